@@ -1,0 +1,207 @@
+"""From a config to live objects: the only module that knows the names in a config and the classes behind them."""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+from gradwatch import data, plugins
+from gradwatch.config.schema import Config, DataSection, OptimSection, ScheduleSection
+from gradwatch.data import Splits
+from gradwatch.errors import GradwatchError, did_you_mean
+from gradwatch.records import DataSpec
+from gradwatch.render import Sink
+
+DEFAULT_LOSS = {"classes": "CrossEntropyLoss", "tokens": "CrossEntropyLoss", "values": "MSELoss"}
+SPAN = {"CosineAnnealingLR": "T_max", "OneCycleLR": "total_steps"}
+"""Schedules that must know how long the run is, and the argument that tells them; filled in where left out."""
+
+
+def device(name: str) -> torch.device:
+    """Return the device of that name; `auto` is CUDA where there is one, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(name)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise GradwatchError(f"train.device: '{name}' cannot be used here: {reason}; use auto or cpu") from error
+    return found
+
+
+def splits(section: DataSection) -> Splits:
+    """Return the training and validation data of a config."""
+    if section.target:
+        made = _call(_import("data", section.target), "data", section.options)
+        return data.check(data.from_target(made), section.target)
+    assert section.name, "a section has a name or a target"
+    return data.check(_call(data.builder(section.name, section), "data", section.options), section.name)
+
+
+def model(config: Config, spec: DataSpec) -> nn.Module:
+    """Return the model of a config, on the CPU and in training mode."""
+    section = config.model
+    if section.target:
+        made = _call(_import("model", section.target), "model", section.options)
+    elif section.name in plugins.names("gradwatch.models"):
+        made = _call(plugins.load("gradwatch.models", section.name).build, "model", section.options, spec)
+    else:
+        build = plugins.load("gradwatch.models", "_torchvision").build
+        made = _call(build, "model", {"name": section.name} | section.options, spec)
+    if not isinstance(made, nn.Module):
+        raise GradwatchError(f"model.target: '{section.target}' returned a {type(made).__name__}, expected a nn.Module")
+    if not any(True for _ in made.parameters()):
+        raise GradwatchError(f"model: '{section.name or section.target}' has no parameters to train")
+    return made
+
+
+def optimizer(section: OptimSection, model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer of a config over the trainable parameters of a model.
+
+    A parameter belongs to the first group with a pattern that its name matches; what matches none is the first group.
+    """
+    groups: list[list[nn.Parameter]] = [[] for _ in range(len(section.groups) + 1)]
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            groups[_group_of(name, section) + 1].append(parameter)
+    for i, group in enumerate(section.groups):
+        if not groups[i + 1]:
+            names = [name for name, _ in model.named_parameters()]
+            raise GradwatchError(
+                f"optim.groups.{i}.match: {list(group.patterns)} match no parameter that is left; "
+                f"the model has {', '.join(names[:6])}{', ...' if len(names) > 6 else ''}"
+            )
+    overrides: list[Mapping[str, Any]] = [{}, *(group.options for group in section.groups)]
+    filled = [{"params": p, **o} for p, o in zip(groups, overrides, strict=True) if p]
+    return _call(getattr(torch.optim, section.name), "optim", section.options, filled)
+
+
+def schedule(
+    section: ScheduleSection, optimizer: torch.optim.Optimizer, *, length: int
+) -> lr_scheduler.LRScheduler | None:
+    """Return the learning-rate schedule of a config, or None.
+
+    Args:
+        section: The config's section; may name no schedule.
+        optimizer: What it drives.
+        length: Steps or epochs of the run, whichever `section.per` counts.
+    """
+    warmup = section.warmup_steps
+    main = _main_schedule(section, optimizer, max(1, length - warmup)) if section.name else None
+    if not warmup:
+        return main
+    ramp = lr_scheduler.LinearLR(optimizer, start_factor=1 / (warmup + 1), total_iters=warmup)
+    if main is None:
+        return ramp
+    if isinstance(main, lr_scheduler.ReduceLROnPlateau):
+        raise GradwatchError("schedule.warmup_steps: ReduceLROnPlateau cannot follow a warm-up; set warmup_steps: 0")
+    return lr_scheduler.SequentialLR(optimizer, [ramp, main], milestones=[warmup])
+
+
+def loss(config: Config, spec: DataSpec) -> Callable[..., Any]:
+    """Return the loss of a config: a torch loss, by default the usual one for the data, or the target's function."""
+    section = config.loss
+    if section.target:
+        made = _import("loss", section.target)
+        return _call(made, "loss", section.options) if inspect.isclass(made) else made
+    name = section.name or DEFAULT_LOSS[spec.kind]
+    options = dict(section.options)
+    if isinstance(options.get("weight"), Sequence):
+        options["weight"] = torch.tensor(options["weight"], dtype=torch.float32)
+    made = _call(getattr(nn, name), "loss", options)
+    assert callable(made), "torch's losses are modules"
+    return made
+
+
+def scaler(config: Config, device: torch.device) -> torch.amp.GradScaler | None:
+    """Return the loss scaler of a config: for fp16, unless it is switched off."""
+    section = config.train.scaler
+    if config.train.precision != "fp16" or not section.enabled:
+        return None
+    return torch.amp.GradScaler(
+        device.type,
+        init_scale=section.init_scale,
+        growth_factor=section.growth_factor,
+        backoff_factor=section.backoff_factor,
+        growth_interval=section.growth_interval,
+    )
+
+
+def sinks(config: Config, directory: Path, *, log_format: str, resumed_at: int | None) -> tuple[Sink, ...]:
+    """Return what shows the run: the sinks of this package and of the entry points `gradwatch.sinks`.
+
+    Args:
+        config: The run's config.
+        directory: The run directory.
+        log_format: `auto`, `rich`, `plain` or `json`.
+        resumed_at: First step of a resumed run; what a sink wrote of later steps is overwritten.
+    """
+    from gradwatch.render.tensorboard import TensorBoard
+    from gradwatch.render.terminal import Terminal
+
+    chosen = {name: dict(options) for name, options in config.sinks.items()}
+    made: list[Sink] = []
+    if chosen.setdefault("terminal", {}).pop("enabled", True):
+        made.append(Terminal(**{"log_format": log_format} | chosen["terminal"]))
+    if chosen.setdefault("tensorboard", {}).pop("enabled", True):
+        text = config.to_yaml()
+        made.append(TensorBoard(directory=directory, config_text=text, purge_step=resumed_at, **chosen["tensorboard"]))
+    made.extend(sink(directory=directory) for sink in plugins.entry_points("gradwatch.sinks"))
+    return tuple(made)
+
+
+def _group_of(name: str, section: OptimSection) -> int:
+    for i, group in enumerate(section.groups):
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in group.patterns):
+            return i
+    return -1
+
+
+def _main_schedule(
+    section: ScheduleSection, optimizer: torch.optim.Optimizer, length: int
+) -> lr_scheduler.LRScheduler:
+    assert section.name, "called with a named schedule"
+    options = dict(section.options)
+    if section.name in SPAN:
+        options.setdefault(SPAN[section.name], length)
+    made: lr_scheduler.LRScheduler = _call(getattr(lr_scheduler, section.name), "schedule", options, optimizer)
+    return made
+
+
+def _call(function: Callable[..., Any], key: str, options: Mapping[str, Any], *args: Any) -> Any:
+    """Call a factory; what it does not accept is the user's mistake, at that key."""
+    try:
+        return function(*args, **options)
+    except GradwatchError:
+        raise
+    except (TypeError, ValueError) as error:
+        name = getattr(function, "__qualname__", str(function))
+        raise GradwatchError(f"{key}: {name} does not accept these settings: {error}") from error
+
+
+def _import(key: str, target: str) -> Callable[..., Any]:
+    """Return what a `target: package.module:name` names; the folder that the command runs in is searched too."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    module_name, _, name = target.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise GradwatchError(
+            f"{key}.target: '{target}' does not import: {error}; expected package.module:factory, on the Python path "
+            "or below the folder that gradwatch runs in"
+        ) from error
+    if not hasattr(module, name):
+        raise GradwatchError(f"{key}.target: module '{module_name}' has no '{name}'{did_you_mean(name, vars(module))}")
+    found: Callable[..., Any] = getattr(module, name)
+    return found

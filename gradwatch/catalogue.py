@@ -1,0 +1,71 @@
+"""Every statistic that is recorded: its name, unit, meaning and cost. A name reads `tensor.reduction`, unit last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Statistic:
+    """One row of the catalogue.
+
+    Args:
+        name: Such as `grad.l2`.
+        unit: Empty for a pure number in the units of the tensor itself.
+        meaning: One sentence.
+        cost: When it is measured, and what that takes.
+    """
+
+    name: str
+    unit: str
+    meaning: str
+    cost: str
+
+
+_ONE_READ = "every step; shares one read of the gradient"
+_SAMPLED_COPY = "every watch.updates_every steps; a copy of the weights and one read of both"
+_SAMPLED_FORWARD = "every watch.activations_every steps; a few reads of at most watch.activation_elements values"
+_HOST = "every step; no tensor is read"
+
+PARAM: tuple[Statistic, ...] = (
+    Statistic("grad.l2", "", "L2 norm of the gradient, unscaled and before clipping", _ONE_READ),
+    Statistic("grad.absmax", "", "largest magnitude in the gradient; NaN where it holds one", _ONE_READ),
+    Statistic("grad.mean", "", "mean of the gradient", _ONE_READ),
+    Statistic("grad.std", "", "standard deviation of the gradient's elements (divided by n)", _ONE_READ),
+    Statistic("grad.zero_frac", "0..1", "fraction of elements that are exactly zero", _ONE_READ),
+    Statistic("grad.nonfinite", "elements", "number of NaN and Inf elements", _ONE_READ),
+    Statistic("weight.l2", "", "L2 norm of the weight before the update", _SAMPLED_COPY),
+    Statistic("update.ratio", "", "L2 norm of the update divided by that of the weight before it", _SAMPLED_COPY),
+)
+
+ACT: tuple[Statistic, ...] = (
+    Statistic("act.dead_frac", "0..1", "fraction of units that fire for no sample of the batch", _SAMPLED_FORWARD),
+    Statistic("act.saturated_frac", "0..1", "fraction of outputs in the flat tail of the function", _SAMPLED_FORWARD),
+    Statistic("act.mean", "", "mean of the output", _SAMPLED_FORWARD),
+    Statistic("act.std", "", "standard deviation of the output", _SAMPLED_FORWARD),
+)
+
+RUN: tuple[Statistic, ...] = (
+    Statistic("loss", "", "training loss of the optimizer step: mean over all samples of its micro-batches", _HOST),
+    Statistic("val_loss", "", "validation loss, on the step after which it was measured", "every train.eval_every steps"),
+    Statistic("val_accuracy", "0..1", "fraction of validation targets predicted right", "every train.eval_every steps"),
+    Statistic("grad_norm.before_clip", "", "L2 norm over all gradients, unscaled", _HOST),
+    Statistic("grad_norm.after_clip", "", "the same after clipping; equal where nothing was clipped", _HOST),
+    Statistic("loss_scale", "", "scale of the GradScaler during the step; 1 without one", _HOST),
+    Statistic("skipped", "0 or 1", "1 where the optimizer step was skipped", _HOST),
+    Statistic("step_ms", "ms", "wall time from one recorded step to the next", _HOST),
+    Statistic("data_wait_ms", "ms", "time that the step waited for its batches", _HOST),
+    Statistic("samples_per_s", "1/s", "samples of the step divided by step_ms", _HOST),
+    Statistic("peak_memory_bytes", "bytes", "peak of the allocator on CUDA, of the resident set elsewhere", _HOST),
+    Statistic("batch_hash", "", "48-bit hash of the step's inputs; equal batches have equal hashes", "every step; one read of the inputs"),
+    Statistic("watch_ms", "ms", "time that the monitor itself took in the step", _HOST),
+)
+"""Statistics of the whole run; one `lr.<i>` per optimizer group follows them (see `run_names`)."""
+
+PARAM_NAMES: tuple[str, ...] = tuple(s.name for s in PARAM)
+ACT_NAMES: tuple[str, ...] = tuple(s.name for s in ACT)
+
+
+def run_names(num_groups: int) -> tuple[str, ...]:
+    """Return the names of the run's statistics, with one learning rate per optimizer group."""
+    return (*(s.name for s in RUN), *(f"lr.{i}" for i in range(num_groups)))

@@ -1,0 +1,1 @@
+"""Strict YAML configs: read, override, validate, describe. Needs no torch."""

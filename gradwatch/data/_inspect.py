@@ -1,0 +1,105 @@
+"""Look at a dataset: can it be trained with, and what does a model have to know of it?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from gradwatch.data._memory import InMemory
+from gradwatch.data._randomness import preserved, seed_global
+from gradwatch.errors import GradwatchError
+from gradwatch.records import DataSpec
+
+RETURN_SPLITS = "return gradwatch.data.Splits(train, val, DataSpec(...)) from the factory"
+
+
+def as_dataset(found: Any) -> Dataset[Any]:
+    """Return a map-style dataset as it is, and a plain TensorDataset of two tensors as the quicker `InMemory`."""
+    if type(found) is TensorDataset and len(found.tensors) == 2:
+        return InMemory(*found.tensors)
+    if isinstance(found, IterableDataset) or not (hasattr(found, "__getitem__") and hasattr(found, "__len__")):
+        raise GradwatchError(
+            f"data.target: got a {type(found).__name__}, expected a map-style dataset (with __len__ and __getitem__), "
+            "a pair of them, or gradwatch.data.Splits; streams have no order that a resumed run could return to"
+        )
+    dataset: Dataset[Any] = found
+    return dataset
+
+
+def check_dataset(dataset: Any, spec: DataSpec) -> None:
+    """Raise a GradwatchError, without its place, where a dataset cannot be trained with."""
+    if isinstance(dataset, IterableDataset):
+        raise GradwatchError(
+            f"is a {type(dataset).__name__}, an IterableDataset; expected a map-style one with __len__ and "
+            "__getitem__: a stream has no order that a resumed run could return to"
+        )
+    if not len(dataset):
+        raise GradwatchError("is empty, expected at least one sample; look at its files and at data.val_fraction")
+    inputs, _ = first_sample(dataset)
+    if isinstance(inputs, Tensor) and tuple(inputs.shape) != spec.input_shape:
+        raise GradwatchError(
+            f"the inputs of the first sample have shape {tuple(inputs.shape)}, expected {spec.input_shape}"
+        )
+    if isinstance(dataset, InMemory) and spec.kind == "classes":
+        _check_labels(dataset.targets, spec.outputs)
+
+
+def first_sample(dataset: Any) -> tuple[Any, Any]:
+    """Return inputs and targets of sample 0. Random transforms leave no trace in the global generators."""
+    with preserved():
+        seed_global(0)
+        sample = dataset[0]
+    if not isinstance(sample, (tuple, list)) or len(sample) != 2:
+        length = f" of {len(sample)}" if isinstance(sample, (tuple, list, dict)) else ""
+        raise GradwatchError(f"a sample is a {type(sample).__name__}{length}, expected a pair (inputs, targets)")
+    inputs, targets = sample
+    if type(inputs).__module__.partition(".")[0] == "PIL":
+        raise GradwatchError(
+            "the inputs are a PIL image, expected a tensor; end its transforms with ToImage() and "
+            "ToDtype(torch.float32, scale=True)"
+        )
+    return inputs, targets
+
+
+def infer_spec(dataset: Any) -> DataSpec:
+    """Find out from the first sample, and from attributes that datasets use to have, what is to be predicted."""
+    if not len(dataset):
+        raise GradwatchError("data.target: the training part is empty, expected at least one sample")
+    inputs, targets = first_sample(dataset)
+    inputs, targets = torch.as_tensor(inputs), torch.as_tensor(targets)
+    shape = tuple(inputs.shape)
+    if targets.is_floating_point():
+        return DataSpec(input_shape=shape, outputs=targets.shape[-1] if targets.ndim else 1, kind="values")
+    if targets.ndim > 1 or (targets.ndim == 1 and targets.shape != inputs.shape):
+        raise GradwatchError(
+            f"data.target: cannot tell what targets of shape {tuple(targets.shape)} and dtype {targets.dtype} mean; "
+            f"{RETURN_SPLITS}"
+        )
+    kind = "tokens" if targets.ndim else "classes"
+    return DataSpec(input_shape=shape, outputs=count_classes(dataset), kind=kind)
+
+
+def count_classes(dataset: Any) -> int:
+    """Return the number of classes that a dataset names, or that its stored labels show."""
+    for attribute in ("num_classes", "vocab_size"):
+        if isinstance(found := getattr(dataset, attribute, None), int):
+            return found
+    if hasattr(classes := getattr(dataset, "classes", None), "__len__"):
+        return len(classes)
+    for attribute in ("targets", "labels", "_labels"):
+        labels = getattr(dataset, attribute, None)
+        if labels is not None and len(labels) == len(dataset):
+            return int(torch.as_tensor(labels).max()) + 1
+    raise GradwatchError(
+        f"data: cannot tell how many classes {type(dataset).__name__} has; give it an attribute `classes`, or "
+        f"{RETURN_SPLITS}"
+    )
+
+
+def _check_labels(targets: Tensor, outputs: int) -> None:
+    low, high = int(targets.min()), int(targets.max())
+    if low < 0 or high >= outputs:
+        raise GradwatchError(f"the labels run from {low} to {high}, expected 0 to {outputs - 1}")

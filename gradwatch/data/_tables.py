@@ -1,0 +1,93 @@
+"""From columns of numbers and labels to samples: classes or values, held-out part, standardised features."""
+
+# N = samples, F = features, W = width of the target
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gradwatch.data import Splits
+from gradwatch.data._memory import InMemory
+from gradwatch.data._split import random_split, stratified_split
+from gradwatch.errors import GradwatchError
+from gradwatch.records import DataSpec
+
+Array = NDArray[Any]
+Kind = Literal["classes", "values"]
+
+
+def kind_of(targets_N: Array, asked: Literal["auto", "classes", "values"]) -> Kind:
+    """Return what targets are: integers, truth values and strings are classes, fractions are values."""
+    if asked != "auto":
+        return asked
+    return "values" if targets_N.dtype.kind == "f" else "classes"
+
+
+def encode(targets_N: Array, kind: Kind) -> tuple[Array, int]:
+    """Return targets as a loss expects them, and how many outputs a model needs for them.
+
+    Args:
+        targets_N: Labels of any kind, shape (N,), or values, shape (N,) or (N, W).
+        kind: What they are.
+
+    Returns:
+        Class numbers in the sorted order of the labels, int64, shape (N,), and the number of classes; or values,
+        float32, shape (N, W), and W.
+    """
+    if kind == "classes":
+        return _encode_classes(targets_N)
+    if targets_N.dtype.kind not in "fiub":
+        raise GradwatchError(f"data.kind: got values, but the targets are {targets_N.dtype}; expected real numbers")
+    values = targets_N.astype(np.float32).reshape(len(targets_N), -1)
+    return values, values.shape[1]
+
+
+def _encode_classes(targets_N: Array) -> tuple[Array, int]:
+    if targets_N.size != len(targets_N):
+        raise GradwatchError(
+            f"data.targets: got classes of shape {targets_N.shape}, expected one label per sample; of one-hot rows take "
+            "the argmax first, and for several values per sample say kind: values"
+        )
+    labels, numbers_N = np.unique(targets_N, return_inverse=True)
+    if len(labels) < 2:
+        raise GradwatchError(f"data: every target is {labels[0]!r}, expected at least two classes; is it the right one?")
+    return numbers_N.reshape(-1).astype(np.int64), len(labels)
+
+
+def held_out(targets_N: Array, kind: Kind, *, val_fraction: float, seed: int) -> tuple[Array, Array]:
+    """Return the indices of the training and of the validation part."""
+    if kind == "classes":
+        return stratified_split(targets_N, val_fraction=val_fraction, seed=seed)
+    return random_split(len(targets_N), val_fraction=val_fraction, seed=seed)
+
+
+def standardise(train: Array, val: Array) -> tuple[Array, Array]:
+    """Return both parts with the mean of the training part taken off and divided by its standard deviation.
+
+    A feature that never changes in the training part is only shifted.
+    """
+    mean, deviation = train.mean(axis=0), train.std(axis=0)
+    deviation[deviation == 0] = 1.0
+    return (train - mean) / deviation, (val - mean) / deviation
+
+
+def splits(
+    train: tuple[Array, Array], val: tuple[Array, Array], *, kind: Kind, outputs: int, standardised: bool
+) -> Splits:
+    """Return both parts as datasets in memory; an empty validation part becomes None."""
+    (train_x, train_y), (val_x, val_y) = train, val
+    if not len(train_x):
+        raise GradwatchError("data: the training part is empty, expected at least one sample")
+    if standardised:
+        train_x, val_x = standardise(train_x.astype(np.float64), val_x.astype(np.float64))
+    spec = DataSpec(input_shape=train_x.shape[1:], outputs=outputs, kind=kind)
+    return Splits(_dataset(train_x, train_y), _dataset(val_x, val_y) if len(val_x) else None, spec)
+
+
+def _dataset(inputs: Array, targets: Array) -> InMemory:
+    kept = inputs if inputs.dtype == np.uint8 else inputs.astype(np.float32)
+    return InMemory(torch.from_numpy(np.ascontiguousarray(kept)), torch.from_numpy(np.ascontiguousarray(targets)))

@@ -1,0 +1,213 @@
+"""Any image classification dataset of torchvision by its class name, as float32 images with labels."""
+
+# N = samples
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchvision import datasets
+from torchvision.transforms.v2 import functional
+
+from gradwatch.data import Splits
+from gradwatch.data._inspect import count_classes, first_sample
+from gradwatch.data._memory import InMemory
+from gradwatch.data._split import random_split
+from gradwatch.errors import GradwatchError, did_you_mean
+from gradwatch.records import DataSpec
+
+VAL_FRACTION = 0.1  # held out where a dataset has no part of its own for validation
+VAL_SPLITS = ("val", "valid", "validation", "test")  # the names that torchvision's classes use
+VAL_FOLDERS = ("val", "valid", "validation", "test")
+WITH_GIVEN_SPLIT = ("EMNIST",)  # their `split` chooses a version of the data, not a part of it
+
+
+@final
+class Images(Dataset[tuple[Tensor, int]]):
+    """Some of the images of a torchvision dataset, decoded when they are read.
+
+    Args:
+        base: Gives (PIL image, label).
+        indices_N: Which of its samples; None is all of them.
+    """
+
+    is_random = False
+
+    def __init__(self, base: Any, indices_N: NDArray[np.int64] | None = None) -> None:
+        self.base = base
+        self.indices_N = np.arange(len(base)) if indices_N is None else indices_N
+
+    def __len__(self) -> int:
+        return len(self.indices_N)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image, label = self.base[int(self.indices_N[index])]
+        scaled = functional.to_dtype(functional.to_image(image), torch.float32, scale=True)
+        return scaled.as_subclass(Tensor), label
+
+
+def build(
+    *,
+    name: str,
+    root: str = "data",
+    download: bool = False,
+    val_fraction: float | None = None,
+    val_split: str | None = None,
+    split_seed: int = 0,
+    outputs: int | None = None,
+    **options: Any,
+) -> Splits:
+    """Return the images of a torchvision dataset as float32, shape (C, H, W), from 0 to 1, with class numbers.
+
+    Args:
+        name: Class of torchvision.datasets, such as `CIFAR10`. An `ImageFolder` whose root holds `train` and one of
+            `val`, `valid`, `validation`, `test` takes these as its parts.
+        root: Folder of the files.
+        download: Fetch them where they are missing.
+        val_fraction: Part of the training samples that is held out for validation; null takes the dataset's own
+            validation or test part where it has one, else a tenth.
+        val_split: Name of the part for validation, where a dataset has several.
+        split_seed: Seed of the choice that `val_fraction` makes.
+        outputs: Number of classes, where the dataset does not say.
+        options: Further keyword arguments of the class, such as `split: balanced` or `size: 200`.
+    """
+    cls = _class(name)
+    accepted = _parameters(cls)
+    shared = {"root": root, "download": download}
+    options |= {key: value for key, value in shared.items() if key in accepted}
+    train, val = _parts(cls, options, own_val=val_fraction is None, val_split=val_split)
+    if val is None:
+        fraction = VAL_FRACTION if val_fraction is None else val_fraction
+        kept, held_out = random_split(len(train), val_fraction=fraction, seed=split_seed)
+        train_set, val_set = _images(train, kept), _images(train, held_out) if len(held_out) else None
+    else:
+        train_set, val_set = _images(train), _images(val)
+    return Splits(train_set, val_set, _spec(train_set, train, name=name, outputs=outputs))
+
+
+def _class(name: str) -> type[Any]:
+    known = {n.casefold(): n for n in datasets.__all__ if isinstance(getattr(datasets, n), type)}
+    if name.casefold() not in known:
+        raise GradwatchError(
+            f"data.name: got '{name}', expected a class of torchvision.datasets{did_you_mean(name, known.values())}"
+        )
+    return getattr(datasets, known[name.casefold()])  # type: ignore[no-any-return]  # torchvision has no types
+
+
+def _parameters(cls: type[Any]) -> set[str]:
+    """Return the keyword arguments of a class, those that it hands on to its base class included."""
+    found: set[str] = set()
+    for base in cls.__mro__:
+        if "__init__" in vars(base):
+            parameters = inspect.signature(base.__init__).parameters
+            found |= parameters.keys()
+            if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+                break
+    return found - {"self", "kwargs", "args"}
+
+
+def _parts(cls: type[Any], options: dict[str, Any], *, own_val: bool, val_split: str | None) -> tuple[Any, Any | None]:
+    """Return the dataset for training, and the one for validation where the class has a part for it."""
+    if folders := _folders(cls, options):
+        train, val = folders
+        return _open(cls, options | {"root": train}), _open(cls, options | {"root": val}) if own_val else None
+    accepted = _parameters(cls)
+    if "train" in accepted:
+        train = _open(cls, options | {"train": True})
+        return train, _open(cls, options | {"train": False}) if own_val else None
+    if "split" not in accepted or cls.__name__ in WITH_GIVEN_SPLIT:
+        return _open(cls, options), None
+    train = _open(cls, options)
+    if val_split is not None:
+        return train, _open(cls, options | {"split": val_split})
+    return train, _first_split(cls, options) if own_val else None
+
+
+def _first_split(cls: type[Any], options: dict[str, Any]) -> Any | None:
+    """Return the part whose name is the first of `VAL_SPLITS` that the class knows."""
+    for split in VAL_SPLITS:
+        try:
+            return _open(cls, options | {"split": split})
+        except _UnknownSplitError:
+            continue
+    return None
+
+
+class _UnknownSplitError(GradwatchError):
+    """The class knows no part of that name."""
+
+
+def _folders(cls: type[Any], options: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the folders `train` and `val` of an ImageFolder that is laid out so."""
+    if not issubclass(cls, datasets.ImageFolder) or "split" in _parameters(cls):
+        return None
+    root = Path(options["root"]).expanduser()
+    for name in VAL_FOLDERS:
+        if (root / "train").is_dir() and (root / name).is_dir():
+            return str(root / "train"), str(root / name)
+    return None
+
+
+def _open(cls: type[Any], options: dict[str, Any]) -> Any:
+    try:
+        return cls(**options)
+    except TypeError as error:
+        raise GradwatchError(f"data.{cls.__name__}: {error}") from error
+    except ValueError as error:
+        known = "split" in options and "argument split" in str(error)
+        raise (_UnknownSplitError if known else GradwatchError)(f"data.{cls.__name__}: {error}") from error
+    except (RuntimeError, OSError) as error:
+        where = Path(options.get("root", "data")).expanduser().absolute()
+        remedy = "put its files there"
+        if "download" in options:
+            remedy += ", or let data.download: true fetch them"
+        if options.get("download"):
+            remedy = "is there a connection to the internet? Otherwise " + remedy.partition(",")[0]
+        raise GradwatchError(f"data.root: {cls.__name__} was not found in {where} ({error}); {remedy}") from error
+
+
+def _images(base: Any, indices_N: NDArray[np.int64] | None = None) -> Dataset[Any]:
+    """Return samples that are read from memory where the class holds plain bytes there, else decoded one by one."""
+    stored = _stored(base)
+    if stored is None:
+        return Images(base, indices_N)
+    inputs, targets = stored
+    if indices_N is None:
+        return InMemory(inputs, targets)
+    chosen = torch.from_numpy(indices_N)
+    return InMemory(inputs[chosen], targets[chosen])
+
+
+def _stored(base: Any) -> tuple[Tensor, Tensor] | None:
+    """Return images (N, C, H, W), bytes, and labels (N,) of the MNIST and CIFAR families; None for all others."""
+    reader = type(base).__getitem__
+    if reader is datasets.MNIST.__getitem__:
+        images = base.data.unsqueeze(1)
+    elif reader is datasets.CIFAR10.__getitem__:
+        images = torch.from_numpy(np.ascontiguousarray(base.data.transpose(0, 3, 1, 2)))
+    else:
+        return None
+    return images, torch.as_tensor(base.targets, dtype=torch.int64)
+
+
+def _spec(dataset: Dataset[Any], base: Any, *, name: str, outputs: int | None) -> DataSpec:
+    if not len(dataset):  # type: ignore[arg-type]  # torch's Dataset declares no __len__; those here have it
+        raise GradwatchError(f"data.name: {name} has no training samples, expected at least one")
+    try:
+        image, label = first_sample(dataset)
+    except (TypeError, ValueError) as error:
+        raise GradwatchError(f"data.name: {name} gives no pairs of an image and a label: {error}") from error
+    if not isinstance(label, (int, np.integer)) and not (isinstance(label, Tensor) and label.ndim == 0):
+        raise GradwatchError(
+            f"data.name: a target of {name} is a {type(label).__name__}, expected a class number; write a data factory "
+            "(data.target: package.module:factory) for other tasks"
+        )
+    return DataSpec(input_shape=tuple(image.shape), outputs=outputs or count_classes(base), kind="classes")

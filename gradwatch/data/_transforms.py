@@ -1,0 +1,227 @@
+"""Transforms and augmentation of samples: names from torchvision.transforms.v2, applied around any dataset."""
+
+# B = samples of a batch
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchvision.transforms import v2
+
+from gradwatch.data import Batched, Splits
+from gradwatch.data._inspect import first_sample
+from gradwatch.errors import GradwatchError, did_you_mean
+
+Name = str | Mapping[str, Any]
+Step = Callable[[Any], Any]
+
+BATCHWISE = (
+    v2.CenterCrop,
+    v2.ConvertImageDtype,
+    v2.Grayscale,
+    v2.Identity,
+    v2.Normalize,
+    v2.Pad,
+    v2.Resize,
+    v2.RGB,
+    v2.ToDtype,
+    v2.ToImage,
+    v2.ToPureTensor,
+)
+"""Transforms without randomness that do to a stack of images what they do to each."""
+
+MIXING = ("CutMix", "MixUp")
+"""Transforms that mix the samples of a batch, labels included; those here see one sample's inputs."""
+
+INTERPOLATIONS = {mode.value: mode for mode in v2.InterpolationMode}
+
+
+@final
+class PerSample(Dataset[tuple[Any, Any]]):
+    """A dataset whose inputs pass through a transform, sample by sample.
+
+    Args:
+        base: Gives (inputs, targets).
+        step: Applied to the inputs.
+        is_random: Whether the transform draws from the global generators.
+    """
+
+    def __init__(self, base: Any, step: Step, *, is_random: bool) -> None:
+        self.base = base
+        self.step = step
+        self.is_random = is_random
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        inputs, targets = self.base[index]
+        return _plain(self.step(inputs)), targets
+
+
+@final
+class PerBatch(Dataset[tuple[Tensor, Tensor]]):
+    """A dataset whose inputs pass through a transform, a whole batch in one go.
+
+    Args:
+        base: Reads batches.
+        step: Applied to inputs of shape (...) and (B, ...) alike; not random.
+    """
+
+    is_random = False
+
+    def __init__(self, base: Any, step: Step) -> None:
+        self.base = base
+        self.step = step
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = self.base[index]
+        return _plain(self.step(inputs)), targets
+
+    def batch(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of the samples, stacked."""
+        inputs, targets = self.base.batch(indices_B)
+        return _plain(self.step(inputs)), targets
+
+
+def apply(splits: Splits, *, transform: Sequence[Name] = (), augment: Sequence[Name] = ()) -> Splits:
+    """Return the splits with their inputs transformed, and the spec of what comes out.
+
+    Args:
+        splits: Samples whose inputs are float32 images of shape (C, H, W) from 0 to 1, or any tensor that the
+            transforms take.
+        transform: For both parts, in this order.
+        augment: For training samples only, before `transform`, so that colours are still those of an image and a
+            normalisation comes last.
+    """
+    if not transform and not augment:
+        return splits
+    after, before = _steps(transform, key="data.transform"), _steps(augment, key="data.augment")
+    train = _wrap(splits.train, [*before, *after])
+    val = None if splits.val is None else _wrap(splits.val, after)
+    shape = _try(train, key="data.augment and data.transform" if augment and transform else _key(augment))
+    if val is not None and after and (val_shape := _try(val, key="data.transform")) != shape:
+        raise GradwatchError(
+            f"data.augment: makes inputs of shape {shape}, data.transform alone {val_shape}; expected the same for "
+            "training and validation, so give data.transform a Resize or CenterCrop"
+        )
+    return Splits(train, val, replace(splits.spec, input_shape=shape))
+
+
+def compose(names: Sequence[Name]) -> Step:
+    """Return a transform that does all the named ones in turn.
+
+    Args:
+        names: Each the name of a class of torchvision.transforms.v2, such as `RandomHorizontalFlip`, a mapping from
+            it to its keyword arguments, such as `{RandomCrop: {size: 32, padding: 4}}`, or a mapping with `target`,
+            such as `{target: package.module:factory, strength: 2}`, whose factory returns a callable.
+    """
+    return _compose(_steps(names, key="data.transform"))
+
+
+def _key(augment: Sequence[Name]) -> str:
+    return "data.augment" if augment else "data.transform"
+
+
+def _compose(steps: Sequence[Step]) -> Step:
+    return v2.Compose(list(steps)) if steps else v2.Identity()
+
+
+def _steps(names: Sequence[Name], *, key: str) -> list[Step]:
+    return [_step(name, key=f"{key}[{i}]") for i, name in enumerate(names)]
+
+
+def _step(name: Name, *, key: str) -> Step:
+    """Return one transform from its name, `{name: keywords}` or `{target: ..., keywords}`."""
+    if isinstance(name, Mapping) and "target" in name:
+        options = {str(k): v for k, v in name.items() if k != "target"}
+        return _call(_imported(name["target"], key=key), options, name=name["target"], key=key)
+    if isinstance(name, Mapping):
+        if len(name) != 1:
+            raise GradwatchError(f"{key}: got {dict(name)}, expected one name with its keyword arguments")
+        ((name, options),) = name.items()
+    else:
+        options = {}
+    if name in MIXING:
+        raise GradwatchError(f"{key}: {name} mixes the samples of a batch, expected a transform of one image")
+    known = [n for n in dir(v2) if isinstance(c := getattr(v2, n), type) and issubclass(c, v2.Transform)]
+    if name not in known:
+        raise GradwatchError(
+            f"{key}: got '{name}', expected a class of torchvision.transforms.v2{did_you_mean(str(name), known)}"
+        )
+    return _call(getattr(v2, name), _converted(options or {}, key=f"{key}.{name}"), name=name, key=key)
+
+
+def _call(factory: Callable[..., Any], options: dict[str, Any], *, name: str, key: str) -> Step:
+    try:
+        step = factory(**options)
+    except (TypeError, ValueError) as error:
+        raise GradwatchError(f"{key}: {name}: {error}") from error
+    if not callable(step):
+        raise GradwatchError(f"{key}: {name} returned a {type(step).__name__}, expected a callable of one input")
+    return step  # type: ignore[no-any-return]  # what users' factories return is known only by calling it
+
+
+def _converted(options: Mapping[str, Any], *, key: str) -> dict[str, Any]:
+    """Return keyword arguments with what YAML cannot write made of its name: dtypes, modes, inner transforms."""
+    converted = dict(options)
+    for name, value in options.items():
+        if name == "dtype" and isinstance(value, str):
+            converted[name] = getattr(torch, value, value)
+        elif name == "interpolation" and isinstance(value, str):
+            converted[name] = INTERPOLATIONS.get(value.lower(), value)
+        elif name == "policy" and isinstance(value, str):
+            converted[name] = v2.AutoAugmentPolicy(value.lower())
+        elif name == "transforms":
+            converted[name] = _steps(value, key=f"{key}.transforms")
+    return converted
+
+
+def _imported(target: Any, *, key: str) -> Callable[..., Any]:
+    module, _, attribute = str(target).partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise GradwatchError(f"{key}.target: cannot import '{target}' as package.module:factory: {error}") from error
+    return found  # type: ignore[no-any-return]  # what a user's module holds is known only at run time
+
+
+def _wrap(base: Dataset[Any], steps: list[Step]) -> Dataset[Any]:
+    if not steps:
+        return base
+    plain = all(type(step) in BATCHWISE for step in steps)
+    if plain and isinstance(base, Batched):
+        return PerBatch(base, _compose(steps))
+    return PerSample(base, _compose(steps), is_random=not plain or bool(getattr(base, "is_random", True)))
+
+
+def _try(dataset: Dataset[Any], *, key: str) -> tuple[int, ...]:
+    """Return the shape that comes out for the first sample, or say what went wrong."""
+    if not len(dataset):  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
+        raise GradwatchError("data: a part is empty, expected at least one sample")
+    try:
+        inputs, _ = first_sample(dataset)
+    except GradwatchError:
+        raise
+    except Exception as error:
+        raise GradwatchError(f"{key}: failed on the first sample: {error}") from error
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+        found = inputs.dtype if isinstance(inputs, Tensor) else type(inputs).__name__
+        raise GradwatchError(
+            f"{key}: made {found}, expected a floating tensor; end with {{ToDtype: {{dtype: float32, scale: true}}}}"
+        )
+    return tuple(inputs.shape)
+
+
+def _plain(inputs: Any) -> Any:
+    # a tv_tensors.Image would slow down every operation of the model
+    return inputs.as_subclass(Tensor) if isinstance(inputs, Tensor) else inputs

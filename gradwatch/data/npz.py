@@ -1,0 +1,109 @@
+"""Arrays from a NumPy .npz file: inputs of any shape, with classes or values as targets."""
+
+# N = samples, F = features
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.data import Splits, _tables
+from gradwatch.errors import GradwatchError, did_you_mean
+
+Array = NDArray[Any]
+
+
+def build(
+    *,
+    file: str,
+    inputs: str = "x",
+    targets: str = "y",
+    val_inputs: str | None = None,
+    val_targets: str | None = None,
+    kind: Literal["auto", "classes", "values"] = "auto",
+    standardise: bool | None = None,
+    val_fraction: float = 0.2,
+    split_seed: int = 0,
+) -> Splits:
+    """Return the samples of a .npz file. Bytes are read as numbers from 0 to 1, everything else as float32.
+
+    Args:
+        file: Written by `numpy.savez` or `numpy.savez_compressed`, without pickled objects.
+        inputs: Name of the array of inputs, shape (samples, ...).
+        targets: Name of the array of targets, shape (samples,), or (samples, width) for values.
+        val_inputs: Name of the inputs for validation; null holds out `val_fraction` of the samples.
+        val_targets: Name of the targets for validation.
+        kind: `classes`, `values` (regression), or `auto`: whole numbers and words are classes, fractions values.
+        standardise: Bring each feature to mean 0 and deviation 1 over the training part; null does so for tables
+            (samples, features) and leaves images as they are.
+        val_fraction: Part of the samples that is held out for validation, of each class alike.
+        split_seed: Seed of that choice.
+    """
+    if (val_inputs is None) != (val_targets is None):
+        raise GradwatchError("data.val_inputs, data.val_targets: got one of them, expected both or none")
+    wanted = {"inputs": inputs, "targets": targets, "val_inputs": val_inputs, "val_targets": val_targets}
+    arrays = _read(Path(file), {key: name for key, name in wanted.items() if name is not None})
+    x, y = arrays["inputs"], arrays["targets"]
+    found = _tables.kind_of(y, kind)
+    if val_inputs is None:
+        y, outputs = _tables.encode(y, found)
+        train, val = _tables.held_out(y, found, val_fraction=val_fraction, seed=split_seed)
+        parts = [(x[part], y[part]) for part in (train, val)]
+    else:
+        both, outputs = _tables.encode(np.concatenate([y, arrays["val_targets"]]), found)
+        parts = [(x, both[: len(y)]), (arrays["val_inputs"], both[len(y) :])]
+    standardised = x.ndim == 2 if standardise is None else standardise
+    return _tables.splits(*parts, kind=found, outputs=outputs, standardised=standardised)
+
+
+def _read(path: Path, wanted: dict[str, str]) -> dict[str, Array]:
+    """Return the wanted arrays by their keyword, checked: numbers, finite, as many inputs as targets."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise GradwatchError(f"data.file: {path} holds a single array, expected a .npz of inputs and targets")
+            arrays = {key: _array(file, name, key=key) for key, name in wanted.items()}
+    except FileNotFoundError as error:
+        raise GradwatchError(f"data.file: no file {path.absolute()}, expected a NumPy .npz") from error
+    except GradwatchError:
+        raise
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise GradwatchError(f"data.file: cannot read {path} as a NumPy .npz without pickles: {error}") from error
+    for prefix in ("", "val_"):
+        if f"{prefix}inputs" in arrays:
+            _check_pair(arrays[f"{prefix}inputs"], arrays[f"{prefix}targets"], prefix=prefix)
+    return arrays
+
+
+def _array(file: Any, name: str, *, key: str) -> Array:
+    if name not in file.files:
+        known = ", ".join(file.files)
+        raise GradwatchError(
+            f"data.{key}: there is no array '{name}', expected one of {known}{did_you_mean(name, file.files)}"
+        )
+    array: Array = file[name]
+    if array.ndim == 0 or not len(array):
+        raise GradwatchError(f"data.{key}: the array '{name}' is empty, expected at least one sample")
+    if array.dtype.kind in "fc" and len(bad := np.argwhere(~np.isfinite(array))):
+        place = tuple(int(i) for i in bad[0])
+        raise GradwatchError(
+            f"data.{key}: '{name}' at {place} is {array[place]}, expected a finite number; nothing is filled in: "
+            "complete or remove such samples first"
+        )
+    return array
+
+
+def _check_pair(inputs: Array, targets: Array, *, prefix: str) -> None:
+    if inputs.dtype.kind not in "fiub" or inputs.ndim < 2:
+        raise GradwatchError(
+            f"data.{prefix}inputs: got dtype {inputs.dtype} and shape {inputs.shape}, expected real numbers of shape "
+            "(samples, features) or more"
+        )
+    if len(inputs) != len(targets):
+        raise GradwatchError(
+            f"data.{prefix}targets: {len(targets)} targets for {len(inputs)} inputs, expected one for each"
+        )

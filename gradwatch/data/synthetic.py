@@ -1,0 +1,71 @@
+"""Made-up samples: clouds of points in classes, or the values of a smooth random function."""
+
+# N = samples, D = dims, K = outputs, H = hidden units of the random function
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gradwatch.data import Splits
+from gradwatch.data._memory import InMemory
+from gradwatch.data._split import random_split
+from gradwatch.errors import GradwatchError
+from gradwatch.records import DataSpec
+
+CENTRE_DISTANCE = 3.0  # length of each class centre: at noise 1 neighbouring clouds touch, at 0.5 they hardly do
+HIDDEN = 16
+
+
+def build(
+    *,
+    kind: Literal["classes", "values"] = "classes",
+    samples: int = 2000,
+    dims: int = 20,
+    outputs: int | None = None,
+    noise: float = 0.5,
+    seed: int = 0,
+    val_fraction: float = 0.2,
+) -> Splits:
+    """Return made-up samples that are the same wherever they are made with the same arguments.
+
+    Args:
+        kind: `classes`: points around one centre per class. `values`: a random function of the inputs.
+        samples: How many, both parts together.
+        dims: Numbers of one input.
+        outputs: Number of classes, or width of the target; null is 4 classes, or width 1.
+        noise: Standard deviation of what is added: to the points of classes, or to the values.
+        seed: Of everything random in it.
+        val_fraction: Part of the samples that is held out for validation.
+    """
+    width = outputs if outputs is not None else {"classes": 4, "values": 1}[kind]
+    for key, value in (("samples", samples), ("dims", dims), ("outputs", width)):
+        if value < 1:
+            raise GradwatchError(f"data.{key}: got {value}, expected at least 1")
+    generator = torch.Generator().manual_seed(seed)
+    make = _classes if kind == "classes" else _values
+    inputs, targets = make(samples, dims, width, noise, generator)
+    train, val = (
+        InMemory(inputs[part], targets[part])
+        for part in map(torch.from_numpy, random_split(samples, val_fraction=val_fraction, seed=seed))
+    )
+    return Splits(train, val if len(val) else None, DataSpec(input_shape=(dims,), outputs=width, kind=kind))
+
+
+def _classes(samples: int, dims: int, outputs: int, noise: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return inputs (N, D) and labels (N,), the classes in equal numbers."""
+    centres_KD = torch.randn(outputs, dims, generator=generator)
+    centres_KD *= CENTRE_DISTANCE / centres_KD.norm(dim=1, keepdim=True)
+    labels = torch.arange(samples) % outputs
+    return centres_KD[labels] + noise * torch.randn(samples, dims, generator=generator), labels
+
+
+def _values(samples: int, dims: int, outputs: int, noise: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return inputs (N, D) and values (N, K) of a random function with one hidden layer, of deviation about 1."""
+    inputs = torch.randn(samples, dims, generator=generator)
+    into_DH = torch.randn(dims, HIDDEN, generator=generator) * 2 / dims**0.5
+    out_of_HK = torch.randn(HIDDEN, outputs, generator=generator) / HIDDEN**0.5
+    values = torch.tanh(inputs @ into_DH) @ out_of_HK
+    return inputs, values + noise * torch.randn(samples, outputs, generator=generator)

@@ -1,0 +1,71 @@
+"""The Detector interface, and all detectors there are: read the history at its newest step, yield what is ill now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+from gradwatch import plugins
+from gradwatch.history.store import History
+from gradwatch.records import Finding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """A made-up history and what a detector must say of it: a test, and a picture for the manual page.
+
+    Args:
+        name: What it shows, as a phrase.
+        history: Built by `gradwatch.history.synthetic`.
+        layers: Layers that must be named, in any order; None stands for the whole run; empty means quiet.
+    """
+
+    name: str
+    history: History
+    layers: tuple[str | None, ...] = ()
+
+
+@runtime_checkable
+class Detector(Protocol):
+    """One symptom. A final frozen dataclass without state: everything it knows stands in the history.
+
+    Its docstring is its manual page, its fields are its thresholds (YAML and `--set detect.<kind>.<field>` reach
+    them). It is asked every `every` steps and may yield the same finding again: the pipeline keeps the first
+    of each (kind, layer), and a later one only where it is graver.
+    """
+
+    code: ClassVar[str]
+    kind: ClassVar[str]
+    every: int
+
+    def detect(self, history: History) -> Iterator[Finding]:
+        """Yield a finding for each layer that is ill at the newest step of the history."""
+        ...
+
+    @classmethod
+    def examples(cls) -> Iterator[Example]:
+        """Yield histories that fire, that stay quiet, and near misses."""
+        ...
+
+
+def detectors(settings: Mapping[str, Mapping[str, Any]] | None = None) -> tuple[Detector, ...]:
+    """Return every detector of this package and of the entry points `gradwatch.detectors`, in the order of their code.
+
+    Args:
+        settings: Thresholds by kind, such as `{"dead-layer": {"decades": 4.0}}`; `enabled: False` leaves a kind out.
+    """
+    settings = settings or {}
+    made = []
+    for detector in _classes():
+        options = dict(settings.get(detector.kind, {}))
+        if options.pop("enabled", True):
+            made.append(detector(**options))
+    return tuple(sorted(made, key=lambda d: d.code))
+
+
+def _classes() -> Iterator[type[Detector]]:
+    for name in plugins.names(__name__):
+        members = vars(plugins.load(__name__, name)).values()
+        yield from (m for m in members if isinstance(m, type) and "code" in vars(m) and m.__module__.endswith(name))
+    yield from plugins.entry_points("gradwatch.detectors")

@@ -1,0 +1,1 @@
+"""From findings to causes, ranked, each with a way to confirm it and a remedy."""

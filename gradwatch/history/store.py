@@ -1,0 +1,195 @@
+"""The history in memory: per statistic, layer and step. Recent steps lie in one piece, older ones are thinned."""
+
+# T = recorded steps, L = layers (rows of a table), S = statistics, B = bins of a histogram
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch import catalogue
+from gradwatch.history import thinning
+from gradwatch.history.table import WINDOW, Floats, Table
+from gradwatch.records import Finding, RunInfo
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["WINDOW", "Floats", "Histograms", "History", "Table"]
+
+VALIDATION = ("val_loss", "val_accuracy")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Histograms:
+    """Signed histograms of every parameter tensor at one step.
+
+    Args:
+        step: Optimizer step.
+        edges_B: Edges of the bins, growing.
+        grad_LB: Elements of each gradient per bin.
+        weight_LB: Elements of each weight per bin.
+    """
+
+    step: int
+    edges_B: NDArray[Any]
+    grad_LB: NDArray[Any]
+    weight_LB: NDArray[Any]
+
+
+@final
+class History:
+    """All that was recorded of a run: three tables and the findings.
+
+    `param` has a row per parameter tensor and step, `act` a row per activation module and sampled step, `run` one row
+    per step for the run as a whole. Missing is nan. `param` and `run` always hold the same steps.
+
+    Args:
+        info: What it is a history of.
+        groups: Number of optimizer groups, each with a learning rate.
+
+    Attributes:
+        histograms: The newest histograms, or None; they are not saved with the run.
+    """
+
+    def __init__(self, info: RunInfo, *, groups: int = 1) -> None:
+        self.info = info
+        self.groups = groups
+        self.histograms: Histograms | None = None
+        self._findings: list[Finding] = []
+        self._place: dict[tuple[str, str | None], int] = {}
+        self._marked: list[int] = []
+        # one length for all: a step that is kept in one table is kept in the others
+        row_bytes = len(info.layers) * len(catalogue.PARAM_NAMES) * np.dtype(np.float32).itemsize
+        self._length = thinning.segment_length(row_bytes)
+        self.param = self._table(tuple(layer.name for layer in info.layers), catalogue.PARAM_NAMES, "<f4")
+        self.act = self._table(tuple(a.name for a in info.activations), catalogue.ACT_NAMES, "<f4")
+        self.run = self._table(("",), catalogue.run_names(groups), "<f8")
+        self._run_names = frozenset(self.run.statistics)
+
+    @property
+    def step(self) -> int:
+        """The newest recorded optimizer step, or -1 before the first."""
+        return self.run.last_step
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What was found, in the order of its finding. `report` adds to it."""
+        return self._findings
+
+    def append(self, step: int, *, run: Mapping[str, float], param_SL: Floats, act_SL: Floats | None = None) -> None:
+        """Record one optimizer step.
+
+        Args:
+            step: Optimizer step, from 0; must grow.
+            run: Statistics of the run by name; those left out are nan.
+            param_SL: Values of shape (S, L) in the order of `catalogue.PARAM` and `info.layers`.
+            act_SL: The same for activations, on the steps that sampled them.
+        """
+        if not run.keys() <= self._run_names:
+            unknown = ", ".join(sorted(run.keys() - self._run_names))
+            raise KeyError(f"no statistic of the run is called {unknown}; there are {', '.join(self.run.statistics)}")
+        row_S = np.array([run.get(name, np.nan) for name in self.run.statistics])
+        if "val_loss" in run or "val_accuracy" in run:
+            self._marked.append(step)
+        self.param.append(step, param_SL)
+        if act_SL is not None:
+            self.act.append(step, act_SL)
+        self.run.append(step, row_S[:, None])
+
+    def report(self, finding: Finding) -> bool:
+        """Take in a finding, where it is news: the first of its kind and layer, or graver than before.
+
+        A graver one takes the place of the earlier one and keeps its step.
+
+        Returns:
+            Whether it was news.
+        """
+        if len(self._place) != len(self._findings):  # somebody appended to the list itself
+            self._place = {(f.kind, f.layer): i for i, f in enumerate(self._findings)}
+        i = self._place.get((finding.kind, finding.layer))
+        if i is None:
+            self._place[finding.kind, finding.layer] = len(self._findings)
+            self._findings.append(finding)
+            return True
+        earlier = self._findings[i]
+        if finding.severity > earlier.severity:
+            self._findings[i] = replace(finding, step=earlier.step)
+        return finding.severity > earlier.severity
+
+    def truncate(self, step: int) -> None:
+        """Forget all that was recorded or first found after a step."""
+        for table in (self.param, self.act, self.run):
+            table.truncate(step)
+        self._findings[:] = [f for f in self._findings if f.step <= step]
+        self._place.clear()
+        self._marked[:] = [s for s in self._marked if s <= step]
+
+    def state(self) -> dict[str, Any]:
+        """Return what detectors may look at: the newest steps at full detail, and the findings.
+
+        It is plain data and arrays, for a checkpoint: on disk a long run may have been thinned since.
+        """
+        tables = {"param": self.param.state(), "act": self.act.state(), "run": self.run.state()}
+        return tables | {"findings": [f.to_json() for f in self._findings]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state` gave, on top of the older steps that this history holds."""
+        self.param.restore(state["param"])
+        self.act.restore(state["act"])
+        self.run.restore(state["run"])
+        self._findings[:] = [Finding.from_json(f) for f in state["findings"]]
+        self._place.clear()
+        self.mark_validation()
+
+    def mark_validation(self) -> None:
+        """Look up the steps on which validation was measured, after rows were put in that `append` did not see."""
+        steps_T, values_TSL = self.run.rows(thin=False)
+        columns = [self.run.statistics.index(name) for name in VALIDATION]
+        measured_T = ~np.isnan(values_TSL[:, columns, 0]).all(axis=1)
+        self._marked[:] = steps_T[measured_T].tolist()
+
+    def scalar(self, statistic: str, length: int = WINDOW) -> NDArray[np.float64]:
+        """Return a statistic of the run over the newest steps, of shape (at most length,)."""
+        return self.run.window(statistic, length)[:, 0]
+
+    def table(self, statistic: str) -> Table:
+        """Return the table that holds a statistic."""
+        for table in (self.param, self.act, self.run):
+            if statistic in table.statistics:
+                return table
+        known = ", ".join((*self.param.statistics, *self.act.statistics, *self.run.statistics))
+        raise KeyError(f"no statistic is called '{statistic}'; there are {known}")
+
+    def __getitem__(self, statistic: str) -> Floats:
+        """Return all that is kept of a statistic: shape (T, L), or (T,) for one of the run."""
+        table = self.table(statistic)
+        values_TL = table.series(statistic)[1]
+        return values_TL[:, 0] if table is self.run else values_TL
+
+    def steps(self, statistic: str) -> NDArray[np.int64]:
+        """Return the steps at which a statistic is kept, of shape (T,)."""
+        return self.table(statistic).series(statistic)[0]
+
+    def frame(self, statistic: str) -> pandas.DataFrame:
+        """Return a statistic as a pandas frame: steps down, layers across. Needs pandas."""
+        import pandas
+
+        table = self.table(statistic)
+        steps_T, values_TL = table.series(statistic)
+        columns = [statistic] if table is self.run else list(table.layers)
+        return pandas.DataFrame(values_TL, index=pandas.Index(steps_T, name="step"), columns=columns)
+
+    def _table(self, layers: tuple[str, ...], statistics: tuple[str, ...], dtype: str) -> Table:
+        return Table(layers, statistics, dtype=dtype, segment_length=self._length, keep=self._kept)
+
+    def _kept(self, steps_T: NDArray[np.int64]) -> NDArray[np.bool_]:
+        found = [f.step for f in self._findings]
+        return thinning.kept(
+            steps_T, newest=int(steps_T[-1]), length=self._length, findings=found, marked=self._marked
+        )

@@ -1,0 +1,206 @@
+"""One table of the history: statistics by step and layer, the newest steps in one piece, older ones by segments."""
+
+# T = recorded steps, L = layers (rows of the table), S = statistics
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+Floats = NDArray[np.floating[Any]]
+Steps = NDArray[np.int64]
+
+WINDOW = 256
+"""Newest recorded steps that are always in memory, at full detail: the longest window that a detector may ask for."""
+
+
+@final
+class Table:
+    """Statistics of some layers over the recorded steps. Its arrays are views: read them, do not write to them.
+
+    Args:
+        layers: Names of the rows, such as parameter names; one empty name for the run as a whole.
+        statistics: Names of the statistics, as in the catalogue.
+        dtype: Floating dtype of the values.
+        segment_length: Steps that are thinned, and stored on disk, together.
+        keep: Says which of all recorded steps are kept, given the steps; see `thinning`.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[str],
+        statistics: Sequence[str],
+        *,
+        dtype: DTypeLike,
+        segment_length: int,
+        keep: Callable[[Steps], NDArray[np.bool_]],
+    ) -> None:
+        self.layers = tuple(layers)
+        self.statistics = tuple(statistics)
+        self.dtype = np.dtype(dtype)
+        self.shape = (len(self.statistics), len(self.layers))
+        self.segment_length = segment_length
+        self.last_step = -1
+        """The newest recorded step, or -1 before the first."""
+        self._keep = keep
+        self._index = {name: i for i, name in enumerate(self.statistics)}
+        # twice the window: it slides back only once in WINDOW steps
+        self._steps_T = np.empty(2 * WINDOW, np.int64)
+        self._values_TSL = np.empty((2 * WINDOW, *self.shape), self.dtype)
+        self._len = 0
+        self._old: dict[int, tuple[Steps, Floats]] = {}
+        self._thinned_at = 0
+
+    def __len__(self) -> int:
+        """Return how many steps are kept."""
+        return len(self.kept_steps())
+
+    def append(self, step: int, row_SL: Floats) -> None:
+        """Record one step, with values of shape (S, L). Steps must grow."""
+        if step <= self.last_step:
+            raise ValueError(f"step {step} does not follow step {self.last_step}: recorded steps must grow")
+        if row_SL.shape != self.shape:
+            raise ValueError(f"step {step} has values of shape {row_SL.shape}, expected {self.shape}")
+        i = self._len
+        if i == 2 * WINDOW:
+            self._slide()
+            i = WINDOW
+        self._steps_T[i] = step
+        self._values_TSL[i] = row_SL
+        self._len = i + 1
+        self.last_step = step
+
+    def extend(self, steps_T: Steps, values_TSL: Floats) -> None:
+        """Take over many recorded steps at once, as they were read from disk. The table must be empty."""
+        assert self._len == 0, "only an empty table takes over rows"
+        recent = min(len(steps_T), WINDOW)
+        split = len(steps_T) - recent
+        self._archive(steps_T[:split], values_TSL[:split])
+        self._steps_T[:recent], self._values_TSL[:recent] = steps_T[split:], values_TSL[split:]
+        self._len = recent
+        self.last_step = int(steps_T[-1]) if len(steps_T) else -1
+
+    def truncate(self, step: int) -> None:
+        """Forget the steps after `step`."""
+        steps_T, values_TSL = self.rows(thin=False)
+        stay_T = steps_T <= step
+        self._clear()
+        self.extend(steps_T[stay_T], values_TSL[stay_T])
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return a copy of the newest steps and their values."""
+        newest = slice(max(0, self._len - WINDOW), self._len)
+        return {"steps": self._steps_T[newest].copy(), "values": self._values_TSL[newest].copy()}
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Put the steps that `state` gave in the place of all that was recorded since the first of them."""
+        if not len(state["steps"]):
+            return
+        steps_T, values_TSL = self.rows(thin=False)
+        older_T = steps_T < state["steps"][0]
+        self._clear()
+        self.extend(
+            np.concatenate([steps_T[older_T], state["steps"]]),
+            np.concatenate([values_TSL[older_T], state["values"]]),
+        )
+
+    def steps(self, length: int = WINDOW) -> Steps:
+        """Return the newest recorded steps, at most `length` of them, oldest first."""
+        assert length <= WINDOW, f"a window has at most {WINDOW} steps"
+        return self._steps_T[max(0, self._len - length) : self._len]
+
+    def window(self, statistic: str, length: int = WINDOW) -> Floats:
+        """Return a statistic over the newest recorded steps, of shape (at most length, L), oldest first."""
+        assert length <= WINDOW, f"a window has at most {WINDOW} steps"
+        return self._values_TSL[max(0, self._len - length) : self._len, self._index[statistic]]
+
+    def newest(self, statistic: str) -> Floats:
+        """Return a statistic at the newest step, of shape (L,)."""
+        return self._values_TSL[self._len - 1, self._index[statistic]]
+
+    def newest_row(self) -> Floats:
+        """Return all statistics at the newest step, of shape (S, L)."""
+        return self._values_TSL[self._len - 1]
+
+    def series(self, statistic: str) -> tuple[Steps, Floats]:
+        """Return all that is kept of a statistic: steps (T,) and values (T, L), oldest first."""
+        i = self._index[statistic]
+        steps_T = self._all_steps()
+        values_TL = np.concatenate([*(v[:, i] for _, v in self._old.values()), self._values_TSL[: self._len, i]])
+        keep_T = self._kept(steps_T)
+        return steps_T[keep_T], values_TL[keep_T]
+
+    def rows(self, *, thin: bool = True) -> tuple[Steps, Floats]:
+        """Return all that is kept: steps (T,) and values (T, S, L), oldest first.
+
+        Args:
+            thin: Leave out what is still here but need not be kept any more.
+        """
+        steps_T = self._all_steps()
+        values_TSL = np.concatenate([*(v for _, v in self._old.values()), self._values_TSL[: self._len]])
+        if not thin:
+            return steps_T, values_TSL
+        keep_T = self._kept(steps_T)
+        return steps_T[keep_T], values_TSL[keep_T]
+
+    def kept_steps(self) -> Steps:
+        """Return the steps that are kept, of shape (T,)."""
+        steps_T = self._all_steps()
+        return steps_T[self._kept(steps_T)]
+
+    def segment(self, index: int) -> tuple[Steps, Floats]:
+        """Return what is kept of one segment: steps (T,) and values (T, S, L)."""
+        first, last = index * self.segment_length, (index + 1) * self.segment_length
+        recent = slice(*np.searchsorted(self._steps_T[: self._len], [first, last]).tolist())
+        old_steps_T, old_values_TSL = self._old.get(index, (self._steps_T[:0], self._values_TSL[:0]))
+        steps_T = np.concatenate([old_steps_T, self._steps_T[recent]])
+        values_TSL = np.concatenate([old_values_TSL, self._values_TSL[recent]])
+        keep_T = np.isin(steps_T, self.kept_steps())
+        return steps_T[keep_T], values_TSL[keep_T]
+
+    def _all_steps(self) -> Steps:
+        return np.concatenate([*(s for s, _ in self._old.values()), self._steps_T[: self._len]])
+
+    def _kept(self, steps_T: Steps) -> NDArray[np.bool_]:
+        return self._keep(steps_T) if len(steps_T) else np.zeros(0, np.bool_)
+
+    def _slide(self) -> None:
+        """Move all but the newest window to the older part."""
+        self._archive(self._steps_T[:WINDOW].copy(), self._values_TSL[:WINDOW].copy())
+        self._steps_T[:WINDOW] = self._steps_T[WINDOW:]
+        self._values_TSL[:WINDOW] = self._values_TSL[WINDOW:]
+        self._len = WINDOW
+        if self.last_step // self.segment_length != self._thinned_at:
+            self._thin()
+
+    def _archive(self, steps_T: Steps, values_TSL: Floats) -> None:
+        """Put steps that are no longer recent into their segments."""
+        segments, starts = np.unique(steps_T // self.segment_length, return_index=True)
+        for index, start, end in zip(segments.tolist(), starts, [*starts[1:], len(steps_T)], strict=True):
+            part = (steps_T[start:end], values_TSL[start:end])
+            if index in self._old:
+                steps, values = self._old[index]
+                part = (np.concatenate([steps, part[0]]), np.concatenate([values, part[1]]))
+            self._old[index] = part
+
+    def _thin(self) -> None:
+        """Drop older steps that need not be kept any more; only the segments that lose some are touched."""
+        steps_T = self._all_steps()
+        dropped_T = steps_T[~self._kept(steps_T)]
+        for index in np.unique(dropped_T // self.segment_length).tolist():
+            if index in self._old:
+                steps, values = self._old[index]
+                stay = ~np.isin(steps, dropped_T)
+                self._old[index] = (steps[stay], values[stay])
+                if not stay.any():
+                    del self._old[index]
+        self._thinned_at = self.last_step // self.segment_length
+
+    def _clear(self) -> None:
+        self._old.clear()
+        self._len = 0
+        self.last_step = -1
+        self._thinned_at = 0

@@ -1,0 +1,1 @@
+"""Measure gradients, weights, updates and activations on their device, into one small row per step."""

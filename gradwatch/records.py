@@ -1,0 +1,192 @@
+"""The nouns: what a run is, what was found in it, and what to do about it. Plain frozen data, JSON in and out."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+
+class Severity(enum.IntEnum):
+    """How much harm a finding does. `str()` gives its name in lower case."""
+
+    INFO = 0
+    WARNING = 1
+    CRITICAL = 2
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+    @classmethod
+    def parse(cls, name: str) -> Severity:
+        """Return the severity of that name, in any case."""
+        return cls[name.upper()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """One number of evidence: `name` as in the catalogue where it is a statistic, `unit` empty for a pure number."""
+
+    name: str
+    value: float
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something ill, seen in the history.
+
+    Args:
+        code: Number of the kind, such as `GW101`.
+        kind: Name of the kind, such as `vanishing-gradient`.
+        layer: Module or parameter name, or None for the whole run.
+        step: Optimizer step at which it was first reported, from 0.
+        severity: Harm to the training.
+        evidence: Named numbers with units.
+        message: One sentence.
+    """
+
+    code: str
+    kind: str
+    layer: str | None
+    step: int
+    severity: Severity
+    message: str
+    evidence: tuple[Quantity, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data that `from_json` reads back."""
+        return asdict(self) | {"severity": str(self.severity)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Finding:
+        """Return the finding that `to_json` gave."""
+        evidence = tuple(Quantity(**q) for q in data["evidence"])
+        return cls(**data | {"severity": Severity.parse(data["severity"]), "evidence": evidence})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """A change that mends a cause: a sentence, and where a config can express it, dotted keys with their new values."""
+
+    text: str
+    patch: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """A cause and the findings that it explains, the most telling first.
+
+    Args:
+        cause: Short name of the cause, such as `saturating activations in a deep stack`.
+        certainty: How sure, from 0 to 1.
+        findings: Findings it explains, never empty.
+        because: One or two sentences that tie the evidence to the cause.
+        confirm: What to do or to look at to be sure.
+        remedies: Changes that mend it, the smallest first.
+        source: Where the physics is described.
+    """
+
+    cause: str
+    certainty: float
+    findings: tuple[Finding, ...]
+    because: str
+    confirm: str
+    remedies: tuple[Remedy, ...]
+    source: str = ""
+
+    @property
+    def severity(self) -> Severity:
+        """The gravest of its findings."""
+        return max(f.severity for f in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return asdict(self) | {"severity": str(self.severity), "findings": [f.to_json() for f in self.findings]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSpec:
+    """What a model must know of its data.
+
+    Args:
+        input_shape: Shape of one sample's input, without the batch.
+        outputs: Number of classes, size of the vocabulary, or width of the target.
+        kind: `classes` (one label per sample), `tokens` (one label per position) or `values` (regression).
+    """
+
+    input_shape: tuple[int, ...]
+    outputs: int
+    kind: Literal["classes", "tokens", "values"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerInfo:
+    """One parameter tensor, as the probe saw it when it attached.
+
+    Args:
+        name: Parameter name, such as `blocks.3.fc.weight`.
+        module: Name of the module that owns it, such as `blocks.3.fc`; empty for the root.
+        module_type: Class name of that module, such as `Linear`.
+        shape: Shape of the tensor.
+        dtype: Its dtype, such as `float32`.
+        trainable: Whether it required a gradient.
+        group: Index of its optimizer group, or None where no optimizer holds it.
+    """
+
+    name: str
+    module: str
+    module_type: str
+    shape: tuple[int, ...]
+    dtype: str
+    trainable: bool
+    group: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationInfo:
+    """One watched activation module: its name and class name, such as `blocks.3.act` and `ReLU`."""
+
+    name: str
+    module_type: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """What a history is a history of.
+
+    Args:
+        name: Name of the run.
+        created: When it began, ISO 8601 with time zone.
+        layers: The parameter tensors in the order of the model (input side first).
+        activations: The watched activation modules in the order of the model.
+        precision: `fp32`, `bf16` or `fp16`: the format of the forward pass.
+        loss_scaling: Whether a GradScaler scales the loss.
+        accumulate: Micro-batches per optimizer step.
+        optimizer: Class name of the optimizer, such as `AdamW`; several are joined by `+`.
+        device: Device of the first parameter, such as `cpu` or `cuda:0`.
+        total_steps: Planned optimizer steps, or None where nobody knows.
+        versions: Package name to version: python, torch, gradwatch.
+    """
+
+    name: str
+    created: str
+    layers: tuple[LayerInfo, ...]
+    activations: tuple[ActivationInfo, ...] = ()
+    precision: str = "fp32"
+    loss_scaling: bool = False
+    accumulate: int = 1
+    optimizer: str = ""
+    device: str = "cpu"
+    total_steps: int | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data that `from_json` reads back."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> RunInfo:
+        """Return the run info that `to_json` gave, also after a trip through JSON text."""
+        layers = tuple(LayerInfo(**layer | {"shape": tuple(layer["shape"])}) for layer in data["layers"])
+        return cls(**data | {"layers": layers, "activations": tuple(ActivationInfo(**a) for a in data["activations"])})

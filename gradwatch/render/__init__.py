@@ -1,0 +1,28 @@
+"""The Sink interface: one history, many renderings."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from gradwatch.history.store import History
+from gradwatch.records import Diagnosis, Finding
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """Shows a run while it goes on. It reads the history and keeps its own schedule; it never calls back.
+
+    A sink that raises is switched off with one warning: it never stops a training.
+    """
+
+    def write(self, history: History) -> None:
+        """Look at the newest step. Called after every optimizer step; cheap where nothing is due."""
+        ...
+
+    def report(self, finding: Finding) -> None:
+        """Show a finding, at the moment it is made."""
+        ...
+
+    def close(self, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
+        """Show the end of the run and let go of files and screen."""
+        ...

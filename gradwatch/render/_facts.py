@@ -1,0 +1,99 @@
+"""What a run did, in numbers: time, throughput, loss, validation, cost of watching. Read from the history alone."""
+
+# T = recorded steps
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.history.store import WINDOW, History
+from gradwatch.records import Severity
+
+Floats = NDArray[np.floating[Any]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Numbers about a whole run; nan is unknown.
+
+    Args:
+        steps: Optimizer steps done.
+        seconds: Wall time of them, estimated over the kept steps.
+        samples_per_s: Throughput over the same.
+        watch_frac: Part of that time that the monitor took.
+        loss: Training loss at the newest step.
+        val_loss: Newest validation loss.
+        val_accuracy: Newest validation accuracy, 0..1.
+    """
+
+    steps: int
+    seconds: float
+    samples_per_s: float
+    watch_frac: float
+    loss: float
+    val_loss: float
+    val_accuracy: float
+
+
+def facts(history: History) -> Facts:
+    """Return the numbers of a run. A kept step stands for the thinned ones before it."""
+    weight_T = np.diff(history.steps("loss"), prepend=-1).astype(np.float64)
+    step_ms_T, per_s_T, watch_T = (history[s] for s in ("step_ms", "samples_per_s", "watch_ms"))
+    known_T = ~np.isnan(step_ms_T)
+    time_ms = float(np.sum((weight_T * step_ms_T)[known_T]))
+    samples = float(np.nansum(weight_T * step_ms_T * per_s_T)) / 1e3
+    watched = float(np.nansum((weight_T * watch_T)[known_T]))
+    return Facts(
+        steps=history.step + 1,
+        seconds=time_ms / 1e3 if known_T.any() else float("nan"),
+        samples_per_s=samples / time_ms * 1e3 if time_ms > 0 and samples > 0 else float("nan"),
+        watch_frac=watched / time_ms if time_ms > 0 else float("nan"),
+        loss=newest(history, "loss"),
+        val_loss=last_known(history, "val_loss")[1],
+        val_accuracy=last_known(history, "val_accuracy")[1],
+    )
+
+
+def newest(history: History, statistic: str) -> float:
+    """Return a statistic of the run at the newest step, nan before the first."""
+    return float(history.run.newest(statistic)[0]) if len(history.run) else float("nan")
+
+
+def last_known(history: History, statistic: str) -> tuple[int, float]:
+    """Return the newest value of the run that is not missing and its step; (-1, nan) where there is none."""
+    values_T = history.scalar(statistic)
+    known_T = np.flatnonzero(~np.isnan(values_T))
+    if known_T.size:
+        return int(history.run.steps()[known_T[-1]]), float(values_T[known_T[-1]])
+    if len(history.run) <= WINDOW:
+        return -1, float("nan")
+    steps_T, all_T = history.steps(statistic), history[statistic]
+    known_T = np.flatnonzero(~np.isnan(all_T))
+    return (int(steps_T[known_T[-1]]), float(all_T[known_T[-1]])) if known_T.size else (-1, float("nan"))
+
+
+def throughput(history: History) -> tuple[float, float]:
+    """Return samples per second and steps per second over the newest window."""
+    step_ms_T, per_s_T = history.scalar("step_ms"), history.scalar("samples_per_s")
+    known_T = step_ms_T > 0
+    time_ms = float(step_ms_T[known_T].sum())
+    if not time_ms:
+        return float("nan"), float("nan")
+    samples = float(np.nansum((step_ms_T * per_s_T)[known_T]))
+    return samples / time_ms if samples else float("nan"), 1e3 * int(known_T.sum()) / time_ms
+
+
+def skipped(history: History) -> tuple[int, int]:
+    """Return how many of the newest window's updates were skipped, and the step of the last one, or -1."""
+    skipped_T = np.flatnonzero(history.scalar("skipped") > 0)
+    return len(skipped_T), int(history.run.steps()[skipped_T[-1]]) if len(skipped_T) else -1
+
+
+def verdict(history: History) -> Severity | None:
+    """Return the severity of the gravest finding, or None for a run in which nothing was found."""
+    return max((f.severity for f in history.findings), default=None)

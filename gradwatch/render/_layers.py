@@ -1,0 +1,183 @@
+"""Layers as people know them: the parameter tensors of a module together, with its health and what stands out."""
+
+# T = recorded steps, L = parameter tensors, M = layers (modules that own parameters)
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.history.store import WINDOW, History
+from gradwatch.records import Finding, LayerInfo
+
+Floats = NDArray[np.floating[Any]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One module that owns parameters.
+
+    Args:
+        name: Module name; the parameter's own where the root module owns it.
+        columns: Its parameter tensors, as rows of `history.param`.
+        names: Everything that a finding may call it: the module and its parameters.
+        size: Number of elements in all of them.
+        is_matrix: Whether a tensor of it has two dimensions or more: norms and biases have none.
+    """
+
+    name: str
+    columns: tuple[int, ...]
+    names: frozenset[str]
+    size: int
+    is_matrix: bool
+
+
+def layers(params: tuple[LayerInfo, ...]) -> tuple[Layer, ...]:
+    """Return the layers of a model in its order, input side first."""
+    columns: dict[str, list[int]] = {}
+    for i, param in enumerate(params):
+        columns.setdefault(param.module or param.name, []).append(i)
+    return tuple(_layer(name, mine, params) for name, mine in columns.items())
+
+
+def matrices(params: tuple[LayerInfo, ...]) -> tuple[Layer, ...]:
+    """Return the layers that own a matrix or a filter, through which gradients flow; all where none does."""
+    known = layers(params)
+    return tuple(layer for layer in known if layer.is_matrix) or known
+
+
+def grad_norms(l2_TL: Floats, nonfinite_TL: Floats, of: Sequence[Layer]) -> Floats:
+    """Return the L2 norm of each layer's gradient, of shape (T, M): nan without gradient, Inf where it is broken.
+
+    Args:
+        l2_TL: `grad.l2` over some steps.
+        nonfinite_TL: `grad.nonfinite` over the same.
+        of: Layers to take together.
+    """
+    present_TL = ~np.isnan(nonfinite_TL)
+    squares_TL = np.where(present_TL, np.square(l2_TL, dtype=np.float64), 0.0)
+    squares_TL[(present_TL & ~(nonfinite_TL == 0)) | ~np.isfinite(squares_TL)] = np.inf
+    total_TM: Floats = np.sqrt(_sum(squares_TL, of))
+    total_TM[_sum(present_TL.astype(np.float64), of) == 0] = np.nan
+    return total_TM
+
+
+def norms_now(history: History, of: Sequence[Layer]) -> Floats:
+    """Return the gradient norm of each layer at the newest step, of shape (M,)."""
+    l2_TL, bad_TL = history.param.newest("grad.l2")[None], history.param.newest("grad.nonfinite")[None]
+    return grad_norms(l2_TL, bad_TL, of)[0]
+
+
+def norms_over_run(history: History, of: Sequence[Layer]) -> tuple[NDArray[np.int64], Floats]:
+    """Return all kept steps (T,) and each layer's gradient norm at them (T, M)."""
+    steps_T, l2_TL = history.param.series("grad.l2")
+    return steps_T, grad_norms(l2_TL, history.param.series("grad.nonfinite")[1], of)
+
+
+def update_ratios(history: History, of: Sequence[Layer]) -> Floats:
+    """Return the newest known update norm divided by the weight norm of each layer, of shape (M,)."""
+    ratio_L, weight_L = (newest_known(history.param.window(s)) for s in ("update.ratio", "weight.l2"))
+    with np.errstate(all="ignore"):
+        moved_M = _sum(np.nan_to_num(np.square(ratio_L * weight_L, dtype=np.float64), posinf=np.inf)[None], of)[0]
+        weight_M = _sum(np.nan_to_num(np.square(weight_L, dtype=np.float64), posinf=np.inf)[None], of)[0]
+        known_M = _sum((~np.isnan(ratio_L)).astype(np.float64)[None], of)[0]
+        ratio_M: Floats = np.where(known_M > 0, np.sqrt(moved_M / weight_M), np.nan)
+    return ratio_M
+
+
+def zero_fracs(zero_TL: Floats, of: Sequence[Layer], params: Sequence[LayerInfo]) -> Floats:
+    """Return the zero fraction of each layer's gradient, of shape (T, M): the mean weighted by size."""
+    size_L = np.array([max(1, int(np.prod(p.shape))) for p in params], np.float64)
+    known_TL = ~np.isnan(zero_TL)
+    with np.errstate(invalid="ignore"):
+        return _sum(np.where(known_TL, zero_TL * size_L, 0.0), of) / _sum(known_TL * size_L, of)
+
+
+def newest_known(values_TL: Floats) -> Floats:
+    """Return the last value of each column that is not missing, of shape (L,); nan where all are."""
+    if not len(values_TL):
+        return np.full(values_TL.shape[1], np.nan, values_TL.dtype)
+    known_TL = ~np.isnan(values_TL[::-1])
+    row_L = len(values_TL) - 1 - known_TL.argmax(axis=0)
+    return values_TL[row_L, np.arange(values_TL.shape[1])]
+
+
+def worst_finding(layer: Layer, findings: Iterable[Finding]) -> Finding | None:
+    """Return the gravest finding on a layer or one of its parameters, the earliest of equals."""
+    mine = [f for f in findings if f.layer in layer.names]
+    return max(mine, key=lambda f: (f.severity, -f.step), default=None)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Standout:
+    """A layer that is unlike its peers: `what` it is, one number in words, and how extreme it is (0 is not at all)."""
+
+    layer: Layer
+    column: int
+    what: str
+    value: float
+    interest: float
+
+
+def standouts(history: History, of: Sequence[Layer]) -> list[Standout]:
+    """Return what stands out at the newest step, the most extreme first; each layer at most once.
+
+    Gradients are compared per element, so that layers of different sizes can be: root mean square against the median
+    layer, in powers of ten. A zero fraction counts by what it rose over the window.
+    """
+    norms_M = norms_now(history, of)
+    rms_M = norms_M / np.sqrt([layer.size for layer in of])
+    usable_M = rms_M[np.isfinite(rms_M) & (rms_M > 0)]
+    middle = float(np.median(usable_M)) if usable_M.size else 1.0
+    rise_M = _zero_rise(history, of)
+    found = []
+    for m, layer in enumerate(of):
+        candidates = [_gradient_standout(layer, m, float(norms_M[m]), float(rms_M[m]) / middle)]
+        candidates.append(Standout(layer, m, "rising zeros", float(rise_M[m]), 4.0 * float(rise_M[m])))
+        found.append(max(candidates, key=lambda s: s.interest))
+    return sorted(found, key=lambda s: -s.interest)
+
+
+def _gradient_standout(layer: Layer, column: int, norm: float, ratio: float) -> Standout:
+    if np.isinf(norm):
+        return Standout(layer, column, "NaN or Inf", norm, 100.0)
+    if np.isnan(norm):
+        return Standout(layer, column, "no gradient", norm, 20.0)
+    if norm == 0:
+        return Standout(layer, column, "zero gradient", norm, 50.0)
+    return Standout(layer, column, "largest" if ratio >= 1 else "smallest", ratio, abs(float(np.log10(ratio))))
+
+
+def _zero_rise(history: History, of: Sequence[Layer]) -> Floats:
+    """Return by how much each layer's zero fraction rose from the first to the last quarter of the window."""
+    window_TL = history.param.window("grad.zero_frac")[:: WINDOW // 32]  # a few rows tell a rise that lasts
+    zero_TM = zero_fracs(window_TL, of, history.info.layers)
+    quarter = max(1, len(zero_TM) // 4)
+    rise_M = np.nan_to_num(zero_TM[-quarter:]).mean(axis=0) - np.nan_to_num(zero_TM[:quarter]).mean(axis=0)
+    return np.maximum(rise_M, 0.0)
+
+
+def _layer(name: str, columns: Sequence[int], params: Sequence[LayerInfo]) -> Layer:
+    mine = [params[i] for i in columns]
+    return Layer(
+        name=name,
+        columns=tuple(columns),
+        names=frozenset((name, *(p.name for p in mine))),
+        size=sum(max(1, int(np.prod(p.shape))) for p in mine),
+        is_matrix=any(len(p.shape) > 1 and p.trainable for p in mine),
+    )
+
+
+def _sum(values_TL: Floats, of: Sequence[Layer]) -> Floats:
+    """Return the sums over each layer's columns, of shape (T, M)."""
+    if not of:
+        return np.zeros((len(values_TL), 0))
+    columns = np.concatenate([layer.columns for layer in of])
+    starts = np.cumsum([0, *(len(layer.columns) for layer in of[:-1])])
+    return np.add.reduceat(values_TL[:, columns], starts, axis=1)

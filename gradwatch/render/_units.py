@@ -1,0 +1,77 @@
+"""Numbers as people read them: significant digits, percent, durations, names that fit. Percent is made here only."""
+
+from __future__ import annotations
+
+import math
+
+from gradwatch import catalogue
+from gradwatch.records import Quantity
+
+MISSING = "-"
+FRACTION = "0..1"
+GIB = float(1 << 30)
+_UNITS = {s.name: s.unit for s in (*catalogue.PARAM, *catalogue.ACT, *catalogue.RUN)}
+
+
+def number(value: float, *, digits: int = 3) -> str:
+    """Return a number with so many significant digits, `-` where it is missing (None is not a number: pass nan)."""
+    if math.isnan(value):
+        return MISSING
+    if math.isinf(value):
+        return "Inf" if value > 0 else "-Inf"
+    if value == 0:
+        return "0"
+    if 1e-3 <= abs(value) < 1e5:
+        decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+        return f"{value:,.{decimals}f}"
+    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def percent(fraction: float) -> str:
+    """Return a fraction as percent; never 0 % or 100 % where it is not exactly that."""
+    if math.isnan(fraction):
+        return MISSING
+    value = 100.0 * fraction
+    if 0 < value < 0.1:
+        return "<0.1 %"
+    if 99.9 < value < 100:
+        return ">99.9 %"
+    return f"{value:.0f} %" if value == round(value) else f"{value:.1f} %"
+
+
+def duration(seconds: float) -> str:
+    """Return a time span, such as `41 s`, `3 min 12 s` or `2 h 5 min`."""
+    if not math.isfinite(seconds):
+        return MISSING
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600:,} h {whole % 3600 // 60} min"
+
+
+def quantity(evidence: Quantity) -> str:
+    """Return a number of evidence with its unit; fractions as percent."""
+    unit = evidence.unit or _UNITS.get(evidence.name, "")
+    if unit == FRACTION:
+        return percent(evidence.value)
+    shown = f"{evidence.value:,.0f}" if _is_count(evidence.value) else number(evidence.value)
+    return f"{shown} {unit}".rstrip()
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun, such as `1 finding` or `12 findings`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def shorten(name: str, width: int) -> str:
+    """Return a dotted name that fits a width; the end, which tells layers apart, stays."""
+    return name if len(name) <= width else "~" + name[len(name) - width + 1 :]
+
+
+def _is_count(value: float) -> bool:
+    return math.isfinite(value) and value == round(value) and abs(value) < 1e9

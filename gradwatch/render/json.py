@@ -1,0 +1,68 @@
+"""Everything that is known about a run's health as JSON, for programs: one document, or one line per event.
+
+Format, version 1. Keys are added within a version; none changes its meaning or goes. A number that is NaN or infinite
+is null, so that every strict parser reads it.
+
+    version     1
+    run         RunInfo: name, created, layers, activations, precision, optimizer, device, total_steps, versions, ...
+    step        newest recorded optimizer step, -1 before the first
+    verdict     "healthy", or the severity of the gravest finding: "info", "warning", "critical"
+    facts       steps, seconds, samples_per_s, watch_frac, loss, val_loss, val_accuracy
+    findings    list of {code, kind, layer, step, severity, message, evidence: [{name, value, unit}]}
+    diagnoses   list of {cause, certainty, severity, because, confirm, source, findings, remedies: [{text, patch}]}
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from gradwatch.history.store import History
+from gradwatch.records import Diagnosis
+from gradwatch.render._facts import facts, verdict
+
+VERSION = 1
+
+
+def dumps(history: History, diagnoses: Sequence[Diagnosis]) -> str:
+    """Return the diagnosis of a run as one indented JSON document."""
+    return json.dumps(strict(document(history, diagnoses)), indent=2, allow_nan=False)
+
+
+def document(history: History, diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
+    """Return the diagnosis of a run as plain data, in the format that this file describes."""
+    found = verdict(history)
+    return {
+        "version": VERSION,
+        "run": history.info.to_json(),
+        "step": history.step,
+        "verdict": "healthy" if found is None else str(found),
+        "facts": asdict(facts(history)),
+        "findings": [f.to_json() for f in history.findings],
+        "diagnoses": [d.to_json() for d in diagnoses],
+    }
+
+
+def line(event: str, data: Mapping[str, Any]) -> str:
+    """Return one event as a line of JSON: `{"event": ..., ...}`."""
+    return json.dumps(strict({"event": event, **data}), allow_nan=False)
+
+
+def strict(value: Any) -> Any:
+    """Return plain data with null for numbers that JSON does not know, and text for keys and values it does not."""
+    if isinstance(value, np.generic):
+        return strict(value.item())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int | bool):
+        return value
+    if isinstance(value, Mapping):
+        return {str(k): strict(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict(v) for v in value]
+    return str(value)

@@ -1,0 +1,143 @@
+"""What a person sees in the terminal: a live view or plain lines while training, and the summary at the end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Literal, final
+
+from rich.console import Console
+from rich.live import Live
+
+from gradwatch.history.store import History
+from gradwatch.records import Diagnosis, Finding
+from gradwatch.render import _units as units
+from gradwatch.render import json
+from gradwatch.render._diagnosis import print_diagnosis
+from gradwatch.render._facts import last_known, newest, throughput
+from gradwatch.render._layers import Layer, matrices
+from gradwatch.render._live import panel
+from gradwatch.render._style import Repeats, headline
+from gradwatch.render._summary import print_summary
+from gradwatch.render._trend import glyphs
+
+__all__ = ["Terminal", "print_diagnosis", "print_summary"]
+
+REDRAW_S = 0.25
+"""Least time between two redraws."""
+COST_FRAC = 0.01
+"""Part of the wall time that redraws may take: after a slow one, the next waits longer."""
+
+
+@final
+class Terminal:
+    """Shows a run in the terminal while it goes on, and its summary at the end.
+
+    Args:
+        console: Where to write; standard output where None.
+        every: Optimizer steps between two lines, where the output is no live view.
+        log_format: `rich` for the live view, `plain` for lines of text, `json` for lines of JSON; `auto` takes the
+            live view on a terminal and plain lines elsewhere.
+        run_dir: Run directory that the summary names, or None.
+    """
+
+    def __init__(
+        self,
+        *,
+        console: Console | None = None,
+        every: int = 50,
+        log_format: Literal["auto", "rich", "plain", "json"] = "auto",
+        run_dir: Path | None = None,
+    ) -> None:
+        self.console = console or Console()
+        self.every = every
+        self.run_dir = run_dir
+        self.log_format = log_format
+        if log_format == "auto":
+            live = self.console.is_terminal and not self.console.is_dumb_terminal
+            self.log_format = "rich" if live else "plain"
+        self._signs = glyphs(self.console)
+        self._repeats = Repeats()
+        self._layers: tuple[Layer, ...] = ()
+        self._live: Live | None = None
+        self._due_s = 0.0
+        self._next_step = 0
+        self._val_step = -1
+
+    def write(self, history: History) -> None:
+        """Redraw or print a line where one is due."""
+        if self.log_format == "rich":
+            if time.monotonic() >= self._due_s:
+                self._redraw(history)
+        elif history.step >= self._next_step:
+            self._print_step(history)
+            self._next_step = history.step - history.step % self.every + self.every
+
+    def report(self, finding: Finding) -> None:
+        """Print a finding as it comes; of many of a kind, the first few."""
+        if self.log_format == "json":
+            self._out(json.line("finding", finding.to_json()))
+            return
+        if not self._repeats.admits(finding):
+            return
+        self.console.print(headline(finding, self._signs), highlight=False, soft_wrap=self._live is None)
+        if self._repeats.is_last(finding):
+            self.console.print(f"  further layers with {finding.kind} are in the summary", style="dim")
+
+    def close(self, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
+        """End the live view and print the summary; as JSON, the whole diagnosis in one line."""
+        if self._live:
+            self._live.stop()
+            self._live = None
+        if self.log_format == "json":
+            self._out(json.line("end", json.document(history, diagnoses)))
+        else:
+            print_summary(self.console, history, diagnoses, run_dir=self.run_dir)
+
+    def _redraw(self, history: History) -> None:
+        began = time.monotonic()
+        if self._live is None:
+            self._layers = matrices(history.info.layers)
+            # no thread of its own: write() redraws, so nothing moves while a step computes
+            self._live = Live(console=self.console, auto_refresh=False, transient=True)
+            self._live.start()
+        try:
+            view = panel(history, self._layers, width=self.console.width, signs=self._signs)
+            self._live.update(view, refresh=True)
+        except BaseException:
+            self._live.stop()  # whoever handles it must get the cursor back
+            self._live = None
+            raise
+        now = time.monotonic()
+        self._due_s = now + max(REDRAW_S, (now - began) / COST_FRAC)
+
+    def _print_step(self, history: History) -> None:
+        if self.log_format == "json":
+            values = {name: newest(history, name) for name in history.run.statistics}
+            self._out(json.line("step", {"step": history.step, **values}))
+        else:
+            self._out(self._plain(history))
+
+    def _plain(self, history: History) -> str:
+        total = history.info.total_steps
+        samples_per_s, steps_per_s = throughput(history)
+        facts = [f"step {history.step:,}" + (f"/{total:,}" if total else "")]
+        for label, statistic in (("loss", "loss"), ("grad norm", "grad_norm.before_clip"), ("lr", "lr.0")):
+            if statistic in history.run.statistics:
+                value = newest(history, statistic)
+                facts.append(f"{label} {'NaN' if value != value else units.number(value)}")
+        val_step, val_loss = last_known(history, "val_loss")
+        if val_step > self._val_step:
+            self._val_step = val_step
+            accuracy = last_known(history, "val_accuracy")[1]
+            facts.append(f"validation {units.number(val_loss)} {units.percent(accuracy)}".removesuffix(" -"))
+        if samples_per_s == samples_per_s:
+            facts.append(f"{samples_per_s:,.0f} samples/s")
+        if total and steps_per_s > 0:
+            facts.append(f"{units.duration((total - history.step - 1) / steps_per_s)} left")
+        return "  ".join(facts)
+
+    def _out(self, line: str) -> None:
+        """Write a line as it is, past rich, which would cost ten times as much."""
+        self.console.file.write(line + "\n")
+        self.console.file.flush()

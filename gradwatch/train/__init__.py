@@ -1,0 +1,1 @@
+"""Train a model as a config says: loop, step, checkpoints."""

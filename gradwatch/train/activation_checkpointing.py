@@ -1,0 +1,127 @@
+"""Trade memory for time: forget activations in the forward pass and compute them again in the backward pass."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
+
+from gradwatch.errors import GradwatchError
+
+Containers = (nn.Sequential, nn.ModuleList)
+
+
+def every_blocks(model: nn.Module, k: int) -> int:
+    """Keep only every k-th block's input. Blocks are the children of the model's outermost containers.
+
+    Args:
+        model: Changed in place; its parameters keep their names.
+        k: Blocks between two kept inputs.
+
+    Returns:
+        Number of segments that are computed again.
+
+    Raises:
+        GradwatchError: Where the model has no blocks, or where they cannot be grouped.
+    """
+    containers = list(_outermost(model))
+    if not containers:
+        raise GradwatchError(
+            "train.activation_checkpointing: the model has no nn.Sequential or nn.ModuleList whose children could be "
+            "its blocks; name them: activation_checkpointing: {modules: ['encoder.layer*']}"
+        )
+    return sum(_segment(container, k) for container in containers)
+
+
+def sqrt_blocks(model: nn.Module) -> int:
+    """Use segments of sqrt(n) blocks, which keeps the least memory. Source: arXiv:1604.06174, section 4.1."""
+    blocks = sum(len(container) for container in _outermost(model))
+    return every_blocks(model, max(1, round(math.sqrt(blocks))))
+
+
+def matching_modules(model: nn.Module, patterns: Sequence[str]) -> int:
+    """Compute the modules again whose names match one of the patterns (`blocks.*`); return how many.
+
+    A module inside another that matched is left to the outer one.
+    """
+    names = [n for n, _ in model.named_modules() if n and any(fnmatch.fnmatchcase(n, p) for p in patterns)]
+    outer = [n for n in names if not any(n.startswith(f"{other}.") for other in names)]
+    if not outer:
+        known = ", ".join(n for n, _ in model.named_children())
+        raise GradwatchError(
+            f"train.activation_checkpointing.modules: {list(patterns)} match no module; the model has {known}"
+        )
+    for name in outer:
+        _recompute(model.get_submodule(name))
+    return len(outer)
+
+
+def _outermost(model: nn.Module) -> Iterator[nn.Sequential | nn.ModuleList]:
+    for child in model.children():
+        if isinstance(child, Containers) and len(child) > 1:
+            yield child
+        else:
+            yield from _outermost(child)
+
+
+def _segment(container: nn.Sequential | nn.ModuleList, k: int) -> int:
+    blocks = list(container)
+    if isinstance(container, nn.ModuleList):
+        if k > 1:
+            raise GradwatchError(
+                f"train.activation_checkpointing: every {k} blocks needs an nn.Sequential, and the model keeps its "
+                "blocks in an nn.ModuleList, whose order of calls is its own affair; use {every: 1}"
+            )
+        for block in blocks:
+            _recompute(block)
+        return len(blocks)
+    segments = [nn.Sequential(*blocks[i : i + k]) for i in range(0, len(blocks), k)]
+    for segment in segments:
+        _recompute(segment, mode_of=container)  # the model's train() and eval() do not reach a segment
+
+    def forward(x: Any) -> Any:
+        for segment in segments:
+            x = segment(x)
+        return x
+
+    container.forward = forward
+    return len(segments)
+
+
+def _recompute(module: nn.Module, *, mode_of: nn.Module | None = None) -> None:
+    """Make a module forget its activations. Only its forward changes: names, hooks and weights stay."""
+    mode_of = mode_of or module
+    plain = module.forward
+    norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if not (mode_of.training and torch.is_grad_enabled()):
+            return plain(*args, **kwargs)
+        contexts = {} if torch.compiler.is_compiling() else {"context_fn": lambda: _contexts(norms)}
+        return checkpoint(plain, *args, use_reentrant=False, **contexts, **kwargs)
+
+    module.forward = forward  # type: ignore[method-assign]  # an instance's own forward, as functorch does
+
+
+def _contexts(
+    norms: Sequence[_BatchNorm],
+) -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
+    return contextlib.nullcontext(), _statistics_untouched(norms)
+
+
+@contextlib.contextmanager
+def _statistics_untouched(norms: Sequence[_BatchNorm]) -> Iterator[None]:
+    """Put running statistics back that were updated a second time while activations were computed again."""
+    buffers = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, before in buffers:
+            buffer.data.copy_(before)  # through .data: autograd must not take it for a change of what it saved

@@ -1,0 +1,208 @@
+"""Batches in an order that is a pure function of (seed, epoch): a position in the data is two integers."""
+
+# N = samples, B = samples of a batch
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator, Sequence
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from gradwatch.data import Batched
+from gradwatch.data._randomness import preserved, seed_global, seed_of
+from gradwatch.errors import GradwatchError
+
+PREFETCH = 2  # batches that each worker reads ahead, as torch has it
+Indices = NDArray[np.int64]
+
+
+@final
+class Batches:
+    """The batches of a dataset, epoch by epoch.
+
+    Which samples make up a batch follows from (seed, epoch), and what a random transform does to a sample from (seed,
+    epoch, index): with 0 or N workers, from the start or from the middle of an epoch. The global random generators of
+    this process stay as they are. Workers live until `close`; at a time, one epoch is under way.
+
+    Args:
+        dataset: Map-style. One that is `Batched` is read a batch at a time; one with `is_random = False` is not
+            seeded sample by sample.
+        batch_size: Samples of a batch.
+        seed: Of the order and of the random transforms.
+        shuffle: Visit the samples in an order that differs in each epoch, or in their own.
+        drop_last: Leave out the last batch of an epoch where it is smaller than the others.
+        workers: Processes that read ahead; 0 reads in this one.
+        pin_memory: Put batches into page-locked memory, where there is a CUDA device to copy them to.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        *,
+        batch_size: int,
+        seed: int = 0,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        workers: int = 0,
+        pin_memory: bool = False,
+    ) -> None:
+        self._reader = _Reader(dataset, seed=seed)
+        self._plan = _Plan(len(self._reader), batch_size=batch_size, seed=seed, shuffle=shuffle, drop_last=drop_last)
+        self._workers = workers
+        self._pin = pin_memory and torch.cuda.is_available()
+        self._loader: DataLoader[Any] | None = None
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return len(self._plan)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Any]:
+        """Yield the batches of an epoch: tuples of inputs and targets, first dimension B.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+            start: Batches to leave out at its beginning: those that a resumed run has seen.
+        """
+        assert 0 <= start <= len(self), f"an epoch has {len(self)} batches, cannot start at {start}"
+        self._plan.epoch, self._plan.start = epoch, start
+        for batch in self._read_ahead() if self._workers else self._read_here():
+            if isinstance(batch, GradwatchError):
+                raise batch
+            yield batch
+
+    def close(self) -> None:
+        """End the workers."""
+        self._loader = None  # its iterator ends them when nothing refers to it
+
+    def _read_here(self) -> Iterator[Any]:
+        read, pin = self._reader.__getitem__, self._pin
+        for key in self._plan:
+            yield _pinned(read(key)) if pin else read(key)
+
+    def _read_ahead(self) -> Iterator[Any]:
+        if self._loader is None:
+            self._loader = DataLoader(
+                self._reader,
+                batch_size=None,  # the plan's keys are whole batches
+                sampler=self._plan,
+                num_workers=self._workers,
+                collate_fn=_as_read,
+                pin_memory=self._pin,
+                worker_init_fn=_start_worker,
+                generator=torch.Generator().manual_seed(0),  # else a loader draws from the global generator
+                prefetch_factor=PREFETCH,
+                persistent_workers=True,
+            )
+        return iter(self._loader)
+
+
+@final
+class _Plan:
+    """Which samples make up each batch of the epoch under way that is still to come."""
+
+    def __init__(self, size: int, *, batch_size: int, seed: int, shuffle: bool, drop_last: bool) -> None:
+        if batch_size < 1:
+            raise GradwatchError(f"data.batch_size: got {batch_size}, expected at least 1")
+        if drop_last and batch_size > size:
+            raise GradwatchError(
+                f"data.batch_size: got {batch_size}, but there are {size} samples and data.drop_last leaves out the last "
+                f"batch where it is not full: nothing would be left; expected at most {size}, or drop_last: false"
+            )
+        self.size = size
+        self.batch_size = batch_size
+        self.seed = seed
+        self.shuffle = shuffle
+        self.num_batches = size // batch_size if drop_last else -(-size // batch_size)
+        self.epoch = 0
+        self.start = 0
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    def __iter__(self) -> Iterator[tuple[int, Indices]]:
+        """Yield the epoch and the indices, of shape (B,), of each batch."""
+        epoch, size = self.epoch, self.batch_size
+        order_N = self._order(epoch)
+        for first in range(self.start * size, self.num_batches * size, size):
+            yield epoch, order_N[first : first + size]
+
+    def _order(self, epoch: int) -> Indices:
+        if not self.shuffle:
+            return np.arange(self.size)
+        return np.random.default_rng(seed_of(self.seed, epoch)).permutation(self.size)
+
+
+@final
+class _Reader(Dataset[Any]):
+    """Reads the batch of a key (epoch, indices): here, or in a worker, where it is all that a worker knows."""
+
+    def __init__(self, dataset: Any, *, seed: int) -> None:
+        self.dataset = dataset
+        self.seed = seed
+        self.is_random = bool(getattr(dataset, "is_random", True))
+        self.batched = dataset if isinstance(dataset, Batched) and not self.is_random else None
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, key: tuple[int, Indices]) -> Any:
+        """Return a batch, or the GradwatchError that came in its way: raised in a worker it would lose its text."""
+        epoch, indices_B = key
+        if self.batched is not None:
+            return self.batched.batch(torch.from_numpy(indices_B))
+        try:
+            with preserved() if self.is_random else contextlib.nullcontext():
+                samples = [self._sample(epoch, int(i)) for i in indices_B]
+            return _collate(samples, indices_B)
+        except GradwatchError as error:
+            return error
+
+    def _sample(self, epoch: int, index: int) -> Any:
+        if self.is_random:
+            seed_global(seed_of(self.seed, epoch, index))
+        try:
+            return self.dataset[index]
+        except Exception as error:
+            error.add_note(f"while reading sample {index} of the data (epoch {epoch})")
+            raise
+
+
+def _collate(samples: Sequence[Any], indices_B: Indices) -> Any:
+    """Return samples stacked into a batch, or say which of them do not fit together."""
+    try:
+        return tuple(default_collate(samples))
+    except (RuntimeError, TypeError, ValueError) as error:
+        shapes = [tuple(inputs.shape) if isinstance(inputs, Tensor) else None for inputs, _ in samples]
+        for index, shape in zip(indices_B, shapes, strict=True):
+            if shape != shapes[0]:
+                raise GradwatchError(
+                    f"data: the inputs of sample {indices_B[0]} have shape {shapes[0]}, those of sample {index} {shape}; "
+                    "expected one shape for all; add Resize, CenterCrop or RGB to data.transform"
+                ) from error
+        raise GradwatchError(f"data: samples cannot be stacked into a batch: {error}") from error
+
+
+def _pinned(batch: Any) -> Any:
+    if isinstance(batch, Tensor):
+        return batch.pin_memory()
+    if isinstance(batch, dict):
+        return {key: _pinned(value) for key, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(_pinned(value) for value in batch)
+    return batch
+
+
+def _as_read(batch: Any) -> Any:
+    return batch
+
+
+def _start_worker(_worker: int) -> None:
+    # Ctrl-C reaches the whole process group; the main process saves its run, for which it may need further batches
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

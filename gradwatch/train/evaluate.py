@@ -1,0 +1,51 @@
+"""Measure a model on its validation data, leaving modes and random generators as they were."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from gradwatch.probe.transfer import to_float
+from gradwatch.train.batches import Batches
+from gradwatch.train.step import Stepper, to_device
+from gradwatch.train.targets import predictions_right
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """A validation result: the mean loss over all targets, and the fraction of labels predicted right (nan if none)."""
+
+    loss: float
+    accuracy: float
+
+
+@torch.no_grad()
+def evaluate(stepper: Stepper, batches: Batches) -> Evaluation:
+    """Return loss and accuracy over one pass through the data, in evaluation mode."""
+    was_training = stepper.model.training
+    stepper.model.eval()
+    try:
+        return _evaluate(stepper, batches)
+    finally:
+        stepper.model.train(was_training)
+
+
+def _evaluate(stepper: Stepper, batches: Batches) -> Evaluation:
+    total = counted = 0.0
+    right = labels = 0
+    for inputs, targets in batches.epoch(0):
+        count = stepper.objective.count(targets)
+        if not count:
+            continue
+        inputs, targets = to_device((inputs, targets), stepper.device)
+        outputs, loss = stepper.forward(inputs, targets)
+        total += count * to_float(loss)
+        counted += count
+        if hits := predictions_right(outputs, targets):
+            right, labels = right + hits[0], labels + hits[1]
+    return Evaluation(
+        loss=total / counted if counted else math.nan,
+        accuracy=right / labels if labels else math.nan,
+    )

@@ -1,0 +1,200 @@
+"""The training loop, in order: wait for batches, step, evaluate, record, schedule, save, end."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import itertools
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from torch.optim import lr_scheduler
+
+from gradwatch.config.schema import Config
+from gradwatch.errors import RunError
+from gradwatch.history.store import History
+from gradwatch.records import Diagnosis
+from gradwatch.train.evaluate import Evaluation, evaluate
+from gradwatch.train.interrupt import Interrupt
+from gradwatch.train.reproduce import reproducible, seed_all
+from gradwatch.train.session import Session
+from gradwatch.train.step import Batch, StepResult
+
+Ending = Literal["finished", "early-stop", "non-finite", "interrupted"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a training ended.
+
+    Args:
+        directory: The run directory.
+        ending: `finished`, `early-stop`, `non-finite` (`train.on_nonfinite: stop`) or `interrupted` (to be resumed).
+        history: All that was recorded.
+        diagnoses: What is wrong with the run, gravest first.
+    """
+
+    directory: Path
+    ending: Ending
+    history: History
+    diagnoses: tuple[Diagnosis, ...]
+
+
+def train(config: Config, *, resume: Path | None = None, log_format: str = "auto") -> Outcome:
+    """Train as a config says, under watch, into a run directory.
+
+    Args:
+        config: What to train.
+        resume: Run directory to continue from its last checkpoint, to the very same numbers.
+        log_format: `auto`, `rich`, `plain` or `json`.
+
+    Raises:
+        GradwatchError: Whatever the user can mend; what was saved before is intact.
+    """
+    with contextlib.ExitStack() as stack:
+        if config.run.deterministic:
+            stack.enter_context(reproducible(config.run.seed))
+        else:
+            seed_all(config.run.seed)
+        directory = resume or new_directory(config)
+        session = Session(config, directory, resume=resume is not None, log_format=log_format, stack=stack)
+        ending = run(session, stack.enter_context(Interrupt()))
+        session.save(best=False)
+        diagnoses = session.monitor.close()
+        session.close(ending)
+        return Outcome(directory=directory, ending=ending, history=session.monitor.history, diagnoses=diagnoses)
+
+
+def new_directory(config: Config) -> Path:
+    """Make and return a run directory, `<time>-<name>` below `run.out`, with the config in it."""
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    for suffix in itertools.chain([""], (f"-{i}" for i in itertools.count(2))):
+        directory = config.run.out / f"{stamp}-{config.run.name}{suffix}"
+        try:
+            directory.mkdir(parents=True)
+            (directory / "config.yaml").write_text(config.to_yaml())
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise RunError(f"run.out: cannot make {directory}: {error.strerror}; choose another folder") from error
+        return directory
+    raise AssertionError("itertools.count never ends")
+
+
+def run(session: Session, interrupt: Interrupt) -> Ending:
+    """Train until the planned end, or until a reason to stop before it."""
+    train, progress = session.config.train, session.progress
+    session.model.train()
+    for window, wait_s in _windows(session):
+        began = time.perf_counter()
+        rates = {f"lr.{i}": float(g["lr"]) for i, g in enumerate(session.optimizer.param_groups)}
+        result = session.stepper.run(window)
+        step_s = wait_s + time.perf_counter() - began
+
+        _advance(session, len(window), step_s)
+        at_end = progress.step == session.total_steps
+        evaluation = _evaluation(session, at_end=at_end)
+        inputs = window[0][0] if len(window) == 1 else [inputs for inputs, _ in window]
+        session.monitor.step(
+            result.loss, batch=inputs, statistics=rates | _statistics(result, evaluation, wait_s=wait_s, step_s=step_s)
+        )
+        _schedule(session, result, evaluation)
+
+        stopping = _stop_reason(session, result, evaluation, interrupt)
+        if evaluation and evaluation.loss < progress.best_val_loss:
+            progress.best_val_loss = evaluation.loss
+            if train.checkpoint.best:
+                session.save(best=True)
+        elif not (at_end or stopping) and _checkpoint_due(session, evaluation):
+            session.save(best=False)
+        if stopping:
+            return stopping
+    return "finished"
+
+
+def _windows(session: Session) -> Iterator[tuple[list[Batch], float]]:
+    """Yield the micro-batches of each optimizer step and how long, in seconds, they were waited for."""
+    progress = session.progress
+    while progress.step < session.total_steps:
+        batches = iter(session.batches.epoch(progress.epoch, start=progress.batch))
+        epoch = progress.epoch
+        while progress.epoch == epoch and progress.step < session.total_steps:
+            began = time.perf_counter()
+            window = list(itertools.islice(batches, session.config.train.accumulate))
+            yield window, time.perf_counter() - began
+
+
+def _advance(session: Session, micro_batches: int, seconds: float) -> None:
+    progress = session.progress
+    progress.step += 1
+    progress.batch += micro_batches
+    progress.elapsed_s += seconds
+    if progress.batch == len(session.batches):
+        progress.epoch, progress.batch = progress.epoch + 1, 0
+
+
+def _evaluation(session: Session, *, at_end: bool) -> Evaluation | None:
+    """Evaluate where it is due: every `eval_every` steps, or after each epoch, and at the end."""
+    every, progress = session.config.train.eval_every, session.progress
+    due = progress.step % every == 0 if every else progress.batch == 0
+    return evaluate(session.stepper, session.validation) if session.validation and (due or at_end) else None
+
+
+def _statistics(
+    result: StepResult, evaluation: Evaluation | None, *, wait_s: float, step_s: float
+) -> dict[str, float]:
+    """Return what the loop knows of a step, by the names of the catalogue."""
+    known = {
+        "grad_norm.before_clip": result.norm,
+        "grad_norm.after_clip": result.clipped_norm,
+        "loss_scale": result.loss_scale,
+        "skipped": float(result.skipped),
+        "step_ms": 1e3 * step_s,
+        "data_wait_ms": 1e3 * wait_s,
+        "samples_per_s": result.samples / step_s,
+    }
+    return known | {"val_loss": evaluation.loss, "val_accuracy": evaluation.accuracy} if evaluation else known
+
+
+def _schedule(session: Session, result: StepResult, evaluation: Evaluation | None) -> None:
+    """Move the learning rate on: after an update, after an epoch, or on a plateau of the validation loss."""
+    schedule, per = session.schedule, session.config.schedule.per
+    if schedule is None:
+        return
+    if isinstance(schedule, lr_scheduler.ReduceLROnPlateau):
+        if evaluation:
+            schedule.step(evaluation.loss)
+    elif (session.progress.batch == 0) if per == "epoch" else not result.skipped:
+        schedule.step()
+
+
+def _stop_reason(
+    session: Session, result: StepResult, evaluation: Evaluation | None, interrupt: Interrupt
+) -> Ending | None:
+    if interrupt.requested:
+        return "interrupted"
+    if not result.finite and session.config.train.on_nonfinite == "stop":
+        return "non-finite"
+    if evaluation and _is_stale(session, result, evaluation):
+        return "early-stop"
+    return None
+
+
+def _is_stale(session: Session, result: StepResult, evaluation: Evaluation) -> bool:
+    """Say whether the early-stopping metric has not improved for too many evaluations."""
+    stop, progress = session.config.train.early_stop, session.progress
+    if stop is None:
+        return False
+    metric = {"val_loss": evaluation.loss, "val_accuracy": -evaluation.accuracy, "loss": result.loss}[stop.metric]
+    improved = metric < progress.best - stop.min_delta or math.isinf(progress.best)
+    progress.best, progress.stale = (metric, 0) if improved else (progress.best, progress.stale + 1)
+    return progress.stale >= stop.patience
+
+
+def _checkpoint_due(session: Session, evaluation: Evaluation | None) -> bool:
+    every = session.config.train.checkpoint.every
+    return session.progress.step % every == 0 if every else evaluation is not None

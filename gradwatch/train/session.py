@@ -1,0 +1,229 @@
+"""A training in progress: its live objects, where they stand, and how both are saved and restored."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import lr_scheduler
+
+from gradwatch import build
+from gradwatch.attach import inspect
+from gradwatch.config.schema import Config, TrainSection
+from gradwatch.data import Splits
+from gradwatch.detect import detectors
+from gradwatch.errors import CheckpointError
+from gradwatch.history.disk import Writer
+from gradwatch.history.store import History
+from gradwatch.monitor import Monitor, Schedule
+from gradwatch.pipeline import Pipeline
+from gradwatch.probe import gradients
+from gradwatch.probe.activations import ActivationProbe
+from gradwatch.train import activation_checkpointing, checkpoint
+from gradwatch.train.batches import Batches
+from gradwatch.train.step import Clip, Stepper
+from gradwatch.train.targets import Objective
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """Where the loop stands; with the random generators, all that a resume needs beside the live objects.
+
+    Args:
+        step: Next optimizer step.
+        epoch: Epoch under way.
+        batch: Batches of the epoch that are behind it.
+        best: Best value of the early-stopping metric so far, where lower is better.
+        stale: Evaluations since then.
+        best_val_loss: Lowest validation loss so far, for the checkpoint that is kept as the best.
+        elapsed_s: Training time behind it.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    best: float = math.inf
+    stale: int = 0
+    best_val_loss: float = math.inf
+    elapsed_s: float = 0.0
+
+
+@final
+class Session:
+    """The live objects of a training.
+
+    Args:
+        config: What to train.
+        directory: The run directory.
+        resume: Whether to go on from the last checkpoint in it.
+        log_format: As in `train`.
+        stack: Where files and hooks are registered to be closed.
+    """
+
+    def __init__(
+        self, config: Config, directory: Path, *, resume: bool, log_format: str, stack: contextlib.ExitStack
+    ) -> None:
+        self.config = config
+        self.directory = directory
+        self.progress = Progress()
+        self.device = build.device(config.train.device)
+        splits = build.splits(config.data)
+        self.batches, self.validation = _batches(config, splits)
+        self.model = build.model(config, splits.spec).to(self.device)
+        _checkpoint_activations(self.model, config.train)
+        self.optimizer = build.optimizer(config.optim, self.model)
+        self.scaler = build.scaler(config, self.device)
+        self.steps_per_epoch = math.ceil(len(self.batches) / config.train.accumulate)
+        self.total_steps = config.train.steps or self.steps_per_epoch * (config.train.epochs or 0)
+        epochs = math.ceil(self.total_steps / self.steps_per_epoch)
+        length = self.total_steps if config.schedule.per == "step" else epochs
+        self.schedule = build.schedule(config.schedule, self.optimizer, length=length)
+        saved = self._restore() if resume else None
+        self.monitor = self._monitor(resumed=resume, log_format=log_format, stack=stack)
+        self.stepper = self._stepper(_on(build.loss(config, splits.spec), self.device))
+        _warn_about_batch_norm(self.model, config.train)
+        if compile_options := config.train.compile_options:
+            self.model.compile(**compile_options)
+        if saved:  # last, since building draws random numbers
+            checkpoint.set_random_state(saved["random"])
+
+    def save(self, *, best: bool) -> Path:
+        """Write a checkpoint of everything that an exact resume needs, and return its folder."""
+        self._recorder.flush()  # a resume cuts the history at this step, so it must be on disk up to here
+        state = {
+            "progress": asdict(self.progress),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict() if self.schedule else None,
+            "scaler": self.scaler.state_dict() if self.scaler else None,
+            "random": checkpoint.random_state(),
+        }
+        keep = self.config.train.checkpoint.keep
+        return checkpoint.save(self.directory / "checkpoints", state, step=self.progress.step, keep=keep, best=best)
+
+    def close(self, status: str) -> None:
+        """Note in the run directory how the training ended."""
+        self._recorder.finish(status)
+
+    def _restore(self) -> dict[str, Any]:
+        _, state = checkpoint.load(self.directory / "checkpoints")
+        checkpoint.load_model(self.model, state["model"])
+        try:
+            self.optimizer.load_state_dict(state["optimizer"])
+        except ValueError as error:
+            raise CheckpointError(f"the checkpoint does not fit optim: {error}; resume with the run's own config") from error
+        if self.schedule and state["schedule"]:
+            self.schedule.load_state_dict(state["schedule"])
+        if self.scaler and state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])
+        self.progress = Progress(**state["progress"])
+        return state
+
+    def _monitor(self, *, resumed: bool, log_format: str, stack: contextlib.ExitStack) -> Monitor:
+        """Attach a monitor, with nothing to watch but the run itself where watching is off."""
+        watch = self.config.watch
+        models, optimizers = ({"": self.model}, [self.optimizer]) if watch.enabled else ({}, [])
+        activations = None
+        if watch.enabled and watch.activations_every:
+            activations = ActivationProbe(self.model, max_elements=watch.activation_elements)
+        params, info = inspect(
+            models,
+            optimizers,
+            activations=activations,
+            name=self.directory.name,
+            precision=self.config.train.precision,
+            loss_scaling=self.scaler is not None,
+            accumulate=self.config.train.accumulate,
+            total_steps=self.total_steps,
+        )
+        if resumed:
+            self._recorder, history = Writer.resume(self.directory, step=self.progress.step - 1)
+        else:
+            history = History(info, groups=len(self.optimizer.param_groups))
+            self._recorder = Writer(self.directory, history)
+        stack.enter_context(self._recorder)
+        resumed_at = self.progress.step if resumed else None
+        pipeline = Pipeline(
+            history,
+            detectors=detectors(self.config.detect) if watch.enabled else (),
+            sinks=build.sinks(self.config, self.directory, log_format=log_format, resumed_at=resumed_at),
+            recorder=self._recorder,
+        )
+        monitor = Monitor(
+            params,
+            optimizers=optimizers,
+            pipeline=pipeline,
+            activations=activations,
+            scaler=self.scaler,
+            schedule=Schedule(
+                updates=watch.updates_every, activations=watch.activations_every, histograms=watch.histograms_every
+            ),
+        )
+        stack.callback(monitor.detach)
+        return monitor
+
+    def _stepper(self, loss: Callable[..., Any]) -> Stepper:
+        train = self.config.train
+        params = [p for group in self.optimizer.param_groups for p in group["params"]]
+        return Stepper(
+            model=self.model,
+            objective=Objective(function=loss),
+            optimizer=self.optimizer,
+            scaler=self.scaler,
+            observe=self.monitor.observe if self.config.watch.enabled else partial(gradients.total_norm, params),
+            device=self.device,
+            precision=train.precision,
+            clip=Clip(norm=train.clip.norm, value=train.clip.value) if train.clip else None,
+            on_nonfinite=train.on_nonfinite,
+        )
+
+
+def _batches(config: Config, splits: Splits) -> tuple[Batches, Batches | None]:
+    section = config.data
+    common = {"seed": config.run.seed, "workers": section.workers, "pin_memory": section.pin_memory}
+    training = Batches(
+        splits.train,
+        batch_size=section.batch_size,
+        shuffle=section.shuffle,
+        drop_last=section.drop_last,
+        **common,
+    )
+    if splits.val is None:
+        return training, None
+    size = section.eval_batch_size or section.batch_size
+    return training, Batches(splits.val, batch_size=size, shuffle=False, drop_last=False, **common)
+
+
+def _checkpoint_activations(model: nn.Module, train: TrainSection) -> None:
+    choice = train.activation_checkpointing
+    if choice == "none":
+        return
+    if choice == "sqrt":
+        activation_checkpointing.sqrt_blocks(model)
+    elif choice.every is not None:
+        activation_checkpointing.every_blocks(model, choice.every)
+    else:
+        activation_checkpointing.matching_modules(model, choice.modules)
+
+
+def _on(loss: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    return loss.to(device) if isinstance(loss, nn.Module) else loss
+
+
+def _warn_about_batch_norm(model: nn.Module, train: TrainSection) -> None:
+    norms = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    if train.accumulate > 1 and norms:
+        warnings.warn(
+            f"train.accumulate: {len(norms)} BatchNorm layers ({norms[0]}, ...) normalise each micro-batch by itself, "
+            f"so {train.accumulate} of them are not equal to one full batch; GroupNorm or LayerNorm would be",
+            stacklevel=2,
+        )

@@ -1,0 +1,168 @@
+"""One optimizer step: accumulate, autocast, unscale, observe, clip, skip, update."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor, nn
+
+from gradwatch.probe.transfer import to_float
+from gradwatch.train.targets import Objective
+
+Batch = tuple[Any, Tensor]
+Precision = Literal["fp32", "bf16", "fp16"]
+AUTOCAST_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clip:
+    """Limit of the gradient: its total L2 norm, or the magnitude of each element."""
+
+    norm: float | None = None
+    value: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What an optimizer step came to.
+
+    Args:
+        loss: Mean loss over all that was counted in the step; a host number.
+        samples: Samples in the step.
+        norm: Total L2 norm of the gradient, unscaled, before clipping; nan where none was taken.
+        clipped_norm: The same after clipping.
+        skipped: Whether the update was left out.
+        finite: Whether loss and gradient were finite, or the gradient's overflow is the scaler's affair.
+        loss_scale: Scale of the GradScaler during the step; 1 without one.
+    """
+
+    loss: float
+    samples: int
+    norm: float
+    clipped_norm: float
+    skipped: bool
+    finite: bool
+    loss_scale: float
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Stepper:
+    """Makes optimizer steps.
+
+    Args:
+        model: Called with a batch's inputs.
+        objective: The loss, and how much each micro-batch of a step counts.
+        optimizer: Moves the parameters.
+        scaler: Scales the loss, or None.
+        observe: Returns the total norm of the unscaled gradients; the monitor's, or a plain one.
+        device: Where model and batches live.
+        precision: Format of the forward pass.
+        clip: Limit of the gradient, or None.
+        on_nonfinite: What to do where loss or gradient is not finite.
+    """
+
+    model: nn.Module
+    objective: Objective
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler | None
+    observe: Callable[[], float]
+    device: torch.device
+    precision: Precision
+    clip: Clip | None
+    on_nonfinite: Literal["skip", "stop", "continue"]
+
+    def run(self, window: Sequence[Batch]) -> StepResult:
+        """Make one optimizer step from the micro-batches of its window."""
+        loss, finite = self._backward(window)
+        norm = clipped = math.nan
+        scale = self.scaler.get_scale() if self.scaler else 1.0
+        updated = False
+        if finite or self.on_nonfinite == "continue":
+            if self.scaler:
+                self.scaler.unscale_(self.optimizer)
+            # after unscale_, before clip: the norms must be those of the loss
+            norm = self.observe()
+            clipped = self._limit(norm)
+            updated = self._update(norm)
+        self.optimizer.zero_grad(set_to_none=True)
+        return StepResult(
+            loss=loss,
+            samples=sum(len(targets) for _, targets in window),
+            norm=norm,
+            clipped_norm=clipped,
+            skipped=not updated,
+            finite=finite and (self.scaler is not None or math.isfinite(norm)),
+            loss_scale=scale,
+        )
+
+    def autocast(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context of the forward pass."""
+        if self.precision == "fp32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=AUTOCAST_DTYPE[self.precision])
+
+    def forward(self, inputs: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the outputs and the mean loss of one micro-batch, which must be on the device."""
+        with self.autocast():
+            outputs = self.model(inputs)
+            return outputs, self.objective.loss(outputs, targets)
+
+    def _backward(self, window: Sequence[Batch]) -> tuple[float, bool]:
+        """Add up the gradients of a window; return its loss, and whether that is finite."""
+        total, finite = 0.0, True
+        for share, (inputs, targets) in zip(self.objective.shares(window), window, strict=True):
+            if not share:
+                continue  # nothing in it counts: its mean would be 0 / 0
+            _, loss = self.forward(*to_device((inputs, targets), self.device))
+            value = to_float(loss)
+            total += share * value
+            if not math.isfinite(value):
+                finite = False
+                if self.on_nonfinite != "continue":
+                    break
+            loss = loss if share == 1.0 else loss * share
+            (self.scaler.scale(loss) if self.scaler else loss).backward()
+        return total, finite
+
+    def _limit(self, norm: float) -> float:
+        """Clip the gradients of the given total norm and return their norm after it."""
+        if self.clip is None or not math.isfinite(norm):
+            return norm
+        params = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if self.clip.value is not None:
+            nn.utils.clip_grad_value_(params, self.clip.value)
+            return to_float(nn.utils.get_total_norm([p.grad for p in params if p.grad is not None]))
+        assert self.clip.norm is not None, "a clip has a norm or a value"
+        if norm > self.clip.norm:
+            nn.utils.clip_grads_with_norm_(params, self.clip.norm, torch.tensor(norm, device=self.device))
+        return min(norm, self.clip.norm)
+
+    def _update(self, norm: float) -> bool:
+        """Move the parameters, unless the gradient forbids it; say whether they moved."""
+        if self.scaler:
+            self.scaler.step(self.optimizer)  # leaves the update out by itself where a gradient is not finite
+            self.scaler.update()
+            return math.isfinite(norm)
+        if not math.isfinite(norm) and self.on_nonfinite != "continue":
+            return False
+        self.optimizer.step()
+        return True
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Return a batch, any nest of tuples, lists and dicts of tensors, with its tensors on the device."""
+    if device.type == "cpu":
+        return batch  # data loaders give CPU tensors
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {k: to_device(v, device) for k, v in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(to_device(v, device) for v in batch)
+    return batch

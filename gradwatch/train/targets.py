@@ -1,0 +1,100 @@
+"""What a loss counts: the mean loss of a micro-batch, and the share of each micro-batch in its optimizer step."""
+
+# N = samples, C = classes, T = positions
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from gradwatch.errors import GradwatchError
+from gradwatch.probe.transfer import to_float
+
+CLASSIFYING = (nn.CrossEntropyLoss, nn.NLLLoss)
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Objective:
+    """A loss that averages over what it counts, so that accumulated micro-batches can be weighed exactly.
+
+    Args:
+        function: Called with outputs and targets; returns their mean loss, a scalar.
+    """
+
+    function: Callable[[Any, Tensor], Tensor]
+
+    def loss(self, outputs: Any, targets: Tensor) -> Tensor:
+        """Return the mean loss of a micro-batch.
+
+        Args:
+            outputs: What the model returned: (N, C), or (N, T, C) where there is a label per position.
+            targets: Labels (N,) or (N, T), or values of the shape of the outputs.
+        """
+        loss = self._raw(outputs, targets)
+        if loss.ndim:
+            raise GradwatchError(
+                f"loss: returned a tensor of shape {tuple(loss.shape)}, expected a scalar; "
+                "use reduction: mean, or return loss.mean()"
+            )
+        return loss
+
+    def _raw(self, outputs: Any, targets: Tensor) -> Tensor:
+        if not isinstance(self.function, nn.Module):
+            return self.function(outputs, targets)
+        if not isinstance(outputs, Tensor):
+            raise GradwatchError(
+                f"model: returned a {type(outputs).__name__}{_length(outputs)}, expected one tensor for "
+                f"{type(self.function).__name__}; return the logits alone, or give a loss that takes this output "
+                "(loss.target: package.module:function)"
+            )
+        if isinstance(self.function, CLASSIFYING) and outputs.ndim == 3 and targets.ndim == 2:
+            return self.function(outputs.flatten(0, 1), targets.flatten())
+        if not isinstance(self.function, CLASSIFYING):
+            return self.function(outputs, self._aligned(outputs, targets))
+        return self.function(outputs, targets)
+
+    def shares(self, window: Sequence[tuple[Any, Tensor]]) -> list[float]:
+        """Return how much of an optimizer step's loss each of its micro-batches is; those of a mean add up to 1."""
+        if len(window) == 1 or getattr(self.function, "reduction", "mean") == "sum":
+            return [1.0] * len(window)
+        counts = [self.count(targets) for _, targets in window]
+        total = sum(counts)
+        return [count / total if total else 0.0 for count in counts]
+
+    def count(self, targets: Tensor) -> float:
+        """Return over how much a mean loss divides: targets that are not ignored, by their class weight if any."""
+        if not isinstance(self.function, CLASSIFYING) or targets.is_floating_point():
+            return float(len(targets))
+        counted = targets[targets != self.function.ignore_index]
+        if self.function.weight is None:
+            return float(counted.numel())
+        return to_float(self.function.weight.to(targets.device)[counted].sum())
+
+    def _aligned(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the targets in the outputs' shape and dtype, or refuse to broadcast one against the other."""
+        if outputs.shape != targets.shape:
+            if outputs.numel() != targets.numel():
+                raise GradwatchError(
+                    f"loss: {type(self.function).__name__} got outputs of shape {tuple(outputs.shape)} and targets of "
+                    f"shape {tuple(targets.shape)}, expected equal shapes; broadcasting would compare every output "
+                    "with every target"
+                )
+            targets = targets.reshape(outputs.shape)
+        return targets if targets.is_floating_point() else targets.to(torch.float32)
+
+
+def predictions_right(outputs: Any, targets: Tensor) -> tuple[int, int] | None:
+    """Return how many labels were predicted right, of how many; None where there is nothing to count."""
+    if not isinstance(outputs, Tensor) or targets.is_floating_point() or outputs.ndim != targets.ndim + 1:
+        return None
+    right = (outputs.argmax(-1) == targets).sum()
+    return int(to_float(right)), targets.numel()
+
+
+def _length(outputs: object) -> str:
+    return f" of {len(outputs)}" if isinstance(outputs, (tuple, list, dict)) else ""
