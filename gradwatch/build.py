@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-import importlib
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,10 @@ from torch.optim import lr_scheduler
 from gradwatch import data, plugins
 from gradwatch.config.schema import Config, DataSection, OptimSection, ScheduleSection
 from gradwatch.data import Splits
-from gradwatch.errors import GradwatchError, did_you_mean
+from gradwatch.data import _torchvision as torchvision_data
+from gradwatch.data import _transforms as transforms
+from gradwatch.errors import GradwatchError
+from gradwatch.models import _torchvision as torchvision_models
 from gradwatch.records import DataSpec
 from gradwatch.render import Sink
 
@@ -40,24 +41,27 @@ def device(name: str) -> torch.device:
 
 
 def splits(section: DataSection) -> Splits:
-    """Return the training and validation data of a config."""
+    """Return the training and validation data of a config, with its transforms around them."""
     if section.target:
-        made = _call(_import("data", section.target), "data", section.options)
-        return data.check(data.from_target(made), section.target)
-    assert section.name, "a section has a name or a target"
-    return data.check(_call(data.builder(section.name, section), "data", section.options), section.name)
+        made = data.from_target(_call(plugins.target(section.target, key="data.target"), "data", section.options))
+    elif section.name in plugins.names("gradwatch.data"):
+        made = _call(plugins.load("gradwatch.data", section.name).build, "data", section.options)
+    else:
+        made = _call(torchvision_data.build, "data", {"name": section.name} | section.options)
+    made = transforms.apply(made, transform=section.transform, augment=section.augment)
+    data.check(made, section.target or section.name or "")
+    return made
 
 
 def model(config: Config, spec: DataSpec) -> nn.Module:
     """Return the model of a config, on the CPU and in training mode."""
     section = config.model
     if section.target:
-        made = _call(_import("model", section.target), "model", section.options)
+        made = _call(plugins.target(section.target, key="model.target"), "model", section.options)
     elif section.name in plugins.names("gradwatch.models"):
         made = _call(plugins.load("gradwatch.models", section.name).build, "model", section.options, spec)
     else:
-        build = plugins.load("gradwatch.models", "_torchvision").build
-        made = _call(build, "model", {"name": section.name} | section.options, spec)
+        made = _call(torchvision_models.build, "model", {"name": section.name} | section.options, spec)
     if not isinstance(made, nn.Module):
         raise GradwatchError(f"model.target: '{section.target}' returned a {type(made).__name__}, expected a nn.Module")
     if not any(True for _ in made.parameters()):
@@ -112,7 +116,7 @@ def loss(config: Config, spec: DataSpec) -> Callable[..., Any]:
     """Return the loss of a config: a torch loss, by default the usual one for the data, or the target's function."""
     section = config.loss
     if section.target:
-        made = _import("loss", section.target)
+        made = plugins.target(section.target, key="loss.target")
         return _call(made, "loss", section.options) if inspect.isclass(made) else made
     name = section.name or DEFAULT_LOSS[spec.kind]
     options = dict(section.options)
@@ -152,7 +156,7 @@ def sinks(config: Config, directory: Path, *, log_format: str, resumed_at: int |
     chosen = {name: dict(options) for name, options in config.sinks.items()}
     made: list[Sink] = []
     if chosen.setdefault("terminal", {}).pop("enabled", True):
-        made.append(Terminal(**{"log_format": log_format} | chosen["terminal"]))
+        made.append(Terminal(run_dir=directory, log_format=log_format, **chosen["terminal"]))
     if chosen.setdefault("tensorboard", {}).pop("enabled", True):
         text = config.to_yaml()
         made.append(TensorBoard(directory=directory, config_text=text, purge_step=resumed_at, **chosen["tensorboard"]))
@@ -167,9 +171,7 @@ def _group_of(name: str, section: OptimSection) -> int:
     return -1
 
 
-def _main_schedule(
-    section: ScheduleSection, optimizer: torch.optim.Optimizer, length: int
-) -> lr_scheduler.LRScheduler:
+def _main_schedule(section: ScheduleSection, optimizer: torch.optim.Optimizer, length: int) -> lr_scheduler.LRScheduler:
     assert section.name, "called with a named schedule"
     options = dict(section.options)
     if section.name in SPAN:
@@ -187,21 +189,3 @@ def _call(function: Callable[..., Any], key: str, options: Mapping[str, Any], *a
     except (TypeError, ValueError) as error:
         name = getattr(function, "__qualname__", str(function))
         raise GradwatchError(f"{key}: {name} does not accept these settings: {error}") from error
-
-
-def _import(key: str, target: str) -> Callable[..., Any]:
-    """Return what a `target: package.module:name` names; the folder that the command runs in is searched too."""
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    module_name, _, name = target.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise GradwatchError(
-            f"{key}.target: '{target}' does not import: {error}; expected package.module:factory, on the Python path "
-            "or below the folder that gradwatch runs in"
-        ) from error
-    if not hasattr(module, name):
-        raise GradwatchError(f"{key}.target: module '{module_name}' has no '{name}'{did_you_mean(name, vars(module))}")
-    found: Callable[..., Any] = getattr(module, name)
-    return found

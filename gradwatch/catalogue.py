@@ -47,7 +47,9 @@ ACT: tuple[Statistic, ...] = (
 
 RUN: tuple[Statistic, ...] = (
     Statistic("loss", "", "training loss of the optimizer step: mean over all samples of its micro-batches", _HOST),
-    Statistic("val_loss", "", "validation loss, on the step after which it was measured", "every train.eval_every steps"),
+    Statistic(
+        "val_loss", "", "validation loss, on the step after which it was measured", "every train.eval_every steps"
+    ),
     Statistic("val_accuracy", "0..1", "fraction of validation targets predicted right", "every train.eval_every steps"),
     Statistic("grad_norm.before_clip", "", "L2 norm over all gradients, unscaled", _HOST),
     Statistic("grad_norm.after_clip", "", "the same after clipping; equal where nothing was clipped", _HOST),
@@ -57,7 +59,12 @@ RUN: tuple[Statistic, ...] = (
     Statistic("data_wait_ms", "ms", "time that the step waited for its batches", _HOST),
     Statistic("samples_per_s", "1/s", "samples of the step divided by step_ms", _HOST),
     Statistic("peak_memory_bytes", "bytes", "peak of the allocator on CUDA, of the resident set elsewhere", _HOST),
-    Statistic("batch_hash", "", "48-bit hash of the step's inputs; equal batches have equal hashes", "every step; one read of the inputs"),
+    Statistic(
+        "batch_hash",
+        "",
+        "48-bit hash of the step's inputs; equal batches have equal hashes",
+        "every step; one read of the inputs",
+    ),
     Statistic("watch_ms", "ms", "time that the monitor itself took in the step", _HOST),
 )
 """Statistics of the whole run; one `lr.<i>` per optimizer group follows them (see `run_names`)."""

@@ -21,7 +21,6 @@ from torch import Tensor
 from gradwatch import catalogue
 from gradwatch.history.store import Floats, Histograms, History
 from gradwatch.pipeline import Pipeline
-from gradwatch.probe import gradients
 from gradwatch.probe.activations import ActivationProbe
 from gradwatch.probe.batch_hash import hash_batch
 from gradwatch.probe.gradients import GradientProbe
@@ -33,6 +32,7 @@ from gradwatch.records import Diagnosis, Finding
 GRAD = slice(0, 6)
 UPDATE = slice(6, 8)
 L2 = catalogue.PARAM_NAMES.index("grad.l2")
+NONFINITE = catalogue.PARAM_NAMES.index("grad.nonfinite")
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # getrusage(2): ru_maxrss is in bytes on macOS, in KiB on Linux
 
 
@@ -88,7 +88,7 @@ class Monitor:
         pipeline: Pipeline,
         activations: ActivationProbe | None = None,
         scaler: torch.amp.GradScaler | None = None,
-        schedule: Schedule = Schedule(),  # noqa: B008 - frozen
+        schedule: Schedule = Schedule(),
     ) -> None:
         self.pipeline = pipeline
         self.schedule = schedule
@@ -124,7 +124,7 @@ class Monitor:
         for part in self._parts:
             self._observe(part, inverse_scale=1.0)
         self._watch_s += time.perf_counter() - began
-        return gradients.combine(self._row_SL[L2])
+        return total_norm(self._row_SL)
 
     def step(
         self,
@@ -144,12 +144,12 @@ class Monitor:
         """
         began = time.perf_counter()
         run = self._run
-        run["loss"] = to_float(loss)
+        run["loss"] = _number(loss)
         if val_loss is not None:
-            run["val_loss"] = to_float(val_loss)
+            run["val_loss"] = _number(val_loss)
         if batch is not None:
             run["batch_hash"] = float(hash_batch(batch))
-        run["grad_norm.before_clip"] = run["grad_norm.after_clip"] = gradients.combine(self._row_SL[L2])
+        run["grad_norm.before_clip"] = run["grad_norm.after_clip"] = total_norm(self._row_SL)
         run["skipped"] = float(not any(part.updated for part in self._parts))
         run["peak_memory_bytes"] = self._peak_memory()
         run["step_ms"] = 1e3 * (began - self._ended)
@@ -231,13 +231,31 @@ class Monitor:
     def _take_histograms(self, step: int) -> None:
         grad_LB, weight_LB = to_host(self._histograms.read())
         self.history.histograms = Histograms(
-            step=step, edges_B=to_host(bin_edges()), grad_LB=grad_LB, weight_LB=weight_LB
+            step=step, edges_B=bin_edges(), grad_LB=grad_LB, weight_LB=weight_LB
         )
 
     def _peak_memory(self) -> float:
         if self._cuda is not None:
             return float(torch.cuda.max_memory_allocated(self._cuda))
         return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT)
+
+
+def total_norm(row_SL: Floats) -> float:
+    """Return the L2 norm over all gradients; NaN or Inf where one holds NaN or Inf.
+
+    Args:
+        row_SL: The gradient statistics of every layer, nan where there is no gradient; at least the first six rows.
+    """
+    l2_L = row_SL[L2].astype(np.float64)
+    squares = float(l2_L @ l2_L)
+    if math.isnan(squares):
+        l2_L = l2_L[~np.isnan(row_SL[NONFINITE])]
+        squares = float(l2_L @ l2_L)
+    return math.sqrt(squares)
+
+
+def _number(value: Tensor | float) -> float:
+    return to_float(value) if isinstance(value, Tensor) else float(value)
 
 
 def _due(every: int, step: int) -> bool:

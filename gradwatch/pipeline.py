@@ -80,12 +80,11 @@ class Pipeline:
             if step % detector.every:
                 continue
             try:
-                found = [f for f in detector.detect(self.history) if is_news(self.history, f)]
+                found = [finding for finding in detector.detect(self.history) if self.history.report(finding)]
             except Exception as error:  # whatever a plugin raises must not stop the training
                 self._detectors.remove(detector)
                 _switched_off(f"detector {detector.kind}", error)
                 continue
-            self.history.findings.extend(found)
             yield from found
 
     def _show(self, method: str, *args: object) -> None:
@@ -95,12 +94,6 @@ class Pipeline:
             except Exception as error:  # as above: a sink shows, it does not decide
                 self._sinks.remove(sink)
                 _switched_off(f"sink {type(sink).__name__}", error)
-
-
-def is_news(history: History, finding: Finding) -> bool:
-    """Say whether a finding is new to the history: unheard of for its kind and layer, or graver than before."""
-    known = [f.severity for f in history.findings if (f.kind, f.layer) == (finding.kind, finding.layer)]
-    return not known or finding.severity > max(known)
 
 
 def redetect(stored: History, detectors: Sequence[Detector]) -> History:

@@ -1,12 +1,17 @@
-"""Find plugins: files by their name in a package of ours, classes of other packages by their entry points."""
+"""Find plugins: files of a package of ours by name, other packages' classes by entry point, a user's own by target."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
 import pkgutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from gradwatch.errors import GradwatchError, did_you_mean
 
 
 def names(package: str) -> tuple[str, ...]:
@@ -27,3 +32,27 @@ def load(package: str, name: str) -> ModuleType:
 def entry_points(group: str) -> tuple[Any, ...]:
     """Return the objects that installed packages offer under an entry point group, such as `gradwatch.detectors`."""
     return tuple(point.load() for point in importlib.metadata.entry_points(group=group))
+
+
+def target(name: str, *, key: str) -> Callable[..., Any]:
+    """Return what a user's `package.module:factory` names; the folder that gradwatch runs in is searched too.
+
+    Args:
+        name: As it stands in the config.
+        key: Where it stands, such as `model.target`.
+    """
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    module_name, _, attribute = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise GradwatchError(
+            f"{key}: '{name}' does not import: {error}; expected package.module:factory, on the Python path "
+            "or below the folder that gradwatch runs in"
+        ) from error
+    if not hasattr(module, attribute):
+        hint = did_you_mean(attribute, vars(module))
+        raise GradwatchError(f"{key}: module '{module_name}' has no '{attribute}'{hint}")
+    found: Callable[..., Any] = getattr(module, attribute)
+    return found

@@ -64,7 +64,7 @@ def to_type(node: ast.expr, source: Source) -> Any:
 
 
 def of_default(value: Any) -> Any:
-    """Return the type for a parameter without annotation, judged by its default. A whole number may become a fraction."""
+    """Return the type for a parameter without annotation, judged by its default; 0 may be a fraction too."""
     if isinstance(value, bool | str):
         return type(value)
     return int | float if isinstance(value, int | float) else Any

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import ast
 import inspect
-import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
+from gradwatch.config import docstrings
 from gradwatch.config.annotations import UNWRITABLE, of_default, to_type
 from gradwatch.config.source import UNKNOWN, Source
 
 _Callable = ast.ClassDef | ast.FunctionDef
-
-_ARGUMENT = re.compile(r"\*{0,2}(\w+)(?: \(.*?\))?: (.*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,24 +47,30 @@ class Signature:
         name: Name that a config calls it by.
         parameters: Those that a config may set.
         doc: Its whole docstring; empty where it has none.
-        missing: A parameter it needs and YAML cannot say, so that no config can use it; empty as a rule.
+        unusable: Why no config can use it; empty as a rule.
         is_open: Whether it takes keywords that its source does not name.
     """
 
     name: str
     parameters: tuple[Parameter, ...]
     doc: str = ""
-    missing: str = ""
+    unusable: str = ""
     is_open: bool = False
 
     @property
     def summary(self) -> str:
         """The first sentence of the docstring, without markup."""
-        paragraph = " ".join(self.doc.strip().split("\n\n")[0].split())
-        return _plain_text(re.split(r"(?<=[\w)`]\.)\s+(?=[A-Z`])", paragraph)[0])
+        return docstrings.summary(self.doc)
 
 
-def read(source: Source, name: str, *, called: str = "", hidden: Collection[str] = ()) -> Signature:
+def read(
+    source: Source,
+    name: str,
+    *,
+    called: str = "",
+    hidden: Collection[str] = (),
+    types: Mapping[str, Any] = MappingProxyType({}),
+) -> Signature:
     """Return the signature of a function or class.
 
     Keywords that it passes on (`**kwargs`) are followed to where they are named; a class without `__init__` has that
@@ -76,34 +81,36 @@ def read(source: Source, name: str, *, called: str = "", hidden: Collection[str]
         name: Name of the function or class there.
         called: Name that a config calls it by; its own by default.
         hidden: Parameters that are not for a config to set, such as those that the harness gives itself.
+        types: Types by the name of a parameter, in place of the annotated ones.
     """
-    found = source.find(name)
-    assert found and not isinstance(found[1], ast.expr), f"{source.path} has no function or class '{name}'"
+    found = _definition(source, name)
+    assert found, f"{source.path} has no function or class '{name}'"
     home, node = found
     parameters, is_open = _parameters(home, node)
-    docs = argument_docs(_docstring(home, node))
+    docs = docstrings.arguments(_docstring(home, node))
     if isinstance(node, ast.ClassDef) and (constructor := _constructor(home, node)):
-        docs |= argument_docs(ast.get_docstring(constructor[1]) or "")
-    shown = [replace(p, doc=docs.get(p.name, "")) for p in parameters if p.name not in hidden and p.name[0] != "_"]
+        docs |= docstrings.arguments(ast.get_docstring(constructor[1]) or "")
+    shown = [
+        replace(p, doc=docs.get(p.name, ""), type=types.get(p.name, p.type))
+        for p in parameters
+        if p.name not in hidden and p.name[0] != "_"
+    ]
     return Signature(
         name=called or name,
         parameters=tuple(p for p in shown if p.type is not UNWRITABLE),
         doc=_docstring(home, node),
-        missing=next((p.name for p in shown if p.required and p.type is UNWRITABLE), ""),
+        unusable=next((f"needs '{p.name}', which YAML cannot say" for p in shown if _cannot_be_given(p)), ""),
         is_open=is_open,
     )
 
 
-def positional(source: Source, function: str, method: str = "") -> tuple[str, ...]:
-    """Return the names of the parameters without default of a function, or of a class's method but for `self`."""
-    found = source.find(function)
-    assert found and not isinstance(found[1], ast.expr), f"{source.path} has no function or class '{function}'"
-    home, node = found
-    if isinstance(node, ast.ClassDef):
-        definition = _method(home, node, method)
-        assert definition, f"{function} has no method {method}"
-        home, node = definition[0], definition[1]
-    return tuple(p.name for p in _written(home, node) if p.required and p.name != "self")
+def inputs(source: Source, name: str) -> tuple[str, ...]:
+    """Return the names of the inputs that a class of modules takes: those of `forward` without default."""
+    found = _definition(source, name)
+    node = found[1] if found else None
+    assert isinstance(node, ast.ClassDef), f"{source.path} has no class '{name}'"
+    forward = _method(source, node, "forward")
+    return tuple(p.name for p in _written(forward[0], forward[1])[1:] if p.required) if forward else ()
 
 
 def constants(node: ast.ClassDef) -> dict[str, str]:
@@ -118,25 +125,9 @@ def constants(node: ast.ClassDef) -> dict[str, str]:
     return texts
 
 
-def argument_docs(docstring: str) -> dict[str, str]:
-    """Return what the `Args` of a docstring say, by name, without markup."""
-    _, _, block = docstring.partition("Args:\n")
-    lines = block.splitlines()
-    indent = len(lines[0]) - len(lines[0].lstrip()) if lines else 0
-    docs: dict[str, str] = {}
-    name = ""
-    for line in lines:
-        depth = len(line) - len(line.lstrip())
-        if not line.strip() or depth < indent:
-            break
-        if depth == indent and (entry := _ARGUMENT.match(line.strip())):
-            name, docs[entry[1]] = entry[1], entry[2]
-        elif name:
-            docs[name] += " " + line.strip()
-    return {name: _plain_text(doc) for name, doc in docs.items()}
-
-
-def _parameters(home: Source, node: _Callable, seen: frozenset[_Callable] = frozenset()) -> tuple[list[Parameter], bool]:
+def _parameters(
+    home: Source, node: _Callable, seen: frozenset[_Callable] = frozenset()
+) -> tuple[list[Parameter], bool]:
     """Return all parameters of a function or class, and whether it takes keywords that are not in sight."""
     if node in seen:
         return [], False
@@ -188,7 +179,7 @@ def _parameter(
 ) -> Parameter:
     value = UNKNOWN if default is None else home.value(default)
     if annotation is None:
-        allowed = of_default(value)
+        allowed = UNWRITABLE if default is not None and value is UNKNOWN else of_default(value)
     else:
         allowed = to_type(annotation, home)
         if value is None and allowed is not UNWRITABLE:
@@ -236,10 +227,17 @@ def _unbound(parameters: list[Parameter], call: ast.Call) -> list[Parameter]:
 
 
 def _callee(home: Source, function: ast.expr, owner: ast.ClassDef | None) -> tuple[Source, _Callable] | None:
-    """Return what a call calls: a function or class by name, or the base class for `super().__init__`."""
-    if isinstance(function, ast.Attribute) and function.attr == "__init__" and owner:
-        return next(_bases(home, owner), None)
-    return _definition(home, _name(function))
+    """Return what a call calls: a function or class, the method of a class, or the base of `super().__init__`."""
+    match function:
+        case ast.Name(id=name):
+            return _definition(home, name)
+        case ast.Attribute(attr="__init__") if owner:
+            return next(_bases(home, owner), None)
+        case ast.Attribute(value=ast.Name(id=name), attr=attribute):
+            found = _definition(home, name)
+            method = _method(found[0], found[1], attribute) if found and isinstance(found[1], ast.ClassDef) else None
+            return method and (method[0], method[1])
+    return None
 
 
 def _constructor(home: Source, node: ast.ClassDef) -> tuple[Source, ast.FunctionDef, ast.ClassDef] | None:
@@ -263,6 +261,10 @@ def _bases(home: Source, node: ast.ClassDef) -> Iterator[tuple[Source, ast.Class
             yield found[0], found[1]
 
 
+def _cannot_be_given(parameter: Parameter) -> bool:
+    return parameter.required and parameter.type is UNWRITABLE
+
+
 def _definition(home: Source, name: str) -> tuple[Source, _Callable] | None:
     found = home.find(name)
     return (found[0], found[1]) if found and not isinstance(found[1], ast.expr) else None
@@ -270,13 +272,10 @@ def _definition(home: Source, name: str) -> tuple[Source, _Callable] | None:
 
 def _docstring(home: Source, node: _Callable) -> str:
     """Return a docstring, also one that is assigned to `__doc__` further down."""
-    if written := ast.get_docstring(node):
-        return written
-    for statement in home.tree.body:
-        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == f"{node.name}.__doc__":
-            texts = (n.value for n in ast.walk(statement.value) if isinstance(n, ast.Constant))
-            return inspect.cleandoc(next((t for t in texts if isinstance(t, str)), ""))
-    return ""
+    if (written := ast.get_docstring(node)) or node.name not in home.assigned_docs:
+        return written or ""
+    texts = (n.value for n in ast.walk(home.assigned_docs[node.name]) if isinstance(n, ast.Constant))
+    return inspect.cleandoc(next((text for text in texts if isinstance(text, str)), ""))
 
 
 def _name(node: ast.expr) -> str:
@@ -287,10 +286,3 @@ def _name(node: ast.expr) -> str:
         case ast.Call(func=inner) | ast.Subscript(value=inner):
             return _name(inner)
     return ""
-
-
-def _plain_text(text: str) -> str:
-    """Return a text without reStructuredText roles, links and double backticks."""
-    text = re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`", r"\1", text)
-    text = re.sub(r"`([^`<]+?)\s*(?:<[^>]*>)?`__?", r"\1", text)
-    return text.replace("``", "")

@@ -51,12 +51,15 @@ class Source:
             raise GradwatchError(f"{path}, line {error.lineno}: not valid Python: {error.msg}") from None
 
     def find(self, name: str) -> tuple[Source, Definition] | None:
-        """Return the file that defines what this one calls `name`, and the definition; None where it is not in sight."""
+        """Return the file that defines a name of this one, and the definition; None where neither is in sight."""
         known = self._names.get(name)
+        if known is None:
+            everything = (load(path).find(name) for star, path in self.imported() if star == "*")
+            return next((found for found in everything if found), None)
         if isinstance(known, _Import):
             path = self._file_of(known)
             return load(path).find(known.name) if path else None
-        return (self, known) if known is not None else None
+        return self, known
 
     def imported(self) -> Iterator[tuple[str, Path]]:
         """Yield the names that this file takes `from` elsewhere, each with its file; `*` where it takes everything."""
@@ -80,6 +83,16 @@ class Source:
             return ast.literal_eval(node)
         except ValueError:
             return UNKNOWN
+
+    @cached_property
+    def assigned_docs(self) -> dict[str, ast.expr]:
+        """What is assigned to the `__doc__` of classes and functions, by their names."""
+        docs = {}
+        for node in self._statements():
+            match node:
+                case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=name), attr="__doc__")], value=value):
+                    docs[name] = value
+        return docs
 
     @cached_property
     def _names(self) -> dict[str, Definition | _Import]:

@@ -32,7 +32,9 @@ class Splits:
 
 @runtime_checkable
 class Batched(Protocol):
-    """A dataset that reads a whole batch in one go. Its samples hold no randomness."""
+    """A dataset that reads a whole batch in one go, without randomness: `is_random` is False."""
+
+    is_random: bool
 
     def __len__(self) -> int: ...
 
@@ -51,9 +53,13 @@ def from_target(result: object) -> Splits:
 
     if isinstance(result, Splits):
         return result
-    train, val = result if isinstance(result, (tuple, list)) and len(result) == 2 else (result, None)
-    train, val = _inspect.as_dataset(train), None if val is None else _inspect.as_dataset(val)
-    return Splits(train, val, _inspect.infer_spec(train))
+    found = tuple(result) if isinstance(result, (tuple, list)) and len(result) == 2 else (result, None)
+    try:
+        train = _inspect.as_dataset(found[0])
+        val = None if found[1] is None else _inspect.as_dataset(found[1])
+        return Splits(train, val, _inspect.infer_spec(train))
+    except GradwatchError as error:
+        raise GradwatchError(f"data.target: {error}") from error
 
 
 def check(splits: Splits, name: str) -> None:

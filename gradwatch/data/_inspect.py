@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import Any
 
 import torch
@@ -20,22 +21,14 @@ def as_dataset(found: Any) -> Dataset[Any]:
     """Return a map-style dataset as it is, and a plain TensorDataset of two tensors as the quicker `InMemory`."""
     if type(found) is TensorDataset and len(found.tensors) == 2:
         return InMemory(*found.tensors)
-    if isinstance(found, IterableDataset) or not (hasattr(found, "__getitem__") and hasattr(found, "__len__")):
-        raise GradwatchError(
-            f"data.target: got a {type(found).__name__}, expected a map-style dataset (with __len__ and __getitem__), "
-            "a pair of them, or gradwatch.data.Splits; streams have no order that a resumed run could return to"
-        )
+    _require_map_style(found)
     dataset: Dataset[Any] = found
     return dataset
 
 
 def check_dataset(dataset: Any, spec: DataSpec) -> None:
     """Raise a GradwatchError, without its place, where a dataset cannot be trained with."""
-    if isinstance(dataset, IterableDataset):
-        raise GradwatchError(
-            f"is a {type(dataset).__name__}, an IterableDataset; expected a map-style one with __len__ and "
-            "__getitem__: a stream has no order that a resumed run could return to"
-        )
+    _require_map_style(dataset)
     if not len(dataset):
         raise GradwatchError("is empty, expected at least one sample; look at its files and at data.val_fraction")
     inputs, _ = first_sample(dataset)
@@ -67,19 +60,19 @@ def first_sample(dataset: Any) -> tuple[Any, Any]:
 def infer_spec(dataset: Any) -> DataSpec:
     """Find out from the first sample, and from attributes that datasets use to have, what is to be predicted."""
     if not len(dataset):
-        raise GradwatchError("data.target: the training part is empty, expected at least one sample")
-    inputs, targets = first_sample(dataset)
-    inputs, targets = torch.as_tensor(inputs), torch.as_tensor(targets)
+        raise GradwatchError("the training part is empty, expected at least one sample")
+    inputs, targets = (_as_tensor(part) for part in first_sample(dataset))
     shape = tuple(inputs.shape)
     if targets.is_floating_point():
         return DataSpec(input_shape=shape, outputs=targets.shape[-1] if targets.ndim else 1, kind="values")
-    if targets.ndim > 1 or (targets.ndim == 1 and targets.shape != inputs.shape):
-        raise GradwatchError(
-            f"data.target: cannot tell what targets of shape {tuple(targets.shape)} and dtype {targets.dtype} mean; "
-            f"{RETURN_SPLITS}"
-        )
-    kind = "tokens" if targets.ndim else "classes"
-    return DataSpec(input_shape=shape, outputs=count_classes(dataset), kind=kind)
+    if targets.ndim == 0:
+        return DataSpec(input_shape=shape, outputs=count_classes(dataset), kind="classes")
+    if targets.shape == inputs.shape and targets.ndim == 1 and not inputs.is_floating_point():
+        return DataSpec(input_shape=shape, outputs=_count_tokens(dataset), kind="tokens")
+    raise GradwatchError(
+        f"cannot tell what targets of shape {tuple(targets.shape)} and {targets.dtype} mean for inputs of shape "
+        f"{shape} and {inputs.dtype}; {RETURN_SPLITS}"
+    )
 
 
 def count_classes(dataset: Any) -> int:
@@ -87,16 +80,37 @@ def count_classes(dataset: Any) -> int:
     for attribute in ("num_classes", "vocab_size"):
         if isinstance(found := getattr(dataset, attribute, None), int):
             return found
-    if hasattr(classes := getattr(dataset, "classes", None), "__len__"):
+    classes = getattr(dataset, "classes", None)
+    if isinstance(classes, Sized):
         return len(classes)
     for attribute in ("targets", "labels", "_labels"):
         labels = getattr(dataset, attribute, None)
         if labels is not None and len(labels) == len(dataset):
             return int(torch.as_tensor(labels).max()) + 1
     raise GradwatchError(
-        f"data: cannot tell how many classes {type(dataset).__name__} has; give it an attribute `classes`, or "
-        f"{RETURN_SPLITS}"
+        f"cannot tell how many classes {type(dataset).__name__} has; give it an attribute `classes`, or {RETURN_SPLITS}"
     )
+
+
+def _count_tokens(dataset: Any) -> int:
+    if isinstance(dataset, InMemory):
+        return int(max(dataset.inputs.max(), dataset.targets.max())) + 1
+    return count_classes(dataset)
+
+
+def _require_map_style(found: Any) -> None:
+    if isinstance(found, IterableDataset) or not (hasattr(found, "__getitem__") and hasattr(found, "__len__")):
+        raise GradwatchError(
+            f"got {type(found).__name__}, expected a map-style dataset (with __len__ and __getitem__): a stream has no "
+            "order that a resumed run could return to"
+        )
+
+
+def _as_tensor(part: Any) -> Tensor:
+    try:
+        return torch.as_tensor(part)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise GradwatchError(f"cannot tell what a {type(part).__name__} in a sample means; {RETURN_SPLITS}") from error
 
 
 def _check_labels(targets: Tensor, outputs: int) -> None:

@@ -49,12 +49,14 @@ def encode(targets_N: Array, kind: Kind) -> tuple[Array, int]:
 def _encode_classes(targets_N: Array) -> tuple[Array, int]:
     if targets_N.size != len(targets_N):
         raise GradwatchError(
-            f"data.targets: got classes of shape {targets_N.shape}, expected one label per sample; of one-hot rows take "
-            "the argmax first, and for several values per sample say kind: values"
+            f"data.targets: got classes of shape {targets_N.shape}, expected one label per sample; of one-hot rows "
+            "take the argmax first, and for several values per sample say kind: values"
         )
     labels, numbers_N = np.unique(targets_N, return_inverse=True)
     if len(labels) < 2:
-        raise GradwatchError(f"data: every target is {labels[0]!r}, expected at least two classes; is it the right one?")
+        raise GradwatchError(
+            f"data: every target is {labels[0]!r}, expected at least two classes; is it the right one?"
+        )
     return numbers_N.reshape(-1).astype(np.int64), len(labels)
 
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -27,7 +27,6 @@ from gradwatch.records import DataSpec
 VAL_FRACTION = 0.1  # held out where a dataset has no part of its own for validation
 VAL_SPLITS = ("val", "valid", "validation", "test")  # the names that torchvision's classes use
 VAL_FOLDERS = ("val", "valid", "validation", "test")
-WITH_GIVEN_SPLIT = ("EMNIST",)  # their `split` chooses a version of the data, not a part of it
 
 
 @final
@@ -74,7 +73,8 @@ def build(
         download: Fetch them where they are missing.
         val_fraction: Part of the training samples that is held out for validation; null takes the dataset's own
             validation or test part where it has one, else a tenth.
-        val_split: Name of the part for validation, where a dataset has several.
+        val_split: Name of the part for validation of a class that takes a `split`. With `split` alone, samples are held
+            out of that part.
         split_seed: Seed of the choice that `val_fraction` makes.
         outputs: Number of classes, where the dataset does not say.
         options: Further keyword arguments of the class, such as `split: balanced` or `size: 200`.
@@ -107,7 +107,7 @@ def _parameters(cls: type[Any]) -> set[str]:
     found: set[str] = set()
     for base in cls.__mro__:
         if "__init__" in vars(base):
-            parameters = inspect.signature(base.__init__).parameters
+            parameters = inspect.signature(vars(base)["__init__"]).parameters
             found |= parameters.keys()
             if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
                 break
@@ -117,23 +117,26 @@ def _parameters(cls: type[Any]) -> set[str]:
 def _parts(cls: type[Any], options: dict[str, Any], *, own_val: bool, val_split: str | None) -> tuple[Any, Any | None]:
     """Return the dataset for training, and the one for validation where the class has a part for it."""
     if folders := _folders(cls, options):
-        train, val = folders
-        return _open(cls, options | {"root": train}), _open(cls, options | {"root": val}) if own_val else None
+        train, val = (_open(cls, options | {"root": folder}) for folder in folders)
+        return train, val if own_val else None
     accepted = _parameters(cls)
     if "train" in accepted:
         train = _open(cls, options | {"train": True})
         return train, _open(cls, options | {"train": False}) if own_val else None
-    if "split" not in accepted or cls.__name__ in WITH_GIVEN_SPLIT:
+    if "split" not in accepted:
         return _open(cls, options), None
-    train = _open(cls, options)
-    if val_split is not None:
-        return train, _open(cls, options | {"split": val_split})
-    return train, _first_split(cls, options) if own_val else None
+    if "split" in options or val_split is not None:
+        train = _open(cls, options)
+        return train, None if val_split is None else _open(cls, options | {"split": val_split})
+    # a default such as `trainval` would hold the samples of `val`
+    train = _first_split(cls, options, ("train",))
+    train = _open(cls, options) if train is None else train
+    return train, _first_split(cls, options, VAL_SPLITS) if own_val else None
 
 
-def _first_split(cls: type[Any], options: dict[str, Any]) -> Any | None:
-    """Return the part whose name is the first of `VAL_SPLITS` that the class knows."""
-    for split in VAL_SPLITS:
+def _first_split(cls: type[Any], options: dict[str, Any], names: Sequence[str]) -> Any | None:
+    """Return the part with the first of the names that the class knows."""
+    for split in names:
         try:
             return _open(cls, options | {"split": split})
         except _UnknownSplitError:
@@ -166,12 +169,13 @@ def _open(cls: type[Any], options: dict[str, Any]) -> Any:
         raise (_UnknownSplitError if known else GradwatchError)(f"data.{cls.__name__}: {error}") from error
     except (RuntimeError, OSError) as error:
         where = Path(options.get("root", "data")).expanduser().absolute()
+        reason = " ".join(str(error).split())  # in one line
         remedy = "put its files there"
         if "download" in options:
             remedy += ", or let data.download: true fetch them"
         if options.get("download"):
             remedy = "is there a connection to the internet? Otherwise " + remedy.partition(",")[0]
-        raise GradwatchError(f"data.root: {cls.__name__} was not found in {where} ({error}); {remedy}") from error
+        raise GradwatchError(f"data.root: {cls.__name__} was not found in {where} ({reason}); {remedy}") from error
 
 
 def _images(base: Any, indices_N: NDArray[np.int64] | None = None) -> Dataset[Any]:

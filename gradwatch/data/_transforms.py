@@ -4,9 +4,8 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms import v2
 
+from gradwatch import plugins
 from gradwatch.data import Batched, Splits
 from gradwatch.data._inspect import first_sample
 from gradwatch.errors import GradwatchError, did_you_mean
@@ -39,58 +39,82 @@ BATCHWISE = (
 MIXING = ("CutMix", "MixUp")
 """Transforms that mix the samples of a batch, labels included; those here see one sample's inputs."""
 
-INTERPOLATIONS = {mode.value: mode for mode in v2.InterpolationMode}
+WRITTEN: dict[str, dict[str, Any]] = {
+    "dtype": {name: dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)},
+    "interpolation": {mode.value: mode for mode in v2.InterpolationMode},
+    "policy": {policy.value: policy for policy in v2.AutoAugmentPolicy},
+}
+"""Keyword arguments whose values YAML can only name."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Transforms, applied one after the other."""
+
+    steps: tuple[Step, ...]
+
+    def __call__(self, inputs: Any) -> Any:
+        """Return what the transforms make of one sample's inputs."""
+        for step in self.steps:
+            inputs = step(inputs)
+        # a tv_tensors.Image would slow down every operation of the model
+        return inputs.as_subclass(Tensor) if isinstance(inputs, Tensor) else inputs
+
+    @property
+    def batchwise(self) -> bool:
+        """Whether it does to a stack of images, without randomness, what it does to each."""
+        return all(type(step) in BATCHWISE for step in self.steps)
 
 
 @final
 class PerSample(Dataset[tuple[Any, Any]]):
-    """A dataset whose inputs pass through a transform, sample by sample.
+    """A dataset whose inputs are transformed sample by sample.
 
     Args:
         base: Gives (inputs, targets).
-        step: Applied to the inputs.
-        is_random: Whether the transform draws from the global generators.
+        chain: Applied to the inputs.
     """
 
-    def __init__(self, base: Any, step: Step, *, is_random: bool) -> None:
+    def __init__(self, base: Any, chain: Chain) -> None:
         self.base = base
-        self.step = step
-        self.is_random = is_random
+        self.chain = chain
+        self.is_random = not chain.batchwise or bool(getattr(base, "is_random", True))
 
     def __len__(self) -> int:
         return len(self.base)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         inputs, targets = self.base[index]
-        return _plain(self.step(inputs)), targets
+        return self.chain(inputs), targets
 
 
 @final
 class PerBatch(Dataset[tuple[Tensor, Tensor]]):
-    """A dataset whose inputs pass through a transform, a whole batch in one go.
+    """A dataset whose inputs are transformed a whole batch in one go.
 
     Args:
         base: Reads batches.
-        step: Applied to inputs of shape (...) and (B, ...) alike; not random.
+        chain: Applied to the inputs of a sample or of a batch; batchwise.
     """
 
     is_random = False
 
-    def __init__(self, base: Any, step: Step) -> None:
+    def __init__(self, base: Any, chain: Chain) -> None:
         self.base = base
-        self.step = step
+        self.chain = chain
 
     def __len__(self) -> int:
         return len(self.base)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         inputs, targets = self.base[index]
-        return _plain(self.step(inputs)), targets
+        return self.chain(inputs), targets
 
     def batch(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of the samples, stacked."""
         inputs, targets = self.base.batch(indices_B)
-        return _plain(self.step(inputs)), targets
+        return self.chain(inputs), targets
 
 
 def apply(splits: Splits, *, transform: Sequence[Name] = (), augment: Sequence[Name] = ()) -> Splits:
@@ -103,48 +127,38 @@ def apply(splits: Splits, *, transform: Sequence[Name] = (), augment: Sequence[N
         augment: For training samples only, before `transform`, so that colours are still those of an image and a
             normalisation comes last.
     """
-    if not transform and not augment:
+    after, before = compose(transform, key="data.transform"), compose(augment, key="data.augment")
+    used = [key for key, names in (("data.augment", augment), ("data.transform", transform)) if names]
+    if not used:
         return splits
-    after, before = _steps(transform, key="data.transform"), _steps(augment, key="data.augment")
-    train = _wrap(splits.train, [*before, *after])
+    train = _wrap(splits.train, Chain(before.steps + after.steps))
     val = None if splits.val is None else _wrap(splits.val, after)
-    shape = _try(train, key="data.augment and data.transform" if augment and transform else _key(augment))
-    if val is not None and after and (val_shape := _try(val, key="data.transform")) != shape:
+    shape = _try(train, key=" and ".join(used))
+    if val is not None and (val_shape := _try(val, key="data.transform")) != shape:
         raise GradwatchError(
-            f"data.augment: makes inputs of shape {shape}, data.transform alone {val_shape}; expected the same for "
-            "training and validation, so give data.transform a Resize or CenterCrop"
+            f"data.augment: makes inputs of shape {shape}, but validation has {val_shape}; expected the same for both, "
+            "so give data.transform a Resize or CenterCrop"
         )
     return Splits(train, val, replace(splits.spec, input_shape=shape))
 
 
-def compose(names: Sequence[Name]) -> Step:
+def compose(names: Sequence[Name], *, key: str = "data.transform") -> Chain:
     """Return a transform that does all the named ones in turn.
 
     Args:
         names: Each the name of a class of torchvision.transforms.v2, such as `RandomHorizontalFlip`, a mapping from
             it to its keyword arguments, such as `{RandomCrop: {size: 32, padding: 4}}`, or a mapping with `target`,
             such as `{target: package.module:factory, strength: 2}`, whose factory returns a callable.
+        key: Where the names stand in the config.
     """
-    return _compose(_steps(names, key="data.transform"))
-
-
-def _key(augment: Sequence[Name]) -> str:
-    return "data.augment" if augment else "data.transform"
-
-
-def _compose(steps: Sequence[Step]) -> Step:
-    return v2.Compose(list(steps)) if steps else v2.Identity()
-
-
-def _steps(names: Sequence[Name], *, key: str) -> list[Step]:
-    return [_step(name, key=f"{key}[{i}]") for i, name in enumerate(names)]
+    return Chain(tuple(_step(name, key=f"{key}[{i}]") for i, name in enumerate(names)))
 
 
 def _step(name: Name, *, key: str) -> Step:
     """Return one transform from its name, `{name: keywords}` or `{target: ..., keywords}`."""
     if isinstance(name, Mapping) and "target" in name:
         options = {str(k): v for k, v in name.items() if k != "target"}
-        return _call(_imported(name["target"], key=key), options, name=name["target"], key=key)
+        return _call(plugins.target(str(name["target"]), key=f"{key}.target"), options, name=name["target"], key=key)
     if isinstance(name, Mapping):
         if len(name) != 1:
             raise GradwatchError(f"{key}: got {dict(name)}, expected one name with its keyword arguments")
@@ -172,36 +186,24 @@ def _call(factory: Callable[..., Any], options: dict[str, Any], *, name: str, ke
 
 
 def _converted(options: Mapping[str, Any], *, key: str) -> dict[str, Any]:
-    """Return keyword arguments with what YAML cannot write made of its name: dtypes, modes, inner transforms."""
+    """Return keyword arguments with the values of `WRITTEN` and inner transforms made of their names."""
     converted = dict(options)
     for name, value in options.items():
-        if name == "dtype" and isinstance(value, str):
-            converted[name] = getattr(torch, value, value)
-        elif name == "interpolation" and isinstance(value, str):
-            converted[name] = INTERPOLATIONS.get(value.lower(), value)
-        elif name == "policy" and isinstance(value, str):
-            converted[name] = v2.AutoAugmentPolicy(value.lower())
-        elif name == "transforms":
-            converted[name] = _steps(value, key=f"{key}.transforms")
+        if name == "transforms":
+            converted[name] = list(compose(value, key=f"{key}.transforms").steps)
+        elif name in WRITTEN and isinstance(value, str):
+            if value not in WRITTEN[name]:
+                known = WRITTEN[name]
+                near = did_you_mean(value, known)
+                raise GradwatchError(f"{key}.{name}: got '{value}', expected one of {', '.join(known)}{near}")
+            converted[name] = WRITTEN[name][value]
     return converted
 
 
-def _imported(target: Any, *, key: str) -> Callable[..., Any]:
-    module, _, attribute = str(target).partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise GradwatchError(f"{key}.target: cannot import '{target}' as package.module:factory: {error}") from error
-    return found  # type: ignore[no-any-return]  # what a user's module holds is known only at run time
-
-
-def _wrap(base: Dataset[Any], steps: list[Step]) -> Dataset[Any]:
-    if not steps:
+def _wrap(base: Dataset[Any], chain: Chain) -> Dataset[Any]:
+    if not chain.steps:
         return base
-    plain = all(type(step) in BATCHWISE for step in steps)
-    if plain and isinstance(base, Batched):
-        return PerBatch(base, _compose(steps))
-    return PerSample(base, _compose(steps), is_random=not plain or bool(getattr(base, "is_random", True)))
+    return PerBatch(base, chain) if chain.batchwise and isinstance(base, Batched) else PerSample(base, chain)
 
 
 def _try(dataset: Dataset[Any], *, key: str) -> tuple[int, ...]:
@@ -220,8 +222,3 @@ def _try(dataset: Dataset[Any], *, key: str) -> tuple[int, ...]:
             f"{key}: made {found}, expected a floating tensor; end with {{ToDtype: {{dtype: float32, scale: true}}}}"
         )
     return tuple(inputs.shape)
-
-
-def _plain(inputs: Any) -> Any:
-    # a tv_tensors.Image would slow down every operation of the model
-    return inputs.as_subclass(Tensor) if isinstance(inputs, Tensor) else inputs

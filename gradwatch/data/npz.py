@@ -62,20 +62,20 @@ def build(
 
 def _read(path: Path, wanted: dict[str, str]) -> dict[str, Array]:
     """Return the wanted arrays by their keyword, checked: numbers, finite, as many inputs as targets."""
+    if not path.exists():
+        raise GradwatchError(f"data.file: no file {path.absolute()}, expected a NumPy .npz")
+    if not zipfile.is_zipfile(path):
+        raise GradwatchError(f"data.file: {path} is no NumPy .npz; write one with numpy.savez(file, x=..., y=...)")
     try:
         with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise GradwatchError(f"data.file: {path} holds a single array, expected a .npz of inputs and targets")
             arrays = {key: _array(file, name, key=key) for key, name in wanted.items()}
-    except FileNotFoundError as error:
-        raise GradwatchError(f"data.file: no file {path.absolute()}, expected a NumPy .npz") from error
     except GradwatchError:
         raise
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise GradwatchError(f"data.file: cannot read {path} as a NumPy .npz without pickles: {error}") from error
-    for prefix in ("", "val_"):
-        if f"{prefix}inputs" in arrays:
-            _check_pair(arrays[f"{prefix}inputs"], arrays[f"{prefix}targets"], prefix=prefix)
+    _check_pair(arrays["inputs"], arrays["targets"], prefix="")
+    if "val_inputs" in arrays:
+        _check_pair(arrays["val_inputs"], arrays["val_targets"], prefix="val_")
     return arrays
 
 

@@ -44,7 +44,9 @@ class Windows(Dataset[tuple[Tensor, Tensor]]):
         return _shifted(self.windows.index_select(0, indices_B))
 
 
-def build(*, file: str | None = None, context: int = 128, stride: int | None = None, val_fraction: float = 0.1) -> Splits:
+def build(
+    *, file: str | None = None, context: int = 128, stride: int | None = None, val_fraction: float = 0.1
+) -> Splits:
     """Return windows of a text. An epoch visits every window once, in shuffled order where data.shuffle says so.
 
     Args:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, final
@@ -93,14 +94,14 @@ class History:
         """
         if not run.keys() <= self._run_names:
             unknown = ", ".join(sorted(run.keys() - self._run_names))
-            raise KeyError(f"no statistic of the run is called {unknown}; there are {', '.join(self.run.statistics)}")
+            raise ValueError(f"no statistic of the run is called {unknown}; there are {', '.join(self.run.statistics)}")
         row_S = np.array([run.get(name, np.nan) for name in self.run.statistics])
-        if "val_loss" in run or "val_accuracy" in run:
-            self._marked.append(step)
         self.param.append(step, param_SL)
         if act_SL is not None:
             self.act.append(step, act_SL)
         self.run.append(step, row_S[:, None])
+        if any(run.get(name, math.nan) == run.get(name, math.nan) for name in VALIDATION):  # nan equals nothing
+            self._marked.append(step)
 
     def report(self, finding: Finding) -> bool:
         """Take in a finding, where it is news: the first of its kind and layer, or graver than before.
@@ -156,7 +157,8 @@ class History:
 
     def scalar(self, statistic: str, length: int = WINDOW) -> NDArray[np.float64]:
         """Return a statistic of the run over the newest steps, of shape (at most length,)."""
-        return self.run.window(statistic, length)[:, 0]
+        values_T: NDArray[np.float64] = self.run.window(statistic, length)[:, 0].astype(np.float64, copy=False)
+        return values_T
 
     def table(self, statistic: str) -> Table:
         """Return the table that holds a statistic."""
@@ -190,6 +192,4 @@ class History:
 
     def _kept(self, steps_T: NDArray[np.int64]) -> NDArray[np.bool_]:
         found = [f.step for f in self._findings]
-        return thinning.kept(
-            steps_T, newest=int(steps_T[-1]), length=self._length, findings=found, marked=self._marked
-        )
+        return thinning.kept(steps_T, newest=int(steps_T[-1]), length=self._length, findings=found, marked=self._marked)

@@ -49,7 +49,7 @@ class Table:
         self._index = {name: i for i, name in enumerate(self.statistics)}
         # twice the window: it slides back only once in WINDOW steps
         self._steps_T = np.empty(2 * WINDOW, np.int64)
-        self._values_TSL = np.empty((2 * WINDOW, *self.shape), self.dtype)
+        self._values_TSL: Floats = np.empty((2 * WINDOW, *self.shape), self.dtype)
         self._len = 0
         self._old: dict[int, tuple[Steps, Floats]] = {}
         self._thinned_at = 0
@@ -119,11 +119,13 @@ class Table:
 
     def newest(self, statistic: str) -> Floats:
         """Return a statistic at the newest step, of shape (L,)."""
-        return self._values_TSL[self._len - 1, self._index[statistic]]
+        newest_L: Floats = self._values_TSL[self._len - 1, self._index[statistic]]
+        return newest_L
 
     def newest_row(self) -> Floats:
         """Return all statistics at the newest step, of shape (S, L)."""
-        return self._values_TSL[self._len - 1]
+        newest_SL: Floats = self._values_TSL[self._len - 1]
+        return newest_SL
 
     def series(self, statistic: str) -> tuple[Steps, Floats]:
         """Return all that is kept of a statistic: steps (T,) and values (T, L), oldest first."""
@@ -152,14 +154,14 @@ class Table:
         return steps_T[self._kept(steps_T)]
 
     def segment(self, index: int) -> tuple[Steps, Floats]:
-        """Return what is kept of one segment: steps (T,) and values (T, S, L)."""
+        """Return what is here of one segment: steps (T,) and values (T, S, L), also those not kept any more."""
         first, last = index * self.segment_length, (index + 1) * self.segment_length
         recent = slice(*np.searchsorted(self._steps_T[: self._len], [first, last]).tolist())
-        old_steps_T, old_values_TSL = self._old.get(index, (self._steps_T[:0], self._values_TSL[:0]))
-        steps_T = np.concatenate([old_steps_T, self._steps_T[recent]])
-        values_TSL = np.concatenate([old_values_TSL, self._values_TSL[recent]])
-        keep_T = np.isin(steps_T, self.kept_steps())
-        return steps_T[keep_T], values_TSL[keep_T]
+        steps_T, values_TSL = self._steps_T[recent], self._values_TSL[recent]
+        if index not in self._old:
+            return steps_T, values_TSL
+        old_steps_T, old_values_TSL = self._old[index]
+        return np.concatenate([old_steps_T, steps_T]), np.concatenate([old_values_TSL, values_TSL])
 
     def _all_steps(self) -> Steps:
         return np.concatenate([*(s for s, _ in self._old.values()), self._steps_T[: self._len]])
@@ -178,6 +180,8 @@ class Table:
 
     def _archive(self, steps_T: Steps, values_TSL: Floats) -> None:
         """Put steps that are no longer recent into their segments."""
+        if not len(steps_T):
+            return
         segments, starts = np.unique(steps_T // self.segment_length, return_index=True)
         for index, start, end in zip(segments.tolist(), starts, [*starts[1:], len(steps_T)], strict=True):
             part = (steps_T[start:end], values_TSL[start:end])

@@ -55,7 +55,7 @@ def kept(
         Mask of shape (T,).
     """
     stride_T = _strides(steps_T, newest=newest, length=length)
-    keep_T = (steps_T & (stride_T - 1) == 0) | (steps_T < HEAD)  # strides are powers of two
+    keep_T: NDArray[np.bool_] = (steps_T & (stride_T - 1) == 0) | (steps_T < HEAD)  # strides are powers of two
     if findings:
         keep_T |= _near(steps_T, findings)
     if marked:
@@ -68,7 +68,9 @@ def kept(
 def _strides(steps_T: Steps, *, newest: int, length: int) -> Steps:
     """Return the stride of each step's segment; `stride` for arrays."""
     quarter_T = np.maximum(newest // length - steps_T // length - 1, 0) // FULL_SEGMENTS
-    return np.left_shift(1, np.frexp(quarter_T)[1], dtype=np.int64)  # the exponent of frexp is the bit length
+    bit_length_T = np.frexp(quarter_T)[1].astype(np.int64)  # the exponent of frexp is the bit length
+    stride_T: Steps = np.left_shift(np.int64(1), bit_length_T)
+    return stride_T
 
 
 def _near(steps_T: Steps, findings: Sequence[int]) -> NDArray[np.bool_]:
@@ -77,7 +79,8 @@ def _near(steps_T: Steps, findings: Sequence[int]) -> NDArray[np.bool_]:
     after_T = np.searchsorted(steps_F, steps_T)
     to_next_T = steps_F[np.minimum(after_T, len(steps_F) - 1)] - steps_T
     to_previous_T = steps_T - steps_F[np.maximum(after_T - 1, 0)]
-    return np.minimum(np.abs(to_next_T), np.abs(to_previous_T)) <= MARGIN
+    near_T: NDArray[np.bool_] = np.minimum(np.abs(to_next_T), np.abs(to_previous_T)) <= MARGIN
+    return near_T
 
 
 def _last_in_stride(steps_V: Steps, stride_V: Steps) -> NDArray[np.bool_]:

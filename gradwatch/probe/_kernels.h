@@ -6,6 +6,7 @@
 #ifndef GRADWATCH_KERNELS_H
 #define GRADWATCH_KERNELS_H
 
+#include <float.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -21,12 +22,12 @@
 
 /* One source, several instruction sets, chosen by the dynamic linker: needs ifunc, which glibc has on x86-64. */
 #if defined(__x86_64__) && defined(__GLIBC__) && (defined(__clang__) ? __clang_major__ >= 16 : defined(__GNUC__))
-#define EVERY_CPU __attribute__((target_clones("avx512bw", "avx2", "default")))
+#define EVERY_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define EVERY_CPU
 #endif
 
-enum { LANES = 16, BLOCK = 2048 }; /* 128 float additions per lane between two flushes: norms good to about 1e-6 */
+enum { LANES = 16, BLOCK = 1024 }; /* 64 float additions per lane between two flushes: norms good to about 1e-6 */
 
 typedef enum { F32, BF16, F16, F64, OTHER } Kind;
 
@@ -35,12 +36,6 @@ typedef enum { F32, BF16, F16, F64, OTHER } Kind;
 #define LARGEST_FAST ((int32_t)(127 + 55) << 23)
 #define INFINITE_BITS ((int32_t)0x7f800000)
 #define MAGNITUDE_MASK 0x7fffffffu
-
-typedef struct {
-    double sum, squares, deviations; /* of x, of x^2, of (x - mean)^2 */
-    double absmax;
-    uint64_t zeros, nonfinite;
-} Totals;
 
 INLINE float float_of(uint32_t bits)
 {
@@ -63,40 +58,100 @@ INLINE uint32_t widen_half(uint16_t half)
     uint32_t normal = (magnitude << 13) + (112u << 23);
     uint32_t special = magnitude >= 0x7c00u ? 112u << 23 : 0; /* the exponent of Inf and NaN is all ones in both */
     uint32_t subnormal = bits_of((float)(int32_t)magnitude * 5.9604644775390625e-8f); /* 2^-24 */
-    return (magnitude < 0x400u ? subnormal : normal + special) | sign;
+    uint32_t is_subnormal = 0u - (magnitude < 0x400u);
+    return (subnormal & is_subnormal) | ((normal + special) & ~is_subnormal) | sign;
 }
 
-/* Bits of element i as a float; `kind` is a constant wherever this is inlined. */
-INLINE uint32_t float_bits(const void *data, size_t i, Kind kind)
+/* Tensors are read in blocks: whole ones, then what is left in full lanes, then the last few elements. */
+INLINE size_t block_length(size_t left)
 {
-    switch (kind) {
-    case BF16:
-        return (uint32_t)((const uint16_t *)data)[i] << 16;
-    case F16:
-        return widen_half(((const uint16_t *)data)[i]);
-    default:
-        return ((const uint32_t *)data)[i];
+    return left >= BLOCK ? BLOCK : left >= LANES ? left / LANES * LANES : left;
+}
+
+/* A block as the bits of floats: in place, or widened into `buffer`, zeros behind it up to a multiple of LANES. */
+INLINE const uint32_t *float_bits(const void *data, size_t begin, size_t n, Kind kind, uint32_t *buffer)
+{
+    const uint16_t *halves = (const uint16_t *)data + begin;
+    const uint32_t *words = (const uint32_t *)data + begin;
+    if (kind == F32 && n % LANES == 0)
+        return words;
+    if (kind == F32)
+        memcpy(buffer, words, n * sizeof *words);
+    else if (kind == BF16)
+        for (size_t i = 0; i < n; i++)
+            buffer[i] = (uint32_t)halves[i] << 16;
+    else
+        for (size_t i = 0; i < n; i++)
+            buffer[i] = widen_half(halves[i]);
+    for (size_t i = n; i % LANES; i++)
+        buffer[i] = 0;
+    return buffer;
+}
+
+/* A block as doubles in the same way, but with `fill` behind it. */
+INLINE const double *doubles(const void *data, size_t begin, size_t n, Kind kind, double fill, double *buffer)
+{
+    uint32_t narrow[BLOCK];
+    if (kind == F64 && n % LANES == 0)
+        return (const double *)data + begin;
+    if (kind == F64) {
+        memcpy(buffer, (const double *)data + begin, n * sizeof *buffer);
+    } else {
+        const uint32_t *bits = float_bits(data, begin, n, kind, narrow);
+        for (size_t i = 0; i < n; i++)
+            buffer[i] = float_of(bits[i]);
     }
-}
-
-INLINE double value_at(const void *data, size_t i, Kind kind)
-{
-    return kind == F64 ? ((const double *)data)[i] : (double)float_of(float_bits(data, i, kind));
-}
-
-INLINE size_t size_of(Kind kind)
-{
-    return kind == F64 ? 8 : kind == F32 ? 4 : 2;
+    for (size_t i = n; i % LANES; i++)
+        buffer[i] = fill;
+    return buffer;
 }
 
 /* Sum of the lanes, halves onto halves. */
-INLINE double folded(double *lanes)
+INLINE double folded(const double *lanes)
 {
-    for (int width = LANES / 2; width; width /= 2)
+    double part[LANES / 2];
+    for (int l = 0; l < LANES / 2; l++)
+        part[l] = lanes[l] + lanes[l + LANES / 2];
+    for (int width = LANES / 4; width; width /= 2)
         for (int l = 0; l < width; l++)
-            lanes[l] += lanes[l + width];
-    return lanes[0];
+            part[l] += part[l + width];
+    return part[0];
 }
+
+/* Add differences from a constant. One array of lanes per loop, and nothing else: that is what stays in registers. */
+INLINE void add_to_lanes(double *lanes, const double *x, double constant, size_t n)
+{
+    double sum[LANES] = {0};
+    for (size_t i = 0; i < n; i += LANES)
+        for (int l = 0; l < LANES; l++)
+            sum[l] += x[i + l] - constant;
+    for (int l = 0; l < LANES; l++)
+        lanes[l] += sum[l];
+}
+
+/* Add squares of differences from y, or from a constant where y is null. */
+INLINE void add_squares_to_lanes(double *lanes, const double *x, const double *y, double constant, size_t n)
+{
+    double sum[LANES] = {0};
+    for (size_t i = 0; i < n; i += LANES)
+        for (int l = 0; l < LANES; l++) {
+            double d = x[i + l] - (y ? y[i + l] : constant);
+            sum[l] += d * d;
+        }
+    for (int l = 0; l < LANES; l++)
+        lanes[l] += sum[l];
+}
+
+INLINE size_t padded_length(size_t n)
+{
+    return (n + LANES - 1) / LANES * LANES;
+}
+
+typedef struct {
+    double sum, squares, deviations; /* of x, of x^2, of (x - mean)^2 */
+    double absmax;
+    uint64_t zeros, nonfinite;
+} Totals;
 
 typedef struct {
     float sum[LANES], squares[LANES];
@@ -105,16 +160,15 @@ typedef struct {
 } FloatBlock;
 
 /* All of a block in one go; `n` is a multiple of LANES. */
-INLINE void float_block(const void *data, size_t begin, size_t n, Kind kind, FloatBlock *out)
+INLINE void read_block(const uint32_t *bits, size_t n, FloatBlock *out)
 {
     float sum[LANES] = {0}, squares[LANES] = {0};
     int32_t max[LANES] = {0};
     uint32_t zeros[LANES] = {0};
-    for (size_t i = begin; i < begin + n; i += LANES)
+    for (size_t i = 0; i < n; i += LANES)
         for (int l = 0; l < LANES; l++) {
-            uint32_t bits = float_bits(data, i + l, kind);
-            int32_t magnitude = (int32_t)(bits & MAGNITUDE_MASK);
-            float x = float_of(bits);
+            int32_t magnitude = (int32_t)(bits[i + l] & MAGNITUDE_MASK);
+            float x = float_of(bits[i + l]);
             sum[l] += x;
             squares[l] += x * x;
             max[l] = magnitude > max[l] ? magnitude : max[l];
@@ -130,225 +184,270 @@ INLINE void float_block(const void *data, size_t begin, size_t n, Kind kind, Flo
     }
 }
 
-typedef struct {
-    double sum[LANES], squares[LANES];
-    int32_t max;
-    uint64_t zeros;
-} Lanes;
-
-INLINE void add_float_block(Lanes *lanes, const FloatBlock *block)
-{
-    for (int l = 0; l < LANES; l++) {
-        lanes->sum[l] += block->sum[l];
-        lanes->squares[l] += block->squares[l];
-    }
-    lanes->max = block->max > lanes->max ? block->max : lanes->max;
-    lanes->zeros += block->zeros;
-}
-
-/* The same in double, for magnitudes whose squares a float cannot hold, Inf and NaN. Returns the block's maximum. */
-INLINE int32_t add_double_block(Lanes *lanes, const void *data, size_t begin, size_t n, Kind kind)
+INLINE int32_t largest(const uint32_t *bits, size_t n)
 {
     int32_t max = 0;
-    for (size_t i = begin; i < begin + n; i += LANES)
-        for (int l = 0; l < LANES; l++) {
-            uint32_t bits = float_bits(data, i + l, kind);
-            int32_t magnitude = (int32_t)(bits & MAGNITUDE_MASK);
-            double x = float_of(bits);
-            lanes->sum[l] += x;
-            lanes->squares[l] += x * x;
-            max = magnitude > max ? magnitude : max;
-            lanes->zeros += magnitude == 0;
-        }
-    lanes->max = max > lanes->max ? max : lanes->max;
+    for (size_t i = 0; i < n; i++) {
+        int32_t magnitude = (int32_t)(bits[i] & MAGNITUDE_MASK);
+        max = magnitude > max ? magnitude : max;
+    }
     return max;
 }
 
-/* Add a block. `careful` remembers that the block before was too small for float squares: where the hardware is slow on
- * subnormal products, a vanished gradient must not pay for them block after block. */
-INLINE void add_block(Lanes *lanes, const void *data, size_t begin, size_t n, Kind kind, int *careful)
+INLINE uint64_t count_zeros(const uint32_t *bits, size_t n)
 {
-    if (!*careful) {
-        FloatBlock block;
-        float_block(data, begin, n, kind, &block);
-        if ((block.max >= SMALLEST_FAST && block.max <= LARGEST_FAST) || block.max == 0) {
-            add_float_block(lanes, &block);
-            return;
-        }
-    }
-    int32_t max = add_double_block(lanes, data, begin, n, kind);
-    *careful = max && max < SMALLEST_FAST;
+    uint32_t zeros = 0;
+    for (size_t i = 0; i < n; i++)
+        zeros += (bits[i] & MAGNITUDE_MASK) == 0;
+    return zeros;
 }
 
-/* Sum of squared deviations, for data whose mean is not small beside its spread: there sum and squares would cancel. */
-INLINE double deviations(const void *data, size_t n, Kind kind, double mean)
+/* Sums of a tensor of floats. A block whose squares a float cannot hold is read again, in double, from the cache. Once
+ * values have vanished that way, the next blocks go there at once: subnormal products are slow on some hardware. */
+INLINE void float_totals(const void *data, size_t n, Kind kind, Totals *totals)
 {
-    double squares[LANES] = {0}, sum[LANES] = {0};
-    size_t full = n / LANES * LANES;
-    for (size_t i = 0; i < full; i += LANES)
-        for (int l = 0; l < LANES; l++) {
-            double d = value_at(data, i + l, kind) - mean;
-            sum[l] += d;
-            squares[l] += d * d;
+    double sum[LANES] = {0}, squares[LANES] = {0};
+    uint32_t narrow[BLOCK];
+    double wide[BLOCK];
+    int32_t absmax = 0;
+    int vanished = 0;
+    uint64_t zeros = 0;
+    for (size_t begin = 0, length; begin < n; begin += length) {
+        length = block_length(n - begin);
+        const uint32_t *bits = float_bits(data, begin, length, kind, narrow);
+        size_t padded = padded_length(length);
+        FloatBlock block;
+        if (begin == 0)
+            vanished = (block.max = largest(bits, LANES)) && block.max < SMALLEST_FAST;
+        if (vanished) {
+            block.max = largest(bits, padded);
+            block.zeros = (uint32_t)count_zeros(bits, padded);
+        } else {
+            read_block(bits, padded, &block);
         }
-    for (size_t i = full; i < n; i++) {
-        double d = value_at(data, i, kind) - mean;
-        sum[i - full] += d;
-        squares[i - full] += d * d;
+        int fits = block.max == 0 || (block.max >= SMALLEST_FAST && block.max <= LARGEST_FAST);
+        if (fits && !vanished)
+            for (int l = 0; l < LANES; l++) {
+                sum[l] += block.sum[l];
+                squares[l] += block.squares[l];
+            }
+        else {
+            const double *x = doubles(bits, 0, padded, F32, 0, wide);
+            add_to_lanes(sum, x, 0, padded);
+            add_squares_to_lanes(squares, x, NULL, 0, padded);
+        }
+        vanished = block.max && block.max < SMALLEST_FAST;
+        absmax = block.max > absmax ? block.max : absmax;
+        zeros += block.zeros - (padded - length);
     }
-    double rest = folded(sum); /* what rounding left in the mean */
-    return folded(squares) - rest * rest / (double)n;
+    totals->sum = folded(sum);
+    totals->squares = folded(squares);
+    totals->absmax = float_of((uint32_t)absmax);
+    totals->zeros = zeros;
+}
+
+INLINE void double_totals(const double *x, size_t n, Totals *totals)
+{
+    double sum[LANES] = {0}, squares[LANES] = {0};
+    double wide[BLOCK];
+    int64_t absmax = 0;
+    uint64_t zeros = 0;
+    for (size_t begin = 0, length; begin < n; begin += length) {
+        length = block_length(n - begin);
+        const double *block = doubles(x, begin, length, F64, 0, wide);
+        for (size_t i = 0; i < length; i++) {
+            int64_t magnitude;
+            memcpy(&magnitude, block + i, sizeof magnitude);
+            magnitude &= INT64_MAX;
+            absmax = magnitude > absmax ? magnitude : absmax;
+            zeros += magnitude == 0;
+        }
+        add_to_lanes(sum, block, 0, padded_length(length));
+        add_squares_to_lanes(squares, block, NULL, 0, padded_length(length));
+    }
+    totals->sum = folded(sum);
+    totals->squares = folded(squares);
+    memcpy(&totals->absmax, &absmax, sizeof absmax);
+    totals->zeros = zeros;
 }
 
 INLINE uint64_t count_nonfinite(const void *data, size_t n, Kind kind)
 {
+    double wide[BLOCK];
     uint64_t count = 0;
-    for (size_t i = 0; i < n; i++) {
-        double x = value_at(data, i, kind);
-        count += !(x - x == 0);
+    for (size_t begin = 0, length; begin < n; begin += length) {
+        length = block_length(n - begin);
+        const double *x = doubles(data, begin, length, kind, 0, wide);
+        for (size_t i = 0; i < length; i++)
+            count += !(x[i] - x[i] == 0);
     }
     return count;
 }
 
-/* Everything that follows from the sums, and the rare second reads. */
-INLINE void finish(Totals *totals, const void *data, size_t n, Kind kind)
+/* Mean and squared deviations from it, read anew in double, from sums whose mean is about right. */
+INLINE void refine(const void *data, size_t n, Kind kind, Totals *totals)
 {
-    double mean = totals->sum / (double)n, spread = totals->squares - totals->sum * mean;
+    double mean = totals->sum / (double)n;
+    double sum[LANES] = {0}, squares[LANES] = {0};
+    double wide[BLOCK];
+    for (size_t begin = 0, length; begin < n; begin += length) {
+        length = block_length(n - begin);
+        const double *x = doubles(data, begin, length, kind, mean, wide);
+        add_to_lanes(sum, x, mean, padded_length(length));
+        add_squares_to_lanes(squares, x, NULL, mean, padded_length(length));
+    }
+    double error = folded(sum);
+    totals->sum += error;
+    totals->deviations = folded(squares) - error * error / (double)n;
+}
+
+/* All that the six statistics of a tensor follow from, in one read; in two where it holds NaN or Inf, or where its mean
+ * is not small beside its spread, since sum and squares then cancel. */
+EVERY_CPU static void totals_of(const void *data, size_t n, Kind kind, Totals *totals)
+{
+    if (kind == F64)
+        double_totals(data, n, totals);
+    else
+        float_totals(data, n, kind, totals);
+    double mean = totals->sum / (double)n;
+    totals->deviations = totals->squares - totals->sum * mean;
     totals->nonfinite = 0;
-    totals->deviations = spread;
-    if (!(totals->absmax <= 1.7976931348623157e308)) {
+    if (!(totals->absmax <= DBL_MAX)) {
         totals->nonfinite = count_nonfinite(data, n, kind);
         totals->deviations = (double)NAN;
-    } else if (totals->sum * mean > spread) {
-        totals->deviations = deviations(data, n, kind, mean);
+    } else if (totals->sum * mean > totals->deviations) {
+        refine(data, n, kind, totals);
     }
 }
 
-INLINE void narrow_totals(const void *data, size_t n, Kind kind, Totals *totals)
+EVERY_CPU static double squares_of(const void *data, size_t n, Kind kind)
 {
-    Lanes lanes = {{0}, {0}, 0, 0};
-    size_t full = n / LANES * LANES;
-    int32_t first = 0;
-    for (size_t i = 0; i < LANES && i < full; i++) {
-        int32_t magnitude = (int32_t)(float_bits(data, i, kind) & MAGNITUDE_MASK);
-        first = magnitude > first ? magnitude : first;
+    double squares[LANES] = {0};
+    double wide[BLOCK];
+    for (size_t begin = 0, length; begin < n; begin += length) {
+        length = block_length(n - begin);
+        add_squares_to_lanes(squares, doubles(data, begin, length, kind, 0, wide), NULL, 0, padded_length(length));
     }
-    int careful = first && first < SMALLEST_FAST;
-    for (size_t begin = 0; begin < full; begin += BLOCK)
-        add_block(&lanes, data, begin, full - begin < BLOCK ? full - begin : BLOCK, kind, &careful);
-    if (full < n) {
-        uint32_t padded[LANES] = {0};
-        for (size_t i = full; i < n; i++)
-            padded[i - full] = float_bits(data, i, kind);
-        add_block(&lanes, padded, 0, LANES, F32, &careful);
-        lanes.zeros -= LANES - (n - full);
-    }
-    totals->sum = folded(lanes.sum);
-    totals->squares = folded(lanes.squares);
-    totals->absmax = float_of((uint32_t)lanes.max);
-    totals->zeros = lanes.zeros;
-    finish(totals, data, n, kind);
+    return folded(squares);
 }
 
-INLINE void double_totals(const void *data, size_t n, Totals *totals)
-{
-    const double *x = data;
-    double sum[LANES] = {0}, squares[LANES] = {0};
-    const uint64_t *words = data;
-    int64_t max = 0;
-    uint64_t zeros = 0;
-    size_t full = n / LANES * LANES;
-    for (size_t i = 0; i < full; i += LANES)
-        for (int l = 0; l < LANES; l++) {
-            sum[l] += x[i + l];
-            squares[l] += x[i + l] * x[i + l];
-        }
-    for (size_t i = full; i < n; i++) {
-        sum[i - full] += x[i];
-        squares[i - full] += x[i] * x[i];
-    }
-    for (size_t i = 0; i < n; i++) {
-        int64_t magnitude = (int64_t)(words[i] & 0x7fffffffffffffffu);
-        max = magnitude > max ? magnitude : max;
-        zeros += magnitude == 0;
-    }
-    totals->sum = folded(sum);
-    totals->squares = folded(squares);
-    memcpy(&totals->absmax, &max, sizeof max);
-    totals->zeros = zeros;
-    finish(totals, data, n, F64);
-}
-
-EVERY_CPU static void totals_f32(const void *data, size_t n, Totals *out)
-{
-    narrow_totals(data, n, F32, out);
-}
-
-EVERY_CPU static void totals_bf16(const void *data, size_t n, Totals *out)
-{
-    narrow_totals(data, n, BF16, out);
-}
-
-EVERY_CPU static void totals_f16(const void *data, size_t n, Totals *out)
-{
-    narrow_totals(data, n, F16, out);
-}
-
-EVERY_CPU static void totals_f64(const void *data, size_t n, Totals *out)
-{
-    double_totals(data, n, out);
-}
-
-static void totals_of(const void *data, size_t n, Kind kind, Totals *out)
-{
-    switch (kind) {
-    case F32:
-        totals_f32(data, n, out);
-        return;
-    case BF16:
-        totals_bf16(data, n, out);
-        return;
-    case F16:
-        totals_f16(data, n, out);
-        return;
-    default:
-        totals_f64(data, n, out);
-    }
-}
-
-/* Sums of squares of `before` and of `after - before`, in double: memory is the limit here, not arithmetic. */
-INLINE void change_squares(const void *before, const void *after, size_t n, Kind kind, double *weight, double *update)
+/* Sums of squares of `before` and of `after - before`, in double: updates may be tiny, and memory is the limit here. */
+EVERY_CPU static void change_of(const void *before, const void *after, size_t n, Kind kind, double *weight, double *update)
 {
     double weights[LANES] = {0}, updates[LANES] = {0};
-    size_t full = n / LANES * LANES;
-    for (size_t i = 0; i < full; i += LANES)
-        for (int l = 0; l < LANES; l++) {
-            double w = value_at(before, i + l, kind), d = value_at(after, i + l, kind) - w;
-            weights[l] += w * w;
-            updates[l] += d * d;
-        }
-    for (size_t i = full; i < n; i++) {
-        double w = value_at(before, i, kind), d = value_at(after, i, kind) - w;
-        weights[i - full] += w * w;
-        updates[i - full] += d * d;
+    double wide_before[BLOCK], wide_after[BLOCK];
+    for (size_t begin = 0, length; begin < n; begin += length) {
+        length = block_length(n - begin);
+        const double *w = doubles(before, begin, length, kind, 0, wide_before);
+        const double *v = doubles(after, begin, length, kind, 0, wide_after);
+        add_squares_to_lanes(weights, w, NULL, 0, padded_length(length));
+        add_squares_to_lanes(updates, v, w, 0, padded_length(length));
     }
     *weight = folded(weights);
     *update = folded(updates);
 }
 
-EVERY_CPU static void change_of(const void *before, const void *after, size_t n, Kind kind, double *weight, double *update)
+/* Checksum: each 64-bit word is keyed by its position, its halves multiplied (as in NH, doi:10.1007/3-540-48405-1_14),
+ * and all are summed, so the order of the work does not matter. The torch twin is in batch_hash.py. */
+#define GOLDEN 0x9e3779b97f4a7c15u
+
+INLINE uint64_t keyed(uint64_t word, uint64_t position)
 {
-    switch (kind) {
-    case F32:
-        change_squares(before, after, n, F32, weight, update);
-        return;
-    case BF16:
-        change_squares(before, after, n, BF16, weight, update);
-        return;
-    case F16:
-        change_squares(before, after, n, F16, weight, update);
-        return;
-    default:
-        change_squares(before, after, n, F64, weight, update);
+    uint64_t x = word ^ (position * GOLDEN);
+    return (x & 0xffffffffu) * (x >> 32) + word;
+}
+
+EVERY_CPU static uint64_t checksum_of(const void *data, size_t bytes)
+{
+    const unsigned char *bytes_in = data;
+    size_t words = bytes / 8;
+    uint64_t sum = bytes * GOLDEN;
+    for (size_t i = 0; i < words; i++) {
+        uint64_t word;
+        memcpy(&word, bytes_in + 8 * i, 8);
+        sum += keyed(word, i + 1);
+    }
+    if (bytes % 8) {
+        uint64_t word = 0;
+        memcpy(&word, bytes_in + 8 * words, bytes % 8);
+        sum += keyed(word, words + 1);
+    }
+    return sum;
+}
+
+/* Histogram: the exponent and the two highest mantissa bits of a float are its bin, four to an octave. */
+enum {
+    TABLES = 2,                        /* by turns: neighbours that fall into one bin would wait for each other */
+    BIN_SHIFT = 21,
+    KEYS = 1 << 10,                    /* of magnitudes; the sign doubles them */
+    LOWEST_KEY = (127 - 40) * 4,       /* 2^-40: what is smaller counts as zero */
+    HIGHEST_KEY = (127 + 16) * 4,      /* 2^16: what is larger, Inf too, counts in the outermost bin */
+    INFINITE_KEY = 255 * 4,            /* from here on: Inf or NaN */
+    SIDE = HIGHEST_KEY - LOWEST_KEY + 1, /* bins on either side of the one for zero */
+    BINS = 2 * SIDE + 1
+};
+
+/* A block as the bits of floats for any kind: doubles are rounded. */
+INLINE const uint32_t *rounded_bits(const void *data, size_t begin, size_t n, Kind kind, uint32_t *buffer)
+{
+    const double *x = (const double *)data + begin;
+    if (kind != F64)
+        return float_bits(data, begin, n, kind, buffer);
+    for (size_t i = 0; i < n; i++)
+        buffer[i] = bits_of((float)x[i]);
+    return buffer;
+}
+
+INLINE int64_t count_between(const uint32_t *table, int begin, int end)
+{
+    uint64_t count = 0;
+    for (int key = begin; key < end; key++)
+        count += table[key];
+    return (int64_t)count;
+}
+
+/* Add a table of one sign to the bins: outwards from `zero_bin`, upwards with `step` 1 and downwards with -1. */
+INLINE void add_side(const uint32_t *table, int64_t *zero_bin, int step)
+{
+    *zero_bin += count_between(table, 0, LOWEST_KEY);
+    for (int bin = 1; bin < SIDE; bin++)
+        zero_bin[step * bin] += table[LOWEST_KEY + bin - 1];
+    zero_bin[step * SIDE] += count_between(table, HIGHEST_KEY, KEYS);
+}
+
+/* NaN was counted as if it were Inf of the same sign: take it out again. */
+static void drop_nan(const uint32_t *bits, size_t n, int64_t *counts)
+{
+    for (size_t i = 0; i < n; i++)
+        if ((bits[i] & MAGNITUDE_MASK) > (uint32_t)INFINITE_BITS)
+            counts[bits[i] >> 31 ? 0 : BINS - 1]--;
+}
+
+/* Add the counts of at most 2^32 values to `counts`: BINS of them, from the most negative bin to the most positive. */
+EVERY_CPU static void histogram_of(const void *data, size_t n, Kind kind, int64_t *counts)
+{
+    uint32_t tables[TABLES][2 * KEYS] = {{0}};
+    uint32_t narrow[BLOCK];
+    int64_t special = 0;
+    for (size_t begin = 0, length; begin < n; begin += length) {
+        length = block_length(n - begin);
+        const uint32_t *bits = rounded_bits(data, begin, length, kind, narrow);
+        size_t i = 0;
+        for (; i + TABLES <= length; i += TABLES)
+            for (int t = 0; t < TABLES; t++)
+                tables[t][bits[i + t] >> BIN_SHIFT]++;
+        for (; i < length; i++)
+            tables[0][bits[i] >> BIN_SHIFT]++;
+    }
+    for (int t = 0; t < TABLES; t++) {
+        add_side(tables[t], counts + SIDE, 1);
+        add_side(tables[t] + KEYS, counts + SIDE, -1);
+        special += count_between(tables[t], INFINITE_KEY, KEYS) + count_between(tables[t] + KEYS, INFINITE_KEY, KEYS);
+    }
+    for (size_t begin = 0, length; special && begin < n; begin += length) {
+        length = block_length(n - begin);
+        drop_nan(rounded_bits(data, begin, length, kind, narrow), length, counts);
     }
 }
+
+#endif

@@ -12,17 +12,18 @@ from gradwatch.records import Diagnosis, Finding
 class Sink(Protocol):
     """Shows a run while it goes on. It reads the history and keeps its own schedule; it never calls back.
 
-    A sink that raises is switched off with one warning: it never stops a training.
+    A sink that raises is switched off with one warning: it never stops a training. So it lets go of screen and files
+    before it raises. Its `close` is called however the training ends, by an error or an interrupt too.
     """
 
     def write(self, history: History) -> None:
-        """Look at the newest step. Called after every optimizer step; cheap where nothing is due."""
+        """Look at the newest step. Called after every optimizer step; under a microsecond where nothing is due."""
         ...
 
     def report(self, finding: Finding) -> None:
-        """Show a finding, at the moment it is made."""
+        """Show a finding, at the moment it is made; it is in the history already."""
         ...
 
     def close(self, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
-        """Show the end of the run and let go of files and screen."""
+        """Show the end of the run and let go of files and screen. The history may hold no step at all."""
         ...

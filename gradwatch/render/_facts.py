@@ -61,7 +61,8 @@ def facts(history: History) -> Facts:
 
 def newest(history: History, statistic: str) -> float:
     """Return a statistic of the run at the newest step, nan before the first."""
-    return float(history.run.newest(statistic)[0]) if len(history.run) else float("nan")
+    values_T = history.scalar(statistic, 1)
+    return float(values_T[-1]) if len(values_T) else float("nan")
 
 
 def last_known(history: History, statistic: str) -> tuple[int, float]:
@@ -70,7 +71,7 @@ def last_known(history: History, statistic: str) -> tuple[int, float]:
     known_T = np.flatnonzero(~np.isnan(values_T))
     if known_T.size:
         return int(history.run.steps()[known_T[-1]]), float(values_T[known_T[-1]])
-    if len(history.run) <= WINDOW:
+    if len(values_T) < WINDOW:
         return -1, float("nan")
     steps_T, all_T = history.steps(statistic), history[statistic]
     known_T = np.flatnonzero(~np.isnan(all_T))
@@ -95,5 +96,6 @@ def skipped(history: History) -> tuple[int, int]:
 
 
 def verdict(history: History) -> Severity | None:
-    """Return the severity of the gravest finding, or None for a run in which nothing was found."""
-    return max((f.severity for f in history.findings), default=None)
+    """Return the severity of the gravest finding, or None for a healthy run: one without a warning."""
+    worst = max((f.severity for f in history.findings), default=Severity.INFO)
+    return worst if worst > Severity.INFO else None

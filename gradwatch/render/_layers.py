@@ -11,7 +11,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwatch.history.store import WINDOW, History
+from gradwatch.history.store import WINDOW, History, Table
 from gradwatch.records import Finding, LayerInfo
 
 Floats = NDArray[np.floating[Any]]
@@ -70,7 +70,8 @@ def grad_norms(l2_TL: Floats, nonfinite_TL: Floats, of: Sequence[Layer]) -> Floa
 def norms_now(history: History, of: Sequence[Layer]) -> Floats:
     """Return the gradient norm of each layer at the newest step, of shape (M,)."""
     l2_TL, bad_TL = history.param.newest("grad.l2")[None], history.param.newest("grad.nonfinite")[None]
-    return grad_norms(l2_TL, bad_TL, of)[0]
+    norms_TM = grad_norms(l2_TL, bad_TL, of)
+    return norms_TM.reshape(len(of))
 
 
 def norms_over_run(history: History, of: Sequence[Layer]) -> tuple[NDArray[np.int64], Floats]:
@@ -81,7 +82,7 @@ def norms_over_run(history: History, of: Sequence[Layer]) -> tuple[NDArray[np.in
 
 def update_ratios(history: History, of: Sequence[Layer]) -> Floats:
     """Return the newest known update norm divided by the weight norm of each layer, of shape (M,)."""
-    ratio_L, weight_L = (newest_known(history.param.window(s)) for s in ("update.ratio", "weight.l2"))
+    ratio_L, weight_L = (newest_known(history.param, s) for s in ("update.ratio", "weight.l2"))
     with np.errstate(all="ignore"):
         moved_M = _sum(np.nan_to_num(np.square(ratio_L * weight_L, dtype=np.float64), posinf=np.inf)[None], of)[0]
         weight_M = _sum(np.nan_to_num(np.square(weight_L, dtype=np.float64), posinf=np.inf)[None], of)[0]
@@ -98,13 +99,18 @@ def zero_fracs(zero_TL: Floats, of: Sequence[Layer], params: Sequence[LayerInfo]
         return _sum(np.where(known_TL, zero_TL * size_L, 0.0), of) / _sum(known_TL * size_L, of)
 
 
-def newest_known(values_TL: Floats) -> Floats:
-    """Return the last value of each column that is not missing, of shape (L,); nan where all are."""
-    if not len(values_TL):
-        return np.full(values_TL.shape[1], np.nan, values_TL.dtype)
-    known_TL = ~np.isnan(values_TL[::-1])
-    row_L = len(values_TL) - 1 - known_TL.argmax(axis=0)
-    return values_TL[row_L, np.arange(values_TL.shape[1])]
+def newest_known(table: Table, statistic: str) -> Floats:
+    """Return the last known value of each row of a table, of shape (L,); nan where none is in the window."""
+    for length in (16, WINDOW):  # most statistics are sampled often enough to lie in the newest few steps
+        values_TL = table.window(statistic, length)
+        known_TL = ~np.isnan(values_TL)
+        if known_TL.any():
+            break
+    else:
+        return np.full(len(table.layers), np.nan)
+    row_L = len(values_TL) - 1 - known_TL[::-1].argmax(axis=0)
+    newest_L: Floats = values_TL[row_L, np.arange(values_TL.shape[1])]
+    return newest_L
 
 
 def worst_finding(layer: Layer, findings: Iterable[Finding]) -> Finding | None:
@@ -159,8 +165,8 @@ def _zero_rise(history: History, of: Sequence[Layer]) -> Floats:
     window_TL = history.param.window("grad.zero_frac")[:: WINDOW // 32]  # a few rows tell a rise that lasts
     zero_TM = zero_fracs(window_TL, of, history.info.layers)
     quarter = max(1, len(zero_TM) // 4)
-    rise_M = np.nan_to_num(zero_TM[-quarter:]).mean(axis=0) - np.nan_to_num(zero_TM[:quarter]).mean(axis=0)
-    return np.maximum(rise_M, 0.0)
+    rise_M: Floats = np.nan_to_num(zero_TM[-quarter:]).mean(axis=0) - np.nan_to_num(zero_TM[:quarter]).mean(axis=0)
+    return rise_M.clip(min=0.0)
 
 
 def _layer(name: str, columns: Sequence[int], params: Sequence[LayerInfo]) -> Layer:

@@ -16,7 +16,7 @@ from gradwatch.render._facts import last_known, newest, skipped, throughput
 from gradwatch.render._layers import Layer, Standout, norms_now, standouts
 from gradwatch.render._series import broken
 from gradwatch.render._style import OK, SEVERITY
-from gradwatch.render._trend import Glyphs, sparkline, strip
+from gradwatch.render._trend import UNICODE, Glyphs, sparkline, strip
 
 LABEL = 10
 TOLD = 0.7
@@ -39,11 +39,11 @@ def panel(history: History, of: Sequence[Layer], *, width: int, signs: Glyphs) -
         _gradients(history, trend, signs),
         *_scaler(history),
         *_strip(history, of, width=width, signs=signs),
-        *_matters(history, of, width=width, signs=signs),
+        *_extremes(history, of, width=width),
         *_findings(history, signs),
     ]
     for line in lines:
-        line.truncate(width, overflow="ellipsis")
+        line.truncate(width, overflow="ellipsis" if signs is UNICODE else "crop")
     return Text("\n").join(lines)
 
 
@@ -65,12 +65,12 @@ def progress(history: History, *, width: int, signs: Glyphs) -> Text:
 
 
 def _label(name: str) -> Text:
-    return Text(f"{name:<{LABEL}}", "dim")
+    return Text.assemble((f"{name:<{LABEL}}", "dim"))
 
 
 def _loss(history: History, trend: int, signs: Glyphs) -> Text:
     loss = newest(history, "loss")
-    text = _label("loss").append(f" {'NaN' if loss != loss else units.number(loss):<9}", _alarm(loss))
+    text = _label("loss").append(f" {units.value(loss):<9}", _alarm(loss))
     text.append(sparkline(broken(history["loss"]), width=trend, signs=signs))
     step, accuracy = last_known(history, "val_accuracy")
     val_step, val_loss = last_known(history, "val_loss")
@@ -82,7 +82,7 @@ def _loss(history: History, trend: int, signs: Glyphs) -> Text:
 
 def _gradients(history: History, trend: int, signs: Glyphs) -> Text:
     norm, clipped = newest(history, "grad_norm.before_clip"), newest(history, "grad_norm.after_clip")
-    text = _label("gradient").append(f" {'NaN' if norm != norm else units.number(norm):<9}", _alarm(norm))
+    text = _label("gradient").append(f" {units.value(norm):<9}", _alarm(norm))
     text.append(sparkline(broken(history["grad_norm.before_clip"]), width=trend, signs=signs, log=True))
     return text.append(f"  clipped to {units.number(clipped)}" if clipped < 0.999 * norm else "  total norm")
 
@@ -102,30 +102,44 @@ def _scaler(history: History) -> list[Text]:
 def _strip(history: History, of: Sequence[Layer], *, width: int, signs: Glyphs) -> list[Text]:
     if not of:
         return []
-    bars, top = strip(norms_now(history, of), width=max(8, min(len(of), width - LABEL - 46)), signs=signs)
-    text = _label("layers").append(" in ", "dim").append_text(bars).append(" out", "dim")
-    return [text.append(f"  top {units.number(top)}, 10x less per notch", "dim")]
+    norms_M = norms_now(history, of)
+    bars, top = strip(norms_M, width=max(8, min(len(of), width - LABEL - 48)), signs=signs)
+    text = _label("layers").append(" input ", "dim").append_text(bars).append(" output", "dim")
+    legend = [f"top {units.number(top)}, 10x a notch"] if np.isfinite(top) else []
+    drawn = bars.plain
+    legend += [f"{sign} {word}" for sign, word in _odd(signs) if sign in drawn]
+    return [text.append("  " + "  ".join(legend), "dim")]
 
 
-def _matters(history: History, of: Sequence[Layer], *, width: int, signs: Glyphs) -> list[Text]:
-    """Return a line for each of the few layers that stand out most."""
-    told = [s for s in standouts(history, of) if s.interest >= TOLD][:3]
-    room = max(12, min(44, width - 44))
+def _odd(signs: Glyphs) -> tuple[tuple[str, str], ...]:
+    return (signs.broken, "NaN"), (signs.zero, "zero"), (signs.absent, "none")
+
+
+def _extremes(history: History, of: Sequence[Layer], *, width: int) -> list[Text]:
+    """Return a line for each way in which layers stand out: the most extreme of them, and how many more there are."""
+    alike: dict[str, list[Standout]] = {}
+    for found in standouts(history, of):
+        if found.interest >= TOLD:
+            alike.setdefault(found.what, []).append(found)
+    shown = list(alike.values())[:3]
+    names = [units.shorten(mine[0].layer.name, max(12, width - 58)) for mine in shown]
     lines = []
-    for i, found in enumerate(told):
-        text = _label("watch" if i == 0 else "")
-        text.append(f" {units.shorten(found.layer.name, room):<{min(room, 24)}}", "bold")
-        lines.append(text.append(f"  {_words(found)}"))
+    for i, (name, mine) in enumerate(zip(names, shown, strict=True)):
+        text = _label("extreme" if i == 0 else "")
+        text.append(f" {name:<{max(map(len, names))}}", "bold")
+        text.append(f"  {_words(mine[0])}")
+        lines.append(text.append(f", {len(mine) - 1} more" if len(mine) > 1 else "", "dim"))
     return lines
 
 
 def _words(found: Standout) -> str:
     if found.what == "rising zeros":
         return f"zero gradients up by {units.percent(found.value)}"
-    if found.what not in ("largest", "smallest"):
-        return found.what
-    ratio = found.value if found.value >= 1 else 1 / found.value
-    return f"gradient {units.number(ratio, digits=2)}x {'above' if found.value >= 1 else 'below'} the median layer"
+    if found.what == "largest":
+        return f"gradient {units.times(found.value)} above the median layer"
+    if found.what == "smallest":
+        return f"gradient {units.times(1 / found.value)} below the median layer"
+    return found.what
 
 
 def _findings(history: History, signs: Glyphs) -> list[Text]:

@@ -21,7 +21,16 @@ USUAL = ("act.dead_frac", "grad.l2", "loss")
 """Statistics to show for a finding whose evidence names none: the first that is recorded for its layer."""
 EVERY_STEP = ("loss", "grad_norm.before_clip", "grad_norm.after_clip")
 """Statistics that every step has: where one is nan, it was not finite."""
-LINEAR = ("loss", "val_loss", "val_accuracy", "grad.zero_frac", "act.dead_frac", "act.saturated_frac")
+LINEAR = (
+    "loss",
+    "val_loss",
+    "val_accuracy",
+    "skipped",
+    "grad.zero_frac",
+    "grad.nonfinite",
+    "act.dead_frac",
+    "act.saturated_frac",
+)
 
 
 @final

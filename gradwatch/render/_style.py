@@ -19,12 +19,14 @@ def mark(severity: Severity | None, signs: Glyphs) -> Text:
     return Text(signs.ok, OK) if severity is None else Text(signs.marks[severity], SEVERITY[severity])
 
 
-def headline(finding: Finding, signs: Glyphs) -> Text:
-    """Return a finding as one line: sign, step, severity, kind, layer, and the sentence."""
+def sentence(finding: Finding, signs: Glyphs) -> Text:
+    """Return a finding as one line: sign, step, severity, kind, where, and the sentence."""
     text = Text.assemble(mark(finding.severity, signs), f" step {finding.step:,} ")
     text.append(f"{finding.severity} {finding.code} {finding.kind}", SEVERITY[finding.severity])
-    text.append(f" {finding.layer or 'whole run'}: ", "bold")
-    return text.append(finding.message)
+    where = finding.layer or "whole run"
+    if where not in finding.message:
+        text.append(f" {where}", "bold")
+    return text.append(f": {finding.message}")
 
 
 @final

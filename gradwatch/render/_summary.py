@@ -11,15 +11,16 @@ from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
+from rich.console import Console, Group, JustifyMethod, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Finding
 from gradwatch.render import _units as units
-from gradwatch.render._diagnosis import blocks, headline
-from gradwatch.render._facts import Facts, facts
+from gradwatch.render._diagnosis import blocks
+from gradwatch.render._headline import headline
 from gradwatch.render._layers import (
     Layer,
     layers,
@@ -29,14 +30,16 @@ from gradwatch.render._layers import (
     worst_finding,
     zero_fracs,
 )
-from gradwatch.render._series import broken
 from gradwatch.render._style import SEVERITY, mark
 from gradwatch.render._trend import Glyphs, glyphs, sparkline
 
 Floats = NDArray[np.floating[Any]]
 
-MOST_ROWS = 30
+MOST_ROWS = 16
 """Layers up to which each has a row."""
+WIDE = 110
+"""Columns from which long names, long trends and steps fit."""
+TREND, TREND_WIDE = 10, 40
 TOP_ROWS = 12
 """Rows of a larger model: the layers of most interest; those with findings come first."""
 
@@ -51,48 +54,25 @@ def print_summary(console: Console, history: History, diagnoses: Sequence[Diagno
         run_dir: Where it was written, or None.
     """
     signs = glyphs(console)
-    console.print(_verdict(history, signs))
-    for text in _facts(history, facts(history), signs, run_dir):
-        console.print(text)
-    if len(history.param):
+    for line in headline(history, signs):
+        console.print(line)
+    if history.step >= 0 and history.info.layers:
         console.print()
         console.print(_table(history, signs, console.width))
     for block in blocks(history, diagnoses, signs=signs, brief=True, width=console.width):
         console.print()
         console.print(block)
-    if history.findings and run_dir:
+    if run_dir:
         console.print()
-        console.print(_next(run_dir))
+        console.print(_next(run_dir, ill=bool(history.findings)), soft_wrap=True)
 
 
-def _verdict(history: History, signs: Glyphs) -> Text:
-    text = headline(history, signs)
-    done, total = history.step + 1, history.info.total_steps
-    text.append(f"  {units.plural(done, 'step')}" + (f" of {total:,}" if total and total != done else ""))
-    return text.append(f" in {units.duration(facts(history).seconds)}") if done else text
-
-
-def _facts(history: History, run: Facts, signs: Glyphs, run_dir: Path | None) -> list[Text]:
-    """Return two lines of facts: how it learned, and what it cost."""
-    loss_T = history["loss"]
-    learned = [f"loss {units.number(float(loss_T[0]))} to {_finite(run.loss)}"] if len(loss_T) else []
-    if np.isfinite(run.val_loss):
-        learned.append(f"validation loss {units.number(run.val_loss)}")
-    if np.isfinite(run.val_accuracy):
-        learned.append(f"accuracy {units.percent(run.val_accuracy)}")
-    text = Text(f"  {learned[0]} " if learned else "").append(sparkline(broken(loss_T), width=16, signs=signs))
-    lines = [text.append("".join(f"  {fact}" for fact in learned[1:]))]
-    cost = [f"{run.samples_per_s:,.0f} samples/s"] if np.isfinite(run.samples_per_s) else []
-    if np.isfinite(run.watch_frac):
-        cost.append(f"watching took {units.percent(run.watch_frac)} of the time")
-    if run_dir and not history.findings:
-        cost.append(f"tensorboard --logdir {run_dir.parent}")
-    return [*lines, Text("  " + "  ".join(cost))] if cost else lines
-
-
-def _next(run_dir: Path) -> Text:
-    text = Text("  look closer: ", "dim").append(f"gradwatch diagnose {run_dir}", "bold")
-    return text.append("  charts: ", "dim").append(f"tensorboard --logdir {run_dir.parent}", "bold")
+def _next(run_dir: Path, *, ill: bool) -> Text:
+    charts = Text.assemble(("  see charts   ", "dim"), (f"tensorboard --logdir {run_dir.parent}", "bold"))
+    if not ill:
+        return charts
+    closer = Text.assemble(("  look closer  ", "dim"), (f"gradwatch diagnose {run_dir}", "bold"))
+    return Text("\n").join([closer, charts])
 
 
 @final
@@ -100,40 +80,38 @@ def _next(run_dir: Path) -> Text:
 class _Columns:
     """What the table shows of each layer."""
 
-    steps_T: NDArray[np.int64]
     norms_TM: Floats
     ratios_M: Floats
     zeros_M: Floats
 
 
-def _table(history: History, signs: Glyphs, width: int) -> Table:
+def _table(history: History, signs: Glyphs, width: int) -> RenderableType:
     known = layers(history.info.layers)
     shown, rest = _choose(history, known)
-    steps_T, norms_TM = norms_over_run(history, known)
+    norms_TM = norms_over_run(history, known)[1]
     zeros_M = zero_fracs(history.param.newest("grad.zero_frac")[None], known, history.info.layers)[0]
-    columns = _Columns(steps_T, norms_TM, update_ratios(history, known), zeros_M)
-    wide = width >= 120
-    trend = 40 if wide else 12
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    table.add_column("")
-    table.add_column("layer", no_wrap=True)
-    table.add_column("gradient", justify="right", no_wrap=True)
-    table.add_column("over the run", no_wrap=True, width=trend)
-    table.add_column("update/weight", justify="right", no_wrap=True)
-    table.add_column("zeros", justify="right", no_wrap=True)
-    if history.findings:
-        table.add_column("", no_wrap=True)
+    columns = _Columns(norms_TM, update_ratios(history, known), zeros_M)
+    wide = width >= WIDE
+    table = _header(wide=wide, notes=bool(history.findings))
     for m in shown:
         finding = worst_finding(known[m], history.findings)
-        name = units.shorten(known[m].name, 48 if wide else 22)
-        bars = sparkline(norms_TM[:, m], width=trend, signs=signs, log=True)
-        table.add_row(
-            mark(finding and finding.severity, signs), name, *_cells(columns, m, bars), *_note(finding, history)
-        )
-    for row in _activations(history, signs):
+        name = units.shorten(known[m].name, 48 if wide else 20)
+        bars = sparkline(norms_TM[:, m], width=TREND_WIDE if wide else TREND, signs=signs, log=True)
+        note = _note(finding, wide=wide) if history.findings else ()
+        table.add_row(_health(finding, history, signs), name, *_cells(columns, m, bars), *note)
+    for row in _activations(history, signs, wide=wide):
         table.add_row(*row)
-    if rest:
-        table.add_row("", f"{len(rest)} more layers", *_range(columns, rest), style="dim")
+    return Group(table, Padding(Text(_others(columns, rest), "dim"), (0, 0, 0, 2))) if rest else table
+
+
+def _header(*, wide: bool, notes: bool) -> Table:
+    roomy = wide or not notes
+    table = Table(box=None, padding=(0, 2 if roomy else 1, 0, 0), header_style="dim", pad_edge=False)
+    table.add_column("", width=1)
+    trend, update = ("over the run", "update/weight") if roomy else ("trend", "upd/weight")
+    for name in ("layer", "gradient", trend, update, "zeros", *([""] if notes else [])):
+        side: JustifyMethod = "right" if name in ("gradient", update, "zeros") else "left"
+        table.add_column(name, justify=side, no_wrap=True, overflow="crop")
     return table
 
 
@@ -141,46 +119,54 @@ def _choose(history: History, known: Sequence[Layer]) -> tuple[list[int], list[i
     """Return which layers get a row, in the order of the model, and which share one."""
     if len(known) <= MOST_ROWS:
         return list(range(len(known))), []
-    interest = [s.column for s in standouts(history, known)]
-    found = [m for m in interest if worst_finding(known[m], history.findings)]
-    top = (found + [m for m in interest if m not in found])[:TOP_ROWS]
+    worst = [worst_finding(layer, history.findings) for layer in known]
+    rank = {s.column: i for i, s in enumerate(standouts(history, known))}
+    gravity = [-1 if finding is None else finding.severity for finding in worst]
+    top = sorted(range(len(known)), key=lambda m: (-gravity[m], rank[m]))[:TOP_ROWS]
     return sorted(top), sorted(set(range(len(known))) - set(top))
 
 
 def _cells(columns: _Columns, m: int, bars: str) -> tuple[str, str, str, str]:
     norm = float(columns.norms_TM[-1, m])
-    gradient = "none" if np.isnan(norm) else _finite(norm)
+    gradient = "none" if np.isnan(norm) else "NaN or Inf" if np.isinf(norm) else units.number(norm)
     return gradient, bars, units.number(float(columns.ratios_M[m]), digits=2), units.percent(float(columns.zeros_M[m]))
 
 
-def _range(columns: _Columns, rest: Sequence[int]) -> tuple[str, str, str, str]:
-    """Return the least and greatest of what the grouped layers have."""
-    spans = []
-    for values_M in (columns.norms_TM[-1, rest], columns.ratios_M[rest], columns.zeros_M[rest]):
-        finite_M = values_M[np.isfinite(values_M)]
-        spans.append((float(finite_M.min()), float(finite_M.max())) if finite_M.size else (np.nan, np.nan))
-    (low, high), (slow, fast), (_, zeros) = spans
-    ratios = f"{units.number(slow, digits=2)}..{units.number(fast, digits=2)}"
-    return units.number(low, digits=2), f"to {units.number(high, digits=2)}", ratios, f"<= {units.percent(zeros)}"
+def _others(columns: _Columns, rest: Sequence[int]) -> str:
+    """Return what the layers without a row of their own have, from the least to the greatest."""
+    norms, ratios, zeros = (_span(v_M[rest]) for v_M in (columns.norms_TM[-1], columns.ratios_M, columns.zeros_M))
+    told = [f"{len(rest)} more layers"]
+    if norms:
+        told.append(f"gradient {units.number(norms[0], digits=2)} to {units.number(norms[1], digits=2)}")
+    if ratios:
+        told.append(f"update/weight {units.number(ratios[0], digits=2)} to {units.number(ratios[1], digits=2)}")
+    if zeros and zeros[1] > 0:
+        told.append(f"zeros up to {units.percent(zeros[1])}")
+    return ", ".join(told)
 
 
-def _note(finding: Finding | None, history: History) -> tuple[Text, ...]:
-    if not history.findings:
-        return ()
+def _span(values_M: Floats) -> tuple[float, float] | None:
+    finite_M = values_M[np.isfinite(values_M)]
+    return (float(finite_M.min()), float(finite_M.max())) if finite_M.size else None
+
+
+def _health(finding: Finding | None, history: History, signs: Glyphs) -> Text:
+    """Return the sign of a layer's health; in an ill run, layers that were not named have none."""
+    return Text("") if finding is None and history.findings else mark(finding.severity if finding else None, signs)
+
+
+def _note(finding: Finding | None, *, wide: bool) -> tuple[Text]:
     if finding is None:
         return (Text(""),)
-    return (Text(f"{finding.kind}, step {finding.step:,}", SEVERITY[finding.severity]),)
+    at = f", step {finding.step:,}" if wide else ""
+    return (Text(finding.kind + at, SEVERITY[finding.severity]),)
 
 
-def _activations(history: History, signs: Glyphs) -> list[tuple[Text | str, ...]]:
+def _activations(history: History, signs: Glyphs, *, wide: bool) -> list[tuple[Text | str, ...]]:
     """Return rows for the activation modules in which something was found."""
     rows: list[tuple[Text | str, ...]] = []
     for name in dict.fromkeys(f.layer for f in history.findings if f.layer in history.act.layers):
-        mine = [f for f in history.findings if f.layer == name]
-        worst = max(mine, key=lambda f: f.severity)
-        rows.append((mark(worst.severity, signs), str(name), "", "", "", "", *_note(worst, history)))
+        worst = max((f for f in history.findings if f.layer == name), key=lambda f: f.severity)
+        short = units.shorten(str(name), 48 if wide else 20)
+        rows.append((mark(worst.severity, signs), short, "", "", "", "", *_note(worst, wide=wide)))
     return rows
-
-
-def _finite(value: float) -> str:
-    return units.number(value) if np.isfinite(value) else "NaN or Inf"

@@ -17,7 +17,9 @@ Floats = NDArray[np.floating[Any]]
 
 LEVELS = 8
 FLAT = 0.05
-"""Relative range (of the logarithm to base 10: absolute) below which a trend is drawn flat: noise is no trend."""
+"""Relative range below which a linear trend is drawn flat: noise is no trend."""
+DECADES = 1.0
+"""Least range of a logarithmic trend, in powers of ten, for the same reason."""
 
 # mid-luminance colours of the 256-colour cube, cold to warm: at least 3:1 on black and on white (WCAG 2.1, 1.4.11)
 HEAT = ("#5f5fd7", "#5f5fd7", "#0087af", "#00877f", "#008700", "#5f8700", "#af7700", "#d75f00")
@@ -32,7 +34,7 @@ class Glyphs:
         bars: One per level, low to high.
         zero: A value that is exactly zero, or below all levels.
         broken: NaN or Inf.
-        absent: No value at all.
+        absent: No gradient at all.
         full, half, empty: Parts of a progress bar.
         onset: Marks the step of a finding under a trend.
         marks: Health by severity: info, warning, critical; `ok` for none.
@@ -52,8 +54,8 @@ class Glyphs:
     dot: str
 
 
-UNICODE = Glyphs("▁▂▃▄▅▆▇█", "·", "\N{MULTIPLICATION SIGN}", " ", "━", "╸", "─", "▲", ("•", "▲", "✖"), "✔", "·")
-ASCII = Glyphs(".:-=+*#@", "0", "x", " ", "=", "=", "-", "^", ("i", "!", "X"), "+", "|")
+UNICODE = Glyphs("▁▂▃▄▅▆▇█", "·", "\N{MULTIPLICATION SIGN}", "-", "━", "╸", "─", "▲", ("•", "▲", "✖"), "✔", "·")
+ASCII = Glyphs(".:-=+*#@", "0", "x", "_", "=", "=", "-", "^", ("i", "!", "X"), "+", "|")
 
 
 def glyphs(console: Console) -> Glyphs:
@@ -61,18 +63,36 @@ def glyphs(console: Console) -> Glyphs:
     return ASCII if console.options.ascii_only else UNICODE
 
 
-def resample(values_T: Floats, width: int) -> Floats:
-    """Return a series in at most `width` columns: the median of each equal part.
+def column(index: int, length: int, width: int) -> int:
+    """Return in which column an entry of a series is drawn."""
+    return index if length <= width else int(np.searchsorted(_edges(length, width), index, side="right")) - 1
 
-    A part that holds Inf is Inf, one without any value is nan.
+
+def resample(values_T: Floats, width: int, *, keep: int | None = None) -> Floats:
+    """Return a series in at most `width` columns: the mean of the finite values of each equal part.
+
+    A part that holds Inf is Inf. One without a finite value is -Inf where it holds that, else nan.
+
+    Args:
+        values_T: Series.
+        width: Most columns to take.
+        keep: Entry that its column shows as it is: a single spike would not survive a mean.
     """
     if len(values_T) <= width:
         return values_T
-    edges_W = np.linspace(0, len(values_T), width + 1).astype(int)
-    return np.array([_median(values_T[a:b]) for a, b in pairwise(edges_W)])
+    first_W = _edges(len(values_T), width)[:-1]
+    finite_T = np.isfinite(values_T)
+    count_W = np.add.reduceat(finite_T, first_W, dtype=np.int64)
+    with np.errstate(invalid="ignore"):
+        mean_W: Floats = np.add.reduceat(np.where(finite_T, values_T, 0.0), first_W) / count_W
+    mean_W[(count_W == 0) & np.logical_or.reduceat(values_T == -np.inf, first_W)] = -np.inf
+    mean_W[np.logical_or.reduceat(values_T == np.inf, first_W)] = np.inf
+    if keep is not None:
+        mean_W[column(keep, len(values_T), width)] = values_T[keep]
+    return mean_W
 
 
-def sparkline(values_T: Floats, *, width: int, signs: Glyphs, log: bool = False) -> str:
+def sparkline(values_T: Floats, *, width: int, signs: Glyphs, log: bool = False, keep: int | None = None) -> str:
     """Draw a series as one line of bars, oldest left, from its least to its greatest value.
 
     Args:
@@ -80,16 +100,20 @@ def sparkline(values_T: Floats, *, width: int, signs: Glyphs, log: bool = False)
         width: Most columns to take.
         signs: What the terminal can show.
         log: Draw powers of ten; zeros get a sign of their own.
+        keep: Entry that its column shows as it is.
     """
-    values_W = np.asarray(resample(values_T, width), np.float64)
-    with np.errstate(all="ignore"):
-        drawn_W = np.where(values_W > 0, np.log10(values_W), np.where(values_W == 0, -np.inf, np.nan))
-    drawn_W = drawn_W if log else values_W
+    drawn_T = np.asarray(values_T, np.float64)
+    if log:
+        with np.errstate(all="ignore"):
+            drawn_T = np.where(drawn_T >= 0, np.log10(drawn_T), np.nan)
+    drawn_W = resample(drawn_T, width, keep=keep)
     finite_W = drawn_W[np.isfinite(drawn_W)]
     low, high = (float(finite_W.min()), float(finite_W.max())) if finite_W.size else (0.0, 0.0)
-    if high - low <= (FLAT if log else FLAT * max(abs(low), abs(high))):
-        low, high = low - 0.5, low + 0.5 + 1e-9  # a flat line, in the middle
-    return "".join(_bar(float(x), low, high, signs) for x in drawn_W)
+    least = DECADES if log else FLAT * max(abs(low), abs(high))
+    if high - low < least or high == low:
+        middle, half = (low + high) / 2, max(least, 1e-300) / 2
+        low, high = middle - half, middle + half
+    return "".join(_bar(x, low, high, signs) for x in drawn_W.tolist())
 
 
 def strip(norms_M: Floats, *, width: int, signs: Glyphs) -> tuple[Text, float]:
@@ -116,7 +140,7 @@ def strip(norms_M: Floats, *, width: int, signs: Glyphs) -> tuple[Text, float]:
 
 def _append_cell(text: Text, norm: float, top: float, signs: Glyphs) -> None:
     if np.isnan(norm):
-        text.append("_", "dim")
+        text.append(signs.absent, "dim")
     elif np.isinf(norm):
         text.append(signs.broken, "bold #d70000")
     elif norm <= 0 or (level := LEVELS - 1 - int(np.log10(top / norm))) < 0:
@@ -129,23 +153,17 @@ def _worst(norms_M: Floats, width: int) -> Floats:
     """Return one value per column: Inf before a small norm before a large one; nan only where all are."""
     if len(norms_M) <= width:
         return norms_M
-    edges_W = np.linspace(0, len(norms_M), width + 1).astype(int)
-    parts = [norms_M[a:b] for a, b in pairwise(edges_W)]
+    parts = [norms_M[a:b] for a, b in pairwise(_edges(len(norms_M), width))]
     return np.array([np.inf if np.isinf(p).any() else np.fmin.reduce(p) for p in parts])
 
 
-def _median(part_T: Floats) -> float:
-    if np.isinf(part_T).any():
-        return float("inf")
-    known_T = part_T[~np.isnan(part_T)]
-    return float(np.median(known_T)) if known_T.size else float("nan")
+def _edges(length: int, width: int) -> NDArray[np.int64]:
+    return np.linspace(0, length, width + 1).astype(np.int64)
 
 
 def _bar(value: float, low: float, high: float, signs: Glyphs) -> str:
-    if np.isnan(value):
-        return signs.absent
-    if value == np.inf:
-        return signs.broken
-    if value == -np.inf:
-        return signs.zero
-    return signs.bars[min(LEVELS - 1, int(LEVELS * (value - low) / (high - low)))]
+    if value - value == 0:  # finite
+        return signs.bars[min(LEVELS - 1, int(LEVELS * (value - low) / (high - low)))]
+    if value != value:
+        return " "
+    return signs.broken if value > 0 else signs.zero

@@ -13,31 +13,36 @@ GIB = float(1 << 30)
 _UNITS = {s.name: s.unit for s in (*catalogue.PARAM, *catalogue.ACT, *catalogue.RUN)}
 
 
-def number(value: float, *, digits: int = 3) -> str:
-    """Return a number with so many significant digits, `-` where it is missing (None is not a number: pass nan)."""
-    if math.isnan(value):
+def number(measured: float, *, digits: int = 3) -> str:
+    """Return a number with so many significant digits; nan is missing."""
+    if math.isnan(measured):
         return MISSING
-    if math.isinf(value):
-        return "Inf" if value > 0 else "-Inf"
-    if value == 0:
+    if math.isinf(measured):
+        return "Inf" if measured > 0 else "-Inf"
+    if measured == 0:
         return "0"
-    if 1e-3 <= abs(value) < 1e5:
-        decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-        return f"{value:,.{decimals}f}"
-    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+    if 1e-3 <= abs(measured) < 1e5:
+        decimals = max(0, digits - 1 - math.floor(math.log10(abs(measured))))
+        return f"{measured:,.{decimals}f}"
+    mantissa, exponent = f"{measured:.{digits - 1}e}".split("e")
     return f"{mantissa}e{int(exponent)}"
+
+
+def value(measured: float) -> str:
+    """Return a number that every step has: where it is nan, it was not finite, and that is said."""
+    return "NaN" if math.isnan(measured) else number(measured)
 
 
 def percent(fraction: float) -> str:
     """Return a fraction as percent; never 0 % or 100 % where it is not exactly that."""
     if math.isnan(fraction):
         return MISSING
-    value = 100.0 * fraction
-    if 0 < value < 0.1:
+    points = 100.0 * fraction
+    if 0 < points < 0.1:
         return "<0.1 %"
-    if 99.9 < value < 100:
+    if 99.9 < points < 100:
         return ">99.9 %"
-    return f"{value:.0f} %" if value == round(value) else f"{value:.1f} %"
+    return f"{points:.0f} %" if points == round(points) else f"{points:.1f} %"
 
 
 def duration(seconds: float) -> str:
@@ -61,6 +66,11 @@ def quantity(evidence: Quantity) -> str:
         return percent(evidence.value)
     shown = f"{evidence.value:,.0f}" if _is_count(evidence.value) else number(evidence.value)
     return f"{shown} {unit}".rstrip()
+
+
+def times(ratio: float) -> str:
+    """Return a factor with two digits, such as `31,000x`."""
+    return f"{float(f'{ratio:.2g}'):,.0f}x" if 10 <= ratio < 1e6 else f"{number(ratio, digits=2)}x"
 
 
 def plural(count: int, noun: str) -> str:

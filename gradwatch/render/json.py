@@ -6,7 +6,7 @@ is null, so that every strict parser reads it.
     version     1
     run         RunInfo: name, created, layers, activations, precision, optimizer, device, total_steps, versions, ...
     step        newest recorded optimizer step, -1 before the first
-    verdict     "healthy", or the severity of the gravest finding: "info", "warning", "critical"
+    verdict     "healthy" where no finding is graver than info, else "warning" or "critical"
     facts       steps, seconds, samples_per_s, watch_frac, loss, val_loss, val_accuracy
     findings    list of {code, kind, layer, step, severity, message, evidence: [{name, value, unit}]}
     diagnoses   list of {cause, certainty, severity, because, confirm, source, findings, remedies: [{text, patch}]}

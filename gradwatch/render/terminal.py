@@ -17,7 +17,7 @@ from gradwatch.render._diagnosis import print_diagnosis
 from gradwatch.render._facts import last_known, newest, throughput
 from gradwatch.render._layers import Layer, matrices
 from gradwatch.render._live import panel
-from gradwatch.render._style import Repeats, headline
+from gradwatch.render._style import Repeats, sentence
 from gradwatch.render._summary import print_summary
 from gradwatch.render._trend import glyphs
 
@@ -80,7 +80,7 @@ class Terminal:
             return
         if not self._repeats.admits(finding):
             return
-        self.console.print(headline(finding, self._signs), highlight=False, soft_wrap=self._live is None)
+        self.console.print(sentence(finding, self._signs), highlight=False, soft_wrap=self._live is None)
         if self._repeats.is_last(finding):
             self.console.print(f"  further layers with {finding.kind} are in the summary", style="dim")
 
@@ -124,8 +124,7 @@ class Terminal:
         facts = [f"step {history.step:,}" + (f"/{total:,}" if total else "")]
         for label, statistic in (("loss", "loss"), ("grad norm", "grad_norm.before_clip"), ("lr", "lr.0")):
             if statistic in history.run.statistics:
-                value = newest(history, statistic)
-                facts.append(f"{label} {'NaN' if value != value else units.number(value)}")
+                facts.append(f"{label} {units.value(newest(history, statistic))}")
         val_step, val_loss = last_known(history, "val_loss")
         if val_step > self._val_step:
             self._val_step = val_step

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, final
 
 import numpy as np
@@ -112,8 +112,8 @@ class _Plan:
             raise GradwatchError(f"data.batch_size: got {batch_size}, expected at least 1")
         if drop_last and batch_size > size:
             raise GradwatchError(
-                f"data.batch_size: got {batch_size}, but there are {size} samples and data.drop_last leaves out the last "
-                f"batch where it is not full: nothing would be left; expected at most {size}, or drop_last: false"
+                f"data.batch_size: got {batch_size} for {size} samples, and data.drop_last leaves out a batch "
+                f"that is not full: none would be left; expected at most {size}, or drop_last: false"
             )
         self.size = size
         self.batch_size = batch_size
@@ -147,7 +147,7 @@ class _Reader(Dataset[Any]):
         self.dataset = dataset
         self.seed = seed
         self.is_random = bool(getattr(dataset, "is_random", True))
-        self.batched = dataset if isinstance(dataset, Batched) and not self.is_random else None
+        self.batched = dataset if not self.is_random and isinstance(dataset, Batched) else None
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -174,7 +174,7 @@ class _Reader(Dataset[Any]):
             raise
 
 
-def _collate(samples: Sequence[Any], indices_B: Indices) -> Any:
+def _collate(samples: list[Any], indices_B: Indices) -> Any:
     """Return samples stacked into a batch, or say which of them do not fit together."""
     try:
         return tuple(default_collate(samples))
@@ -183,8 +183,8 @@ def _collate(samples: Sequence[Any], indices_B: Indices) -> Any:
         for index, shape in zip(indices_B, shapes, strict=True):
             if shape != shapes[0]:
                 raise GradwatchError(
-                    f"data: the inputs of sample {indices_B[0]} have shape {shapes[0]}, those of sample {index} {shape}; "
-                    "expected one shape for all; add Resize, CenterCrop or RGB to data.transform"
+                    f"data: the inputs of sample {indices_B[0]} have shape {shapes[0]}, those of sample {index} "
+                    f"{shape}; expected one shape for all; add Resize, CenterCrop or RGB to data.transform"
                 ) from error
         raise GradwatchError(f"data: samples cannot be stacked into a batch: {error}") from error
 

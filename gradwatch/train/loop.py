@@ -16,6 +16,7 @@ from torch.optim import lr_scheduler
 
 from gradwatch.config.schema import Config
 from gradwatch.errors import RunError
+from gradwatch.history.header import Status
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis
 from gradwatch.train.evaluate import Evaluation, evaluate
@@ -25,6 +26,12 @@ from gradwatch.train.session import Session
 from gradwatch.train.step import Batch, StepResult
 
 Ending = Literal["finished", "early-stop", "non-finite", "interrupted"]
+STATUS: dict[Ending, Status] = {
+    "finished": "finished",
+    "early-stop": "finished",
+    "non-finite": "failed",
+    "interrupted": "interrupted",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +72,7 @@ def train(config: Config, *, resume: Path | None = None, log_format: str = "auto
         ending = run(session, stack.enter_context(Interrupt()))
         session.save(best=False)
         diagnoses = session.monitor.close()
-        session.close(ending)
+        session.close(STATUS[ending])
         return Outcome(directory=directory, ending=ending, history=session.monitor.history, diagnoses=diagnoses)
 
 
@@ -144,9 +151,7 @@ def _evaluation(session: Session, *, at_end: bool) -> Evaluation | None:
     return evaluate(session.stepper, session.validation) if session.validation and (due or at_end) else None
 
 
-def _statistics(
-    result: StepResult, evaluation: Evaluation | None, *, wait_s: float, step_s: float
-) -> dict[str, float]:
+def _statistics(result: StepResult, evaluation: Evaluation | None, *, wait_s: float, step_s: float) -> dict[str, float]:
     """Return what the loop knows of a step, by the names of the catalogue."""
     known = {
         "grad_norm.before_clip": result.norm,

@@ -14,7 +14,6 @@ from typing import Any, final
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim import lr_scheduler
 
 from gradwatch import build
 from gradwatch.attach import inspect
@@ -23,11 +22,13 @@ from gradwatch.data import Splits
 from gradwatch.detect import detectors
 from gradwatch.errors import CheckpointError
 from gradwatch.history.disk import Writer
+from gradwatch.history.header import Status
 from gradwatch.history.store import History
-from gradwatch.monitor import Monitor, Schedule
+from gradwatch.monitor import Monitor, Schedule, total_norm
 from gradwatch.pipeline import Pipeline
-from gradwatch.probe import gradients
 from gradwatch.probe.activations import ActivationProbe
+from gradwatch.probe.gradients import GradientProbe
+from gradwatch.probe.transfer import to_host
 from gradwatch.train import activation_checkpointing, checkpoint
 from gradwatch.train.batches import Batches
 from gradwatch.train.step import Clip, Stepper
@@ -88,7 +89,7 @@ class Session:
         length = self.total_steps if config.schedule.per == "step" else epochs
         self.schedule = build.schedule(config.schedule, self.optimizer, length=length)
         saved = self._restore() if resume else None
-        self.monitor = self._monitor(resumed=resume, log_format=log_format, stack=stack)
+        self.monitor = self._monitor(saved, log_format=log_format, stack=stack)
         self.stepper = self._stepper(_on(build.loss(config, splits.spec), self.device))
         _warn_about_batch_norm(self.model, config.train)
         if compile_options := config.train.compile_options:
@@ -98,21 +99,21 @@ class Session:
 
     def save(self, *, best: bool) -> Path:
         """Write a checkpoint of everything that an exact resume needs, and return its folder."""
-        self._recorder.flush()  # a resume cuts the history at this step, so it must be on disk up to here
         state = {
             "progress": asdict(self.progress),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict() if self.schedule else None,
             "scaler": self.scaler.state_dict() if self.scaler else None,
+            "history": self.monitor.history.state(),
             "random": checkpoint.random_state(),
         }
         keep = self.config.train.checkpoint.keep
         return checkpoint.save(self.directory / "checkpoints", state, step=self.progress.step, keep=keep, best=best)
 
-    def close(self, status: str) -> None:
+    def close(self, status: Status) -> None:
         """Note in the run directory how the training ended."""
-        self._recorder.finish(status)
+        self._recorder.close(status)
 
     def _restore(self) -> dict[str, Any]:
         _, state = checkpoint.load(self.directory / "checkpoints")
@@ -120,7 +121,9 @@ class Session:
         try:
             self.optimizer.load_state_dict(state["optimizer"])
         except ValueError as error:
-            raise CheckpointError(f"the checkpoint does not fit optim: {error}; resume with the run's own config") from error
+            raise CheckpointError(
+                f"the checkpoint does not fit optim: {error}; resume with the run's own config"
+            ) from error
         if self.schedule and state["schedule"]:
             self.schedule.load_state_dict(state["schedule"])
         if self.scaler and state["scaler"]:
@@ -128,7 +131,7 @@ class Session:
         self.progress = Progress(**state["progress"])
         return state
 
-    def _monitor(self, *, resumed: bool, log_format: str, stack: contextlib.ExitStack) -> Monitor:
+    def _monitor(self, saved: dict[str, Any] | None, *, log_format: str, stack: contextlib.ExitStack) -> Monitor:
         """Attach a monitor, with nothing to watch but the run itself where watching is off."""
         watch = self.config.watch
         models, optimizers = ({"": self.model}, [self.optimizer]) if watch.enabled else ({}, [])
@@ -145,13 +148,14 @@ class Session:
             accumulate=self.config.train.accumulate,
             total_steps=self.total_steps,
         )
-        if resumed:
+        if saved:
             self._recorder, history = Writer.resume(self.directory, step=self.progress.step - 1)
+            history.restore(saved["history"])
         else:
             history = History(info, groups=len(self.optimizer.param_groups))
             self._recorder = Writer(self.directory, history)
         stack.enter_context(self._recorder)
-        resumed_at = self.progress.step if resumed else None
+        resumed_at = self.progress.step if saved else None
         pipeline = Pipeline(
             history,
             detectors=detectors(self.config.detect) if watch.enabled else (),
@@ -179,7 +183,7 @@ class Session:
             objective=Objective(function=loss),
             optimizer=self.optimizer,
             scaler=self.scaler,
-            observe=self.monitor.observe if self.config.watch.enabled else partial(gradients.total_norm, params),
+            observe=self.monitor.observe if self.config.watch.enabled else partial(_total_norm, GradientProbe(params)),
             device=self.device,
             precision=train.precision,
             clip=Clip(norm=train.clip.norm, value=train.clip.value) if train.clip else None,
@@ -213,6 +217,11 @@ def _checkpoint_activations(model: nn.Module, train: TrainSection) -> None:
         activation_checkpointing.every_blocks(model, choice.every)
     else:
         activation_checkpointing.matching_modules(model, choice.modules)
+
+
+def _total_norm(probe: GradientProbe) -> float:
+    """Return the norm as the monitor would, so that watching changes nothing to the last bit."""
+    return total_norm(to_host(probe.read()))
 
 
 def _on(loss: Callable[..., Any], device: torch.device) -> Callable[..., Any]:

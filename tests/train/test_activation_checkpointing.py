@@ -13,9 +13,7 @@ from gradwatch.train import activation_checkpointing
 class Net(nn.Module):
     def __init__(self, blocks=6, container=nn.Sequential):
         super().__init__()
-        made = [
-            nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3)) for _ in range(blocks)
-        ]
+        made = [nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3)) for _ in range(blocks)]
         self.blocks = container(*made) if container is nn.Sequential else container(made)
         self.head = nn.Linear(8, 3)
 

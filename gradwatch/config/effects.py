@@ -1,0 +1,109 @@
+"""Settings that do nothing, since others make them so: said before the training begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import BaseModel
+
+from gradwatch.config.schema import Config
+
+
+def warnings(config: Config) -> tuple[str, ...]:
+    """Return a sentence for each setting that differs from its default and has no effect, and what to do about it."""
+    rules = (_scaler, _nonfinite, _pinning, _watching, _switched_off, _histograms, _warmup, _evaluation, _early_stop)
+    return tuple(sentence for rule in rules for sentence in rule(config))
+
+
+def _scaler(config: Config) -> Iterator[str]:
+    train = config.train
+    for name in _changed(train.scaler):
+        key = f"train.scaler.{name}"
+        if train.precision != "fp16":
+            why = f"only fp16 scales the loss, and train.precision is {train.precision}"
+            yield f"{key}: has no effect: {why}; remove it, or set train.precision: fp16"
+        elif not train.scaler.enabled and name != "enabled":
+            yield f"{key}: has no effect while train.scaler.enabled is false; remove it, or enable the scaler"
+
+
+def _nonfinite(config: Config) -> Iterator[str]:
+    train = config.train
+    if train.on_nonfinite == "continue" and train.precision == "fp16" and train.scaler.enabled:
+        yield (
+            "train.on_nonfinite: 'continue' has no effect on gradients that overflow: the loss scaler of fp16 skips "
+            "these updates itself; remove it, or set train.scaler.enabled: false"
+        )
+
+
+def _pinning(config: Config) -> Iterator[str]:
+    device = config.train.device
+    if config.data.pin_memory and device != "auto" and not device.startswith("cuda"):
+        yield (
+            f"data.pin_memory: has no effect: it speeds up copies to a CUDA device, and train.device is {device}; "
+            "remove it"
+        )
+
+
+def _watching(config: Config) -> Iterator[str]:
+    if config.watch.enabled:
+        return
+    keys = [f"watch.{name}" for name in _changed(config.watch) if name != "enabled"]
+    keys += [f"detect.{kind}" for kind in config.detect]
+    for key in keys:
+        yield f"{key}: has no effect while watch.enabled is false; remove it, or set watch.enabled: true"
+
+
+def _switched_off(config: Config) -> Iterator[str]:
+    for section, switches in (("detect", config.detect), ("sinks", config.sinks)):
+        for name, options in switches.items():
+            if options.get("enabled", True):
+                continue
+            for key in options.keys() - {"enabled"}:
+                yield (
+                    f"{section}.{name}.{key}: has no effect while {section}.{name}.enabled is false; remove one of both"
+                )
+
+
+def _histograms(config: Config) -> Iterator[str]:
+    shown = config.sinks.get("tensorboard", {}).get("enabled", True)
+    if config.watch.enabled and not shown and "histograms_every" in _changed(config.watch):
+        yield (
+            "watch.histograms_every: has no effect: only TensorBoard shows histograms, and sinks.tensorboard.enabled "
+            "is false; remove it, or enable that sink"
+        )
+
+
+def _warmup(config: Config) -> Iterator[str]:
+    schedule, steps = config.schedule, config.train.steps
+    if schedule.name and schedule.per == "step" and steps and schedule.warmup_steps >= steps:
+        yield (
+            f"schedule.name: {schedule.name} has no effect: its warm-up of {schedule.warmup_steps} steps fills all "
+            f"{steps} of train.steps; set schedule.warmup_steps below that"
+        )
+
+
+def _evaluation(config: Config) -> Iterator[str]:
+    train = config.train
+    if train.eval_every and train.steps and train.eval_every > train.steps:
+        yield (
+            f"train.eval_every: {train.eval_every} has no effect: it is more than train.steps ({train.steps}), so that "
+            "only the end is evaluated; lower it"
+        )
+
+
+def _early_stop(config: Config) -> Iterator[str]:
+    train = config.train
+    if not (train.early_stop and train.eval_every and train.steps):
+        return
+    evaluations = train.steps // train.eval_every
+    if evaluations <= train.early_stop.patience:
+        yield (
+            f"train.early_stop: has no effect: {train.early_stop.patience} evaluations without improvement cannot come "
+            f"before the end, with one every {train.eval_every} of {train.steps} steps; lower patience or "
+            "train.eval_every"
+        )
+
+
+def _changed(section: BaseModel) -> list[str]:
+    """Return the names of a section's settings that differ from their defaults."""
+    return [name for name, field in type(section).model_fields.items() if getattr(section, name) != field.default]

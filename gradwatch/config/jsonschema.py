@@ -1,0 +1,146 @@
+"""The JSON schema of a config, so that editors complete and check it: made of the sections and of all signatures."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel
+
+from gradwatch.config import known
+from gradwatch.config.choices import options_model, switchable
+from gradwatch.config.parts import DataSection, LossSection, ModelSection, OptimSection, ScheduleSection
+from gradwatch.config.schema import Config
+from gradwatch.config.section import NamedSection
+from gradwatch.config.signatures import Signature
+from gradwatch.config.source import UNKNOWN
+from gradwatch.config.vocabulary import Vocabulary
+
+Schema = dict[str, Any]
+
+NAMED: tuple[type[NamedSection], ...] = (ModelSection, DataSection, LossSection, OptimSection, ScheduleSection)
+
+
+def text() -> str:
+    """Return the schema as JSON text, as `gradwatch schema` prints it and `schema.json` holds it."""
+    return json.dumps(schema(), indent=1, allow_nan=False) + "\n"
+
+
+def schema() -> Schema:
+    """Return the schema, draft 2020-12. Names are known in two spellings; a config may use further ones."""
+    made = _without_titles(Config.model_json_schema())
+    definitions = made["$defs"]
+    for section in NAMED:
+        _depend_on_name(definitions[section.__name__], section)
+    definitions["TrainSection"]["oneOf"] = [_has("steps"), _has("epochs")]
+    definitions["ClipSection"]["oneOf"] = [_has("norm"), _has("value")]
+    definitions["BlocksSection"]["oneOf"] = [_has("every"), _has("modules")]
+    definitions["Transforms"] = _transforms()
+    for key in ("transform", "augment"):
+        definitions["DataSection"]["properties"][key]["items"] = {"$ref": "#/$defs/Transforms"}
+    for key, vocabulary in (("detect", known.DETECTORS), ("sinks", known.SINKS)):
+        made["properties"][key] |= _switches(vocabulary)
+    for key in made["properties"].keys() - set(made["required"]):
+        made["properties"][key] = {"anyOf": [made["properties"][key], {"type": "null"}]}
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$comment": f"Written by `gradwatch schema` with {versions()}.",
+        "title": "gradwatch config",
+    }
+    return head | made
+
+
+def versions() -> str:
+    """Return the versions of the libraries whose names and keyword arguments are in the schema."""
+    names = ("torch", "torchvision")
+    return " and ".join(f"{name} {importlib.metadata.version(name).partition('+')[0]}" for name in names)
+
+
+def _depend_on_name(definition: Schema, section: type[NamedSection]) -> None:
+    """Let the settings that a section takes depend on the name that it gives."""
+    vocabulary = section.vocabulary
+    properties = definition["properties"]
+    del properties["options"], definition["additionalProperties"]
+    names = [name for entry in vocabulary.entries() for name in vocabulary.spellings(entry)]
+    properties["name"] = {"enum": names, "description": f"Name of a {vocabulary.noun}; `gradwatch list` describes all."}
+    if "target" in properties:
+        properties["target"] |= {"pattern": r"^[\w.]+:[\w.]+$"}
+    if not section.name_is_optional:
+        definition["oneOf"] = [_has("name"), _has("target")] if "target" in properties else [_has("name")]
+    definition["allOf"] = [
+        {
+            "if": {"properties": {"name": {"enum": spellings}}, "required": ["name"]},
+            "then": _beside(properties, options),
+        }
+        for spellings, options in _by_options(vocabulary)
+    ]
+
+
+def _by_options(vocabulary: Vocabulary) -> Iterable[tuple[list[str], Schema]]:
+    """Return the options of all names: those that take the same ones together."""
+    groups: dict[str, tuple[list[str], Schema]] = {}
+    for entry in vocabulary.entries():
+        signature = entry.read()
+        if not signature.unusable:
+            options = _options(signature, described=entry.is_own)
+            groups.setdefault(json.dumps(options), ([], options))[0].extend(vocabulary.spellings(entry))
+    return groups.values()
+
+
+def _beside(properties: Schema, options: Schema) -> Schema:
+    """Return a schema of a section's own settings, described elsewhere, with the options of one name beside them."""
+    own: Schema = dict.fromkeys(properties, True)
+    if "groups" in properties:
+        match = properties["groups"]["items"]
+        group = {key: value for key, value in options.items() if key != "required"}
+        own["groups"] = {"items": group | {"properties": {"match": True, **options["properties"]}}}
+    return options | {"properties": own | options["properties"]}
+
+
+def _options(signature: Signature, *, described: bool) -> Schema:
+    """Return the schema of a signature's keyword arguments, with descriptions where they are our own."""
+    made = _without_titles(options_model(signature).model_json_schema())
+    properties = made.get("properties", {})
+    for parameter in signature.parameters:
+        own = properties[parameter.name]
+        if not described:
+            own.pop("description", None)
+        if parameter.default is UNKNOWN or parameter.default in (math.inf, -math.inf):
+            own.pop("default", None)  # not to be told, or not to be said in JSON
+    required = {"required": made["required"]} if "required" in made else {}
+    return {"type": "object", "properties": properties, **required, "additionalProperties": signature.is_open}
+
+
+def _switches(vocabulary: Vocabulary) -> Schema:
+    options = {e.name: _options(switchable(e.read()), described=e.is_own) for e in vocabulary.entries()}
+    return {"type": "object", "properties": options, "additionalProperties": False}
+
+
+def _transforms() -> Schema:
+    """Return the schema of one transform: a name, a mapping from a name to keyword arguments, or a target."""
+    alone: list[str] = []
+    mapped: Schema = {}
+    for entry in known.TRANSFORMS.entries():
+        signature = entry.read()
+        if not signature.unusable:
+            options = _options(signature, described=False)
+            mapped |= dict.fromkeys(known.TRANSFORMS.spellings(entry), options)
+            alone += known.TRANSFORMS.spellings(entry) if "required" not in options else ()
+    one = {"type": "object", "properties": mapped, "additionalProperties": False, "minProperties": 1, "maxProperties": 1}
+    return {"anyOf": [{"enum": alone}, one, {"type": "object", **_has("target")}]}
+
+
+def _has(key: str) -> Schema:
+    return {"required": [key], "properties": {key: {"not": {"type": "null"}}}}
+
+
+def _without_titles(made: Any) -> Any:
+    """Return a schema without the titles that pydantic derives from names: they say nothing more."""
+    if isinstance(made, list):
+        return [_without_titles(item) for item in made]
+    if isinstance(made, dict):
+        return {k: _without_titles(v) for k, v in made.items() if k != "title" or not isinstance(v, str)}
+    return made

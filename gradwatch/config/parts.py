@@ -1,0 +1,114 @@
+"""The sections that name something: model, data, loss, optim, schedule."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, PositiveInt, Strict, ValidationInfo, field_validator
+
+from gradwatch.config import known
+from gradwatch.config.choices import check_options, check_transforms
+from gradwatch.config.problems import Problem, problem, problems
+from gradwatch.config.section import NamedSection, OptionsSection, TargetSection
+from gradwatch.config.vocabulary import Vocabulary
+from gradwatch.config.wording import Expected, show
+
+Count = Annotated[int, Field(ge=0)]
+Patterns = Annotated[tuple[str, ...], Strict(False), Field(min_length=1), Expected("a list of name patterns")]
+Transforms = Annotated[tuple[str | dict[str, Any], ...], Strict(False)]
+
+
+class ModelSection(TargetSection):
+    """The model: a name, or a `target` of your own, with its keyword arguments."""
+
+    vocabulary: ClassVar[Vocabulary] = known.MODELS
+
+
+class DataSection(TargetSection):
+    """The data: a name, or a `target` of your own, with its keyword arguments, and how batches are made of it."""
+
+    vocabulary: ClassVar[Vocabulary] = known.DATA
+
+    batch_size: PositiveInt = Field(default=64, description="Samples of a training batch.")
+    eval_batch_size: PositiveInt | None = Field(
+        default=None, description="Samples of a validation batch; null is batch_size."
+    )
+    workers: Count = Field(default=0, description="Processes that load samples; 0 loads them in the training process.")
+    pin_memory: bool = Field(default=False, description="Load batches into page-locked memory, for a CUDA device.")
+    shuffle: bool = Field(default=True, description="Draw training samples in a new random order in each epoch.")
+    drop_last: bool = Field(default=False, description="Leave out an epoch's last batch where it is short.")
+    transform: Transforms = Field(
+        default=(),
+        description="Transforms of every sample, in order: names of torchvision.transforms.v2, or {Name: {keywords}}.",
+    )
+    augment: Transforms = Field(
+        default=(), description="The same for training samples only, before `transform`; may be random."
+    )
+
+    @field_validator("transform", "augment", mode="before")
+    @classmethod
+    def _check_transforms(cls, given: Any) -> Any:
+        if not isinstance(given, list | tuple):
+            raise problem(f"got {show(given)}, expected a list of transforms, such as [RandomHorizontalFlip]")
+        checked, found = check_transforms(given)
+        if found:
+            raise problems(found)
+        return checked
+
+
+class LossSection(TargetSection):
+    """The loss: a name, or a `target` of your own; by default the usual one for the data."""
+
+    vocabulary: ClassVar[Vocabulary] = known.LOSSES
+    name_is_optional: ClassVar[bool] = True
+
+
+class GroupSection(OptionsSection):
+    """Parameters that the optimizer treats differently: their names, and its keyword arguments for them."""
+
+    match: Annotated[str | Patterns, Expected("a pattern of parameter names, or a list of such")] = Field(
+        description="Pattern of parameter names, such as '*.bias', or a list; the first group that fits counts."
+    )
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The patterns, also where there is one."""
+        return (self.match,) if isinstance(self.match, str) else self.match
+
+
+class OptimSection(NamedSection):
+    """The optimizer: a name with its keyword arguments."""
+
+    vocabulary: ClassVar[Vocabulary] = known.OPTIMIZERS
+
+    name: str = Field(default="", validate_default=True)
+    groups: Annotated[tuple[GroupSection, ...], Strict(False)] = Field(
+        default=(), description="Parameters with keyword arguments of their own."
+    )
+
+    @field_validator("groups")
+    @classmethod
+    def _check_groups(cls, groups: tuple[GroupSection, ...], info: ValidationInfo) -> tuple[GroupSection, ...]:
+        entry = cls.vocabulary.find(info.data["name"]) if "name" in info.data else None
+        if entry is None:
+            return groups  # that the name is wrong has been said
+        checked: list[GroupSection] = []
+        found: list[Problem] = []
+        for i, group in enumerate(groups):
+            options, below = check_options(entry.read(), group.options, beside=["match"], partial=True)
+            found += [((i, *key), text) for key, text in below]
+            checked.append(group.model_copy(update={"options": options}))
+        if found:
+            raise problems(found)
+        return tuple(checked)
+
+
+class ScheduleSection(NamedSection):
+    """The learning-rate schedule: a name with its keyword arguments, a warm-up before it, either, or none."""
+
+    vocabulary: ClassVar[Vocabulary] = known.SCHEDULES
+    name_is_optional: ClassVar[bool] = True
+
+    warmup_steps: Count = Field(default=0, description="Steps in which the learning rate first climbs from near zero.")
+    per: Literal["step", "epoch"] = Field(default="step", description="What the schedule counts.")

@@ -1,0 +1,129 @@
+"""What is wrong in a section, as data: raised by validators, and made of pydantic's own errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticCustomError
+
+from gradwatch.config.wording import describe, fields, settings, show, unknown
+
+Key = tuple[str | int, ...]
+"""Keys and list positions that lead to a value, such as ("optim", "groups", 0, "match")."""
+
+Problem = tuple[Key, str]
+"""Where something is wrong, and what. The place in the file is added by `load`."""
+
+
+def problems(found: Sequence[Problem], *, beside: bool = False) -> PydanticCustomError:
+    """Return an error for a validator to raise: problems at keys below the value that it validates.
+
+    Args:
+        found: Never empty.
+        beside: Whether the keys stand beside the value instead, in the same mapping.
+    """
+    return PydanticCustomError("problems", "see its context", {"found": tuple(found), "beside": beside})
+
+
+def problem(text: str) -> PydanticCustomError:
+    """Return an error for a validator to raise: one problem, with the very value that it validates."""
+    return problems([((), text)])
+
+
+def explain(error: ValidationError, *, data: Any, model: type[BaseModel]) -> list[Problem]:
+    """Return what is wrong, once for each key.
+
+    Args:
+        error: What pydantic raised.
+        data: What was validated.
+        model: What it was validated with.
+
+    Raises:
+        GradwatchError: The source of something that is named cannot be read.
+    """
+    found: dict[Key, str] = {}
+    of_unions = set()
+    for details in error.errors(include_url=False):
+        kind, location = details["type"], details["loc"]
+        if kind in ("assertion_error", "value_error"):
+            raise details["ctx"]["error"]  # no judgement on the data: a source that cannot be read, or a bug
+        if kind == "problems":
+            base = _key(location[:-1] if details["ctx"]["beside"] else location, data)
+            found |= {(*base, *below): text for below, text in details["ctx"]["found"]}
+            continue
+        key = _key(location, data, may_be_missing=kind == "missing")
+        found.setdefault(key, _text(kind, key, data=data, model=model))
+        if len(key) < len(location):
+            of_unions.add(key)
+    deeper = {key[:i] for key in found for i in range(len(key))}
+    # of the members of a union, the one that says where below it went wrong is the one that was meant
+    return [(key, text) for key, text in found.items() if not (key in of_unions and key in deeper)]
+
+
+def _key(location: Sequence[str | int], data: Any, *, may_be_missing: bool = False) -> Key:
+    """Return those parts of a location that stand in the data: pydantic also names the members of unions.
+
+    A position at the end is left out: of a list of numbers, the list is what the user wrote.
+    """
+    key: list[str | int] = []
+    for part in location:
+        if isinstance(data, Mapping) and (part in data or (may_be_missing and part == location[-1])):
+            key.append(part)
+            data = data.get(part)
+        elif isinstance(data, list | tuple) and isinstance(part, int) and part < len(data):
+            key.append(part)
+            data = data[part]
+    while key and isinstance(key[-1], int):
+        key.pop()
+    return tuple(key)
+
+
+def _text(kind: str, key: Key, *, data: Any, model: type[BaseModel]) -> str:
+    """Return the words for an error of pydantic's at a key."""
+    if kind == "extra_forbidden":
+        section = _members(_field(model, key[:-1])[0])
+        return unknown(str(key[-1]), known=[n for m in section if _is_model(m) for n in settings(m)])
+    expected = describe(*_field(model, key))
+    for part in key:
+        if part not in data and isinstance(data, Mapping):
+            return f"missing, expected {expected}"
+        data = data[part]
+    hint = f"; write {int(data)}" if kind == "int_type" and isinstance(data, float) and data.is_integer() else ""
+    return f"got {show(data)}, expected {expected}{hint}"
+
+
+def _field(model: type[BaseModel], key: Key) -> tuple[Any, Sequence[Any]]:
+    """Return the type and metadata of the field at a key."""
+    allowed: Any = model
+    metadata: Sequence[Any] = ()
+    for part in key:
+        allowed, metadata = next(_below(allowed, part), (Any, ()))
+    return allowed, metadata
+
+
+def _below(allowed: Any, part: str | int) -> Iterator[tuple[Any, Sequence[Any]]]:
+    """Yield type and metadata of what stands at a key or position of a type; of a union, of each member that has it."""
+    for member in _members(allowed):
+        if _is_model(member) and part in fields(member):
+            field = fields(member)[str(part)]
+            yield field.annotation, field.metadata
+        elif get_origin(member) in (list, tuple, dict):
+            yield get_args(member)[isinstance(part, str)], ()
+
+
+def _members(allowed: Any) -> Iterator[Any]:
+    """Yield the members of a union, or the type itself, without metadata."""
+    if get_origin(allowed) is Annotated:
+        yield from _members(get_args(allowed)[0])
+    elif get_origin(allowed) in (Union, UnionType):
+        for member in get_args(allowed):
+            yield from _members(member)
+    else:
+        yield allowed
+
+
+def _is_model(allowed: Any) -> bool:
+    return isinstance(allowed, type) and issubclass(allowed, BaseModel)

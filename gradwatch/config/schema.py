@@ -1,0 +1,107 @@
+"""The whole config: its sections, with the type, default and meaning of every setting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, PositiveInt, Strict, field_validator, model_validator
+
+from gradwatch.config import known, yaml12
+from gradwatch.config.choices import check_switches
+from gradwatch.config.parts import Count, DataSection, LossSection, ModelSection, OptimSection, ScheduleSection
+from gradwatch.config.problems import problems
+from gradwatch.config.section import Section
+from gradwatch.config.training import TrainSection
+from gradwatch.config.vocabulary import Vocabulary
+from gradwatch.config.wording import Expected
+
+__all__ = [
+    "Config",
+    "DataSection",
+    "LossSection",
+    "ModelSection",
+    "OptimSection",
+    "RunSection",
+    "ScheduleSection",
+    "TrainSection",
+    "WatchSection",
+]
+
+Name = Annotated[str, Field(pattern=r"^[^/\\]+$"), Expected("text without slashes")]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]  # the range of NumPy's generator
+Switches = dict[str, dict[str, Any]]
+
+
+class RunSection(Section):
+    """What the run is called, where it goes, and where its random numbers start."""
+
+    name: Name = Field(default="run", description="Name of the run; by default that of the config's file.")
+    seed: Seed = Field(default=0, description="Start of every random generator.")
+    deterministic: bool = Field(
+        default=False, description="Pin Python, NumPy, torch, CUDA and the choice of algorithms, for equal results."
+    )
+    out: Annotated[Path, Strict(False)] = Field(default=Path("runs"), description="Folder for the run directory.")
+
+
+class WatchSection(Section):
+    """What is measured besides the gradients of every step, and how often."""
+
+    enabled: bool = Field(default=True, description="Watch at all.")
+    updates_every: Count = Field(
+        default=10, description="Steps between two measurements of weight norms and update/weight ratios; 0 is never."
+    )
+    activations_every: Count = Field(
+        default=10, description="Steps between two measurements of activations; 0 is never."
+    )
+    activation_elements: PositiveInt = Field(
+        default=262144, description="Values of one activation that are read at most; of a larger one, a part."
+    )
+    histograms_every: Count = Field(
+        default=200, description="Steps between two histograms of gradients and weights; 0 is never."
+    )
+
+
+class Config(Section):
+    """A training run: model, data, loss, optimizer, schedule, and how it is trained, watched and shown."""
+
+    run: RunSection = Field(default=RunSection(), description="Name, seed and place of the run.")
+    model: ModelSection = Field(description="The model.")
+    data: DataSection = Field(description="The data and its batches.")
+    loss: LossSection = Field(default=LossSection(), description="The loss; by default the usual one for the data.")
+    optim: OptimSection = Field(description="The optimizer.")
+    schedule: ScheduleSection = Field(default=ScheduleSection(), description="The learning-rate schedule; null: none.")
+    train: TrainSection = Field(description="The training.")
+    watch: WatchSection = Field(default=WatchSection(), description="What is measured.")
+    detect: Switches = Field(default_factory=dict, description="Thresholds by kind of finding, or {enabled: false}.")
+    sinks: Switches = Field(default_factory=dict, description="Settings of what shows the run, or {enabled: false}.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_empty_sections(cls, data: Any) -> Any:
+        """Take `watch:` without anything below it, and `schedule: null`, as a section with nothing set."""
+        if not isinstance(data, Mapping):
+            return data
+        return {key: {} if value is None and key in cls.model_fields else value for key, value in data.items()}
+
+    @field_validator("detect", mode="before")
+    @classmethod
+    def _check_detectors(cls, given: Any) -> Switches:
+        return _switches(known.DETECTORS, given)
+
+    @field_validator("sinks", mode="before")
+    @classmethod
+    def _check_sinks(cls, given: Any) -> Switches:
+        return _switches(known.SINKS, given)
+
+    def to_yaml(self) -> str:
+        """Return the config with every default written out, as text that loads back equal."""
+        return yaml12.write(self.model_dump(mode="json"))
+
+
+def _switches(vocabulary: Vocabulary, given: Any) -> Switches:
+    checked, found = check_switches(vocabulary, given)
+    if found:
+        raise problems(found)
+    return checked

@@ -1,0 +1,124 @@
+"""What the sections of a config have in common: strictness, and settings that depend on a name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+
+from gradwatch.config.choices import check_options, check_target, find
+from gradwatch.config.problems import problem, problems
+from gradwatch.config.vocabulary import Vocabulary
+from gradwatch.config.wording import one_of, settings
+
+
+class Section(BaseModel):
+    """A mapping of a config: types as written, no unknown keys, never changed."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, ser_json_inf_nan="constants")
+
+
+class OptionsSection(Section):
+    """A section that also takes keyword arguments of something else: beside its settings in YAML, in `options` here.
+
+    A subclass declares the field `options`, after those that decide what the options may be.
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _collect_options(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        own = {key: data[key] for key in settings(cls) if key in data}
+        return own | {"options": {key: value for key, value in data.items() if key not in own}}
+
+    @model_serializer(mode="wrap")
+    def _spread_options(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = handler(self)
+        options = data.pop("options")
+        head = {key: data.pop(key) for key in ("name", "target", "match") if key in data}
+        named = {key: value for key, value in head.items() if value is not None}
+        return {**named, **options, **data}
+
+
+class NamedSection(OptionsSection):
+    """A section with a name, whose further settings are the keyword arguments of what the name stands for."""
+
+    vocabulary: ClassVar[Vocabulary]
+    name_is_optional: ClassVar[bool] = False
+
+    name: str | None = Field(default=None, validate_default=True)
+    options: dict[str, Any] = Field(default_factory=dict, validate_default=True)
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _find_name(cls, name: Any) -> str | None:
+        if name is None and (cls.name_is_optional or "target" in cls.model_fields):
+            return None
+        entry = find(cls.vocabulary, name)
+        if isinstance(entry, str):
+            raise problem(entry if name is not None else f"missing, expected {cls.vocabulary.expected()}")
+        return entry.name
+
+    @field_validator("options")
+    @classmethod
+    def _check_options(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if "name" not in info.data:
+            return options  # that the name is wrong has been said
+        name = info.data["name"]
+        if name is None:
+            if "target" not in cls.model_fields:
+                cls._refuse_options_of_nothing(options)
+            return options
+        entry = cls.vocabulary.find(name)
+        assert entry, "a name that was validated is known"
+        beside = [key for key in settings(cls) if key not in ("name", "target")]
+        checked, found = check_options(entry.read(), options, beside=beside)
+        if found:
+            raise problems(found)
+        return checked
+
+    @classmethod
+    def _refuse_options_of_nothing(cls, options: Mapping[str, Any]) -> None:
+        """Raise an error for options that nothing takes, since the section names nothing."""
+        text = f"unknown setting while no {cls.vocabulary.noun} is named, expected {one_of(settings(cls))}"
+        if options:
+            raise problems([((key,), text) for key in options], beside=True)
+
+
+class TargetSection(NamedSection):
+    """A section with a name, or with a `target` that is called with the further settings."""
+
+    target: str | None = Field(
+        default=None,
+        validate_default=True,
+        description="Your own, as package.module:factory; it is called with the further settings.",
+    )
+
+    @field_validator("target", mode="before")
+    @classmethod
+    def _check_target(cls, target: Any, info: ValidationInfo) -> str | None:
+        if "name" not in info.data:
+            return None  # that the name is wrong has been said
+        name = info.data["name"]
+        if target is None:
+            if name is None and not cls.name_is_optional:
+                raise problems([((), f"needs a name or a target; name is {cls.vocabulary.expected()}")], beside=True)
+            if name is None:
+                cls._refuse_options_of_nothing(info.data["options"])
+            return None
+        if name is not None:
+            raise problem(f"got {target!r} beside name: {name}, expected only one of them")
+        if wrong := check_target(target):
+            raise problem(wrong)
+        return str(target)

@@ -1,0 +1,129 @@
+"""The section `train`: how long, on what, in which precision, and what is done to gradients and memory."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationInfo
+
+from gradwatch.config.parts import Patterns
+from gradwatch.config.problems import problems
+from gradwatch.config.section import Section
+from gradwatch.config.wording import Expected
+
+Device = Annotated[
+    str, Field(pattern=r"^(auto|(cpu|cuda|mps|xpu)(:\d+)?)$"), Expected("auto, cpu, cuda, cuda:1, mps or xpu")
+]
+
+
+def unless(other: str) -> AfterValidator:
+    """Return a validator of a setting that is given exactly where another one, declared before it, is not."""
+
+    def check(value: Any, info: ValidationInfo) -> Any:
+        if other in info.data and (value is None) == (info.data[other] is None):
+            got = f"neither {other} nor" if value is None else f"both {other} and"
+            raise problems([((), f"has {got} {info.field_name}, expected exactly one of them")], beside=True)
+        return value
+
+    return AfterValidator(check)
+
+
+class ClipSection(Section):
+    """Limit of the gradient, applied once it is unscaled and observed."""
+
+    norm: PositiveFloat | None = Field(default=None, description="Largest total L2 norm; a larger one is scaled down.")
+    value: Annotated[PositiveFloat | None, unless("norm")] = Field(
+        default=None, validate_default=True, description="Largest magnitude of an element; larger ones are cut off."
+    )
+
+
+class BlocksSection(Section):
+    """Which parts of the model keep no activations and compute them again in the backward pass."""
+
+    every: PositiveInt | None = Field(default=None, description="Blocks of a checkpointed segment.")
+    modules: Annotated[Patterns | None, unless("every")] = Field(
+        default=None, validate_default=True, description="Patterns of module names, such as ['blocks.*']."
+    )
+
+
+class CompileSection(Section):
+    """Keyword arguments of torch.compile."""
+
+    backend: str = Field(default="inductor", description="Name of the compiler backend.")
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = Field(
+        default=None, description="What to optimize for."
+    )
+    fullgraph: bool = Field(default=False, description="Refuse a model that does not compile into a single graph.")
+    dynamic: bool | None = Field(default=None, description="Compile for any shape; null decides by itself.")
+
+
+class CheckpointSection(Section):
+    """Run checkpoints: all that an exact resume needs."""
+
+    every: PositiveInt | None = Field(default=None, description="Optimizer steps between two; null is each evaluation.")
+    keep: PositiveInt = Field(default=2, description="How many of the newest are kept.")
+    best: bool = Field(default=True, description="Keep the one with the lowest validation loss as well.")
+
+
+class EarlyStopSection(Section):
+    """When to end before the planned end, since nothing improves."""
+
+    metric: Literal["val_loss", "val_accuracy", "loss"] = Field(
+        default="val_loss", description="What has to improve, judged at each evaluation."
+    )
+    patience: PositiveInt = Field(default=5, description="Evaluations without improvement after which training ends.")
+    min_delta: NonNegativeFloat = Field(default=0.0, description="Least change that counts as an improvement.")
+
+
+class ScalerSection(Section):
+    """The GradScaler of fp16: keeps small gradients above what half precision flushes to zero."""
+
+    enabled: bool = Field(default=True, description="Scale the loss at all.")
+    init_scale: PositiveFloat = Field(default=65536.0, description="Scale at the start.")
+    growth_factor: Annotated[float, Field(gt=1)] = Field(
+        default=2.0, description="Factor of the scale after growth_interval clean updates."
+    )
+    backoff_factor: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=0.5, description="Factor of the scale after an update that overflowed and was skipped."
+    )
+    growth_interval: PositiveInt = Field(
+        default=2000, description="Clean updates in a row after which the scale grows."
+    )
+
+
+class TrainSection(Section):
+    """The training itself."""
+
+    steps: PositiveInt | None = Field(default=None, description="Optimizer steps to make; excludes epochs.")
+    epochs: Annotated[PositiveInt | None, unless("steps")] = Field(
+        default=None, validate_default=True, description="Passes over the training samples; excludes steps."
+    )
+    device: Device = Field(default="auto", description="Where to train; auto is CUDA where there is one, else the CPU.")
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        default="fp32", description="Format of the forward pass, by autocast; weights and optimizer stay in fp32."
+    )
+    accumulate: PositiveInt = Field(default=1, description="Batches whose gradients make up one optimizer step.")
+    clip: ClipSection | None = Field(default=None, description="Limit of the gradient: {norm: 1.0} or {value: 0.5}.")
+    activation_checkpointing: Literal["none", "sqrt"] | BlocksSection = Field(
+        default="none",
+        description="Save memory by computing activations twice: none, sqrt, {every: k} or {modules: []}.",
+    )
+    compile: bool | CompileSection = Field(
+        default=False, description="Use torch.compile, with these keyword arguments."
+    )
+    eval_every: PositiveInt | None = Field(
+        default=None, description="Optimizer steps between two evaluations; null is once per epoch."
+    )
+    checkpoint: CheckpointSection = Field(default=CheckpointSection(), description="When to save, and what to keep.")
+    early_stop: EarlyStopSection | None = Field(default=None, description="When to end early; null is never.")
+    on_nonfinite: Literal["skip", "stop", "continue"] = Field(
+        default="skip", description="What to do with an update whose loss or gradient is NaN or Inf."
+    )
+    scaler: ScalerSection = Field(default=ScalerSection(), description="Loss scaling; only fp16 needs it.")
+
+    @property
+    def compile_options(self) -> dict[str, Any] | None:
+        """Keyword arguments for torch.compile, or None where nothing is compiled."""
+        if isinstance(self.compile, CompileSection):
+            return self.compile.model_dump(exclude_none=True)
+        return {} if self.compile else None

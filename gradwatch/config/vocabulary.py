@@ -1,0 +1,94 @@
+"""The names that one section of a config may use, forgiving of case, underscores and usual endings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+from gradwatch.config.signatures import Signature
+
+MANY = 30
+"""A message lists at most so many names; where there are more it says how to see them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One name that a config may use.
+
+    Args:
+        name: The name as it is stored.
+        read: Reads its signature.
+        aliases: Other names for it, such as the code of a detector.
+        is_own: Whether it is gradwatch's own, not a library's.
+    """
+
+    name: str
+    read: Callable[[], Signature]
+    aliases: tuple[str, ...] = ()
+    is_own: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """The names of one section.
+
+    Args:
+        noun: What one is called, such as `optimizer`.
+        plural: What `gradwatch list` calls them.
+        own: Returns gradwatch's own.
+        library: Returns those of torch or torchvision, whose sources are read only where they are needed.
+        library_noun: What one of the library's is called.
+        suffix: Ending that may be left out, such as `Loss`.
+    """
+
+    noun: str
+    plural: str
+    own: Callable[[], tuple[Entry, ...]] = tuple
+    library: Callable[[], tuple[Entry, ...]] = tuple
+    library_noun: str = ""
+    suffix: str = ""
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Return all entries, gradwatch's own first."""
+        own = self.own()
+        taken = {fold(entry.name) for entry in own}
+        return (*own, *(entry for entry in self.library() if fold(entry.name) not in taken))
+
+    def find(self, name: str) -> Entry | None:
+        """Return the entry of that name in any of its spellings, or None."""
+        wanted = {fold(name), fold(name + self.suffix)}
+        for entries in (self.own, self.library):
+            for entry in entries():
+                if not wanted.isdisjoint(map(fold, (entry.name, *entry.aliases))):
+                    return entry
+        return None
+
+    def spellings(self, entry: Entry) -> tuple[str, ...]:
+        """Return the name of an entry, and its usual other spelling where it has one: `AdamW` and `adamw`."""
+        return tuple(dict.fromkeys((entry.name, snake_case(entry.name, suffix=self.suffix))))
+
+    def expected(self) -> str:
+        """Return the names in the words of a message."""
+        own = [entry.name for entry in self.own()]
+        if len(self.entries()) <= MANY:
+            return f"one of {', '.join(e.name for e in self.entries() if not e.read().unusable)}"
+        others = f"{self.library_noun} (`gradwatch list {self.plural}` shows all)"
+        return f"one of {', '.join(own)}, or {others}" if own else others
+
+
+def fold(name: str) -> str:
+    """Return a name without what may differ between its spellings: case, underscores, hyphens and spaces."""
+    return "".join(c for c in name.casefold() if c not in "_- ")
+
+
+def snake_case(name: str, *, suffix: str = "") -> str:
+    """Return `cross_entropy` for `CrossEntropyLoss` with the suffix `Loss`."""
+    stem = name.removesuffix(suffix) or name
+    return "".join(f"_{c}" if _starts_word(stem, i) else c for i, c in enumerate(stem)).casefold()
+
+
+def _starts_word(name: str, i: int) -> bool:
+    before, after = name[i - 1 : i], name[i + 1 : i + 2]
+    return i > 0 and name[i].isupper() and (before.islower() or (before.isupper() and after.islower()))

@@ -1,0 +1,162 @@
+"""Plain English for messages: values as YAML, types in words, and the name that was probably meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import annotated_types
+import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from gradwatch.errors import did_you_mean
+
+_WORDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    int | float: "a number",
+    bool: "true or false",
+    str: "text",
+    Path: "a path",
+    NoneType: "null",
+}
+_LONGEST_VALUE = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Metadata of a field: what it expects, in words, where the type alone does not say it."""
+
+    words: str
+
+
+def show(value: Any) -> str:
+    """Return a value as YAML on one line, text in quotes, shortened where it is long."""
+    if isinstance(value, str):
+        shown = repr(value)
+    else:
+        dumped = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), sort_keys=False)
+        shown = dumped.removesuffix("\n").removesuffix("\n...")
+    return shown if len(shown) <= _LONGEST_VALUE else shown[: _LONGEST_VALUE - 3] + "..."
+
+
+def unknown(name: str, *, owner: str = "", known: Iterable[str]) -> str:
+    """Return what to say of a key that is not known.
+
+    Args:
+        name: The key.
+        owner: What has no such setting, such as `AdamW`; empty for a section.
+        known: The keys that there are.
+    """
+    names = list(known)
+    setting = f"unknown setting of {owner}" if owner else "unknown setting"
+    return f"{setting}, expected {one_of(names)}{nearest(name, names)}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?` for the known name that was probably meant, or an empty string.
+
+    That is one whose initials it is or the reverse (`learning_rate` and `lr`), one that is it with a word more or
+    less (`num_workers` and `workers`), or else the one that looks most alike.
+    """
+    known = list(known)
+    for is_like in (_is_initials, _has_words_of):
+        for candidate in known:
+            if is_like(name.casefold(), candidate.casefold()) or is_like(candidate.casefold(), name.casefold()):
+                return f"; did you mean '{candidate}'?"
+    return did_you_mean(name, known)
+
+
+def one_of(names: Sequence[str]) -> str:
+    """Return `'a'` or `one of a, b, c`."""
+    return f"one of {', '.join(names)}" if len(names) > 1 else f"'{names[0]}'" if names else "none"
+
+
+def describe(allowed: Any, metadata: Iterable[Any] = ()) -> str:
+    """Return a type in words, such as `a whole number of at least 1, or null`."""
+    metadata = list(_flat(metadata))
+    for item in metadata:
+        if isinstance(item, Expected):
+            return item.words
+    arguments = get_args(allowed)
+    match get_origin(allowed):
+        case origin if origin is Annotated:
+            return describe(arguments[0], [*arguments[1:], *metadata])
+        case origin if origin is Literal:
+            return one_of([str(a) for a in arguments])
+        case origin if origin in (Union, UnionType) and allowed not in _WORDS:
+            return _either(arguments)
+        case origin if origin is list:
+            return f"a list, each {describe(arguments[0])}"
+        case origin if origin is tuple:
+            return _tuple(arguments)
+        case origin if origin is dict:
+            return "a mapping"
+    if isinstance(allowed, type) and issubclass(allowed, BaseModel):
+        return f"a mapping with {', '.join(settings(allowed))}"
+    return _WORDS.get(allowed, "a value") + _range(metadata, whole=allowed is int)
+
+
+def fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Return the fields of a model by the names that a config uses."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
+def settings(model: type[BaseModel]) -> list[str]:
+    """Return the names of a model's fields that a config may set."""
+    return [name for name in fields(model) if name != "options"]  # these stand beside the others
+
+
+def _is_initials(short: str, long: str) -> bool:
+    words = long.split("_")
+    return len(words) > 1 and short == "".join(word[:1] for word in words)
+
+
+def _has_words_of(short: str, long: str) -> bool:
+    words, wanted = long.split("_"), short.split("_")
+    return any(words[i : i + len(wanted)] == wanted for i in range(len(words)))
+
+
+def _either(members: Sequence[Any]) -> str:
+    """Return the members of a union in words, null last."""
+    said = list(dict.fromkeys(describe(member) for member in members if member is not NoneType))
+    if NoneType in members:
+        said.append("null")
+    return said[0] if len(said) == 1 else f"{', '.join(said[:-1])}, or {said[-1]}"
+
+
+def _tuple(arguments: Sequence[Any]) -> str:
+    if arguments[-1] is ...:
+        return f"a list, each {describe(arguments[0])}"
+    items = [describe(a) for a in arguments]
+    return f"a list of {len(items)}, " + (f"each {items[0]}" if len(set(items)) == 1 else f"{', '.join(items)}")
+
+
+def _range(metadata: Iterable[Any], *, whole: bool) -> str:
+    """Return the limits of a number in words, with a space before."""
+    words = []
+    for item in metadata:
+        match item:
+            case annotated_types.Ge(ge=limit):
+                words.append(f"of at least {limit}")
+            case annotated_types.Gt(gt=int(limit)) if whole:
+                words.append(f"of at least {limit + 1}")
+            case annotated_types.Gt(gt=limit):
+                words.append(f"above {limit}")
+            case annotated_types.Le(le=limit):
+                words.append(f"at most {limit}")
+            case annotated_types.Lt(lt=limit):
+                words.append(f"below {limit}")
+    return " " + " and ".join(words) if words else ""
+
+
+def _flat(metadata: Iterable[Any]) -> Iterator[Any]:
+    for item in metadata:
+        if isinstance(item, FieldInfo):
+            yield from item.metadata
+        else:
+            yield item

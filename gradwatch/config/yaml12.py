@@ -1,0 +1,124 @@
+"""YAML in and out: safe, every value with its line, plain text resolved as in YAML 1.2 (`3e-4` is a number)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from gradwatch.config.problems import Key, Problem
+
+_TAG = "tag:yaml.org,2002:"
+_DIGITS = "-+0123456789"
+_RESOLVERS = (  # https://yaml.org/spec/1.2.2/#1032-tag-resolution; YAML 1.1 has 3e-4 and 1e5 as text, `no` as false
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list(_DIGITS)),
+    (
+        "float",
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        list(_DIGITS + "."),
+    ),
+)
+
+
+class _Reader(yaml.SafeLoader):
+    """Composes nodes whose tags are those of YAML 1.2."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  # PyYAML's own name
+
+
+class _Writer(yaml.SafeDumper):
+    """Writes text in quotes where YAML 1.1 or 1.2 would read something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Write equal lists out each time, instead of pointing from one to the other."""
+        return True
+
+
+def _list(writer: yaml.SafeDumper, data: list[Any]) -> Node:
+    on_one_line = not any(isinstance(item, dict | list) for item in data)
+    return writer.represent_sequence(_TAG + "seq", data, flow_style=on_one_line)
+
+
+_Writer.add_representer(list, _list)
+for _name, _pattern, _first in _RESOLVERS:
+    for _class in (_Reader, _Writer):
+        _class.add_implicit_resolver(_TAG + _name, re.compile(f"^(?:{_pattern})$"), _first)
+
+
+def compose(text: str) -> Node | None:
+    """Return the tree of nodes of one document, or None for an empty one.
+
+    Raises:
+        yaml.YAMLError: The text is not YAML.
+    """
+    return yaml.compose(text, Loader=_Reader)
+
+
+def write(data: Any) -> str:
+    """Return data as YAML that reads back equal."""
+    return yaml.dump(data, Dumper=_Writer, sort_keys=False, allow_unicode=True, width=100)
+
+
+def line(node: Node) -> int:
+    """Return the line, from 1, in which a node begins."""
+    return int(node.start_mark.line) + 1
+
+
+def to_data(node: Node | None) -> tuple[Any, list[Problem]]:
+    """Return a tree of nodes as plain data, and what is wrong in it: keys set twice, tags, loops."""
+    found: list[Problem] = []
+    return _to_data(node, (), frozenset(), found), found
+
+
+def _to_data(node: Node | None, key: Key, above: frozenset[Node], found: list[Problem]) -> Any:
+    if node in above:
+        found.append((key, "contains itself by an alias, expected plain values"))
+        return None
+    match node:
+        case MappingNode():
+            return _mapping(node, key, above | {node}, found)
+        case SequenceNode():
+            return [_to_data(item, (*key, i), above | {node}, found) for i, item in enumerate(node.value)]
+        case ScalarNode():
+            try:
+                return _SCALARS[node.tag.removeprefix(_TAG)](node.value)
+            except (KeyError, ValueError):
+                found.append((key, f"got {node.value!r} with the tag {node.tag!r}, expected a plain value"))
+    return None
+
+
+def _mapping(node: MappingNode, key: Key, above: frozenset[Node], found: list[Problem]) -> dict[str, Any]:
+    lines: dict[str, int] = {}
+    data: dict[str, Any] = {}
+    for name_node, value_node in node.value:
+        if not isinstance(name_node, ScalarNode):
+            found.append((key, "has a list or mapping as a key, expected text"))
+            continue
+        name = str(name_node.value)
+        if name in data:
+            found.append(((*key, name), f"is set twice, first in line {lines[name]}; remove one"))
+        lines.setdefault(name, line(name_node))
+        data[name] = _to_data(value_node, (*key, name), above, found)
+    return data
+
+
+def _float(text: str) -> float:
+    return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+
+
+def _int(text: str) -> int:
+    return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+
+
+_SCALARS: dict[str, Callable[[str], Any]] = {
+    "null": lambda text: None,
+    "bool": lambda text: text.lower() == "true",
+    "int": _int,
+    "float": _float,
+    "str": str,
+}

@@ -1,0 +1,117 @@
+"""Which parameter tensors can be compared with each other, and in which order the gradient passes through them."""
+
+# T = steps of a window, L = parameter tensors, M = weight matrices and kernels, K = tensors of modules that have one,
+# D = modules that have one
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.detect._robust import Floats, log10
+from gradwatch.history.store import History
+from gradwatch.records import LayerInfo
+
+SELDOM_READ = ("Embedding", "EmbeddingBag")
+"""Module types whose gradient holds only the rows that a batch looked up: its size says how many those were."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """What follows from the names and shapes of a run's parameters alone.
+
+    Attributes:
+        trainable_L: Whether a tensor required a gradient when the monitor attached.
+        num_trainable: How many do.
+        root_numel_L: Square root of the number of elements: an L2 norm divided by it is a root mean square.
+        matrices_M: Trainable weight matrices and kernels in the order of the model, without embeddings.
+        chain_K: These and the other trainable tensors of their modules (biases), module after module.
+        starts_D: Where each module starts in `chain_K`.
+        units_L: Whether a tensor has one element per unit: biases, and weights of modules that have no such tensor.
+        unowned: Trainable tensors that no optimizer holds.
+    """
+
+    trainable_L: NDArray[np.bool_]
+    num_trainable: int
+    root_numel_L: NDArray[np.float32]
+    matrices_M: NDArray[np.intp]
+    chain_K: NDArray[np.intp]
+    starts_D: NDArray[np.intp]
+    units_L: NDArray[np.bool_]
+    unowned: tuple[int, ...]
+
+
+_known: WeakKeyDictionary[History, Depth] = WeakKeyDictionary()
+
+
+def depth(history: History) -> Depth:
+    """Return the depth of a history's model. It cannot change while a run goes on, so it is worked out once."""
+    found = _known.get(history)
+    if found is None:
+        found = _known[history] = _measure(history.info.layers)
+    return found
+
+
+def is_matrix(layer: LayerInfo) -> bool:
+    """Say whether a tensor is a weight matrix or kernel whose gradient is full at every step."""
+    return layer.trainable and len(layer.shape) >= 2 and layer.module_type not in SELDOM_READ
+
+
+def matrix_levels(history: History, l2_L: Floats) -> Floats:
+    """Return the size of a gradient element in each weight matrix, as a power of ten.
+
+    Root mean square per element: tensors differ in size, this can be compared between them.
+
+    Args:
+        history: Whose tensors.
+        l2_L: L2 norm of each gradient, of shape (L,).
+
+    Returns:
+        Levels of shape (M,), nan where a norm is zero or missing.
+    """
+    shape = depth(history)
+    return log10(l2_L[shape.matrices_M] / shape.root_numel_L[shape.matrices_M])
+
+
+def module_levels(history: History, l2_L: Floats) -> Floats:
+    """Return the same for each module, by its tensor with the largest elements: weight or bias.
+
+    The gradient of a weight is small also where the signal that came forward is; the bias shows what came back.
+
+    Returns:
+        Levels of shape (D,), input side first.
+    """
+    shape = depth(history)
+    rms_K = l2_L[shape.chain_K] / shape.root_numel_L[shape.chain_K]
+    return log10(np.fmax.reduceat(rms_K, shape.starts_D))
+
+
+def _measure(layers: tuple[LayerInfo, ...]) -> Depth:
+    trainable_L = np.array([layer.trainable for layer in layers], np.bool_)
+    matrices = [i for i, layer in enumerate(layers) if is_matrix(layer)]
+    parts: dict[str, list[int]] = {layers[i].module: [] for i in matrices}
+    for i, layer in enumerate(layers):
+        if layer.trainable and layer.module in parts:
+            parts[layer.module].append(i)
+    with_bias = {layer.module for layer in layers if layer.trainable and len(layer.shape) == 1}
+    units_L = [
+        layer.trainable and (len(layer.shape) == 1 or layer.module not in with_bias) and layer.module_type not in SELDOM_READ
+        for layer in layers
+    ]
+    sizes = [len(part) for part in parts.values()]
+    return Depth(
+        trainable_L=trainable_L,
+        num_trainable=int(trainable_L.sum()),
+        root_numel_L=np.array([math.sqrt(max(1, math.prod(layer.shape))) for layer in layers], np.float32),
+        matrices_M=np.array(matrices, np.intp),
+        chain_K=np.array([i for part in parts.values() for i in part], np.intp),
+        starts_D=np.cumsum([0, *sizes[:-1]], dtype=np.intp),
+        units_L=np.array(units_L, np.bool_),
+        unowned=tuple(i for i, layer in enumerate(layers) if layer.trainable and layer.group is None),
+    )

@@ -1,0 +1,60 @@
+"""Medians, levels and slopes that one wild step cannot move and that a missing value does not enter."""
+
+# T = steps of a window, L = layers, M = points of a profile
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.floating[Any]]
+
+
+def median(values_TL: Floats) -> Floats:
+    """Return the median over time of each layer, leaving nan out.
+
+    Sorting is several times faster than `np.nanmedian` on the few rows that a window has.
+
+    Args:
+        values_TL: Values of shape (T, L) or (T,), T at least 1.
+
+    Returns:
+        Lower median of shape (L,) or (), nan where all values are.
+    """
+    sorted_TL: Floats = np.sort(values_TL, axis=0)  # nan comes last
+    if not np.isnan(sorted_TL[-1]).any():
+        middle_L: Floats = sorted_TL[(len(sorted_TL) - 1) // 2]
+        return middle_L
+    count_L = np.count_nonzero(~np.isnan(sorted_TL), axis=0)
+    middle = np.maximum(count_L - 1, 0) // 2
+    picked_L: Floats = np.take_along_axis(sorted_TL, np.expand_dims(middle, 0), axis=0)[0]
+    return picked_L
+
+
+def log10(values: Floats) -> Floats:
+    """Return the decimal logarithm, nan where a value is zero, negative or missing."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs: Floats = np.log10(values)
+    return np.where(np.isfinite(logs), logs, np.nan)
+
+
+def block_medians(values_T: Floats, size: int) -> Floats:
+    """Return the medians of successive blocks, the last one ending at the newest value.
+
+    Args:
+        values_T: Values of shape (T,), T at least `size`.
+        size: Values per block; older ones that fill no block are left out.
+
+    Returns:
+        Medians of shape (T // size,), oldest first.
+    """
+    whole = len(values_T) // size * size
+    return median(values_T[len(values_T) - whole :].reshape(-1, size).T)
+
+
+def slope(values_M: Floats) -> float:
+    """Return the least-squares slope of a profile per place. All values must be finite, M at least 2."""
+    place_M = np.arange(len(values_M)) - (len(values_M) - 1) / 2
+    return float(place_M @ values_M / (place_M @ place_M))

@@ -1,0 +1,132 @@
+"""GW103: one layer's gradient is frozen at zero, or at a tiny value, while the others learn."""
+
+# T = steps of a window, L = parameter tensors, M = weight matrices and kernels
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.detect import Example
+from gradwatch.detect._depth import depth, matrix_levels
+from gradwatch.detect._robust import median
+from gradwatch.detect._scope import scopes
+from gradwatch.history.store import History
+from gradwatch.history.synthetic import Synthetic
+from gradwatch.records import Finding, Quantity, Severity
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLayer:
+    """One layer whose gradient has frozen at zero, or at next to nothing, while others learn.
+
+    What it measures: (1) tensors whose gradient was not zero before and is exactly zero at each of the newest `steps`
+    steps, while more than half of the others have one; (2) weight matrices whose gradient per element (root mean
+    square, median over the window) is `decades` below the median of all weight matrices, with a cliff of
+    `decades` - 1 to the next layer on one of its sides. Vanishing gradients are as small but have a slope and no cliff.
+
+    Why it matters: the layer no longer learns, and everything that has to pass through it is what it was.
+
+    When it is wrong: a branch whose gate starts near zero and opens late; an expert that is hardly ever chosen. A
+    gradient that is None is a choice of the loop's and not counted here (no-gradient tells it from the start). Where
+    all layers go to zero together the loss has: a hinge that is satisfied, a fit without noise.
+
+    What to do: look at what multiplies the layer: a gate with an extreme bias, a norm whose scale is zero and frozen,
+    a saturated activation, units that died after a large step.
+
+    Source: Srivastava et al. 2015, "Highway networks", sec. 2.2 on gate biases, https://arxiv.org/abs/1505.00387;
+    He et al. 2015, https://arxiv.org/abs/1502.01852, sec. 2.2 on how much gradients differ between healthy layers.
+
+    Args:
+        every: Steps between two looks. 10: half of `steps`.
+        steps: Newest steps at each of which it must hold. 20: warm-up of zero-initialised branches is over by then.
+        decades: Gap in powers of ten. 5: in 327 healthy runs no layer stayed 4.1 below the median, and 4.1 was
+            an expert hardly ever chosen; a float32 update 5 decades smaller than its neighbours' is negligible.
+    """
+
+    code: ClassVar[str] = "GW103"
+    kind: ClassVar[str] = "dead-layer"
+    every: int = 10
+    steps: int = 20
+    decades: float = 5.0
+
+    def detect(self, history: History) -> Iterator[Finding]:
+        """Yield a finding for each module that has stopped learning."""
+        newest_L = history.param.newest("grad.l2")
+        if history.param.last_step < self.steps or not newest_L.any():
+            return
+        l2_TL = history.param.window("grad.l2", self.steps)
+        if len(l2_TL) < self.steps:
+            return
+        ill_L = self._frozen(history, newest_L) | self._tiny(history, l2_TL)
+        if not ill_L.any() or (history.scalar("skipped", self.steps) == 1).any():
+            return
+        usual = float(median(newest_L[depth(history).trainable_L]))
+        for layer, group in scopes(history, ill_L, kind=self.kind):
+            if layer is None:
+                continue  # nobody is left who learns: that is another illness, or success
+            largest = float(np.fmax.reduce(l2_TL[:, group], axis=None))
+            yield Finding(
+                code=self.code,
+                kind=self.kind,
+                layer=layer,
+                step=history.step,
+                severity=Severity.WARNING,
+                message=f"{layer} gets {'no gradient any more' if largest == 0 else 'next to no gradient'} while others learn",
+                evidence=(
+                    Quantity(name=f"largest grad.l2 in {self.steps} steps", value=largest),
+                    Quantity(name="median grad.l2 of all tensors", value=usual),
+                ),
+            )
+
+    def _frozen(self, history: History, newest_L: NDArray[np.floating]) -> NDArray[np.bool_]:
+        """Say which tensors have gone to exactly zero."""
+        shape = depth(history)
+        zero_L = (newest_L == 0) & shape.trainable_L
+        if not zero_L.any() or 2 * zero_L.sum() > shape.num_trainable:
+            return np.zeros(len(newest_L), np.bool_)
+        l2_TL = history.param.window("grad.l2")
+        zero_L &= (l2_TL[-self.steps :] == 0).all(axis=0)
+        return zero_L & (l2_TL > 0).any(axis=0)
+
+    def _tiny(self, history: History, l2_TL: NDArray[np.floating]) -> NDArray[np.bool_]:
+        """Say which weight matrices lie at the bottom of a cliff."""
+        ill_L = np.zeros(l2_TL.shape[1], np.bool_)
+        newest_M = matrix_levels(history, l2_TL[-1])
+        if len(newest_M) < 3 or not np.fmax.reduce(newest_M) - np.fmin.reduce(newest_M) > self.decades:
+            return ill_L
+        level_M = matrix_levels(history, median(l2_TL))
+        top_M = matrix_levels(history, np.fmax.reduce(l2_TL))
+        tiny_M = top_M < median(level_M) - self.decades  # nan, for zero and for missing, is not
+        for start, end in _runs(tiny_M):
+            sides_M = level_M[[i for i in (start - 1, end) if 0 <= i < len(level_M)]]
+            edges_M = top_M[[i for i in (start, end - 1) if 0 <= i < len(level_M)]]
+            tiny_M[start:end] = bool((sides_M > edges_M.max() + self.decades - 1).any())
+        ill_L[depth(history).matrices_M[tiny_M]] = True
+        return ill_L
+
+    @classmethod
+    def examples(cls) -> Iterator[Example]:
+        """Yield histories that fire, that stay quiet, and near misses."""
+        zero = Synthetic(steps=120).dead(5, onset=60)
+        yield Example("a layer goes to zero at step 60", zero.history(), zero.names(5))
+        tiny = Synthetic(steps=80).dead(5, onset=0, level=1e-9)
+        yield Example("a gate lets next to nothing through, from the start", tiny.history(), tiny.names(5))
+        yield Example("a healthy run", Synthetic(steps=120).history())
+        yield Example("gradients that vanish towards the input have no cliff", Synthetic(steps=80).vanishing(decades=12).history())
+        yield Example("a weak layer, a thousandth of the others", Synthetic(steps=80).dead(5, onset=0, level=1e-4).history())
+        hinge = Synthetic(steps=120)
+        hinge.grad_l2_TL[60:] = 0
+        yield Example("the loss is zero, and with it every gradient", hinge.history())
+        yield Example("a layer without gradient from the start is no-gradient", Synthetic(steps=80).no_gradient(5, zero=True).history())
+
+
+def _runs(mask_M: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Return where each unbroken run of True starts, and the place after its end."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask_M, [False]])))
+    return [(int(start), int(end)) for start, end in edges.reshape(-1, 2)]

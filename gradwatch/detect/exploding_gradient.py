@@ -1,0 +1,171 @@
+"""GW102: gradient norms climb out of everything the run has seen, grow geometrically with depth, or near overflow."""
+
+# T = steps of a window, D = modules that have a weight matrix, input side first
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import numpy as np
+
+from gradwatch.detect import Example
+from gradwatch.detect._depth import depth, module_levels
+from gradwatch.detect._robust import block_medians, median, slope
+from gradwatch.detect._scope import first_scope, scopes
+from gradwatch.history.store import History
+from gradwatch.history.synthetic import Synthetic
+from gradwatch.records import Finding, Quantity, Severity
+
+BLOCK = 8
+"""Steps per block median: one wild batch, or three, do not make a climb."""
+
+OVERFLOW = 1e18
+"""Norm above which its square, as in Adam's second moment, leaves float32 (largest 3.4e38, whose root is 1.8e19)."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplodingGradient:
+    """Gradient norms that climb exponentially, or are far too large already.
+
+    What it measures: three things. (1) A climb: the median of the newest 8 total norms against the largest block
+    median in the first half of the window (up to 256 steps), together with the loss: both have to be above all they
+    were there, the norm by `factor` and the loss by `loss_factor`, and the loss above its start. (2) A blow-up over
+    depth: in each module the size of a gradient element, and by how many decades a line through them rises towards the
+    input, the mirror image of vanishing. (3) A norm of 1e18 or more, whose square overflows in float32.
+
+    Why it matters: steps grow with the norm (or, under Adam, stay large and lose their direction) until the loss is NaN.
+
+    When it is wrong: norms that rise while the loss falls are the end of a plateau and not counted. A curriculum that
+    gets harder raises both, by less. A loss that is a value of a game (GAN, policy gradient) may rise for good reasons.
+
+    What to do: clip the gradient norm at the usual level; lower the learning rate, or warm it up; normalise layers;
+    scale the initialisation (He for ReLU); bootstrap from a frozen copy in Q-learning.
+
+    Source: Pascanu et al. 2013, https://arxiv.org/abs/1211.5063, sec. 2 and 3; He et al. 2015,
+    https://arxiv.org/abs/1502.01852, sec. 2.2.
+
+    Args:
+        every: Steps between two looks. 5: at 1.2 per step a norm grows 2.5 times meanwhile.
+        factor: Climb of the norm over the largest block median before. 8: with the loss condition no healthy run of
+            327 came above 3; runaway Q-values pass it within 40 steps.
+        loss_factor: Climb of the loss over its largest block median before, and over its first 8 steps. 2: harder
+            stages of a curriculum raised it by 1.5.
+        decades: Rise over depth, in powers of ten. 3: it was 1.1 at most in 327 healthy runs.
+        modules: Least number of modules with a weight matrix for the rise over depth. 5: fewer make no line.
+    """
+
+    code: ClassVar[str] = "GW102"
+    kind: ClassVar[str] = "exploding-gradient"
+    every: int = 5
+    factor: float = 8.0
+    loss_factor: float = 2.0
+    decades: float = 3.0
+    modules: int = 5
+
+    def detect(self, history: History) -> Iterator[Finding]:
+        """Yield a finding for the run, or for the modules that climb while others do not."""
+        norm_T = history.scalar("grad_norm.before_clip")
+        if OVERFLOW <= norm_T[-1] < np.inf:
+            yield self._overflow(history, float(norm_T[-1]))
+        if len(norm_T) < 5 * BLOCK:
+            yield from self._over_depth(history)
+            return
+        if history.step % (2 * self.every) == 0:
+            yield from self._over_depth(history)
+        newest = float(np.sort(norm_T[-BLOCK:])[BLOCK // 2 - 1])
+        if not newest > self.factor * np.fmin.reduce(norm_T[: len(norm_T) // 2]):
+            return
+        half = len(norm_T) // 2
+        before = float(np.fmax.reduce(block_medians(norm_T[:half], BLOCK)))
+        if newest >= self.factor * before and self._is_loss_rising(history, half):
+            yield from self._climb(history, half, newest / before)
+
+    def _is_loss_rising(self, history: History, half: int) -> bool:
+        """Say whether the loss has climbed out of what it was in the first half of the window, and above its start."""
+        loss_T = history.scalar("loss")
+        newest, past = float(median(loss_T[-BLOCK:])), block_medians(loss_T[:half], BLOCK)
+        low, high = float(np.fmin.reduce(past)), float(np.fmax.reduce(past))
+        first = float(np.fmax.reduce(history["loss"][:BLOCK]))  # the first steps of a run are kept for good
+        if low <= 0:  # without a zero there is no factor: as far above the past as the past is wide
+            return newest > high + (self.loss_factor - 1) * (high - low) and newest > first
+        return newest > self.loss_factor * max(high, first)
+
+    def _climb(self, history: History, half: int, climb: float) -> Iterator[Finding]:
+        l2_TL = history.param.window("grad.l2")
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ill_L = median(l2_TL[-BLOCK:]) >= self.factor * median(l2_TL[:half])
+        is_whole = 2 * np.count_nonzero(ill_L) >= depth(history).num_trainable
+        for layer, _ in [(None, [])] if is_whole else scopes(history, ill_L, kind=self.kind):
+            yield Finding(
+                code=self.code,
+                kind=self.kind,
+                layer=layer,
+                step=history.step,
+                severity=Severity.CRITICAL,
+                message=f"the gradient norm{f' of {layer}' if layer else ''} has climbed {climb:.0f} times above its past, and the loss with it",
+                evidence=(
+                    Quantity(name="climb of grad_norm.before_clip", value=climb),
+                    Quantity(name="grad_norm.before_clip", value=float(history.scalar("grad_norm.before_clip")[-1])),
+                    Quantity(name="loss", value=float(history.scalar("loss")[-1])),
+                ),
+            )
+
+    def _over_depth(self, history: History) -> Iterator[Finding]:
+        shape = depth(history)
+        if len(shape.starts_D) < self.modules or history.step < self.every:
+            return
+        level_D = module_levels(history, median(history.param.window("grad.l2", BLOCK)))[:-1]
+        places = np.flatnonzero(~np.isnan(level_D))
+        if len(places) < self.modules - 1:
+            return
+        rise = -slope(level_D[places]) * (len(places) - 1)
+        if rise < self.decades or float(np.max(-np.diff(level_D[places]))) > 0.7 * rise:
+            return
+        layer = first_scope(history, int(shape.chain_K[shape.starts_D[places[0]]]))
+        yield Finding(
+            code=self.code,
+            kind=self.kind,
+            layer=layer,
+            step=history.step,
+            severity=Severity.CRITICAL if rise >= 2 * self.decades else Severity.WARNING,
+            message=f"gradients grow by {rise:.1f} decades on their way back to {layer}",
+            evidence=(
+                Quantity(name="rise over depth", value=rise, unit="decades"),
+                Quantity(name="rise per module", value=rise / (len(places) - 1), unit="decades"),
+                Quantity(name="grad_norm.before_clip", value=float(history.run.newest("grad_norm.before_clip")[0])),
+            ),
+        )
+
+    def _overflow(self, history: History, norm: float) -> Finding:
+        return Finding(
+            code=self.code,
+            kind=self.kind,
+            layer=None,
+            step=history.step,
+            severity=Severity.CRITICAL,
+            message="the gradient norm is so large that its square overflows in float32",
+            evidence=(Quantity(name="grad_norm.before_clip", value=norm),),
+        )
+
+    @classmethod
+    def examples(cls) -> Iterator[Example]:
+        """Yield histories that fire, that stay quiet, and near misses."""
+        yield Example("norms and loss climb from step 60", Synthetic(steps=120).exploding(onset=60, rate=1.15).history(), (None,))
+        deep = Synthetic(steps=30).vanishing(decades=-8)
+        yield Example("gradients grow by eight decades over depth", deep.history(), deep.names(0))
+        layer = Synthetic(steps=140).exploding(onset=60, rate=1.2, layers=5)
+        yield Example("one layer climbs alone", layer.history(), layer.names(5))
+        yield Example("a healthy run", Synthetic(steps=140).history())
+        plateau = Synthetic(steps=140).exploding(onset=60, rate=1.06)
+        plateau.loss_T = Synthetic(steps=140).loss_T
+        yield Example("norms rise while the loss falls: a plateau ends", plateau.history())
+        noisy = Synthetic(steps=140, noise=1.2)
+        yield Example("norms that vary tenfold from batch to batch", noisy.history())
+        stage = Synthetic(steps=160)
+        stage.grad_l2_TL[80:] *= 3
+        stage.loss_T[80:] *= 2.5
+        yield Example("a harder stage of a curriculum", stage.history())
+        yield Example("one spike", Synthetic(steps=140).spike(step=137, factor=300).history())

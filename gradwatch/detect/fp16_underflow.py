@@ -1,0 +1,124 @@
+"""GW002: half precision flushes gradients to zero, seen by the grid on which the survivors lie."""
+
+# T = steps of a window, L = parameter tensors
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.detect import Example
+from gradwatch.detect._depth import depth
+from gradwatch.detect._edited import edited
+from gradwatch.detect._scope import scopes
+from gradwatch.history.store import History
+from gradwatch.history.synthetic import Synthetic
+from gradwatch.records import Finding, Quantity, Severity
+
+QUANTUM = 2.0**-24
+"""Smallest positive float16 (IEEE 754-2019, binary16: emin - 10 = -24). Below it everything is a multiple of it."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp16Underflow:
+    """Gradients that half precision flushes to zero.
+
+    What it measures: float16 has no number between 0 and 2^-24. A gradient tensor that went through it too small has
+    many exact zeros, survivors of only a few units of 2^-24 (divided by the loss scale), and a largest element that
+    is an exact multiple of that unit. The three together are found in no other tensor, whatever the loop says of its
+    precision: a largest element that small is a multiple by chance once in some 100,000 tensors, and it must be one in
+    `rows` rows, in a weight matrix. (The gradient of a bias that a normalisation cancels is rounding error, which
+    lies on a grid as well.)
+
+    Why it matters: what is flushed is lost; weights behind those zeros stop learning while the loss looks normal.
+
+    When it is wrong: a loss that is tiny by itself late in a noise-free fit may underflow when nothing is left to learn.
+
+    What to do: scale the loss with torch.amp.GradScaler (starting at 65536), or use bfloat16, which has the exponents
+    of float32. Where a GradScaler is there already, its scale has fallen too low: look for overflows.
+
+    Source: Micikevicius et al. 2018, "Mixed precision training", sec. 3.2 and fig. 3, https://arxiv.org/abs/1710.03740.
+
+    Args:
+        every: Steps between two looks. 5: what is lost meanwhile is little.
+        units: Root mean square of the surviving elements, in units of 2^-24 / loss scale, up to which they count as
+            underflowing. 32: of normally distributed values with that size 1 % are flushed, of the heavier tails
+            of real gradients ten times as many.
+        zero_frac: Smallest fraction of zeros, 0..1. 0.1: below it what is lost is within the noise of a batch.
+        rows: How many of the newest 5 recorded steps must show it. 3: more than half.
+    """
+
+    code: ClassVar[str] = "GW002"
+    kind: ClassVar[str] = "fp16-underflow"
+    every: int = 5
+    units: float = 32.0
+    zero_frac: float = 0.1
+    rows: int = 3
+
+    def detect(self, history: History) -> Iterator[Finding]:
+        """Yield a finding for each module whose gradients underflow."""
+        scale = history.run.newest("loss_scale")[0]
+        unit = QUANTUM / scale if scale > 0 else QUANTUM
+        newest_L = history.param.newest("grad.absmax") < 64 * self.units * unit  # nan is not below anything
+        if not (newest_L & (history.param.newest("grad.zero_frac") >= self.zero_frac)).any():
+            return
+        flushed_TL, zero_TL = self._flushed(history, unit)
+        ill_L = np.count_nonzero(flushed_TL, axis=0) >= self.rows
+        if not ill_L[depth(history).matrices_M].any():  # a bias before a normalisation has rounding errors for gradient
+            return
+        ill_L |= (zero_TL & flushed_TL.any(axis=1, keepdims=True)).sum(axis=0) >= self.rows
+        for layer, group in scopes(history, ill_L, kind=self.kind):
+            yield self._finding(history, layer, group, unit)
+
+    def _flushed(self, history: History, unit: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Say of each tensor and recent step whether some of it was flushed, and whether all of it is zero."""
+        zero_TL = history.param.window("grad.zero_frac", 5)
+        absmax_TL = history.param.window("grad.absmax", 5) / unit
+        with np.errstate(invalid="ignore", divide="ignore"):
+            survivors_TL = depth(history).root_numel_L * np.sqrt(1 - zero_TL)
+            size_TL = history.param.window("grad.l2", 5) / survivors_TL / unit
+            on_grid_TL = (absmax_TL > 0.5) & (np.abs(absmax_TL - np.rint(absmax_TL)) < 1e-3)  # exact, in float32 too
+        flushed_TL = on_grid_TL & (size_TL <= self.units) & (zero_TL >= self.zero_frac)
+        return flushed_TL, zero_TL == 1
+
+    def _finding(self, history: History, layer: str | None, group: list[int], unit: float) -> Finding:
+        zero_frac = float(np.median(history.param.newest("grad.zero_frac")[group]))
+        absmax = float(np.max(history.param.newest("grad.absmax")[group]))
+        return Finding(
+            code=self.code,
+            kind=self.kind,
+            layer=layer,
+            step=history.step,
+            severity=Severity.CRITICAL if zero_frac >= 0.5 else Severity.WARNING,  # most of the gradient is gone
+            message=f"half precision flushes the gradient of {layer or 'the whole model'} to zero",
+            evidence=(
+                Quantity(name="grad.zero_frac", value=zero_frac, unit="0..1"),
+                Quantity(name="grad.absmax", value=absmax),
+                Quantity(name="smallest float16 / loss_scale", value=unit),
+            ),
+        )
+
+    @classmethod
+    def examples(cls) -> Iterator[Example]:
+        """Yield histories that fire, that stay quiet, and near misses."""
+        yield Example("two layers underflow", _underflow((3, 4), scale=1.0), ("layers.3.weight", "layers.4.weight"))
+        yield Example("a GradScaler's scale has fallen to 1/64", _underflow((5,), scale=2.0**-6), ("layers.5.weight",))
+        yield Example("a healthy fp16 run with a GradScaler", Synthetic(steps=40, precision="fp16").history())
+        yield Example("as small and as sparse, but off the grid of float16", _underflow((3, 4), scale=1.0, grid=False))
+        sparse = Synthetic(steps=40).rising_sparsity(2, rate=0.05, onset=0)
+        yield Example("many zeros among gradients of ordinary size", sparse.history())
+
+
+def _underflow(layers: tuple[int, ...], *, scale: float, grid: bool = True) -> History:
+    """Return a run in which the gradients of some layers are a few units of float16's smallest number."""
+    made = Synthetic(steps=40, precision="fp16")
+    made.loss_scale_T[:] = scale
+    unit = QUANTUM / scale
+    made.grad_l2_TL[:, layers] = 2.0 * unit * np.sqrt(0.4 * made.numel)
+    made.zero_frac_TL[:, layers] = 0.6
+    return edited(made.history(), "grad.absmax", (9.0 if grid else 9.37) * unit, layers=layers)

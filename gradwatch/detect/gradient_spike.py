@@ -1,0 +1,107 @@
+"""GW106: a single update whose gradient is of order 100 times the steady state."""
+
+# T = steps of a window, L = parameter tensors
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import numpy as np
+
+from gradwatch.detect import Example
+from gradwatch.detect._robust import median
+from gradwatch.detect._scope import scopes
+from gradwatch.history.store import History
+from gradwatch.history.synthetic import Synthetic
+from gradwatch.records import Finding, Quantity, Severity
+
+PAST = 32
+"""Steps that say what is usual: enough for a median, few enough to follow a schedule."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientSpike:
+    """Single updates far above the steady state.
+
+    What it measures: the norm over all gradients of each new step against the median and the largest of the 32 steps
+    before. Both bounds must be passed: the first says how large the spike is, the second that this run does not do
+    such things all the time, as tiny batches and losses near zero do.
+
+    Why it matters: one such batch, undone by no later one, can throw the weights far off; with Adam its square stays
+    in the second moment for about 1,000 steps and shrinks every update in that time.
+
+    When it is wrong: the first batch of a new task or of a new stage of a curriculum is a jump and no spike; it is
+    reported all the same, because at that step nobody can know.
+
+    What to do: look at the batch of the step (its hash is in the history): samples that were not normalised, broken
+    labels, an extreme outlier. Clip the gradient norm at a few times its median.
+
+    Source: Pascanu et al. 2013, sec. 3.2, https://arxiv.org/abs/1211.5063; Chowdhery et al. 2022 (PaLM), sec. 5.1, on
+    spikes that go with data batches, https://arxiv.org/abs/2204.02311.
+
+    Args:
+        every: Steps between two looks, each at all steps since the last. 5: nothing can be done about a step gone by.
+        factor: Norm in units of the median of the steps before. 40: of 327 healthy runs, some with two samples
+            per batch, none had a step beyond both bounds; planted ones reach 100 to 500.
+        above_largest: Norm in units of the largest of the steps before. 10: noise repeats itself, a spike does not.
+    """
+
+    code: ClassVar[str] = "GW106"
+    kind: ClassVar[str] = "gradient-spike"
+    every: int = 5
+    factor: float = 40.0
+    above_largest: float = 10.0
+
+    def detect(self, history: History) -> Iterator[Finding]:
+        """Yield a finding for each module, or the run, whose gradient was a spike since the last look."""
+        norm_T = history.scalar("grad_norm.before_clip", PAST + self.every)
+        if len(norm_T) < 2 * self.every + 6:
+            return
+        past_T, new_T = norm_T[: -self.every], norm_T[-self.every :]
+        finite_T = past_T[np.isfinite(past_T)]
+        new_T = np.where(np.isfinite(new_T), new_T, 0)
+        if not len(finite_T) or not new_T.max() > self.above_largest * finite_T.max():
+            return
+        usual = float(median(finite_T))
+        if usual <= 0 or new_T.max() < self.factor * usual:
+            return
+        yield from self._findings(history, age=self.every - int(new_T.argmax()), spike=float(new_T.max()), usual=usual)
+
+    def _findings(self, history: History, *, age: int, spike: float, usual: float) -> Iterator[Finding]:
+        """Write down a spike `age` rows from the end, with the tensors that have a part in it."""
+        l2_TL = history.param.window("grad.l2", PAST + age)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio_L = l2_TL[-age] / median(l2_TL[:-age])
+        ill_L = ratio_L >= self.factor / 4  # a spike of the whole is one of most tensors, by different factors
+        named = scopes(history, ill_L, kind=self.kind) if 2 * ill_L.sum() < len(ill_L) else [(None, [])]
+        step = int(history.param.steps(age)[0])
+        for layer, _ in named:
+            yield Finding(
+                code=self.code,
+                kind=self.kind,
+                layer=layer,
+                step=history.step,
+                severity=Severity.WARNING,
+                message=f"the gradient{f' of {layer}' if layer else ''} at step {step} was {spike / usual:.0f} times the usual",
+                evidence=(
+                    Quantity(name="spike at step", value=float(step)),
+                    Quantity(name="grad_norm.before_clip", value=spike),
+                    Quantity(name="median of the 32 steps before", value=usual),
+                ),
+            )
+
+    @classmethod
+    def examples(cls) -> Iterator[Example]:
+        """Yield histories that fire, that stay quiet, and near misses."""
+        yield Example("one batch has 200 times the usual gradient", Synthetic(steps=120).spike(step=83, factor=200).history(), (None,))
+        layer = Synthetic(steps=120).spike(step=83, factor=1000, layers=4)
+        yield Example("one layer's gradient spikes", layer.history(), layer.names(4))
+        yield Example("a healthy run", Synthetic(steps=120).history())
+        yield Example("noise of a factor of ten, as with batches of two", Synthetic(steps=120, noise=1.2).history())
+        yield Example("ten times the usual is within what data do", Synthetic(steps=120).spike(step=83, factor=10).history())
+        stage = Synthetic(steps=120)
+        stage.grad_l2_TL[60:] *= 8
+        yield Example("a new stage of a curriculum has larger gradients", stage.history())

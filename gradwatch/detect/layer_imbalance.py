@@ -1,0 +1,98 @@
+"""GW107: one layer's gradient is about 1,000 times that of all others."""
+
+# T = steps of a window, M = weight matrices and kernels
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import numpy as np
+
+from gradwatch.detect import Example
+from gradwatch.detect._depth import depth, matrix_levels
+from gradwatch.detect._robust import log10, median
+from gradwatch.detect._scope import first_scope
+from gradwatch.history.store import History
+from gradwatch.history.synthetic import Synthetic
+from gradwatch.records import Finding, Quantity, Severity
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerImbalance:
+    """One layer whose gradient is far larger than every other's.
+
+    What it measures: the size of a gradient element (root mean square) in each weight matrix, and how far the largest
+    lies above the second largest, at every step of a window. Biases, norms, scalars and embeddings are left out: their
+    gradients are of another size by nature.
+
+    Why it matters: one learning rate cannot serve both. What is right for the others makes this layer bounce, what is
+    right for this one leaves the others where they are; clipping by the norm leaves room for this one only.
+
+    When it is wrong: a head that is zero-initialised or has a much larger loss weight on purpose. Adam hides the
+    imbalance from the updates, but not from clipping, weight decay or the condition of the problem.
+
+    What to do: bring the layer's inputs to unit scale (raw features in metres or years beside standardised ones),
+    weight its loss, or give it a learning rate of its own.
+
+    Source: LeCun et al. 1998, "Efficient BackProp", sec. 4.3 on input scale and 4.7 on learning rates per layer,
+    https://doi.org/10.1007/3-540-49430-8_2.
+
+    Args:
+        every: Steps between two looks. 10: it is there all the time or not at all.
+        decades: Lead over the second largest, in powers of ten. 2.5: the largest lead in 327 healthy runs was 2.2,
+            an output layer's behind a residual stack; planted faults start at 3.
+        steps: Newest steps of which the smallest lead counts. 10: a batch alone is no imbalance.
+    """
+
+    code: ClassVar[str] = "GW107"
+    kind: ClassVar[str] = "layer-imbalance"
+    every: int = 10
+    decades: float = 2.5
+    steps: int = 10
+
+    def detect(self, history: History) -> Iterator[Finding]:
+        """Yield a finding for the layer that dwarfs the others."""
+        shape = depth(history)
+        if len(shape.matrices_M) < 3:
+            return
+        newest_M = np.sort(matrix_levels(history, history.param.newest("grad.l2")))
+        known_M = newest_M[~np.isnan(newest_M)]
+        if len(known_M) < 3 or known_M[-1] - known_M[-2] < self.decades:
+            return
+        l2_TL = history.param.window("grad.l2", self.steps)
+        if len(l2_TL) < self.steps:
+            return
+        level_M = matrix_levels(history, median(l2_TL))
+        top = int(np.nanargmax(level_M))
+        size_TM = l2_TL[:, shape.matrices_M] / shape.root_numel_L[shape.matrices_M]
+        rest_T = np.fmax.reduce(np.delete(size_TM, top, axis=1), axis=1)
+        lead = float(np.fmin.reduce(log10(size_TM[:, top] / rest_T)))
+        if not lead >= self.decades:
+            return
+        layer = first_scope(history, int(shape.matrices_M[top]))
+        yield Finding(
+            code=self.code,
+            kind=self.kind,
+            layer=layer,
+            step=history.step,
+            severity=Severity.WARNING,
+            message=f"the gradient of {layer} is at least {10**lead:,.0f} times that of any other layer",
+            evidence=(
+                Quantity(name="smallest lead over the second largest", value=lead, unit="decades"),
+                Quantity(name="lead over the median layer", value=float(level_M[top] - median(level_M)), unit="decades"),
+                Quantity(name="gradient element", value=float(10 ** level_M[top])),
+            ),
+        )
+
+    @classmethod
+    def examples(cls) -> Iterator[Example]:
+        """Yield histories that fire, that stay quiet, and near misses."""
+        sick = Synthetic(steps=40).imbalance(4, factor=1e4)
+        yield Example("a layer has raw inputs", sick.history(), sick.names(4))
+        yield Example("a healthy run", Synthetic(steps=40).history())
+        yield Example("fifty times the others is usual for an output layer", Synthetic(steps=40).imbalance(11, factor=50).history())
+        yield Example("a single spike is no imbalance", Synthetic(steps=41).spike(step=40, factor=1e5, layers=4).history())
+        yield Example("vanishing gradients have a second largest", Synthetic(steps=40).vanishing(decades=12).history())

@@ -1,0 +1,130 @@
+"""GW108: parameters that the loss does not reach: their gradient is None, or exactly zero, always."""
+
+# T = steps of a window, L = parameter tensors
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.detect import Example
+from gradwatch.detect._depth import depth
+from gradwatch.detect._scope import scopes
+from gradwatch.history.store import WINDOW, History
+from gradwatch.history.synthetic import Synthetic
+from gradwatch.records import Finding, Quantity, Severity
+
+INTERMITTENT = 5
+"""How many times longer to wait where other tensors come and go: heads that train in turn, experts that get no token."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoGradient:
+    """Parameters that the loss does not reach.
+
+    What it measures: trainable tensors whose gradient was None, or exactly zero in every element, at each recorded
+    step so far. A gradient that was once there and then stays away is another symptom (dead-layer).
+
+    Why it matters: they keep their first values for ever; with weight decay they even shrink to nothing. What the
+    person believes to be trained is not.
+
+    When it is wrong: a module that is not used on purpose (the pooler of a language model, a head for another task):
+    freeze it with `requires_grad_(False)` and it is not counted. Where other tensors come and go from step to step, as
+    experts and heads that train in turn do, the wait is five times as long, and a module that is built like those is
+    taken for an expert that nothing was sent to (info). Zeros behind a ReLU that never fires are
+    reported as dead-relu, at the ReLU.
+
+    What to do: look for `detach()`, `.data`, `.item()`, `.numpy()` or `torch.no_grad()` between the layer and the loss,
+    for a module whose output is not used, and for a softmax over a single unit or another constant before the loss.
+
+    Source: Zhang et al. 2018, "An empirical study on TensorFlow program bugs" (unconnected graphs),
+    https://doi.org/10.1145/3213846.3213866; PyTorch, `torch.autograd.grad`, argument `allow_unused`.
+
+    Args:
+        every: Steps between two looks. 10: it is the same at every step.
+        patience: Steps without gradient after which to report. 8: a branch that starts at zero (ReZero, LoRA) has a
+            gradient from its second step on, dynamic graphs that skip a layer at every other step have it by then.
+    """
+
+    code: ClassVar[str] = "GW108"
+    kind: ClassVar[str] = "no-gradient"
+    every: int = 10
+    patience: int = 8
+
+    def detect(self, history: History) -> Iterator[Finding]:
+        """Yield a finding for each module that no gradient has ever reached."""
+        shape = depth(history)
+        newest_L = history.param.newest("grad.l2")
+        if np.count_nonzero(newest_L > 0) >= shape.num_trainable or history.param.last_step >= WINDOW:
+            return
+        l2_TL = history.param.window("grad.l2")
+        reached_TL = ~((l2_TL == 0) | (np.isnan(l2_TL) & ~(history.param.window("grad.nonfinite") > 0)))
+        looked_T = reached_TL.any(axis=1) | (history.scalar("skipped") != 1)
+        share_L = reached_TL[looked_T].mean(axis=0)
+        in_turn_L = (share_L > 0) & (share_L < 0.9) & shape.trainable_L
+        ill_L = shape.trainable_L & (share_L == 0)
+        steps = int(looked_T.sum())
+        if not ill_L.any() or steps < self.patience * (INTERMITTENT if in_turn_L.any() else 1):
+            return
+        shapes_in_turn = {layer.shape for layer, is_so in zip(history.info.layers, in_turn_L, strict=True) if is_so}
+        missing_L = np.isnan(l2_TL).all(axis=0)
+        for value, part_L in (("None", ill_L & missing_L), ("exactly zero", ill_L & ~missing_L)):
+            if value == "None" or not _is_blocked(history):
+                yield from self._findings(history, part_L, steps, value=value, routed=shapes_in_turn)
+
+    def _findings(
+        self, history: History, ill_L: NDArray[np.bool_], steps: int, *, value: str, routed: set[tuple[int, ...]]
+    ) -> Iterator[Finding]:
+        for layer, group in scopes(history, ill_L, kind=self.kind):
+            is_routed = routed.issuperset(history.info.layers[i].shape for i in group)
+            severity = Severity.INFO if is_routed else Severity.CRITICAL if layer is None else Severity.WARNING
+            yield Finding(
+                code=self.code,
+                kind=self.kind,
+                layer=layer,
+                step=history.step,
+                severity=severity,
+                message=f"{layer or 'the whole model'} gets no gradient: {value} at every step",
+                evidence=(
+                    Quantity(name="steps without gradient", value=float(steps), unit="steps"),
+                    Quantity(name="tensors", value=float(len(group))),
+                    Quantity(name="gradient is None", value=float(value == "None")),
+                ),
+            )
+
+    @classmethod
+    def examples(cls) -> Iterator[Example]:
+        """Yield histories that fire, that stay quiet, and near misses."""
+        cut = Synthetic(steps=40).no_gradient((0, 1))
+        yield Example("two layers are cut from the graph", cut.history(), cut.names((0, 1)))
+        yield Example("one layer's gradient is exactly zero", *_zero(steps=40))
+        yield Example("nothing reaches the model", Synthetic(steps=40).no_gradient(None, zero=True).history(), (None,))
+        yield Example("a healthy run", Synthetic(steps=40).history())
+        branch = Synthetic(steps=40)
+        branch.grad_l2_TL[0, 2:9] = 0
+        yield Example("branches that start at zero have no gradient in the first step", branch.history())
+        turns = Synthetic(steps=80)
+        turns.grad_l2_TL[::2, 10], turns.grad_l2_TL[1::2, 11] = np.nan, np.nan
+        turns.grad_l2_TL[:30, 9] = np.nan
+        yield Example("heads train in turn, one of them from step 30", turns.history())
+        frozen = Synthetic(steps=40).no_gradient(3)
+        layers = tuple(replace(layer, trainable=i != 3) for i, layer in enumerate(frozen.info.layers))
+        frozen.info = replace(frozen.info, layers=layers)
+        yield Example("a layer is frozen on purpose", frozen.history())
+        blocked = Synthetic(steps=40, activations=3).no_gradient((0, 1), zero=True).dead_relu(0, fraction=1, onset=0)
+        yield Example("zeros behind a dead ReLU are for dead-relu to tell", blocked.history())
+
+
+def _zero(*, steps: int) -> tuple[History, tuple[str, ...]]:
+    made = Synthetic(steps=steps).no_gradient(4, zero=True)
+    return made.history(), made.names(4)
+
+
+def _is_blocked(history: History) -> bool:
+    """Say whether a ReLU that never fires stands in the way of the gradient."""
+    return len(history.info.activations) > 0 and bool((history.act.window("act.dead_frac", 1) >= 1).any())

@@ -1,0 +1,110 @@
+"""GW001: NaN or Inf in the loss or in a gradient, and the layer at which it entered."""
+
+# T = steps of a window, L = parameter tensors
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.detect import Example
+from gradwatch.detect._scope import first_scope
+from gradwatch.history.store import History
+from gradwatch.history.synthetic import Synthetic
+from gradwatch.records import Finding, Quantity, Severity
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonFinite:
+    """NaN or Inf in the loss or in a gradient.
+
+    What it measures: whether the loss and the norm over all gradients are finite, at every step; where one is not,
+    the number of NaN and Inf elements of each gradient. Backward runs from the output to the input, so a NaN that is
+    born there spoils every gradient nearer to the input: the sick layer nearest to the output is where it entered. A
+    loss that is itself not finite spoils all of them and names the whole run.
+
+    Why it matters: one update with a NaN makes NaN of every weight it touches, and nothing after that can mend them.
+
+    When it is wrong: a GradScaler finds its scale by overflowing now and then; a step that it skipped for an
+    overflow, with a finite loss, is no finding. A loop that never hands over its loss is judged by gradients alone.
+
+    What to do: look for a logarithm, division, square root or norm at zero, an exponential of a large number, an
+    attention row that is masked entirely, or NaN in the data; go back to the last checkpoint before the step. If the
+    norms climbed before it, the cause is the climb and not the NaN.
+
+    Source: Goldberg 1991, "What every computer scientist should know about floating-point arithmetic"; PyTorch notes
+    on numerical accuracy, https://pytorch.org/docs/stable/notes/numerical_accuracy.html.
+
+    Args:
+        every: Steps between two looks. 1, because the weights are lost with the first NaN; it costs two comparisons.
+    """
+
+    code: ClassVar[str] = "GW001"
+    kind: ClassVar[str] = "non-finite"
+    every: int = 1
+
+    def detect(self, history: History) -> Iterator[Finding]:
+        """Yield where NaN or Inf entered, at the step it did; steps after it that are as sick are no news."""
+        loss, norm = history.scalar("loss", self.every), history.scalar("grad_norm.before_clip", self.every)
+        if np.isfinite(loss @ norm):  # a NaN or Inf anywhere makes the product one
+            return
+        sick_T = _sick(history, self.every + 1)
+        first = int(np.argmax(sick_T))
+        if not sick_T[first] or (first == 0 and len(sick_T) > self.every):  # sick already at the last look
+            return
+        yield self._finding(history, age=len(sick_T) - first)
+
+    def _finding(self, history: History, *, age: int) -> Finding:
+        """Write down what entered at the row that is `age` rows from the end."""
+        nonfinite_L = history.param.window("grad.nonfinite", age)[0]
+        loss = float(history.scalar("loss", age)[0])
+        sick = np.flatnonzero(nonfinite_L > 0)
+        skipped = history.scalar("skipped", age)[0] == 1
+        if math.isfinite(loss):
+            layer: str | None = first_scope(history, int(sick[-1]))
+            message = f"the gradient turned non-finite at {layer} while the loss was finite"
+        else:
+            layer, message = None, f"the loss became {loss}"
+        return Finding(
+            code=self.code,
+            kind=self.kind,
+            layer=layer,
+            step=history.step,
+            severity=Severity.WARNING if skipped else Severity.CRITICAL,
+            message=message + ("; the update was skipped" if skipped else ""),
+            evidence=(
+                Quantity(name="loss", value=loss),
+                Quantity(name="layers with NaN or Inf", value=float(len(sick))),
+                Quantity(name="grad.nonfinite", value=float(np.nansum(nonfinite_L)), unit="elements"),
+            ),
+        )
+
+    @classmethod
+    def examples(cls) -> Iterator[Example]:
+        """Yield histories that fire, that stay quiet, and near misses."""
+        sick = Synthetic(steps=60).non_finite(step=40, layers=range(5))
+        yield Example("a NaN enters at the fifth of twelve layers", sick.history(), sick.names(4))
+        yield Example("the loss becomes NaN", Synthetic(steps=60).non_finite(step=40, lasting=True).history(), (None,))
+        yield Example("a healthy run", Synthetic(steps=60).history())
+        scaler = Synthetic(steps=60, precision="fp16").non_finite(step=3, value=np.inf, count=40)
+        scaler.skipped_T[3] = 1
+        yield Example("a GradScaler skips an overflow while it finds its scale", scaler.history())
+        frozen = Synthetic(steps=60).no_gradient(3)
+        yield Example("a gradient that is None is missing, not NaN", frozen.history())
+
+
+def _sick(history: History, length: int) -> NDArray[np.bool_]:
+    """Say of each of the newest steps whether NaN or Inf in it are worth a report."""
+    loss_T = history.scalar("loss", length)
+    gradient_T = (history.param.window("grad.nonfinite", length) > 0).any(axis=1)
+    overflow_T = (history.scalar("skipped", length) == 1) & history.info.loss_scaling
+    if np.isnan(history.scalar("loss")).all() and not gradient_T.any() and not overflow_T.any():
+        return gradient_T  # nobody hands over a loss: missing is not sick
+    sick_T: NDArray[np.bool_] = ~np.isfinite(loss_T) | (gradient_T & ~overflow_T)
+    return sick_T

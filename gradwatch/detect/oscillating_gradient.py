@@ -1,0 +1,128 @@
+"""GW105: norms swing wildly up and down between updates, and the loss keeps bouncing back to where it began."""
+
+# T = steps of a window
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import numpy as np
+
+from gradwatch.detect import Example
+from gradwatch.detect._robust import Floats, log10
+from gradwatch.history.store import History
+from gradwatch.history.synthetic import Synthetic
+from gradwatch.records import Finding, Quantity, Severity
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OscillatingGradient:
+    """Norms that swing up and down while the loss gets nowhere.
+
+    What it measures: over the newest 48 steps, without their trend, the spread of the logarithm of the total norm
+    (from its 10 % to its 90 % quantile), how often it crosses its middle, and its correlation from one step to the
+    next. Noise of small batches is as wide but uncorrelated; an optimizer that overshoots alternates (correlation
+    towards -1), data in a bad order swing in waves (towards 1). In both halves of the window the loss must have come
+    back up to where the run began, after having been far below.
+
+    Why it matters: what one update learns the next one undoes.
+
+    When it is wrong: tasks in turn whose losses differ by that much and stay as high as in the beginning.
+
+    What to do: shuffle the data (class after class is the usual reason for waves); lower the learning rate or the
+    momentum (the usual reason for alternation); enlarge the batch.
+
+    Source: LeCun et al. 1998, "Efficient BackProp", sec. 4.2 (shuffling) and 4.5 (a learning rate beyond
+    2 / curvature overshoots); Cohen et al. 2021, https://arxiv.org/abs/2103.00065, sec. 2.
+
+    Args:
+        every: Steps between two looks. 10: it goes on for long.
+        decades: Spread of the norm, in powers of ten. 1: with the conditions below no healthy run of 327 reached 0.7.
+        correlation: Least size of the correlation from step to step. 0.4: of 48 uncorrelated values the correlation
+            has a standard deviation of 0.14.
+        crossings: Least number of crossings of the middle. 6: three full swings.
+        return_to: Loss that the peaks must reach, in units of the largest of the first 8 steps. 0.75: nearly all that
+            was learned is lost again.
+    """
+
+    code: ClassVar[str] = "GW105"
+    kind: ClassVar[str] = "oscillating-gradient"
+    every: int = 10
+    decades: float = 1.0
+    correlation: float = 0.4
+    crossings: int = 6
+    return_to: float = 0.75
+
+    def detect(self, history: History) -> Iterator[Finding]:
+        """Yield a finding for the run."""
+        if history.step < LENGTH + BEGINNING:
+            return
+        loss_T = np.sort(history.scalar("loss", LENGTH))
+        low, high = float(loss_T[LENGTH // 10]), float(loss_T[-LENGTH // 10])
+        if not high > 3 * abs(low):  # also where one is nan
+            return
+        log_T = log10(history.scalar("grad_norm.before_clip", LENGTH))
+        spread, correlation, crossings = _swing(log_T)
+        is_swinging = spread >= self.decades and abs(correlation) >= self.correlation and crossings >= self.crossings
+        if not is_swinging or not self._comes_back(history, low):
+            return
+        yield Finding(
+            code=self.code,
+            kind=self.kind,
+            layer=None,
+            step=history.step,
+            severity=Severity.WARNING,
+            message=f"the gradient norm swings by a factor of {10**spread:.0f}, and the loss bounces back to its start",
+            evidence=(
+                Quantity(name="spread of grad_norm.before_clip", value=spread, unit="decades"),
+                Quantity(name="correlation from step to step", value=correlation),
+                Quantity(name="crossings of the middle in 48 steps", value=float(crossings)),
+                Quantity(name="loss, 10 % quantile", value=low),
+                Quantity(name="loss, 90 % quantile", value=high),
+            ),
+        )
+
+    def _comes_back(self, history: History, low: float) -> bool:
+        """Say whether the loss is as high as in the beginning again and again, having been far below."""
+        loss_T = history.scalar("loss", LENGTH)
+        first = float(np.fmax.reduce(history["loss"][:BEGINNING]))
+        halves = (loss_T[: LENGTH // 2], loss_T[LENGTH // 2 :])
+        return 3 * low < self.return_to * first and all(np.sort(t)[-2] >= self.return_to * first for t in halves)
+
+    @classmethod
+    def examples(cls) -> Iterator[Example]:
+        """Yield histories that fire, that stay quiet, and near misses."""
+        yield Example("an optimizer overshoots at every step", _bouncing(period=2), (None,))
+        yield Example("the data come class after class", _bouncing(period=12), (None,))
+        yield Example("a healthy run", Synthetic(steps=140).history())
+        yield Example("noise of tiny batches", Synthetic(steps=140, noise=1.5).history())
+        yield Example("norms alternate, but the run learns", Synthetic(steps=140).oscillating().history())
+
+
+LENGTH = 48
+"""Steps of the window: four waves of a dozen steps, and few enough for an early word."""
+
+BEGINNING = 8
+"""Steps that say where the loss began."""
+
+
+def _swing(log_T: Floats) -> tuple[float, float, int]:
+    """Return the spread, the correlation from step to step and the number of crossings, without the trend."""
+    place_T = np.arange(len(log_T)) - (len(log_T) - 1) / 2
+    rest_T = log_T - log_T.mean() - place_T * (place_T @ log_T) / (place_T @ place_T)
+    sorted_T = np.sort(rest_T)
+    low, high = sorted_T[len(rest_T) // 10], sorted_T[-len(rest_T) // 10]
+    above_T = rest_T > (low + high) / 2
+    power = float(rest_T @ rest_T)
+    correlation = float(rest_T[1:] @ rest_T[:-1]) / power if power > 0 else 0.0
+    return float(high - low), correlation, int(np.count_nonzero(above_T[1:] != above_T[:-1]))
+
+
+def _bouncing(*, period: int) -> History:
+    """Return a run whose norm and loss swing together and whose loss gets nowhere."""
+    made = Synthetic(steps=140).oscillating(factor=60, onset=12, period=period)
+    made.loss_T[12:] = 0.9 * np.exp(2 * np.sin(2 * np.pi * (made.t_T[12:] + 0.5) / period))
+    return made.history()

@@ -1,0 +1,122 @@
+"""GW104: the zero fraction of a layer's gradient creeps up for good, as units die one by one."""
+
+# T = steps of a window, B = blocks of it, L = parameter tensors
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.detect import Example
+from gradwatch.detect._depth import depth
+from gradwatch.detect._scope import scopes
+from gradwatch.history.store import History
+from gradwatch.history.synthetic import Synthetic
+from gradwatch.records import Finding, Quantity, Severity
+
+BLOCK = 16
+"""Steps per block, of which the smallest zero fraction counts: what is zero in every batch is dead, not selective."""
+
+
+STILL = 0.03
+"""Rise over the newest third that shows that it goes on: three in a hundred units."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RisingSparsity:
+    """A gradient that gets sparser and sparser.
+
+    What it measures: the fraction of exact zeros in a gradient, as the smallest value of blocks of 16 steps: a lower
+    envelope that selective units do not move. It is read where one element stands for one unit, in the bias, and in
+    the weight only of modules without one (a weight's zeros multiply those of both its sides). The envelope has to rise
+    by `rise` within the window, in nearly all blocks, and to be still rising in the newest third.
+
+    Why it matters: each unit that falls silent for every batch has no gradient and stays silent. The loss does not
+    show it until little capacity is left.
+
+    When it is wrong: magnitude pruning makes zeros on purpose. A hinge or triplet loss has zeros where samples are
+    satisfied; those come and go, and the envelope does not climb steadily. A network that settles in its first steps
+    loses some units at once and then no more.
+
+    What to do: weaken what pushes units down (an L1 penalty, weight decay on biases, a learning rate too high),
+    resample dead units, or use LeakyReLU or GELU.
+
+    Source: Bricken et al. 2023, "Towards monosemanticity", on neurons that die over a training,
+    https://transformer-circuits.pub/2023/monosemantic-features; Lu et al. 2020, https://arxiv.org/abs/1903.06733.
+
+    Args:
+        every: Steps between two looks. 10: a creep has no hurry.
+        rise: Rise of the envelope within the window, 0..1. 0.22: more than a fifth of the units; the envelopes of
+            healthy runs rose by 0.14 where they rose that steadily, by 0.2 at most otherwise.
+        level: Envelope, 0..1, that must be reached. 0.25: below, it is within what healthy layers have.
+        steady: Fraction of pairs of blocks, 0..1, of which the later one must be the higher. 0.85: Kendall's tau of 0.7,
+            which 6 blocks without trend reach once in 60 tensors and 10 blocks once in 400.
+        blocks: Least number of blocks. 6: fewer make no trend.
+    """
+
+    code: ClassVar[str] = "GW104"
+    kind: ClassVar[str] = "rising-sparsity"
+    every: int = 10
+    rise: float = 0.22
+    level: float = 0.25
+    steady: float = 0.85
+    blocks: int = 6
+
+    def detect(self, history: History) -> Iterator[Finding]:
+        """Yield a finding for each module whose gradient gets sparser."""
+        if history.step < self.blocks * BLOCK:
+            return
+        newest_L = history.param.newest("grad.zero_frac")
+        maybe_L = (newest_L >= self.level) & (newest_L < 1) & depth(history).units_L
+        if not maybe_L.any():
+            return
+        maybe = np.flatnonzero(maybe_L)
+        zero_TL = history.param.window("grad.zero_frac")
+        whole = len(zero_TL) // BLOCK
+        low_BL = zero_TL[len(zero_TL) - whole * BLOCK :, maybe].reshape(whole, BLOCK, -1).min(axis=1)
+        ill_L = np.zeros(len(newest_L), np.bool_)
+        ill_L[maybe] = self._is_rising(low_BL)
+        for layer, group in scopes(history, ill_L, kind=self.kind):
+            yield self._finding(history, layer, low_BL[:, np.isin(maybe, group)])
+
+    def _is_rising(self, low_BL: NDArray[np.floating]) -> NDArray[np.bool_]:
+        """Say of which tensors the lower envelope climbs steadily and still does."""
+        earlier, later = np.triu_indices(len(low_BL), 1)
+        steady_L = (low_BL[later] > low_BL[earlier]).mean(axis=0)
+        recent_L = low_BL[-1] - low_BL[-max(2, len(low_BL) // 3)]
+        is_high_L = (low_BL[-1] >= self.level) & (low_BL[-1] - low_BL[0] >= self.rise)
+        is_rising_L: NDArray[np.bool_] = is_high_L & (steady_L >= self.steady) & (recent_L >= STILL)
+        return is_rising_L
+
+    def _finding(self, history: History, layer: str | None, low_BL: NDArray[np.floating]) -> Finding:
+        low_B = low_BL.mean(axis=1)
+        return Finding(
+            code=self.code,
+            kind=self.kind,
+            layer=layer,
+            step=history.step,
+            severity=Severity.WARNING,
+            message=f"the gradient of {layer or 'the whole model'} gets sparser: {100 * low_B[-1]:.0f} % are zero in every batch",
+            evidence=(
+                Quantity(name="grad.zero_frac", value=float(low_B[-1]), unit="0..1"),
+                Quantity(name=f"grad.zero_frac {BLOCK * (len(low_B) - 1)} steps before", value=float(low_B[0]), unit="0..1"),
+            ),
+        )
+
+    @classmethod
+    def examples(cls) -> Iterator[Example]:
+        """Yield histories that fire, that stay quiet, and near misses."""
+        sick = Synthetic(steps=200).rising_sparsity(6, onset=30, rate=0.004)
+        yield Example("units die one by one", sick.history(), sick.names(6))
+        yield Example("a healthy run", Synthetic(steps=200).history())
+        settled = Synthetic(steps=200).rising_sparsity(6, onset=0, rate=0.02, most=0.5)
+        yield Example("a layer settles within its first steps", settled.history())
+        hinge = Synthetic(steps=240).rising_sparsity(6, onset=20, rate=0.002)
+        hinge.zero_frac_TL[:, 6] = np.clip(hinge.zero_frac_TL[:, 6] + 0.3 * np.sin(hinge.t_T / 15), 0, 0.95)
+        yield Example("zeros come and go", hinge.history())
+        yield Example("a quarter of an embedding is never looked up", Synthetic(steps=200).rising_sparsity(6, onset=-1000, most=0.9).history())

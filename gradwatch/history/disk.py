@@ -1,0 +1,193 @@
+"""A run on disk: run.json says what it is, history/ holds the rows, findings.jsonl what was found."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Self, final
+
+from gradwatch.errors import RunError
+from gradwatch.history import files, findings, segments
+from gradwatch.history.header import NAME, Header, Status, shared_tables
+from gradwatch.history.store import History
+from gradwatch.records import Finding
+
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # not on Windows: there, nothing stops two processes from writing to one run
+    fcntl = None
+
+
+@final
+class Writer:
+    """Writes a run down while it goes on.
+
+    Every row and finding goes to the kernel at once: whatever kills the process, all that was appended is there.
+    The number of rows is bounded, see `thinning`.
+
+    Args:
+        directory: The run directory; made where it is missing. It must not hold a run yet, see `resume`.
+        history: What is written.
+        lock: What `resume` holds of a run that is there already.
+
+    Raises:
+        RunError: The directory holds a run, or cannot be written.
+    """
+
+    def __init__(self, directory: Path, history: History, *, lock: int | None = None) -> None:
+        self._lock = _claim(directory) if lock is None else lock
+        self._directory = directory
+        self._history = history
+        self._closed = False
+        Header.of(history, "running").write(directory)
+        self._writers = [
+            segments.SegmentWriter(directory / "history" / folder, tables)
+            for folder, tables in shared_tables(history).items()
+        ]
+        self._findings = files.open_at_end(directory / findings.NAME)
+
+    @classmethod
+    def resume(cls, directory: Path, step: int) -> tuple[Self, History]:
+        """Go on with a run after a step, as if nothing had been recorded after it.
+
+        Where a checkpoint holds `History.state`, give it to `History.restore` next: on disk, the steps before
+        the checkpoint may have been thinned by those that came after it. Then the run agrees with one that was
+        never interrupted, from the step on at which it was.
+
+        Args:
+            directory: A run directory.
+            step: Newest optimizer step to keep; later rows and findings are deleted.
+
+        Returns:
+            The writer, and the history up to and with the step.
+
+        Raises:
+            RunError: There is no run, it cannot be read or written, or another process is writing to it.
+        """
+        header = Header.read(directory)
+        with contextlib.ExitStack() as on_error:
+            lock = _lock(directory)
+            on_error.callback(os.close, lock)
+            history = _load(directory, header, until=step)
+            if Header.of(history, "running").layouts != header.layouts:
+                author = header.info.versions.get("gradwatch", "of another version")
+                raise RunError(
+                    f"{directory} was recorded by gradwatch {author}, with other statistics: resume with that"
+                )
+            findings.truncate(directory, until=step)
+            writer = cls(directory, history, lock=lock)
+            on_error.pop_all()
+        return writer, history
+
+    def append(self) -> None:
+        """Write the newest step of the history. Call it once after each `History.append`."""
+        for writer in self._writers:
+            writer.append()
+
+    def report(self, finding: Finding) -> None:
+        """Write a finding, as made at the newest step of the history."""
+        line = findings.line(finding, at=self._history.step)
+        size = os.fstat(self._findings).st_size
+        files.append(self._findings, line, path=self._directory / findings.NAME, size=size)
+
+    def close(self, status: Status = "finished") -> None:
+        """End the run and let go of its files; nothing happens the second time."""
+        if self._closed:
+            return
+        self._closed = True
+        for writer in self._writers:
+            writer.close()
+        os.close(self._findings)
+        try:
+            Header.of(self._history, status).write(self._directory)
+        finally:
+            os.close(self._lock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+            return
+        try:
+            self.close("interrupted" if issubclass(kind, KeyboardInterrupt) else "failed")
+        except RunError as also:  # what went wrong first is what matters: a full disk, say
+            warnings.warn(str(also), RuntimeWarning, stacklevel=2)
+
+
+def load_run(path: str | os.PathLike[str]) -> History:
+    """Return the history of a recorded run, live or finished.
+
+    `history["grad.l2"]` is a NumPy array of all that is kept, `history.steps("grad.l2")` are its steps, and
+    `history.frame("grad.l2")` is both as a pandas frame, where pandas is installed.
+
+    Args:
+        path: A run directory.
+
+    Raises:
+        RunError: It is none, or cannot be read. Where a part is damaged, a warning names it and the rest is read.
+    """
+    return read(Path(path))
+
+
+def read(directory: Path) -> History:
+    """Read a run from its directory; see `load_run`."""
+    return _load(directory, Header.read(directory))
+
+
+def status(directory: Path) -> Status:
+    """Return how a run ended; `running` also where its process was killed."""
+    return Header.read(directory).status
+
+
+def _load(directory: Path, header: Header, *, until: int | None = None) -> History:
+    history = History(header.info, groups=header.groups)
+    problems: list[str] = []
+    for folder, tables in shared_tables(history).items():
+        layout = header.layouts[folder]
+        parts, damage = segments.read(directory / "history" / folder, layout)
+        for name, table in tables.items():
+            segments.fill(table, parts, name=name, layout=layout)
+        problems += damage
+    if history.act.last_step > history.step:  # a live run went on while it was read
+        history.act.truncate(history.step)
+    if until is not None:
+        history.truncate(until)
+    history.mark_validation()
+    found, damage = findings.read(directory, until=until)
+    for finding in found:
+        history.report(finding)
+    if problems := problems + damage:
+        text = f"{directory} is damaged; what is left of it was read. " + "; ".join(problems)
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
+    return history
+
+
+def _claim(directory: Path) -> int:
+    """Make a directory for a new run, and return its lock."""
+    if (directory / NAME).exists():
+        raise RunError(f"{directory} already holds a run: resume it, or choose another directory")
+    files.make_folder(directory / "history")
+    return _lock(directory)
+
+
+def _lock(directory: Path) -> int:
+    """Take the right to write to a run, or say that another process has it. It is free again when its holder dies."""
+    lock = files.open_at_end(directory / "history" / "lock")
+    if fcntl is None:
+        return lock
+    # lockf, not flock: a forked data worker that outlives its parent would inherit that one
+    with contextlib.suppress(OSError):  # a file system without locks
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:
+            os.close(lock)
+            raise RunError(f"{directory}: another process is writing to this run; stop it first") from error
+    return lock

@@ -1,0 +1,88 @@
+"""Read all gradients of a model once and reduce them to one small row of statistics."""
+
+# S = statistics (the first six of catalogue.PARAM), L = parameter tensors
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Literal, final
+
+import torch
+
+from gradwatch.probe import kernel as kernels
+from gradwatch.probe import reduce, transfer
+
+
+@final
+class GradientProbe:
+    """Statistics of every gradient of a model, in one call.
+
+    Gradients may be of any dtype, layout and device and may come and go between calls: each is looked up anew.
+
+    Args:
+        params: Parameters in the order of the columns.
+        kernel: Which code reads tensors on the CPU; for tests and measurements.
+    """
+
+    def __init__(self, params: Sequence[torch.Tensor], *, kernel: kernels.Kernel = "auto") -> None:
+        self._params = tuple(params)
+        on_cpu = any(p.device.type == "cpu" for p in self._params)
+        self._native = kernels.choose(kernel) if on_cpu else None
+        self._blank_SL = torch.full((reduce.NUM_STATISTICS, len(self._params)), math.nan, dtype=torch.float32, device="cpu")
+
+    @property
+    def kernel(self) -> Literal["native", "torch"]:
+        """What reads the gradients: `native` (one pass over each) or `torch` (several operations on each)."""
+        return "torch" if self._native is None else "native"
+
+    def read(self, *, inverse_scale: float = 1.0) -> torch.Tensor:
+        """Compute the statistics of all gradients as they are now.
+
+        Args:
+            inverse_scale: Factor that undoes a loss scale, for gradients that are still scaled.
+
+        Returns:
+            Tensor of shape (S, L), float32, on the device of the first parameter, in the order of `catalogue.PARAM`.
+            A column is nan where the gradient is None. A sparse gradient counts as if its zeros were stored, a complex
+            one by magnitude. Norm, maximum, mean and std are NaN or Inf where the gradient holds one, as IEEE 754 has it.
+        """
+        if self._native is None:
+            return self._complete(self._blank_SL.clone(), range(len(self._params)), inverse_scale)
+        row_SL = torch.empty_like(self._blank_SL)
+        rest: Sequence[int] | None = self._native.statistics(self._params, True, row_SL, inverse_scale)
+        return row_SL if rest is None else self._complete(row_SL, rest, inverse_scale)
+
+    def _complete(self, row_SL: torch.Tensor, columns: Iterable[int], inverse_scale: float) -> torch.Tensor:
+        """Fill in the columns that need torch operations, device by device."""
+        by_device: defaultdict[torch.device, list[int]] = defaultdict(list)
+        for i in columns:
+            grad = self._params[i].grad
+            if grad is not None:
+                by_device[grad.device].append(i)
+        if self._params:
+            row_SL = row_SL.to(self._params[0].device, non_blocking=True)
+        for device, indices in by_device.items():
+            grads = [g for i in indices if (g := self._params[i].grad) is not None]
+            part_SL = reduce.statistics(grads, native=self._native if device.type == "cpu" else None)
+            part_SL[:4] *= inverse_scale
+            index = torch.tensor(indices, device="cpu").to(row_SL.device, non_blocking=True)
+            row_SL.index_copy_(1, index, part_SL.to(row_SL.device, non_blocking=True))
+        return row_SL
+
+
+def total_norm(grads: Iterable[torch.Tensor], *, kernel: kernels.Kernel = "auto") -> float:
+    """Return the L2 norm over all values of all tensors. Waits for the device where they are not on the CPU.
+
+    Args:
+        grads: Tensors of any shape, dtype, layout and device.
+        kernel: Which code reads tensors on the CPU.
+    """
+    tensors = tuple(grads)
+    native = kernels.choose(kernel)
+    squares, rest = native.squares(tensors) if native else (0.0, range(len(tensors)))
+    by_device: defaultdict[torch.device, list[torch.Tensor]] = defaultdict(list)
+    for i in rest or ():
+        by_device[tensors[i].device].append(tensors[i])
+    return math.sqrt(squares + sum(transfer.to_float(reduce.squares(group)) for group in by_device.values()))

@@ -1,0 +1,89 @@
+"""Count gradients and weights in fixed, signed, log-spaced bins, for TensorBoard."""
+
+# L = parameter tensors, B = bins
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gradwatch.probe import kernel as kernels
+from gradwatch.probe import reduce
+
+# A bin is the exponent and the two highest mantissa bits of a float32: four to an octave. The same stands in _kernels.h.
+_SHIFT = 21
+_LOWEST_KEY = (127 - 40) * 4  # of 2^-40: what is smaller counts in the middle bin, with zero
+_HIGHEST_KEY = (127 + 16) * 4  # of 2^16: what is larger, Inf too, counts in the outermost bin
+_SIDE = _HIGHEST_KEY - _LOWEST_KEY + 1
+_MAGNITUDE_MASK, _INFINITE_BITS = 0x7FFFFFFF, 0x7F800000
+
+NUM_BINS = 2 * _SIDE + 1
+
+
+def bin_edges() -> NDArray[np.float64]:
+    """Return the edges of the bins, ascending, of shape (B + 1,).
+
+    They run from minus to plus the largest float32, by 2^16 and 2^-40 on either side. A magnitude on an edge counts in
+    the bin farther from zero.
+    """
+    keys = np.arange(_LOWEST_KEY, _HIGHEST_KEY + 1, dtype=np.uint32)
+    positive = np.append((keys << _SHIFT).view(np.float32), np.finfo(np.float32).max).astype(np.float64)
+    return np.concatenate([-positive[::-1], positive])
+
+
+@final
+class HistogramProbe:
+    """Histograms of every gradient and weight of a model.
+
+    Args:
+        params: Parameters in the order of the rows.
+        kernel: Which code reads tensors on the CPU; for tests and measurements.
+    """
+
+    def __init__(self, params: Sequence[torch.Tensor], *, kernel: kernels.Kernel = "auto") -> None:
+        self._params = tuple(params)
+        on_cpu = any(p.device.type == "cpu" for p in self._params)
+        self._native = kernels.choose(kernel) if on_cpu else None
+
+    def read(self) -> torch.Tensor:
+        """Count the values of all gradients and weights as they are now.
+
+        Returns:
+            Counts of shape (2, L, B), int64, on the device of the first parameter: gradients, then weights. NaN is in no
+            bin. A parameter without gradient has all zero counts; a sparse gradient counts as if its zeros were stored,
+            a complex tensor by magnitude.
+        """
+        counts_LB = [self._count(gradients=True), self._count(gradients=False)]
+        return torch.stack(counts_LB)
+
+    def _count(self, *, gradients: bool) -> torch.Tensor:
+        counts_LB = torch.zeros((len(self._params), NUM_BINS), dtype=torch.int64, device="cpu")
+        others: Sequence[int] | None = range(len(self._params))
+        if self._native is not None:
+            others = self._native.histograms(self._params, gradients, counts_LB)
+        if others is None or not self._params:
+            return counts_LB
+        counts_LB = counts_LB.to(self._params[0].device, non_blocking=True)
+        for i in others:
+            tensor = self._params[i].grad if gradients else self._params[i]
+            if tensor is not None:
+                counts_LB[i] = _histogram(tensor).to(counts_LB.device, non_blocking=True)
+        return counts_LB
+
+
+def _histogram(tensor: torch.Tensor) -> torch.Tensor:
+    """Count the values of a tensor of any layout, dtype and device. Returns counts of shape (B,), int64, there."""
+    values = reduce.stored_values(tensor)
+    bits = values.float().reshape(-1).view(torch.int32)
+    magnitude = bits & _MAGNITUDE_MASK
+    steps = ((magnitude >> _SHIFT) - (_LOWEST_KEY - 1)).clamp_(0, _SIDE)
+    bins = torch.where(bits < 0, _SIDE - steps, _SIDE + steps)
+    bins = torch.where(magnitude > _INFINITE_BITS, NUM_BINS, bins).to(torch.int64)  # NaN goes past the end
+    counts = torch.zeros(NUM_BINS + 1, dtype=torch.int64, device=values.device)
+    counts.scatter_add_(0, bins, torch.ones((), dtype=torch.int64, device=values.device).expand_as(bins))
+    counts[_SIDE] += tensor.numel() - values.numel()
+    return counts[:NUM_BINS]

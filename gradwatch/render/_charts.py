@@ -1,0 +1,271 @@
+"""What TensorBoard shows: every chart with its tag, its meaning and how it is computed, and how charts are laid out.
+
+TensorBoard sorts groups by name and opens the first two: these are `gradients` and `loss`, on purpose. What is not
+finite is left out of a chart, so that its axis stays useful, and counted in the group `nonfinite`.
+"""
+
+# T = recorded steps, L = parameter tensors, M = layers, A = activation modules
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.history.store import WINDOW, History
+from gradwatch.records import RunInfo
+from gradwatch.render._layers import Layer, newest_known, norms_now, update_ratios
+from gradwatch.render._summaries import Layout
+from gradwatch.render._units import GIB
+
+Floats = NDArray[np.floating[Any]]
+
+PICTURE = "gradients/by_layer_and_step"
+LOSS, VAL_LOSS, VAL_ACCURACY = "loss/train", "loss/validation", "validation/accuracy"
+NONFINITE = "nonfinite/steps"
+METRICS = (LOSS, VAL_LOSS, VAL_ACCURACY, NONFINITE)
+THIRDS = ("early", "middle", "late")
+HEALTHY = (-4.0, -2.0)
+"""Powers of ten between which the update/weight ratio of a healthy layer lies: one around the 1e-3 that A. Karpathy
+gives as a rule of thumb (Stanford CS231n notes, Neural Networks 3, "Ratio of weights:updates")."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One scalar chart of the run.
+
+    Args:
+        statistic: Of the run, as in the catalogue.
+        tag: Group and name in TensorBoard.
+        meaning: One sentence.
+        mean: Show the mean since the last point rather than the newest value.
+        scale: Factor from the catalogue's unit to that of the tag.
+    """
+
+    statistic: str
+    tag: str
+    meaning: str
+    mean: bool = False
+    scale: float = 1.0
+
+
+CHARTS = (
+    Chart("loss", LOSS, "Training loss of the optimizer step."),
+    Chart("grad_norm.before_clip", "gradients/total_norm", "L2 norm over all gradients, unscaled, before clipping."),
+    Chart("grad_norm.after_clip", "gradients/total_norm_after_clip", "The same after clipping."),
+    Chart("step_ms", "speed/step_ms", "Wall time of one optimizer step, mean since the last point.", mean=True),
+    Chart("data_wait_ms", "speed/data_wait_ms", "Time a step waited for its batches, mean.", mean=True),
+    Chart("samples_per_s", "speed/samples_per_s", "Samples per second, mean since the last point.", mean=True),
+    Chart(
+        "peak_memory_bytes", "speed/peak_memory_GiB", "Peak memory: CUDA's allocator, else the process.", False, 1 / GIB
+    ),
+    Chart("watch_ms", "speed/watch_ms", "Time that watching took in a step, mean since the last point.", mean=True),
+)
+SCALING = (
+    Chart("loss_scale", "optim/loss_scale", "Scale of the GradScaler."),
+    Chart("skipped", "optim/skipped_frac", "Fraction of updates skipped since the last point.", mean=True),
+)
+VALIDATION = (
+    Chart("val_loss", VAL_LOSS, "Validation loss."),
+    Chart("val_accuracy", VAL_ACCURACY, "Fraction of validation targets predicted right."),
+)
+
+PARAM_CHARTS = {
+    "grad.l2": "per_layer_grad_norm",
+    "update.ratio": "per_layer_update_ratio",
+    "grad.zero_frac": "per_layer_zero_frac",
+}
+ACT_CHARTS = {"act.dead_frac": "per_layer_dead_units_frac", "act.saturated_frac": "per_layer_saturated_frac"}
+HISTOGRAMS = {"grad": "per_layer_log10_gradient", "weight": "per_layer_log10_weight"}
+
+DESCRIPTIONS = {chart.tag: chart.meaning for chart in (*CHARTS, *SCALING, *VALIDATION)} | {
+    **{f"gradients/log10_norm_{third}": f"Median gradient norm of the {third} third of the layers, as a power of ten. "
+       "Early far below late: gradients vanish." for third in THIRDS},
+    "updates/log10_ratio_median": "Update norm divided by weight norm, median layer, as a power of ten.",
+    "updates/log10_ratio_slowest": "The same for the tenth of the layers that learns most slowly.",
+    "updates/log10_ratio_fastest": "The same for the tenth of the layers that learns fastest.",
+    "updates/healthy_from": "Rule of thumb: healthy layers learn between 1e-4 and 1e-2 of their size per step.",
+    "updates/healthy_to": "Rule of thumb: healthy layers learn between 1e-4 and 1e-2 of their size per step.",
+    "nonfinite/layers": "Most layers at once with NaN or Inf in their gradient since the last point. "
+    "Such values are left out of all other charts.",
+    NONFINITE: "Steps with a NaN or Inf loss or gradient norm since the last point.",
+    "sparsity": "The layer with the largest fraction.",
+    "optim": "Learning rate of the optimizer's group.",
+    "per_layer_grad_norm": "L2 norm of the parameter's gradient, unscaled, before clipping.",
+    "per_layer_update_ratio": "L2 norm of the update divided by that of the weight.",
+    "per_layer_zero_frac": "Fraction of the gradient that is exactly zero; charted from the first zero on.",
+    "per_layer_dead_units_frac": "Fraction of units that fire for no sample of the batch.",
+    "per_layer_saturated_frac": "Fraction of outputs in the flat tail of the activation function.",
+}  # fmt: skip
+
+
+def layout(info: RunInfo) -> Layout:
+    """Return the custom-scalars dashboard of a run: the gradient's way first."""
+    charts: dict[str, dict[str, Sequence[str]]] = {
+        "Gradient flow": {
+            "gradient norm by depth (log10)": [r"^gradients/log10_norm_.*$"],
+            "total gradient norm": [r"^gradients/total_norm.*$"],
+        },
+        "Learning": {"loss": [r"^loss/.*$"], "validation accuracy": [r"^validation/accuracy$"]},
+        "Updates": {
+            "update/weight ratio (log10) and its healthy band": [r"^updates/.*$"],
+            "learning rate": [r"^optim/learning_rate.*$"],
+        },
+        "Health": {
+            "NaN and Inf": [r"^nonfinite/.*$"],
+            "zero gradients, dead and saturated units (worst layer)": [r"^sparsity/.*$"],
+        },
+    }
+    if info.loss_scaling:
+        charts["Loss scaling"] = {
+            "loss scale": [r"^optim/loss_scale$"],
+            "skipped updates": [r"^optim/skipped_frac$"],
+        }
+    charts["Speed"] = {
+        "samples per second": [r"^speed/samples_per_s$"],
+        "milliseconds per step": [r"^speed/(step|data_wait|watch)_ms$"],
+    }
+    return charts
+
+
+def rows_since(history: History, step: int) -> int:
+    """Return how many of the newest recorded steps lie after a step, at least 1 and at most the window."""
+    return max(1, int(np.count_nonzero(history.run.steps() > step)))
+
+
+def run_points(history: History, of: Sequence[Layer], rows: int) -> dict[str, float]:
+    """Return the finite values of all charts of the run, by tag.
+
+    Args:
+        history: The run so far.
+        of: Layers through which gradients flow, input side first.
+        rows: Recorded steps since the last point.
+    """
+    points = {}
+    for chart in (*CHARTS, *(SCALING if history.info.loss_scaling else ())):
+        values_T = history.scalar(chart.statistic, rows)
+        known_T = values_T[np.isfinite(values_T)] if chart.mean else values_T[-1:]
+        points[chart.tag] = chart.scale * float(known_T.mean()) if len(known_T) else float("nan")
+    if points["gradients/total_norm_after_clip"] == points["gradients/total_norm"]:
+        del points["gradients/total_norm_after_clip"]
+    for i in range(history.groups):
+        tag = "optim/learning_rate" + (f"_group_{i}" if history.groups > 1 else "")
+        points[tag] = float(history.scalar(f"lr.{i}", 1)[-1])
+    points |= _flow(history, of) | _updates(history, of) | _sparsity(history) | _nonfinite(history, rows)
+    return _finite(points)
+
+
+def validation_points(history: History, after: int) -> list[tuple[int, dict[str, float]]]:
+    """Return the validations that were measured after a step: each with its step and its values by tag."""
+    steps_T = history.run.steps()
+    values: dict[str, Floats] = {chart.tag: history.scalar(chart.statistic) for chart in VALIDATION}
+    if len(steps_T) == WINDOW and steps_T[0] > after + 1:  # rarely asked: what is missing lies further back
+        steps_T = history.steps(VALIDATION[0].statistic)
+        values = {chart.tag: history[chart.statistic] for chart in VALIDATION}
+    points = []
+    for i in np.flatnonzero(steps_T > after).tolist():
+        known = _finite({tag: float(values_T[i]) for tag, values_T in values.items()})
+        if known:
+            points.append((int(steps_T[i]), known))
+    return points
+
+
+def layer_points(history: History, seen: set[str]) -> dict[str, float]:
+    """Return the finite values of all charts of layers, by tag.
+
+    Args:
+        history: The run so far.
+        seen: Tags of zero fractions that were above zero once; added to here.
+    """
+    points = {}
+    for statistic, group in PARAM_CHARTS.items():
+        sampled = statistic == "update.ratio"
+        values_L = newest_known(history.param, statistic) if sampled else history.param.newest(statistic)
+        for name, value in zip(history.param.layers, values_L.tolist(), strict=True):
+            points[f"{group}/{name}"] = value
+    for statistic, group in ACT_CHARTS.items():
+        for name, value in zip(history.act.layers, newest_known(history.act, statistic).tolist(), strict=True):
+            points[f"{group}/{name}"] = value
+    zeros = f"{PARAM_CHARTS['grad.zero_frac']}/"
+    seen |= {tag for tag, value in points.items() if tag.startswith(zeros) and value > 0}
+    return {tag: v for tag, v in _finite(points).items() if not tag.startswith(zeros) or tag in seen}
+
+
+def magnitudes(edges_B: Floats, counts_LB: Floats) -> list[NDArray[np.float64]]:
+    """Return signed histograms as histograms of the power of ten of the size: left, right, count, of shape (K, 3).
+
+    On the linear axis that TensorBoard draws, gradients themselves would be one bar at zero. The bin that holds zero
+    is left out, and so are empty ones at both ends.
+
+    Args:
+        edges_B: Edges of the bins, growing; one more than bins.
+        counts_LB: Elements in each bin.
+
+    Returns:
+        One array per row of `counts_LB`, empty where nothing was counted.
+    """
+    left_B, right_B = (np.abs(edges_B[part].astype(np.float64)) for part in (slice(-1), slice(1, None)))
+    usable_B = (edges_B[:-1] * edges_B[1:] > 0) & np.isfinite(left_B) & np.isfinite(right_B)
+    small_K, first_K, place_B = np.unique(np.minimum(left_B, right_B)[usable_B], return_index=True, return_inverse=True)
+    sides_K2 = np.log10(np.stack([small_K, np.maximum(left_B, right_B)[usable_B][first_K]], axis=1))
+    count_LK = np.zeros((len(counts_LB), len(small_K)))
+    np.add.at(count_LK.T, place_B, counts_LB[:, usable_B].T)  # the same size with either sign
+    return [_filled(np.column_stack([sides_K2, count_K])) for count_K in count_LK]
+
+
+def _filled(buckets_K3: NDArray[np.float64]) -> NDArray[np.float64]:
+    filled_K = np.flatnonzero(buckets_K3[:, 2])
+    return buckets_K3[filled_K[0] : filled_K[-1] + 1] if len(filled_K) else buckets_K3[:0]
+
+
+def _flow(history: History, of: Sequence[Layer]) -> dict[str, float]:
+    """Return the median gradient norm of each third of the layers as a power of ten."""
+    if len(of) < len(THIRDS):
+        return {}
+    parts = np.array_split(norms_now(history, of), len(THIRDS))
+    return {f"gradients/log10_norm_{third}": _log_median(part) for third, part in zip(THIRDS, parts, strict=True)}
+
+
+def _log_median(norms_M: Floats) -> float:
+    usable_M = norms_M[np.isfinite(norms_M) & (norms_M > 0)]
+    return float(np.median(np.log10(usable_M))) if usable_M.size else float("nan")
+
+
+def _updates(history: History, of: Sequence[Layer]) -> dict[str, float]:
+    ratios_M = update_ratios(history, of)
+    usable_M = ratios_M[np.isfinite(ratios_M) & (ratios_M > 0)]
+    if not usable_M.size:
+        return {}
+    slow, middle, fast = np.quantile(np.log10(usable_M), [0.1, 0.5, 0.9]).tolist()
+    ratios = {"updates/log10_ratio_slowest": slow, "updates/log10_ratio_median": middle}
+    band = {"updates/healthy_from": HEALTHY[0], "updates/healthy_to": HEALTHY[1]}
+    return ratios | {"updates/log10_ratio_fastest": fast} | band
+
+
+def _sparsity(history: History) -> dict[str, float]:
+    """Return the worst zero, dead and saturated fractions of all layers."""
+    points = {"sparsity/zero_gradient_frac": _most(history.param.newest("grad.zero_frac"))}
+    if history.act.last_step >= 0:
+        points["sparsity/dead_units_frac"] = _most(history.act.newest("act.dead_frac"))
+        points["sparsity/saturated_frac"] = _most(history.act.newest("act.saturated_frac"))
+    return points
+
+
+def _most(values_L: Floats) -> float:
+    return float(np.fmax.reduce(values_L, initial=np.nan))
+
+
+def _nonfinite(history: History, rows: int) -> dict[str, float]:
+    """Return how many layers and steps were not finite since the last point; 0 where all is well."""
+    layers_T = np.count_nonzero(history.param.window("grad.nonfinite", rows) > 0, axis=1)
+    broken_T = ~np.isfinite(history.scalar("loss", rows)) | (layers_T > 0)
+    broken_T |= ~np.isfinite(history.scalar("grad_norm.before_clip", rows))
+    return {"nonfinite/layers": float(layers_T.max(initial=0)), NONFINITE: float(broken_T.sum())}
+
+
+def _finite(points: dict[str, float]) -> dict[str, float]:
+    return {tag: value for tag, value in points.items() if np.isfinite(value)}

@@ -1,0 +1,86 @@
+"""Findings and diagnoses as Markdown, for TensorBoard's text tab."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gradwatch.history.store import History
+from gradwatch.records import Diagnosis, Finding, Severity
+from gradwatch.render import _units as units
+from gradwatch.render._diagnosis import patch_yaml
+from gradwatch.render._facts import facts
+from gradwatch.render._trend import UNICODE
+
+MOST = 100
+"""Findings in one text: more would not be read."""
+
+
+def findings(found: Sequence[Finding]) -> str:
+    """Return findings as a list, the gravest first: tables become too narrow to read in that tab."""
+    if not found:
+        return f"**{UNICODE.ok} healthy**: nothing was found."
+    ordered = sorted(found, key=lambda f: (-f.severity, f.step))
+    more = [f"\n{len(found) - MOST:,} more are not shown."] if len(found) > MOST else []
+    return "\n".join([*(_item(f) for f in ordered[:MOST]), *more])
+
+
+def diagnosis(history: History, diagnoses: Sequence[Diagnosis]) -> str:
+    """Return the diagnosis of a run: for each cause why, how to confirm it, and the change that mends it."""
+    if not history.findings:
+        return findings(())
+    if not diagnoses:
+        return findings(history.findings)
+    return "\n\n".join(_diagnosis(d) for d in sorted(diagnoses, key=lambda d: -d.severity))
+
+
+def run(history: History) -> str:
+    """Return what a run is, as a table."""
+    info, seen = history.info, facts(history)
+    rows = {
+        "name": info.name,
+        "created": info.created,
+        "steps": f"{seen.steps:,}" + (f" of {info.total_steps:,}" if info.total_steps else ""),
+        "time": units.duration(seen.seconds),
+        "model": f"{len(info.layers):,} parameter tensors, {len(info.activations):,} activation modules",
+        "optimizer": info.optimizer,
+        "precision": info.precision + (", loss scaling" if info.loss_scaling else ""),
+        "accumulate": f"{info.accumulate} micro-batches per step",
+        "device": info.device,
+        "watching": f"{units.percent(seen.watch_frac)} of the time",
+        **info.versions,
+    }
+    return "\n".join(["| | |", "|---|---|", *(f"| {key} | {_cell(value)} |" for key, value in rows.items())])
+
+
+def code(text: str, language: str) -> str:
+    """Return text as a fenced block."""
+    return f"```{language}\n{text.rstrip()}\n```"
+
+
+def sign(severity: Severity) -> str:
+    """Return the sign of a severity."""
+    return UNICODE.marks[severity]
+
+
+def _diagnosis(diagnosis: Diagnosis) -> str:
+    parts = [
+        f"## {sign(diagnosis.severity)} {diagnosis.cause}",
+        f"*{diagnosis.severity}, {units.percent(diagnosis.certainty)} sure.* {diagnosis.because}",
+    ]
+    for remedy in diagnosis.remedies:
+        parts.append(f"**Remedy:** {remedy.text}")
+        if remedy.patch:
+            parts.append(code(patch_yaml(remedy.patch), "yaml"))
+    parts += [f"**Confirm:** {diagnosis.confirm}", findings(diagnosis.findings)]
+    return "\n\n".join([*parts, f"*Source: {diagnosis.source}*"] if diagnosis.source else parts)
+
+
+def _item(finding: Finding) -> str:
+    where = f"`{finding.layer}`" if finding.layer else "the whole run"
+    told = ", ".join(f"{q.name} {units.quantity(q)}" for q in finding.evidence)
+    head = f"{sign(finding.severity)} **{finding.severity}, step {finding.step:,}, {finding.code} {finding.kind}**"
+    return f"* {head} in {where}: {finding.message}" + (f" *({told})*" if told else "")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,153 @@
+"""Values for TensorBoard as its protocol buffers: scalars, histograms, pictures, text, dashboard, settings."""
+
+# K = buckets of a histogram
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, tensor_shape_pb2, types_pb2
+from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.plugins.custom_scalar import metadata as layout_metadata
+from tensorboard.plugins.histogram import metadata as histogram_metadata
+from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
+from tensorboard.plugins.hparams import metadata as hparams_metadata
+from tensorboard.plugins.image import metadata as image_metadata
+from tensorboard.plugins.scalar import metadata as scalar_metadata
+from tensorboard.plugins.text import metadata as text_metadata
+
+Layout = Mapping[str, Mapping[str, Sequence[str]]]
+"""Categories of the custom-scalars dashboard: their charts by title, each with the tags it draws, as patterns."""
+
+SUCCESS, FAILURE = api_pb2.STATUS_SUCCESS, api_pb2.STATUS_FAILURE
+
+
+@final
+class Summaries:
+    """Builds the values of events. TensorBoard wants a tag's description with its first value only."""
+
+    def __init__(self) -> None:
+        self._described: set[str] = set()
+
+    def scalars(self, step: int, points: Mapping[str, float], *, descriptions: Mapping[str, str]) -> event_pb2.Event:
+        """Return one event with many scalars.
+
+        Args:
+            step: Step they belong to.
+            points: Values by tag.
+            descriptions: What a chart shows, by tag or by the part of the tag before the slash.
+        """
+        event = event_pb2.Event(wall_time=time.time(), step=step)
+        for tag, value in points.items():
+            added = event.summary.value.add(tag=tag, simple_value=value)
+            if self._is_new(tag):
+                text = descriptions.get(tag) or descriptions.get(tag.split("/")[0], "")
+                added.metadata.CopyFrom(scalar_metadata.create_summary_metadata("", text))
+                added.metadata.data_class = summary_pb2.DATA_CLASS_SCALAR
+        return event
+
+    def histogram(self, event: event_pb2.Event, tag: str, buckets_K3: NDArray[np.float64], description: str) -> None:
+        """Add a histogram to an event: buckets of left edge, right edge and count."""
+        shape = _shape(*buckets_K3.shape)
+        tensor = tensor_pb2.TensorProto(
+            dtype=types_pb2.DT_DOUBLE, tensor_shape=shape, tensor_content=np.ascontiguousarray(buckets_K3).tobytes()
+        )
+        added = event.summary.value.add(tag=tag, tensor=tensor)
+        if self._is_new(tag):
+            metadata = histogram_metadata.create_summary_metadata("", description)
+            metadata.data_class = summary_pb2.DATA_CLASS_TENSOR
+            added.metadata.CopyFrom(metadata)
+
+    def picture(self, step: int, tag: str, png: bytes, size: tuple[int, int], description: str) -> event_pb2.Event:
+        """Return an event with one picture of that width and height."""
+        strings = [str(size[0]).encode(), str(size[1]).encode(), png]
+        metadata = image_metadata.create_summary_metadata("", description) if self._is_new(tag) else None
+        return _event(step, tag, _strings(strings, _shape(3)), metadata)
+
+    def text(self, step: int, tag: str, markdown: str) -> event_pb2.Event:
+        """Return an event with one text."""
+        metadata = text_metadata.create_summary_metadata("", "") if self._is_new(tag) else None
+        return _event(step, tag, _strings([markdown.encode()], _shape()), metadata)
+
+    def _is_new(self, tag: str) -> bool:
+        if tag in self._described:
+            return False
+        self._described.add(tag)
+        return True
+
+
+def dashboard(layout: Layout, *, step: int) -> event_pb2.Event:
+    """Return an event that lays out the custom-scalars dashboard."""
+    proto = layout_pb2.Layout()
+    for title, charts in layout.items():
+        category = proto.category.add(title=title)
+        for name, tags in charts.items():
+            category.chart.add(title=name, multiline=layout_pb2.MultilineChartContent(tag=tags))
+    tensor = _strings([proto.SerializeToString()], _shape())
+    return _event(step, layout_metadata.CONFIG_SUMMARY_TAG, tensor, layout_metadata.create_summary_metadata())
+
+
+def hparams_start(hparams: Mapping[str, Any], metrics: Sequence[str], *, step: int) -> list[event_pb2.Event]:
+    """Return the events that tell TensorBoard's HPARAMS tab of a run: its columns, and the values of this run.
+
+    Args:
+        hparams: Values by dotted key; what is no number, bool or text becomes text.
+        metrics: Tags of the scalars whose last values are shown beside them.
+        step: Step of the events.
+    """
+    start = plugin_data_pb2.SessionStartInfo(start_time_secs=time.time())
+    experiment = api_pb2.Experiment(
+        metric_infos=[api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in metrics]
+    )
+    for name, value in hparams.items():
+        kind = _set(start.hparams[name], value)
+        experiment.hparam_infos.add(name=name, type=kind)
+    columns = plugin_data_pb2.HParamsPluginData(experiment=experiment)
+    values = plugin_data_pb2.HParamsPluginData(session_start_info=start)
+    return [
+        _hparams(step, hparams_metadata.EXPERIMENT_TAG, columns),
+        _hparams(step, hparams_metadata.SESSION_START_INFO_TAG, values),
+    ]
+
+
+def hparams_end(*, step: int, status: int) -> event_pb2.Event:
+    """Return the event that says how a run ended."""
+    end = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=time.time())
+    data = plugin_data_pb2.HParamsPluginData(session_end_info=end)
+    return _hparams(step, hparams_metadata.SESSION_END_INFO_TAG, data)
+
+
+def _set(proto: Any, value: object) -> int:
+    """Put a value into a protocol buffer of any type, and return the type that TensorBoard calls it."""
+    if isinstance(value, bool):
+        proto.bool_value = value
+        return int(api_pb2.DATA_TYPE_BOOL)
+    if isinstance(value, int | float):
+        proto.number_value = value
+        return int(api_pb2.DATA_TYPE_FLOAT64)
+    proto.string_value = str(value)
+    return int(api_pb2.DATA_TYPE_STRING)
+
+
+def _hparams(step: int, tag: str, data: plugin_data_pb2.HParamsPluginData) -> event_pb2.Event:
+    return _event(step, tag, hparams_metadata.NULL_TENSOR, hparams_metadata.create_summary_metadata(data))
+
+
+def _event(
+    step: int, tag: str, tensor: tensor_pb2.TensorProto, metadata: summary_pb2.SummaryMetadata | None
+) -> event_pb2.Event:
+    event = event_pb2.Event(wall_time=time.time(), step=step)
+    event.summary.value.add(tag=tag, tensor=tensor, metadata=metadata)
+    return event
+
+
+def _strings(values: Sequence[bytes], shape: tensor_shape_pb2.TensorShapeProto) -> tensor_pb2.TensorProto:
+    return tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, tensor_shape=shape, string_val=values)
+
+
+def _shape(*sizes: int) -> tensor_shape_pb2.TensorShapeProto:
+    return tensor_shape_pb2.TensorShapeProto(dim=[tensor_shape_pb2.TensorShapeProto.Dim(size=n) for n in sizes])

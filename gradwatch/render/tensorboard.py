@@ -1,0 +1,180 @@
+"""What TensorBoard shows of a run: charts, histograms, a picture of all layers, findings as text, hyperparameters."""
+
+# L = parameter tensors, B = bins of a histogram
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, final
+
+from tensorboard.compat.proto import event_pb2
+
+from gradwatch.history.store import Histograms, History
+from gradwatch.records import Diagnosis, Finding, Severity
+from gradwatch.render import _charts as charts
+from gradwatch.render import _markdown as markdown
+from gradwatch.render._events import EventFile
+from gradwatch.render._facts import verdict
+from gradwatch.render._layers import Layer, layers, matrices, norms_over_run
+from gradwatch.render._picture import draw
+from gradwatch.render._share import Share
+from gradwatch.render._summaries import FAILURE, SUCCESS, Summaries, dashboard, hparams_end, hparams_start
+
+HISTOGRAM_MEANING = "Sizes of the elements as powers of ten: a histogram that moves left shrinks tenfold per unit."
+PICTURE_MEANING = "Gradient norm of every layer over the run, input side on top; triangles mark findings."
+
+
+@final
+class TensorBoard:
+    """Writes a run for TensorBoard: `tensorboard --logdir` on the directory or one above it.
+
+    It takes at most about 1 % of the wall time (the shares below, after a first 50 ms each): a point, histogram or
+    picture that would cost more is left out, so that a fast training gets fewer of them. `close` writes the last of
+    each. Values that are not finite are left out of charts and counted in `nonfinite/`.
+
+    Args:
+        directory: Where to write; best the run directory itself, whose name becomes that of the run.
+        every: Optimizer steps between two points of the run's charts; 0 is never.
+        layers_every: The same for the charts of layers.
+        picture_every: The same for the picture of layers by steps.
+        config_text: The config, shown as text.
+        hparams: Values for the HPARAMS tab, by dotted key.
+        purge_step: First step of a resumed run: later points of the interrupted run are dropped.
+
+    Raises:
+        OSError: Where the directory cannot be written, here and in every method.
+    """
+
+    def __init__(
+        self,
+        *,
+        directory: Path,
+        every: int = 10,
+        layers_every: int = 50,
+        picture_every: int = 500,
+        config_text: str = "",
+        hparams: Mapping[str, Any] | None = None,
+        purge_step: int | None = None,
+    ) -> None:
+        self._file = EventFile(directory, purge_step=purge_step)
+        self._summaries = Summaries()
+        self._config_text = config_text
+        self._hparams = dict(hparams or {})
+        self._run = Share(every, fraction=0.003)
+        self._layer = Share(layers_every, fraction=0.003)
+        self._picture = Share(picture_every, fraction=0.003, first=picture_every)
+        self._histogram = Share(1, fraction=0.001)
+        self._next: float = 0
+        self._started_s = 0.0
+        self._written = dict.fromkeys(("run", "layers", "picture", "validation"), (purge_step or 0) - 1)
+        self._histograms: Histograms | None = None
+        self._zeros: set[str] = set()
+        self._pending = False
+        self._all: tuple[Layer, ...] = ()
+        self._matrices: tuple[Layer, ...] = ()
+
+    def write(self, history: History) -> None:
+        """Write what is due at the newest step and affordable."""
+        step = history.step
+        if step < self._next and not self._pending and history.histograms is self._histograms:
+            return
+        if not self._started_s:
+            self._start(history)
+        elapsed_s = time.monotonic() - self._started_s
+        parts = ((self._run, self._write_run), (self._layer, self._write_layers), (self._picture, self._write_picture))
+        for share, part in parts:
+            if share.grants(step, elapsed_s=elapsed_s):
+                _charged(share, part, history)
+        self._next = min(share.next for share, _ in parts)
+        if history.histograms is not self._histograms:
+            self._histograms = history.histograms
+            if self._histogram.grants(step, elapsed_s=elapsed_s):
+                _charged(self._histogram, self._write_histograms, history)
+        if self._pending:
+            self._write_findings(history)
+
+    def report(self, finding: Finding) -> None:
+        """Note that there is news; the next `write` shows all findings."""
+        self._pending = True
+
+    def close(self, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
+        """Write the last of everything, the diagnosis and how the run ended, and close the file."""
+        try:
+            if history.step >= 0:
+                if not self._started_s:
+                    self._start(history)
+                self._end(history, diagnoses)
+        finally:
+            self._file.close()
+
+    def _start(self, history: History) -> None:
+        self._started_s = time.monotonic()
+        self._all, self._matrices = layers(history.info.layers), matrices(history.info.layers)
+        step = max(history.step, 0)
+        self._file.write(dashboard(charts.layout(history.info), step=step))
+        self._file.write(self._summaries.text(step, "run/facts", markdown.run(history)))
+        if self._config_text:
+            self._file.write(self._summaries.text(step, "run/config", markdown.code(self._config_text, "yaml")))
+        if self._hparams:
+            for event in hparams_start(self._hparams, charts.METRICS, step=step):
+                self._file.write(event)
+
+    def _end(self, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
+        for part, write in (("run", self._write_run), ("layers", self._write_layers), ("picture", self._write_picture)):
+            if history.step > self._written[part]:
+                write(history)
+        self._write_findings(history)
+        step, text = history.step, self._summaries.text
+        self._file.write(text(step, "health/diagnosis", markdown.diagnosis(history, diagnoses)))
+        self._file.write(text(step, "run/facts", markdown.run(history)))
+        if self._hparams:
+            failed = verdict(history) is Severity.CRITICAL
+            self._file.write(hparams_end(step=step, status=FAILURE if failed else SUCCESS))
+
+    def _write_run(self, history: History) -> None:
+        for step, points in charts.validation_points(history, self._written["validation"]):
+            self._scalars(step, points)
+            self._written["validation"] = step
+        rows = charts.rows_since(history, self._written["run"])
+        self._scalars(history.step, charts.run_points(history, self._matrices, rows))
+        self._written["run"] = history.step
+
+    def _write_layers(self, history: History) -> None:
+        self._scalars(history.step, charts.layer_points(history, self._zeros))
+        self._written["layers"] = history.step
+
+    def _write_picture(self, history: History) -> None:
+        if not self._all:
+            return
+        steps_T, norms_TM = norms_over_run(history, self._all)
+        png, size = draw(steps_T, norms_TM, self._all, findings=history.findings)
+        self._file.write(self._summaries.picture(history.step, charts.PICTURE, png, size, PICTURE_MEANING))
+        self._written["picture"] = history.step
+
+    def _write_histograms(self, history: History) -> None:
+        seen = history.histograms
+        assert seen is not None, "asked only where there is a new one"
+        event = event_pb2.Event(wall_time=time.time(), step=seen.step)
+        for group, counts_LB in (
+            (charts.HISTOGRAMS["grad"], seen.grad_LB),
+            (charts.HISTOGRAMS["weight"], seen.weight_LB),
+        ):
+            for name, buckets_K3 in zip(history.param.layers, charts.magnitudes(seen.edges_B, counts_LB), strict=True):
+                if len(buckets_K3):
+                    self._summaries.histogram(event, f"{group}/{name}", buckets_K3, HISTOGRAM_MEANING)
+        self._file.write(event)
+
+    def _write_findings(self, history: History) -> None:
+        self._pending = False
+        self._file.write(self._summaries.text(history.step, "health/findings", markdown.findings(history.findings)))
+
+    def _scalars(self, step: int, points: Mapping[str, float]) -> None:
+        self._file.write(self._summaries.scalars(step, points, descriptions=charts.DESCRIPTIONS))
+
+
+def _charged(share: Share, part: Callable[[History], None], history: History) -> None:
+    began = time.perf_counter()
+    part(history)
+    share.charge(time.perf_counter() - began)

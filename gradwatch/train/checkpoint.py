@@ -1,0 +1,222 @@
+"""Run checkpoints: all that an exact resume needs, written atomically, verified when read, without code in them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import shutil
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gradwatch.errors import CheckpointError
+from gradwatch.history.files import OUT_OF_SPACE
+from gradwatch.train import checkpoint_folder, state_tree
+from gradwatch.train.checkpoint_folder import DamagedError
+
+UNFINISHED, REPLACED = ".tmp", ".old"
+SHOWN = 3
+"""Names that an error lists of each sort."""
+
+
+def save(root: Path, state: Mapping[str, Any], *, step: int, keep: int, best: bool = False) -> Path:
+    """Write a checkpoint, then delete those that are not to be kept.
+
+    Whenever the process is killed, the last good checkpoint is there. Checkpoints of later steps are deleted: they
+    are of a life that a resume has given up.
+
+    Args:
+        root: Folder of the run's checkpoints; made where it is missing.
+        state: A tree as `state_tree.encode` takes it.
+        step: Optimizer steps made so far.
+        keep: How many of the newest to keep, at least 1; the best is kept besides.
+        best: Whether this is the best so far. Once best, a step stays so when it is saved again.
+
+    Returns:
+        The folder of the checkpoint.
+
+    Raises:
+        CheckpointError: The state holds what a checkpoint cannot, or the disk is full.
+    """
+    assert keep >= 1, "the newest checkpoint is always kept"
+    data, tensors = state_tree.encode(dict(state))
+    final_path = root / f"step-{step:06d}"
+    work = final_path.with_name(final_path.name + UNFINISHED)
+    needed = sum(t.numel() * t.element_size() for t in tensors.values())
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        _clean(root)
+        best = best or _is_best(final_path)
+        work.mkdir()
+        checkpoint_folder.write(work, data, tensors, step=step, best=best)
+        _install(work, final_path)
+    except OSError as error:
+        shutil.rmtree(work, ignore_errors=True)
+        raise _unwritten(root, work, needed=needed, error=error) from error
+    _prune(root, step=step, keep=keep)
+    return final_path
+
+
+def load(root: Path, *, step: int | None = None) -> tuple[int, dict[str, Any]]:
+    """Read the newest good checkpoint; a damaged one is passed over with a warning.
+
+    Args:
+        root: Folder of the run's checkpoints.
+        step: Read this one and no other.
+
+    Returns:
+        Its step and its state, the tensors on the CPU.
+
+    Raises:
+        CheckpointError: There is none, or none that is good.
+    """
+    found = _folders(root)
+    if step is not None:
+        found = {s: path for s, path in found.items() if s == step}
+    if not found:
+        which = "" if step is None else f" of step {step}"
+        there = ", ".join(str(s) for s in _folders(root)) or "none at all"
+        raise CheckpointError(f"{root}: there is no checkpoint{which}; steps there: {there}")
+    problems = []
+    for number, path in sorted(found.items(), reverse=True):
+        try:
+            state = checkpoint_folder.read(path)
+        except DamagedError as error:
+            problems.append(f"{path} is damaged: {error}")
+            continue
+        if problems:
+            warnings.warn("; ".join(problems) + f". Going back to {path}.", RuntimeWarning, stacklevel=2)
+        return number, state
+    raise CheckpointError("; ".join(problems) + f". There is no good checkpoint{' left' if step is None else ''}.")
+
+
+def load_model(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Load parameters and buffers into a model that must have the very same.
+
+    Raises:
+        CheckpointError: They do not fit; the text sums up how.
+    """
+    own = model.state_dict()
+    missing = [name for name in own if name not in state]
+    unexpected = [name for name in state if name not in own]
+    reshaped = [
+        f"{name} ({_shape(state[name])}, the model has {_shape(own[name])})"
+        for name in own
+        if name in state and isinstance(own[name], Tensor) and state[name].shape != own[name].shape
+    ]
+    sorts = {"missing": missing, "unexpected": unexpected, "of another shape": reshaped}
+    misfits = [f"{len(names)} {sort}: {_shortened(names)}" for sort, names in sorts.items() if names]
+    if misfits:
+        raise CheckpointError(
+            f"the checkpoint does not fit the model ({'; '.join(misfits)}): resume with the config of that run"
+        )
+    model.load_state_dict(state)
+
+
+def random_state() -> dict[str, Any]:
+    """Return the state of all random generators: Python, NumPy, torch on the CPU and on each CUDA device in use."""
+    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch has no types there
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=False),
+        "torch": torch.get_rng_state(),
+        "cuda": list(torch.cuda.get_rng_state_all()) if in_use else [],
+    }
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Put all random generators into the state that `random_state` returned."""
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    # a run that used one device of eight goes on where there is only that one
+    for device, generator in zip(range(torch.cuda.device_count()), state["cuda"], strict=False):
+        torch.cuda.set_rng_state(generator, device)
+
+
+def _install(work: Path, final_path: Path) -> None:
+    """Give a finished checkpoint its name. One that has the name already steps aside until it is there."""
+    aside = final_path.with_name(final_path.name + REPLACED)
+    if final_path.exists():
+        final_path.rename(aside)
+    work.rename(final_path)
+    checkpoint_folder.sync(final_path.parent)
+    if aside.exists():
+        _remove(aside)
+
+
+def _clean(root: Path) -> None:
+    """Put right what a killed writer left behind."""
+    for leftover in root.glob(f"step-*{UNFINISHED}"):
+        shutil.rmtree(leftover)
+    for aside in root.glob(f"step-*{REPLACED}"):
+        named = aside.with_name(aside.name.removesuffix(REPLACED))
+        if named.exists():
+            _remove(aside)
+        else:
+            aside.rename(named)
+
+
+def _prune(root: Path, *, step: int, keep: int) -> None:
+    """Delete all but the newest and the best, up to a step."""
+    found = _folders(root)
+    earlier = [s for s in found if s <= step]
+    best = [s for s in earlier if _is_best(found[s])]
+    for number, path in found.items():
+        if number not in earlier[-keep:] and number not in best[-1:]:
+            with contextlib.suppress(OSError):  # one too many does no harm; the next save tries again
+                _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Delete a checkpoint so that a kill on the way does not leave half of it under its name."""
+    doomed = path.with_name(path.name.removesuffix(REPLACED) + UNFINISHED)
+    path.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def _folders(root: Path) -> dict[int, Path]:
+    """Return the checkpoints in a folder by step, growing."""
+    found = {}
+    for path in root.glob("step-*"):
+        if match := re.fullmatch(rf"step-(\d+)({re.escape(REPLACED)})?", path.name):
+            number = int(match[1])
+            if not match[2] or number not in found:
+                found[number] = path
+    return dict(sorted(found.items()))
+
+
+def _is_best(path: Path) -> bool:
+    try:
+        return checkpoint_folder.manifest(path).best
+    except (DamagedError, CheckpointError):
+        return False
+
+
+def _unwritten(root: Path, work: Path, *, needed: int, error: OSError) -> CheckpointError:
+    """Return the error that says why a checkpoint was not written, and that the last one is intact."""
+    reason = os.strerror(error.errno).lower() if error.errno else str(error)
+    last = list(_folders(root).values())[-1:]
+    intact = f"The last good checkpoint is intact: {last[0]}" if last else "There is no earlier checkpoint"
+    if error.errno not in OUT_OF_SPACE:
+        return CheckpointError(f"{work}: cannot be written: {reason}. {intact}.")
+    return CheckpointError(
+        f"{work}: {reason}: a checkpoint takes {needed:,} bytes. {intact}. "
+        "Make room on that disk (or lower train.checkpoint.keep), then resume the run."
+    )
+
+
+def _shape(tensor: Tensor) -> str:
+    return "x".join(str(n) for n in tensor.shape) or "scalar"
+
+
+def _shortened(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

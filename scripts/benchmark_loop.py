@@ -1,0 +1,188 @@
+"""What the training loop costs: gradwatch with watching off and on against the same loop written by hand.
+
+    python scripts/benchmark_loop.py [--rounds 40] [--only tiny,quickstart] [--markdown]
+
+Each round runs a stretch of steps of every arm, in an order that changes from round to round, so that what else the
+machine does hits all arms alike. Shown is the median over rounds of the ratio to the hand-written loop in the same
+round, with the quartiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from gradwatch import build
+from gradwatch.config.load import load_config
+from gradwatch.train.loop import run
+from gradwatch.train.session import Session
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A config, as overrides of nothing, and how many steps one stretch of it takes."""
+
+    title: str
+    config: str
+    stretch: int
+
+
+CONFIGS = {
+    "tiny": Workload(
+        "784-128-10, batch 32",
+        """
+        model: {name: mlp, depth: 2, width: 128}
+        data: {name: synthetic, samples: 20000, features: 784, classes: 10, batch_size: 32}
+        """,
+        400,
+    ),
+    "quickstart": Workload(
+        "quickstart: CNN on digits, batch 64",
+        """
+        model: {name: cnn}
+        data: {name: digits, batch_size: 64, drop_last: true}
+        """,
+        60,
+    ),
+    "resnet18": Workload(
+        "ResNet-18, 32 x 32, batch 64",
+        """
+        model: {name: resnet18}
+        data: {name: FakeData, size: 1024, image_size: [3, 32, 32], num_classes: 10, batch_size: 64}
+        """,
+        3,
+    ),
+    "gpt": Workload(
+        "GPT 6 x 256, sequence 128, batch 8",
+        """
+        model: {name: gpt, layers: 6, heads: 8, width: 256}
+        data: {name: text, context: 128, batch_size: 8, drop_last: true}
+        """,
+        3,
+    ),
+}
+COMMON = """
+run: {{name: bench, seed: 0, out: {out}}}
+optim: {{name: adamw, lr: 1.0e-4}}
+train: {{steps: 1000000000, eval_every: 1000000000, checkpoint: {{every: 1000000000}}}}
+watch: {{enabled: {watched}}}
+"""
+
+
+class AfterSteps:
+    """Asks the loop to end after so many steps, as Ctrl-C would."""
+
+    def __init__(self, session: Session, steps: int) -> None:
+        self.session = session
+        self.last = session.progress.step + steps
+
+    @property
+    def requested(self) -> bool:
+        return self.session.progress.step >= self.last
+
+
+@contextlib.contextmanager
+def harness(workload: Workload, *, watched: bool, out: Path) -> Iterator[Callable[[], None]]:
+    """Yield a function that trains one stretch of steps with gradwatch's loop."""
+    path = out / f"{watched}.yaml"
+    lines = [line.strip() for line in workload.config.strip().splitlines()]
+    path.write_text("\n".join(lines) + COMMON.format(out=out, watched=str(watched).lower()))
+    config = load_config(path)
+    directory = out / f"run-{watched}"
+    directory.mkdir()
+    with contextlib.ExitStack() as stack:
+        torch.manual_seed(0)
+        session = Session(config, directory, resume=False, log_format="quiet", stack=stack)
+        yield lambda: run(session, AfterSteps(session, workload.stretch))  # type: ignore[arg-type, func-returns-value]
+
+
+def by_hand(workload: Workload, *, out: Path) -> Callable[[], None]:
+    """Return a function that trains one stretch of steps as one writes it in bare PyTorch."""
+    path = out / "by-hand.yaml"
+    lines = [line.strip() for line in workload.config.strip().splitlines()]
+    path.write_text("\n".join(lines) + COMMON.format(out=out, watched="false"))
+    config = load_config(path)
+    torch.manual_seed(0)
+    splits = build.splits(config.data)
+    model = build.model(config, splits.spec).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    loss_fn = nn.CrossEntropyLoss()
+    xs, ys = zip(*(splits.train[i] for i in range(len(splits.train))), strict=True)  # type: ignore[arg-type]
+    x, y = torch.stack([torch.as_tensor(v) for v in xs]), torch.stack([torch.as_tensor(v) for v in ys])
+    batches = itertools.chain.from_iterable(
+        torch.randperm(len(x)).split(config.data.batch_size)[:-1] for _ in itertools.count()
+    )
+
+    def stretch() -> None:
+        for index in itertools.islice(batches, workload.stretch):
+            logits = model(x[index])
+            loss = loss_fn(logits.flatten(0, -2), y[index].flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            loss.item()
+
+    return stretch
+
+
+def timed(function: Callable[[], None]) -> float:
+    """Return how long a call takes, in seconds."""
+    began = time.perf_counter()
+    function()
+    return time.perf_counter() - began
+
+
+def measure(workload: Workload, rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of each arm's stretches, round by round."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        out = Path(folder)
+        arms = {
+            "by hand": by_hand(workload, out=out),
+            "watching off": stack.enter_context(harness(workload, watched=False, out=out)),
+            "watching on": stack.enter_context(harness(workload, watched=True, out=out)),
+        }
+        for _, function in itertools.product(range(3), arms.values()):
+            function()
+        seconds: dict[str, list[float]] = {name: [] for name in arms}
+        for i in range(rounds):
+            names = list(arms)
+            for name in names[i % 3 :] + names[: i % 3]:
+                seconds[name].append(timed(arms[name]))
+    return seconds
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--only", default=",".join(CONFIGS), help="workloads, comma-separated")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    warnings.simplefilter("ignore")
+    print("| step | by hand, ms | watching off | watching on |")
+    print("|---|---|---|---|")
+    for name in options.only.split(","):
+        workload = CONFIGS[name]
+        seconds = measure(workload, options.rounds)
+        hand = seconds["by hand"]
+        cells = [workload.title, f"{1e3 * statistics.median(hand) / workload.stretch:.2f}"]
+        for arm in ("watching off", "watching on"):
+            low, middle, high = statistics.quantiles([a / b for a, b in zip(seconds[arm], hand, strict=True)], n=4)
+            cells.append(f"{middle:.3f} [{low:.3f}-{high:.3f}]")
+        print("| " + " | ".join(cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

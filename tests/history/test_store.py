@@ -1,0 +1,138 @@
+"""What a history promises to detectors, renderers and people."""
+
+import time
+
+import numpy as np
+import pytest
+
+from gradwatch import catalogue
+from gradwatch.history.store import Histograms, History
+from gradwatch.records import Severity
+
+
+def test_what_is_left_out_of_the_run_is_nan(recorded):
+    history = recorded(2)
+    assert history["loss"].tolist() == [0.0, 1.0]
+    assert np.isnan(history["val_loss"]).all()
+
+
+def test_history_rejects_an_unknown_statistic_of_the_run(recorded, append):
+    history = recorded(1)
+    with pytest.raises(ValueError, match="no statistic of the run is called lose"):
+        append(history, 1, lose=1.0)
+    assert history.step == 0, "nothing may be recorded of a step that was refused"
+
+
+def test_statistics_are_found_in_their_tables(recorded):
+    history = recorded(25)
+    assert history["grad.l2"].shape == (25, 3)
+    assert history["act.mean"].shape == (3, 2)
+    assert history.steps("act.mean").tolist() == [0, 10, 20]
+    assert history.scalar("loss", 2).tolist() == [23.0, 24.0]
+    with pytest.raises(KeyError, match=r"no statistic is called 'grad\.l3'"):
+        history["grad.l3"]
+
+
+def test_frame_has_steps_down_and_layers_across(recorded):
+    pytest.importorskip("pandas")
+    frame = recorded(25).frame("act.mean")
+    assert list(frame.columns) == ["a0", "a1"]
+    assert list(frame.index) == [0, 10, 20]
+    assert list(recorded(3).frame("loss")["loss"]) == [0.0, 1.0, 2.0]
+
+
+def test_run_and_param_keep_the_same_steps_whatever_their_width(recorded):
+    history = recorded(1000, layers=2100, activations=1)
+    assert np.array_equal(history.run.rows()[0], history.param.rows()[0])
+    assert len(history.run) < 1000, "the test needs a run that was thinned"
+
+
+def test_validation_is_kept_when_the_steps_around_it_are_thinned(run_info, append, short_segments):
+    history = History(run_info())
+    for step in range(4000):
+        append(history, step, **({"val_loss": 1.0} if step % 333 == 332 else {"val_loss": float("nan")}))
+    validated_T = history.steps("val_loss")[np.isfinite(history["val_loss"])]
+    assert validated_T.tolist() == list(range(332, 4000, 333))
+
+
+def test_report_takes_in_a_finding_once(recorded, finding):
+    history = recorded(9)
+    assert history.report(finding(5))
+    assert not history.report(finding(8)), "the same again is no news"
+    assert history.report(finding(8, layer="l1")), "another layer is news"
+    assert [(f.layer, f.step) for f in history.findings] == [("l0", 5), ("l1", 8)]
+
+
+def test_a_graver_finding_supersedes_and_keeps_the_first_step(recorded, finding):
+    history = recorded(9)
+    history.report(finding(5))
+    assert history.report(finding(8, severity=Severity.CRITICAL))
+    assert not history.report(finding(9, severity=Severity.INFO))
+    (only,) = history.findings
+    assert (only.step, only.severity) == (5, Severity.CRITICAL)
+
+
+def test_report_knows_what_was_put_into_the_list_itself(recorded, finding):
+    history = recorded(9)
+    history.findings.append(finding(5))
+    assert not history.report(finding(6))
+
+
+def test_findings_protect_the_rows_around_them(run_info, append, finding, short_segments):
+    history = History(run_info())
+    for step in range(4000):
+        append(history, step)
+        if step == 1001:
+            history.report(finding(1001))
+    steps_T = history.steps("loss")
+    assert np.isin(np.arange(1001 - 32, 1001 + 33), steps_T).all()
+    assert len(steps_T) < 4000, "the test needs a run that was thinned"
+
+
+def test_truncate_forgets_rows_findings_and_validations_after_a_step(run_info, append, finding):
+    history = History(run_info())
+    for step in range(40):
+        append(history, step, val_loss=1.0)
+    history.report(finding(10))
+    history.report(finding(30, layer="l1"))
+    history.truncate(20)
+
+    assert (history.step, history.act.last_step) == (20, 20)
+    assert [f.step for f in history.findings] == [10]
+    assert history.report(finding(25, layer="l1")), "what was forgotten is news again"
+    append(history, 21)
+    assert history.step == 21
+
+
+def test_state_restores_windows_and_findings_exactly(recorded, run_info, finding):
+    history = recorded(700)
+    history.report(finding(650))
+    copy = History(run_info())
+    copy.restore(history.state())
+
+    for name in ("param", "act", "run"):
+        one, two = getattr(history, name), getattr(copy, name)
+        assert np.array_equal(one.steps(), two.steps()), name
+        assert np.array_equal(one.state()["values"], two.state()["values"], equal_nan=True), name
+    assert copy.findings == history.findings
+
+
+def test_histograms_are_kept_beside_the_tables(recorded):
+    history = recorded(1)
+    assert history.histograms is None
+    edges_B = np.array([-1.0, 0.0, 1.0])
+    history.histograms = Histograms(step=0, edges_B=edges_B, grad_LB=np.zeros((3, 2)), weight_LB=np.zeros((3, 2)))
+    assert history.histograms.step == 0
+
+
+def test_append_costs_microseconds(run_info):
+    history = History(run_info(layers=60, activations=10))
+    row = np.ones((len(catalogue.PARAM), 60), np.float32)
+    run = dict.fromkeys(("loss", "loss_scale", "skipped", "step_ms", "lr.0"), 1.0)
+    times = []
+    for step in range(3000):
+        began = time.perf_counter()
+        history.append(step, run=run, param_SL=row)
+        times.append(time.perf_counter() - began)
+    # measured: 2.6 us; ten times that leaves room for a busy machine
+    assert np.median(times) < 26e-6, f"{np.median(times) * 1e6:.1f} us per append"

@@ -1,0 +1,162 @@
+"""What a table promises: a full window of the newest steps, all that is kept of the older ones."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from gradwatch.history import thinning
+from gradwatch.history.table import WINDOW, Table
+
+LENGTH = 64
+
+
+def table(findings=()):
+    def keep(steps_T):
+        return thinning.kept(steps_T, newest=int(steps_T[-1]), length=LENGTH, findings=findings)
+
+    return Table(["a", "b"], ["x", "y"], dtype="<f4", segment_length=LENGTH, keep=keep)
+
+
+def row(step):
+    return np.array([[step, -step], [step + 0.5, -step - 0.5]], np.float32)
+
+
+def filled(steps, **kwargs):
+    t = table(**kwargs)
+    for step in range(steps):
+        t.append(step, row(step))
+    return t
+
+
+def test_window_holds_the_newest_steps_oldest_first():
+    t = filled(1000)
+
+    assert t.window("x", 3).tolist() == [[997, -997], [998, -998], [999, -999]]
+    assert t.steps(3).tolist() == [997, 998, 999]
+    assert t.newest("y").tolist() == [999.5, -999.5]
+    assert np.array_equal(t.newest_row(), row(999))
+
+
+@pytest.mark.parametrize("steps", [1, WINDOW, WINDOW + 1, 2 * WINDOW, 2 * WINDOW + 1, 3 * WINDOW, 1237])
+def test_window_is_never_thinned(steps):
+    t = filled(steps)
+    expected = np.arange(max(0, steps - WINDOW), steps)
+
+    assert np.array_equal(t.steps(), expected)
+    assert np.array_equal(t.window("x")[:, 0], expected)
+
+
+@pytest.mark.parametrize("steps", [1, 300, 700, 5000])
+@pytest.mark.parametrize("findings", [(), (130, 2000)])
+def test_series_is_what_the_rule_keeps_with_its_own_values(steps, findings):
+    t = filled(steps, findings=findings)
+    all_T = np.arange(steps)
+    expected_T = all_T[thinning.kept(all_T, newest=steps - 1, length=LENGTH, findings=findings)]
+
+    steps_T, values_TL = t.series("y")
+    assert np.array_equal(steps_T, expected_T)
+    assert np.array_equal(values_TL[:, 0], (expected_T + 0.5).astype(np.float32)), "values of other steps"
+    assert np.array_equal(t.rows()[1][:, 1, 0], values_TL[:, 0])
+    assert len(t) == len(expected_T)
+
+
+def test_memory_is_bounded_not_only_what_is_shown():
+    t = filled(20_000)
+    here = len(t.rows(thin=False)[0])
+    assert here <= len(t) + 2 * WINDOW + 8 * LENGTH, f"{here} rows in memory, {len(t)} are kept"
+
+
+def test_table_rejects_a_step_that_does_not_grow():
+    t = filled(5)
+    with pytest.raises(ValueError, match="step 4 does not follow step 4"):
+        t.append(4, row(4))
+
+
+def test_table_rejects_values_that_would_be_broadcast():
+    with pytest.raises(ValueError, match=r"shape \(2, 1\), expected \(2, 2\)"):
+        table().append(0, row(0)[:, :1])
+
+
+def test_an_empty_table_has_empty_answers():
+    t = table()
+    assert (len(t), t.last_step) == (0, -1)
+    assert t.window("x").shape == (0, 2)
+    assert t.series("x")[1].shape == (0, 2)
+    assert t.rows()[1].shape == (0, 2, 2)
+
+
+def test_extend_equals_appending():
+    one = filled(1500)
+    two = table()
+    two.extend(*one.rows())
+    for t in (one, two):
+        for step in range(1500, 2200):
+            t.append(step, row(step))
+
+    assert np.array_equal(one.rows()[0], two.rows()[0])
+    assert np.array_equal(one.rows()[1], two.rows()[1])
+
+
+def test_steps_with_gaps_are_thinned_alike():
+    sampled = range(0, 30_000, 10)
+    t = table()
+    for step in sampled:
+        t.append(step, row(step))
+    all_T = np.array(sampled)
+
+    assert np.array_equal(t.kept_steps(), all_T[thinning.kept(all_T, newest=29_990, length=LENGTH)])
+
+
+def test_truncate_forgets_what_came_after():
+    t = filled(900)
+    t.truncate(700)
+    assert t.last_step == 700
+    assert t.newest("x")[0] == 700
+    t.append(701, row(701))
+    assert t.steps(2).tolist() == [700, 701]
+
+
+def test_truncate_before_the_first_step_empties():
+    t = filled(10)
+    t.truncate(-1)
+    assert (len(t), t.last_step) == (0, -1)
+    t.append(0, row(0))
+    assert len(t) == 1
+
+
+def test_restore_gives_back_the_full_window_that_thinning_took():
+    live = filled(1000)
+    state = live.state()
+    thinned = table()
+    steps_T, values_TSL = filled(3000).rows()
+    thinned.extend(steps_T[steps_T < 1000], values_TSL[steps_T < 1000])
+    assert len(thinned.steps()) < WINDOW, "the test needs a window with gaps"
+
+    thinned.restore(state)
+    assert np.array_equal(thinned.steps(), live.steps())
+    assert np.array_equal(thinned.window("y"), live.window("y"))
+
+
+def test_state_is_a_copy():
+    t = filled(300)
+    state = t.state()
+    before = state["values"].copy()
+    for step in range(300, 900):
+        t.append(step, row(step))
+    assert np.array_equal(state["values"], before)
+
+
+def test_segment_gives_old_and_recent_rows_of_one_segment():
+    t = filled(2 * WINDOW + 10)
+    boundary = WINDOW // LENGTH  # its rows were archived; those of the last one are recent
+    for index in (0, boundary, (2 * WINDOW) // LENGTH):
+        steps_T, values_TSL = t.segment(index)
+        assert set(steps_T // LENGTH) == {index}
+        assert np.array_equal(values_TSL[:, 0, 0], steps_T.astype(np.float32))
+
+
+def test_windows_longer_than_what_is_kept_are_refused():
+    read = partial(filled(3).window, "x")
+    with pytest.raises(AssertionError, match="at most 256"):
+        read(WINDOW + 1)

@@ -1,0 +1,70 @@
+"""What a run did, in numbers."""
+
+import numpy as np
+import pytest
+
+from gradwatch.history.store import History
+from gradwatch.history.synthetic import Synthetic
+from gradwatch.records import RunInfo, Severity
+from gradwatch.render._facts import facts, last_known, newest, skipped, throughput, verdict
+
+
+def test_facts_of_a_run_follow_from_its_history(healthy):
+    seen = facts(healthy.history)
+
+    step_ms = healthy.history["step_ms"]
+    assert seen.steps == 120
+    assert seen.seconds == pytest.approx(step_ms.sum() / 1e3)
+    assert seen.watch_frac == pytest.approx(120 * 0.1 / step_ms.sum())
+    assert seen.val_accuracy == 0.875
+
+
+def test_thinned_steps_are_counted_in_the_time():
+    history = Synthetic(layers=1, steps=12000).history()
+    assert len(history["loss"]) < 12000, "this run is long enough to be thinned"
+
+    seen = facts(history)
+
+    assert seen.seconds == pytest.approx(120, rel=0.02), "10 ms a step"
+    assert seen.samples_per_s == pytest.approx(6400, rel=0.02), "64 samples a step"
+
+
+def test_nothing_is_known_of_a_run_without_steps():
+    history = History(RunInfo(name="", created="", layers=()))
+
+    seen = facts(history)
+
+    assert seen.steps == 0
+    assert np.isnan([seen.seconds, seen.samples_per_s, seen.watch_frac, seen.loss, seen.val_loss]).all()
+    assert np.isnan(newest(history, "loss"))
+    assert np.isnan(throughput(history)).all()
+
+
+def test_the_last_validation_is_found_however_far_back_it_lies():
+    run = Synthetic(layers=1, steps=700)
+    run.val_loss_T[20] = 0.5
+
+    assert last_known(run.history(), "val_loss") == (20, 0.5)
+    assert last_known(run.history(), "val_accuracy")[0] == -1
+
+
+def test_skipped_updates_are_counted(broken):
+    assert skipped(broken.history) == (20, 119)
+
+
+def test_throughput_is_samples_by_time(healthy):
+    samples_per_s, steps_per_s = throughput(healthy.history)
+
+    assert steps_per_s == pytest.approx(1e3 / healthy.history["step_ms"].mean())
+    assert samples_per_s == pytest.approx(64 * steps_per_s)
+
+
+def test_a_run_is_healthy_as_long_as_nothing_is_worse_than_info(make_finding):
+    history = Synthetic(layers=1, steps=5).history()
+    assert verdict(history) is None
+
+    history.report(make_finding("loss-plateau", layer=None, step=3, severity=Severity.INFO, code="GW507"))
+    assert verdict(history) is None
+
+    history.report(make_finding("dead-layer", layer="layers.0", step=3, severity=Severity.WARNING, code="GW104"))
+    assert verdict(history) is Severity.WARNING

@@ -1,0 +1,137 @@
+"""A run that is interrupted anywhere goes on to the very same numbers."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gradwatch import load_run
+from gradwatch.config.load import load_config
+from gradwatch.train import checkpoint, loop
+
+CONFIG = """
+run: {{name: resume, seed: 3, out: {out}}}
+model: {{name: cnn, dropout: 0.2}}
+data: {{name: digits, batch_size: 96, workers: {workers}, augment: [{{RandomAffine: {{degrees: 10}}}}]}}
+optim: {{name: adamw, lr: 2.0e-3}}
+schedule: {{name: OneCycleLR, max_lr: 4.0e-3}}
+train: {{steps: 40, accumulate: 2, precision: {precision}, eval_every: 10, clip: {{norm: 1.0}}, checkpoint: {{every: 5, keep: 3}}}}
+watch: {{updates_every: 3, activations_every: 4, histograms_every: 20}}
+"""
+CLOCKS = {"step_ms", "data_wait_ms", "samples_per_s", "peak_memory_bytes", "watch_ms"}
+
+
+def write_config(folder, *, workers=0, precision="fp32"):
+    path = folder / "resume.yaml"
+    path.write_text(CONFIG.format(out=folder / "runs", workers=workers, precision=precision))
+    return path
+
+
+class After:
+    """Stands in for Ctrl-C: asks the loop to end once it has made so many steps."""
+
+    def __init__(self, steps):
+        self.left = steps
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    @property
+    def requested(self):
+        self.left -= 1
+        return self.left == 0
+
+
+def train(config, monkeypatch, *, steps=None, resume=None):
+    with monkeypatch.context() as patch:
+        if steps:
+            patch.setattr(loop, "Interrupt", lambda: After(steps))
+        return loop.train(config, resume=resume, log_format="plain")
+
+
+def assert_same_run(found: Path, expected: Path):
+    a, b = load_run(found), load_run(expected)
+    for table in ("param", "act", "run"):
+        for name in getattr(a, table).statistics:
+            if name not in CLOCKS:
+                np.testing.assert_array_equal(a.steps(name), b.steps(name), err_msg=name)
+                np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+    assert a.findings == b.findings
+    (step_a, state_a), (step_b, state_b) = (checkpoint.load(run / "checkpoints") for run in (found, expected))
+    assert step_a == step_b == 40
+    assert state_a["progress"] | {"elapsed_s": 0} == state_b["progress"] | {"elapsed_s": 0}
+    for name, value in state_b["model"].items():
+        assert torch.equal(state_a["model"][name], value), name
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("steps", [1, 17])
+def test_an_interrupted_run_resumes_to_the_same_numbers(tmp_path, monkeypatch, precision, steps):
+    config = load_config(write_config(tmp_path, precision=precision))
+    whole = train(config, monkeypatch)
+
+    first = train(config, monkeypatch, steps=steps)
+    second = train(config, monkeypatch, resume=first.directory)
+
+    assert (first.ending, first.history.step) == ("interrupted", steps - 1)
+    assert second.ending == "finished"
+    assert_same_run(first.directory, whole.directory)
+
+
+def test_a_run_interrupted_twice_resumes_to_the_same_numbers(tmp_path, monkeypatch):
+    config = load_config(write_config(tmp_path))
+    whole = train(config, monkeypatch)
+
+    directory = train(config, monkeypatch, steps=9).directory
+    train(config, monkeypatch, steps=13, resume=directory)
+    train(config, monkeypatch, resume=directory)
+
+    assert_same_run(directory, whole.directory)
+
+
+def start(*arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "gradwatch", "train", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"},
+    )
+
+
+def wait_for(condition, process, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "the run did not get that far"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_ended_by_a_signal_resumes_to_the_same_numbers_with_workers(tmp_path, monkeypatch, number):
+    path = write_config(tmp_path, workers=2)
+    whole = train(load_config(path), monkeypatch).directory
+    before = set((tmp_path / "runs").iterdir())
+    process = start(path, "--set", "train.steps=40")
+
+    wait_for(
+        lambda: list((tmp_path / "runs").glob("*/checkpoints/step-*05")) != list(whole.glob("checkpoints/*05")), process
+    )
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    (directory,) = set((tmp_path / "runs").iterdir()) - before
+    resumed = start("--resume", directory)
+    output, errors = resumed.communicate(timeout=120)
+
+    assert process.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 3)
+    assert resumed.returncode == 0, output + errors
+    assert_same_run(directory, whole)
