@@ -94,7 +94,8 @@ class Monitor:
         self.schedule = schedule
         self._params = params
         self._parts = _parts(params, optimizers)
-        self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        self._groups = [(f"lr.{i}", group) for i, group in enumerate(groups)]
         self._histograms = HistogramProbe(params)
         self._activations = activations
         self._scaler = scaler
@@ -123,8 +124,9 @@ class Monitor:
         began = time.perf_counter()
         for part in self._parts:
             self._observe(part, inverse_scale=1.0)
+        self._norm = total_norm(self._row_SL)
         self._watch_s += time.perf_counter() - began
-        return total_norm(self._row_SL)
+        return self._norm
 
     def step(
         self,
@@ -147,9 +149,10 @@ class Monitor:
         run["loss"] = _number(loss)
         if val_loss is not None:
             run["val_loss"] = _number(val_loss)
-        if batch is not None:
+        if batch is not None and self._parts:
             run["batch_hash"] = float(hash_batch(batch))
-        run["grad_norm.before_clip"] = run["grad_norm.after_clip"] = total_norm(self._row_SL)
+        norm = total_norm(self._row_SL) if self._norm is None else self._norm
+        run["grad_norm.before_clip"] = run["grad_norm.after_clip"] = norm
         run["skipped"] = float(not any(part.updated for part in self._parts))
         run["peak_memory_bytes"] = self._peak_memory()
         run["step_ms"] = 1e3 * (began - self._ended)
@@ -191,6 +194,7 @@ class Monitor:
     def _begin(self) -> None:
         """Make ready for the next step."""
         self._run = {}
+        self._norm: float | None = None
         self._row_SL.fill(np.nan)
         for part in self._parts:
             part.observed = part.updated = False
@@ -207,6 +211,8 @@ class Monitor:
         part.updated = found_inf is None or not to_float(found_inf)
         if not part.observed:
             self._observe(part, inverse_scale=1.0 if scale is None else 1.0 / to_float(scale))
+        self._run["loss_scale"] = self._scaler.get_scale() if self._scaler else 1.0
+        self._run |= {name: float(group["lr"]) for name, group in self._groups}
         self._watch_s += time.perf_counter() - began
 
     def _observe(self, part: _Part, *, inverse_scale: float) -> None:
@@ -217,9 +223,6 @@ class Monitor:
             part.updates.before()
         if _due(self.schedule.histograms, step) and part is self._parts[0]:
             self._take_histograms(step)
-        self._run["loss_scale"] = self._scaler.get_scale() if self._scaler else 1.0
-        for i, group in enumerate(self._groups):
-            self._run[f"lr.{i}"] = float(group["lr"])
 
     def _measure_updates(self) -> None:
         if not _due(self.schedule.updates, self.next_step):

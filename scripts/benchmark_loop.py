@@ -43,7 +43,7 @@ CONFIGS = {
         "784-128-10, batch 32",
         """
         model: {name: mlp, depth: 2, width: 128}
-        data: {name: synthetic, samples: 20000, features: 784, classes: 10, batch_size: 32}
+        data: {name: synthetic, samples: 20000, dims: 784, outputs: 10, batch_size: 32}
         """,
         400,
     ),
@@ -103,7 +103,7 @@ def harness(workload: Workload, *, watched: bool, out: Path) -> Iterator[Callabl
     directory.mkdir()
     with contextlib.ExitStack() as stack:
         torch.manual_seed(0)
-        session = Session(config, directory, resume=False, log_format="quiet", stack=stack)
+        session = Session(config, directory, resume=False, log_format="plain", stack=stack)
         yield lambda: run(session, AfterSteps(session, workload.stretch))  # type: ignore[arg-type, func-returns-value]
 
 

@@ -37,7 +37,7 @@ def update_statistics(before: torch.Tensor, after: torch.Tensor) -> NDArray[np.f
 
 
 def histogram(tensor: torch.Tensor, edges: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Counts of the values as float32; an edge belongs to the bin farther from zero, Inf to the outermost, NaN to none."""
+    """Counts of the values as float32; an edge is in the bin farther from zero, Inf in the outermost, NaN in none."""
     with np.errstate(over="ignore"):
         x = np.clip(values(tensor).astype(np.float32).astype(np.float64), edges[0], edges[-1])
     middle = len(edges) // 2
@@ -48,7 +48,7 @@ def histogram(tensor: torch.Tensor, edges: NDArray[np.float64]) -> NDArray[np.in
 
 
 def activation_statistics(outputs: list[torch.Tensor], unit_dim: int, dead: tuple[float, float]) -> NDArray[np.float64]:
-    """Dead fraction, nan, mean and std over the outputs of all calls; dead is the range that a dead unit never leaves."""
+    """Dead fraction, nan, mean and std over the outputs of all calls; a dead unit never leaves the range `dead`."""
     units = np.concatenate([o.detach().double().movedim(unit_dim, -1).flatten(0, -2).numpy() for o in outputs])
     is_dead = np.all((units >= dead[0]) & (units <= dead[1]), axis=0)
     return np.array([np.mean(is_dead), np.nan, np.mean(units), np.std(units)])

@@ -74,12 +74,16 @@ def _histograms(config: Config) -> Iterator[str]:
 
 
 def _warmup(config: Config) -> Iterator[str]:
-    schedule, steps = config.schedule, config.train.steps
-    if schedule.name and schedule.per == "step" and steps and schedule.warmup_steps >= steps:
+    schedule = config.schedule
+    unit = f"{schedule.per}s"
+    length = getattr(config.train, unit)
+    if schedule.name and length and schedule.warmup_steps >= length:
         yield (
-            f"schedule.name: {schedule.name} has no effect: its warm-up of {schedule.warmup_steps} steps fills all "
-            f"{steps} of train.steps; set schedule.warmup_steps below that"
+            f"schedule.name: {schedule.name} has no effect: its warm-up of {schedule.warmup_steps} {unit} fills all "
+            f"{length} of train.{unit}; set schedule.warmup_steps below that"
         )
+    if schedule.per == "epoch" and not schedule.name and not schedule.warmup_steps:
+        yield "schedule.per: has no effect without a schedule; remove it, or set schedule.name"
 
 
 def _evaluation(config: Config) -> Iterator[str]:

@@ -8,8 +8,6 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from pydantic import BaseModel
-
 from gradwatch.config import known
 from gradwatch.config.choices import options_model, switchable
 from gradwatch.config.parts import DataSection, LossSection, ModelSection, OptimSection, ScheduleSection
@@ -26,21 +24,23 @@ NAMED: tuple[type[NamedSection], ...] = (ModelSection, DataSection, LossSection,
 
 def text() -> str:
     """Return the schema as JSON text, as `gradwatch schema` prints it and `schema.json` holds it."""
-    return json.dumps(schema(), indent=1, allow_nan=False) + "\n"
+    return _pretty(schema(), indent="") + "\n"
 
 
 def schema() -> Schema:
     """Return the schema, draft 2020-12. Names are known in two spellings; a config may use further ones."""
-    made = _without_titles(Config.model_json_schema())
+    made: Schema = _without_titles(Config.model_json_schema())
     definitions = made["$defs"]
     for section in NAMED:
         _depend_on_name(definitions[section.__name__], section)
+    definitions["GroupSection"]["properties"].pop("options")
+    definitions["GroupSection"].pop("additionalProperties")
     definitions["TrainSection"]["oneOf"] = [_has("steps"), _has("epochs")]
     definitions["ClipSection"]["oneOf"] = [_has("norm"), _has("value")]
     definitions["BlocksSection"]["oneOf"] = [_has("every"), _has("modules")]
-    definitions["Transforms"] = _transforms()
+    definitions |= _transforms()
     for key in ("transform", "augment"):
-        definitions["DataSection"]["properties"][key]["items"] = {"$ref": "#/$defs/Transforms"}
+        definitions["DataSection"]["properties"][key]["items"] = {"$ref": "#/$defs/Transform"}
     for key, vocabulary in (("detect", known.DETECTORS), ("sinks", known.SINKS)):
         made["properties"][key] |= _switches(vocabulary)
     for key in made["properties"].keys() - set(made["required"]):
@@ -94,7 +94,6 @@ def _beside(properties: Schema, options: Schema) -> Schema:
     """Return a schema of a section's own settings, described elsewhere, with the options of one name beside them."""
     own: Schema = dict.fromkeys(properties, True)
     if "groups" in properties:
-        match = properties["groups"]["items"]
         group = {key: value for key, value in options.items() if key != "required"}
         own["groups"] = {"items": group | {"properties": {"match": True, **options["properties"]}}}
     return options | {"properties": own | options["properties"]}
@@ -120,21 +119,39 @@ def _switches(vocabulary: Vocabulary) -> Schema:
 
 
 def _transforms() -> Schema:
-    """Return the schema of one transform: a name, a mapping from a name to keyword arguments, or a target."""
+    """Return the definition of a transform, `Transform`, and those of the keyword arguments of each."""
+    definitions: Schema = {}
     alone: list[str] = []
     mapped: Schema = {}
     for entry in known.TRANSFORMS.entries():
         signature = entry.read()
-        if not signature.unusable:
-            options = _options(signature, described=False)
-            mapped |= dict.fromkeys(known.TRANSFORMS.spellings(entry), options)
-            alone += known.TRANSFORMS.spellings(entry) if "required" not in options else ()
-    one = {"type": "object", "properties": mapped, "additionalProperties": False, "minProperties": 1, "maxProperties": 1}
-    return {"anyOf": [{"enum": alone}, one, {"type": "object", **_has("target")}]}
+        if signature.unusable:
+            continue
+        definitions[entry.name] = _options(signature, described=False)
+        mapped |= {name: {"$ref": f"#/$defs/{entry.name}"} for name in known.TRANSFORMS.spellings(entry)}
+        if "required" not in definitions[entry.name]:
+            alone += known.TRANSFORMS.spellings(entry)
+    one: Schema = {"type": "object", "properties": mapped, "additionalProperties": False}
+    one |= {"minProperties": 1, "maxProperties": 1}
+    return definitions | {"Transform": {"anyOf": [{"enum": alone}, one, {"type": "object", **_has("target")}]}}
 
 
 def _has(key: str) -> Schema:
     return {"required": [key], "properties": {key: {"not": {"type": "null"}}}}
+
+
+def _pretty(value: Any, *, indent: str) -> str:
+    """Return JSON with each list and mapping on one line where it fits, so that a change of it reads well."""
+    line = json.dumps(value, allow_nan=False)
+    if len(indent) + len(line) <= 116 or not isinstance(value, dict | list):
+        return line
+    inner = indent + "  "
+    if isinstance(value, list):
+        items = [_pretty(item, indent=inner) for item in value]
+    else:
+        items = [f"{json.dumps(key)}: {_pretty(item, indent=inner)}" for key, item in value.items()]
+    opening, closing = "[]" if isinstance(value, list) else "{}"
+    return opening + "\n" + ",\n".join(inner + item for item in items) + "\n" + indent + closing
 
 
 def _without_titles(made: Any) -> Any:

@@ -110,5 +110,7 @@ class ScheduleSection(NamedSection):
     vocabulary: ClassVar[Vocabulary] = known.SCHEDULES
     name_is_optional: ClassVar[bool] = True
 
-    warmup_steps: Count = Field(default=0, description="Steps in which the learning rate first climbs from near zero.")
-    per: Literal["step", "epoch"] = Field(default="step", description="What the schedule counts.")
+    warmup_steps: Count = Field(
+        default=0, description="Steps (with per: epoch, epochs) in which the learning rate first climbs from near zero."
+    )
+    per: Literal["step", "epoch"] = Field(default="step", description="What the schedule and its warm-up count.")

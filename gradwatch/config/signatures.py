@@ -12,6 +12,7 @@ from typing import Any
 from gradwatch.config import docstrings
 from gradwatch.config.annotations import UNWRITABLE, of_default, to_type
 from gradwatch.config.source import UNKNOWN, Source
+from gradwatch.config.wording import show
 
 _Callable = ast.ClassDef | ast.FunctionDef
 
@@ -37,6 +38,10 @@ class Parameter:
     text: str = ""
     doc: str = ""
     keyword_only: bool = False
+
+    def shown_default(self) -> str:
+        """Return the default as YAML; as written in the source where its value cannot be told."""
+        return self.text if self.default is UNKNOWN else show(self.default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,8 +279,9 @@ def _docstring(home: Source, node: _Callable) -> str:
     """Return a docstring, also one that is assigned to `__doc__` further down."""
     if (written := ast.get_docstring(node)) or node.name not in home.assigned_docs:
         return written or ""
-    texts = (n.value for n in ast.walk(home.assigned_docs[node.name]) if isinstance(n, ast.Constant))
-    return inspect.cleandoc(next((text for text in texts if isinstance(text, str)), ""))
+    constants = [n for n in ast.walk(home.assigned_docs[node.name]) if isinstance(n, ast.Constant)]
+    first = min(constants, key=lambda n: (n.lineno, n.col_offset), default=ast.Constant(""))
+    return inspect.cleandoc(str(first.value))
 
 
 def _name(node: ast.expr) -> str:

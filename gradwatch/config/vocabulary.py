@@ -66,8 +66,9 @@ class Vocabulary:
         return None
 
     def spellings(self, entry: Entry) -> tuple[str, ...]:
-        """Return the name of an entry, and its usual other spelling where it has one: `AdamW` and `adamw`."""
-        return tuple(dict.fromkeys((entry.name, snake_case(entry.name, suffix=self.suffix))))
+        """Return the name of an entry and its usual other spellings, such as `AdamW`, `adam_w`, `adamw`."""
+        snake = snake_case(entry.name, suffix=self.suffix)
+        return tuple(dict.fromkeys((entry.name, snake, fold(snake))))
 
     def expected(self) -> str:
         """Return the names in the words of a message."""

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -58,3 +59,12 @@ def slope(values_M: Floats) -> float:
     """Return the least-squares slope of a profile per place. All values must be finite, M at least 2."""
     place_M = np.arange(len(values_M)) - (len(values_M) - 1) / 2
     return float(place_M @ values_M / (place_M @ place_M))
+
+
+def trend(values_T: Floats) -> float:
+    """Return the least-squares slope of a series in units of its own standard error: beyond 2 or 3 it is no chance."""
+    place_T = np.arange(len(values_T)) - (len(values_T) - 1) / 2
+    rise = slope(values_T)
+    rest_T = values_T - values_T.mean() - rise * place_T
+    error = math.sqrt(float(rest_T @ rest_T) / (len(values_T) - 2) / float(place_T @ place_T))
+    return rise / error if error > 0 else math.copysign(math.inf, rise) if rise else 0.0

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import numpy as np
@@ -14,3 +14,96 @@ from gradwatch.detect import Example
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
+
+FLAT_ON_BOTH_SIDES = ("Sigmoid", "Tanh", "Hardsigmoid", "Hardtanh")
+"""Module types whose tails are flat on both sides. ReLU6, ELU and their kin are meant to rest on one of theirs."""
+
+BEGINNING = 50
+"""Steps that count as the beginning: what is saturated there is so by scale, not by what was learned."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaturatedActivation:
+    """Units that sit in the flat tails of their function.
+
+    What it measures: per sigmoid, tanh and softmax module the fraction of outputs where the slope has fallen below 5 %
+    of its maximum (for a softmax: rows where one entry has more than 0.99), as the smallest value over successive
+    sampled batches. A third is reported where it was so from the first batch on, before anything was learned that could
+    justify it. What gets there later is reported where nearly all is saturated, and not for a softmax or the last
+    module, which become sure of themselves by learning.
+
+    Why it matters: gradients through such a unit shrink twentyfold and more; what lies before it barely learns.
+
+    When it is wrong: gates that are meant to be shut at first; hard attention; a pretrained network.
+
+    What to do: bring the inputs to unit scale (raw pixels 0..255 are the usual reason); initialise with Xavier; divide
+    attention scores by the root of their dimension; normalise before the function, or use another one.
+
+    Source: Glorot & Bengio 2010, sec. 3, https://proceedings.mlr.press/v9/glorot10a.html; Vaswani et al. 2017, sec.
+    3.2.1, https://arxiv.org/abs/1706.03762.
+
+    Args:
+        every: Steps between two looks. 10: activations are sampled that often.
+        early: Saturated fraction, 0..1, to report if it was so from the start. 0.3: healthy runs began with 0.09 at most.
+        late: The same for what became so. 0.9: healthy tanh layers of trained networks had up to 0.66.
+        samples: Successive samples of which the smallest counts. 2: two batches that agree.
+    """
+
+    code: ClassVar[str] = "GW202"
+    kind: ClassVar[str] = "saturated-activation"
+    every: int = 10
+    early: float = 0.3
+    late: float = 0.9
+    samples: int = 2
+
+    def detect(self, history: History) -> Iterator[Finding]:
+        """Yield a finding for each saturated module."""
+        if not history.info.activations or len(history.act.steps(self.samples)) < self.samples:
+            return
+        if not np.fmax.reduce(history.act.newest("act.saturated_frac")) >= min(self.early, self.late):
+            return
+        saturated_A = history.act.window("act.saturated_frac", self.samples).min(axis=0)
+        always_A = history.act.window("act.saturated_frac").min(axis=0)
+        is_early = history.step < BEGINNING
+        for a, activation in enumerate(history.info.activations):
+            is_softmax = activation.module_type.startswith("Softmax")
+            if not (is_softmax or activation.module_type in FLAT_ON_BOTH_SIDES):
+                continue
+            may_be_sure = is_softmax or a == len(history.info.activations) - 1
+            has_got_there = saturated_A[a] >= self.late and not may_be_sure
+            if not has_got_there and not (is_early and always_A[a] >= self.early):
+                continue
+            yield Finding(
+                code=self.code,
+                kind=self.kind,
+                layer=activation.name,
+                step=history.step,
+                severity=Severity.WARNING,
+                message=f"{100 * saturated_A[a]:.0f} % of the outputs of {activation.name} lie in its flat tails",
+                evidence=(
+                    Quantity(name="act.saturated_frac", value=float(saturated_A[a]), unit="0..1"),
+                    Quantity(name="act.mean", value=float(history.act.newest("act.mean")[a])),
+                    Quantity(name="act.std", value=float(history.act.newest("act.std")[a])),
+                ),
+            )
+
+    @classmethod
+    def examples(cls) -> Iterator[Example]:
+        """Yield histories that fire, that stay quiet, and near misses."""
+        yield Example("raw pixels go into a sigmoid", _with(1, "Sigmoid", fraction=0.95, onset=0), ("acts.1",))
+        yield Example("attention is one-hot from the start", _with(2, "Softmax", fraction=0.5, onset=0), ("acts.2",))
+        yield Example("a tanh is driven into its tails", _with(0, "Tanh", fraction=0.95, onset=60), ("acts.0",))
+        yield Example("a healthy run", Synthetic(steps=100, activations=3).history())
+        yield Example("a tanh layer uses its tails, once trained", _with(0, "Tanh", fraction=0.6, onset=60))
+        yield Example("the output's sigmoid becomes sure", _with(2, "Sigmoid", fraction=0.97, onset=60))
+        yield Example("half of the outputs of a ReLU6 are 0 or 6", _with(1, "ReLU6", fraction=0.5, onset=0))
+
+
+def _with(act: int, module_type: str, *, fraction: float, onset: int) -> History:
+    """Return a run of three such modules, one of them saturated from onset on."""
+    made = Synthetic(steps=100, activations=3)
+    made.saturated_frac_TA[:] = 0.02
+    made.saturated(act, fraction=fraction, onset=onset, module_type=module_type)
+    made.info = replace(made.info, activations=tuple(replace(a, module_type=module_type) for a in made.info.activations))
+    return made.history()

@@ -1,4 +1,4 @@
-"""Made-up runs, healthy and sick, for the examples of detectors: small physical models of a training, seeded."""
+"""Made-up runs, healthy, sick or only looking so, for the examples and tests of detectors. Seeded."""
 
 # T = steps, L = parameter tensors, A = activation modules
 
@@ -6,27 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Literal, Self, final
+from typing import Self, final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from gradwatch import catalogue
+from gradwatch.history import physics
+from gradwatch.history.physics import Optimizer, Precision
 from gradwatch.history.store import History
-from gradwatch.records import ActivationInfo, LayerInfo, RunInfo
+from gradwatch.records import LayerInfo
 
-Array = NDArray[np.float64]
 Layers = int | Sequence[int] | None
-"""One layer, several, or all of them (None); counted from the input side."""
-
-BATCH = 64
-SAMPLE_EVERY = 10
-"""Steps between two measurements of weights, updates and activations, as `watch.updates_every` has it."""
-ADAM_EPS = 1e-8  # torch.optim.AdamW, default of eps
-ADAM_STEP = 0.3
-"""Size of a typical Adam update in units of the learning rate: the sign of the gradient is not quite steady."""
-CREST = 1.3
-"""Largest element of a gradient in units of what a normal distribution would give: gradients have heavier tails."""
+"""One layer, several, or all of them (None); counted from the input side, from the end where negative."""
 
 
 @final
@@ -43,8 +33,8 @@ class Synthetic:
         seed: Seed of all randomness.
         noise: Standard deviation of the natural logarithm of gradient norms from step to step.
         activations: ReLU modules, called `acts.<i>`.
-        optimizer: `SGD`, `Adam` or `AdamW`: how updates follow from gradients.
-        precision: `fp32`, `bf16` or `fp16`; fp16 has a loss scale of 65536.
+        optimizer: How updates follow from gradients.
+        precision: Format of the forward pass; fp16 has a loss scale of 65536.
         width: Side of the square weights.
         lr: Learning rate.
 
@@ -66,69 +56,55 @@ class Synthetic:
         seed: int = 0,
         noise: float = 0.3,
         activations: int = 0,
-        optimizer: Literal["SGD", "Adam", "AdamW"] = "AdamW",
-        precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+        optimizer: Optimizer = "AdamW",
+        precision: Precision = "fp32",
         width: int = 64,
         lr: float = 1e-3,
     ) -> None:
         self.rng = np.random.default_rng(seed)
         self.steps, self.layers, self.activations = steps, layers, activations
         self.numel = width * width
-        self.info = RunInfo(
-            name="synthetic",
-            created="2026-01-01T00:00:00+00:00",
-            layers=tuple(_layer(i, width) for i in range(layers)),
-            activations=tuple(ActivationInfo(name=f"acts.{i}", module_type="ReLU") for i in range(activations)),
-            precision=precision,
-            loss_scaling=precision == "fp16",
-            optimizer=optimizer,
-            total_steps=steps,
-        )
         self.t_T = np.arange(steps)
-        self._healthy_run(lr)
-        self._healthy_gradients(noise)
-        self._healthy_activations(width)
+        self.info = physics.describe(
+            layers=layers,
+            activations=activations,
+            width=width,
+            steps=steps,
+            optimizer=optimizer,
+            precision=precision,
+        )
+        self.signal_T = physics.learning_curve(steps)
+        self._begin_run(lr)
+        self.grad_l2_TL = physics.gradient_norms(self.signal_T, layers=layers, noise=noise, rng=self.rng)
+        self.zero_frac_TL = np.zeros((steps, layers))
+        self.nonfinite_TL = np.zeros((steps, layers))
+        # the norm of a square weight with variance 1 / fan_in, growing as a random walk
+        self.weight_l2_TL = np.sqrt(width * (1 + 1e-4 * self.t_T[:, None] * np.ones((steps, layers))))
+        self.update_factor_TL = np.exp(0.1 * self.rng.standard_normal((steps, layers)))
+        of_relus = physics.relu_statistics(steps, activations=activations, width=width, rng=self.rng)
+        self.dead_frac_TA, self.saturated_frac_TA, self.act_mean_TA, self.act_std_TA = of_relus
 
     def names(self, layers: Layers = None) -> tuple[str, ...]:
         """Return the names of some layers, as `Example.layers` wants them."""
         return tuple(self.info.layers[i].name for i in self._pick(layers))
 
-    def _pick(self, layers: Layers) -> list[int]:
-        if layers is None:
-            return list(range(self.layers))
-        return [layers % self.layers] if isinstance(layers, int) else [i % self.layers for i in layers]
+    def history(self, until: int | None = None) -> History:
+        """Return the history of all steps, or of those before `until`."""
+        history = History(self.info)
+        for grown in self.replay(until):
+            history = grown
+        return history
 
-    def _healthy_run(self, lr: float) -> None:
-        start, floor = 2.3, 0.1
-        self.signal_T = (1 + self.t_T / 40) ** -1.0
-        self.loss_T = (floor + (start - floor) * self.signal_T) * np.exp(0.03 * self.rng.standard_normal(self.steps))
-        self.val_loss_T = np.full(self.steps, np.nan)
-        self.val_accuracy_T = np.full(self.steps, np.nan)
-        self.lr_T = np.full(self.steps, lr)
-        self.loss_scale_T = np.full(self.steps, 65536.0 if self.info.loss_scaling else 1.0)
-        self.skipped_T = np.zeros(self.steps)
-        self.batch_hash_T = self.rng.integers(0, 1 << 48, self.steps).astype(np.float64)
-
-    def _healthy_gradients(self, noise: float) -> None:
-        shape = (self.steps, self.layers)
-        size_L = 0.1 * np.exp(0.4 * self.rng.standard_normal(self.layers))
-        level_T = np.sqrt(self.signal_T + 0.3**2)
-        common_T = self.rng.standard_normal(self.steps)
-        own_TL = self.rng.standard_normal(shape)
-        self.grad_l2_TL = size_L * level_T[:, None] * np.exp(noise * (0.5 * common_T[:, None] + 0.866 * own_TL))
-        self.zero_frac_TL = np.zeros(shape)
-        self.nonfinite_TL = np.zeros(shape)
-        # the norm of a square weight with variance 1 / fan_in, growing as a random walk
-        self.weight_l2_TL = np.sqrt(np.sqrt(self.numel) * (1 + 1e-4 * self.t_T[:, None] * np.ones(shape)))
-        self.update_factor_TL = np.exp(0.1 * self.rng.standard_normal(shape))
-
-    def _healthy_activations(self, width: int) -> None:
-        shape = (self.steps, self.activations)
-        self.dead_frac_TA = self.rng.binomial(width, 0.02, shape) / width
-        self.saturated_frac_TA = 0.5 + 0.02 * self.rng.standard_normal(shape)
-        # moments of the positive part of a standard normal variable: 0.399 and 0.584
-        self.act_mean_TA = 0.399 * np.exp(0.05 * self.rng.standard_normal(shape))
-        self.act_std_TA = 0.584 * np.exp(0.05 * self.rng.standard_normal(shape))
+    def replay(self, until: int | None = None) -> Iterator[History]:
+        """Yield one growing history after each of its steps, as a live run would see it."""
+        history = History(self.info)
+        run, param_TSL = self._run(), self._param_TSL()
+        act_TSA = np.stack([self.dead_frac_TA, self.saturated_frac_TA, self.act_mean_TA, self.act_std_TA], axis=1)
+        for t in range(self.steps if until is None else until):
+            sampled = t % physics.SAMPLE_EVERY == 0 and self.activations > 0
+            row = {name: float(values_T[t]) for name, values_T in run.items()}
+            history.append(t, run=row, param_SL=param_TSL[t], act_SL=act_TSA[t] if sampled else None)
+            yield history
 
     # illnesses
 
@@ -218,88 +194,112 @@ class Synthetic:
         self.info = replace(self.info, activations=tuple(acts))
         return self
 
-    # replay
+    # healthy, but looking ill
 
-    def history(self, until: int | None = None) -> History:
-        """Return the history of all steps, or of those before `until`."""
-        history = History(self.info)
-        for history in self.replay(until):  # noqa: B007 - the last one is wanted
-            pass
-        return history
+    def converging(self, *, decades: float = 4.0) -> Self:
+        """Shrink all gradients together by so many decades while the loss falls with their square: success."""
+        shrink_T = 10 ** (-decades * self.t_T / max(self.steps - 1, 1))
+        self.grad_l2_TL *= shrink_T[:, None]
+        self.loss_T *= shrink_T**2
+        return self
 
-    def replay(self, until: int | None = None) -> Iterator[History]:
-        """Yield one growing history after each of its steps, as a live run would see it."""
-        history = History(self.info)
-        run, param_TSL = self._run(), self._param_TSL()
-        act_TSA = np.stack([self.dead_frac_TA, self.saturated_frac_TA, self.act_mean_TA, self.act_std_TA], axis=1)
-        for t in range(self.steps if until is None else until):
-            sampled = t % SAMPLE_EVERY == 0 and self.activations > 0
-            row = {name: float(values_T[t]) for name, values_T in run.items()}
-            history.append(t, run=row, param_SL=param_TSL[t], act_SL=act_TSA[t] if sampled else None)
-            yield history
+    def warm_up(self, *, steps: int = 50, factor: float = 5.0) -> Self:
+        """Raise the learning rate linearly over the first steps; gradients begin larger by a factor and settle."""
+        self.lr_T *= np.minimum((self.t_T + 1) / steps, 1.0)
+        self.grad_l2_TL *= 1 + (factor - 1) * np.exp(-self.t_T / (steps / 5))[:, None]
+        return self
 
-    def _run(self) -> dict[str, Array]:
-        """Return the statistics of the run by name."""
-        rng = np.random.default_rng(1)
-        norm_T = np.sqrt(np.nansum(self.grad_l2_TL**2, axis=1))
-        norm_T[np.nansum(self.nonfinite_TL, axis=1) > 0] = np.nan
-        step_ms_T = 10 * np.exp(0.05 * rng.standard_normal(self.steps))
-        return {
+    def learning_rate_drop(self, *, step: int = 100, factor: float = 0.1) -> Self:
+        """Drop the learning rate at a step: the loss falls at once, and gradients a little."""
+        self.lr_T[step:] *= factor
+        self.loss_T[step:] *= 0.6
+        self.grad_l2_TL[step:] *= 0.7
+        return self
+
+    def loss_scale_skips(self, steps: Sequence[int] = (0, 1, 2)) -> Self:
+        """Let the scaled gradients of an fp16 run overflow at some steps: skipped, and the scale halved."""
+        self.info = replace(self.info, precision="fp16", loss_scaling=True)
+        at = list(steps)
+        self.skipped_T[at] = 1.0
+        self.grad_l2_TL[at], self.nonfinite_TL[at] = np.inf, self.numel // 10
+        halvings_T = np.cumsum(self.skipped_T) - self.skipped_T
+        self.loss_scale_T[:] = physics.INITIAL_SCALE * 0.5**halvings_T
+        return self
+
+    def sparse_embedding(self, layer: int = 0, *, zero_frac: float = 0.97) -> Self:
+        """Make a layer an embedding: most of its rows are looked up by no sample of a batch."""
+        self._change(layer, module_type="Embedding")
+        unused_T = zero_frac + 0.2 * (1 - zero_frac) * self.rng.standard_normal(self.steps)
+        self.zero_frac_TL[:, layer] = np.clip(unused_T, 0, 1)
+        return self
+
+    def zero_initialised(self, layer: int, *, ramp: int = 20) -> Self:
+        """Begin with a layer of zero weights: what lies before it in its branch has no gradient until it grows."""
+        assert layer > 0, "a branch needs a layer before its last one"
+        open_T = np.minimum(self.t_T / ramp, 1.0)
+        self.weight_l2_TL[:, layer] *= open_T
+        self.grad_l2_TL[:, layer - 1] *= open_T
+        self.zero_frac_TL[0, layer - 1] = 1.0
+        return self
+
+    def frozen(self, layer: Layers) -> Self:
+        """Freeze a layer on purpose: it requires no gradient, and no optimizer holds it."""
+        for i in self._pick(layer):
+            self._change(i, trainable=False, group=None)
+        return self.no_gradient(layer)
+
+    # inside
+
+    def _pick(self, layers: Layers) -> list[int]:
+        if layers is None:
+            return list(range(self.layers))
+        return [layers % self.layers] if isinstance(layers, int) else [i % self.layers for i in layers]
+
+    def _change(self, layer: int, **changes: object) -> None:
+        layers: list[LayerInfo] = list(self.info.layers)
+        layers[layer] = replace(layers[layer], **changes)  # type: ignore[arg-type]  # fields of LayerInfo
+        self.info = replace(self.info, layers=tuple(layers))
+
+    def _begin_run(self, lr: float) -> None:
+        excess_T = (physics.START_LOSS - physics.FLOOR_LOSS) * self.signal_T
+        self.loss_T = (physics.FLOOR_LOSS + excess_T) * np.exp(0.03 * self.rng.standard_normal(self.steps))
+        self.val_loss_T = np.full(self.steps, np.nan)
+        self.val_accuracy_T = np.full(self.steps, np.nan)
+        self.lr_T = np.full(self.steps, lr)
+        self.loss_scale_T = np.full(self.steps, physics.INITIAL_SCALE if self.info.loss_scaling else 1.0)
+        self.skipped_T = np.zeros(self.steps)
+        self.batch_hash_T = self.rng.integers(0, 1 << 48, self.steps).astype(np.float64)
+
+    def _run(self) -> dict[str, physics.Array]:
+        measured = {
             "loss": self.loss_T,
             "val_loss": self.val_loss_T,
             "val_accuracy": self.val_accuracy_T,
-            "grad_norm.before_clip": norm_T,
-            "grad_norm.after_clip": norm_T,
             "loss_scale": self.loss_scale_T,
             "skipped": self.skipped_T,
-            "step_ms": step_ms_T,
-            "data_wait_ms": 0.02 * step_ms_T,
-            "samples_per_s": BATCH / step_ms_T * 1e3,
-            "peak_memory_bytes": np.full(self.steps, 1e9),
             "batch_hash": self.batch_hash_T,
-            "watch_ms": np.full(self.steps, 0.1),
             "lr.0": self.lr_T,
         }
+        return physics.run_statistics(grad_l2_TL=self.grad_l2_TL, nonfinite_TL=self.nonfinite_TL, measured=measured)
 
-    def _param_TSL(self) -> NDArray[np.float32]:  # noqa: N802 - shapes end the name
-        """Return all statistics of the parameters, of shape (T, S, L), those that follow from others computed."""
-        rng = np.random.default_rng(2)
-        l2_TL, n = self.grad_l2_TL, self.numel
-        with np.errstate(all="ignore"):
-            rms_TL = l2_TL / np.sqrt(n)
-            nonzero_TL = np.maximum(n * (1 - self.zero_frac_TL), 1.0)
-            peak_TL = l2_TL / np.sqrt(nonzero_TL) * np.maximum(CREST * np.sqrt(2 * np.log(nonzero_TL)), 1.0)
-            absmax_TL = np.minimum(peak_TL, l2_TL)
-            mean_TL = rms_TL * np.clip(rng.standard_normal(l2_TL.shape) / np.sqrt(n), -0.9, 0.9)
-            std_TL = np.sqrt(rms_TL**2 - mean_TL**2)
-            values = [l2_TL, absmax_TL, mean_TL, std_TL, self.zero_frac_TL, self.nonfinite_TL]
-            values += [self.weight_l2_TL.copy(), self._update_TL(rms_TL) / self.weight_l2_TL]
-            param_TSL = np.stack(values, axis=1).astype(np.float32)
-        sampled_T = self.t_T % SAMPLE_EVERY == 0
-        late = [catalogue.PARAM_NAMES.index(name) for name in ("weight.l2", "update.ratio")]
-        param_TSL[np.ix_(~sampled_T, late)] = np.nan
-        return param_TSL
-
-    def _update_TL(self, rms_TL: Array) -> Array:  # noqa: N802 - shapes end the name
-        """Return the norm of the update: SGD steps along the gradient, Adam by its sign where it exceeds eps."""
-        lr_TL = (self.lr_T * (1 - self.skipped_T))[:, None]
-        if self.info.optimizer == "SGD":
-            step_TL = rms_TL
-        else:
-            step_TL = ADAM_STEP * rms_TL / (rms_TL + ADAM_EPS)
-        return np.nan_to_num(lr_TL * np.sqrt(self.numel) * step_TL * self.update_factor_TL, nan=0.0)
-
-
-def _layer(i: int, width: int) -> LayerInfo:
-    return LayerInfo(
-        name=f"layers.{i}.weight",
-        module=f"layers.{i}",
-        module_type="Linear",
-        shape=(width, width),
-        dtype="float32",
-        trainable=True,
-        group=0,
-    )
+    def _param_TSL(self) -> physics.Floats32:
+        rms_TL = self.grad_l2_TL / np.sqrt(self.numel)
+        moved_lr_T = self.lr_T * (1 - self.skipped_T)
+        update_TL = physics.updates(
+            rms_TL,
+            lr_T=moved_lr_T,
+            factor_TL=self.update_factor_TL,
+            numel=self.numel,
+            optimizer=self.info.optimizer,
+        )
+        return physics.parameter_statistics(
+            self.grad_l2_TL,
+            zero_frac_TL=self.zero_frac_TL,
+            nonfinite_TL=self.nonfinite_TL,
+            weight_l2_TL=self.weight_l2_TL,
+            update_TL=update_TL,
+            numel=self.numel,
+        )
 
 
 def healthy(
@@ -309,8 +309,8 @@ def healthy(
     seed: int = 0,
     noise: float = 0.3,
     activations: int = 0,
-    optimizer: Literal["SGD", "Adam", "AdamW"] = "AdamW",
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+    optimizer: Optimizer = "AdamW",
+    precision: Precision = "fp32",
 ) -> History:
     """Return the history of a healthy run; see `Synthetic` for the arguments."""
     return Synthetic(

@@ -1,96 +1,25 @@
-"""Watch activation modules by forward hooks, on the steps that ask for it: dead units, saturation, mean and deviation."""
+"""Watch activation modules by forward hooks, on the steps that ask for it, and reduce what they give to a small row."""
 
 # A = activation modules, C = units (channels or features) of one of them, S = statistics (catalogue.ACT)
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any, Self, final
 
 import torch
 from torch import nn
 
+from gradwatch.probe.activation_rules import SIGMOID_EDGE, Range, Rules, rules_of
 from gradwatch.probe.layout import Models, named_modules
 from gradwatch.probe.reduce import wide_dtype
 from gradwatch.records import ActivationInfo
 
-FLAT = 0.05
-"""A function is flat where its slope is below this fraction of its steepest: gradients shrink twentyfold there."""
-
-# Where the negative tail of the smooth functions begins, as an output: left of it the slope is below FLAT of its maximum
-# and the output creeps back to 0. Derived in tests/probe/test_activations.py by differentiating the functions.
-_GELU_TAIL, _SILU_TAIL, _MISH_TAIL = -0.0246, -0.0762, -0.0585
-_SURE = 0.99  # a softmax this sure of one class passes at most 1 - 0.99 = 1 % of the gradient, p (1 - p)
-
-Range = tuple[float, float]
-Saturated = Callable[[torch.Tensor], torch.Tensor]
-"""Takes outputs, gives the fraction of them in the flat tail as a tensor without dimensions."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Rules:
-    """What to look for in one module.
-
-    Args:
-        dead: Range of outputs in which a unit that never leaves it learns nothing; None where there is no such thing.
-        saturated: Fraction of saturated outputs; None where there is no such thing.
-        softmax_dim: Dimension over which a softmax normalises; None for every other function.
-    """
-
-    dead: Range | None = None
-    saturated: Saturated | None = None
-    softmax_dim: int | None = None
-
-
-def _outside(low: float, high: float) -> Saturated:
-    """Return what measures the fraction of outputs at or beyond either bound."""
-    return lambda x: ((x <= low) | (x >= high)).mean(dtype=torch.float32)
-
-
-def _exponential_tail(scale: float) -> _Rules:
-    """ELU and its kin: the slope of the negative side is the output's distance from its limit, -scale."""
-    limit = -(1 - FLAT) * scale
-    return _Rules(dead=(-math.inf, limit), saturated=_outside(limit, math.inf))
-
-
-def _rules(module: nn.Module) -> _Rules | None:
-    """Return what to look for in a module, or None where it is no activation."""
-    match module:
-        case nn.ReLU6():  # before Hardtanh, whose subclass it is
-            return _Rules(dead=(-math.inf, 0.0), saturated=_outside(-math.inf, 6.0))
-        case nn.ReLU():
-            return _Rules(dead=(-math.inf, 0.0))
-        case nn.LeakyReLU() | nn.PReLU():
-            return _Rules()
-        case nn.ELU():
-            return _exponential_tail(module.alpha)
-        case nn.SELU():
-            return _exponential_tail(1.7580993408473766)  # scale * alpha, arXiv:1706.02515, eq. 2 and appendix
-        case nn.GELU():
-            return _Rules(dead=(_GELU_TAIL, 0.0))
-        case nn.SiLU():
-            return _Rules(dead=(_SILU_TAIL, 0.0))
-        case nn.Mish():
-            return _Rules(dead=(_MISH_TAIL, 0.0))
-        case nn.Hardswish():
-            return _Rules(dead=(0.0, 0.0))
-        case nn.Sigmoid():  # slope y (1 - y), at most 1/4
-            edge = math.sqrt(1 - FLAT) / 2
-            return _Rules(saturated=_outside(0.5 - edge, 0.5 + edge))
-        case nn.Hardsigmoid():
-            return _Rules(saturated=_outside(0.0, 1.0))
-        case nn.Tanh():  # slope 1 - y^2, at most 1
-            return _Rules(saturated=_outside(-math.sqrt(1 - FLAT), math.sqrt(1 - FLAT)))
-        case nn.Hardtanh():
-            return _Rules(saturated=_outside(module.min_val, module.max_val))
-        case nn.Softmax() | nn.Softmax2d():
-            dim = -3 if isinstance(module, nn.Softmax2d) else module.dim
-            return _Rules(softmax_dim=-1 if dim is None else dim)
-    return None
-
+# What a compiled graph may note down inside of activation checkpointing, without doing so again in the recomputation.
+_ONCE_UNDER_CHECKPOINT = "skip_fwd_side_effects_in_bwd_under_checkpoint"
 
 _CHANNELS_FIRST = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
 _FEATURES_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.MultiheadAttention, nn.RNNBase)
@@ -99,14 +28,15 @@ _FEATURES_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.MultiheadAttention, 
 class _Slot:
     """One watched module and what was summed over the calls of the current step. It keeps no activation."""
 
-    def __init__(self, rules: _Rules, *, channels_first: bool | None, limit: int) -> None:
+    def __init__(self, rules: Rules, *, channels_first: bool | None, limit: int) -> None:
         self.rules = rules
         self.channels_first = channels_first
         self.limit = limit
         self.clear()
 
     def clear(self) -> None:
-        self.sums: torch.Tensor | None = None  # (4,): elements, and times elements: mean, mean square, saturated fraction
+        """Forget the step before."""
+        self.sums: torch.Tensor | None = None  # (4,), see `_sums`
         self.dead: list[torch.Tensor] = []  # (C,) of each call within a forward pass: never fired so far
         self.call = 0
 
@@ -115,7 +45,7 @@ class _Slot:
         x = output.detach()
         if self.rules.softmax_dim is not None:
             x = _leading(x.movedim(self.rules.softmax_dim, -1), self.limit).float()
-            saturated = (x.amax(-1) > _SURE).mean(dtype=torch.float32)
+            saturated = (x.amax(-1) > 0.5 + SIGMOID_EDGE).mean(dtype=torch.float32)  # p (1 - p) of the winner
         else:
             x = self._units_last(x).float()
             saturated = self.rules.saturated(x) if self.rules.saturated else x.new_tensor(math.nan)
@@ -191,11 +121,12 @@ class ActivationProbe:
 
     Its hooks do nothing until it is armed. They see activations that are modules (`nn.ReLU()`), not functions
     (`F.relu`). Units are channels or features: dimension 1 after a convolution, batch or group norm, the last after a
-    linear layer, embedding or layer norm, whichever module comes before in the model's order; where none does, dimension 1
-    of outputs with four or more dimensions. A module called several times in a forward pass has its units once per call.
+    linear layer, embedding or layer norm, whichever module comes before in the model's order; where none does,
+    dimension 1 of outputs with four or more dimensions. A module that is called several times in a forward pass has
+    its units once per call.
 
-    Under torch.compile the hooks are traced without a graph break, if the probe was made before the first compiled call.
-    Armed and disarmed steps are then two compiled graphs.
+    Under torch.compile the hooks are traced without a graph break, if the probe was made before the first compiled
+    call. Armed and disarmed steps are then two compiled graphs.
 
     Args:
         model: A model, or several by name.
@@ -206,18 +137,20 @@ class ActivationProbe:
         self._is_armed = False
         self._slots: list[_Slot] = []
         self._hooks = ExitStack()
+        self._tracing = ExitStack()
         infos: list[ActivationInfo] = []
         channels_first: bool | None = None
         for name, module in named_modules(model):
             if isinstance(module, (*_CHANNELS_FIRST, *_FEATURES_LAST)):
                 channels_first = isinstance(module, _CHANNELS_FIRST)
-            rules = _rules(module)
+            rules = rules_of(module)
             if rules is not None:
                 infos.append(ActivationInfo(name=name, module_type=type(module).__name__))
                 slot = _Slot(rules, channels_first=channels_first, limit=max_elements)
                 self._slots.append(slot)
                 self._hooks.callback(module.register_forward_hook(self._hook(slot)).remove)
         for root in model.values() if isinstance(model, Mapping) else [model]:
+            root = getattr(root, "_orig_mod", root)  # inside of torch.compile, to be traced with the rest
             self._hooks.callback(root.register_forward_pre_hook(self._begin_forward).remove)
         self.infos = tuple(infos)
 
@@ -229,14 +162,22 @@ class ActivationProbe:
 
     def close(self) -> None:
         """Take all hooks off the model."""
-        self._is_armed = False
+        self._disarm()
         self._hooks.close()
 
     def arm(self) -> None:
         """Start to sum up, from the next forward call on; what was summed before is dropped."""
+        self._disarm()
         self._is_armed = True
         for slot in self._slots:
             slot.clear()
+        dynamo = sys.modules.get("torch._dynamo")  # importing it takes a second, and is the business of torch.compile
+        if dynamo is not None and hasattr(dynamo.config, _ONCE_UNDER_CHECKPOINT):
+            self._tracing.enter_context(dynamo.config.patch(_ONCE_UNDER_CHECKPOINT, True))
+
+    def _disarm(self) -> None:
+        self._is_armed = False
+        self._tracing.close()
 
     def read(self) -> torch.Tensor | None:
         """Stop, and return what the calls since `arm` gave.
@@ -247,7 +188,7 @@ class ActivationProbe:
             armed or nothing was called.
         """
         columns = [slot.statistics() if self._is_armed else None for slot in self._slots]
-        self._is_armed = False
+        self._disarm()
         called = next((c for c in columns if c is not None), None)
         if called is None:
             return None

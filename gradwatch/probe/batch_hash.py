@@ -50,7 +50,7 @@ def _leaves(inputs: Any, depth: int) -> Iterator[Any]:
     children: Iterable[Any] = ()
     if isinstance(inputs, np.ndarray) and inputs.dtype.kind in "biufc":
         yield torch.from_numpy(np.ascontiguousarray(inputs))
-    elif isinstance(inputs, torch.Tensor) or isinstance(inputs, _PLAIN):
+    elif isinstance(inputs, (torch.Tensor, *_PLAIN)):
         yield inputs
     elif isinstance(inputs, Mapping):
         children = (part for item in inputs.items() for part in item)
@@ -65,7 +65,7 @@ def _leaves(inputs: Any, depth: int) -> Iterator[Any]:
 def _checksum(tensor: torch.Tensor) -> torch.Tensor:
     """Return the checksum of a tensor's bytes in row-major order, as one int64 on its device.
 
-    The twin of `checksum_of` in `_kernels.h`: each 64-bit word, keyed by its position, gives the product of its halves.
+    The twin of `checksum_of` in `_counts.h`: each 64-bit word, keyed by its position, gives the product of its halves.
     """
     tensor = tensor.detach()
     tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()

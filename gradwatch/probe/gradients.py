@@ -30,7 +30,8 @@ class GradientProbe:
         self._params = tuple(params)
         on_cpu = any(p.device.type == "cpu" for p in self._params)
         self._native = kernels.choose(kernel) if on_cpu else None
-        self._blank_SL = torch.full((reduce.NUM_STATISTICS, len(self._params)), math.nan, dtype=torch.float32, device="cpu")
+        shape_SL = (reduce.NUM_STATISTICS, len(self._params))
+        self._blank_SL = torch.full(shape_SL, math.nan, dtype=torch.float32, device="cpu")
 
     @property
     def kernel(self) -> Literal["native", "torch"]:
@@ -46,7 +47,8 @@ class GradientProbe:
         Returns:
             Tensor of shape (S, L), float32, on the device of the first parameter, in the order of `catalogue.PARAM`.
             A column is nan where the gradient is None. A sparse gradient counts as if its zeros were stored, a complex
-            one by magnitude. Norm, maximum, mean and std are NaN or Inf where the gradient holds one, as IEEE 754 has it.
+            one by magnitude. Norm, maximum, mean and std are NaN or Inf where the gradient holds one, as IEEE 754
+            has it. An empty gradient has norm, maximum and count 0; mean, std and zero fraction of nothing are nan.
         """
         if self._native is None:
             return self._complete(self._blank_SL.clone(), range(len(self._params)), inverse_scale)

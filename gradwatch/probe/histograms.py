@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gradwatch.probe import kernel as kernels
 from gradwatch.probe import reduce
 
-# A bin is the exponent and the two highest mantissa bits of a float32: four to an octave. The same stands in _kernels.h.
+# A bin is the exponent and the two highest mantissa bits of a float32: four to an octave. The same as in _counts.h.
 _SHIFT = 21
 _LOWEST_KEY = (127 - 40) * 4  # of 2^-40: what is smaller counts in the middle bin, with zero
 _HIGHEST_KEY = (127 + 16) * 4  # of 2^16: what is larger, Inf too, counts in the outermost bin
@@ -53,9 +53,9 @@ class HistogramProbe:
         """Count the values of all gradients and weights as they are now.
 
         Returns:
-            Counts of shape (2, L, B), int64, on the device of the first parameter: gradients, then weights. NaN is in no
-            bin. A parameter without gradient has all zero counts; a sparse gradient counts as if its zeros were stored,
-            a complex tensor by magnitude.
+            Counts of shape (2, L, B), int64, on the device of the first parameter: gradients, then weights. NaN is in
+            no bin. A parameter without gradient has all zero counts; a sparse gradient counts as if its zeros were
+            stored, a complex tensor by magnitude.
         """
         counts_LB = [self._count(gradients=True), self._count(gradients=False)]
         return torch.stack(counts_LB)
@@ -78,7 +78,7 @@ class HistogramProbe:
 def _histogram(tensor: torch.Tensor) -> torch.Tensor:
     """Count the values of a tensor of any layout, dtype and device. Returns counts of shape (B,), int64, there."""
     values = reduce.stored_values(tensor)
-    bits = values.float().reshape(-1).view(torch.int32)
+    bits = values.float().view(torch.int32)
     magnitude = bits & _MAGNITUDE_MASK
     steps = ((magnitude >> _SHIFT) - (_LOWEST_KEY - 1)).clamp_(0, _SIDE)
     bins = torch.where(bits < 0, _SIDE - steps, _SIDE + steps)

@@ -11,7 +11,7 @@ Kernel = Literal["auto", "native", "torch"]
 
 
 def _load() -> ModuleType | None:
-    """Import the extension and show it what a tensor is. None where it was not built, or this torch lends no tensors."""
+    """Import the extension and show it what a tensor is. None where it was not built or this torch lends no tensors."""
     try:
         from gradwatch.probe import _native
 

@@ -21,7 +21,7 @@ def wide_dtype(device: torch.device) -> torch.dtype:
 
 
 def stored_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values that a tensor stores, real and contiguous: those of a sparse one, magnitudes of a complex one."""
+    """Return the values that a tensor stores, real and in one flat piece: magnitudes where they are complex."""
     tensor = tensor.detach()
     if tensor.layout == torch.sparse_coo:
         tensor = tensor.coalesce().values()
@@ -29,7 +29,8 @@ def stored_values(tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.to_dense() if tensor.is_mkldnn else tensor.values()
     if tensor.is_complex():
         tensor = tensor.abs()
-    return tensor.resolve_neg().contiguous()
+    tensor = tensor.resolve_neg().contiguous()
+    return tensor.as_strided((tensor.numel(),), (1,))  # a single element may keep any stride otherwise
 
 
 def statistics(tensors: Sequence[torch.Tensor], *, native: ModuleType | None = None) -> torch.Tensor:
@@ -40,8 +41,8 @@ def statistics(tensors: Sequence[torch.Tensor], *, native: ModuleType | None = N
         native: The extension, for tensors on the CPU.
 
     Returns:
-        Tensor of shape (S, L), float32, on their device. An empty tensor has norm, maximum and count 0, the rest is nan.
-        Values beyond float32 are Inf in it. On MPS, which lacks double, sums are taken in float32.
+        Tensor of shape (S, L), float32, on their device. An empty tensor has norm, maximum and count 0, the rest is
+        nan. Values beyond float32 are Inf in it. On MPS, which lacks double, sums are taken in float32.
     """
     values = [stored_values(t) for t in tensors]
     if native is not None:
@@ -57,7 +58,7 @@ def statistics(tensors: Sequence[torch.Tensor], *, native: ModuleType | None = N
 
 
 def _statistics_of_values(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Compute the statistics of plain tensors: four reads each, a fifth where the CPU sees that something is not finite."""
+    """Compute the statistics of plain tensors: four reads each, a fifth where the CPU sees NaN or Inf."""
     device = values[0].device
     wide = wide_dtype(device)
     values = [v.float() if v.itemsize == 1 else v for v in values]
@@ -73,7 +74,7 @@ def _statistics_of_values(values: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _nonfinite(values: Sequence[torch.Tensor], absmax_L: torch.Tensor) -> torch.Tensor:
-    """Count NaN and Inf in each tensor. Only the CPU may look first whether there are any: a device would have to wait."""
+    """Count NaN and Inf in each tensor. Only the CPU looks first whether there are any: a device would have to wait."""
     if absmax_L.device.type == "cpu":
         ill = [not math.isfinite(m) for m in transfer.to_host(absmax_L)]
     else:

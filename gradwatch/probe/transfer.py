@@ -1,4 +1,4 @@
-"""The one place where the host waits for the device: every value of a training tensor that Python sees comes by here."""
+"""The one place where the host waits for the device: each value of a training tensor that Python sees comes by here."""
 
 from __future__ import annotations
 

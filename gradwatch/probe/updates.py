@@ -37,6 +37,7 @@ class UpdateProbe:
         self._flat: torch.Tensor | None = None
         self._offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
         self._copies: dict[int, torch.Tensor] = {}
+        self._blank_2L = torch.full((2, len(self._params)), math.nan, dtype=torch.float32, device="cpu")
         self._is_armed = False
 
     def before(self) -> None:
@@ -64,11 +65,11 @@ class UpdateProbe:
         """
         assert self._is_armed, "before() must be called ahead of after()"
         self._is_armed = False
-        row_2L = torch.full((2, len(self._params)), math.nan, dtype=torch.float32, device="cpu")
-        others: Sequence[int] | None = range(len(self._params))
-        if self._native is not None:
-            others = self._native.changes(self._params, self._flat, self._offsets, row_2L)
-        return self._complete(row_2L, [i for i in others or () if i in self._copies])
+        if self._native is None:
+            return self._complete(self._blank_2L.clone(), range(len(self._params)))
+        row_2L = torch.empty_like(self._blank_2L)
+        others: Sequence[int] | None = self._native.changes(self._params, self._flat, self._offsets, row_2L)
+        return row_2L if others is None else self._complete(row_2L, [i for i in others if i in self._copies])
 
     def _allocate(self) -> None:
         """Make room for a copy of every weight on the CPU, each on its own cache lines."""

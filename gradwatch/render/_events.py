@@ -71,6 +71,7 @@ def crc32c(data: bytes) -> int:
     A checksum is linear: that of a block is the exclusive or of what each byte contributes at its place, looked up in
     one table for all bytes at once.
     """
+    assert len(data) >= 4, "a record is longer: every event has its wall time"
     bytes_N = np.frombuffer(data, np.uint8).copy()
     bytes_N[:4] ^= 0xFF  # the register starts with all ones
     table, carry = _tables()

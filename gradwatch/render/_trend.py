@@ -16,8 +16,8 @@ from rich.text import Text
 Floats = NDArray[np.floating[Any]]
 
 LEVELS = 8
-FLAT = 0.05
-"""Relative range below which a linear trend is drawn flat: noise is no trend."""
+RANGE = 0.25
+"""Least range of a linear trend, as a part of its greatest size: noise is drawn nearly flat."""
 DECADES = 1.0
 """Least range of a logarithmic trend, in powers of ten, for the same reason."""
 
@@ -109,10 +109,11 @@ def sparkline(values_T: Floats, *, width: int, signs: Glyphs, log: bool = False,
     drawn_W = resample(drawn_T, width, keep=keep)
     finite_W = drawn_W[np.isfinite(drawn_W)]
     low, high = (float(finite_W.min()), float(finite_W.max())) if finite_W.size else (0.0, 0.0)
-    least = DECADES if log else FLAT * max(abs(low), abs(high))
+    least = DECADES if log else RANGE * max(abs(low), abs(high))
     if high - low < least or high == low:
-        middle, half = (low + high) / 2, max(least, 1e-300) / 2
-        low, high = middle - half, middle + half
+        least = max(least, 1e-300)
+        low = (low + high) / 2 - least * (LEVELS / 2 + 0.5) / LEVELS  # its middle in the middle of a level
+        high = low + least
     return "".join(_bar(x, low, high, signs) for x in drawn_W.tolist())
 
 

@@ -30,7 +30,7 @@ PICTURE_MEANING = "Gradient norm of every layer over the run, input side on top;
 class TensorBoard:
     """Writes a run for TensorBoard: `tensorboard --logdir` on the directory or one above it.
 
-    It takes at most about 1 % of the wall time (the shares below, after a first 50 ms each): a point, histogram or
+    It takes at most about 1 % of the wall time (the shares below, after a first 20 ms each): a point, histogram or
     picture that would cost more is left out, so that a fast training gets fewer of them. `close` writes the last of
     each. Values that are not finite are left out of charts and counted in `nonfinite/`.
 
@@ -122,8 +122,10 @@ class TensorBoard:
                 self._file.write(event)
 
     def _end(self, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
-        for part, write in (("run", self._write_run), ("layers", self._write_layers), ("picture", self._write_picture)):
-            if history.step > self._written[part]:
+        parts = {"run": self._run, "layers": self._layer, "picture": self._picture}
+        writes = (self._write_run, self._write_layers, self._write_picture)
+        for (part, share), write in zip(parts.items(), writes, strict=True):
+            if share.every and history.step > self._written[part]:
                 write(history)
         self._write_findings(history)
         step, text = history.step, self._summaries.text

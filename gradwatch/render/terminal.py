@@ -92,6 +92,8 @@ class Terminal:
         if self.log_format == "json":
             self._out(json.line("end", json.document(history, diagnoses)))
         else:
+            if history.step >= 0:
+                self.console.print()
             print_summary(self.console, history, diagnoses, run_dir=self.run_dir)
 
     def _redraw(self, history: History) -> None:

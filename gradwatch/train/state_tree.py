@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradwatch.errors import CheckpointError
+from gradwatch.probe.transfer import to_host
 from gradwatch.train.tensor_file import DTYPE_NAMES
 
 MARK = "!"
@@ -186,7 +187,7 @@ def _decode_tensor(data: dict[str, Any], tensors: Mapping[str, Tensor]) -> Tenso
 
 
 def _decode_array(data: dict[str, Any], tensors: Mapping[str, Tensor]) -> NDArray[Any]:
-    raw = np.asarray(tensors[data["name"]]).tobytes()
+    raw = to_host(tensors[data["name"]]).tobytes()
     return np.ndarray(data["shape"], data["dtype"], buffer=bytearray(raw) if raw else None)
 
 

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from gradwatch.probe.transfer import to_host
 
 ALIGNMENT = 8
 """The data begins at a multiple of so many bytes; the header is filled up with spaces."""
@@ -49,8 +50,7 @@ def write(file: Sink, tensors: Mapping[str, Tensor]) -> None:
     file.write(_header(ordered))
     for _, tensor in ordered:
         if tensor.numel():
-            flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-            file.write(np.asarray(flat.view(torch.uint8)).data)
+            file.write(to_host(tensor.detach().contiguous().reshape(-1).view(torch.uint8)).data)
 
 
 def read(path: Path) -> dict[str, Tensor]:

@@ -46,6 +46,10 @@ def read(grads, kernel, **keywords):
     return transfer.to_host(GradientProbe(ordered, kernel=kernel).read(**keywords))
 
 
+def coo(indices, values, shape):
+    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)
+
+
 def assert_right(row_S, grad):
     expected_S = reference.gradient_statistics(grad)
     with np.errstate(over="ignore"):
@@ -89,8 +93,9 @@ def test_constant_gradients_have_no_spread(kernel):
 def test_every_layout_is_read_as_what_it_means(kernel):
     generator = torch.Generator().manual_seed(1)
     dense = torch.randn(8, 6, 5, 4, generator=generator)
-    sparse = torch.sparse_coo_tensor([[0, 3, 3], [1, 2, 2]], torch.tensor([1.0, 2.0, 3.0]), (5, 40))
-    hybrid = torch.sparse_coo_tensor([[4, 1]], torch.randn(2, 7, generator=generator), (9, 7))
+    rows, columns = torch.tensor([0, 3, 3]), torch.tensor([1, 2, 2])  # one place twice: its values add up
+    sparse = coo(torch.stack([rows, columns]), torch.tensor([1.0, 2.0, 3.0]), (5, 40))
+    hybrid = coo(torch.tensor([[4, 1]]), torch.randn(2, 7, generator=generator), (9, 7))
     grads = [
         dense.to(memory_format=torch.channels_last),
         dense.permute(3, 1, 0, 2),
@@ -102,7 +107,7 @@ def test_every_layout_is_read_as_what_it_means(kernel):
         torch.complex(torch.ones(1), torch.ones(1)).conj().imag,
         sparse,
         hybrid,
-        torch.sparse_coo_tensor(torch.empty(1, 0, dtype=torch.int64), torch.empty(0), (6,)),
+        coo(torch.empty(1, 0, dtype=torch.int64), torch.empty(0), (6,)),
         torch.tensor(-2.5),
         torch.empty(3, 0),
         None,

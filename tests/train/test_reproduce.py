@@ -94,10 +94,13 @@ def test_settings_are_put_back_as_they_were_found(monkeypatch, mode, benchmark, 
 
 
 def test_everything_is_put_back_when_the_block_raises():
+    @reproducible(1)
+    def failing():
+        return draw()[0] / 0
+
     found, state = settings(), random_state()
-    with pytest.raises(ZeroDivisionError), reproducible(1):
-        draw()
-        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError):
+        failing()
     assert settings() == found
     assert random_state()["python"] == state["python"]
 

@@ -121,9 +121,13 @@ def test_floats_come_back_with_every_bit(value):
 
 def test_views_come_back_as_their_values():
     base = torch.arange(12.0).reshape(3, 4)
-    state = {"t": base.t(), "row": base[1], "step": base[::2], "conj": torch.tensor([1 + 2j]).conj(), "imag": base.to(
-        torch.complex64
-    ).conj().imag}
+    state = {
+        "t": base.t(),
+        "row": base[1],
+        "step": base[::2],
+        "conj": torch.tensor([1 + 2j]).conj(),
+        "imag": base.to(torch.complex64).conj().imag,
+    }
     assert_same(through_text(state), state)
 
 

@@ -1,0 +1,82 @@
+"""The command line. Each command has a file: it parses, calls one function, and returns an exit code.
+
+Exit codes: 0 healthy, 1 findings at or above `--fail-on`, 2 a mistake of the user's, 3 interrupted but resumable;
+70 where an exception escaped (as in sysexits.h: 1 has a meaning of its own here), 130 for Ctrl-C before training.
+"""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from gradwatch.cli import diagnose, explain, schema, train
+from gradwatch.cli import list as list_
+from gradwatch.cli.console import complain, show_warning
+from gradwatch.errors import ConfigError, GradwatchError
+
+CRASHED = 70
+
+app = typer.Typer(
+    name="gradwatch",
+    help="Train PyTorch models, watch every layer's gradients, and see which layer is ill and why.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("train", no_args_is_help=True)(train.command)
+app.command("diagnose", no_args_is_help=True)(diagnose.command)
+app.command("list", no_args_is_help=True)(list_.command)
+app.command("explain", no_args_is_help=True)(explain.command)
+app.command("schema")(schema.command)
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code.
+
+    Args:
+        args: What follows `gradwatch` on the command line; that of this process by default.
+    """
+    warnings.showwarning = show_warning
+    try:
+        app(args=args, prog_name="gradwatch")
+    except SystemExit as end:  # the way in which typer ends, also for its own usage errors (2)
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except ConfigError as error:
+        complain("error", _of_config(error))
+        return 2
+    except GradwatchError as error:
+        complain("error", str(error))
+        return 2
+    except Exception:
+        traceback.print_exc()
+        return CRASHED
+    return 0
+
+
+def _of_config(error: ConfigError) -> str:
+    if len(error.mistakes) == 1:
+        return str(error)
+    return "\n".join([f"{len(error.mistakes)} mistakes in the config", *(f"  {m}" for m in error.mistakes)])
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from gradwatch import __version__
+        from gradwatch.cli.console import output
+
+        output().out(f"gradwatch {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Every command has its own `--help`."""

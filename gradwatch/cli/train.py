@@ -1,0 +1,71 @@
+"""`gradwatch train`: train a config under watch, or go on with an interrupted run."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gradwatch.cli.console import complain
+from gradwatch.cli.options import INTERRUPTED, FailOn, FailOnOption, exit_code
+from gradwatch.errors import RunError, did_you_mean
+
+
+class LogFormat(StrEnum):
+    """How the training shows itself."""
+
+    AUTO = "auto"
+    RICH = "rich"
+    PLAIN = "plain"
+    JSON = "json"
+
+
+def command(
+    config: Annotated[Path | None, typer.Argument(help="YAML file; not with --resume.", show_default=False)] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: `--set optim.lr=3e-4`. Repeatable."),
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Run directory to go on with from its last checkpoint.")
+    ] = None,
+    fail_on: FailOnOption = FailOn.CRITICAL,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="`auto` is `rich` on a terminal, `plain` elsewhere.")
+    ] = LogFormat.AUTO,
+) -> None:
+    """Train a model as a YAML config says, under watch, into a run directory.
+
+    Exits with 0 where the run is healthy, 1 with findings, 2 on a mistake in the config, 3 where it was interrupted
+    and can be resumed.
+    """
+    from gradwatch.config.load import load_config, warnings
+
+    checked = load_config(_file(config, resume), overrides or [])
+    for warning in warnings(checked):
+        complain("warning", warning)
+
+    from gradwatch.train.loop import train  # torch, now that the config is known to be right
+
+    outcome = train(checked, resume=resume, log_format=log_format)
+    if outcome.ending == "interrupted":
+        complain("note", f"interrupted; go on with: gradwatch train --resume {outcome.directory}")
+        raise typer.Exit(INTERRUPTED)
+    raise typer.Exit(exit_code(outcome.history.findings, fail_on))
+
+
+def _file(config: Path | None, resume: Path | None) -> Path:
+    """Return the file to read: the config that is named, or that of the run to go on with."""
+    if config and not resume:
+        return config
+    if config or not resume:
+        raise typer.BadParameter("give either a config, or --resume with a run directory")
+    if not resume.is_dir():
+        near = did_you_mean(resume.name, [p.name for p in resume.parent.glob("*/")])
+        raise RunError(f"--resume: there is no run directory {resume}{near}")
+    file = resume / "config.yaml"
+    if not file.is_file():
+        raise RunError(f"--resume: {resume} is no run of `gradwatch train`: it holds no config.yaml")
+    return file

@@ -1,0 +1,135 @@
+"""GW303: updates that are negligible relative to the weights, while there is much left to learn."""
+
+# T = steps of a window, M = weight matrices and kernels
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import numpy as np
+
+from gradwatch.detect import Example
+from gradwatch.detect._depth import depth
+from gradwatch.detect._robust import median
+from gradwatch.history.store import History
+from gradwatch.history.synthetic import Synthetic
+from gradwatch.records import Finding, Quantity, Severity
+
+BEGINNING = 8
+"""Steps that say where the loss began."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningRateTooLow:
+    """Updates that change nothing, while there is much left to learn.
+
+    What it measures: the update/weight ratio of the weight matrices, of which even the largest must be below `ratio` in
+    `samples` samples in a row, while the rate is not rising and the loss is still a good part of what it was at the
+    start. A rate that was larger before must have been that low for a third of the run so far: what a schedule ends with
+    takes a fiftieth (cosine) to a quarter (milestones) of a run.
+
+    Why it matters: at 1e-5 per step ten thousand steps change a weight by a tenth of itself at most.
+
+    When it is wrong: a trained model that is only nudged; a noisy problem whose loss has no further to fall. Where
+    only some layers hardly move it is another illness (vanishing gradients, a dead layer).
+
+    What to do: raise the rate by ten until the ratio is near 1e-3; look whether a scheduler that counts epochs is
+    stepped for every batch.
+
+    Source: LeCun et al. 1998, "Efficient BackProp", sec. 4.7; Karpathy, CS231n, "Ratio of weights:updates" (about 1e-3),
+    https://cs231n.github.io/neural-networks-3/#ratio.
+
+    Args:
+        every: Steps between two looks. 10: updates are measured that often.
+        ratio: Update/weight ratio up to which an update is negligible. 1e-5: a hundredth of the usual 1e-3; careful
+            fine-tuning was at 2e-4.
+        samples: Samples in a row. 3: twenty steps at the default schedule.
+        left: Loss, in units of that of the first 8 steps, above which there is something left to learn. 0.1: runs at
+            the end of their schedule were below, but for noisy problems.
+    """
+
+    code: ClassVar[str] = "GW303"
+    kind: ClassVar[str] = "learning-rate-too-low"
+    every: int = 10
+    ratio: float = 1e-5
+    samples: int = 3
+    left: float = 0.1
+
+    def detect(self, history: History) -> Iterator[Finding]:
+        """Yield a finding for the run."""
+        matrices_M = depth(history).matrices_M
+        newest_M = history.param.newest("update.ratio")[matrices_M]
+        if not np.fmax.reduce(newest_M, initial=-1) < self.ratio or np.isnan(newest_M).all():
+            return
+        ratio_T = np.fmax.reduce(history.param.window("update.ratio")[:, matrices_M], axis=1)
+        steps_T = history.param.steps()[~np.isnan(ratio_T)]
+        ratio_T = ratio_T[~np.isnan(ratio_T)]
+        moved = np.flatnonzero(ratio_T >= self.ratio)
+        first = int(moved[-1]) + 1 if len(moved) else 0
+        still = int(history.step - steps_T[first])
+        is_tail = len(moved) > 0 and 3 * still < history.step
+        if len(ratio_T) - first < self.samples or is_tail or self._is_warming_up(history) or not self._is_left(history):
+            return
+        if not (history.param.newest("grad.l2")[matrices_M] > 0).any() or (history.scalar("skipped", still + 1) == 1).any():
+            return
+        rate = float(history.run.newest("lr.0")[0])
+        yield Finding(
+            code=self.code,
+            kind=self.kind,
+            layer=None,
+            step=history.step,
+            severity=Severity.WARNING,
+            message=f"no weight has moved by more than {ratio_T[first:].max():.1g} of itself per step for {still} steps",
+            evidence=(
+                Quantity(name="update.ratio, largest", value=float(ratio_T[first:].max())),
+                Quantity(name="lr.0", value=rate),
+                Quantity(name="loss", value=float(history.run.newest("loss")[0])),
+            ),
+        )
+
+    def _is_warming_up(self, history: History) -> bool:
+        """Say whether the rate is rising."""
+        rate_T = history.scalar("lr.0", 32)
+        return bool(rate_T[-1] > rate_T[0])
+
+    def _is_left(self, history: History) -> bool:
+        """Say whether the loss is still a good part of what it was."""
+        first = float(median(history["loss"][:BEGINNING]))
+        return float(median(history.scalar("loss", 16))) > self.left * first
+
+    @classmethod
+    def examples(cls) -> Iterator[Example]:
+        """Yield histories that fire, that stay quiet, and near misses."""
+        yield Example("a rate of 1e-8 for a network from scratch", _stuck(lr=1e-8), (None,))
+        yield Example("a scheduler meant for epochs is stepped per batch", _decayed(over=8.0), (None,))
+        yield Example("a healthy run", Synthetic(steps=60).history())
+        warm = Synthetic(steps=60, lr=1e-8)
+        warm.lr_T *= 1 + warm.t_T
+        yield Example("a long warm-up begins", warm.history())
+        yield Example("a schedule ends at zero", _decayed(over=150.0))
+        learned = Synthetic(steps=120, lr=1e-8)
+        learned.loss_T[20:] *= 0.01
+        yield Example("there is nothing left to learn", learned.history())
+        yield Example("only the first layers hardly move", _vanishing())
+
+
+def _stuck(*, lr: float) -> History:
+    made = Synthetic(steps=60, lr=lr)
+    made.loss_T[:] = 2.3
+    return made.history()
+
+
+def _decayed(*, over: float) -> History:
+    """Return a run whose rate falls tenfold every `over` / 2 steps."""
+    made = Synthetic(steps=200)
+    made.lr_T *= 10.0 ** (-np.maximum(made.t_T - 200 + 1.1 * over if over > 50 else made.t_T, 0) / over * 2)
+    made.loss_T[:] = np.maximum(made.loss_T, 0.8)
+    return made.history()
+
+
+def _vanishing() -> History:
+    made = Synthetic(steps=60, optimizer="SGD", lr=0.1).vanishing(decades=9)
+    return made.history()

@@ -1,0 +1,127 @@
+"""GW505: the loss does not decrease, from the first step on."""
+
+# T = steps of a window
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import numpy as np
+
+from gradwatch.detect import Example
+from gradwatch.detect._robust import median, trend
+from gradwatch.history.store import History
+from gradwatch.history.synthetic import Synthetic
+from gradwatch.records import Finding, Quantity, Severity
+
+BEGINNING = 16
+"""Steps that say where the loss began."""
+
+WINDOW = 48
+"""Newest steps that say where it is."""
+
+
+SETTLED = 32
+"""First steps that are left out of the trend: even a network that learns nothing learns the mean of its targets."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossPlateau:
+    """A loss that has not fallen since the run began.
+
+    What it measures: the median loss of the newest 48 steps against that of the first 16, and its trend over the window
+    (up to 256 steps, without the first 32). After at least `patience` steps, and a twentieth of the planned ones, at a
+    rate that is not rising any more, the loss is neither lower than in the beginning nor on its way down, and the
+    gradient norm does not grow, as it does when a plateau is about to end.
+
+    Why it matters: nothing is being learned, whatever the gradients look like.
+
+    When it is wrong: a loss that is no measure of success (GAN, policy gradient); tasks that are learned in a sudden
+    transition after a long plateau (CTC, arithmetic).
+
+    What to do: first look at the other findings: a plateau is what most illnesses end in. Then at the loss itself:
+    predictions (n, 1) against targets (n) broadcast to (n, n) and learn the mean; labels that do not belong to the
+    inputs; a network without nonlinearities; a target that the inputs say nothing about. A model that cannot overfit
+    ten samples has a bug.
+
+    Source: Karpathy 2019, "A recipe for training neural networks", https://karpathy.github.io/2019/04/25/recipe/.
+
+    Args:
+        every: Steps between two looks. 20: nothing happens.
+        patience: Steps after which to report. 160: healthy runs that started slowly had a falling trend by then.
+        fall: Fall of the loss, as a fraction, that counts as one. 0.03: within it the medians are noise.
+        trend: Slope of the loss in its standard errors below which it is falling. -1.5: a flat loss is below by chance
+            once in 15 looks, which only delays the report; slow starts were below -2.3.
+    """
+
+    code: ClassVar[str] = "GW505"
+    kind: ClassVar[str] = "loss-plateau"
+    every: int = 20
+    patience: int = 160
+    fall: float = 0.03
+    trend: float = -1.5
+
+    def detect(self, history: History) -> Iterator[Finding]:
+        """Yield a finding for the run."""
+        if history.step < max(self.patience, (history.info.total_steps or 0) // 20):
+            return
+        loss_T = history.scalar("loss")
+        newest, lowest = float(median(loss_T[-WINDOW:])), float(np.fmin.reduce(loss_T[: len(loss_T) // 2]))
+        if not newest >= (1 - self.fall) * lowest:
+            return
+        first = float(median(history["loss"][:BEGINNING]))
+        if not 0 < (1 - self.fall) * first <= newest <= 2 * first or self._is_on_its_way(history):
+            return
+        yield Finding(
+            code=self.code,
+            kind=self.kind,
+            layer=None,
+            step=history.step,
+            severity=Severity.WARNING,
+            message=f"the loss is {newest:.4g} after {history.step} steps and was {first:.4g} in the beginning",
+            evidence=(
+                Quantity(name="loss, first 16 steps", value=first),
+                Quantity(name="loss, newest 48 steps", value=newest),
+                Quantity(name="steps", value=float(history.step), unit="steps"),
+            ),
+        )
+
+    def _is_on_its_way(self, history: History) -> bool:
+        """Say whether the loss is falling, or would be in a while."""
+        recent = slice(max(0, SETTLED - int(history.run.steps()[0])), None)
+        loss_T, norm_T = history.scalar("loss")[recent], history.scalar("grad_norm.before_clip")[recent]
+        rate_T = history.scalar("lr.0")
+        is_warming_up = rate_T[-1] > 1.01 * rate_T[len(rate_T) // 2]
+        is_skipping = (history.scalar("skipped", WINDOW) == 1).any()
+        if is_warming_up or is_skipping or not (np.isfinite(loss_T).all() and np.isfinite(norm_T).all()):
+            return True
+        return trend(loss_T) < self.trend or trend(norm_T) > 4
+
+    @classmethod
+    def examples(cls) -> Iterator[Example]:
+        """Yield histories that fire, that stay quiet, and near misses."""
+        yield Example("the loss stays where it was", _flat(), (None,))
+        yield Example("a healthy run", Synthetic(steps=200).history())
+        yield Example("a slow but steady fall", _flat(fall=0.06))
+        warm = _flat_run()
+        warm.lr_T *= 1 + warm.t_T
+        yield Example("the rate is still rising", warm.history())
+        floor = Synthetic(steps=240)
+        floor.loss_T[60:] = 0.9 * np.exp(0.02 * floor.rng.standard_normal(180))
+        yield Example("a floor after a fall, as label smoothing has", floor.history())
+        late = _flat_run()
+        late.loss_T[150:] *= np.exp(-0.02 * (late.t_T[150:] - 150))
+        yield Example("a plateau that ends", late.history())
+
+
+def _flat_run(*, fall: float = 0.0) -> Synthetic:
+    made = Synthetic(steps=200)
+    made.loss_T = 2.3 * (1 - fall * made.t_T / 160) * np.exp(0.03 * made.rng.standard_normal(made.steps))
+    return made
+
+
+def _flat(*, fall: float = 0.0) -> History:
+    return _flat_run(fall=fall).history()

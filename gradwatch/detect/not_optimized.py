@@ -1,0 +1,141 @@
+"""GW301: parameters that get gradients but are in no optimizer group, or never move."""
+
+# T = steps of a window, L = parameter tensors
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.detect import Example
+from gradwatch.detect._depth import depth
+from gradwatch.detect._robust import median
+from gradwatch.detect._scope import scopes
+from gradwatch.history.store import History
+from gradwatch.history.synthetic import Synthetic
+from gradwatch.records import Finding, Quantity, Severity
+
+
+USUAL = 1e-5
+"""Update/weight ratio that some tensor must have: where none has, the learning rate is too low for all."""
+
+NEGLIGIBLE = 1e-4
+"""Size of a gradient element, in units of the median tensor's, below which it need not move anything.
+
+The gradient of a bias that a normalisation cancels is rounding error, 7 decades below the others.
+"""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotOptimized:
+    """Parameters that get gradients and never move.
+
+    What it measures: (1) trainable tensors with a gradient that no optimizer held when the monitor attached, unless
+    their update is measured and is not zero (somebody else moves them); (2) tensors that an optimizer holds, with a
+    gradient and a learning rate, whose measured updates are exactly zero, one after the other, while others' are not.
+
+    Why it matters: the gradient is computed, shown and clipped like any other, and then thrown away.
+
+    When it is wrong: a backbone left out on purpose without freezing it. Where what is left out comes first in the model
+    and everything behind it is optimized, that is how fine-tuning a head looks: info, with the advice to freeze it.
+
+    What to do: build the optimizer after the last change to the model (a replaced head is the usual reason); compare
+    the parameters of the groups with the model's; make sure that every tensor matches one rule of a grouping by name.
+    Updates that are lost in rounding need float32 master weights, or stochastic rounding.
+
+    Source: pytorch/pytorch documentation of torch.optim ("construct the optimizer after moving or changing the
+    model"), https://pytorch.org/docs/stable/optim.html; minGPT, `configure_optimizers`, which asserts it.
+
+    Args:
+        every: Steps between two looks. 10: updates are measured that often.
+        samples: Measured updates in a row that must be zero for (2). 3: no accident.
+    """
+
+    code: ClassVar[str] = "GW301"
+    kind: ClassVar[str] = "not-optimized"
+    every: int = 10
+    samples: int = 3
+
+    def detect(self, history: History) -> Iterator[Finding]:
+        """Yield a finding for each module that is not optimized."""
+        shape = depth(history)
+        ratio_L = history.param.newest("update.ratio")
+        if not shape.unowned and np.count_nonzero(ratio_L > 0) >= shape.num_trainable:
+            return
+        if shape.unowned:
+            yield from self._left_out(history, ratio_L)
+        if (ratio_L == 0).any():
+            yield from self._stuck(history)
+
+    def _left_out(self, history: History, ratio_L: NDArray[np.floating]) -> Iterator[Finding]:
+        left = list(depth(history).unowned)
+        left_L = np.zeros(len(ratio_L), np.bool_)
+        left_L[left] = True
+        left_L &= (history.param.newest("grad.l2") > 0) & ~(ratio_L > 0)
+        held = [i for i, layer in enumerate(history.info.layers) if layer.group is not None]
+        if not held:
+            severity, why = Severity.CRITICAL, "no optimizer holds any parameter of the model"
+        elif max(left) < min(held):
+            severity, why = Severity.INFO, "everything behind it is: freeze it if that is meant"
+        else:
+            severity, why = Severity.WARNING, "no optimizer holds it"
+        yield from self._findings(history, left_L, severity, f"gets gradients but is not optimized: {why}")
+
+    def _stuck(self, history: History) -> Iterator[Finding]:
+        """Yield what an optimizer holds and does not move."""
+        ratio_TL = history.param.window("update.ratio")
+        ratio_TL = ratio_TL[~np.isnan(ratio_TL).all(axis=1)][-self.samples :]
+        if len(ratio_TL) < self.samples or not (ratio_TL > USUAL).any(axis=1).all():
+            return
+        rate_G = np.array([history.run.newest(f"lr.{g}")[0] for g in range(history.groups)])
+        held_L = np.array([layer.group is not None and rate_G[layer.group] > 0 for layer in history.info.layers])
+        size_L = history.param.newest("grad.l2") / depth(history).root_numel_L
+        stuck_L = held_L & (ratio_TL == 0).all(axis=0) & (size_L > NEGLIGIBLE * median(size_L))
+        yield from self._findings(history, stuck_L, Severity.WARNING, "has a gradient and a learning rate but never moves")
+
+    def _findings(self, history: History, ill_L: NDArray[np.bool_], severity: Severity, what: str) -> Iterator[Finding]:
+        for layer, group in scopes(history, ill_L, kind=self.kind):
+            yield Finding(
+                code=self.code,
+                kind=self.kind,
+                layer=layer,
+                step=history.step,
+                severity=severity,
+                message=f"{layer or 'the whole model'} {what}",
+                evidence=(
+                    Quantity(name="tensors", value=float(len(group))),
+                    Quantity(name="largest grad.l2", value=float(history.param.newest("grad.l2")[group].max())),
+                    Quantity(name="update.ratio", value=0.0),
+                ),
+            )
+
+    @classmethod
+    def examples(cls) -> Iterator[Example]:
+        """Yield histories that fire, that stay quiet, and near misses."""
+        yield Example("a new head is in no group", _left_out(11, moves=False), ("layers.11.weight",))
+        yield Example("no parameter is", _left_out(*range(12), moves=False), (None,))
+        yield Example("an update is lost in rounding", _stuck(4), ("layers.4.weight",))
+        yield Example("a healthy run", Synthetic(steps=40).history())
+        yield Example("somebody else moves it", _left_out(5, moves=True))
+        skipped = Synthetic(steps=40, precision="fp16")
+        skipped.skipped_T[:] = 1
+        yield Example("updates that are skipped move nothing", skipped.history())
+
+
+def _left_out(*layers: int, moves: bool) -> History:
+    made = Synthetic(steps=20)
+    infos = tuple(replace(info, group=None) if i in layers else info for i, info in enumerate(made.info.layers))
+    made.info = replace(made.info, layers=infos)
+    made.update_factor_TL[:, layers] = float(moves)
+    return made.history()
+
+
+def _stuck(layer: int) -> History:
+    made = Synthetic(steps=60)
+    made.update_factor_TL[:, layer] = 0
+    return made.history()

@@ -1,0 +1,207 @@
+/* Statistics of a tensor, its norm, and how far it moved, in one read each. Plain C99, no Python. */
+#ifndef GRADWATCH_SUMS_H
+#define GRADWATCH_SUMS_H
+
+#include "_blocks.h"
+
+typedef struct {
+    double sum, squares, deviations; /* of x, of x^2, of (x - mean)^2 */
+    double absmax;
+    uint64_t zeros, nonfinite;
+} Totals;
+
+typedef struct {
+    float sum[LANES], squares[LANES];
+    int32_t max;
+    uint32_t zeros;
+} FloatBlock;
+
+/* All of a block in one go; `n` is a multiple of LANES. */
+INLINE void read_block(const uint32_t *bits, size_t n, FloatBlock *out)
+{
+    float sum[LANES] = {0}, squares[LANES] = {0};
+    int32_t max[LANES] = {0};
+    uint32_t zeros[LANES] = {0};
+    for (size_t i = 0; i < n; i += LANES)
+        for (int l = 0; l < LANES; l++) {
+            int32_t magnitude = (int32_t)(bits[i + l] & MAGNITUDE_MASK);
+            float x = float_of(bits[i + l]);
+            sum[l] += x;
+            squares[l] += x * x;
+            max[l] = magnitude > max[l] ? magnitude : max[l];
+            zeros[l] += magnitude == 0;
+        }
+    memcpy(out->sum, sum, sizeof sum);
+    memcpy(out->squares, squares, sizeof squares);
+    out->max = 0;
+    out->zeros = 0;
+    for (int l = 0; l < LANES; l++) {
+        out->max = max[l] > out->max ? max[l] : out->max;
+        out->zeros += zeros[l];
+    }
+}
+
+INLINE int32_t largest(const uint32_t *bits, size_t n)
+{
+    int32_t max = 0;
+    for (size_t i = 0; i < n; i++) {
+        int32_t magnitude = (int32_t)(bits[i] & MAGNITUDE_MASK);
+        max = magnitude > max ? magnitude : max;
+    }
+    return max;
+}
+
+INLINE uint64_t count_zeros(const uint32_t *bits, size_t n)
+{
+    uint32_t zeros = 0;
+    for (size_t i = 0; i < n; i++)
+        zeros += (bits[i] & MAGNITUDE_MASK) == 0;
+    return zeros;
+}
+
+/* Sums of a tensor of floats. A block whose squares a float cannot hold is read again, in double, from the cache. Once
+ * values have vanished that way, the next blocks go there at once: subnormal products are slow on some hardware. */
+INLINE void float_totals(const void *data, size_t n, Kind kind, Totals *totals)
+{
+    double sum[LANES] = {0}, squares[LANES] = {0};
+    uint32_t narrow[BLOCK];
+    double wide[BLOCK];
+    int32_t absmax = 0;
+    int vanished = 0;
+    uint64_t zeros = 0;
+    for (size_t begin = 0, length; begin < n; begin += length) {
+        length = block_length(n - begin);
+        const uint32_t *bits = float_bits(data, begin, length, kind, narrow);
+        size_t padded = padded_length(length);
+        FloatBlock block;
+        if (begin == 0)
+            vanished = (block.max = largest(bits, LANES)) && block.max < SMALLEST_FAST;
+        if (vanished) {
+            block.max = largest(bits, padded);
+            block.zeros = (uint32_t)count_zeros(bits, padded);
+        } else {
+            read_block(bits, padded, &block);
+        }
+        int fits = block.max == 0 || (block.max >= SMALLEST_FAST && block.max <= LARGEST_FAST);
+        if (fits && !vanished)
+            for (int l = 0; l < LANES; l++) {
+                sum[l] += block.sum[l];
+                squares[l] += block.squares[l];
+            }
+        else {
+            const double *x = doubles(bits, 0, padded, F32, 0, wide);
+            add_to_lanes(sum, x, 0, padded);
+            add_squares_to_lanes(squares, x, NULL, 0, padded);
+        }
+        vanished = block.max && block.max < SMALLEST_FAST;
+        absmax = block.max > absmax ? block.max : absmax;
+        zeros += block.zeros - (padded - length);
+    }
+    totals->sum = folded(sum);
+    totals->squares = folded(squares);
+    totals->absmax = float_of((uint32_t)absmax);
+    totals->zeros = zeros;
+}
+
+INLINE void double_totals(const double *x, size_t n, Totals *totals)
+{
+    double sum[LANES] = {0}, squares[LANES] = {0};
+    double wide[BLOCK];
+    int64_t absmax = 0;
+    uint64_t zeros = 0;
+    for (size_t begin = 0, length; begin < n; begin += length) {
+        length = block_length(n - begin);
+        const double *block = doubles(x, begin, length, F64, 0, wide);
+        for (size_t i = 0; i < length; i++) {
+            int64_t magnitude;
+            memcpy(&magnitude, block + i, sizeof magnitude);
+            magnitude &= INT64_MAX;
+            absmax = magnitude > absmax ? magnitude : absmax;
+            zeros += magnitude == 0;
+        }
+        add_to_lanes(sum, block, 0, padded_length(length));
+        add_squares_to_lanes(squares, block, NULL, 0, padded_length(length));
+    }
+    totals->sum = folded(sum);
+    totals->squares = folded(squares);
+    memcpy(&totals->absmax, &absmax, sizeof absmax);
+    totals->zeros = zeros;
+}
+
+INLINE uint64_t count_nonfinite(const void *data, size_t n, Kind kind)
+{
+    double wide[BLOCK];
+    uint64_t count = 0;
+    for (size_t begin = 0, length; begin < n; begin += length) {
+        length = block_length(n - begin);
+        const double *x = doubles(data, begin, length, kind, 0, wide);
+        for (size_t i = 0; i < length; i++)
+            count += !(x[i] - x[i] == 0);
+    }
+    return count;
+}
+
+/* Mean and squared deviations from it, read anew in double, from sums whose mean is about right. */
+INLINE void refine(const void *data, size_t n, Kind kind, Totals *totals)
+{
+    double mean = totals->sum / (double)n;
+    double sum[LANES] = {0}, squares[LANES] = {0};
+    double wide[BLOCK];
+    for (size_t begin = 0, length; begin < n; begin += length) {
+        length = block_length(n - begin);
+        const double *x = doubles(data, begin, length, kind, mean, wide);
+        add_to_lanes(sum, x, mean, padded_length(length));
+        add_squares_to_lanes(squares, x, NULL, mean, padded_length(length));
+    }
+    double error = folded(sum);
+    totals->sum += error;
+    totals->deviations = folded(squares) - error * error / (double)n;
+}
+
+/* All that the six statistics of a tensor follow from, in one read; in two where it holds NaN or Inf, or where its mean
+ * is not small beside its spread, since sum and squares then cancel. */
+EVERY_CPU static void totals_of(const void *data, size_t n, Kind kind, Totals *totals)
+{
+    if (kind == F64)
+        double_totals(data, n, totals);
+    else
+        float_totals(data, n, kind, totals);
+    double mean = totals->sum / (double)n;
+    totals->deviations = totals->squares - totals->sum * mean;
+    totals->nonfinite = 0;
+    if (!(totals->absmax <= DBL_MAX)) {
+        totals->nonfinite = count_nonfinite(data, n, kind);
+        totals->deviations = (double)NAN;
+    } else if (totals->sum * mean > totals->deviations) {
+        refine(data, n, kind, totals);
+    }
+}
+
+EVERY_CPU static double squares_of(const void *data, size_t n, Kind kind)
+{
+    double squares[LANES] = {0};
+    double wide[BLOCK];
+    for (size_t begin = 0, length; begin < n; begin += length) {
+        length = block_length(n - begin);
+        add_squares_to_lanes(squares, doubles(data, begin, length, kind, 0, wide), NULL, 0, padded_length(length));
+    }
+    return folded(squares);
+}
+
+/* Sums of squares of `before` and of `after - before`, in double: updates may be tiny, and memory is the limit here. */
+EVERY_CPU static void change_of(const void *before, const void *after, size_t n, Kind kind, double *weight, double *update)
+{
+    double weights[LANES] = {0}, updates[LANES] = {0};
+    double wide_before[BLOCK], wide_after[BLOCK];
+    for (size_t begin = 0, length; begin < n; begin += length) {
+        length = block_length(n - begin);
+        const double *w = doubles(before, begin, length, kind, 0, wide_before);
+        const double *v = doubles(after, begin, length, kind, 0, wide_after);
+        add_squares_to_lanes(weights, w, NULL, 0, padded_length(length));
+        add_squares_to_lanes(updates, v, w, 0, padded_length(length));
+    }
+    *weight = folded(weights);
+    *update = folded(updates);
+}
+
+#endif
