@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradwatch import catalogue
+from gradwatch.history.header import Status
 from gradwatch.history.store import Floats, Histograms, History
 from gradwatch.pipeline import Pipeline
 from gradwatch.probe.activations import ActivationProbe
@@ -178,10 +179,10 @@ class Monitor:
         if self._activations:
             self._activations.close()
 
-    def close(self) -> tuple[Diagnosis, ...]:
-        """Detach, end the run for the sinks, and return the diagnoses."""
+    def close(self, status: Status = "finished") -> tuple[Diagnosis, ...]:
+        """Detach, end the run for sinks and disk, and return the diagnoses."""
         self.detach()
-        return self.pipeline.close()
+        return self.pipeline.close(status)
 
     def __enter__(self) -> Monitor:
         return self
@@ -189,7 +190,7 @@ class Monitor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close("finished" if kind is None else "failed")
 
     def _begin(self) -> None:
         """Make ready for the next step."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from gradwatch.detect import Detector
 from gradwatch.diagnose.rank import diagnose
+from gradwatch.history.header import Status
 from gradwatch.history.store import Floats, History
 from gradwatch.records import Diagnosis, Finding
 from gradwatch.render import Sink
@@ -25,6 +26,10 @@ class Recorder(Protocol):
 
     def report(self, finding: Finding) -> None:
         """Write a finding."""
+        ...
+
+    def close(self, status: Status) -> None:
+        """Note how the run ended, and let go of its files."""
         ...
 
 
@@ -68,11 +73,13 @@ class Pipeline:
             self._show("report", finding)
         self._show("write", self.history)
 
-    def close(self) -> tuple[Diagnosis, ...]:
+    def close(self, status: Status) -> tuple[Diagnosis, ...]:
         """Diagnose the run, let every sink show its end, and return the diagnoses."""
         diagnoses = diagnose(self.history)
         self._show("close", self.history, diagnoses)
         self._sinks.clear()
+        if self.recorder:
+            self.recorder.close(status)
         return diagnoses
 
     def _detect(self, step: int) -> Iterator[Finding]:

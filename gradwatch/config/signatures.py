@@ -115,7 +115,7 @@ def inputs(source: Source, name: str) -> tuple[str, ...]:
     node = found[1] if found else None
     assert isinstance(node, ast.ClassDef), f"{source.path} has no class '{name}'"
     forward = _method(source, node, "forward")
-    return tuple(p.name for p in _written(forward[0], forward[1])[1:] if p.required) if forward else ()
+    return tuple(p.name for p in _written(forward[0], forward[1]) if p.required) if forward else ()
 
 
 def constants(node: ast.ClassDef) -> dict[str, str]:
@@ -145,8 +145,7 @@ def _parameters(
     if not constructor:
         return [], False
     home, function, owner = constructor
-    parameters, is_open = _with_forwarded(home, function, owner, seen)
-    return parameters[1:], is_open  # without self
+    return _with_forwarded(home, function, owner, seen)
 
 
 def _with_forwarded(
@@ -170,13 +169,14 @@ def _with_forwarded(
 
 
 def _written(home: Source, function: ast.FunctionDef) -> list[Parameter]:
-    """Return the parameters that stand in a function's head."""
+    """Return the parameters that stand in a function's head, without `self` or `cls`."""
     args = function.args
     by_position = [*args.posonlyargs, *args.args]
     defaults: list[ast.expr | None] = [None] * (len(by_position) - len(args.defaults))
     defaults += args.defaults
     pairs = zip([*by_position, *args.kwonlyargs], [*defaults, *args.kw_defaults], strict=True)
-    return [_parameter(home, a.arg, a.annotation, default, a in args.kwonlyargs) for a, default in pairs]
+    written = [_parameter(home, a.arg, a.annotation, default, a in args.kwonlyargs) for a, default in pairs]
+    return [p for p in written if p.name not in ("self", "cls")]
 
 
 def _parameter(

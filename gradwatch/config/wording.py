@@ -133,7 +133,7 @@ def _tuple(arguments: Sequence[Any]) -> str:
     if arguments[-1] is ...:
         return f"a list, each {describe(arguments[0])}"
     items = [describe(a) for a in arguments]
-    return f"a list of {len(items)}, " + (f"each {items[0]}" if len(set(items)) == 1 else f"{', '.join(items)}")
+    return f"a list of {len(items)}" + (f", each {items[0]}" if len(set(items)) == 1 else f": {', '.join(items)}")
 
 
 def _range(metadata: Iterable[Any], *, whole: bool) -> str:

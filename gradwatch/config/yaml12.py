@@ -44,7 +44,14 @@ def _list(writer: yaml.SafeDumper, data: list[Any]) -> Node:
     return writer.represent_sequence(_TAG + "seq", data, flow_style=on_one_line)
 
 
+def _text(writer: yaml.SafeDumper, text: str) -> Node:
+    # PyYAML escapes these line breaks and the byte order mark in double quotes only, and elsewhere reads them as others
+    style = '"' if not {"\x85", "\u2028", "\u2029", "\ufeff"}.isdisjoint(text) else None
+    return writer.represent_scalar(_TAG + "str", text, style=style)
+
+
 _Writer.add_representer(list, _list)
+_Writer.add_representer(str, _text)
 for _name, _pattern, _first in _RESOLVERS:
     for _class in (_Reader, _Writer):
         _class.add_implicit_resolver(_TAG + _name, re.compile(f"^(?:{_pattern})$"), _first)

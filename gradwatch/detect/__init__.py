@@ -11,7 +11,7 @@ from gradwatch.history.store import History
 from gradwatch.records import Finding
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Example:
     """A made-up history and what a detector must say of it: a test, and a picture for the manual page.
 

@@ -65,8 +65,8 @@ def is_matrix(layer: LayerInfo) -> bool:
     return layer.trainable and len(layer.shape) >= 2 and layer.module_type not in SELDOM_READ
 
 
-def matrix_levels(history: History, l2_L: Floats) -> Floats:
-    """Return the size of a gradient element in each weight matrix, as a power of ten.
+def matrix_sizes(history: History, l2_L: Floats) -> Floats:
+    """Return the size of a gradient element in each weight matrix.
 
     Root mean square per element: tensors differ in size, this can be compared between them.
 
@@ -75,19 +75,21 @@ def matrix_levels(history: History, l2_L: Floats) -> Floats:
         l2_L: L2 norm of each gradient, of shape (L,).
 
     Returns:
-        Levels of shape (M,), nan where a norm is zero or missing.
+        Sizes of shape (M,), nan where a norm is missing.
     """
     shape = depth(history)
-    return log10(l2_L[shape.matrices_M] / shape.root_numel_L[shape.matrices_M])
+    sizes_M: Floats = l2_L[shape.matrices_M] / shape.root_numel_L[shape.matrices_M]
+    return sizes_M
 
 
 def module_levels(history: History, l2_L: Floats) -> Floats:
-    """Return the same for each module, by its tensor with the largest elements: weight or bias.
+    """Return the size of a gradient element in each module with a weight matrix, as a power of ten.
 
-    The gradient of a weight is small also where the signal that came forward is; the bias shows what came back.
+    A module counts by its tensor with the largest elements: the gradient of a weight is small also where the signal
+    that came forward is, the bias shows what came back.
 
     Returns:
-        Levels of shape (D,), input side first.
+        Levels of shape (D,), input side first, nan where all norms are zero or missing.
     """
     shape = depth(history)
     rms_K = l2_L[shape.chain_K] / shape.root_numel_L[shape.chain_K]
@@ -103,7 +105,9 @@ def _measure(layers: tuple[LayerInfo, ...]) -> Depth:
             parts[layer.module].append(i)
     with_bias = {layer.module for layer in layers if layer.trainable and len(layer.shape) == 1}
     units_L = [
-        layer.trainable and (len(layer.shape) == 1 or layer.module not in with_bias) and layer.module_type not in SELDOM_READ
+        layer.trainable
+        and (len(layer.shape) == 1 or layer.module not in with_bias)
+        and layer.module_type not in SELDOM_READ
         for layer in layers
     ]
     sizes = [len(part) for part in parts.values()]

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from gradwatch.history.store import History
 
-
 Scope = tuple[str | None, list[int]]
 """A name, None for the whole run, and the tensors it stands for."""
 

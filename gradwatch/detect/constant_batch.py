@@ -61,7 +61,7 @@ class ConstantBatch:
 
     def _is_all_there_is(self, history: History) -> bool:
         """Say whether the batch has the size of a data set rather than one that somebody chose."""
-        samples = history.run.newest("samples_per_s")[0] * history.run.newest("step_ms")[0] / 1e3
+        samples = float(history.run.newest("samples_per_s")[0] * history.run.newest("step_ms")[0]) / 1e3
         return samples > self.chosen and round(samples).bit_count() != 1  # nan, unknown, is not greater
 
     @classmethod

@@ -89,11 +89,26 @@ class DeadRelu:
     @classmethod
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
-        yield Example("all units die at step 60", Synthetic(steps=100, activations=3).dead_relu(1, fraction=1, onset=60).history(), ("acts.1",))
-        yield Example("nine of ten never fired", Synthetic(steps=40, activations=3).dead_relu(2, fraction=0.9, onset=0).history(), ("acts.2",))
-        yield Example("two thirds die after a large step", Synthetic(steps=100, activations=3).dead_relu(0, fraction=0.66, onset=60).history(), ("acts.0",))
+        yield Example(
+            "all units die at step 60",
+            Synthetic(steps=100, activations=3).dead_relu(1, fraction=1, onset=60).history(),
+            ("acts.1",),
+        )
+        yield Example(
+            "nine of ten never fired",
+            Synthetic(steps=40, activations=3).dead_relu(2, fraction=0.9, onset=0).history(),
+            ("acts.2",),
+        )
+        yield Example(
+            "two thirds die after a large step",
+            Synthetic(steps=100, activations=3).dead_relu(0, fraction=0.66, onset=60).history(),
+            ("acts.0",),
+        )
         yield Example("a healthy run", Synthetic(steps=100, activations=3).history())
-        yield Example("half of the units of a wide layer are silent", Synthetic(steps=100, activations=3).dead_relu(1, fraction=0.5, onset=60).history())
+        yield Example(
+            "half of the units of a wide layer are silent",
+            Synthetic(steps=100, activations=3).dead_relu(1, fraction=0.5, onset=60).history(),
+        )
         batch = Synthetic(steps=100, activations=3)
         batch.dead_frac_TA[50:51] = 1
         yield Example("one batch is blank", batch.history())

@@ -11,6 +11,7 @@ from typing import ClassVar, final
 import numpy as np
 
 from gradwatch.detect import Example
+from gradwatch.detect._beginning import beginning
 from gradwatch.detect._depth import depth, module_levels
 from gradwatch.detect._robust import block_medians, median, slope
 from gradwatch.detect._scope import first_scope, scopes
@@ -36,7 +37,7 @@ class ExplodingGradient:
     depth: in each module the size of a gradient element, and by how many decades a line through them rises towards the
     input, the mirror image of vanishing. (3) A norm of 1e18 or more, whose square overflows in float32.
 
-    Why it matters: steps grow with the norm (or, under Adam, stay large and lose their direction) until the loss is NaN.
+    Why it matters: steps grow with the norm (under Adam they stay large and lose direction) until the loss is NaN.
 
     When it is wrong: norms that rise while the loss falls are the end of a plateau and not counted. A curriculum that
     gets harder raises both, by less. A loss that is a value of a game (GAN, policy gradient) may rise for good reasons.
@@ -50,10 +51,10 @@ class ExplodingGradient:
     Args:
         every: Steps between two looks. 5: at 1.2 per step a norm grows 2.5 times meanwhile.
         factor: Climb of the norm over the largest block median before. 8: with the loss condition no healthy run of
-            327 came above 3; runaway Q-values pass it within 40 steps.
+            300 came above 3; runaway Q-values pass it within 40 steps.
         loss_factor: Climb of the loss over its largest block median before, and over its first 8 steps. 2: harder
             stages of a curriculum raised it by 1.5.
-        decades: Rise over depth, in powers of ten. 3: it was 1.1 at most in 327 healthy runs.
+        decades: Rise over depth, in powers of ten. 3: it was 1.1 at most in 300 healthy runs.
         modules: Least number of modules with a weight matrix for the rise over depth. 5: fewer make no line.
     """
 
@@ -88,7 +89,7 @@ class ExplodingGradient:
         loss_T = history.scalar("loss")
         newest, past = float(median(loss_T[-BLOCK:])), block_medians(loss_T[:half], BLOCK)
         low, high = float(np.fmin.reduce(past)), float(np.fmax.reduce(past))
-        first = float(np.fmax.reduce(history["loss"][:BLOCK]))  # the first steps of a run are kept for good
+        first = float(np.fmax.reduce(beginning(history, "loss", BLOCK)))
         if low <= 0:  # without a zero there is no factor: as far above the past as the past is wide
             return newest > high + (self.loss_factor - 1) * (high - low) and newest > first
         return newest > self.loss_factor * max(high, first)
@@ -99,13 +100,14 @@ class ExplodingGradient:
             ill_L = median(l2_TL[-BLOCK:]) >= self.factor * median(l2_TL[:half])
         is_whole = 2 * np.count_nonzero(ill_L) >= depth(history).num_trainable
         for layer, _ in [(None, [])] if is_whole else scopes(history, ill_L, kind=self.kind):
+            whose = f" of {layer}" if layer else ""
             yield Finding(
                 code=self.code,
                 kind=self.kind,
                 layer=layer,
                 step=history.step,
                 severity=Severity.CRITICAL,
-                message=f"the gradient norm{f' of {layer}' if layer else ''} has climbed {climb:.0f} times above its past, and the loss with it",
+                message=f"the gradient norm{whose} has climbed {climb:.0f} times above its past, and the loss with it",
                 evidence=(
                     Quantity(name="climb of grad_norm.before_clip", value=climb),
                     Quantity(name="grad_norm.before_clip", value=float(history.scalar("grad_norm.before_clip")[-1])),
@@ -153,7 +155,9 @@ class ExplodingGradient:
     @classmethod
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
-        yield Example("norms and loss climb from step 60", Synthetic(steps=120).exploding(onset=60, rate=1.15).history(), (None,))
+        yield Example(
+            "norms and loss climb from step 60", Synthetic(steps=120).exploding(onset=60, rate=1.15).history(), (None,)
+        )
         deep = Synthetic(steps=30).vanishing(decades=-8)
         yield Example("gradients grow by eight decades over depth", deep.history(), deep.names(0))
         layer = Synthetic(steps=140).exploding(onset=60, rate=1.2, layers=5)

@@ -23,6 +23,10 @@ QUANTUM = 2.0**-24
 """Smallest positive float16 (IEEE 754-2019, binary16: emin - 10 = -24). Below it everything is a multiple of it."""
 
 
+ROUNDING = 2e-7
+"""Relative error of dividing a float32 gradient by a loss scale: none for powers of two, up to 1.2e-7 otherwise."""
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp16Underflow:
@@ -31,13 +35,13 @@ class Fp16Underflow:
     What it measures: float16 has no number between 0 and 2^-24. A gradient tensor that went through it too small has
     many exact zeros, survivors of only a few units of 2^-24 (divided by the loss scale), and a largest element that
     is an exact multiple of that unit. The three together are found in no other tensor, whatever the loop says of its
-    precision: a largest element that small is a multiple by chance once in some 100,000 tensors, and it must be one in
+    precision: a largest element that small is a multiple by chance once in some 50,000 tensors, and it must be one in
     `rows` rows, in a weight matrix. (The gradient of a bias that a normalisation cancels is rounding error, which
     lies on a grid as well.)
 
     Why it matters: what is flushed is lost; weights behind those zeros stop learning while the loss looks normal.
 
-    When it is wrong: a loss that is tiny by itself late in a noise-free fit may underflow when nothing is left to learn.
+    When it is wrong: a loss that is tiny late in a noise-free fit may underflow when nothing is left to learn.
 
     What to do: scale the loss with torch.amp.GradScaler (starting at 65536), or use bfloat16, which has the exponents
     of float32. Where a GradScaler is there already, its scale has fallen too low: look for overflows.
@@ -82,7 +86,7 @@ class Fp16Underflow:
         with np.errstate(invalid="ignore", divide="ignore"):
             survivors_TL = depth(history).root_numel_L * np.sqrt(1 - zero_TL)
             size_TL = history.param.window("grad.l2", 5) / survivors_TL / unit
-            on_grid_TL = (absmax_TL > 0.5) & (np.abs(absmax_TL - np.rint(absmax_TL)) < 1e-3)  # exact, in float32 too
+            on_grid_TL = (absmax_TL > 0.5) & (np.abs(absmax_TL - np.rint(absmax_TL)) <= ROUNDING * absmax_TL)
         flushed_TL = on_grid_TL & (size_TL <= self.units) & (zero_TL >= self.zero_frac)
         return flushed_TL, zero_TL == 1
 

@@ -11,6 +11,7 @@ from typing import ClassVar, final
 import numpy as np
 
 from gradwatch.detect import Example
+from gradwatch.detect._beginning import beginning
 from gradwatch.detect._robust import median
 from gradwatch.detect._scope import scopes
 from gradwatch.history.store import History
@@ -28,7 +29,8 @@ class GradientSpike:
 
     What it measures: the norm over all gradients of each new step against the median and the largest of the 32 steps
     before. Both bounds must be passed: the first says how large the spike is, the second that this run does not do
-    such things all the time, as tiny batches and losses near zero do.
+    such things all the time, as tiny batches do. A spike also has to top the first 16 steps, where gradients are
+    large by nature: late in a run, one sample that is still hard stands far above the rest and does no harm.
 
     Why it matters: one such batch, undone by no later one, can throw the weights far off; with Adam its square stays
     in the second moment for about 1,000 steps and shrinks every update in that time.
@@ -44,8 +46,8 @@ class GradientSpike:
 
     Args:
         every: Steps between two looks, each at all steps since the last. 5: nothing can be done about a step gone by.
-        factor: Norm in units of the median of the steps before. 40: of 327 healthy runs, some with two samples
-            per batch, none had a step beyond both bounds; planted ones reach 100 to 500.
+        factor: Norm in units of the median of the steps before. 40: of 300 healthy runs, some with two samples
+            per batch, none had a step beyond the bounds; planted ones reach 100 to 500.
         above_largest: Norm in units of the largest of the steps before. 10: noise repeats itself, a spike does not.
     """
 
@@ -61,12 +63,13 @@ class GradientSpike:
         if len(norm_T) < 2 * self.every + 6:
             return
         past_T, new_T = norm_T[: -self.every], norm_T[-self.every :]
-        finite_T = past_T[np.isfinite(past_T)]
-        new_T = np.where(np.isfinite(new_T), new_T, 0)
-        if not len(finite_T) or not new_T.max() > self.above_largest * finite_T.max():
+        if not np.fmax.reduce(new_T) > self.above_largest * np.fmax.reduce(past_T):
             return
-        usual = float(median(finite_T))
-        if usual <= 0 or new_T.max() < self.factor * usual:
+        new_T = np.where(np.isfinite(new_T), new_T, 0)
+        usual = float(median(past_T))
+        if not usual > 0 or not new_T.max() >= self.factor * usual:
+            return
+        if new_T.max() < np.fmax.reduce(beginning(history, "grad_norm.before_clip")):
             return
         yield from self._findings(history, age=self.every - int(new_T.argmax()), spike=float(new_T.max()), usual=usual)
 
@@ -79,13 +82,14 @@ class GradientSpike:
         named = scopes(history, ill_L, kind=self.kind) if 2 * ill_L.sum() < len(ill_L) else [(None, [])]
         step = int(history.param.steps(age)[0])
         for layer, _ in named:
+            whose = f" of {layer}" if layer else ""
             yield Finding(
                 code=self.code,
                 kind=self.kind,
                 layer=layer,
                 step=history.step,
                 severity=Severity.WARNING,
-                message=f"the gradient{f' of {layer}' if layer else ''} at step {step} was {spike / usual:.0f} times the usual",
+                message=f"the gradient{whose} at step {step} was {spike / usual:.0f} times the usual",
                 evidence=(
                     Quantity(name="spike at step", value=float(step)),
                     Quantity(name="grad_norm.before_clip", value=spike),
@@ -96,12 +100,18 @@ class GradientSpike:
     @classmethod
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
-        yield Example("one batch has 200 times the usual gradient", Synthetic(steps=120).spike(step=83, factor=200).history(), (None,))
+        yield Example(
+            "one batch has 200 times the usual gradient",
+            Synthetic(steps=120).spike(step=83, factor=200).history(),
+            (None,),
+        )
         layer = Synthetic(steps=120).spike(step=83, factor=1000, layers=4)
         yield Example("one layer's gradient spikes", layer.history(), layer.names(4))
         yield Example("a healthy run", Synthetic(steps=120).history())
         yield Example("noise of a factor of ten, as with batches of two", Synthetic(steps=120, noise=1.2).history())
-        yield Example("ten times the usual is within what data do", Synthetic(steps=120).spike(step=83, factor=10).history())
+        yield Example(
+            "ten times the usual is within what data do", Synthetic(steps=120).spike(step=83, factor=10).history()
+        )
         stage = Synthetic(steps=120)
         stage.grad_l2_TL[60:] *= 8
         yield Example("a new stage of a curriculum has larger gradients", stage.history())

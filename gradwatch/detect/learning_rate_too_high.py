@@ -73,8 +73,11 @@ class LearningRateTooHigh:
 
     def _grown(self, history: History) -> Iterator[Finding]:
         shape = depth(history)
-        norm_TM = history.param.window("weight.l2", SPAN + 1)[:, shape.matrices_M]
-        first_M, last_M = norm_TM[~np.isnan(norm_TM).all(axis=1)][[0, -1]]
+        norm_TL = history.param.window("weight.l2", SPAN + 1)
+        at = 0 if norm_TL[0, shape.matrices_M[0]] >= 0 else int(np.argmax(~np.isnan(norm_TL).all(axis=1)))
+        first_M, last_M = norm_TL[at, shape.matrices_M], norm_TL[-1, shape.matrices_M]
+        if 2 * np.count_nonzero(last_M > 10**self.growth * first_M) < len(first_M):
+            return
         gain_M = first_M / shape.root_fan_out_M  # near 1 for weights that keep the size of the signal
         growth = float(median(np.where(gain_M > 0.05, log10(last_M) - log10(first_M), np.nan)))
         if not growth >= self.growth:

@@ -11,6 +11,7 @@ from typing import ClassVar, final
 import numpy as np
 
 from gradwatch.detect import Example
+from gradwatch.detect._beginning import beginning
 from gradwatch.detect._depth import depth
 from gradwatch.detect._robust import median
 from gradwatch.history.store import History
@@ -28,8 +29,8 @@ class LearningRateTooLow:
 
     What it measures: the update/weight ratio of the weight matrices, of which even the largest must be below `ratio` in
     `samples` samples in a row, while the rate is not rising and the loss is still a good part of what it was at the
-    start. A rate that was larger before must have been that low for a third of the run so far: what a schedule ends with
-    takes a fiftieth (cosine) to a quarter (milestones) of a run.
+    start. If it was larger before, it must have been that low for a third of the run so far: what a schedule ends
+    with takes a fiftieth (cosine) to a quarter (milestones) of a run.
 
     Why it matters: at 1e-5 per step ten thousand steps change a weight by a tenth of itself at most.
 
@@ -39,7 +40,7 @@ class LearningRateTooLow:
     What to do: raise the rate by ten until the ratio is near 1e-3; look whether a scheduler that counts epochs is
     stepped for every batch.
 
-    Source: LeCun et al. 1998, "Efficient BackProp", sec. 4.7; Karpathy, CS231n, "Ratio of weights:updates" (about 1e-3),
+    Source: LeCun et al. 1998, "Efficient BackProp", sec. 4.7; Karpathy, CS231n, "Ratio of weights:updates",
     https://cs231n.github.io/neural-networks-3/#ratio.
 
     Args:
@@ -73,7 +74,10 @@ class LearningRateTooLow:
         is_tail = len(moved) > 0 and 3 * still < history.step
         if len(ratio_T) - first < self.samples or is_tail or self._is_warming_up(history) or not self._is_left(history):
             return
-        if not (history.param.newest("grad.l2")[matrices_M] > 0).any() or (history.scalar("skipped", still + 1) == 1).any():
+        if (
+            not (history.param.newest("grad.l2")[matrices_M] > 0).any()
+            or (history.scalar("skipped", still + 1) == 1).any()
+        ):
             return
         rate = float(history.run.newest("lr.0")[0])
         yield Finding(
@@ -82,7 +86,7 @@ class LearningRateTooLow:
             layer=None,
             step=history.step,
             severity=Severity.WARNING,
-            message=f"no weight has moved by more than {ratio_T[first:].max():.1g} of itself per step for {still} steps",
+            message=f"for {still} steps no weight has moved by more than {ratio_T[first:].max():.1g} of itself",
             evidence=(
                 Quantity(name="update.ratio, largest", value=float(ratio_T[first:].max())),
                 Quantity(name="lr.0", value=rate),
@@ -97,7 +101,7 @@ class LearningRateTooLow:
 
     def _is_left(self, history: History) -> bool:
         """Say whether the loss is still a good part of what it was."""
-        first = float(median(history["loss"][:BEGINNING]))
+        first = float(median(beginning(history, "loss", BEGINNING)))
         return float(median(history.scalar("loss", 16))) > self.left * first
 
     @classmethod
@@ -111,7 +115,7 @@ class LearningRateTooLow:
         yield Example("a long warm-up begins", warm.history())
         yield Example("a schedule ends at zero", _decayed(over=150.0))
         learned = Synthetic(steps=120, lr=1e-8)
-        learned.loss_T[20:] *= 0.01
+        learned.loss_T[8:] *= 0.01
         yield Example("there is nothing left to learn", learned.history())
         yield Example("only the first layers hardly move", _vanishing())
 

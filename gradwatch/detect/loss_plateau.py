@@ -11,6 +11,7 @@ from typing import ClassVar, final
 import numpy as np
 
 from gradwatch.detect import Example
+from gradwatch.detect._beginning import beginning
 from gradwatch.detect._robust import median, trend
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
@@ -68,12 +69,11 @@ class LossPlateau:
         """Yield a finding for the run."""
         if history.step < max(self.patience, (history.info.total_steps or 0) // 20):
             return
-        loss_T = history.scalar("loss")
-        newest, lowest = float(median(loss_T[-WINDOW:])), float(np.fmin.reduce(loss_T[: len(loss_T) // 2]))
-        if not newest >= (1 - self.fall) * lowest:
+        least = (1 - self.fall) * float(median(beginning(history, "loss", BEGINNING)))
+        if least <= 0 or np.fmin.reduce(history.scalar("loss", WINDOW)) < least / 2:
             return
-        first = float(median(history["loss"][:BEGINNING]))
-        if not 0 < (1 - self.fall) * first <= newest <= 2 * first or self._is_on_its_way(history):
+        newest, first = float(median(history.scalar("loss", WINDOW))), least / (1 - self.fall)
+        if not least <= newest <= 2 * first or self._is_on_its_way(history):
             return
         yield Finding(
             code=self.code,

@@ -19,7 +19,7 @@ from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
 
 INTERMITTENT = 5
-"""How many times longer to wait where other tensors come and go: heads that train in turn, experts that get no token."""
+"""How many times longer to wait where other tensors come and go, as heads that train in turn and experts do."""
 
 
 @final

@@ -42,7 +42,7 @@ class NonFinite:
     on numerical accuracy, https://pytorch.org/docs/stable/notes/numerical_accuracy.html.
 
     Args:
-        every: Steps between two looks. 1, because the weights are lost with the first NaN; it costs two comparisons.
+        every: Steps between two looks. 1: the weights are lost with the first NaN, and looking costs two comparisons.
     """
 
     code: ClassVar[str] = "GW001"
@@ -51,8 +51,9 @@ class NonFinite:
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield where NaN or Inf entered, at the step it did; steps after it that are as sick are no news."""
-        loss, norm = history.scalar("loss", self.every), history.scalar("grad_norm.before_clip", self.every)
-        if np.isfinite(loss @ norm):  # a NaN or Inf anywhere makes the product one
+        newest = history.run.newest
+        is_finite = math.isfinite(newest("loss")[0]) and math.isfinite(newest("grad_norm.before_clip")[0])
+        if is_finite and self.every == 1:
             return
         sick_T = _sick(history, self.every + 1)
         first = int(np.argmax(sick_T))
@@ -105,6 +106,5 @@ def _sick(history: History, length: int) -> NDArray[np.bool_]:
     gradient_T = (history.param.window("grad.nonfinite", length) > 0).any(axis=1)
     overflow_T = (history.scalar("skipped", length) == 1) & history.info.loss_scaling
     if np.isnan(history.scalar("loss")).all() and not gradient_T.any() and not overflow_T.any():
-        return gradient_T  # nobody hands over a loss: missing is not sick
-    sick_T: NDArray[np.bool_] = ~np.isfinite(loss_T) | (gradient_T & ~overflow_T)
-    return sick_T
+        return np.zeros(len(loss_T), np.bool_)  # nobody hands over a loss: missing is not sick
+    return np.asarray(~np.isfinite(loss_T) | (gradient_T & ~overflow_T), np.bool_)

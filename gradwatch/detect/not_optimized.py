@@ -19,7 +19,6 @@ from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
 
-
 USUAL = 1e-5
 """Update/weight ratio that some tensor must have: where none has, the learning rate is too low for all."""
 
@@ -41,8 +40,8 @@ class NotOptimized:
 
     Why it matters: the gradient is computed, shown and clipped like any other, and then thrown away.
 
-    When it is wrong: a backbone left out on purpose without freezing it. Where what is left out comes first in the model
-    and everything behind it is optimized, that is how fine-tuning a head looks: info, with the advice to freeze it.
+    When it is wrong: a backbone left out on purpose without freezing it. Where what is left out comes first in the
+    model and everything behind it is optimized, that is how fine-tuning a head looks: info, with the advice to freeze.
 
     What to do: build the optimizer after the last change to the model (a replaced head is the usual reason); compare
     the parameters of the groups with the model's; make sure that every tensor matches one rule of a grouping by name.
@@ -96,7 +95,9 @@ class NotOptimized:
         held_L = np.array([layer.group is not None and rate_G[layer.group] > 0 for layer in history.info.layers])
         size_L = history.param.newest("grad.l2") / depth(history).root_numel_L
         stuck_L = held_L & (ratio_TL == 0).all(axis=0) & (size_L > NEGLIGIBLE * median(size_L))
-        yield from self._findings(history, stuck_L, Severity.WARNING, "has a gradient and a learning rate but never moves")
+        yield from self._findings(
+            history, stuck_L, Severity.WARNING, "has a gradient and a learning rate but never moves"
+        )
 
     def _findings(self, history: History, ill_L: NDArray[np.bool_], severity: Severity, what: str) -> Iterator[Finding]:
         for layer, group in scopes(history, ill_L, kind=self.kind):

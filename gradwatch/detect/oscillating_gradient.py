@@ -11,6 +11,7 @@ from typing import ClassVar, final
 import numpy as np
 
 from gradwatch.detect import Example
+from gradwatch.detect._beginning import beginning
 from gradwatch.detect._robust import Floats, log10
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
@@ -40,7 +41,7 @@ class OscillatingGradient:
 
     Args:
         every: Steps between two looks. 10: it goes on for long.
-        decades: Spread of the norm, in powers of ten. 1: with the conditions below no healthy run of 327 reached 0.7.
+        decades: Spread of the norm, in powers of ten. 1: with the conditions below no healthy run of 300 reached 0.7.
         correlation: Least size of the correlation from step to step. 0.4: of 48 uncorrelated values the correlation
             has a standard deviation of 0.14.
         crossings: Least number of crossings of the middle. 6: three full swings.
@@ -88,7 +89,7 @@ class OscillatingGradient:
     def _comes_back(self, history: History, low: float) -> bool:
         """Say whether the loss is as high as in the beginning again and again, having been far below."""
         loss_T = history.scalar("loss", LENGTH)
-        first = float(np.fmax.reduce(history["loss"][:BEGINNING]))
+        first = float(np.fmax.reduce(beginning(history, "loss", BEGINNING)))
         halves = (loss_T[: LENGTH // 2], loss_T[LENGTH // 2 :])
         return 3 * low < self.return_to * first and all(np.sort(t)[-2] >= self.return_to * first for t in halves)
 

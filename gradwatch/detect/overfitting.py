@@ -41,7 +41,8 @@ class Overfitting:
         every: Steps between two looks, each at all validations since the last. 10: a validation costs more.
         patience: Validations in a row above the best. 4: noise seldom agrees so often.
         rise: Rise above the best, as a fraction of it. 0.2: validation losses of healthy runs came back within 0.1.
-        fall: Training loss, in units of that around the best validation, below which it counts as falling. 0.8.
+        fall: Training loss, in units of that around the best validation, below which it counts as falling.
+            0.8: a plateau's noise stays above.
     """
 
     code: ClassVar[str] = "GW504"
@@ -66,14 +67,14 @@ class Overfitting:
         before = float(median(history["loss"][near]))
         if not train < self.fall * before:
             return
-        rise = float(val_V[-1] / val_V[best] - 1)
+        rise = 100 * float(val_V[-1] / val_V[best] - 1)
         yield Finding(
             code=self.code,
             kind=self.kind,
             layer=None,
             step=history.step,
             severity=Severity.WARNING,
-            message=f"the validation loss is {100 * rise:.0f} % above its best at step {steps_V[best]}, the training loss fell",
+            message=f"the validation loss is {rise:.0f} % above that of step {steps_V[best]}, the training loss fell",
             evidence=(
                 Quantity(name="best val_loss", value=float(val_V[best])),
                 Quantity(name="val_loss", value=float(val_V[-1])),

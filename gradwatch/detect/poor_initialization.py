@@ -43,7 +43,7 @@ class PoorInitialization:
 
     Args:
         every: Steps between two looks. 10: only the first has a step 0 to look at.
-        gain: Gain at which a layer counts as drawn too large. 4: the largest of 327 healthy runs was 1.5, trained
+        gain: Gain at which a layer counts as drawn too large. 4: the largest of 300 healthy runs was 1.5, trained
             networks among them; a standard normal weight of 16 inputs and more has 4.
         layers: How many such layers make a warning. 2: gains multiply.
     """
@@ -71,7 +71,7 @@ class PoorInitialization:
                 layer=layer,
                 step=history.step,
                 severity=severity,
-                message=f"{layer or 'the whole model'} was drawn with a gain of {gain:.1f}; 1 to 1.4 keeps the signal's size",
+                message=f"{layer or 'the whole model'} was drawn with a gain of {gain:.1f} (1 to 1.4 keeps the signal)",
                 evidence=(
                     Quantity(name="gain", value=gain),
                     Quantity(name="layers drawn too large", value=float(len(modules))),

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
+from gradwatch.detect._beginning import is_learned
 from gradwatch.detect._depth import depth
 from gradwatch.detect._scope import scopes
 from gradwatch.history.store import History
@@ -41,7 +42,7 @@ class RisingSparsity:
 
     When it is wrong: magnitude pruning makes zeros on purpose. A hinge or triplet loss has zeros where samples are
     satisfied; those come and go, and the envelope does not climb steadily. A network that settles in its first steps
-    loses some units at once and then no more.
+    loses some units at once and then no more. Where next to nothing of the first loss is left, it does no harm (info).
 
     What to do: weaken what pushes units down (an L1 penalty, weight decay on biases, a learning rate too high),
     resample dead units, or use LeakyReLU or GELU.
@@ -54,8 +55,8 @@ class RisingSparsity:
         rise: Rise of the envelope within the window, 0..1. 0.22: more than a fifth of the units; the envelopes of
             healthy runs rose by 0.14 where they rose that steadily, by 0.2 at most otherwise.
         level: Envelope, 0..1, that must be reached. 0.25: below, it is within what healthy layers have.
-        steady: Fraction of pairs of blocks, 0..1, of which the later one must be the higher. 0.85: Kendall's tau of 0.7,
-            which 6 blocks without trend reach once in 60 tensors and 10 blocks once in 400.
+        steady: Fraction of pairs of blocks, 0..1, of which the later must be the higher. 0.85: Kendall's tau of 0.7,
+            which 6 blocks without trend reach once in 36 tensors and 10 blocks once in 900.
         blocks: Least number of blocks. 6: fewer make no trend.
     """
 
@@ -95,16 +96,19 @@ class RisingSparsity:
 
     def _finding(self, history: History, layer: str | None, low_BL: NDArray[np.floating]) -> Finding:
         low_B = low_BL.mean(axis=1)
+        percent = 100 * low_B[-1]
         return Finding(
             code=self.code,
             kind=self.kind,
             layer=layer,
             step=history.step,
-            severity=Severity.WARNING,
-            message=f"the gradient of {layer or 'the whole model'} gets sparser: {100 * low_B[-1]:.0f} % are zero in every batch",
+            severity=Severity.INFO if is_learned(history) else Severity.WARNING,
+            message=f"the gradient of {layer or 'the whole model'} gets sparser: {percent:.0f} % are always zero",
             evidence=(
                 Quantity(name="grad.zero_frac", value=float(low_B[-1]), unit="0..1"),
-                Quantity(name=f"grad.zero_frac {BLOCK * (len(low_B) - 1)} steps before", value=float(low_B[0]), unit="0..1"),
+                Quantity(
+                    name=f"grad.zero_frac {BLOCK * (len(low_B) - 1)} steps before", value=float(low_B[0]), unit="0..1"
+                ),
             ),
         )
 
@@ -119,4 +123,7 @@ class RisingSparsity:
         hinge = Synthetic(steps=240).rising_sparsity(6, onset=20, rate=0.002)
         hinge.zero_frac_TL[:, 6] = np.clip(hinge.zero_frac_TL[:, 6] + 0.3 * np.sin(hinge.t_T / 15), 0, 0.95)
         yield Example("zeros come and go", hinge.history())
-        yield Example("a quarter of an embedding is never looked up", Synthetic(steps=200).rising_sparsity(6, onset=-1000, most=0.9).history())
+        yield Example(
+            "a quarter of an embedding is never looked up",
+            Synthetic(steps=200).rising_sparsity(6, onset=-1000, most=0.9).history(),
+        )

@@ -45,7 +45,7 @@ class SaturatedActivation:
 
     Args:
         every: Steps between two looks. 10: activations are sampled that often.
-        early: Saturated fraction, 0..1, to report if it was so from the start. 0.3: healthy runs began with 0.09 at most.
+        early: Saturated fraction, 0..1, to report if it was so from the start. 0.3: healthy runs began below 0.1.
         late: The same for what became so. 0.9: healthy tanh layers of trained networks had up to 0.66.
         samples: Successive samples of which the smallest counts. 2: two batches that agree.
     """
@@ -61,11 +61,12 @@ class SaturatedActivation:
         """Yield a finding for each saturated module."""
         if not history.info.activations or len(history.act.steps(self.samples)) < self.samples:
             return
-        if not np.fmax.reduce(history.act.newest("act.saturated_frac")) >= min(self.early, self.late):
+        is_early = history.step < BEGINNING
+        bound = min(self.early, self.late) if is_early else self.late
+        if not np.fmax.reduce(history.act.newest("act.saturated_frac")) >= bound:
             return
         saturated_A = history.act.window("act.saturated_frac", self.samples).min(axis=0)
         always_A = history.act.window("act.saturated_frac").min(axis=0)
-        is_early = history.step < BEGINNING
         for a, activation in enumerate(history.info.activations):
             is_softmax = activation.module_type.startswith("Softmax")
             if not (is_softmax or activation.module_type in FLAT_ON_BOTH_SIDES):
@@ -105,5 +106,7 @@ def _with(act: int, module_type: str, *, fraction: float, onset: int) -> History
     made = Synthetic(steps=100, activations=3)
     made.saturated_frac_TA[:] = 0.02
     made.saturated(act, fraction=fraction, onset=onset, module_type=module_type)
-    made.info = replace(made.info, activations=tuple(replace(a, module_type=module_type) for a in made.info.activations))
+    made.info = replace(
+        made.info, activations=tuple(replace(a, module_type=module_type) for a in made.info.activations)
+    )
     return made.history()

@@ -20,8 +20,9 @@
 #define INLINE static inline
 #endif
 
-/* One source, several instruction sets, chosen by the dynamic linker: needs ifunc, which glibc has on x86-64. */
-#if defined(__x86_64__) && defined(__GLIBC__) && (defined(__clang__) ? __clang_major__ >= 16 : defined(__GNUC__))
+/* One source, several instruction sets, chosen by the dynamic linker: needs ifunc, which glibc has on x86-64. Only GCC,
+ * since clang's version of it does not link everywhere. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define EVERY_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define EVERY_CPU

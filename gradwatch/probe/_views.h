@@ -26,7 +26,7 @@ typedef struct {
 } ExchangeTable;
 
 enum { DL_CPU = 1, DL_FLOAT = 2, DL_BFLOAT = 4, MOST_DIMS = 16 };
-enum { QUICK_BYTES = 1 << 18 }; /* below, the work is shorter than handing the interpreter lock over and back */
+enum { QUICK_BYTES = 1 << 22 }; /* some 100 us: for less, others need not be let at the interpreter lock */
 
 static const ExchangeTable *exchange;
 static PyTypeObject *tensor_type, *parameter_type; /* subclasses may keep their data elsewhere */

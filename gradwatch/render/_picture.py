@@ -129,7 +129,7 @@ def _steps(pen: ImageDraw.ImageDraw, font: Any, steps_T: NDArray[np.int64], left
         x = _x(step, steps_T, left)
         pen.line([(x, bottom), (x, bottom + 4)], INK)
         pen.text((x, bottom + 6), f"{step:,}", INK, font, anchor="mt")
-    pen.text((left - 8, bottom + 6), "step", INK, font, anchor="rt")
+    pen.text((left - 14, bottom + 6), "step", INK, font, anchor="rt")
 
 
 def ticks(first: int, last: int) -> list[int]:

@@ -71,8 +71,7 @@ def train(config: Config, *, resume: Path | None = None, log_format: str = "auto
         session = Session(config, directory, resume=resume is not None, log_format=log_format, stack=stack)
         ending = run(session, stack.enter_context(Interrupt()))
         session.save(best=False)
-        diagnoses = session.monitor.close()
-        session.close(STATUS[ending])
+        diagnoses = session.monitor.close(STATUS[ending])
         return Outcome(directory=directory, ending=ending, history=session.monitor.history, diagnoses=diagnoses)
 
 

@@ -22,7 +22,6 @@ from gradwatch.data import Splits
 from gradwatch.detect import detectors
 from gradwatch.errors import CheckpointError
 from gradwatch.history.disk import Writer
-from gradwatch.history.header import Status
 from gradwatch.history.store import History
 from gradwatch.monitor import Monitor, Schedule, total_norm
 from gradwatch.pipeline import Pipeline
@@ -111,10 +110,6 @@ class Session:
         keep = self.config.train.checkpoint.keep
         return checkpoint.save(self.directory / "checkpoints", state, step=self.progress.step, keep=keep, best=best)
 
-    def close(self, status: Status) -> None:
-        """Note in the run directory how the training ended."""
-        self._recorder.close(status)
-
     def _restore(self) -> dict[str, Any]:
         _, state = checkpoint.load(self.directory / "checkpoints")
         checkpoint.load_model(self.model, state["model"])
@@ -149,18 +144,18 @@ class Session:
             total_steps=self.total_steps,
         )
         if saved:
-            self._recorder, history = Writer.resume(self.directory, step=self.progress.step - 1)
+            recorder, history = Writer.resume(self.directory, step=self.progress.step - 1)
             history.restore(saved["history"])
         else:
             history = History(info, groups=len(self.optimizer.param_groups))
-            self._recorder = Writer(self.directory, history)
-        stack.enter_context(self._recorder)
+            recorder = Writer(self.directory, history)
+        stack.enter_context(recorder)
         resumed_at = self.progress.step if saved else None
         pipeline = Pipeline(
             history,
             detectors=detectors(self.config.detect) if watch.enabled else (),
             sinks=build.sinks(self.config, self.directory, log_format=log_format, resumed_at=resumed_at),
-            recorder=self._recorder,
+            recorder=recorder,
         )
         monitor = Monitor(
             params,

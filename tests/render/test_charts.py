@@ -163,20 +163,40 @@ def test_the_groups_that_open_first_are_gradients_and_loss(healthy, broken):
     assert groups[:2] == ["gradients", "loss"]
 
 
-def test_histograms_are_of_the_power_of_ten_of_the_size():
-    edges = np.array([-10.0, -1.0, -0.1, 0.1, 1.0, 10.0])
-    counts = np.array([[3, 1, 50, 2, 4]])
+def test_histograms_are_of_the_power_of_two_of_the_size_in_powers_of_ten():
+    edges = np.array([-4.0, -2.0, -1.0, -0.5, 0.5, 1.0, 2.0, 4.0])
+    counts = np.array([[1, 3, 0, 50, 0, 4, 2]])
 
     (buckets,) = charts.magnitudes(edges, counts)
 
-    assert buckets.tolist() == [[-1, 0, 3], [0, 1, 7]], "either sign counts, what is around zero does not"
+    octave = np.log10(2)
+    assert buckets == pytest.approx(np.array([[0, octave, 7], [octave, 2 * octave, 3]])), "either sign, not zero"
 
 
-def test_histograms_leave_out_infinite_bins_and_empty_ends():
-    edges = np.array([-np.inf, -1.0, -0.01, 0.0, 0.01, 0.1, 1.0, np.inf])
-    counts = np.array([[9, 0, 5, 5, 7, 0, 9], [0, 0, 5, 5, 0, 0, 0]])
+def test_fine_bins_are_put_together_and_lose_no_count():
+    side = 2.0 ** (np.arange(-160, 65) / 4)
+    edges = np.concatenate([-side[::-1], side])
+    counts = np.random.default_rng(0).integers(0, 9, (3, len(edges) - 1))
+    around_zero = counts[:, len(side) - 1].copy()
 
-    some, none = charts.magnitudes(edges, counts)
+    histograms = charts.magnitudes(edges, counts)
 
-    assert some.tolist() == [[-2, -1, 7]] or some[:, 2].sum() == 7
-    assert none.shape == (0, 3)
+    for buckets, count, zero in zip(histograms, counts, around_zero, strict=True):
+        assert len(buckets) == 56, "one per octave"
+        assert buckets[:, 1] - buckets[:, 0] == pytest.approx(np.log10(2))
+        assert buckets[1:, 0] == pytest.approx(buckets[:-1, 1]), "without gaps"
+        assert buckets[:, 2].sum() == count.sum() - zero
+
+
+def test_the_outermost_bin_of_a_histogram_does_not_stretch_its_axis():
+    edges = np.array([-3.4e38, -65536.0, -1e-12, 1e-12, 65536.0, 3.4e38])
+
+    (buckets,) = charts.magnitudes(edges, np.array([[0, 0, 5, 0, 2]]))
+
+    assert buckets == pytest.approx(np.array([[np.log10(65536), np.log10(2 * 65536), 2]]))
+
+
+def test_a_histogram_without_a_count_is_empty():
+    edges = np.array([-np.inf, -1.0, 0.0, 1.0, np.inf])
+
+    assert [h.shape for h in charts.magnitudes(edges, np.array([[9, 0, 5, 9], [0, 0, 0, 0]]))] == [(0, 3), (0, 3)]

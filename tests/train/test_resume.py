@@ -17,8 +17,8 @@ from gradwatch.train import checkpoint, loop
 
 CONFIG = """
 run: {{name: resume, seed: 3, out: {out}}}
-model: {{name: cnn, dropout: 0.2}}
-data: {{name: digits, batch_size: 96, workers: {workers}, augment: [{{RandomAffine: {{degrees: 10}}}}]}}
+model: {{name: cnn, channels: [4, 8], dropout: 0.2}}
+data: {{name: digits, batch_size: 24, eval_batch_size: 360, workers: {workers}, augment: [{{RandomAffine: {{degrees: 10}}}}]}}
 optim: {{name: adamw, lr: 2.0e-3}}
 schedule: {{name: OneCycleLR, max_lr: 4.0e-3}}
 train: {{steps: 40, accumulate: 2, precision: {precision}, eval_every: 10, clip: {{norm: 1.0}}, checkpoint: {{every: 5, keep: 3}}}}
@@ -58,6 +58,20 @@ def train(config, monkeypatch, *, steps=None, resume=None):
         return loop.train(config, resume=resume, log_format="plain")
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Return a function that gives the uninterrupted run of a precision."""
+    made = {}
+
+    def run(precision="fp32"):
+        if precision not in made:
+            config = load_config(write_config(tmp_path_factory.mktemp(precision), precision=precision))
+            made[precision] = loop.train(config, log_format="plain").directory
+        return made[precision]
+
+    return run
+
+
 def assert_same_run(found: Path, expected: Path):
     a, b = load_run(found), load_run(expected)
     for table in ("param", "act", "run"):
@@ -75,27 +89,25 @@ def assert_same_run(found: Path, expected: Path):
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("steps", [1, 17])
-def test_an_interrupted_run_resumes_to_the_same_numbers(tmp_path, monkeypatch, precision, steps):
+def test_an_interrupted_run_resumes_to_the_same_numbers(tmp_path, monkeypatch, whole, precision, steps):
     config = load_config(write_config(tmp_path, precision=precision))
-    whole = train(config, monkeypatch)
 
     first = train(config, monkeypatch, steps=steps)
     second = train(config, monkeypatch, resume=first.directory)
 
     assert (first.ending, first.history.step) == ("interrupted", steps - 1)
     assert second.ending == "finished"
-    assert_same_run(first.directory, whole.directory)
+    assert_same_run(first.directory, whole(precision))
 
 
-def test_a_run_interrupted_twice_resumes_to_the_same_numbers(tmp_path, monkeypatch):
+def test_a_run_interrupted_twice_resumes_to_the_same_numbers(tmp_path, monkeypatch, whole):
     config = load_config(write_config(tmp_path))
-    whole = train(config, monkeypatch)
 
     directory = train(config, monkeypatch, steps=9).directory
     train(config, monkeypatch, steps=13, resume=directory)
     train(config, monkeypatch, resume=directory)
 
-    assert_same_run(directory, whole.directory)
+    assert_same_run(directory, whole())
 
 
 def start(*arguments):
@@ -113,25 +125,20 @@ def wait_for(condition, process, seconds=120):
     while not condition():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline, "the run did not get that far"
-        time.sleep(0.01)
+        time.sleep(0.002)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_run_ended_by_a_signal_resumes_to_the_same_numbers_with_workers(tmp_path, monkeypatch, number):
-    path = write_config(tmp_path, workers=2)
-    whole = train(load_config(path), monkeypatch).directory
-    before = set((tmp_path / "runs").iterdir())
-    process = start(path, "--set", "train.steps=40")
+def test_a_run_with_workers_ended_by_a_signal_resumes_to_the_same_numbers(tmp_path, whole, number):
+    process = start(write_config(tmp_path, workers=2), "--set", "run.name=ended")
 
-    wait_for(
-        lambda: list((tmp_path / "runs").glob("*/checkpoints/step-*05")) != list(whole.glob("checkpoints/*05")), process
-    )
+    wait_for(lambda: list((tmp_path / "runs").glob("*/checkpoints/step-*05")), process)
     process.send_signal(number)
     process.communicate(timeout=60)
-    (directory,) = set((tmp_path / "runs").iterdir()) - before
+    (directory,) = (tmp_path / "runs").iterdir()
     resumed = start("--resume", directory)
     output, errors = resumed.communicate(timeout=120)
 
     assert process.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 3)
     assert resumed.returncode == 0, output + errors
-    assert_same_run(directory, whole)
+    assert_same_run(directory, whole())

@@ -1,0 +1,35 @@
+"""What the run was like when it began: its first steps are kept for good, so they need to be looked up only once."""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from gradwatch.detect._robust import Floats, median
+from gradwatch.history.store import History
+
+STEPS = 16
+"""First recorded steps that count as the beginning."""
+
+_known: WeakKeyDictionary[History, dict[str, Floats]] = WeakKeyDictionary()
+
+
+def beginning(history: History, statistic: str, length: int = STEPS) -> Floats:
+    """Return a statistic of the run over the first recorded steps, of shape (at most length,).
+
+    Args:
+        history: Of which at least one step is recorded.
+        statistic: Such as `loss`.
+        length: At most `STEPS`.
+    """
+    found = _known.setdefault(history, {})
+    if len(found.get(statistic, ())) < STEPS:
+        found[statistic] = np.array(history[statistic][:STEPS])
+    return found[statistic][:length]
+
+
+def is_learned(history: History, *, left: float = 0.02) -> bool:
+    """Say whether next to nothing of the first loss is left, so that what is odd about gradients does no harm."""
+    first, newest = float(median(beginning(history, "loss"))), float(median(history.scalar("loss", STEPS)))
+    return 0 <= newest < left * first
