@@ -158,10 +158,34 @@ def sinks(config: Config, directory: Path, *, log_format: str, resumed_at: int |
     if chosen.setdefault("terminal", {}).pop("enabled", True):
         made.append(Terminal(run_dir=directory, log_format=log_format, **chosen["terminal"]))
     if chosen.setdefault("tensorboard", {}).pop("enabled", True):
-        text = config.to_yaml()
-        made.append(TensorBoard(directory=directory, config_text=text, purge_step=resumed_at, **chosen["tensorboard"]))
+        made.append(
+            TensorBoard(
+                directory=directory,
+                config_text=config.to_yaml(),
+                hparams=hparams(config),
+                purge_step=resumed_at,
+                **chosen["tensorboard"],
+            )
+        )
     made.extend(sink(directory=directory) for sink in plugins.entry_points("gradwatch.sinks"))
     return tuple(made)
+
+
+def hparams(config: Config) -> dict[str, bool | int | float | str]:
+    """Return the settings by which runs are compared, flat, by their dotted paths."""
+    chosen = {
+        "run.seed": config.run.seed,
+        "model": config.model.name or config.model.target,
+        **{f"model.{key}": value for key, value in config.model.options.items()},
+        "data": config.data.name or config.data.target,
+        "data.batch_size": config.data.batch_size,
+        "optim": config.optim.name,
+        **{f"optim.{key}": value for key, value in config.optim.options.items()},
+        "schedule": config.schedule.name or "none",
+        "train.precision": config.train.precision,
+        "train.accumulate": config.train.accumulate,
+    }
+    return {key: value if isinstance(value, (bool, int, float, str)) else str(value) for key, value in chosen.items()}
 
 
 def _group_of(name: str, section: OptimSection) -> int:

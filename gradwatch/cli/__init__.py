@@ -15,7 +15,7 @@ import typer
 
 from gradwatch.cli import diagnose, explain, schema, train
 from gradwatch.cli import list as list_
-from gradwatch.cli.console import complain, show_warning
+from gradwatch.cli.console import complain, show_warning, write
 from gradwatch.errors import ConfigError, GradwatchError
 
 CRASHED = 70
@@ -67,9 +67,8 @@ def _of_config(error: ConfigError) -> str:
 def _print_version(wanted: bool) -> None:
     if wanted:
         from gradwatch import __version__
-        from gradwatch.cli.console import output
 
-        output().out(f"gradwatch {__version__}")
+        write(f"gradwatch {__version__}\n")
         raise typer.Exit
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import IO, Literal, TextIO
 
 from rich.console import Console
 from rich.text import Text
@@ -18,14 +18,22 @@ class PipeConsole(Console):
     """A console that goes on in silence where its reader went away, as in `gradwatch list models | head`."""
 
     def on_broken_pipe(self) -> None:
-        """Send the rest nowhere; rich would end the process with code 1, which means findings here."""
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self.file.fileno())
+        """Go on without writing; rich would end the process with code 1, which means findings here."""
+        _send_nowhere(self.file)
 
 
 def output() -> Console:
-    """Return the console for results."""
+    """Return the console for results that are laid out for people."""
     return PipeConsole()
+
+
+def write(text: str) -> None:
+    """Write a result as it is, in lines that are never wrapped."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _send_nowhere(sys.stdout)
 
 
 def complain(kind: Literal["error", "warning", "note"], text: str) -> None:
@@ -50,3 +58,7 @@ def show_warning(
     else:
         text = warnings.formatwarning(message, category, filename, lineno, line)
         (file or sys.stderr).write(text)
+
+
+def _send_nowhere(stream: IO[str]) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradwatch.cli.console import output
+from gradwatch.cli.console import output, write
 from gradwatch.cli.options import FailOn, FailOnOption, exit_code
 
 if TYPE_CHECKING:
@@ -49,15 +49,14 @@ def command(
     if redetect or overrides:
         history = _redetected(history, run, overrides or [])
     diagnoses = diagnose(history)
-    console = output()
     if form is Format.JSON:
         from gradwatch.render import json
 
-        console.out(json.dumps(history, diagnoses), highlight=False)
+        write(json.dumps(history, diagnoses) + "\n")
     else:
         from gradwatch.render.terminal import print_diagnosis
 
-        print_diagnosis(console, history, diagnoses)
+        print_diagnosis(output(), history, diagnoses)
     raise typer.Exit(exit_code(history.findings, fail_on))
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gradwatch.cli.console import output
+from gradwatch.cli.console import write
 
 
 def command(
@@ -24,4 +24,4 @@ def command(
     page = f"{' '.join(entry.aliases)}  {entry.name}\n\n{signature.doc.strip()}"
     settings = "\n".join(f"    {p.name}: {p.shown_default()}" for p in signature.parameters)
     in_config = f"In a config, with the defaults:\n\ndetect:\n  {entry.name}:\n    enabled: true\n{settings}"
-    output().out(f"{page}\n\n{in_config}", highlight=False)
+    write(f"{page}\n\n{in_config}\n")

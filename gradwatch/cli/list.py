@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradwatch.cli.console import output
+from gradwatch.cli.console import output, write
 
 if TYPE_CHECKING:
     from gradwatch.config.signatures import Parameter
@@ -65,8 +65,7 @@ def keyword(parameter: Parameter) -> str:
 def _print(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> None:
     console = output()
     if not console.is_terminal:
-        for row in rows:
-            console.out("\t".join(row).rstrip("\t"), highlight=False)
+        write("".join("\t".join(row).rstrip("\t") + "\n" for row in rows))
         return
     from rich import box
     from rich.table import Table

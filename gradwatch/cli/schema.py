@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradwatch.cli.console import output
+from gradwatch.cli.console import write
 
 
 def command() -> None:
@@ -12,4 +12,4 @@ def command() -> None:
     """
     from gradwatch.config.jsonschema import text
 
-    output().out(text(), end="", highlight=False)
+    write(text())

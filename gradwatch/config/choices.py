@@ -13,7 +13,7 @@ from gradwatch.config.problems import Key, Problem, explain
 from gradwatch.config.signatures import Parameter, Signature
 from gradwatch.config.source import UNKNOWN
 from gradwatch.config.vocabulary import Entry, Vocabulary
-from gradwatch.config.wording import nearest, show, unknown
+from gradwatch.config.wording import show, unknown
 
 ENABLED = Parameter(name="enabled", type=bool, required=False, default=True, text="True", doc="Whether it takes part.")
 """What every detector and sink can be told beside its own settings."""
@@ -25,8 +25,7 @@ def find(vocabulary: Vocabulary, name: Any) -> Entry | str:
     """Return the entry of a name, or what is wrong with the name."""
     entry = vocabulary.find(name) if isinstance(name, str) else None
     if entry is None:
-        spellings = (spelling for known in vocabulary.entries() for spelling in vocabulary.spellings(known))
-        near = nearest(name, spellings) if isinstance(name, str) else ""
+        near = vocabulary.nearest(name) if isinstance(name, str) else ""
         return f"got {show(name)}, expected {vocabulary.expected()}{near}"
     if reason := entry.read().unusable:
         return f"{entry.name} cannot be used here: it {reason}"

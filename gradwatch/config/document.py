@@ -82,7 +82,9 @@ class Document:
 
     def mistakes(self, found: Sequence[Problem]) -> list[Mistake]:
         """Return all mistakes in the order of their lines: those of the writing, and the problems found in the data."""
-        first_at_key = dict(reversed([*self._problems, *found]))
+        first_at_key: dict[Key, str] = {}
+        for key, text in (*self._problems, *found):
+            first_at_key.setdefault(key, text)
         ordered = sorted(first_at_key, key=lambda key: self._find(key)[0])
         problems = [
             Mistake(key=_dotted(key) or self.file, problem=first_at_key[key], place=self._place(key)) for key in ordered

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import math
-from collections.abc import Iterable
+import textwrap
 from typing import Any
 
 from gradwatch.config import known
@@ -64,8 +64,12 @@ def _depend_on_name(definition: Schema, section: type[NamedSection]) -> None:
     vocabulary = section.vocabulary
     properties = definition["properties"]
     del properties["options"], definition["additionalProperties"]
-    names = [name for entry in vocabulary.entries() for name in vocabulary.spellings(entry)]
-    properties["name"] = {"enum": names, "description": f"Name of a {vocabulary.noun}; `gradwatch list` describes all."}
+    groups = _by_options(vocabulary)
+    names = [name for spellings, _ in groups for name in spellings]
+    properties["name"] = {
+        "enum": names,
+        "description": f"Which {vocabulary.noun}; see `gradwatch list {vocabulary.plural}`.",
+    }
     if "target" in properties:
         properties["target"] |= {"pattern": r"^[\w.]+:[\w.]+$"}
     if not section.name_is_optional:
@@ -75,19 +79,19 @@ def _depend_on_name(definition: Schema, section: type[NamedSection]) -> None:
             "if": {"properties": {"name": {"enum": spellings}}, "required": ["name"]},
             "then": _beside(properties, options),
         }
-        for spellings, options in _by_options(vocabulary)
+        for spellings, options in groups
     ]
 
 
-def _by_options(vocabulary: Vocabulary) -> Iterable[tuple[list[str], Schema]]:
-    """Return the options of all names: those that take the same ones together."""
+def _by_options(vocabulary: Vocabulary) -> list[tuple[list[str], Schema]]:
+    """Return the spellings of all names that can be used, those that take the same options together, with these."""
     groups: dict[str, tuple[list[str], Schema]] = {}
     for entry in vocabulary.entries():
         signature = entry.read()
         if not signature.unusable:
             options = _options(signature, described=entry.is_own)
             groups.setdefault(json.dumps(options), ([], options))[0].extend(vocabulary.spellings(entry))
-    return groups.values()
+    return list(groups.values())
 
 
 def _beside(properties: Schema, options: Schema) -> Schema:
@@ -146,12 +150,13 @@ def _pretty(value: Any, *, indent: str) -> str:
     if len(indent) + len(line) <= 116 or not isinstance(value, dict | list):
         return line
     inner = indent + "  "
-    if isinstance(value, list):
-        items = [_pretty(item, indent=inner) for item in value]
-    else:
-        items = [f"{json.dumps(key)}: {_pretty(item, indent=inner)}" for key, item in value.items()]
-    opening, closing = "[]" if isinstance(value, list) else "{}"
-    return opening + "\n" + ",\n".join(inner + item for item in items) + "\n" + indent + closing
+    if isinstance(value, dict):
+        items = [f"{inner}{json.dumps(key)}: {_pretty(item, indent=inner)}" for key, item in value.items()]
+        return "{\n" + ",\n".join(items) + "\n" + indent + "}"
+    if all(isinstance(item, str) and not item.count(" ") for item in value):  # names: as many to a line as fit
+        filled = textwrap.fill(line[1:-1], 116, initial_indent=inner, subsequent_indent=inner, break_on_hyphens=False)
+        return f"[\n{filled}\n{indent}]"
+    return "[\n" + ",\n".join(inner + _pretty(item, indent=inner) for item in value) + "\n" + indent + "]"
 
 
 def _without_titles(made: Any) -> Any:

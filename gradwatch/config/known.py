@@ -88,8 +88,7 @@ def _torchvision_models(wrapper: Path) -> tuple[Entry, ...]:
     """Return the classification models that torchvision registers by decorating their builders."""
     return tuple(
         Entry(name=node.name, read=partial(_wrapped, path, node.name, "model", wrapper))
-        for name, path in _imported("torchvision.models")
-        if name == "*"
+        for path in _taken_whole(locate("torchvision.models"))
         for node in load(path).tree.body
         if isinstance(node, ast.FunctionDef) and any("register_model" in ast.unparse(d) for d in node.decorator_list)
     )
@@ -157,6 +156,14 @@ def _classes(path: Path) -> Iterator[ast.ClassDef]:
 def _imported(module: str) -> list[tuple[str, Path]]:
     path = locate(module)
     return [(n, p) for n, p in load(path).imported() if n[0] != "_"] if path else []
+
+
+def _taken_whole(path: Path | None) -> Iterator[Path]:
+    """Yield the files of which a file imports everything, and those of which they do."""
+    for name, inner in load(path).imported() if path else ():
+        if name == "*":
+            yield inner
+            yield from _taken_whole(inner)
 
 
 def _folder(module: str) -> Path:

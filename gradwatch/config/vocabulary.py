@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import final
 
 from gradwatch.config.signatures import Signature
+from gradwatch.config.wording import nearest, one_of
 
 MANY = 30
 """A message lists at most so many names; where there are more it says how to see them."""
@@ -70,11 +71,16 @@ class Vocabulary:
         snake = snake_case(entry.name, suffix=self.suffix)
         return tuple(dict.fromkeys((entry.name, snake, fold(snake))))
 
+    def nearest(self, name: str) -> str:
+        """Return `; did you mean 'x'?` for the name that was probably meant, or an empty string."""
+        # the stored spelling last: of two that are equally near it is the one that is suggested
+        return nearest(name, [s for entry in self.entries() for s in reversed(self.spellings(entry)[:2])])
+
     def expected(self) -> str:
         """Return the names in the words of a message."""
         own = [entry.name for entry in self.own()]
         if len(self.entries()) <= MANY:
-            return f"one of {', '.join(e.name for e in self.entries() if not e.read().unusable)}"
+            return one_of([entry.name for entry in self.entries() if not entry.read().unusable])
         others = f"{self.library_noun} (`gradwatch list {self.plural}` shows all)"
         return f"one of {', '.join(own)}, or {others}" if own else others
 

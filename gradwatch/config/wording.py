@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ _WORDS: dict[Any, str] = {
     NoneType: "null",
 }
 _LONGEST_VALUE = 60
+_MUCH_ALIKE = 0.8  # one wrong letter in five
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +62,13 @@ def unknown(name: str, *, owner: str = "", known: Iterable[str]) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` for the known name that was probably meant, or an empty string.
 
-    That is one whose initials it is or the reverse (`learning_rate` and `lr`), one that is it with a word more or
-    less (`num_workers` and `workers`), or else the one that looks most alike.
+    That is one that looks much alike; else one whose initials it is or the reverse (`learning_rate` and `lr`), or that
+    is it with a word more or less (`num_workers` and `workers`); else the one that looks most alike.
     """
     known = list(known)
+    by_folded = {candidate.casefold(): candidate for candidate in known}
+    for alike in difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=_MUCH_ALIKE):
+        return f"; did you mean '{by_folded[alike]}'?"
     for is_like in (_is_initials, _has_words_of):
         for candidate in known:
             if is_like(name.casefold(), candidate.casefold()) or is_like(candidate.casefold(), name.casefold()):

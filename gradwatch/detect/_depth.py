@@ -35,6 +35,7 @@ class Depth:
         chain_K: These and the other trainable tensors of their modules (biases), module after module.
         starts_D: Where each module starts in `chain_K`.
         units_L: Whether a tensor has one element per unit: biases, and weights of modules that have no such tensor.
+        output_bias: Bias of the last module with a weight matrix, or None where it has none.
         unowned: Trainable tensors that no optimizer holds.
     """
 
@@ -46,6 +47,7 @@ class Depth:
     chain_K: NDArray[np.intp]
     starts_D: NDArray[np.intp]
     units_L: NDArray[np.bool_]
+    output_bias: int | None
     unowned: tuple[int, ...]
 
 
@@ -110,6 +112,7 @@ def _measure(layers: tuple[LayerInfo, ...]) -> Depth:
         and layer.module_type not in SELDOM_READ
         for layer in layers
     ]
+    last = next(reversed(parts.values()), [])
     sizes = [len(part) for part in parts.values()]
     return Depth(
         trainable_L=trainable_L,
@@ -120,5 +123,6 @@ def _measure(layers: tuple[LayerInfo, ...]) -> Depth:
         chain_K=np.array([i for part in parts.values() for i in part], np.intp),
         starts_D=np.cumsum([0, *sizes[:-1]], dtype=np.intp),
         units_L=np.array(units_L, np.bool_),
+        output_bias=next((i for i in reversed(last) if len(layers[i].shape) == 1), None),
         unowned=tuple(i for i, layer in enumerate(layers) if layer.trainable and layer.group is None),
     )

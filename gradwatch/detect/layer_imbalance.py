@@ -18,6 +18,9 @@ from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
 
+FEW = 4
+"""Weight matrices up to which the output layer counts as well: with more it leads by nature."""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +29,7 @@ class LayerImbalance:
 
     What it measures: the size of a gradient element (root mean square) in each weight matrix, and how far the largest
     lies above the second largest, at every step of a window. Biases, norms, scalars and embeddings are left out: their
-    gradients are of another size by nature.
+    gradients are of another size by nature, and so is that of the output layer of a deeper network.
 
     Why it matters: one learning rate cannot serve both. What is right for the others makes this layer bounce, what is
     right for this one leaves the others where they are; clipping by the norm leaves room for this one only.
@@ -67,6 +70,8 @@ class LayerImbalance:
         if len(l2_TL) < self.steps or np.isnan(level_M).all():
             return
         top = int(np.nanargmax(level_M))
+        if top == len(level_M) - 1 and len(level_M) > FEW:
+            return
         size_TM = l2_TL[:, shape.matrices_M] / shape.root_numel_L[shape.matrices_M]
         rest_T = np.fmax.reduce(np.delete(size_TM, top, axis=1), axis=1)
         lead = float(np.fmin.reduce(log10(size_TM[:, top]) - log10(rest_T)))

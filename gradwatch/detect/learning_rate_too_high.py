@@ -21,7 +21,7 @@ SPAN = 20
 """Steps over which growth is measured: two samples of the weights at the default schedule."""
 
 AFTER = 6
-"""Steps after a jump of the rate that show what the loss does."""
+"""Steps before and after a jump of the rate that show what the loss does. (The start of a warm-up is no jump.)"""
 
 
 @final
@@ -103,7 +103,7 @@ class LearningRateTooHigh:
             before_T = np.maximum.accumulate(rate_T)[:-1]
             jumps = np.flatnonzero(rate_T[1:] >= self.jump * before_T) + 1
             at = int(jumps[-1]) if len(jumps) else 0
-            if not 0 < at <= len(rate_T) - AFTER or before_T[at - 1] <= 0:
+            if not AFTER <= at <= len(rate_T) - AFTER or before_T[at - 1] <= 0:
                 continue
             loss_T = history.scalar("loss", 64)
             before, after = float(median(loss_T[max(0, at - AFTER) : at])), float(median(loss_T[at + 1 :]))

@@ -33,11 +33,11 @@ class NoGradient:
     Why it matters: they keep their first values for ever; with weight decay they even shrink to nothing. What the
     person believes to be trained is not.
 
-    When it is wrong: a module that is not used on purpose (the pooler of a language model, a head for another task):
-    freeze it with `requires_grad_(False)` and it is not counted. Where other tensors come and go from step to step, as
-    experts and heads that train in turn do, the wait is five times as long, and a module that is built like those is
-    taken for an expert that nothing was sent to (info). Zeros behind a ReLU that never fires are
-    reported as dead-relu, at the ReLU.
+    When it is wrong: a module that is not used on purpose (the pooler of a language model, a head for another
+    task): freeze it with `requires_grad_(False)` and it is not counted. Where other tensors come and go from step
+    to step, as experts and heads that train in turn do, and while the rate warms up, the wait is five times as
+    long. A module that is built like those that come and go is taken for an expert that nothing was sent to (info).
+    Zeros behind a ReLU that never fires are reported as dead-relu, at the ReLU.
 
     What to do: look for `detach()`, `.data`, `.item()`, `.numpy()` or `torch.no_grad()` between the layer and the loss,
     for a module whose output is not used, and for a softmax over a single unit or another constant before the loss.
@@ -69,7 +69,9 @@ class NoGradient:
         in_turn_L = (share_L > 0) & (share_L < 0.9) & shape.trainable_L
         ill_L = shape.trainable_L & (share_L == 0)
         steps = int(looked_T.sum())
-        if not ill_L.any() or steps < self.patience * (INTERMITTENT if in_turn_L.any() else 1):
+        rate_T = history.scalar("lr.0")
+        may_come = in_turn_L.any() or rate_T[-1] > rate_T[0]
+        if not ill_L.any() or steps < self.patience * (INTERMITTENT if may_come else 1):
             return
         shapes_in_turn = {layer.shape for layer, is_so in zip(history.info.layers, in_turn_L, strict=True) if is_so}
         missing_L = np.isnan(l2_TL).all(axis=0)

@@ -1,8 +1,8 @@
 /* How a tensor's memory is read: in blocks, as floats or doubles, in lanes. Plain C99, no Python.
  *
- * Float sums run in a fixed number of lanes and in a fixed order, without fused multiply-add, so that their bits are the
- * same on every instruction set. Lanes are flushed to double after every block. Magnitudes compare as integers: the bits
- * of |x| order like |x|, with NaN above Inf above everything finite. */
+ * Float sums run in a fixed number of lanes and in a fixed order, without fused multiply-add, so that their bits are
+ * the same on every instruction set. Lanes are flushed to double after every block. Magnitudes compare as integers: the
+ * bits of |x| order like |x|, with NaN above Inf above everything finite. */
 #ifndef GRADWATCH_BLOCKS_H
 #define GRADWATCH_BLOCKS_H
 

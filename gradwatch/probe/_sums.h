@@ -189,7 +189,8 @@ EVERY_CPU static double squares_of(const void *data, size_t n, Kind kind)
 }
 
 /* Sums of squares of `before` and of `after - before`, in double: updates may be tiny, and memory is the limit here. */
-EVERY_CPU static void change_of(const void *before, const void *after, size_t n, Kind kind, double *weight, double *update)
+EVERY_CPU static void change_of(const void *before, const void *after, size_t n, Kind kind, double *weight,
+                                double *update)
 {
     double weights[LANES] = {0}, updates[LANES] = {0};
     double wide_before[BLOCK], wide_after[BLOCK];

@@ -98,7 +98,9 @@ static void look_at(PyObject *object, int any_dtype, int in_order, View *view)
     for (int d = 0; d < t.ndim; d++)
         numel *= (size_t)t.shape[d];
     view->kind = kind_of(&t);
-    if (t.device_type != DL_CPU || (view->kind == OTHER && !any_dtype) || (numel && (!t.data || !is_dense(&t, in_order))))
+    if (t.device_type != DL_CPU || (view->kind == OTHER && !any_dtype))
+        return;
+    if (numel && (!t.data || !is_dense(&t, in_order)))
         return;
     view->data = (const char *)t.data + t.byte_offset;
     view->numel = numel;

@@ -8,18 +8,23 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from types import ModuleType
 from typing import Any, Self, final
 
 import torch
 from torch import nn
 
+from gradwatch.probe import kernel as kernels
 from gradwatch.probe.activation_rules import SIGMOID_EDGE, Range, Rules, rules_of
 from gradwatch.probe.layout import Models, named_modules
-from gradwatch.probe.reduce import wide_dtype
+from gradwatch.probe.reduce import NUM_STATISTICS, wide_dtype
+from gradwatch.probe.transfer import to_host
 from gradwatch.records import ActivationInfo
 
 # What a compiled graph may note down inside of activation checkpointing, without doing so again in the recomputation.
 _ONCE_UNDER_CHECKPOINT = "skip_fwd_side_effects_in_bwd_under_checkpoint"
+
+_SMALL_MAP = 64  # values of a channel side by side, below which the CPU reduces over samples first; measured: 25 times
 
 _CHANNELS_FIRST = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
 _FEATURES_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.MultiheadAttention, nn.RNNBase)
@@ -28,31 +33,38 @@ _FEATURES_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.MultiheadAttention, 
 class _Slot:
     """One watched module and what was summed over the calls of the current step. It keeps no activation."""
 
-    def __init__(self, rules: Rules, *, channels_first: bool | None, limit: int) -> None:
+    def __init__(self, rules: Rules, *, channels_first: bool | None, limit: int, native: ModuleType | None) -> None:
         self.rules = rules
         self.channels_first = channels_first
         self.limit = limit
+        self.native = native
         self.clear()
 
     def clear(self) -> None:
         """Forget the step before."""
-        self.sums: torch.Tensor | None = None  # (4,), see `_sums`
+        self.moments: torch.Tensor | None = None  # (3,): number of values, and times it their mean and mean square
+        self.saturated: torch.Tensor | None = None  # number of values times their saturated fraction
         self.dead: list[torch.Tensor] = []  # (C,) of each call within a forward pass: never fired so far
         self.call = 0
 
     def add(self, output: torch.Tensor) -> None:
         """Take in the output of one call."""
-        x = output.detach()
+        rules, x = self.rules, self._sample(output.detach()).float()
+        self.moments = _plus(self.moments, _moments(x, native=self.native))
+        if rules.softmax_dim is not None:
+            winner = x.amax(-1)  # whose slope is p (1 - p)
+            self.saturated = _plus(self.saturated, (winner > 0.5 + SIGMOID_EDGE).mean(dtype=torch.float32) * x.numel())
+        elif rules.saturated is not None:
+            self.saturated = _plus(self.saturated, rules.saturated(x) * x.numel())
+        if rules.dead is not None:
+            self._add_dead(_never_left(x, rules.dead))
+
+    def _sample(self, x: torch.Tensor) -> torch.Tensor:
+        """Return leading samples with units, or the classes of a softmax, in the last dimension."""
         if self.rules.softmax_dim is not None:
-            x = _leading(x.movedim(self.rules.softmax_dim, -1), self.limit).float()
-            saturated = (x.amax(-1) > 0.5 + SIGMOID_EDGE).mean(dtype=torch.float32)  # p (1 - p) of the winner
-        else:
-            x = self._units_last(x).float()
-            saturated = self.rules.saturated(x) if self.rules.saturated else x.new_tensor(math.nan)
-        sums = _sums(x, saturated)
-        self.sums = sums if self.sums is None else self.sums + sums
-        if self.rules.dead is not None:
-            self._add_dead(_never_left(x, self.rules.dead))
+            return _leading(x.movedim(self.rules.softmax_dim, -1), self.limit)
+        channels_first = x.ndim > 3 if self.channels_first is None else self.channels_first
+        return _leading(x.movedim(1, -1) if channels_first and x.ndim > 2 else x, self.limit)
 
     def _add_dead(self, dead_C: torch.Tensor) -> None:
         """Join the units of this call with those of the same call in earlier forward passes of the step."""
@@ -62,43 +74,62 @@ class _Slot:
             self.dead[self.call] = self.dead[self.call] & dead_C
         self.call += 1
 
-    def _units_last(self, x: torch.Tensor) -> torch.Tensor:
-        """Return leading samples with the units in the last dimension."""
-        channels_first = x.ndim > 3 if self.channels_first is None else self.channels_first
-        return _leading(x.movedim(1, -1) if channels_first and x.ndim > 2 else x, self.limit)
+    def dead_frac(self) -> torch.Tensor:
+        """Return the fraction of units that never fired, where there are units that can be dead."""
+        return (self.dead[0] if len(self.dead) == 1 else torch.cat(self.dead)).mean(dtype=torch.float32)
 
-    def statistics(self) -> torch.Tensor | None:
-        """Return the four statistics, of shape (S,), or None where nothing was called."""
-        if self.sums is None:
-            return None
-        _, mean, square, saturated = self.sums / self.sums[0]
-        std = (square - mean.square()).clamp_min(0).sqrt()
-        dead = torch.cat(self.dead).mean(dtype=mean.dtype) if self.dead else mean.new_tensor(math.nan)
-        return torch.stack([dead, saturated, mean, std]).float()
+
+def _plus(total: torch.Tensor | None, term: torch.Tensor) -> torch.Tensor:
+    return term if total is None else total + term
 
 
 def _leading(x: torch.Tensor, limit: int) -> torch.Tensor:
     """Return the leading samples of outputs with units last: at most `limit` values, of one sample where need be."""
-    while x.ndim > 1 and x[0].numel() > limit:
+    while x.ndim > 1 and math.prod(x.shape[1:]) > limit:
         x = x[0]
-    return x[: max(1, limit // max(1, x[0].numel()))] if x.numel() > limit else x
+    return x[: max(1, limit // math.prod(x.shape[1:]))] if x.numel() > limit else x
 
 
-def _sums(x: torch.Tensor, saturated: torch.Tensor) -> torch.Tensor:
-    """Return what adds up over calls: number of values, and times it their mean, mean square and saturated fraction."""
-    mean = x.mean()
+def _moments(x: torch.Tensor, *, native: ModuleType | None) -> torch.Tensor:
+    """Return what adds up over calls: the number of values, and times it their mean and mean square; shape (3,)."""
+    n = x.numel()
+    if native is not None and not torch.compiler.is_compiling():
+        row_S1 = torch.empty((NUM_STATISTICS, 1), dtype=torch.float32, device="cpu")
+        if native.statistics((x,), False, row_S1, 1.0) is None:
+            mean, std = to_host(row_S1)[2:4, 0].tolist()
+            return torch.tensor([n, n * mean, n * (std * std + mean * mean)], dtype=torch.float64, device="cpu")
+    average = x.mean()
     # Deviations first: the difference of mean square and squared mean would drown in the rounding of float32.
-    variance = torch.linalg.vector_norm(x - mean).square() / x.numel()
-    mean, variance, saturated = (v.to(wide_dtype(x.device)) for v in (mean, variance, saturated))
-    return torch.stack([torch.ones_like(mean), mean, variance + mean.square(), saturated]) * x.numel()
+    variance = torch.linalg.vector_norm(x - average).square() / n
+    average, variance = average.to(wide_dtype(x.device)), variance.to(wide_dtype(x.device))
+    return torch.stack([torch.ones_like(average), average, variance + average.square()]) * n
 
 
 def _never_left(x: torch.Tensor, interval: Range) -> torch.Tensor:
     """Say of each unit, the last dimension, whether all its outputs lie in the interval. NaN lies in none."""
     low, high = interval
-    samples = tuple(range(x.ndim - 1))
-    inside_C = (x.amax(samples) if samples else x) <= high
-    return inside_C if low == -math.inf else inside_C & ((x.amin(samples) if samples else x) >= low)
+    inside_C = _extreme(x, torch.amax) <= high
+    return inside_C if low == -math.inf else inside_C & (_extreme(x, torch.amin) >= low)
+
+
+def _extreme(x: torch.Tensor, reduce: Callable[..., torch.Tensor]) -> torch.Tensor:
+    """Return the largest or smallest output of each unit, the last dimension of x."""
+    if x.ndim == 4 and x.stride(-1) > 1 and x.stride(-1) < _SMALL_MAP:
+        x = reduce(x.movedim(-1, 1), 0).movedim(0, -1)
+    return reduce(x, tuple(range(x.ndim - 1))) if x.ndim > 1 else x
+
+
+def _statistics(slots: list[_Slot]) -> torch.Tensor:
+    """Return the statistics of modules that were called, of shape (S, A), float32, on the device of the first."""
+    moments = [slot.moments for slot in slots if slot.moments is not None]
+    device = moments[0].device
+    n_A, mean_A, square_A = torch.stack([m.to(device) for m in moments], dim=1)
+    mean_A, square_A = mean_A / n_A, square_A / n_A
+    std_A = (square_A - mean_A.square()).clamp_min_(0).sqrt_()
+    nan = torch.full((), math.nan, dtype=torch.float32, device=device)
+    saturated_A = torch.stack([nan if slot.saturated is None else slot.saturated.to(device) for slot in slots]) / n_A
+    dead_A = torch.stack([slot.dead_frac().to(device) if slot.dead else nan for slot in slots])
+    return torch.stack([dead_A, saturated_A, mean_A, std_A]).float()
 
 
 def _counts(module: nn.Module) -> bool:
@@ -131,9 +162,10 @@ class ActivationProbe:
     Args:
         model: A model, or several by name.
         max_elements: At most so many values are read per call: those of the leading samples.
+        kernel: Which code reads tensors on the CPU; for tests and measurements.
     """
 
-    def __init__(self, model: Models, *, max_elements: int = 262144) -> None:
+    def __init__(self, model: Models, *, max_elements: int = 262144, kernel: kernels.Kernel = "auto") -> None:
         self._is_armed = False
         self._slots: list[_Slot] = []
         self._hooks = ExitStack()
@@ -146,7 +178,7 @@ class ActivationProbe:
             rules = rules_of(module)
             if rules is not None:
                 infos.append(ActivationInfo(name=name, module_type=type(module).__name__))
-                slot = _Slot(rules, channels_first=channels_first, limit=max_elements)
+                slot = _Slot(rules, channels_first=channels_first, limit=max_elements, native=kernels.choose(kernel))
                 self._slots.append(slot)
                 self._hooks.callback(module.register_forward_hook(self._hook(slot)).remove)
         for root in model.values() if isinstance(model, Mapping) else [model]:
@@ -187,13 +219,16 @@ class ActivationProbe:
             `infos`; nan where a notion does not apply and where a module was not called. None where the probe was not
             armed or nothing was called.
         """
-        columns = [slot.statistics() if self._is_armed else None for slot in self._slots]
+        called = [i for i, slot in enumerate(self._slots) if slot.moments is not None] if self._is_armed else []
         self._disarm()
-        called = next((c for c in columns if c is not None), None)
-        if called is None:
+        if not called:
             return None
-        missing = torch.full_like(called, math.nan)
-        return torch.stack([missing if c is None else c.to(called.device) for c in columns], dim=1)
+        row_SA = _statistics([self._slots[i] for i in called])
+        if len(called) == len(self._slots):
+            return row_SA
+        whole_SA = row_SA.new_full((row_SA.shape[0], len(self._slots)), math.nan)
+        whole_SA[:, called] = row_SA
+        return whole_SA
 
     def _hook(self, slot: _Slot) -> Callable[[nn.Module, Any, Any], None]:
         def look(module: nn.Module, inputs: Any, output: Any) -> None:

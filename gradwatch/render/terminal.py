@@ -35,7 +35,7 @@ class Terminal:
 
     Args:
         console: Where to write; standard output where None.
-        every: Optimizer steps between two lines, where the output is no live view.
+        every: Optimizer steps between two lines, where the output is no live view; 0 is never.
         log_format: `rich` for the live view, `plain` for lines of text, `json` for lines of JSON; `auto` takes the
             live view on a terminal and plain lines elsewhere.
         run_dir: Run directory that the summary names, or None.
@@ -61,7 +61,7 @@ class Terminal:
         self._layers: tuple[Layer, ...] = ()
         self._live: Live | None = None
         self._due_s = 0.0
-        self._next_step = 0
+        self._next_step: float = 0 if every else float("inf")
         self._val_step = -1
 
     def write(self, history: History) -> None:

@@ -12,7 +12,10 @@ from gradwatch.config.docstrings import arguments, summary
         ("Return it. And more.\n\nMuch more.", "Return it."),
         ("Return what\n    is meant. More", "Return what is meant."),
         ("Return e.g. this", "Return e.g. this"),
-        ("ResNet-18 from `Deep Residual Learning <https://arxiv.org/abs/1>`__.", "ResNet-18 from Deep Residual Learning."),
+        (
+            "ResNet-18 from `Deep Residual Learning <https://arxiv.org/abs/1>`__.",
+            "ResNet-18 from Deep Residual Learning.",
+        ),
         ("Uses :class:`~torch.nn.Linear` and ``x``.", "Uses Linear and x."),
         ("", ""),
     ],

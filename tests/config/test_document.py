@@ -165,7 +165,7 @@ def test_a_file_in_a_missing_folder_is_a_mistake(tmp_path):
 
 
 def test_a_folder_is_a_mistake_and_a_run_directory_is_to_be_resumed(tmp_path):
-    with pytest.raises(ConfigError, match="is a folder, expected a YAML file$"):
+    with pytest.raises(ConfigError, match=r"is a folder, expected a YAML file$"):
         read(tmp_path)
 
     (tmp_path / "config.yaml").write_text("a: 1")

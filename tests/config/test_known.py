@@ -31,11 +31,15 @@ def test_a_detector_is_a_class_with_a_code_and_a_kind(package):
 
 def test_a_sink_is_a_file_with_a_class_that_has_its_methods(package):
     assert names(known.SINKS) == ["tensorboard", "terminal"], "json has no sink"
-    assert [p.name for p in known.SINKS.find("terminal").read().parameters] == ["every"], "the harness gives the console"
+    assert [p.name for p in known.SINKS.find("terminal").read().parameters] == ["every"], (
+        "the harness gives the console"
+    )
 
 
 def test_detectors_of_other_packages_are_found_by_their_entry_points(package, tmp_path, monkeypatch):
-    (tmp_path / "others.py").write_text("class Odd:\n    code = 'XX001'\n    kind = 'odd'\n    def __init__(self, x=1): ...\n")
+    (tmp_path / "others.py").write_text(
+        "class Odd:\n    code = 'XX001'\n    kind = 'odd'\n    def __init__(self, x=1): ...\n"
+    )
     info = tmp_path / "others-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Name: others\nVersion: 1.0\n")
@@ -119,7 +123,9 @@ def test_the_harness_fills_in_how_long_a_cosine_is():
 
 
 def test_a_torchvision_dataset_also_takes_the_settings_of_its_wrapper(package):
-    (package / "data" / "_torchvision.py").write_text("def build(*, name: str, root: str = 'data', val_split: str = ''): ...")
+    (package / "data" / "_torchvision.py").write_text(
+        "def build(*, name: str, root: str = 'data', val_split: str = ''): ..."
+    )
 
     parameters = {p.name: p for p in known.DATA.find("MNIST").read().parameters}
 

@@ -153,10 +153,16 @@ def test_an_empty_mapping_misses_what_it_needs(write):
             "loss.name: CTCLoss cannot be used here: it takes 4 inputs (log_probs, targets, input_lengths, "
             "target_lengths), but a model has outputs and targets to give",
         ),
-        ("optim.groups=[{}]", "optim.groups.0.match: missing, expected a pattern of parameter names, or a list of such"),
+        (
+            "optim.groups=[{}]",
+            "optim.groups.0.match: missing, expected a pattern of parameter names, or a list of such",
+        ),
         ("optim.groups=[3]", "optim.groups: got [3], expected a list, each a mapping with match"),
         ("optim.groups=[{match: a, weight_decay: x}]", "optim.groups.0.weight_decay: got 'x', expected a number"),
-        ("data.augment=Flip", "data.augment: got 'Flip', expected a list of transforms, such as [RandomHorizontalFlip]"),
+        (
+            "data.augment=Flip",
+            "data.augment: got 'Flip', expected a list of transforms, such as [RandomHorizontalFlip]",
+        ),
         (
             "data.augment=[{a: 1, b: 2}]",
             "data.augment.0: got {a: 1, b: 2}, expected a name, or a mapping from a name to its keyword arguments",

@@ -87,7 +87,9 @@ def test_whatever_is_written_reads_back_equal(data):
     assert read(write(data)) == data
 
 
-@pytest.mark.parametrize("text", ["3e-4", "yes", "010", "1:30", "null", "~", "0x1F", "1_000", ".nan", "", " a", "#", "a: b"])
+@pytest.mark.parametrize(
+    "text", ["3e-4", "yes", "010", "1:30", "null", "~", "0x1F", "1_000", ".nan", "", " a", "#", "a: b"]
+)
 def test_text_that_looks_like_something_else_stays_text(text):
     assert read(write([text])) == [text]
 

@@ -66,14 +66,16 @@ def test_modules_are_listed_in_the_order_of_the_model():
         assert [(i.name, i.module_type) for i in probe.infos] == [("1", "Tanh"), ("2.0", "ReLU")], "activations only"
 
 
-def test_statistics_equal_the_obvious_ones():
-    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU())
+@pytest.mark.parametrize("kernel", ["auto", "torch"])
+@pytest.mark.parametrize("size", [3, 6])
+def test_statistics_equal_the_obvious_ones(kernel, size):
+    model = nn.Sequential(nn.Conv2d(3, 16, size), nn.ReLU())  # maps of 6 x 6 and of 3 x 3
     with torch.no_grad():
         model[0].bias[:5] = -100.0
     batches = [images(4), images(3) * 2]
     outputs = [model(batch) for batch in batches]
 
-    row_S = measure(model, batches)[:, 0]
+    row_S = measure(model, batches, kernel=kernel)[:, 0]
 
     np.testing.assert_allclose(row_S, reference.activation_statistics(outputs, 1, RELU_DEAD), rtol=1e-5)
     assert row_S[DEAD] == pytest.approx(5 / 16), "five channels were pushed below zero"
@@ -244,10 +246,11 @@ def test_leaky_functions_neither_die_nor_saturate(module):
     assert np.isnan(row_S[[DEAD, SATURATED]]).all(), "the notions do not apply"
 
 
-def test_deviation_holds_where_the_mean_is_large_beside_it():
+@pytest.mark.parametrize("kernel", ["auto", "torch"])
+def test_deviation_holds_where_the_mean_is_large_beside_it(kernel):
     x = 0.5 + 1e-4 * torch.randn(300, 50, generator=torch.Generator().manual_seed(2))
 
-    row_S = measure(nn.Sequential(nn.ReLU()), [part.requires_grad_() for part in x.chunk(3)])[:, 0]
+    row_S = measure(nn.Sequential(nn.ReLU()), [part.requires_grad_() for part in x.chunk(3)], kernel=kernel)[:, 0]
 
     assert row_S[STD] == pytest.approx(float(x.double().std(correction=0)), rel=1e-3), "not lost to rounding"
 

@@ -64,6 +64,14 @@ def test_plain_output_holds_no_control_codes(make_console, written, vanishing):
     assert "\x1b" not in written(console)
 
 
+def test_zero_switches_the_lines_off(make_console, written, healthy):
+    console = make_console()
+
+    Terminal(console=console, every=0).write(healthy.history)
+
+    assert written(console) == ""
+
+
 def test_steps_that_are_not_multiples_are_shown_as_well(make_console, written, healthy, grow):
     console = make_console()
     sink = Terminal(console=console, every=50)

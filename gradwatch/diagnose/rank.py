@@ -1,0 +1,143 @@
+"""From findings to diagnoses: as many findings as possible with as few causes, the root before what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from gradwatch.diagnose.causes import CAUSES, Cause
+from gradwatch.diagnose.circumstances import numbers, signs
+from gradwatch.diagnose.remedy import remedies
+from gradwatch.history.store import History
+from gradwatch.records import Diagnosis, Finding, Severity
+
+SLACK = 20
+"""Steps that a symptom may be found before its cause: some detectors need more steps to be sure than others."""
+
+MOST = 0.95
+"""Largest certainty: a table cannot know everything that may go wrong."""
+
+WEIGHT = {Severity.INFO: 1, Severity.WARNING: 2, Severity.CRITICAL: 4}
+"""What it is worth to explain one kind of finding, by its gravest."""
+
+
+def diagnose(history: History) -> tuple[Diagnosis, ...]:
+    """Explain every finding of a history by exactly one cause.
+
+    Causes are taken one after the other: each time the one that explains most of what is left, where a kind of
+    finding counts once, by its severity, times the certainty of the cause. A cause explains nothing that was found
+    clearly before its own leading finding. The certainty is
+
+        odds / (odds + odds of the causes that compete for the same leading finding + 1)
+
+    with the odds of the table: those of the leading kind, times those of the circumstances that hold, times those of
+    the further kinds that it explains; the 1 stands for what is not in the table. It is cut off at 0.95.
+
+    Args:
+        history: With its findings; nothing else is asked.
+
+    Returns:
+        Diagnoses, the gravest first, and of equal ones the earliest.
+    """
+    left = sorted(history.findings, key=lambda f: (f.step, -f.severity))
+    made: list[Diagnosis] = []
+    while left:
+        best = _best(history, left)
+        explained = best.findings if best else tuple(f for f in left if f.kind == left[0].kind)
+        made.append(_diagnosis(history, best) if best else _unexplained(explained))
+        left = [f for f in left if f not in explained]
+    return tuple(sorted(made, key=lambda d: (-d.severity, d.findings[0].step)))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A cause, what it would explain (the leading finding first), its odds and the certainty that follows."""
+
+    cause: Cause
+    findings: tuple[Finding, ...]
+    odds: float
+    certainty: float = 0.0
+    rivals: tuple[str, ...] = ()
+
+    @property
+    def worth(self) -> float:
+        """The certainty times the weight of what is explained."""
+        gravest: dict[str, int] = {}
+        for finding in self.findings:
+            gravest[finding.kind] = max(gravest.get(finding.kind, 0), WEIGHT[finding.severity])
+        return self.certainty * sum(gravest.values())
+
+
+def _best(history: History, left: Sequence[Finding]) -> _Candidate | None:
+    """Return the cause that explains most of what is left, or None where no cause leads anywhere."""
+    candidates = []
+    for leading in _leading(left):
+        holds = signs(history, leading)
+        rivals = [c for cause in CAUSES if (c := _candidate(cause, leading, left, holds)) is not None]
+        everything = 1 + sum(c.odds for c in rivals)
+        for c in rivals:
+            near = tuple(r.cause.name for r in rivals if r is not c and r.odds >= c.odds / 3)
+            candidates.append(_Candidate(c.cause, c.findings, c.odds, min(MOST, c.odds / everything), near))
+    return max(candidates, key=lambda c: (c.worth, -c.findings[0].step), default=None)
+
+
+def _leading(left: Sequence[Finding]) -> list[Finding]:
+    """Return the first finding of each kind: what follows of the same kind has the same cause."""
+    return list({f.kind: f for f in reversed(left)}.values())
+
+
+def _candidate(cause: Cause, leading: Finding, left: Sequence[Finding], holds: frozenset[str]) -> _Candidate | None:
+    """Return what a cause explains if a finding leads to it, or None where it is out of the question."""
+    if leading.kind not in cause.leads or not cause.requires <= holds or cause.excludes & holds:
+        return None
+    odds = cause.leads[leading.kind]
+    for sign, factor in cause.signs.items():
+        odds *= factor if sign in holds else 1
+    explained = [f for f in left if f.kind == leading.kind]
+    for kind in dict.fromkeys(f.kind for f in left if f.kind != leading.kind):
+        later = [f for f in left if f.kind == kind and f.step >= leading.step - SLACK]
+        if later and (kind in cause.explains or kind in cause.leads):
+            odds *= max(1.0, cause.explains.get(kind, cause.leads.get(kind, 1.0)))
+            explained += later
+    explained.sort(key=lambda f: (f is not leading, f.kind != leading.kind, f.step, -f.severity))
+    return _Candidate(cause, tuple(explained), odds)
+
+
+def _diagnosis(history: History, best: _Candidate) -> Diagnosis:
+    leading, facts = best.findings[0], numbers(history)
+    followed = {f.kind: f.step for f in reversed(best.findings) if f.kind != leading.kind}
+    parts = [f"At step {leading.step} {leading.message}.", best.cause.because]
+    if facts.jumped_at is not None and "jumped" in best.cause.signs and best.cause.signs["jumped"] > 1:
+        parts.append(f"The learning rate had risen beyond all before it at step {facts.jumped_at}.")
+    if followed:
+        chain = ", ".join(f"{kind} at step {step}" for kind, step in sorted(followed.items(), key=lambda k: k[1]))
+        parts.append(f"What came with it: {chain}.")
+    confirm = best.cause.confirm
+    if best.rivals:
+        confirm += f" If it is not so, think of: {'; '.join(best.rivals)}."
+    return Diagnosis(
+        cause=best.cause.name,
+        certainty=best.certainty,
+        findings=best.findings,
+        because=" ".join(parts),
+        confirm=confirm,
+        remedies=remedies(best.cause.remedies, findings=best.findings, numbers=facts),
+        source=best.cause.source,
+    )
+
+
+def _unexplained(findings: tuple[Finding, ...]) -> Diagnosis:
+    """Return what can be said of findings that no cause in the table leads to."""
+    first = findings[0]
+    return Diagnosis(
+        cause=f"{first.kind}, unexplained",
+        certainty=0.0,
+        findings=findings,
+        because=f"At step {first.step} {first.message}. No cause in the table leads to it in these circumstances.",
+        confirm=f"`gradwatch explain {first.code}` says what the symptom is and what else to look at; compare the "
+        f"steps before {first.step} with those after, layer by layer.",
+        remedies=(),
+        source="",
+    )

@@ -1,0 +1,92 @@
+"""`gradwatch diagnose`: what a recorded run is said to suffer from."""
+
+import json
+
+import pytest
+
+from gradwatch.records import Severity
+
+
+def test_a_healthy_run_is_code_0(gradwatch, recorded):
+    result = gradwatch("diagnose", recorded())
+
+    assert (result.code, result.err) == (0, "")
+    assert "healthy" in result.out
+
+
+@pytest.mark.parametrize(
+    ("severity", "args", "code"),
+    [
+        (Severity.WARNING, [], 1),
+        (Severity.INFO, [], 0),
+        (Severity.WARNING, ["--fail-on", "critical"], 0),
+        (Severity.CRITICAL, ["--fail-on", "never"], 0),
+    ],
+)
+def test_findings_as_grave_as_asked_for_are_code_1(gradwatch, recorded, finding, severity, args, code):
+    result = gradwatch("diagnose", recorded(finding(severity)), *args)
+
+    assert result.code == code
+    assert "l1.weight" in result.out
+
+
+def test_json_is_one_document_that_is_never_wrapped(gradwatch, recorded, finding, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+
+    result = gradwatch("diagnose", recorded(finding()), "--format", "json")
+
+    document = json.loads(result.out)
+    assert [f["kind"] for f in document["findings"]] == ["dead-layer"]
+    assert document["verdict"] == "warning"
+
+
+def test_detecting_again_forgets_what_was_found_before(gradwatch, recorded, finding):
+    result = gradwatch("diagnose", recorded(finding()), "--redetect")
+
+    assert result.code == 0, "its two layers are equal and steady"
+
+
+def test_a_threshold_that_is_set_detects_again(gradwatch, recorded, finding):
+    result = gradwatch("diagnose", recorded(finding()), "--set", "detect.dead-layer.enabled=false")
+
+    assert result.code == 0
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("detect.dead-lair.every=1", "did you mean 'dead-layer'?"),
+        ("optim.lr=1", "optim.lr: cannot be set here, expected detect.<kind>.<setting>"),
+    ],
+)
+def test_a_wrong_threshold_is_a_mistake(gradwatch, recorded, override, message):
+    result = gradwatch("diagnose", recorded(), "--set", override)
+
+    assert result.code == 2
+    assert message in result.err
+
+
+def test_thresholds_of_the_run_s_own_config_hold_when_detecting_again(gradwatch, recorded):
+    run = recorded()
+    (run / "config.yaml").write_text("detect: {dead-layer: {every: none}}\n")
+
+    result = gradwatch("diagnose", run, "--redetect")
+
+    assert result.code == 2
+    assert f"detect.dead-layer.every: got 'none', expected a whole number ({run}/config.yaml, line 1)" in result.err
+
+
+def test_a_run_without_a_config_is_detected_again_at_the_defaults(gradwatch, recorded):
+    run = recorded()
+    (run / "config.yaml").unlink()
+
+    assert gradwatch("diagnose", run, "--redetect").code == 0
+
+
+@pytest.mark.parametrize("name", ["gone", "."])
+def test_a_directory_that_is_no_run_is_a_mistake(gradwatch, tmp_path, name):
+    result = gradwatch("diagnose", tmp_path / name)
+
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("error: ")
+    assert str(tmp_path) in result.err

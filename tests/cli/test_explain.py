@@ -1,0 +1,28 @@
+"""`gradwatch explain`: the manual page of a kind."""
+
+import pytest
+
+from gradwatch.detect import detectors
+
+
+@pytest.mark.parametrize("detector", detectors(), ids=lambda d: d.kind)
+def test_every_kind_has_a_page_under_its_name_and_its_code(gradwatch, detector):
+    page = gradwatch("explain", detector.kind)
+
+    assert page.code == 0
+    assert page.out.startswith(f"{detector.code}  {detector.kind}\n")
+    assert gradwatch("explain", detector.code).out == page.out
+
+
+def test_a_page_ends_with_the_thresholds_as_they_are_written_in_a_config(gradwatch):
+    out = gradwatch("explain", "dead_layer").out
+
+    assert "\ndetect:\n  dead-layer:\n    enabled: true\n    every: " in out
+
+
+def test_an_unknown_kind_suggests_a_near_one(gradwatch):
+    result = gradwatch("explain", "dead-lair")
+
+    assert result.code == 2
+    assert result.err.startswith("error: explain: got 'dead-lair', expected one of ")
+    assert result.err.endswith("; did you mean 'dead-layer'?\n")

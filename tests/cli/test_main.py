@@ -1,0 +1,103 @@
+"""What all commands share: exit codes, where messages go, and that a reader may leave."""
+
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+import gradwatch as package
+from gradwatch.errors import GradwatchError
+
+COMMANDS = ("train", "diagnose", "list", "explain", "schema")
+
+
+def test_help_names_every_command(gradwatch):
+    result = gradwatch("--help")
+
+    assert result.code == 0
+    assert all(command in result.out for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(gradwatch, command):
+    result = gradwatch(command, "--help")
+
+    assert (result.code, result.err) == (0, "")
+    assert f"gradwatch {command}" in result.out
+
+
+def test_the_version_is_the_package_s(gradwatch):
+    assert gradwatch("--version").out == f"gradwatch {package.__version__}\n"
+
+
+@pytest.mark.parametrize("args", [["trian"], ["list", "foo"], ["list"], ["train", "--nope"], ["diagnose"], []])
+def test_a_mistake_on_the_command_line_is_code_2(gradwatch, args):
+    assert gradwatch(*args).code == 2
+
+
+def test_a_mistake_of_the_user_s_is_one_message_without_traceback(gradwatch, tmp_path):
+    result = gradwatch("train", tmp_path / "gone.yaml")
+
+    assert (result.code, result.out) == (2, "")
+    assert result.err == f"error: {tmp_path}/gone.yaml: there is no such file\n"
+
+
+def test_several_mistakes_are_counted_and_each_has_a_line_however_narrow_the_terminal(gradwatch, config, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+
+    result = gradwatch("train", config, "--set", "train.precision=fp8", "--set", "train.accumulate=0")
+
+    assert result.code == 2
+    assert result.err.splitlines() == [
+        "error: 2 mistakes in the config",
+        "  train.precision: got 'fp8', expected one of fp32, bf16, fp16 (--set train.precision=fp8)",
+        "  train.accumulate: got 0, expected a whole number of at least 1 (--set train.accumulate=0)",
+    ]
+
+
+def test_square_brackets_in_a_message_are_text(gradwatch, config):
+    result = gradwatch("train", config, "--set", "optim.betas=[bold]")
+
+    assert "optim.betas: got [bold], expected a list of 2" in result.err
+
+
+def test_a_bug_is_a_traceback_with_a_code_that_means_nothing_else(gradwatch, config, monkeypatch):
+    def crash(*_):
+        raise KeyError("deep inside")
+
+    monkeypatch.setattr("gradwatch.config.load.load_config", crash)
+
+    result = gradwatch("train", config)
+
+    assert result.code == 70, "1 would say that findings were made"
+    assert "Traceback" in result.err
+    assert "deep inside" in result.err
+
+
+def test_warnings_of_ours_are_messages_and_those_of_others_keep_their_place(gradwatch, config, monkeypatch):
+    def warn(*_):
+        source = "import warnings\nwarnings.warn('sink x is switched off', RuntimeWarning, stacklevel=1)"
+        warnings.simplefilter("always")
+        exec(compile(source, f"{package.__path__[0]}/pipeline.py", "exec"))
+        exec(compile(source.replace("sink", "torch"), "/elsewhere/torch.py", "exec"))
+        raise GradwatchError("enough")
+
+    monkeypatch.setattr("gradwatch.config.load.load_config", warn)
+
+    with warnings.catch_warnings():
+        err = gradwatch("train", config).err
+
+    assert err.startswith("warning: sink x is switched off\n")
+    assert "/elsewhere/torch.py:2: RuntimeWarning: torch x is switched off" in err
+
+
+@pytest.mark.parametrize("command", ["list statistics", "schema", "explain dead-layer"])
+def test_a_reader_that_leaves_early_makes_no_noise(command):
+    code = f"import sys; from gradwatch.cli import main; sys.exit(main({command.split()!r}))"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+
+    _, err = process.communicate(timeout=60)
+
+    assert (process.returncode, err) == (0, b"")

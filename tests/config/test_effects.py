@@ -1,0 +1,117 @@
+"""Settings without effect are named, with the reason and what to do."""
+
+import pytest
+
+from gradwatch.config.load import load_config, warnings
+
+
+def found(write, *overrides):
+    return warnings(load_config(write(), overrides))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "beginning", "remedy"),
+    [
+        (
+            ["train.scaler.init_scale=2", "train.precision=bf16"],
+            "train.scaler.init_scale: has no effect: only fp16 scales the loss, and train.precision is bf16",
+            "set train.precision: fp16",
+        ),
+        (
+            ["train.scaler={enabled: false, growth_interval: 5}", "train.precision=fp16"],
+            "train.scaler.growth_interval: has no effect while train.scaler.enabled is false",
+            "enable the scaler",
+        ),
+        (
+            ["train.on_nonfinite=continue", "train.precision=fp16"],
+            "train.on_nonfinite: 'continue' has no effect on gradients that overflow",
+            "train.scaler.enabled: false",
+        ),
+        (
+            ["data.pin_memory=true", "train.device=cpu"],
+            "data.pin_memory: has no effect: it speeds up copies to a CUDA device, and train.device is cpu",
+            "remove it",
+        ),
+        (
+            ["watch.enabled=false", "watch.updates_every=5"],
+            "watch.updates_every: has no effect while watch.enabled is false",
+            "watch.enabled: true",
+        ),
+        (
+            ["watch.enabled=false", "detect.dead-layer.decades=3"],
+            "detect.dead-layer: has no effect while watch.enabled is false",
+            "watch.enabled: true",
+        ),
+        (
+            ["detect.dead-layer={enabled: false, decades: 3}"],
+            "detect.dead-layer.decades: has no effect while detect.dead-layer.enabled is false",
+            "remove one of both",
+        ),
+        (
+            ["sinks.terminal={enabled: false, every: 3}"],
+            "sinks.terminal.every: has no effect while sinks.terminal.enabled is false",
+            "remove one of both",
+        ),
+        (
+            ["sinks.tensorboard.enabled=false", "watch.histograms_every=5"],
+            "watch.histograms_every: has no effect: only TensorBoard shows histograms",
+            "enable that sink",
+        ),
+        (
+            ["schedule={name: cosine_annealing, warmup_steps: 100}"],
+            "schedule.name: CosineAnnealingLR has no effect: its warm-up of 100 steps fills all 100 of train.steps",
+            "set schedule.warmup_steps below that",
+        ),
+        (
+            ["schedule={name: cosine_annealing, warmup_steps: 5, per: epoch}", "train.epochs=5"],
+            "schedule.name: CosineAnnealingLR has no effect: its warm-up of 5 epochs fills all 5 of train.epochs",
+            "set schedule.warmup_steps below that",
+        ),
+        (["schedule.per=epoch"], "schedule.per: has no effect without a schedule", "set schedule.name"),
+        (
+            ["train.eval_every=500"],
+            "train.eval_every: 500 has no effect: it is more than train.steps (100)",
+            "lower it",
+        ),
+        (
+            ["train.early_stop.patience=3", "train.eval_every=40"],
+            "train.early_stop: has no effect: 3 evaluations without improvement cannot come before the end",
+            "lower patience or train.eval_every",
+        ),
+    ],
+)
+def test_a_setting_without_effect_warns_with_reason_and_remedy(write, overrides, beginning, remedy):
+    (sentence,) = found(write, *overrides)
+
+    assert sentence.startswith(beginning)
+    assert remedy in sentence
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["train.scaler.init_scale=2", "train.precision=fp16"],
+        ["train.on_nonfinite=continue"],
+        ["data.pin_memory=true"],
+        ["data.pin_memory=true", "train.device=cuda:1"],
+        ["watch.enabled=false"],
+        ["watch.updates_every=5", "detect.dead-layer.decades=3"],
+        ["detect.dead-layer.enabled=false"],
+        ["sinks.tensorboard.enabled=false"],
+        ["schedule={name: cosine_annealing, warmup_steps: 99}"],
+        ["schedule.warmup_steps=200"],
+        ["schedule={warmup_steps: 2, per: epoch}"],
+        ["train.eval_every=100"],
+        ["train.early_stop.patience=3", "train.eval_every=25"],
+        ["train.early_stop.patience=3", "train.epochs=2"],
+    ],
+)
+def test_settings_that_do_something_are_quiet(write, overrides):
+    assert found(write, *overrides) == ()
+
+
+def test_a_config_that_writes_out_all_defaults_is_quiet(write):
+    text = load_config(write()).to_yaml()
+
+    assert warnings(load_config(write(text))) == ()

@@ -1,0 +1,50 @@
+"""The table of causes holds together: its kinds, circumstances and remedies exist, and every kind leads somewhere."""
+
+import inspect
+import re
+
+import pytest
+
+from gradwatch.detect import detectors
+from gradwatch.diagnose import circumstances
+from gradwatch.diagnose.causes import CAUSES
+from gradwatch.diagnose.remedy import KNOWN
+
+KINDS = {d.kind for d in detectors()}
+each = pytest.mark.parametrize("cause", CAUSES, ids=lambda c: c.name)
+
+
+def test_every_detector_leads_to_a_cause():
+    assert {k for c in CAUSES for k in c.leads} >= KINDS
+
+
+@each
+def test_a_cause_speaks_of_kinds_that_exist(cause):
+    assert {*cause.leads, *cause.explains} <= KINDS
+
+
+@each
+def test_a_cause_looks_at_circumstances_that_exist(cause):
+    known = set(re.findall(r"`([\w-]+)`", inspect.getdoc(circumstances.signs) or ""))
+
+    assert {*cause.requires, *cause.excludes, *cause.signs} <= known
+
+
+@each
+def test_a_cause_has_remedies_a_source_and_a_way_to_confirm(cause):
+    assert cause.remedies, "a cause without remedy helps nobody"
+    assert set(cause.remedies) <= set(KNOWN)
+    assert "http" in cause.source
+    assert cause.confirm.endswith(".")
+    assert cause.because.endswith(".")
+
+
+@each
+def test_odds_are_positive_and_explaining_more_never_makes_less_sure(cause):
+    assert all(odds > 0 for odds in (*cause.leads.values(), *cause.signs.values()))
+    assert all(odds >= 1 for odds in cause.explains.values())
+
+
+def test_names_are_unique_and_every_remedy_is_used():
+    assert len({c.name for c in CAUSES}) == len(CAUSES)
+    assert {name for c in CAUSES for name in c.remedies} == set(KNOWN)
