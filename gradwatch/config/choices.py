@@ -18,7 +18,7 @@ from gradwatch.config.wording import show, unknown
 ENABLED = Parameter(name="enabled", type=bool, required=False, default=True, text="True", doc="Whether it takes part.")
 """What every detector and sink can be told beside its own settings."""
 
-_TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 def find(vocabulary: Vocabulary, name: Any) -> Entry | str:

@@ -71,7 +71,7 @@ def _depend_on_name(definition: Schema, section: type[NamedSection]) -> None:
         "description": f"Which {vocabulary.noun}; see `gradwatch list {vocabulary.plural}`.",
     }
     if "target" in properties:
-        properties["target"] |= {"pattern": r"^[\w.]+:[\w.]+$"}
+        properties["target"] |= {"pattern": r"^[\w.]+:\w+$"}
     if not section.name_is_optional:
         definition["oneOf"] = [_has("name"), _has("target")] if "target" in properties else [_has("name")]
     definition["allOf"] = [

@@ -32,11 +32,18 @@ GIVEN_BY_HARNESS = {
 FILLED_IN = {"CosineAnnealingLR": "T_max"}
 """Parameters without default that the harness fills in with the length of the run where a config leaves them out."""
 
-TYPES = {"transforms": list[Any], "reduction": Literal["mean", "sum"]}
-"""What is narrower or wider than annotated: transforms may hold transforms, and a step needs one number as its loss."""
+TYPES: dict[str, dict[str, Any]] = {
+    "transform": {"transforms": list[Any]},  # checked as transforms themselves
+    "loss": {"reduction": Literal["mean", "sum"]},  # a step needs one number as its loss
+}
+"""Types of parameters that say more or less than their annotations, by what they are parameters of."""
 
-UNUSABLE = {"CutMix": "mixes the samples of a batch", "MixUp": "mixes the samples of a batch"}
-"""Transforms that cannot work here, and why: they see one sample at a time."""
+UNUSABLE = {
+    "CutMix": "mixes the samples of a batch, and a transform sees one of them",
+    "MixUp": "mixes the samples of a batch, and a transform sees one of them",
+    "PhotoTour": "needs a setting called 'name', which here is that of the dataset",
+}
+"""What cannot work from a config, and why, beside what its signature tells."""
 
 DEPRECATED = ("NLLLoss2d",)
 
@@ -105,7 +112,7 @@ def _torchvision_datasets(wrapper: Path) -> tuple[Entry, ...]:
 
 @cache
 def _imported_classes(module: str, noun: str, *, base: str) -> tuple[Entry, ...]:
-    """Return the classes that a package takes from its files, but for the base of them all."""
+    """Return the classes that a package takes from its own files, but for the base of them all."""
     return tuple(
         Entry(name=name, read=partial(_read, path, name, noun))
         for name, path in _imported(module)
@@ -126,7 +133,8 @@ def _listed_classes(module: str, noun: str, *, base: str = "") -> tuple[Entry, .
 
 def _read(path: Path, name: str, noun: str, *, called: str = "") -> Signature:
     """Return the signature as far as a config is concerned."""
-    signature = signatures.read(load(path), name, called=called, hidden=GIVEN_BY_HARNESS[noun], types=TYPES)
+    hidden, types = GIVEN_BY_HARNESS[noun], TYPES.get(noun, {})
+    signature = signatures.read(load(path), name, called=called, hidden=hidden, types=types)
     parameters = tuple(replace(p, required=p.required and FILLED_IN.get(name) != p.name) for p in signature.parameters)
     reason = signature.unusable or UNUSABLE.get(name, "")
     inputs = signatures.inputs(load(path), name) if noun == "loss" else ()

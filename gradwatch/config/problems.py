@@ -51,7 +51,8 @@ def explain(error: ValidationError, *, data: Any, model: type[BaseModel]) -> lis
         if kind in ("assertion_error", "value_error"):
             raise details["ctx"]["error"]  # no judgement on the data: a source that cannot be read, or a bug
         if kind == "problems":
-            base = _key(location[:-1] if details["ctx"]["beside"] else location, data)
+            location = location[:-1] if details["ctx"]["beside"] else location
+            base = _key(location, data, may_be_missing=location[-1:] != ("options",))
             found |= {(*base, *below): text for below, text in details["ctx"]["found"]}
             continue
         key = _key(location, data, may_be_missing=kind == "missing")
@@ -70,9 +71,10 @@ def _key(location: Sequence[str | int], data: Any, *, may_be_missing: bool = Fal
     """
     key: list[str | int] = []
     for part in location:
-        if isinstance(data, Mapping) and (part in data or (may_be_missing and part == location[-1])):
+        mapping = {} if data is None else data  # an empty section
+        if isinstance(mapping, Mapping) and (part in mapping or (may_be_missing and part == location[-1])):
             key.append(part)
-            data = data.get(part)
+            data = mapping.get(part)
         elif isinstance(data, list | tuple) and isinstance(part, int) and part < len(data):
             key.append(part)
             data = data[part]
@@ -88,7 +90,7 @@ def _text(kind: str, key: Key, *, data: Any, model: type[BaseModel]) -> str:
         return unknown(str(key[-1]), known=[n for m in section if _is_model(m) for n in settings(m)])
     expected = describe(*_field(model, key))
     for part in key:
-        if part not in data and isinstance(data, Mapping):
+        if data is None or (isinstance(data, Mapping) and part not in data):
             return f"missing, expected {expected}"
         data = data[part]
     hint = f"; write {int(data)}" if kind == "int_type" and isinstance(data, float) and data.is_integer() else ""

@@ -19,7 +19,7 @@ from pydantic import (
 from gradwatch.config.choices import check_options, check_target, find
 from gradwatch.config.problems import problem, problems
 from gradwatch.config.vocabulary import Vocabulary
-from gradwatch.config.wording import one_of, settings
+from gradwatch.config.wording import one_of, settings, show
 
 
 class Section(BaseModel):
@@ -63,11 +63,13 @@ class NamedSection(OptionsSection):
     @field_validator("name", mode="before")
     @classmethod
     def _find_name(cls, name: Any) -> str | None:
-        if name is None and (cls.name_is_optional or "target" in cls.model_fields):
-            return None
+        if name in (None, ""):
+            if cls.name_is_optional or "target" in cls.model_fields:
+                return None
+            raise problem(f"missing, expected {cls.vocabulary.expected()}")
         entry = find(cls.vocabulary, name)
         if isinstance(entry, str):
-            raise problem(entry if name is not None else f"missing, expected {cls.vocabulary.expected()}")
+            raise problem(entry)
         return entry.name
 
     @field_validator("options")
@@ -118,7 +120,7 @@ class TargetSection(NamedSection):
                 cls._refuse_options_of_nothing(info.data["options"])
             return None
         if name is not None:
-            raise problem(f"got {target!r} beside name: {name}, expected only one of them")
+            raise problem(f"got {show(target)} beside name: {name}, expected only one of them")
         if wrong := check_target(target):
             raise problem(wrong)
         return str(target)

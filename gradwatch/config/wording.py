@@ -87,23 +87,20 @@ def describe(allowed: Any, metadata: Iterable[Any] = ()) -> str:
     for item in metadata:
         if isinstance(item, Expected):
             return item.words
-    arguments = get_args(allowed)
-    match get_origin(allowed):
-        case origin if origin is Annotated:
-            return describe(arguments[0], [*arguments[1:], *metadata])
-        case origin if origin is Literal:
-            return one_of([str(a) for a in arguments])
-        case origin if origin in (Union, UnionType) and allowed not in _WORDS:
-            return _either(arguments)
-        case origin if origin is list:
-            return f"a list, each {describe(arguments[0])}"
-        case origin if origin is tuple:
-            return _tuple(arguments)
-        case origin if origin is dict:
-            return "a mapping"
+    origin, arguments = get_origin(allowed), get_args(allowed)
+    if origin is Annotated:
+        return describe(arguments[0], [*arguments[1:], *metadata])
+    if origin is Literal:
+        return one_of([str(a) for a in arguments])
+    if allowed in _WORDS:
+        return _WORDS[allowed] + _range(metadata, whole=allowed is int)
+    if origin in (Union, UnionType):
+        return _either(arguments)
+    if origin in (list, tuple):
+        return _list(arguments)
     if isinstance(allowed, type) and issubclass(allowed, BaseModel):
         return f"a mapping with {', '.join(settings(allowed))}"
-    return _WORDS.get(allowed, "a value") + _range(metadata, whole=allowed is int)
+    return "a mapping" if origin is dict else "a value"
 
 
 def fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
@@ -134,10 +131,11 @@ def _either(members: Sequence[Any]) -> str:
     return said[0] if len(said) == 1 else f"{', '.join(said[:-1])}, or {said[-1]}"
 
 
-def _tuple(arguments: Sequence[Any]) -> str:
-    if arguments[-1] is ...:
-        return f"a list, each {describe(arguments[0])}"
-    items = [describe(a) for a in arguments]
+def _list(arguments: Sequence[Any]) -> str:
+    """Return in words a list, of any length (`[int]`, `[int, ...]`) or of as many items as there are types."""
+    items = [describe(a) for a in arguments if a is not ...]
+    if len(arguments) == 1 or len(items) < len(arguments):
+        return f"a list, each {items[0]}"
     return f"a list of {len(items)}" + (f", each {items[0]}" if len(set(items)) == 1 else f": {', '.join(items)}")
 
 

@@ -17,6 +17,12 @@ from gradwatch.records import Finding
 SATURATING = ("Sigmoid", "Tanh", "Hardsigmoid", "Hardtanh")
 RECURRENT = ("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell")
 
+CENTRED = ("Tanh", "ReLU", "LeakyReLU", "GELU", "SiLU", "ELU")
+"""Module types whose output varies about as much as their input. A sigmoid's does a quarter as much by nature."""
+
+FAINT = 0.01
+"""Standard deviation of such an output below which the signal is lost; near 1 is what initialisations aim at."""
+
 DEEP = 8
 """Modules with a weight matrix from which on a network counts as deep: products over fewer factors stay moderate."""
 
@@ -54,9 +60,15 @@ class Numbers:
     update_ratio: float
 
 
-def numbers(history: History) -> Numbers:
-    """Return the numbers of a history with at least one step."""
-    steps_T, rate_T = history.steps("lr.0"), history["lr.0"]
+def numbers(history: History, *, until: int) -> Numbers:
+    """Return the numbers of a history with at least one step.
+
+    Args:
+        history: Whose numbers.
+        until: Step up to which the learning rate is looked at: a later jump has caused nothing yet.
+    """
+    steps_T = history.steps("lr.0")
+    rate_T = history["lr.0"][steps_T <= until]
     jump = _jump(rate_T)
     norm_T = history["grad_norm.before_clip"]
     usual_T = norm_T[np.isfinite(norm_T)][:64]
@@ -78,15 +90,16 @@ def signs(history: History, leading: Finding) -> frozenset[str]:
     `saturating`, `softmax`, `relu`, `recurrent`: module types that the model has. `deep`, `unnormalised`: its depth,
     and that no module normalises. `unclipped`: no gradient was ever clipped. `fp16`, `scaled`, `unscaled`: precision,
     and whether a GradScaler scales the loss. `jumped`, `decayed`: the learning rate rose threefold beyond all before in
-    the 100 steps before the finding, or has fallen to a hundredth. `at-start`, `late`: found within the first 20 steps,
-    or after 40. `calm`: the norms of the 16 steps before were within ten times the usual. `whole`, `zero`, `waves`,
-    `held`: it concerns the whole run, its gradient is zero and not None, it comes in waves, an optimizer holds it.
+    the 100 steps before the finding, or has fallen to a hundredth. `first`, `at-start`, `late`: found at step 0, within
+    the first 20 steps, or after 40. `calm`: the norms of the 16 steps before were within ten times the usual. `faint`:
+    the outputs of a tanh or ReLU hardly vary. `whole`, `zero`, `waves`, `held`: the finding concerns the whole run, the
+    gradient is zero and not None, it comes in waves, an optimizer holds the layer.
     """
     info = history.info
     types = {a.module_type for a in info.activations}
     modules = {layer.module_type for layer in info.layers}
     rate_T = history["lr.0"]
-    jump = numbers(history).jumped_at
+    jump = numbers(history, until=leading.step).jumped_at
     evidence = {q.name: q.value for q in leading.evidence}
     clipped_T = history["grad_norm.after_clip"] < 0.999 * history["grad_norm.before_clip"]
     holds = {
@@ -100,17 +113,28 @@ def signs(history: History, leading: Finding) -> frozenset[str]:
         "fp16": info.precision == "fp16",
         "scaled": info.loss_scaling,
         "unscaled": not info.loss_scaling,
-        "jumped": jump is not None and 0 <= leading.step - jump <= RECENT,
+        "jumped": jump is not None and leading.step - jump <= RECENT,
         "decayed": bool(rate_T[-1] < np.fmax.reduce(rate_T) / 100),
+        "first": leading.step == 0,
         "at-start": leading.step <= START,
         "late": leading.step > 2 * START,
         "calm": _is_calm(history, leading.step),
+        "faint": _is_faint(history),
         "whole": leading.layer is None,
         "zero": evidence.get("gradient is None") == 0,
         "waves": evidence.get("correlation from step to step", 0.0) > 0,
         "held": any(layer.group is not None for layer in _tensors(history, leading.layer)),
     }
     return frozenset(name for name, is_so in holds.items() if is_so)
+
+
+def _is_faint(history: History) -> bool:
+    """Say whether the signal is lost on its way forward: outputs around zero that hardly differ between samples."""
+    if not history.info.activations or not len(history.act.steps(1)):
+        return False
+    std_A = history.act.newest("act.std")
+    kept = [a.module_type in CENTRED for a in history.info.activations]
+    return bool((std_A[kept] < FAINT).any())
 
 
 def _tensors(history: History, name: str | None) -> list[Any]:

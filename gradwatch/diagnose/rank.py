@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import final
 
 from gradwatch.diagnose.causes import CAUSES, Cause
@@ -40,10 +42,11 @@ def diagnose(history: History) -> tuple[Diagnosis, ...]:
     Returns:
         Diagnoses, the gravest first, and of equal ones the earliest.
     """
+    look = cache(partial(signs, history))
     left = sorted(history.findings, key=lambda f: (f.step, -f.severity))
     made: list[Diagnosis] = []
     while left:
-        best = _best(history, left)
+        best = _best(left, look)
         explained = best.findings if best else tuple(f for f in left if f.kind == left[0].kind)
         made.append(_diagnosis(history, best) if best else _unexplained(explained))
         left = [f for f in left if f not in explained]
@@ -70,11 +73,11 @@ class _Candidate:
         return self.certainty * sum(gravest.values())
 
 
-def _best(history: History, left: Sequence[Finding]) -> _Candidate | None:
+def _best(left: Sequence[Finding], look: Callable[[Finding], frozenset[str]]) -> _Candidate | None:
     """Return the cause that explains most of what is left, or None where no cause leads anywhere."""
     candidates = []
     for leading in _leading(left):
-        holds = signs(history, leading)
+        holds = look(leading)
         rivals = [c for cause in CAUSES if (c := _candidate(cause, leading, left, holds)) is not None]
         everything = 1 + sum(c.odds for c in rivals)
         for c in rivals:
@@ -97,7 +100,9 @@ def _candidate(cause: Cause, leading: Finding, left: Sequence[Finding], holds: f
         odds *= factor if sign in holds else 1
     explained = [f for f in left if f.kind == leading.kind]
     for kind in dict.fromkeys(f.kind for f in left if f.kind != leading.kind):
-        later = [f for f in left if f.kind == kind and f.step >= leading.step - SLACK]
+        # better evidence of the cause than what leads must not come long after it: the cause was not there yet
+        end = leading.step + SLACK if cause.leads.get(kind, 0) > cause.leads[leading.kind] else math.inf
+        later = [f for f in left if f.kind == kind and leading.step - SLACK <= f.step <= end]
         if later and (kind in cause.explains or kind in cause.leads):
             odds *= max(1.0, cause.explains.get(kind, cause.leads.get(kind, 1.0)))
             explained += later
@@ -106,7 +111,8 @@ def _candidate(cause: Cause, leading: Finding, left: Sequence[Finding], holds: f
 
 
 def _diagnosis(history: History, best: _Candidate) -> Diagnosis:
-    leading, facts = best.findings[0], numbers(history)
+    leading = best.findings[0]
+    facts = numbers(history, until=leading.step)
     followed = {f.kind: f.step for f in reversed(best.findings) if f.kind != leading.kind}
     parts = [f"At step {leading.step} {leading.message}.", best.cause.because]
     if facts.jumped_at is not None and "jumped" in best.cause.signs and best.cause.signs["jumped"] > 1:

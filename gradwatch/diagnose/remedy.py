@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 
-from gradwatch.diagnose.circumstances import Numbers
+from gradwatch.diagnose.circumstances import START, Numbers
 from gradwatch.records import Finding, Remedy
 
 CLIP = 2.0
@@ -66,8 +66,9 @@ def _raise_rate(findings: Sequence[Finding], numbers: Numbers) -> Remedy | None:
 
 
 def _clip(findings: Sequence[Finding], numbers: Numbers) -> Remedy | None:
-    norm = _round(CLIP * numbers.usual_norm)
-    norm = norm if 0 < norm < 1e4 else 1.0  # a norm that was too large from the start says nothing
+    # what was too large from the start says nothing about what is usual
+    norm = _round(CLIP * numbers.usual_norm) if findings[0].step > START else 1.0
+    norm = norm if norm > 0 else 1.0  # nan is not
     text = f"clip the gradient norm at {norm:g}, so that no single step goes far"
     return Remedy(text=text, patch={"train.clip": {"norm": norm}})
 

@@ -75,6 +75,15 @@ def test_a_bug_is_a_traceback_with_a_code_that_means_nothing_else(gradwatch, con
     assert "deep inside" in result.err
 
 
+def test_ctrl_c_before_training_is_what_shells_expect(gradwatch, config, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gradwatch.config.load.load_config", interrupt)
+
+    assert gradwatch("train", config).code == 130, "3 would say that there is a run to go on with"
+
+
 def test_warnings_of_ours_are_messages_and_those_of_others_keep_their_place(gradwatch, config, monkeypatch):
     def warn(*_):
         source = "import warnings\nwarnings.warn('sink x is switched off', RuntimeWarning, stacklevel=1)"

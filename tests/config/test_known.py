@@ -115,6 +115,14 @@ def test_what_cannot_work_from_a_config_says_why(vocabulary, name, reason):
     assert reason in vocabulary.find(name).read().unusable
 
 
+def test_a_type_that_is_narrowed_for_losses_is_as_annotated_elsewhere(package):
+    (package / "models" / "squeeze.py").write_text("def build(spec, *, reduction: int = 16): ...")
+
+    (reduction,) = known.MODELS.find("squeeze").read().parameters
+
+    assert reduction.type is int
+
+
 def test_the_harness_fills_in_how_long_a_cosine_is():
     parameters = {p.name: p for p in known.SCHEDULES.find("cosine_annealing").read().parameters}
 

@@ -134,6 +134,7 @@ def test_an_empty_mapping_misses_what_it_needs(write):
             "model: needs a name or a target; name is one of cnn, mlp, or a classification model of torchvision "
             "(`gradwatch list models` shows all)",
         ),
+        ("model={target: a.b:c.d}", "model.target: got 'a.b:c.d', expected package.module:factory"),
         ("model={name: mlp, target: a:b}", "model.target: got 'a:b' beside name: mlp, expected only one of them"),
         ("loss.reduction=none", "loss.reduction: unknown setting while no loss is named, expected one of name, target"),
         (
@@ -211,6 +212,11 @@ def test_a_wrong_setting_says_the_value_and_what_was_expected(write, override, m
 )
 def test_a_misspelt_name_suggests_the_nearest_in_the_spelling_that_is_near(write, override, near):
     assert f"did you mean '{near}'?" in mistake(write, override)
+
+
+@pytest.mark.parametrize("override", ["optim={}", "optim=null", "optim={lr: 1}"])
+def test_a_name_that_is_missing_says_what_it_can_be(write, override):
+    assert mistakes(write(), override)[0].startswith("optim.name: missing, expected one of Adafactor, Muon, ")
 
 
 def test_a_detector_that_is_set_in_two_spellings_is_a_mistake(write):

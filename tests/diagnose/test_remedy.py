@@ -1,6 +1,7 @@
 """Remedies are changes that a config takes, with numbers that follow from the run."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -55,14 +56,18 @@ def test_the_rate_is_raised_towards_the_usual_ratio():
     assert remedy.patch == {"optim.lr": 2.0}, "1e-3 / 2e-6 is 500: a hundredfold"
 
 
-def test_the_norm_is_clipped_at_twice_the_usual():
-    (remedy,) = remedies(["clip"], findings=[FINDING], numbers=STEADY)
+def test_the_norm_is_clipped_at_twice_the_usual_or_at_one_where_it_was_ill_from_the_start():
+    run = replace(STEADY, usual_norm=7e3)
 
-    assert remedy.patch == {"train.clip": {"norm": 1.0}}, "1.4 with one digit"
+    (late,) = remedies(["clip"], findings=[replace(FINDING, step=200)], numbers=run)
+    (early,) = remedies(["clip"], findings=[FINDING], numbers=run)
+
+    assert late.patch == {"train.clip": {"norm": 10000.0}}, "14000 with one digit"
+    assert early.patch == {"train.clip": {"norm": 1.0}}
 
 
 def test_layers_are_named_at_most_three():
-    findings = [Finding(**{**{f: getattr(FINDING, f) for f in FINDING.__slots__}, "layer": f"l{i}"}) for i in range(5)]
+    findings = [replace(FINDING, layer=f"l{i}") for i in range(5)]
 
     (remedy,) = remedies(["reattach"], findings=findings, numbers=STEADY)
 
@@ -75,7 +80,8 @@ def test_numbers_tell_a_jump_of_the_rate_from_a_warm_up_and_a_restart():
     warm.lr_T *= (1 + warm.t_T) / 80
     restart.lr_T[20:50] /= 100
 
-    assert numbers(jump.history()).jumped_at == 50
-    assert numbers(jump.history()).steady_rate == pytest.approx(1e-3)
-    assert numbers(warm.history()).jumped_at is None
-    assert numbers(restart.history()).jumped_at is None, "the rate comes back to what it was"
+    assert numbers(jump.history(), until=79).jumped_at == 50
+    assert numbers(jump.history(), until=79).steady_rate == pytest.approx(1e-3)
+    assert numbers(jump.history(), until=40).jumped_at is None, "it has not happened yet"
+    assert numbers(warm.history(), until=79).jumped_at is None
+    assert numbers(restart.history(), until=79).jumped_at is None, "the rate comes back to what it was"
