@@ -23,6 +23,8 @@ from gradwatch.records import DataSpec
 from gradwatch.render import Sink
 
 DEFAULT_LOSS = {"classes": "CrossEntropyLoss", "tokens": "CrossEntropyLoss", "values": "MSELoss"}
+TENSOR_OPTIONS = {"weight", "pos_weight"}
+"""Keyword arguments of torch's losses that are tensors, and lists in YAML."""
 SPAN = {"CosineAnnealingLR": "T_max", "OneCycleLR": "total_steps"}
 """Schedules that must know how long the run is, and the argument that tells them; filled in where left out."""
 
@@ -120,8 +122,9 @@ def loss(config: Config, spec: DataSpec) -> Callable[..., Any]:
         return _call(made, "loss", section.options) if inspect.isclass(made) else made
     name = section.name or DEFAULT_LOSS[spec.kind]
     options = dict(section.options)
-    if isinstance(options.get("weight"), Sequence):
-        options["weight"] = torch.tensor(options["weight"], dtype=torch.float32)
+    for key in TENSOR_OPTIONS & options.keys():
+        if options[key] is not None:
+            options[key] = torch.tensor(options[key], dtype=torch.float32)
     made = _call(getattr(nn, name), "loss", options)
     assert callable(made), "torch's losses are modules"
     return made
@@ -132,6 +135,8 @@ def scaler(config: Config, device: torch.device) -> torch.amp.GradScaler | None:
     section = config.train.scaler
     if config.train.precision != "fp16" or not section.enabled:
         return None
+    if config.optim.name == "LBFGS":
+        raise GradwatchError("train.precision: LBFGS takes the loss several times a step, which no GradScaler allows; use bf16")
     return torch.amp.GradScaler(
         device.type,
         init_scale=section.init_scale,

@@ -61,6 +61,20 @@ def slope(values_M: Floats) -> float:
     return float(place_M @ values_M / (place_M @ place_M))
 
 
+def climb(values_M: Floats) -> float:
+    """Return by how much a profile climbs along its least-squares line, 0 where it is no line.
+
+    It is a line if that explains three quarters of its variance and no single step holds most of the climb.
+    """
+    rise = slope(values_M)
+    place_M = np.arange(len(values_M)) - (len(values_M) - 1) / 2
+    variance = float(np.var(values_M))
+    is_line = variance > 0 and rise**2 * float(place_M @ place_M) / len(values_M) > 0.75 * variance
+    whole = rise * (len(values_M) - 1)
+    largest = float(np.max(math.copysign(1, whole) * np.diff(values_M)))
+    return whole if is_line and largest < 0.7 * abs(whole) else 0.0
+
+
 def trend(values_T: Floats) -> float:
     """Return the least-squares slope of a series in units of its own standard error: beyond 2 or 3 it is no chance."""
     place_T = np.arange(len(values_T)) - (len(values_T) - 1) / 2

@@ -12,7 +12,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @final
 class Interrupt:
-    """Notes the first signal instead of raising it. Outside the main thread, where signals do not come, it does nothing."""
+    """Notes the first signal instead of raising it. Outside the main thread, where no signal comes, it does nothing."""
 
     def __init__(self) -> None:
         self.requested = False

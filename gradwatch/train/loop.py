@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import torch
 from torch.optim import lr_scheduler
 
 from gradwatch.config.schema import Config
@@ -67,6 +68,9 @@ def train(config: Config, *, resume: Path | None = None, log_format: str = "auto
             stack.enter_context(reproducible(config.run.seed))
         else:
             seed_all(config.run.seed)
+        if config.train.threads:
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(config.train.threads)
         directory = resume or new_directory(config)
         session = Session(config, directory, resume=resume is not None, log_format=log_format, stack=stack)
         ending = run(session, stack.enter_context(Interrupt()))

@@ -89,7 +89,7 @@ class Stepper:
             # after unscale_, before clip: the norms must be those of the loss
             norm = self.observe()
             clipped = self._limit(norm)
-            updated = self._update(norm)
+            updated = self._update(norm, window)
         self.optimizer.zero_grad(set_to_none=True)
         return StepResult(
             loss=loss,
@@ -143,7 +143,7 @@ class Stepper:
             nn.utils.clip_grads_with_norm_(params, self.clip.norm, torch.tensor(norm, device=self.device))
         return min(norm, self.clip.norm)
 
-    def _update(self, norm: float) -> bool:
+    def _update(self, norm: float, window: Sequence[Batch]) -> bool:
         """Move the parameters, unless the gradient forbids it; say whether they moved."""
         if self.scaler:
             self.scaler.step(self.optimizer)  # leaves the update out by itself where a gradient is not finite
@@ -151,8 +151,16 @@ class Stepper:
             return math.isfinite(norm)
         if not math.isfinite(norm) and self.on_nonfinite != "continue":
             return False
-        self.optimizer.step()
+        if isinstance(self.optimizer, torch.optim.LBFGS):
+            self.optimizer.step(lambda: self._again(window))
+        else:
+            self.optimizer.step()
         return True
+
+    def _again(self, window: Sequence[Batch]) -> float:
+        """Take loss and gradient anew, at the weights that a line search has come to."""
+        self.optimizer.zero_grad(set_to_none=True)
+        return self._backward(window)[0]
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

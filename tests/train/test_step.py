@@ -167,6 +167,19 @@ def test_the_scaler_skips_and_halves_on_overflow_and_the_norms_are_those_of_the_
     assert torch.equal(weights(scaled), start)
 
 
+def test_lbfgs_takes_the_loss_again_at_each_point_of_its_search():
+    torch.manual_seed(0)
+    model = nn.Linear(5, 1)
+    x, _ = samples(32)
+    y = x @ torch.arange(5.0)[:, None] + 2
+    stepper = make_stepper(model, nn.MSELoss())
+    stepper.optimizer = torch.optim.LBFGS(model.parameters(), lr=1.0)
+
+    losses = [stepper.run([(x, y)]).loss for _ in range(3)]
+
+    assert losses[-1] < 1e-6 * losses[0], "least squares takes a quasi-Newton method a few steps"
+
+
 def test_a_model_that_returns_a_tuple_is_told_what_to_do():
     class Two(nn.Module):
         def __init__(self):
