@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from gradwatch.attach import watch as watch
     from gradwatch.history.disk import load_run as load_run
     from gradwatch.history.store import History as History
     from gradwatch.monitor import Monitor as Monitor
     from gradwatch.records import Finding as Finding
     from gradwatch.train.reproduce import reproducible as reproducible
-    from gradwatch.attach import watch as watch
 
 _HOME = {
     "Finding": "gradwatch.records",

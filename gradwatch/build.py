@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from gradwatch.data import _transforms as transforms
 from gradwatch.errors import GradwatchError
 from gradwatch.models import _torchvision as torchvision_models
 from gradwatch.records import DataSpec
-from gradwatch.render import Sink
+from gradwatch.render import LogFormat, Sink
 
 DEFAULT_LOSS = {"classes": "CrossEntropyLoss", "tokens": "CrossEntropyLoss", "values": "MSELoss"}
 TENSOR_OPTIONS = {"weight", "pos_weight"}
@@ -89,7 +89,8 @@ def optimizer(section: OptimSection, model: nn.Module) -> torch.optim.Optimizer:
             )
     overrides: list[Mapping[str, Any]] = [{}, *(group.options for group in section.groups)]
     filled = [{"params": p, **o} for p, o in zip(groups, overrides, strict=True) if p]
-    return _call(getattr(torch.optim, section.name), "optim", section.options, filled)
+    made: torch.optim.Optimizer = _call(getattr(torch.optim, section.name), "optim", section.options, filled)
+    return made
 
 
 def schedule(
@@ -125,9 +126,8 @@ def loss(config: Config, spec: DataSpec) -> Callable[..., Any]:
     for key in TENSOR_OPTIONS & options.keys():
         if options[key] is not None:
             options[key] = torch.tensor(options[key], dtype=torch.float32)
-    made = _call(getattr(nn, name), "loss", options)
-    assert callable(made), "torch's losses are modules"
-    return made
+    module: nn.Module = _call(getattr(nn, name), "loss", options)
+    return module
 
 
 def scaler(config: Config, device: torch.device) -> torch.amp.GradScaler | None:
@@ -136,7 +136,9 @@ def scaler(config: Config, device: torch.device) -> torch.amp.GradScaler | None:
     if config.train.precision != "fp16" or not section.enabled:
         return None
     if config.optim.name == "LBFGS":
-        raise GradwatchError("train.precision: LBFGS takes the loss several times a step, which no GradScaler allows; use bf16")
+        raise GradwatchError(
+            "train.precision: LBFGS takes the loss several times a step, which a GradScaler forbids; use bf16"
+        )
     return torch.amp.GradScaler(
         device.type,
         init_scale=section.init_scale,
@@ -146,7 +148,7 @@ def scaler(config: Config, device: torch.device) -> torch.amp.GradScaler | None:
     )
 
 
-def sinks(config: Config, directory: Path, *, log_format: str, resumed_at: int | None) -> tuple[Sink, ...]:
+def sinks(config: Config, directory: Path, *, log_format: LogFormat, resumed_at: int | None) -> tuple[Sink, ...]:
     """Return what shows the run: the sinks of this package and of the entry points `gradwatch.sinks`.
 
     Args:

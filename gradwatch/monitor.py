@@ -234,9 +234,7 @@ class Monitor:
 
     def _take_histograms(self, step: int) -> None:
         grad_LB, weight_LB = to_host(self._histograms.read())
-        self.history.histograms = Histograms(
-            step=step, edges_B=bin_edges(), grad_LB=grad_LB, weight_LB=weight_LB
-        )
+        self.history.histograms = Histograms(step=step, edges_B=bin_edges(), grad_LB=grad_LB, weight_LB=weight_LB)
 
     def _peak_memory(self) -> float:
         if self._cuda is not None:

@@ -74,12 +74,17 @@ class Pipeline:
         self._show("write", self.history)
 
     def close(self, status: Status) -> tuple[Diagnosis, ...]:
-        """Diagnose the run, let every sink show its end, and return the diagnoses."""
+        """End the sinks, note on disk how the run ended, and return the diagnoses."""
+        diagnoses = self.end_sinks()
+        if self.recorder:
+            self.recorder.close(status)
+        return diagnoses
+
+    def end_sinks(self) -> tuple[Diagnosis, ...]:
+        """Diagnose the run, let every sink show its end, once, and return the diagnoses."""
         diagnoses = diagnose(self.history)
         self._show("close", self.history, diagnoses)
         self._sinks.clear()
-        if self.recorder:
-            self.recorder.close(status)
         return diagnoses
 
     def _detect(self, step: int) -> Iterator[Finding]:

@@ -104,7 +104,12 @@ def harness(workload: Workload, *, watched: bool, out: Path) -> Iterator[Callabl
     with contextlib.ExitStack() as stack:
         torch.manual_seed(0)
         session = Session(config, directory, resume=False, log_format="plain", stack=stack)
-        yield lambda: run(session, AfterSteps(session, workload.stretch))  # type: ignore[arg-type, func-returns-value]
+        yield lambda: stretch_of(session, workload.stretch)
+
+
+def stretch_of(session: Session, steps: int) -> None:
+    """Make so many steps of a session."""
+    run(session, AfterSteps(session, steps))
 
 
 def by_hand(workload: Workload, *, out: Path) -> Callable[[], None]:

@@ -19,20 +19,20 @@ def test_a_file_opens_with_one_sentence_that_says_what_lives_there(path):
     docstring = ast.get_docstring(ast.parse(path.read_text()))
 
     assert docstring, "the first line of a file is its line on the map"
-    assert docstring.splitlines()[0].endswith((".", "!", ":")), docstring.splitlines()[0]
+    assert docstring.splitlines()[0].endswith((".", "?", ":")), docstring.splitlines()[0]
 
 
 @pytest.mark.parametrize("path", FILES, ids=named)
 def test_nothing_that_is_loaded_is_code(path):
     text = path.read_text()
 
-    assert not re.search(r"\bpickle\b.*\bload|yaml\.(unsafe_)?load\(|weights_only=False|\beval\(|\bexec\(", text), (
-        "a run directory, a config and a checkpoint are data: they may come from anybody"
-    )
+    assert not re.search(
+        r"\bpickle\b.*\bload|yaml\.(unsafe_)?load\(|weights_only=False|(?<![.\w])(eval|exec)\(", text
+    ), "a run directory, a config and a checkpoint are data: they may come from anybody"
 
 
 WAITS = re.compile(r"\.(item|cpu|numpy|tolist)\(\)")
-ON_THE_HOST_ALREADY = {"probe/transfer.py", "train/checkpoint.py"}
+ON_THE_HOST_ALREADY = {"probe/transfer.py", "probe/activations.py"}
 
 
 @pytest.mark.parametrize(

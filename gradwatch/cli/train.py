@@ -49,7 +49,7 @@ def command(
 
     from gradwatch.train.loop import train  # torch, now that the config is known to be right
 
-    outcome = train(checked, resume=resume, log_format=log_format)
+    outcome = train(checked, resume=resume, log_format=log_format.value)
     if outcome.ending == "interrupted":
         complain("note", f"interrupted; go on with: gradwatch train --resume {outcome.directory}")
         raise typer.Exit(INTERRUPTED)

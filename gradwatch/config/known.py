@@ -25,7 +25,7 @@ GIVEN_BY_HARNESS = {
     "loss": ("size_average", "reduce", "device", "dtype"),  # the first two are deprecated spellings of `reduction`
     "transform": (),
     "detector": (),
-    "sink": ("console", "config_text", "directory", "purge_step", "run_dir"),
+    "sink": ("config_text", "console", "directory", "hparams", "log_format", "purge_step", "run_dir"),
 }
 """Parameters that no config sets, by what they are parameters of."""
 

@@ -100,7 +100,8 @@ class TrainSection(Section):
     )
     device: Device = Field(default="auto", description="Where to train; auto is CUDA where there is one, else the CPU.")
     threads: PositiveInt | None = Field(
-        default=None, description="Threads of an operation on the CPU; null is torch's choice, 1 is best for small models."
+        default=None,
+        description="Threads on the CPU; null is torch's choice, 1 suits small models.",
     )
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         default="fp32", description="Format of the forward pass, by autocast; weights and optimizer stay in fp32."

@@ -48,7 +48,7 @@ class GradientSpike:
         every: Steps between two looks, each at all steps since the last. 5: nothing can be done about a step gone by.
         factor: Norm in units of the median of the steps before. 40: less than half of the order of 100 that spikes
             have; planted ones reach 100 to 500.
-        above_largest: Norm in units of the largest of the steps before. 20: of 500 healthy runs, some with two
+        above_largest: Norm in units of the largest of the steps before. 20: of 600 healthy runs, some with two
             samples per batch, one had a step 10 times above that largest; noise repeats itself, a spike does not.
     """
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, final
@@ -35,9 +36,10 @@ class NoGradient:
 
     When it is wrong: a module that is not used on purpose (the pooler of a language model, a head for another
     task): freeze it with `requires_grad_(False)` and it is not counted. Where other tensors come and go from step
-    to step, as experts and heads that train in turn do, and while the rate warms up, the wait is five times as
-    long. A module that is built like those that come and go is taken for an expert that nothing was sent to (info).
-    Zeros behind a ReLU that never fires are reported as dead-relu, at the ReLU.
+    to step, as experts and heads that train in turn do, where it looks like one of several experts, and while the
+    rate warms up, the wait is five times as long. A module that is built like those that come and go is taken for
+    an expert that nothing was sent to (info). Zeros behind a ReLU that never fires are reported as dead-relu, at
+    the ReLU.
 
     What to do: look for `detach()`, `.data`, `.item()`, `.numpy()` or `torch.no_grad()` between the layer and the loss,
     for a module whose output is not used, and for a softmax over a single unit or another constant before the loss.
@@ -69,12 +71,14 @@ class NoGradient:
         in_turn_L = (share_L > 0) & (share_L < 0.9) & shape.trainable_L
         ill_L = shape.trainable_L & (share_L == 0)
         steps = int(looked_T.sum())
+        if not ill_L.any():
+            return
         rate_T = history.scalar("lr.0")
-        may_come = in_turn_L.any() or rate_T[-1] > rate_T[0]
-        if not ill_L.any() or steps < self.patience * (INTERMITTENT if may_come else 1):
+        missing_L = np.isnan(l2_TL).all(axis=0)
+        may_come = in_turn_L.any() or rate_T[-1] > rate_T[0] or _is_routed(history, ill_L & missing_L)
+        if steps < self.patience * (INTERMITTENT if may_come else 1):
             return
         shapes_in_turn = {layer.shape for layer, is_so in zip(history.info.layers, in_turn_L, strict=True) if is_so}
-        missing_L = np.isnan(l2_TL).all(axis=0)
         for value, part_L in (("None", ill_L & missing_L), ("exactly zero", ill_L & ~missing_L)):
             if value == "None" or not _is_blocked(history):
                 yield from self._findings(history, part_L, steps, value=value, routed=shapes_in_turn)
@@ -125,6 +129,19 @@ class NoGradient:
 def _zero(*, steps: int) -> tuple[History, tuple[str, ...]]:
     made = Synthetic(steps=steps).no_gradient(4, zero=True)
     return made.history(), made.names(4)
+
+
+def _is_routed(history: History, ill_L: NDArray[np.bool_]) -> bool:
+    """Say whether what gets no gradient looks like experts: numbered like others that do, behind layers that do.
+
+    A cut in a chain of numbered blocks leaves nothing before it that has a gradient.
+    """
+    layers = history.info.layers
+    reached = [i for i, layer in enumerate(layers) if layer.trainable and not ill_L[i]]
+    numbered = {re.sub(r"\d+", "*", layers[i].name) for i in reached}
+    ill = np.flatnonzero(ill_L)
+    is_like_others = all(re.sub(r"\d+", "*", layers[i].name) in numbered for i in ill)
+    return is_like_others and len(reached) > 0 and len(ill) > 0 and reached[0] < ill[0]
 
 
 def _is_blocked(history: History) -> bool:

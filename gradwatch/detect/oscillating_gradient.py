@@ -26,8 +26,8 @@ class OscillatingGradient:
     What it measures: over the newest 48 steps, without their trend, the spread of the logarithm of the total norm
     (from its 10 % to its 90 % quantile), how often it crosses its middle, and its correlation from one step to the
     next. Noise of small batches is as wide but uncorrelated; an optimizer that overshoots alternates (correlation
-    towards -1), data in a bad order swing in waves (towards 1). At least twice within the window the loss must have come
-    back up to where the run began, from a third of that.
+    towards -1), data in a bad order swing in waves (towards 1). At least twice within the window the loss must have
+    come back up to where the run began, from a third of that.
 
     Why it matters: what one update learns the next one undoes.
 

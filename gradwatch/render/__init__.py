@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Finding
+
+LogFormat = Literal["auto", "rich", "plain", "json"]
+"""How a training shows itself: `auto` takes the live view on a terminal and plain lines elsewhere."""
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch.optim import lr_scheduler
@@ -20,6 +20,7 @@ from gradwatch.errors import RunError
 from gradwatch.history.header import Status
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis
+from gradwatch.render import LogFormat
 from gradwatch.train.evaluate import Evaluation, evaluate
 from gradwatch.train.interrupt import Interrupt
 from gradwatch.train.reproduce import reproducible, seed_all
@@ -52,7 +53,7 @@ class Outcome:
     diagnoses: tuple[Diagnosis, ...]
 
 
-def train(config: Config, *, resume: Path | None = None, log_format: str = "auto") -> Outcome:
+def train(config: Config, *, resume: Path | None = None, log_format: LogFormat = "auto") -> Outcome:
     """Train as a config says, under watch, into a run directory.
 
     Args:
@@ -95,7 +96,16 @@ def new_directory(config: Config) -> Path:
     raise AssertionError("itertools.count never ends")
 
 
-def run(session: Session, interrupt: Interrupt) -> Ending:
+class Stop(Protocol):
+    """Says when to end before the planned end: `Interrupt`, for one."""
+
+    @property
+    def requested(self) -> bool:
+        """Whether to end after the step under way."""
+        ...
+
+
+def run(session: Session, interrupt: Stop) -> Ending:
     """Train until the planned end, or until a reason to stop before it."""
     train, progress = session.config.train, session.progress
     session.model.train()
@@ -180,9 +190,7 @@ def _schedule(session: Session, result: StepResult, evaluation: Evaluation | Non
         schedule.step()
 
 
-def _stop_reason(
-    session: Session, result: StepResult, evaluation: Evaluation | None, interrupt: Interrupt
-) -> Ending | None:
+def _stop_reason(session: Session, result: StepResult, evaluation: Evaluation | None, interrupt: Stop) -> Ending | None:
     if interrupt.requested:
         return "interrupted"
     if not result.finite and session.config.train.on_nonfinite == "stop":

@@ -28,6 +28,7 @@ from gradwatch.pipeline import Pipeline
 from gradwatch.probe.activations import ActivationProbe
 from gradwatch.probe.gradients import GradientProbe
 from gradwatch.probe.transfer import to_host
+from gradwatch.render import LogFormat
 from gradwatch.train import activation_checkpointing, checkpoint
 from gradwatch.train.batches import Batches
 from gradwatch.train.step import Clip, Stepper
@@ -70,7 +71,7 @@ class Session:
     """
 
     def __init__(
-        self, config: Config, directory: Path, *, resume: bool, log_format: str, stack: contextlib.ExitStack
+        self, config: Config, directory: Path, *, resume: bool, log_format: LogFormat, stack: contextlib.ExitStack
     ) -> None:
         self.config = config
         self.directory = directory
@@ -126,7 +127,7 @@ class Session:
         self.progress = Progress(**state["progress"])
         return state
 
-    def _monitor(self, saved: dict[str, Any] | None, *, log_format: str, stack: contextlib.ExitStack) -> Monitor:
+    def _monitor(self, saved: dict[str, Any] | None, *, log_format: LogFormat, stack: contextlib.ExitStack) -> Monitor:
         """Attach a monitor, with nothing to watch but the run itself where watching is off."""
         watch = self.config.watch
         models, optimizers = ({"": self.model}, [self.optimizer]) if watch.enabled else ({}, [])
@@ -167,6 +168,7 @@ class Session:
                 updates=watch.updates_every, activations=watch.activations_every, histograms=watch.histograms_every
             ),
         )
+        stack.callback(pipeline.end_sinks)  # also after an error: a live view must give the screen back
         stack.callback(monitor.detach)
         return monitor
 
@@ -188,18 +190,12 @@ class Session:
 
 def _batches(config: Config, splits: Splits) -> tuple[Batches, Batches | None]:
     section = config.data
-    common = {"seed": config.run.seed, "workers": section.workers, "pin_memory": section.pin_memory}
-    training = Batches(
-        splits.train,
-        batch_size=section.batch_size,
-        shuffle=section.shuffle,
-        drop_last=section.drop_last,
-        **common,
-    )
+    make = partial(Batches, seed=config.run.seed, workers=section.workers, pin_memory=section.pin_memory)
+    training = make(splits.train, batch_size=section.batch_size, shuffle=section.shuffle, drop_last=section.drop_last)
     if splits.val is None:
         return training, None
     size = section.eval_batch_size or section.batch_size
-    return training, Batches(splits.val, batch_size=size, shuffle=False, drop_last=False, **common)
+    return training, make(splits.val, batch_size=size)
 
 
 def _checkpoint_activations(model: nn.Module, train: TrainSection) -> None:
@@ -211,6 +207,7 @@ def _checkpoint_activations(model: nn.Module, train: TrainSection) -> None:
     elif choice.every is not None:
         activation_checkpointing.every_blocks(model, choice.every)
     else:
+        assert choice.modules, "the config has either"
         activation_checkpointing.matching_modules(model, choice.modules)
 
 

@@ -8,8 +8,8 @@ from gradwatch.errors import ConfigError, GradwatchError
 
 DATA_SETTINGS = "batch_size, eval_batch_size, workers, pin_memory, shuffle, drop_last, transform, augment"
 TRAIN_SETTINGS = (
-    "steps, epochs, device, precision, accumulate, clip, activation_checkpointing, compile, eval_every, checkpoint, "
-    "early_stop, on_nonfinite, scaler"
+    "steps, epochs, device, threads, precision, accumulate, clip, activation_checkpointing, compile, eval_every, "
+    "checkpoint, early_stop, on_nonfinite, scaler"
 )
 SECTIONS = "run, model, data, loss, optim, schedule, train, watch, detect, sinks"
 

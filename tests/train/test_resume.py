@@ -19,11 +19,20 @@ CONFIG = """
 run: {{name: resume, seed: 3, out: {out}}}
 model: {{name: cnn, channels: [4, 8], dropout: 0.2}}
 data:
-  {{name: digits, batch_size: 24, eval_batch_size: 360, workers: {workers}, augment: [{{RandomRotation: {{degrees: 9}}}}]}}
+  name: digits
+  batch_size: 24
+  eval_batch_size: 360
+  workers: {workers}
+  augment: [{{RandomRotation: {{degrees: 9}}}}]
 optim: {{name: adamw, lr: 2.0e-3}}
 schedule: {{name: OneCycleLR, max_lr: 4.0e-3}}
 train:
-  {{steps: 40, accumulate: 2, precision: {precision}, eval_every: 10, clip: {{norm: 1.0}}, checkpoint: {{every: 5, keep: 3}}}}
+  steps: 40
+  accumulate: 2
+  precision: {precision}
+  eval_every: 10
+  clip: {{norm: 1.0}}
+  checkpoint: {{every: 5, keep: 3}}
 watch: {{updates_every: 3, activations_every: 4, histograms_every: 20}}
 """
 pytestmark = pytest.mark.filterwarnings("ignore:train.accumulate")  # equal runs are compared, BatchNorm or not
