@@ -91,7 +91,7 @@ def _segment(container: nn.Sequential | nn.ModuleList, k: int) -> int:
             x = segment(x)
         return x
 
-    container.forward = forward
+    container.forward = forward  # type: ignore[method-assign]  # the forward of this instance alone
     return len(segments)
 
 
@@ -104,10 +104,11 @@ def _recompute(module: nn.Module, *, mode_of: nn.Module | None = None) -> None:
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not (mode_of.training and torch.is_grad_enabled()):
             return plain(*args, **kwargs)
-        contexts = {} if torch.compiler.is_compiling() else {"context_fn": lambda: _contexts(norms)}
-        return checkpoint(plain, *args, use_reentrant=False, **contexts, **kwargs)
+        if torch.compiler.is_compiling():  # there the graph itself is computed again, without its side effects
+            return checkpoint(plain, *args, use_reentrant=False, **kwargs)
+        return checkpoint(plain, *args, use_reentrant=False, context_fn=lambda: _contexts(norms), **kwargs)
 
-    module.forward = forward  # type: ignore[method-assign]  # an instance's own forward, as functorch does
+    module.forward = forward
 
 
 def _contexts(

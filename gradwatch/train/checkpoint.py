@@ -122,7 +122,7 @@ def load_model(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 def random_state() -> dict[str, Any]:
     """Return the state of all random generators: Python, NumPy, torch on the CPU and on each CUDA device in use."""
-    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch has no types there
+    in_use = torch.cuda.is_initialized()
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=False),

@@ -35,7 +35,7 @@ class Objective:
             outputs: What the model returned: (N, C), or (N, T, C) where there is a label per position.
             targets: Labels (N,) or (N, T), or values of the shape of the outputs.
         """
-        loss = self._raw(outputs, targets)
+        loss: Tensor = self._raw(outputs, targets)
         if loss.ndim:
             raise GradwatchError(
                 f"loss: returned a tensor of shape {tuple(loss.shape)}, expected a scalar; "
@@ -43,7 +43,7 @@ class Objective:
             )
         return loss
 
-    def _raw(self, outputs: Any, targets: Tensor) -> Tensor:
+    def _raw(self, outputs: Any, targets: Tensor) -> Any:
         if not isinstance(self.function, nn.Module):
             return self.function(outputs, targets)
         if not isinstance(outputs, Tensor):

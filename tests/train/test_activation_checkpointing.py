@@ -87,7 +87,7 @@ def test_blocks_in_a_module_list_cannot_be_grouped():
 
 
 def test_a_model_without_blocks_and_a_pattern_without_match_say_what_to_do():
-    with pytest.raises(GradwatchError, match="no nn.Sequential or nn.ModuleList"):
+    with pytest.raises(GradwatchError, match=r"no nn\.Sequential or nn\.ModuleList"):
         activation_checkpointing.every_blocks(nn.Linear(2, 2), 1)
     with pytest.raises(GradwatchError, match=r"\['layers.\*'\] match no module; the model has blocks, head"):
         activation_checkpointing.matching_modules(Net(), ["layers.*"])
