@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import inspect
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from gradwatch.config.schema import Config, DataSection, OptimSection, ScheduleS
 from gradwatch.data import Splits
 from gradwatch.data import _torchvision as torchvision_data
 from gradwatch.data import _transforms as transforms
-from gradwatch.errors import GradwatchError
+from gradwatch.errors import GradwatchError, raised
 from gradwatch.models import _torchvision as torchvision_models
 from gradwatch.records import DataSpec
 from gradwatch.render import LogFormat, Sink
@@ -37,7 +38,7 @@ def device(name: str) -> torch.device:
         found = torch.device(name)
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0].split(". ")[0]
         raise GradwatchError(f"train.device: '{name}' cannot be used here: {reason}; use auto or cpu") from error
     return found
 
@@ -45,7 +46,7 @@ def device(name: str) -> torch.device:
 def splits(section: DataSection) -> Splits:
     """Return the training and validation data of a config, with its transforms around them."""
     if section.target:
-        made = data.from_target(_call(plugins.target(section.target, key="data.target"), "data", section.options))
+        made = data.from_target(_made(section.target, "data.target", section.options))
     elif section.name in plugins.names("gradwatch.data"):
         made = _call(plugins.load("gradwatch.data", section.name).build, "data", section.options)
     else:
@@ -59,15 +60,18 @@ def model(config: Config, spec: DataSpec) -> nn.Module:
     """Return the model of a config, on the CPU and in training mode."""
     section = config.model
     if section.target:
-        made = _call(plugins.target(section.target, key="model.target"), "model", section.options)
+        made = _made(section.target, "model.target", section.options)
     elif section.name in plugins.names("gradwatch.models"):
         made = _call(plugins.load("gradwatch.models", section.name).build, "model", section.options, spec)
     else:
         made = _call(torchvision_models.build, "model", {"name": section.name} | section.options, spec)
     if not isinstance(made, nn.Module):
         raise GradwatchError(f"model.target: '{section.target}' returned a {type(made).__name__}, expected a nn.Module")
-    if not any(True for _ in made.parameters()):
-        raise GradwatchError(f"model: '{section.name or section.target}' has no parameters to train")
+    if not any(p.requires_grad for p in made.parameters()):
+        raise GradwatchError(
+            f"model: '{section.name or section.target}' has no parameter to train: "
+            + ("each has requires_grad=False" if any(True for _ in made.parameters()) else "it has none at all")
+        )
     return made
 
 
@@ -120,7 +124,7 @@ def loss(config: Config, spec: DataSpec) -> Callable[..., Any]:
     section = config.loss
     if section.target:
         made = plugins.target(section.target, key="loss.target")
-        return _call(made, "loss", section.options) if inspect.isclass(made) else made
+        return _made(section.target, "loss.target", section.options) if inspect.isclass(made) else made
     name = section.name or DEFAULT_LOSS[spec.kind]
     options = dict(section.options)
     for key in TENSOR_OPTIONS & options.keys():
@@ -208,7 +212,31 @@ def _main_schedule(section: ScheduleSection, optimizer: torch.optim.Optimizer, l
     if section.name in SPAN:
         options.setdefault(SPAN[section.name], length)
     made: lr_scheduler.LRScheduler = _call(getattr(lr_scheduler, section.name), "schedule", options, optimizer)
+    planned = getattr(made, "total_steps", length)  # OneCycleLR raises where it is asked for more
+    if planned < length:
+        raise GradwatchError(
+            f"schedule.total_steps: {section.name} ends after {planned} of the {length} times that it is asked for a "
+            "learning rate; leave it out to have it fit"
+        )
     return made
+
+
+def _made(target: str, key: str, options: Mapping[str, Any]) -> Any:
+    """Call a user's own factory; what it raises is told with its place in the user's code."""
+    function = plugins.target(target, key=key)
+    with contextlib.suppress(ValueError):  # some functions that are not written in Python have no signature
+        try:
+            inspect.signature(function).bind(**options)
+        except TypeError as error:
+            raise GradwatchError(
+                f"{key}: '{target}' does not accept these settings ({', '.join(options) or 'none'}): {error}"
+            ) from error
+    try:
+        return function(**options)
+    except GradwatchError:
+        raise
+    except Exception as error:  # whatever a user's code may raise
+        raise GradwatchError(f"{key}: '{target}' raised {raised(error)}") from error
 
 
 def _call(function: Callable[..., Any], key: str, options: Mapping[str, Any], *args: Any) -> Any:

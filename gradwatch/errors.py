@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import os
+import sysconfig
+import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent
+LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
 
 
 class GradwatchError(ValueError):
@@ -50,3 +57,23 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     by_folded = {k.casefold(): k for k in known}
     near = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.6)
     return f"; did you mean '{by_folded[near[0]]}'?" if near else ""
+
+
+def raised(error: BaseException) -> str:
+    """Return what a user's own code raised, and where: `KeyError: 'k' (mine.py, line 22, in factory)`."""
+    text = f"{type(error).__name__}: {str(error).strip()}".removesuffix(": ")
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_users(f.filename)]
+    if not frames or isinstance(error, SyntaxError):  # the text of a syntax error says where it is
+        return text
+    last = frames[-1]
+    return f"{text} ({shown_path(last.filename)}, line {last.lineno}, in {last.name})"
+
+
+def is_users(filename: str) -> bool:
+    """Say whether code is the user's own: neither of this package nor of Python or an installed library."""
+    return not filename.startswith("<") and not any(Path(filename).is_relative_to(p) for p in (PACKAGE, *LIBRARIES))
+
+
+def shown_path(filename: str) -> str:
+    """Return the path of a file as a person here would write it."""
+    return os.path.relpath(filename) if Path(filename).is_relative_to(Path.cwd()) else filename

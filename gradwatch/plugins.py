@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gradwatch.errors import GradwatchError, did_you_mean
+from gradwatch.errors import GradwatchError, did_you_mean, raised
 
 
 def names(package: str) -> tuple[str, ...]:
@@ -46,13 +46,19 @@ def target(name: str, *, key: str) -> Callable[..., Any]:
     module_name, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise GradwatchError(
-            f"{key}: '{name}' does not import: {error}; expected package.module:factory, on the Python path "
-            "or below the folder that gradwatch runs in"
-        ) from error
+    except ModuleNotFoundError as error:
+        if f"{module_name}.".startswith(f"{error.name}."):  # itself, and nothing that it imports
+            raise GradwatchError(
+                f"{key}: '{name}' does not import: {error}; expected package.module:factory, on the Python path "
+                "or below the folder that gradwatch runs in"
+            ) from error
+        raise GradwatchError(f"{key}: '{name}' does not import: {raised(error)}") from error
+    except Exception as error:  # a module runs when it is imported: anything may happen
+        raise GradwatchError(f"{key}: '{name}' does not import: {raised(error)}") from error
     if not hasattr(module, attribute):
         hint = did_you_mean(attribute, vars(module))
         raise GradwatchError(f"{key}: module '{module_name}' has no '{attribute}'{hint}")
     found: Callable[..., Any] = getattr(module, attribute)
+    if not callable(found):
+        raise GradwatchError(f"{key}: '{name}' is a {type(found).__name__}, expected a function or a class")
     return found
