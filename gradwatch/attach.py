@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import platform
+import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 import gradwatch
 from gradwatch.detect import detectors
+from gradwatch.errors import GradwatchError
 from gradwatch.history.disk import Writer
+from gradwatch.history.header import Header, Status
 from gradwatch.history.store import History
 from gradwatch.monitor import Monitor, Schedule
+from gradwatch.monitor.dispensable import switch_off
 from gradwatch.pipeline import Pipeline
 from gradwatch.probe.activations import ActivationProbe
-from gradwatch.probe.layout import describe
-from gradwatch.records import RunInfo
+from gradwatch.probe.layout import describe, named_modules
+from gradwatch.records import Finding, RunInfo
 from gradwatch.render.tensorboard import TensorBoard
+
+PRECISION = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 def watch(
@@ -35,14 +45,22 @@ def watch(
     schedule: Schedule = Schedule(),  # noqa: B008 - frozen
     detect: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Monitor:
-    """Watch a model in your own loop; call `monitor.step(loss)` at the end of each optimizer step.
+    """Watch a model in your own loop; call `monitor.step(loss)` once per optimizer step, after it.
+
+    That call may be the only one: gradients are read by the optimizer's own hooks. A loop that clips calls
+    `monitor.observe()` before it clips, or hands over what clipping returned: `monitor.step(loss, grad_norm=norm)`.
+    With several optimizers, `monitor.observe(optimizer)` says whose gradients are complete.
+
+    The training stays what it was, to the last bit. Nothing that goes wrong here stops it: what raised, a full disk
+    too, is named in one RuntimeWarning and left out. What is watched is settled by this call: parameters and groups
+    that come later are not in the history, and a warning says so.
 
     Args:
         model: The model, or several by name (a GAN's generator and discriminator).
         optimizer: The optimizer that moves it, or several.
         run: Run directory to write, which `gradwatch diagnose` and TensorBoard read; None keeps the history in memory.
         scaler: The loop's GradScaler, if it has one.
-        accumulate: Micro-batches per optimizer step.
+        accumulate: Micro-batches per optimizer step. `monitor.step` may be called for each of them.
         loss_fn: The loss function, for what its name tells.
         total_steps: Planned optimizer steps, where known.
         schedule: When the sampled statistics are measured.
@@ -50,22 +68,26 @@ def watch(
 
     Returns:
         A monitor, to be closed: use it in a `with` statement, or call `close()`.
+
+    Raises:
+        GradwatchError: The run directory holds a run already or cannot be made, or a parameter has no shape yet.
     """
     models = dict(model) if isinstance(model, Mapping) else {"": model}
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
-    activations = ActivationProbe(models) if schedule.activations else None
+    loss_scaling = scaler is not None and scaler.is_enabled()
+    activations = _activations(models) if schedule.activations else None
     params, info = inspect(
         models,
         optimizers,
         activations=activations,
         name=Path(run).name if run else "watch",
-        precision="fp16" if scaler is not None else "fp32",
-        loss_scaling=scaler is not None,
+        precision="fp16" if loss_scaling else _format(models),
+        loss_scaling=loss_scaling,
         accumulate=accumulate,
         total_steps=total_steps,
     )
     history = History(info, groups=sum(len(o.param_groups) for o in optimizers))
-    recorder = Writer(Path(run), history) if run else None
+    recorder = _Recorder(Path(run), history) if run else None
     pipeline = Pipeline(
         history,
         detectors=detectors(detect),
@@ -73,7 +95,15 @@ def watch(
         recorder=recorder,
     )
     return Monitor(
-        params, optimizers=optimizers, pipeline=pipeline, activations=activations, scaler=scaler, schedule=schedule
+        params,
+        optimizers=optimizers,
+        pipeline=pipeline,
+        activations=activations,
+        scaler=scaler,
+        schedule=schedule,
+        accumulate=accumulate,
+        measure_clipped=True,
+        hooks=_AutocastHook(functools.partial(_change_precision, history, recorder)).attach(models),
     )
 
 
@@ -108,3 +138,107 @@ def inspect(
         },
     )
     return list(params), info
+
+
+def _activations(models: Mapping[str, nn.Module]) -> ActivationProbe | None:
+    """Return a probe of the models' activations, or None and a warning where they take no hooks."""
+    try:
+        return ActivationProbe(models)
+    except Exception as error:  # a module of a kind that nobody here has seen; the gradients tell enough
+        warnings.warn(
+            f"gradwatch: the probe of activations is switched off: {type(error).__name__}: {error}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return None
+
+
+def _format(models: Mapping[str, nn.Module]) -> str:
+    """Return the format of most parameters: that of the forward pass, unless autocast changes it."""
+    counts = Counter(p.dtype for model in models.values() for p in model.parameters())
+    return PRECISION.get(max(counts, key=lambda dtype: counts[dtype]), "fp32") if counts else "fp32"
+
+
+@final
+class _Recorder:
+    """Writes a run down until that fails: then it says so once, and the training goes on.
+
+    Args:
+        directory: The run directory.
+        history: What is written.
+
+    Raises:
+        RunError: The directory holds a run, or cannot be written.
+    """
+
+    def __init__(self, directory: Path, history: History) -> None:
+        self.warned: set[str] = set()
+        self._directory = directory
+        self._history = history
+        self._writer = Writer(directory, history)
+
+    def append(self) -> None:
+        """Write the newest step of the history."""
+        self._attempt(self._writer.append)
+
+    def report(self, finding: Finding) -> None:
+        """Write a finding."""
+        self._attempt(functools.partial(self._writer.report, finding))
+
+    def close(self, status: Status) -> None:
+        """Note how the run ended, and let go of its files."""
+        self._attempt(functools.partial(self._writer.close, status), always=True)
+
+    def rewrite_header(self) -> None:
+        """Write down again what the history is a history of."""
+        self._attempt(lambda: Header.of(self._history, "running").write(self._directory))
+
+    def _attempt(self, action: Callable[[], None], *, always: bool = False) -> None:
+        if self.warned and not always:
+            return
+        try:
+            action()
+        except (GradwatchError, OSError) as error:
+            switch_off(self, f"writing to {self._directory}", error)
+
+
+@final
+class _AutocastHook:
+    """Looks once at each module, in its first training forward, for the format that autocast gives it.
+
+    Args:
+        tell: Called with that format, at most once.
+    """
+
+    def __init__(self, tell: Callable[[str], None] | None) -> None:
+        self._tell = tell
+        self._handles: dict[nn.Module, RemovableHandle] = {}
+
+    def attach(self, models: Mapping[str, nn.Module]) -> list[RemovableHandle]:
+        """Hook every module that has parameters, and return the hooks."""
+        for _, module in named_modules(models):
+            if next(module.parameters(recurse=False), None) is not None:
+                self._handles[module] = module.register_forward_pre_hook(self)
+        return list(self._handles.values())
+
+    def __call__(self, module: nn.Module, inputs: Any) -> None:
+        if torch.compiler.is_compiling() or not module.training or not torch.is_grad_enabled():
+            return
+        if (handle := self._handles.pop(module, None)) is None or self._tell is None:
+            return
+        handle.remove()
+        kind = next(module.parameters(recurse=False)).device.type
+        if torch.is_autocast_enabled(kind) and (seen := PRECISION.get(torch.get_autocast_dtype(kind))):
+            self._tell(seen)
+            self._tell = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _AutocastHook, (None,)  # copied or saved with the model, it does nothing
+
+
+def _change_precision(history: History, recorder: _Recorder | None, precision: str) -> None:
+    """Correct what was assumed of the format of the forward pass."""
+    if precision != history.info.precision:
+        history.info = replace(history.info, precision=precision)
+        if recorder:
+            recorder.rewrite_header()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import inspect
 from collections.abc import Callable, Mapping
@@ -124,7 +123,13 @@ def loss(config: Config, spec: DataSpec) -> Callable[..., Any]:
     section = config.loss
     if section.target:
         made = plugins.target(section.target, key="loss.target")
-        return _made(section.target, "loss.target", section.options) if inspect.isclass(made) else made
+        if inspect.isclass(made):
+            return _made(section.target, "loss.target", section.options)
+        if misfit := _misfit(made, None, None):
+            raise GradwatchError(
+                f"loss.target: '{section.target}' is called with the model's outputs and the targets: {misfit}"
+            )
+        return made
     name = section.name or DEFAULT_LOSS[spec.kind]
     options = dict(section.options)
     for key in TENSOR_OPTIONS & options.keys():
@@ -224,19 +229,27 @@ def _main_schedule(section: ScheduleSection, optimizer: torch.optim.Optimizer, l
 def _made(target: str, key: str, options: Mapping[str, Any]) -> Any:
     """Call a user's own factory; what it raises is told with its place in the user's code."""
     function = plugins.target(target, key=key)
-    with contextlib.suppress(ValueError):  # some functions that are not written in Python have no signature
-        try:
-            inspect.signature(function).bind(**options)
-        except TypeError as error:
-            raise GradwatchError(
-                f"{key}: '{target}' does not accept these settings ({', '.join(options) or 'none'}): {error}"
-            ) from error
+    if misfit := _misfit(function, **options):
+        raise GradwatchError(f"{key}: '{target}' does not accept these settings: {misfit}")
     try:
         return function(**options)
     except GradwatchError:
         raise
     except Exception as error:  # whatever a user's code may raise
         raise GradwatchError(f"{key}: '{target}' raised {raised(error)}") from error
+
+
+def _misfit(function: Callable[..., Any], *args: Any, **options: Any) -> str:
+    """Return why a function cannot be called with these arguments, or an empty string."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some functions that are not written in Python have none
+        return ""
+    try:
+        signature.bind(*args, **options)
+    except TypeError as error:
+        return str(error)
+    return ""
 
 
 def _call(function: Callable[..., Any], key: str, options: Mapping[str, Any], *args: Any) -> Any:

@@ -6,7 +6,6 @@ Exit codes: 0 healthy, 1 findings at or above `--fail-on`, 2 a mistake of the us
 
 from __future__ import annotations
 
-import traceback
 import warnings
 from collections.abc import Sequence
 from typing import Annotated
@@ -15,8 +14,9 @@ import typer
 
 from gradwatch.cli import diagnose, explain, schema, train
 from gradwatch.cli import list as list_
-from gradwatch.cli.console import complain, show_warning, write
-from gradwatch.errors import ConfigError, GradwatchError
+from gradwatch.cli.console import show_warning, write
+from gradwatch.cli.crash import show_crash, show_mistake
+from gradwatch.errors import GradwatchError
 
 CRASHED = 70
 
@@ -41,27 +41,23 @@ def main(args: Sequence[str] | None = None) -> int:
     Args:
         args: What follows `gradwatch` on the command line; that of this process by default.
     """
-    warnings.showwarning = show_warning
+    with warnings.catch_warnings():
+        warnings.showwarning = show_warning
+        return _run(args)
+
+
+def _run(args: Sequence[str] | None) -> int:
     try:
         app(args=args, prog_name="gradwatch")
     except SystemExit as end:  # the way in which typer ends, also for its own usage errors (2)
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except ConfigError as error:
-        complain("error", _of_config(error))
-        return 2
     except GradwatchError as error:
-        complain("error", str(error))
+        show_mistake(error)
         return 2
-    except Exception:
-        traceback.print_exc()
+    except Exception as error:
+        show_crash(error)
         return CRASHED
     return 0
-
-
-def _of_config(error: ConfigError) -> str:
-    if len(error.mistakes) == 1:
-        return str(error)
-    return "\n".join([f"{len(error.mistakes)} mistakes in the config", *(f"  {m}" for m in error.mistakes)])
 
 
 def _print_version(wanted: bool) -> None:

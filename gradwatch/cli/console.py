@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import IO, Literal, TextIO
 
 from rich.console import Console
 from rich.text import Text
 
-PACKAGE = Path(__file__).parents[1]
+from gradwatch.errors import is_users, shown_path
+
 _STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
 
 
@@ -50,14 +50,10 @@ def show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Show a Python warning: ours as a message, those of others with their place, as Python does."""
-    import warnings
-
-    if Path(filename).is_relative_to(PACKAGE):
-        complain("warning", str(message).removeprefix("gradwatch: "))
-    else:
-        text = warnings.formatwarning(message, category, filename, lineno, line)
-        (file or sys.stderr).write(text)
+    """Show a Python warning in one line; where the user's own code gave it, with its place."""
+    text = " ".join(str(message).split()).removeprefix("gradwatch: ")
+    place = f" ({shown_path(filename)}, line {lineno})" if is_users(filename) else ""
+    complain("warning", text + place)
 
 
 def _send_nowhere(stream: IO[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from gradwatch.cli.console import complain
+from gradwatch.cli.crash import show_notes
 from gradwatch.cli.options import INTERRUPTED, FailOn, FailOnOption, exit_code
 from gradwatch.errors import RunError, did_you_mean
 
@@ -49,7 +50,11 @@ def command(
 
     from gradwatch.train.loop import train  # torch, now that the config is known to be right
 
-    outcome = train(checked, resume=resume, log_format=log_format.value)
+    try:
+        outcome = train(checked, resume=resume, log_format=log_format.value)
+    except KeyboardInterrupt as quit_at_once:  # the second Ctrl-C, or one before training
+        show_notes(quit_at_once)
+        raise
     if outcome.ending == "interrupted":
         complain("note", f"interrupted; go on with: gradwatch train --resume {outcome.directory}")
         raise typer.Exit(INTERRUPTED)

@@ -97,6 +97,11 @@ def load(root: Path, *, step: int | None = None) -> tuple[int, dict[str, Any]]:
     raise CheckpointError("; ".join(problems) + f". There is no good checkpoint{' left' if step is None else ''}.")
 
 
+def newest(root: Path) -> int | None:
+    """Return the step of the newest checkpoint, good or not, or None where there is none."""
+    return max(_folders(root), default=None)
+
+
 def load_model(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Load parameters and buffers into a model that must have the very same.
 

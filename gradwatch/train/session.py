@@ -20,7 +20,7 @@ from gradwatch.attach import inspect
 from gradwatch.config.schema import Config, TrainSection
 from gradwatch.data import Splits
 from gradwatch.detect import detectors
-from gradwatch.errors import CheckpointError
+from gradwatch.errors import CheckpointError, GradwatchError
 from gradwatch.history.disk import Writer
 from gradwatch.history.store import History
 from gradwatch.monitor import Monitor, Schedule, total_norm
@@ -93,7 +93,7 @@ class Session:
         self.stepper = self._stepper(_on(build.loss(config, splits.spec), self.device))
         _warn_about_batch_norm(self.model, config.train)
         if compile_options := config.train.compile_options:
-            self.model.compile(**compile_options)
+            _compile(self.model, compile_options)
         if saved:  # last, since building draws random numbers
             checkpoint.set_random_state(saved["random"])
 
@@ -209,6 +209,13 @@ def _checkpoint_activations(model: nn.Module, train: TrainSection) -> None:
     else:
         assert choice.modules, "the config has either"
         activation_checkpointing.matching_modules(model, choice.modules)
+
+
+def _compile(model: nn.Module, options: dict[str, Any]) -> None:
+    try:
+        model.compile(**options)
+    except (RuntimeError, ValueError) as error:  # such as a backend that is not there
+        raise GradwatchError(f"train.compile: {error}") from error
 
 
 def _total_norm(probe: GradientProbe) -> float:

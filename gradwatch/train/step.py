@@ -11,11 +11,13 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor, nn
 
+from gradwatch.errors import GradwatchError
 from gradwatch.probe.transfer import to_float
 from gradwatch.train.targets import Objective
 
 Batch = tuple[Any, Tensor]
 Precision = Literal["fp32", "bf16", "fp16"]
+ONE_SAMPLE = "Expected more than 1 value per channel when training"  # torch.nn.functional.batch_norm
 AUTOCAST_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -111,8 +113,26 @@ class Stepper:
     def forward(self, inputs: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the outputs and the mean loss of one micro-batch, which must be on the device."""
         with self.autocast():
-            outputs = self.model(inputs)
+            outputs = self._outputs(inputs)
             return outputs, self.objective.loss(outputs, targets)
+
+    def _outputs(self, inputs: Any) -> Any:
+        try:
+            return self.model(inputs)
+        except Exception as error:
+            shapes = _shapes(inputs)
+            if ONE_SAMPLE in str(error):
+                raise GradwatchError(
+                    f"model: its BatchNorm cannot normalise one sample, and a batch came with inputs of {shapes}; "
+                    "set data.drop_last: true, or another data.batch_size"
+                ) from error
+            if type(self.model).__module__.startswith("torchvision.") and type(error) is RuntimeError:
+                name = type(self.model).__name__
+                raise GradwatchError(
+                    f"model: {name} cannot take inputs of {shapes}: {str(error).splitlines()[0]}"
+                ) from error
+            error.add_note(f"the model was called with inputs of {shapes}")
+            raise
 
     def _backward(self, window: Sequence[Batch]) -> tuple[float, bool]:
         """Add up the gradients of a window; return its loss, and whether that is finite."""
@@ -166,6 +186,13 @@ class Stepper:
     def _again(self, window: Sequence[Batch]) -> float:
         """Take loss and gradient anew, at the weights that a line search has come to."""
         return self._backward(window)[0]
+
+
+def _shapes(inputs: Any) -> str:
+    """Return the shapes of a batch's inputs, for a message."""
+    if isinstance(inputs, Tensor):
+        return f"shape {tuple(inputs.shape)} and type {inputs.dtype}"
+    return f"type {type(inputs).__name__}"
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

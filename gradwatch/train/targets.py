@@ -35,11 +35,18 @@ class Objective:
             outputs: What the model returned: (N, C), or (N, T, C) where there is a label per position.
             targets: Labels (N,) or (N, T), or values of the shape of the outputs.
         """
-        loss: Tensor = self._raw(outputs, targets)
+        loss: Any = self._raw(outputs, targets)
+        if not isinstance(loss, Tensor):
+            raise GradwatchError(f"loss: returned a {type(loss).__name__}, expected a tensor of one number")
         if loss.ndim:
             raise GradwatchError(
                 f"loss: returned a tensor of shape {tuple(loss.shape)}, expected a scalar; "
                 "use reduction: mean, or return loss.mean()"
+            )
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise GradwatchError(
+                "loss: no parameter has a part in it, so there is no gradient to take; look for detach(), item(), "
+                "no_grad() or a new tensor between the model's parameters and the loss"
             )
         return loss
 
@@ -53,10 +60,16 @@ class Objective:
                 "(loss.target: package.module:function)"
             )
         if isinstance(self.function, CLASSIFYING) and outputs.ndim == 3 and targets.ndim == 2:
-            return self.function(outputs.flatten(0, 1), targets.flatten())
-        if not isinstance(self.function, CLASSIFYING):
-            return self.function(outputs, self._aligned(outputs, targets))
-        return self.function(outputs, targets)
+            outputs, targets = outputs.flatten(0, 1), targets.flatten()
+        elif not isinstance(self.function, CLASSIFYING):
+            targets = self._aligned(outputs, targets)
+        try:
+            return self.function(outputs, targets)
+        except (RuntimeError, ValueError, IndexError) as error:
+            of_torch = type(self.function).__module__.startswith("torch.")
+            if not of_torch or isinstance(error, torch.OutOfMemoryError):
+                raise  # a bug in the user's own loss, say, of which they need the traceback
+            raise GradwatchError(self._misfit(outputs, targets, error)) from error
 
     def shares(self, window: Sequence[tuple[Any, Tensor]]) -> list[float]:
         """Return how much of an optimizer step's loss each of its micro-batches is; those of a mean add up to 1."""
@@ -74,6 +87,23 @@ class Objective:
         if self.function.weight is None:
             return float(counted.numel())
         return to_float(self.function.weight.to(targets.device)[counted].sum())
+
+    def _misfit(self, outputs: Tensor, targets: Tensor, error: Exception) -> str:
+        """Return why a loss of torch cannot take these: mostly labels that are no class."""
+        if isinstance(self.function, CLASSIFYING) and outputs.ndim > 1 and not targets.is_floating_point():
+            classes = outputs.shape[1]
+            counted = targets[targets != self.function.ignore_index]
+            low, high = (int(to_float(v)) for v in (counted.min(), counted.max())) if counted.numel() else (0, 0)
+            if low < 0 or high >= classes:
+                return (
+                    f"loss: the labels of a batch run from {low} to {high}, but the model has {classes} outputs, "
+                    f"expected labels from 0 to {classes - 1}; give the model as many outputs as there are classes, "
+                    "or mend the labels"
+                )
+        return (
+            f"loss: {type(self.function).__name__} cannot take outputs of shape {tuple(outputs.shape)} and targets of "
+            f"shape {tuple(targets.shape)} and type {targets.dtype}: {str(error).splitlines()[0]}"
+        )
 
     def _aligned(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the targets in the outputs' shape and dtype, or refuse to broadcast one against the other."""

@@ -1,0 +1,286 @@
+"""The device side of a step: hooks on the optimizers have gradients, weights and activations read into one row."""
+
+# L = parameter tensors, S = statistics, A = activation modules, B = bins
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gradwatch import catalogue
+from gradwatch.history.store import Floats, Histograms
+from gradwatch.monitor.dispensable import dispensable, warn_once
+from gradwatch.monitor.measure import number
+from gradwatch.monitor.part import LINEAR, Part, parts_of, total_norm
+from gradwatch.probe.activations import ActivationProbe
+from gradwatch.probe.histograms import NUM_BINS, bin_edges
+from gradwatch.probe.transfer import to_float, to_host
+
+ROUNDING = 1e-5  # relative: total norms of the same gradients differ by less, whichever way they were summed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Every how many steps the sampled statistics are measured; 0 for never.
+
+    Args:
+        updates: Weight norms and update/weight ratios.
+        activations: Statistics of activation modules.
+        histograms: Histograms of gradients and weights.
+    """
+
+    updates: int = 10
+    activations: int = 10
+    histograms: int = 200
+
+
+@final
+class Collector:
+    """Reads what happens on the device between two rows.
+
+    Args:
+        params: The parameters to watch, in the order of the columns.
+        optimizers: The optimizers that move them.
+        activations: Probe of the model's activation modules, or None.
+        scaler: The loop's GradScaler, or None.
+        schedule: When the sampled statistics are measured.
+        measure_clipped: As in `Monitor`.
+
+    Attributes:
+        row_SL: What was read since `begin`; nan where nothing was.
+        is_updated: Whether an optimizer has moved its parameters since `begin`.
+        optimizer: Loss scale and learning rates of the newest update, by their names in the catalogue.
+        watch_s: Seconds that was spent in hooks and `observe` since `begin`.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[Tensor],
+        *,
+        optimizers: Sequence[Optimizer],
+        activations: ActivationProbe | None,
+        scaler: torch.amp.GradScaler | None,
+        schedule: Schedule,
+        measure_clipped: bool,
+    ) -> None:
+        self.warned: set[str] = set()
+        self.row_SL: Floats = np.full((len(catalogue.PARAM), len(params)), math.nan, np.float32)
+        self._parts = parts_of(params, optimizers)
+        self._known = {id(p) for p in params}
+        self._activations = activations
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._scale = 1.0
+        self._schedule = schedule
+        self._measure_clipped = measure_clipped
+        self._handles = []
+        for part in self._parts:
+            before, after = _hook(self._before_update, part), _hook(self._after_update, part)
+            self._handles.append(part.optimizer.register_step_pre_hook(before))
+            self._handles.append(part.optimizer.register_step_post_hook(after))
+            if len(self._parts) > 1:  # between `observe` and a step, another optimizer's loss may add to the gradients
+                self._handles += part.watch_backward()
+
+    @property
+    def has_optimizers(self) -> bool:
+        """Whether there is anything to watch."""
+        return bool(self._parts)
+
+    @property
+    def has_scaler(self) -> bool:
+        """Whether the loss is scaled."""
+        return self._scaler is not None
+
+    def begin(self, step: int) -> None:
+        """Make ready for the next row, that of an optimizer step."""
+        self.row_SL.fill(math.nan)
+        self.is_updated = False
+        self.optimizer: dict[str, float] = {}
+        self.watch_s = 0.0
+        self._counts_2LB: NDArray[np.int64] | None = None
+        for part in self._parts:
+            part.begin()
+        schedule = self._schedule
+        self._due_updates = _due(schedule.updates, step)
+        self._due_histograms = _due(schedule.histograms, step)
+        self._due_activations = _due(schedule.activations, step) and self._activations is not None
+        if self._due_activations:
+            self._arm()
+        if self._scaler is not None:
+            self._look_at_scale()
+
+    def observe(self, optimizer: Optimizer | None = None) -> float:
+        """Read the gradients of an optimizer, or of all that have not stepped yet; return their total norm."""
+        began = time.perf_counter()
+        if optimizer is None:
+            parts = [part for part in self._parts if not part.is_updated] or self._parts
+        else:
+            parts = [part for part in self._parts if part.optimizer is optimizer]
+        norm = math.hypot(*[self._observe(part) for part in parts])
+        self.watch_s += time.perf_counter() - began
+        return norm
+
+    def scale_fell(self) -> bool:
+        """Say whether the scaler has lowered its scale since `begin`, as it does when it skips an update."""
+        before = self._scale
+        self._look_at_scale()
+        fell, self._scale = self._scale < before, before
+        return fell
+
+    @dispensable("the look at a skipped update")
+    def describe_skipped(self) -> None:
+        """Read what the loop has not cleared yet of an update that was left out."""
+        self.optimizer["loss_scale"] = self._scale
+        for part in self._parts:
+            self.optimizer.update(part.rates())
+            if part.is_read:
+                continue
+            norm = self._read_gradients(part)
+            # A scaler skips what is not finite, after unscaling it: finite gradients may be scaled still.
+            is_unknown = self._scaler is not None and norm is not None and math.isfinite(norm)
+            if is_unknown or not part.has_gradients(self.row_SL):
+                part.forget_gradients(self.row_SL)
+
+    def norms(self, grad_norm: Tensor | float | None) -> tuple[float, float]:
+        """Return the total norm before and after clipping; nan where no gradient was read.
+
+        Args:
+            grad_norm: The norm before clipping, where the gradients were read after it: then they are scaled back.
+        """
+        return self._norms(grad_norm) or (math.nan, math.nan)
+
+    @dispensable("the norm of the gradients")
+    def _norms(self, grad_norm: Tensor | float | None) -> tuple[float, float]:
+        parts = [part for part in self._parts if part.is_read]
+        if not parts:
+            return math.nan, math.nan
+        norm = parts[0].norm if len(self._parts) == 1 else total_norm(self.row_SL)
+        if [part for part in parts if part.clipped_norm is not None]:
+            return norm, math.hypot(*[part.norm if part.clipped_norm is None else part.clipped_norm for part in parts])
+        if grad_norm is None:
+            return norm, norm
+        before = number(grad_norm)
+        if math.isfinite(before) and 0 < norm * (1 + ROUNDING) < before:
+            self.row_SL[LINEAR] *= before / norm
+            return before, norm
+        return norm, norm
+
+    @dispensable("the probe of updates")
+    def read_updates(self) -> None:
+        """Read how far the weights were moved, where it is due."""
+        if self._due_updates:
+            for part in self._parts:
+                part.read_updates(self.row_SL)
+
+    def read_activations(self) -> Floats | None:
+        """Return the statistics of the activations, of shape (S, A), where they are due and there are any."""
+        return self._read_activations() if self._due_activations else None
+
+    def histograms(self, step: int) -> Histograms | None:
+        """Return the histograms, where they were due."""
+        if self._counts_2LB is None:
+            return None
+        grad_LB, weight_LB = self._counts_2LB
+        return Histograms(step=step, edges_B=bin_edges(), grad_LB=grad_LB, weight_LB=weight_LB)
+
+    def detach(self) -> None:
+        """Take every hook off the model and the optimizers."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        if self._activations:
+            self._activations.close()
+
+    def _before_update(self, part: Part, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        began = time.perf_counter()
+        part.is_updated = True
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        part.awaits_closure = closure is not None  # it computes the gradients, as often as it pleases
+        self._describe_update(part)
+        self.is_updated |= part.is_updated
+        if self._due_updates:
+            self._keep_weights(part)
+        self.watch_s += time.perf_counter() - began
+
+    def _after_update(self, part: Part, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if part.awaits_closure and not part.is_observed:
+            self._read_gradients(part)
+        part.is_observed = False
+
+    @dispensable("the look at the optimizer")
+    def _describe_update(self, part: Part) -> None:
+        # fused optimizers get scaled gradients from the scaler, and decide on the device whether to skip
+        scale, found_inf = getattr(part.optimizer, "grad_scale", None), getattr(part.optimizer, "found_inf", None)
+        if found_inf is not None:
+            part.is_updated = not to_float(found_inf)
+        self._look_at_scale()
+        self.optimizer["loss_scale"] = self._scale if scale is None else to_float(scale)
+        self.optimizer.update(part.rates())
+        if part.is_observed:
+            if self._measure_clipped:
+                part.clipped_norm = part.plain_norm()
+        elif not part.awaits_closure:
+            self._read_gradients(part, inverse_scale=1.0 if scale is None else 1.0 / to_float(scale))
+        if part.has_later_groups and (later := [p for p in part.later_params() if id(p) not in self._known]):
+            text = f"{len(later)} parameters came to the optimizer after gradwatch attached, and are not watched"
+            warn_once(self, "later parameters", text)
+
+    def _look_at_scale(self) -> None:
+        if self._scaler is not None:
+            self._scale = self._scaler.get_scale()
+
+    def _observe(self, part: Part) -> float:
+        norm = self._read_gradients(part)
+        part.is_observed = True
+        return part.plain_norm() if norm is None else norm
+
+    @dispensable("the probe of gradients")
+    def _read_gradients(self, part: Part, *, inverse_scale: float = 1.0) -> float:
+        norm = part.read_gradients(self.row_SL, inverse_scale=inverse_scale)
+        if self._due_histograms:
+            self._read_histograms(part)
+        return norm
+
+    @dispensable("the histograms")
+    def _read_histograms(self, part: Part) -> None:
+        if self._counts_2LB is None:
+            self._counts_2LB = np.zeros((2, self.row_SL.shape[1], NUM_BINS), np.int64)
+        part.read_histograms(self._counts_2LB)
+
+    @dispensable("the probe of updates")
+    def _keep_weights(self, part: Part) -> None:
+        part.keep_weights()
+
+    @dispensable("the probe of activations")
+    def _arm(self) -> None:
+        assert self._activations is not None, "only a probe that is there is due"
+        self._activations.arm()
+
+    @dispensable("the probe of activations")
+    def _read_activations(self) -> Floats | None:
+        assert self._activations is not None, "only a probe that is there is due"
+        read = self._activations.read()
+        return None if read is None else to_host(read)
+
+
+def _hook(method: Callable[..., None], part: Part) -> Callable[..., None]:
+    """Return a method as the hook of one part, left alone by torch.compile where that is in use."""
+    hook = functools.partial(method, part)
+    if "torch._dynamo" not in sys.modules:  # importing it takes a second
+        return hook
+    disabled: Callable[..., None] = torch.compiler.disable(hook)
+    return disabled
+
+
+def _due(every: int, step: int) -> bool:
+    return every > 0 and step % every == 0

@@ -1,0 +1,243 @@
+"""The monitor of a training loop: one call per optimizer step makes one row of the history."""
+
+# L = parameter tensors, S = statistics
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from gradwatch.history.header import Status
+from gradwatch.history.store import Floats, History
+from gradwatch.monitor.collector import Collector, Schedule
+from gradwatch.monitor.dispensable import dispensable, warn_once
+from gradwatch.monitor.measure import num_samples, number, peak_memory
+from gradwatch.pipeline import Pipeline
+from gradwatch.probe.activations import ActivationProbe
+from gradwatch.probe.batch_hash import hash_batch
+from gradwatch.records import Diagnosis, Finding
+
+MEMORY_EVERY = 10  # steps from one look at the peak memory to the next: asking the kernel takes 2 us
+
+
+@final
+class Monitor:
+    """Watches a model in a training loop and changes nothing in it.
+
+    The loop calls `step()` once per optimizer step, after it. The gradients are read by the optimizers' own hooks, just
+    before an update; a loop that clips calls `observe()` before it clips, or hands `step` the norm that clipping
+    returned. The row's layout is fixed when the monitor is made: parameters that come later are not in it.
+
+    No mistake of the monitor's stops the training: what raised is named in one RuntimeWarning and left out from then
+    on. What the user can mend is raised, as `GradwatchError`.
+
+    Args:
+        params: The parameters to watch, in the order of `pipeline.history.info.layers`.
+        optimizers: The optimizers that move them.
+        pipeline: Where rows go.
+        activations: Probe of the model's activation modules, or None.
+        scaler: The loop's GradScaler, or None.
+        schedule: When the sampled statistics are measured.
+        accumulate: Up to so many calls of `step` are the micro-batches of one update, rather than skipped updates.
+        measure_clipped: Whether to read gradients that were observed once more before their update, for their norm
+            after clipping, in a loop that does not tell it.
+        hooks: Further hooks to take off with the monitor's own.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[Tensor],
+        *,
+        optimizers: Sequence[Optimizer],
+        pipeline: Pipeline,
+        activations: ActivationProbe | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        schedule: Schedule = Schedule(),  # noqa: B008 - frozen
+        accumulate: int = 1,
+        measure_clipped: bool = False,
+        hooks: Sequence[RemovableHandle] = (),
+    ) -> None:
+        self.pipeline = pipeline
+        self.warned: set[str] = set()
+        self._collector = Collector(
+            params,
+            optimizers=optimizers,
+            activations=activations,
+            scaler=scaler,
+            schedule=schedule,
+            measure_clipped=measure_clipped,
+        )
+        self._accumulate = accumulate
+        self._idle, self._interval = 0, 1
+        self._cuda = next((p.device for p in params if p.device.type == "cuda"), None)
+        self._memory = math.nan
+        self._hooks = list(hooks)
+        self._is_closed = False
+        self._begin()
+        self._fed_s = 0.0
+
+    @property
+    def history(self) -> History:
+        """All that was recorded."""
+        return self.pipeline.history
+
+    @property
+    def next_step(self) -> int:
+        """The optimizer step that is under way."""
+        return self.history.step + 1
+
+    def observe(self, optimizer: Optimizer | None = None) -> float:
+        """Measure the gradients as they are now, which must be those of the loss, and return their total L2 norm.
+
+        The norm is NaN or Inf where a gradient holds NaN or Inf.
+
+        Args:
+            optimizer: Whose gradients; where none is named, those of all optimizers that have not stepped yet.
+        """
+        return self._collector.observe(optimizer)
+
+    def step(
+        self,
+        loss: Tensor | float | None,
+        *,
+        batch: Any = None,
+        val_loss: Tensor | float | None = None,
+        grad_norm: Tensor | float | None = None,
+        statistics: Mapping[str, float] | None = None,
+    ) -> None:
+        """Record one optimizer step, after it.
+
+        Where no optimizer has stepped since the last call, the update was skipped; with accumulation, the call may also
+        end a micro-batch: then its loss is averaged with those of the calls up to the update.
+
+        Args:
+            loss: Loss of the step.
+            batch: The step's inputs, any nest of tensors: their hash tells batches that repeat.
+            val_loss: Validation loss, where it was just measured.
+            grad_norm: Total norm that clipping returned, over all that is watched. The gradients were read after it,
+                and their statistics are scaled back.
+            statistics: Statistics of the run by their name in the catalogue; they override the monitor's own.
+        """
+        began = time.perf_counter()
+        if self._is_closed:
+            warn_once(self, "close", "step() after close() records nothing")
+            return
+        collector, run = self._collector, self._run
+        self._calls += 1
+        self._add_losses(loss, val_loss)
+        is_updated = collector.is_updated or not collector.has_optimizers
+        if not statistics and self._is_between_updates(is_updated):
+            return
+        if not is_updated:
+            collector.describe_skipped()
+        run.update(collector.optimizer)
+        run["skipped"] = float(not is_updated)
+        run["grad_norm.before_clip"], run["grad_norm.after_clip"] = collector.norms(grad_norm)
+        run["step_ms"] = 1e3 * (began - self._ended)
+        run["peak_memory_bytes"] = self._peak_memory()
+        if batch is not None and collector.has_optimizers:
+            self._describe_batch(batch)
+        if statistics:
+            run.update(statistics)
+        collector.read_updates()
+        act_SA = collector.read_activations()
+        fed = time.perf_counter()
+        run["watch_ms"] = 1e3 * (self._fed_s + collector.watch_s + fed - began)
+        self._feed(act_SA)
+        self._begin()
+        self._fed_s = self._ended - fed  # charged to the next step
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Return all that was found so far, in the order of its finding."""
+        return tuple(self.history.findings)
+
+    def detach(self) -> None:
+        """Take every hook off the model and the optimizers; `step` records nothing more."""
+        self._is_closed = True
+        self._collector.detach()
+        for hook in self._hooks:
+            hook.remove()
+
+    def close(self, status: Status = "finished") -> tuple[Diagnosis, ...]:
+        """Detach, end the run for sinks and disk, and return the diagnoses."""
+        self.detach()
+        return self._end(status) or ()
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.close("interrupted" if issubclass(kind, KeyboardInterrupt) else "failed")
+
+    def _begin(self) -> None:
+        self._run: dict[str, float] = {}
+        self._calls = 0
+        self._step = self.next_step
+        self._collector.begin(self._step)
+        self._ended = time.perf_counter()
+
+    def _is_between_updates(self, is_updated: bool) -> bool:
+        """Say whether a call of `step` ends a micro-batch whose update is still to come."""
+        if not self._collector.has_scaler:
+            self._learn_rhythm(is_updated)
+        return not is_updated and self._calls < self._accumulate and not self._collector.scale_fell()
+
+    def _learn_rhythm(self, is_updated: bool) -> None:
+        """Take it for accumulation where updates come every so many calls, twice in a row."""
+        if not is_updated:
+            self._idle += self._calls >= self._accumulate
+            return
+        interval, self._idle = self._idle + 1, 0
+        if interval == self._interval > 1:
+            self._accumulate *= interval
+            text = f"the optimizer steps once in {self._accumulate} calls of step(), which now make one row together"
+            warn_once(self, "rhythm", f"{text}: call it after optimizer steps, or give accumulate={self._accumulate}")
+        self._interval = interval
+
+    @dispensable("the loss")
+    def _add_losses(self, loss: Tensor | float | None, val_loss: Tensor | float | None) -> None:
+        """Average the losses of the calls since the last row."""
+        before = self._run.get("loss", 0.0)
+        self._run["loss"] = (before * (self._calls - 1) + number(loss)) / self._calls
+        if val_loss is not None:
+            self._run["val_loss"] = number(val_loss)
+
+    @dispensable("the batch hash")
+    def _describe_batch(self, batch: Any) -> None:
+        self._run["batch_hash"] = float(hash_batch(batch))
+        samples = num_samples(batch)
+        if samples is not None:
+            self._run["samples_per_s"] = 1e3 * samples / self._run["step_ms"]
+
+    def _peak_memory(self) -> float:
+        """Return the peak memory as it was at the last look."""
+        if self._step % MEMORY_EVERY == 0 or math.isnan(self._memory):
+            self._look_at_memory()
+        return self._memory
+
+    @dispensable("the peak memory")
+    def _look_at_memory(self) -> None:
+        self._memory = peak_memory(self._cuda)
+
+    @dispensable("the recording")
+    def _feed(self, act_SA: Floats | None) -> None:
+        if histograms := self._collector.histograms(self._step):
+            self.history.histograms = histograms
+        self.pipeline.feed(self._step, run=self._run, param_SL=self._collector.row_SL, act_SL=act_SA)
+
+    @dispensable("the diagnosis")
+    def _end(self, status: Status) -> tuple[Diagnosis, ...]:
+        return self.pipeline.close(status)

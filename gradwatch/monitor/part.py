@@ -1,0 +1,166 @@
+"""The parameters that one optimizer moves: their columns of the row, their probes, and how far their step has come."""
+
+# L = parameter tensors of the model, P = those of one optimizer, S = statistics, B = bins
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from gradwatch import catalogue
+from gradwatch.history.store import Floats
+from gradwatch.probe.gradients import GradientProbe
+from gradwatch.probe.gradients import total_norm as norm_of
+from gradwatch.probe.histograms import HistogramProbe
+from gradwatch.probe.transfer import to_float, to_host
+from gradwatch.probe.updates import UpdateProbe
+
+GRAD = slice(0, 6)
+LINEAR = slice(0, 4)  # those of them that grow with the gradient: norm, largest magnitude, mean, deviation
+UPDATE = slice(6, 8)
+L2 = catalogue.PARAM_NAMES.index("grad.l2")
+NONFINITE = catalogue.PARAM_NAMES.index("grad.nonfinite")
+
+
+@final
+class Part:
+    """What one optimizer moves.
+
+    Args:
+        optimizer: The optimizer.
+        params: Its parameters.
+        columns: Where they stand in the row.
+        first_group: Index of its first group among those of all optimizers.
+
+    Attributes:
+        is_read: Gradients have been read for the row.
+        norm: Their total norm.
+        clipped_norm: The same just before the update, where they may have changed since `observe`.
+        is_observed: `observe` has read the gradients, and neither an update nor a backward pass came since.
+        is_updated: The optimizer has moved its parameters since the last row.
+        awaits_closure: The step under way computes its gradients itself.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, params: Sequence[Tensor], columns: NDArray[np.intp] | slice, first_group: int
+    ) -> None:
+        self.optimizer = optimizer
+        self.params = params
+        self._columns = columns
+        # groups that are added later have no place in the history
+        self._rates = [f"lr.{i}" for i in range(first_group, first_group + len(optimizer.param_groups))]
+        self._gradients = GradientProbe(params)
+        self._updates = UpdateProbe(params)
+        self._histograms = HistogramProbe(params)
+        self.begin()
+
+    @property
+    def has_later_groups(self) -> bool:
+        """Whether the optimizer has more groups than when the part was made."""
+        return len(self.optimizer.param_groups) > len(self._rates)
+
+    def begin(self) -> None:
+        """Make ready for the next row."""
+        self.is_read = False
+        self.norm = math.nan
+        self.clipped_norm: float | None = None
+        self.is_observed = False
+        self.is_updated = False
+        self.awaits_closure = False
+        self._has_kept_weights = False
+
+    def watch_backward(self) -> list[RemovableHandle]:
+        """Note from now on when a backward pass changes a gradient, and return the hooks that do so."""
+        trainable = [p for p in self.params if p.requires_grad and p.is_leaf]
+        return [p.register_post_accumulate_grad_hook(self._accumulated) for p in trainable]
+
+    def read_gradients(self, row_SL: Floats, *, inverse_scale: float = 1.0) -> float:
+        """Write the statistics of the gradients into the row and return their total norm."""
+        row_SP = to_host(self._gradients.read(inverse_scale=inverse_scale))
+        row_SL[GRAD, self._columns] = row_SP
+        self.is_read = True
+        self.norm = total_norm(row_SP)
+        return self.norm
+
+    def forget_gradients(self, row_SL: Floats) -> None:
+        """Take back what was read: it was not the gradient of the loss."""
+        row_SL[GRAD, self._columns] = math.nan
+        self.is_read = False
+        self.norm = math.nan
+
+    def has_gradients(self, row_SL: Floats) -> bool:
+        """Say whether anything was read but None and zeros."""
+        row_SP = row_SL[:, self._columns]
+        return bool(((row_SP[L2] != 0) & ~np.isnan(row_SP[NONFINITE])).any())
+
+    def plain_norm(self) -> float:
+        """Return the total norm of the gradients as they are now."""
+        return norm_of([p.grad for p in self.params if p.grad is not None])
+
+    def keep_weights(self) -> None:
+        """Keep the weights as they are before an update."""
+        self._updates.before()
+        self._has_kept_weights = True
+
+    def read_updates(self, row_SL: Floats) -> None:
+        """Write into the row how far the update moved the weights that were kept."""
+        if self._has_kept_weights and self.is_updated:
+            row_SL[UPDATE, self._columns] = to_host(self._updates.after())
+
+    def read_histograms(self, counts_2LB: NDArray[np.int64]) -> None:
+        """Write the histograms of gradients and weights into those of the model."""
+        counts_2LB[:, self._columns] = to_host(self._histograms.read())
+
+    def rates(self) -> dict[str, float]:
+        """Return the learning rates of the groups by their name in the catalogue."""
+        # looked up anew: a checkpoint that is loaded puts other groups in their place
+        rates = [group.get("lr", math.nan) for group in self.optimizer.param_groups]
+        return {n: to_float(r) if isinstance(r, Tensor) else float(r) for n, r in zip(self._rates, rates, strict=False)}
+
+    def later_params(self) -> list[Tensor]:
+        """Return the parameters of groups that were added later."""
+        return [p for group in self.optimizer.param_groups[len(self._rates) :] for p in group["params"]]
+
+    def _accumulated(self, _: Tensor) -> None:
+        self.is_observed = False
+
+
+def total_norm(row_SL: Floats) -> float:
+    """Return the L2 norm over all gradients; NaN or Inf where one holds NaN or Inf.
+
+    Args:
+        row_SL: The gradient statistics of every layer, nan where there is no gradient; at least the first six rows.
+    """
+    l2_L = row_SL[L2].astype(np.float64)
+    squares = float(l2_L.dot(l2_L))
+    if squares != squares:  # nan
+        l2_L = l2_L[~np.isnan(row_SL[NONFINITE])]
+        squares = float(l2_L.dot(l2_L))
+    return math.sqrt(squares)
+
+
+def parts_of(params: Sequence[Tensor], optimizers: Sequence[Optimizer]) -> list[Part]:
+    """Share parameters out among optimizers: each has those that it moves, and the last also those that none does."""
+    held = [{id(p) for group in optimizer.param_groups for p in group["params"]} for optimizer in optimizers]
+    anyones = set().union(*held)
+    parts: list[Part] = []
+    first_group = 0
+    for i, optimizer in enumerate(optimizers):
+        mine = [k for k, p in enumerate(params) if _belongs(p, held[i], anyones, is_last=i == len(optimizers) - 1)]
+        columns = slice(None) if len(mine) == len(params) else np.array(mine, np.intp)
+        parts.append(Part(optimizer, [params[k] for k in mine], columns, first_group))
+        first_group += len(optimizer.param_groups)
+    return parts
+
+
+def _belongs(param: Tensor, held: set[int], anyones: set[int], *, is_last: bool) -> bool:
+    if param.is_meta:  # has no values
+        return False
+    return id(param) in held or (is_last and id(param) not in anyones)
