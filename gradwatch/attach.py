@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import platform
+import random
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,7 @@ from gradwatch.pipeline import Pipeline
 from gradwatch.probe.activations import ActivationProbe
 from gradwatch.probe.layout import describe, named_modules
 from gradwatch.records import Finding, RunInfo
-from gradwatch.render.tensorboard import TensorBoard
+from gradwatch.render import Sink
 
 PRECISION = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
@@ -91,7 +92,7 @@ def watch(
     pipeline = Pipeline(
         history,
         detectors=detectors(detect),
-        sinks=[TensorBoard(directory=Path(run))] if run else [],
+        sinks=[_tensorboard(Path(run))] if run else [],
         recorder=recorder,
     )
     return Monitor(
@@ -151,6 +152,15 @@ def _activations(models: Mapping[str, nn.Module]) -> ActivationProbe | None:
             stacklevel=3,
         )
         return None
+
+
+def _tensorboard(directory: Path) -> Sink:
+    """Return the sink for TensorBoard. Importing it is put off until here, since rich draws a random number for it."""
+    state = random.getstate()
+    from gradwatch.render.tensorboard import TensorBoard
+
+    random.setstate(state)
+    return TensorBoard(directory=directory)
 
 
 def _format(models: Mapping[str, nn.Module]) -> str:

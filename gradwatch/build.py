@@ -124,8 +124,8 @@ def loss(config: Config, spec: DataSpec) -> Callable[..., Any]:
     if section.target:
         made = plugins.target(section.target, key="loss.target")
         if inspect.isclass(made):
-            return _made(section.target, "loss.target", section.options)
-        if misfit := _misfit(made, None, None):
+            made = _made(section.target, "loss.target", section.options)
+        elif misfit := _misfit(made, None, None):
             raise GradwatchError(
                 f"loss.target: '{section.target}' is called with the model's outputs and the targets: {misfit}"
             )

@@ -72,5 +72,7 @@ def _file(config: Path | None, resume: Path | None) -> Path:
         raise RunError(f"--resume: there is no run directory {resume}{near}")
     file = resume / "config.yaml"
     if not file.is_file():
-        raise RunError(f"--resume: {resume} is no run of `gradwatch train`: it holds no config.yaml")
+        runs = sorted(p.parent for p in resume.glob("*/config.yaml"))
+        inside = f"; it contains runs, the last of them {runs[-1]}" if runs else ""
+        raise RunError(f"--resume: {resume} is no run of `gradwatch train`: it holds no config.yaml{inside}")
     return file

@@ -31,7 +31,8 @@ def _verdict(history: History, run: Facts, signs: Glyphs) -> Text:
     findings = f"{units.plural(len(history.findings), 'finding')}: {told}" if told else ""
     text = Text.assemble(mark(found, signs), " ")
     if found is None:
-        text.append("healthy", OK).append(f", {findings}" if findings else "")
+        healthy = "healthy so far" if total and run.steps < total else "healthy"
+        text.append(healthy, OK).append(f", {findings}" if findings else "")
     else:
         text.append(findings, SEVERITY[found])
     text.append(f"  {history.info.name}", "bold").append(f"  {units.plural(run.steps, 'step')}")

@@ -91,9 +91,8 @@ class Terminal:
             self._live = None
         if self.log_format == "json":
             self._out(json.line("end", json.document(history, diagnoses)))
-        else:
-            if history.step >= 0:
-                self.console.print()
+        elif history.step >= 0:  # else an error comes, and the run is not kept
+            self.console.print()
             print_summary(self.console, history, diagnoses, run_dir=self.run_dir)
 
     def _redraw(self, history: History) -> None:

@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any, final
 
 import numpy as np
@@ -19,6 +21,8 @@ from gradwatch.data import Batched
 from gradwatch.data._randomness import preserved, seed_global, seed_of
 from gradwatch.errors import GradwatchError
 
+GRACE_S = 20
+"""Seconds that a worker goes on after a SIGTERM."""
 PREFETCH = 2  # batches that each worker reads ahead, as torch has it
 Indices = NDArray[np.int64]
 
@@ -204,5 +208,14 @@ def _as_read(batch: Any) -> Any:
 
 
 def _start_worker(_worker: int) -> None:
-    # Ctrl-C reaches the whole process group; the main process saves its run, for which it may need further batches
+    # Ctrl-C, and a SIGTERM to the whole process group, reach workers too; but the main process saves its run, for which
+    # it may need further batches, and then ends them itself
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if os.name == "posix":
+        signal.signal(signal.SIGTERM, _end_soon)
+
+
+def _end_soon(_number: int, _frame: FrameType | None) -> None:
+    """End this worker after a while, in case that no one ends it before, or at the next signal."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.alarm(GRACE_S)

@@ -1,4 +1,4 @@
-"""What becomes of a run that an error ends: nothing is left of one that never began, and the rest can be gone on with."""
+"""What becomes of a run that an error ends: nothing is left of an empty one, and others say how to go on with them."""
 
 from __future__ import annotations
 

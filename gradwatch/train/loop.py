@@ -21,7 +21,7 @@ from gradwatch.history.header import Status
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis
 from gradwatch.render import LogFormat
-from gradwatch.train import failures
+from gradwatch.train import failures, resuming
 from gradwatch.train.evaluate import Evaluation, evaluate
 from gradwatch.train.interrupt import Interrupt
 from gradwatch.train.reproduce import reproducible, seed_all
@@ -75,11 +75,16 @@ def train(config: Config, *, resume: Path | None = None, log_format: LogFormat =
             torch.set_num_threads(config.train.threads)
         stack.enter_context(failures.explained())
         directory = resume or new_directory(config)
-        if not resume:
+        if resume:
+            resuming.check(directory, config)
+        else:
             stack.enter_context(failures.discarded_if_empty(directory))
         session = Session(config, directory, resume=resume is not None, log_format=log_format, stack=stack)
+        if resume:
+            resuming.note(directory, config)
         stack.enter_context(failures.resumable(session))
         ending = run(session, stack.enter_context(Interrupt()))
+        session.end_workers()
         session.save(best=False)
         diagnoses = session.monitor.close(STATUS[ending])
         return Outcome(directory=directory, ending=ending, history=session.monitor.history, diagnoses=diagnoses)

@@ -6,7 +6,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, final
@@ -94,6 +94,12 @@ class Session:
         _warn_about_batch_norm(self.model, config.train)
         if compile_options := config.train.compile_options:
             _compile(self.model, compile_options)
+        if self.progress.step >= self.total_steps:
+            warnings.warn(
+                f"the run has made all of its {self.total_steps:,} steps; to go on, give it more with --set "
+                + ("train.steps=..." if config.train.steps else "train.epochs=..."),
+                stacklevel=2,
+            )
         if saved:  # last, since building draws random numbers
             checkpoint.set_random_state(saved["random"])
 
@@ -111,7 +117,18 @@ class Session:
         keep = self.config.train.checkpoint.keep
         return checkpoint.save(self.directory / "checkpoints", state, step=self.progress.step, keep=keep, best=best)
 
+    def end_workers(self) -> None:
+        """End the processes that read ahead: a signal to all of them must not disturb the last checkpoint."""
+        for batches in (self.batches, self.validation):
+            if batches:
+                batches.close()
+
     def _restore(self) -> dict[str, Any]:
+        if checkpoint.newest(self.directory / "checkpoints") is None:
+            raise CheckpointError(
+                f"{self.directory}: the run ended before its first checkpoint, so there is nothing to go on from; "
+                f"train it anew: gradwatch train {self.directory / 'config.yaml'}"
+            )
         _, state = checkpoint.load(self.directory / "checkpoints")
         checkpoint.load_model(self.model, state["model"])
         try:
@@ -122,10 +139,20 @@ class Session:
             ) from error
         if self.schedule and state["schedule"]:
             self.schedule.load_state_dict(state["schedule"])
+            self._check_span(self.schedule)
         if self.scaler and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         self.progress = Progress(**state["progress"])
         return state
+
+    def _check_span(self, schedule: torch.optim.lr_scheduler.LRScheduler) -> None:
+        """Refuse a run longer than its schedule: OneCycleLR would raise on its last step."""
+        span = getattr(schedule, "total_steps", None)
+        if span is not None and self.config.schedule.per == "step" and self.total_steps > span:
+            raise GradwatchError(
+                f"train: got {self.total_steps:,} steps, but the run's {type(schedule).__name__} was planned for "
+                f"{span:,} and ends there; leave train as it is, or train anew"
+            )
 
     def _monitor(self, saved: dict[str, Any] | None, *, log_format: LogFormat, stack: contextlib.ExitStack) -> Monitor:
         """Attach a monitor, with nothing to watch but the run itself where watching is off."""
@@ -147,6 +174,7 @@ class Session:
         if saved:
             recorder, history = Writer.resume(self.directory, step=self.progress.step - 1)
             history.restore(saved["history"])
+            history.info = replace(history.info, total_steps=self.total_steps)
         else:
             history = History(info, groups=len(self.optimizer.param_groups))
             recorder = Writer(self.directory, history)

@@ -84,7 +84,7 @@ def test_ctrl_c_before_training_is_what_shells_expect(gradwatch, config, monkeyp
     assert gradwatch("train", config).code == 130, "3 would say that there is a run to go on with"
 
 
-def test_warnings_of_ours_are_messages_and_those_of_others_keep_their_place(gradwatch, config, monkeypatch):
+def test_warnings_are_lines_of_their_own_and_those_of_the_user_s_code_say_where(gradwatch, config, monkeypatch):
     def warn(*_):
         source = "import warnings\nwarnings.warn('sink x is switched off', RuntimeWarning, stacklevel=1)"
         warnings.simplefilter("always")
@@ -97,8 +97,11 @@ def test_warnings_of_ours_are_messages_and_those_of_others_keep_their_place(grad
     with warnings.catch_warnings():
         err = gradwatch("train", config).err
 
-    assert err.startswith("warning: sink x is switched off\n")
-    assert "/elsewhere/torch.py:2: RuntimeWarning: torch x is switched off" in err
+    assert err.splitlines() == [
+        "warning: sink x is switched off",
+        "warning: torch x is switched off (/elsewhere/torch.py, line 2)",
+        "error: enough",
+    ]
 
 
 @pytest.mark.parametrize("command", ["list statistics", "schema", "explain dead-layer"])
