@@ -31,7 +31,7 @@ def test_the_python_examples_run_one_after_the_other(checkout, capsys):
     names = {}
 
     for block in blocks("python"):
-        exec(compile(block, "README.md", "exec"), names)  # noqa: S102 - it is our own README
+        exec(compile(block, "README.md", "exec"), names)
 
     assert names["norms_TL"].shape == (50, 4)
     assert capsys.readouterr().out
@@ -54,7 +54,7 @@ def commands():
 @pytest.mark.parametrize("command", commands())
 def test_a_command_runs(command, checkout, capsys):
     if "runs/mine" in command:
-        exec(compile(blocks("python")[0], "README.md", "exec"), {})  # noqa: S102 - makes runs/mine
+        exec(compile(blocks("python")[0], "README.md", "exec"), {})
 
     code = main(shlex.split(command)[1:])
 

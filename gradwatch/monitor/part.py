@@ -17,7 +17,6 @@ from torch.utils.hooks import RemovableHandle
 from gradwatch import catalogue
 from gradwatch.history.store import Floats
 from gradwatch.probe.gradients import GradientProbe
-from gradwatch.probe.gradients import total_norm as norm_of
 from gradwatch.probe.histograms import HistogramProbe
 from gradwatch.probe.transfer import to_float, to_host
 from gradwatch.probe.updates import UpdateProbe
@@ -102,7 +101,7 @@ class Part:
 
     def plain_norm(self) -> float:
         """Return the total norm of the gradients as they are now."""
-        return norm_of([p.grad for p in self.params if p.grad is not None])
+        return total_norm(to_host(self._gradients.read()))
 
     def keep_weights(self) -> None:
         """Keep the weights as they are before an update."""

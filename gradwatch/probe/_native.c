@@ -64,25 +64,6 @@ static PyObject *statistics(PyObject *self, PyObject *const *args, Py_ssize_t na
     return left_out(&all);
 }
 
-PyDoc_STRVAR(squares_doc, "squares(tensors) -> (float, list[int] | None)\n\nSum of squares over all tensors.");
-
-static PyObject *squares(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    Views all;
-    double sum = 0;
-    (void)self;
-    if (!has_arguments(nargs, 1) || gather(args[0], 0, &all))
-        return NULL;
-    PyThreadState *saved = all.bytes > QUICK_BYTES ? PyEval_SaveThread() : NULL;
-    for (Py_ssize_t i = 0; i < all.length; i++)
-        if (all.views[i].state == PLAIN)
-            sum += squares_of(all.views[i].data, all.views[i].numel, all.views[i].kind);
-    if (saved)
-        PyEval_RestoreThread(saved);
-    PyObject *rest = left_out(&all);
-    return rest ? Py_BuildValue("(dN)", sum, rest) : NULL;
-}
-
 /* Copy weights to `kept`, or compare them with it. offsets[i] to offsets[i + 1] is the room of tensor i. */
 static PyObject *keep_or_compare(PyObject *const *args, int compare)
 {
@@ -210,7 +191,7 @@ static PyObject *bind(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 #define FAST(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, name##_doc}
 
 static PyMethodDef methods[] = {
-    FAST(bind), FAST(statistics), FAST(squares), FAST(keep), FAST(changes), FAST(histograms),
+    FAST(bind), FAST(statistics), FAST(keep), FAST(changes), FAST(histograms),
     {"checksum", checksum, METH_O, checksum_doc},
     {NULL, NULL, 0, NULL},
 };

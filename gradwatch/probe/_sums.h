@@ -177,17 +177,6 @@ EVERY_CPU static void totals_of(const void *data, size_t n, Kind kind, Totals *t
     }
 }
 
-EVERY_CPU static double squares_of(const void *data, size_t n, Kind kind)
-{
-    double squares[LANES] = {0};
-    double wide[BLOCK];
-    for (size_t begin = 0, length; begin < n; begin += length) {
-        length = block_length(n - begin);
-        add_squares_to_lanes(squares, doubles(data, begin, length, kind, 0, wide), NULL, 0, padded_length(length));
-    }
-    return folded(squares);
-}
-
 /* Sums of squares of `before` and of `after - before`, in double: updates may be tiny, and memory is the limit here. */
 EVERY_CPU static void change_of(const void *before, const void *after, size_t n, Kind kind, double *weight,
                                 double *update)

@@ -12,7 +12,7 @@ from typing import Literal, final
 import torch
 
 from gradwatch.probe import kernel as kernels
-from gradwatch.probe import reduce, transfer
+from gradwatch.probe import reduce
 
 
 @final
@@ -72,19 +72,3 @@ class GradientProbe:
             index = torch.tensor(indices, device="cpu").to(row_SL.device, non_blocking=True)
             row_SL.index_copy_(1, index, part_SL.to(row_SL.device, non_blocking=True))
         return row_SL
-
-
-def total_norm(grads: Iterable[torch.Tensor], *, kernel: kernels.Kernel = "auto") -> float:
-    """Return the L2 norm over all values of all tensors. Waits for the device where they are not on the CPU.
-
-    Args:
-        grads: Tensors of any shape, dtype, layout and device.
-        kernel: Which code reads tensors on the CPU.
-    """
-    tensors = tuple(grads)
-    native = kernels.choose(kernel)
-    squares, rest = native.squares(tensors) if native else (0.0, range(len(tensors)))
-    by_device: defaultdict[torch.device, list[torch.Tensor]] = defaultdict(list)
-    for i in rest or ():
-        by_device[tensors[i].device].append(tensors[i])
-    return math.sqrt(squares + sum(transfer.to_float(reduce.squares(group)) for group in by_device.values()))

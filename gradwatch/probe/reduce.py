@@ -92,10 +92,3 @@ def _with_zeros(stored_S: torch.Tensor, *, stored: int, numel: int) -> torch.Ten
     whole_std = (share * std.square() + share * (1 - share) * mean.square()).sqrt()
     zeros = zero_frac * share + (1 - share)
     return torch.stack([l2, absmax, mean * share, whole_std, zeros, nonfinite]).float()
-
-
-def squares(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the sum of squares over all values of tensors on one device, as one wide value there."""
-    wide = wide_dtype(tensors[0].device)
-    norms = torch._foreach_norm([stored_values(t) for t in tensors], 2, dtype=wide)
-    return torch.stack(norms).square().sum()

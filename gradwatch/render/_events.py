@@ -51,8 +51,11 @@ class EventFile:
 
     def write(self, event: event_pb2.Event) -> None:
         """Append one event."""
-        self._file.write(record(event.SerializeToString()))
-        self._file.flush()
+        try:
+            self._file.write(record(event.SerializeToString()))
+            self._file.flush()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self._file.name) from error  # a write names no file by itself
 
     def close(self) -> None:
         """Let go of the file."""

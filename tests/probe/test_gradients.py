@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gradwatch.probe import kernel as kernels
 from gradwatch.probe import transfer
-from gradwatch.probe.gradients import GradientProbe, total_norm
+from gradwatch.probe.gradients import GradientProbe
 
 KERNELS = [
     pytest.param("native", marks=pytest.mark.skipif(kernels.choose() is None, reason="the extension is not built")),
@@ -171,27 +171,6 @@ def test_rows_of_earlier_reads_stay_as_they_were():
     probe.read()
 
     assert torch.equal(first, before), "a row belongs to its caller"
-
-
-@pytest.mark.skipif(kernels.choose() is None, reason="the extension is not built")
-def test_kernel_says_what_reads():
-    params = [torch.nn.Parameter(torch.zeros(2))]
-
-    assert GradientProbe(params).kernel == "native", "built, so used"
-    assert GradientProbe(params, kernel="torch").kernel == "torch", "as asked"
-
-
-@every_kernel
-def test_total_norm_spans_all_tensors(kernel):
-    grads = [torch.full((3, 4), 2.0), torch.full((5,), 1.0, dtype=torch.float64), torch.eye(4).to_sparse()]
-
-    assert total_norm(iter(grads), kernel=kernel) == pytest.approx(np.sqrt(12 * 4 + 5 + 4)), "root of all squares"
-    assert total_norm([], kernel=kernel) == 0, "nothing has no norm"
-
-
-@every_kernel
-def test_total_norm_is_nan_where_a_tensor_holds_nan(kernel):
-    assert np.isnan(total_norm([torch.ones(3), torch.tensor([np.nan])], kernel=kernel)), "nothing may hide it"
 
 
 @pytest.mark.skipif(kernels.choose() is None, reason="the extension is not built")
