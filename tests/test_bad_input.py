@@ -14,6 +14,7 @@ import warnings
 import pytest
 
 from gradwatch.cli import main
+from gradwatch.errors import PACKAGE
 
 CONFIG = """\
 run: {out: runs}
@@ -116,19 +117,19 @@ from torch import nn
 
 
 class Filling(nn.Module):
-    """From its eighth call on, no file can grow beyond the size that some file of the run has."""
+    """From its eighth call on, no file can grow far beyond the size that some file of the run has."""
 
-    def __init__(self, like):
+    def __init__(self, like, room=100):
         super().__init__()
         self.head = nn.Linear(64, 10)
-        self.like = like
+        self.like, self.room = like, room
         self.calls = 0
 
     def forward(self, images):
         self.calls += 1
         if self.calls == 8:
             size = max(path.stat().st_size for path in Path("runs").rglob(self.like))
-            resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, resource.RLIM_INFINITY))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size + self.room, resource.RLIM_INFINITY))
         return self.head(images.flatten(1))
 '''
 
@@ -591,11 +592,28 @@ def test_a_run_directory_that_is_none_is_a_mistake(run, capsys, args, message):
     assert captured.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        ("running", "the run is going on, or its process was killed"),
+        ("interrupted", "the run was interrupted"),
+        ("failed", "the run ended with an error"),
+    ],
+)
+def test_a_diagnosis_says_of_a_run_that_is_not_finished_how_to_go_on(run, capsys, status, told):
+    header = (run / "run.json").read_text()
+    (run / "run.json").write_text(header.replace('"status": "finished"', f'"status": "{status}"'))
+
+    main(["diagnose", str(run), "--fail-on", "never"])
+
+    assert capsys.readouterr().err == f"note: {told}; to go on with it: gradwatch train --resume {run}\n"
+
+
 def in_process(folder, *args, **options):
     return subprocess.Popen(
         [sys.executable, "-m", "gradwatch", "train", *args],
         cwd=folder,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "100"},
+        env=os.environ | {"PYTHONPATH": str(PACKAGE.parent), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"},
         text=options.pop("text", True),
         **options,
     )
@@ -633,8 +651,8 @@ def test_a_full_disk_keeps_the_last_checkpoint_and_says_how_to_go_on(folder, lik
 def test_a_full_disk_under_tensorboard_stops_only_that(folder):
     (folder / "filling.py").write_text(FILLING)
     overrides = settings(
-        "model={target: 'filling:Filling', like: 'tensors.safetensors'}",
-        "train.steps=60",
+        "model={target: 'filling:Filling', like: 'tensors.safetensors', room: 9000}",
+        "train.steps=45",
         "train.checkpoint={every: 5}",
         "sinks.tensorboard={every: 1, layers_every: 1}",
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradwatch.cli.console import output, write
+from gradwatch.cli.console import complain, output, write
 from gradwatch.cli.options import FailOn, FailOnOption, exit_code
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ def command(
     from gradwatch.history.disk import read
 
     history = read(run)
+    if ending := _ending(run):
+        complain("note", ending)
     if redetect or overrides:
         history = _redetected(history, run, overrides or [])
     diagnoses = diagnose(history)
@@ -58,6 +60,19 @@ def command(
 
         print_diagnosis(output(), history, diagnoses)
     raise typer.Exit(exit_code(history.findings, fail_on))
+
+
+def _ending(run: Path) -> str:
+    """Return how a run ended that is not finished, and how to go on with it; an empty string for one that is."""
+    from gradwatch.history.disk import status
+
+    told = {
+        "running": "the run is going on, or its process was killed",
+        "interrupted": "the run was interrupted",
+        "failed": "the run ended with an error",
+    }.get(status(run), "")
+    can_resume = told and any((run / "checkpoints").glob("step-*"))
+    return f"{told}; to go on with it: gradwatch train --resume {run}" if can_resume else told
 
 
 def _redetected(history: History, run: Path, overrides: list[str]) -> History:

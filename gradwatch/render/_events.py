@@ -8,10 +8,12 @@ The package `tensorboard` writes them too, but with a checksum in pure Python (8
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
 import time
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import final
@@ -51,15 +53,22 @@ class EventFile:
 
     def write(self, event: event_pb2.Event) -> None:
         """Append one event."""
-        try:
+        with self._named():
             self._file.write(record(event.SerializeToString()))
             self._file.flush()
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, self._file.name) from error  # a write names no file by itself
 
     def close(self) -> None:
         """Let go of the file."""
-        self._file.close()
+        with self._named():
+            self._file.close()
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Put the name of the file into an error of the disk, which has none."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self._file.name) from error
 
 
 def record(data: bytes) -> bytes:

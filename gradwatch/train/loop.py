@@ -7,14 +7,16 @@ import datetime
 import itertools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
 from torch.optim import lr_scheduler
 
+from gradwatch import catalogue
 from gradwatch.config.schema import Config
 from gradwatch.errors import RunError
 from gradwatch.history.header import Status
@@ -28,6 +30,8 @@ from gradwatch.train.reproduce import reproducible, seed_all
 from gradwatch.train.session import Session
 from gradwatch.train.step import Batch, StepResult
 
+UNWATCHED_EVERY = 10
+"""Steps between two rows where watching is off: enough for a curve, and next to no time."""
 Ending = Literal["finished", "early-stop", "non-finite", "interrupted"]
 STATUS: dict[Ending, Status] = {
     "finished": "finished",
@@ -86,8 +90,8 @@ def train(config: Config, *, resume: Path | None = None, log_format: LogFormat =
         ending = run(session, stack.enter_context(Interrupt()))
         session.end_workers()
         session.save(best=False)
-        diagnoses = session.monitor.close(STATUS[ending])
-        return Outcome(directory=directory, ending=ending, history=session.monitor.history, diagnoses=diagnoses)
+        diagnoses = session.close(STATUS[ending])
+        return Outcome(directory=directory, ending=ending, history=session.pipeline.history, diagnoses=diagnoses)
 
 
 def new_directory(config: Config) -> Path:
@@ -121,18 +125,15 @@ def run(session: Session, interrupt: Stop) -> Ending:
     session.model.train()
     for window, wait_s in _windows(session):
         began = time.perf_counter()
-        rates = {f"lr.{i}": float(g["lr"]) for i, g in enumerate(session.optimizer.param_groups)}
         result = session.stepper.run(window)
         step_s = wait_s + time.perf_counter() - began
 
         _advance(session, len(window), step_s)
         at_end = progress.step == session.total_steps
         evaluation = _evaluation(session, at_end=at_end)
-        inputs = window[0][0] if len(window) == 1 else [inputs for inputs, _ in window]
-        session.monitor.step(
-            result.loss, batch=inputs, statistics=rates | _statistics(result, evaluation, wait_s=wait_s, step_s=step_s)
-        )
-        _schedule(session, result, evaluation)
+        if session.monitor or evaluation or at_end or (progress.step - 1) % UNWATCHED_EVERY == 0:
+            _record(session, window, _statistics(session, result, evaluation, wait_s=wait_s, step_s=step_s))
+        _schedule(session, result, evaluation)  # after its learning rate was recorded
 
         stopping = _stop_reason(session, result, evaluation, interrupt)
         if evaluation and evaluation.loss < progress.best_val_loss:
@@ -174,9 +175,22 @@ def _evaluation(session: Session, *, at_end: bool) -> Evaluation | None:
     return evaluate(session.stepper, session.validation) if session.validation and (due or at_end) else None
 
 
-def _statistics(result: StepResult, evaluation: Evaluation | None, *, wait_s: float, step_s: float) -> dict[str, float]:
+def _record(session: Session, window: Sequence[Batch], statistics: dict[str, float]) -> None:
+    """Record the step that was made: with what the monitor saw of it, or as it is where nobody watches."""
+    if session.monitor:
+        inputs = window[0][0] if len(window) == 1 else [inputs for inputs, _ in window]
+        session.monitor.step(statistics["loss"], batch=inputs, statistics=statistics)
+    else:
+        no_layers_SL = np.empty((len(catalogue.PARAM), 0), np.float32)
+        session.pipeline.feed(session.progress.step - 1, run=statistics, param_SL=no_layers_SL)
+
+
+def _statistics(
+    session: Session, result: StepResult, evaluation: Evaluation | None, *, wait_s: float, step_s: float
+) -> dict[str, float]:
     """Return what the loop knows of a step, by the names of the catalogue."""
     known = {
+        "loss": result.loss,
         "grad_norm.before_clip": result.norm,
         "grad_norm.after_clip": result.clipped_norm,
         "loss_scale": result.loss_scale,
@@ -184,6 +198,7 @@ def _statistics(result: StepResult, evaluation: Evaluation | None, *, wait_s: fl
         "step_ms": 1e3 * step_s,
         "data_wait_ms": 1e3 * wait_s,
         "samples_per_s": result.samples / step_s,
+        **{f"lr.{i}": float(group["lr"]) for i, group in enumerate(session.optimizer.param_groups)},
     }
     return known | {"val_loss": evaluation.loss, "val_accuracy": evaluation.accuracy} if evaluation else known
 

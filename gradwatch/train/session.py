@@ -22,12 +22,14 @@ from gradwatch.data import Splits
 from gradwatch.detect import detectors
 from gradwatch.errors import CheckpointError, GradwatchError
 from gradwatch.history.disk import Writer
+from gradwatch.history.header import Status
 from gradwatch.history.store import History
 from gradwatch.monitor import Monitor, Schedule, total_norm
 from gradwatch.pipeline import Pipeline
 from gradwatch.probe.activations import ActivationProbe
 from gradwatch.probe.gradients import GradientProbe
 from gradwatch.probe.transfer import to_host
+from gradwatch.records import Diagnosis
 from gradwatch.render import LogFormat
 from gradwatch.train import activation_checkpointing, checkpoint
 from gradwatch.train.batches import Batches
@@ -89,7 +91,7 @@ class Session:
         length = self.total_steps if config.schedule.per == "step" else epochs
         self.schedule = build.schedule(config.schedule, self.optimizer, length=length)
         saved = self._restore() if resume else None
-        self.monitor = self._monitor(saved, log_format=log_format, stack=stack)
+        self.pipeline, self.monitor = self._attach(saved, log_format=log_format, stack=stack)
         self.stepper = self._stepper(_on(build.loss(config, splits.spec), self.device))
         _warn_about_batch_norm(self.model, config.train)
         if compile_options := config.train.compile_options:
@@ -111,11 +113,17 @@ class Session:
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict() if self.schedule else None,
             "scaler": self.scaler.state_dict() if self.scaler else None,
-            "history": self.monitor.history.state(),
+            "history": self.pipeline.history.state(),
             "random": checkpoint.random_state(),
         }
         keep = self.config.train.checkpoint.keep
         return checkpoint.save(self.directory / "checkpoints", state, step=self.progress.step, keep=keep, best=best)
+
+    def close(self, status: Status) -> tuple[Diagnosis, ...]:
+        """Let go of the model, end the run for sinks and disk, and return the diagnoses."""
+        if self.monitor:
+            self.monitor.detach()
+        return self.pipeline.close(status)
 
     def end_workers(self) -> None:
         """End the processes that read ahead: a signal to all of them must not disturb the last checkpoint."""
@@ -154,8 +162,10 @@ class Session:
                 f"{span:,} and ends there; leave train as it is, or train anew"
             )
 
-    def _monitor(self, saved: dict[str, Any] | None, *, log_format: LogFormat, stack: contextlib.ExitStack) -> Monitor:
-        """Attach a monitor, with nothing to watch but the run itself where watching is off."""
+    def _attach(
+        self, saved: dict[str, Any] | None, *, log_format: LogFormat, stack: contextlib.ExitStack
+    ) -> tuple[Pipeline, Monitor | None]:
+        """Return the pipeline of the run, and a monitor that feeds it unless watching is off."""
         watch = self.config.watch
         models, optimizers = ({"": self.model}, [self.optimizer]) if watch.enabled else ({}, [])
         activations = None
@@ -186,6 +196,9 @@ class Session:
             sinks=build.sinks(self.config, self.directory, log_format=log_format, resumed_at=resumed_at),
             recorder=recorder,
         )
+        stack.callback(pipeline.end_sinks)  # also after an error: a live view must give the screen back
+        if not watch.enabled:
+            return pipeline, None
         monitor = Monitor(
             params,
             optimizers=optimizers,
@@ -196,9 +209,8 @@ class Session:
                 updates=watch.updates_every, activations=watch.activations_every, histograms=watch.histograms_every
             ),
         )
-        stack.callback(pipeline.end_sinks)  # also after an error: a live view must give the screen back
         stack.callback(monitor.detach)
-        return monitor
+        return pipeline, monitor
 
     def _stepper(self, loss: Callable[..., Any]) -> Stepper:
         train = self.config.train
@@ -208,7 +220,7 @@ class Session:
             objective=Objective(function=loss),
             optimizer=self.optimizer,
             scaler=self.scaler,
-            observe=self.monitor.observe if self.config.watch.enabled else partial(_total_norm, GradientProbe(params)),
+            observe=self.monitor.observe if self.monitor else partial(_total_norm, GradientProbe(params)),
             device=self.device,
             precision=train.precision,
             clip=Clip(norm=train.clip.norm, value=train.clip.value) if train.clip else None,

@@ -1,0 +1,81 @@
+"""What the loop records, evaluates, saves and ends on, as its config says."""
+
+import numpy as np
+import pytest
+import torch
+
+from gradwatch import load_run
+from gradwatch.config.load import load_config
+from gradwatch.train import checkpoint
+from gradwatch.train.loop import train
+
+CONFIG = """
+run: {{name: loop, out: {out}}}
+model: {{name: mlp, depth: 2, width: 16}}
+data: {{name: digits, batch_size: 256}}
+optim: {{name: adamw, lr: 1e-2}}
+train: {{steps: 25}}
+sinks: {{terminal: {{enabled: false}}, tensorboard: {{enabled: false}}}}
+"""
+
+
+def run(tmp_path, *overrides):
+    path = tmp_path / "loop.yaml"
+    path.write_text(CONFIG.format(out=tmp_path / "runs"))
+    return train(load_config(path, overrides), log_format="plain")
+
+
+def test_every_step_is_recorded_and_validation_once_an_epoch_and_at_the_end(tmp_path):
+    history = run(tmp_path).history
+
+    steps, losses = history.steps("val_loss"), history["val_loss"]
+    assert steps.tolist() == list(range(25))
+    assert steps[~np.isnan(losses)].tolist() == [5, 11, 17, 23, 24], "1,438 samples are 6 batches"
+    assert history["val_accuracy"][-1] > 0.5
+
+
+def test_without_watching_a_curve_of_every_tenth_step_is_left_and_the_training_is_the_same(tmp_path):
+    watched, unwatched = run(tmp_path), run(tmp_path, "watch.enabled=false")
+
+    steps = unwatched.history.steps("loss")
+    assert steps.tolist() == [0, 5, 10, 11, 17, 20, 23, 24]
+    assert unwatched.history["loss"].tolist() == watched.history["loss"][steps].tolist()
+    assert unwatched.history.param.layers == ()
+    (_, a), (_, b) = (checkpoint.load(o.directory / "checkpoints") for o in (watched, unwatched))
+    assert all(torch.equal(a["model"][name], b["model"][name]) for name in a["model"])
+
+
+def test_checkpoints_are_kept_as_asked_the_last_and_the_best(tmp_path):
+    outcome = run(tmp_path, "train.checkpoint.every=4", "train.checkpoint.keep=2", "optim.lr=0.3")
+
+    kept = sorted(path.name for path in (outcome.directory / "checkpoints").glob("step-*"))
+    history = outcome.history
+    best = int(history.steps("val_loss")[np.nanargmin(history["val_loss"])]) + 1
+    assert {"step-000024", "step-000025", f"step-{best:06d}"} == set(kept)
+
+
+def test_it_ends_early_where_nothing_improves(tmp_path):
+    outcome = run(tmp_path, "train.eval_every=2", "train.early_stop={patience: 3, min_delta: 100.0}")
+
+    assert (outcome.ending, outcome.history.step) == ("early-stop", 7), "one evaluation, and three that are no better"
+
+
+def test_it_stops_at_a_loss_that_is_not_finite_where_told_to(tmp_path):
+    outcome = run(tmp_path, "optim.name=sgd", "optim.lr=1e30", "train.on_nonfinite=stop")
+
+    assert outcome.ending == "non-finite"
+    assert [f.kind for f in load_run(outcome.directory).findings][:1] == ["non-finite"]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("{name: step, step_size: 10, gamma: 0.1}", [1e-2] * 10 + [1e-3] * 10 + [1e-4] * 5),
+        ("{name: step, step_size: 2, gamma: 0.1, per: epoch}", [1e-2] * 12 + [1e-3] * 12 + [1e-4]),
+        ("{warmup_steps: 4}", [2e-3, 4e-3, 6e-3, 8e-3] + [1e-2] * 21),
+    ],
+)
+def test_the_learning_rate_of_a_step_is_the_one_it_was_made_with(tmp_path, schedule, expected):
+    history = run(tmp_path, f"schedule={schedule}").history
+
+    assert history["lr.0"].tolist() == pytest.approx(expected)
