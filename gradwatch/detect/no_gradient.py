@@ -67,6 +67,8 @@ class NoGradient:
         l2_TL = history.param.window("grad.l2")
         reached_TL = ~((l2_TL == 0) | (np.isnan(l2_TL) & ~(history.param.window("grad.nonfinite") > 0)))
         looked_T = reached_TL.any(axis=1) | (history.scalar("skipped") != 1)
+        if not looked_T.any():
+            return
         share_L = reached_TL[looked_T].mean(axis=0)
         in_turn_L = (share_L > 0) & (share_L < 0.9) & shape.trainable_L
         ill_L = shape.trainable_L & (share_L == 0)
@@ -122,6 +124,9 @@ class NoGradient:
         layers = tuple(replace(layer, trainable=i != 3) for i, layer in enumerate(frozen.info.layers))
         frozen.info = replace(frozen.info, layers=layers)
         yield Example("a layer is frozen on purpose", frozen.history())
+        skipped = Synthetic(steps=40).no_gradient(None)
+        skipped.skipped_T[:] = 1
+        yield Example("every step so far was skipped", skipped.history())
         blocked = Synthetic(steps=40, activations=3).no_gradient((0, 1), zero=True).dead_relu(0, fraction=1, onset=0)
         yield Example("zeros behind a dead ReLU are for dead-relu to tell", blocked.history())
 

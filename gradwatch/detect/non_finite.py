@@ -27,12 +27,14 @@ class NonFinite:
     What it measures: whether the loss and the norm over all gradients are finite, at every step; where one is not,
     the number of NaN and Inf elements of each gradient. Backward runs from the output to the input, so a NaN that is
     born there spoils every gradient nearer to the input: the sick layer nearest to the output is where it entered. A
-    loss that is itself not finite spoils all of them and names the whole run.
+    loss that is itself not finite spoils all of them and names the whole run. A loss that the loop did not hand over is
+    missing, not NaN: it is told by gradients that stay finite without it.
 
     Why it matters: one update with a NaN makes NaN of every weight it touches, and nothing after that can mend them.
 
     When it is wrong: a GradScaler finds its scale by overflowing now and then; a step that it skipped for an
-    overflow, with a finite loss, is no finding. A loop that never hands over its loss is judged by gradients alone.
+    overflow, with a finite loss, is no finding. A loop that hands over its loss never, or only now and
+    then, is judged by gradients at the other steps.
 
     What to do: look for a logarithm, division, square root or norm at zero, an exponential of a large number, an
     attention row that is masked entirely, or NaN in the data; go back to the last checkpoint before the step. If the
@@ -55,7 +57,7 @@ class NonFinite:
         is_finite = math.isfinite(newest("loss")[0]) and math.isfinite(newest("grad_norm.before_clip")[0])
         if is_finite and self.every == 1:
             return
-        sick_T = _sick(history, self.every + 1)
+        sick_T = _sick(history)[-(self.every + 1) :]
         first = int(np.argmax(sick_T))
         if not sick_T[first] or (first == 0 and len(sick_T) > self.every):  # sick already at the last look
             return

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from types import ModuleType
 from typing import Any, Self, final
@@ -147,6 +148,50 @@ def _counts(module: nn.Module) -> bool:
 
 
 @final
+class _AfterForward:
+    """The hook on an activation module. A copy of it, made or saved with the model, does nothing."""
+
+    def __init__(self, probe: ActivationProbe | None = None, slot: _Slot | None = None) -> None:
+        self._probe = probe
+        self._slot = slot
+
+    def __call__(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if self._probe is not None and self._probe.is_armed and isinstance(output, torch.Tensor) and output.numel():
+            self._probe.attempt(_add, self._slot, module, output)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _AfterForward, ()
+
+
+@final
+class _BeforeForward:
+    """The hook on a whole model. A copy of it, made or saved with the model, does nothing."""
+
+    def __init__(self, probe: ActivationProbe | None = None, slots: Sequence[_Slot] = ()) -> None:
+        self._probe = probe
+        self._slots = slots
+
+    def __call__(self, module: nn.Module, inputs: Any) -> None:
+        if self._probe is not None and self._probe.is_armed:
+            self._probe.attempt(_begin, self._slots, module)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _BeforeForward, ()
+
+
+def _add(slot: _Slot, module: nn.Module, output: torch.Tensor) -> None:
+    if _counts(module):
+        slot.add(output)
+
+
+def _begin(slots: Sequence[_Slot], module: nn.Module) -> None:
+    """Count calls anew, before a forward call of a model."""
+    if _counts(module):
+        for slot in slots:
+            slot.call = 0
+
+
+@final
 class ActivationProbe:
     """Statistics of every activation module of a model, over all forward calls of an optimizer step.
 
@@ -159,14 +204,21 @@ class ActivationProbe:
     Under torch.compile the hooks are traced without a graph break, if the probe was made before the first compiled
     call. Armed and disarmed steps are then two compiled graphs.
 
+    A copy of the model is not watched. What goes wrong in a hook never reaches the forward call: it is named in one
+    RuntimeWarning, and the hooks come off.
+
     Args:
         model: A model, or several by name.
         max_elements: At most so many values are read per call: those of the leading samples.
         kernel: Which code reads tensors on the CPU; for tests and measurements.
+
+    Attributes:
+        is_armed: Whether the hooks sum up.
+        infos: The watched modules in the order of the model.
     """
 
     def __init__(self, model: Models, *, max_elements: int = 262144, kernel: kernels.Kernel = "auto") -> None:
-        self._is_armed = False
+        self.is_armed = False
         self._slots: list[_Slot] = []
         self._hooks = ExitStack()
         self._tracing = ExitStack()
@@ -180,10 +232,10 @@ class ActivationProbe:
                 infos.append(ActivationInfo(name=name, module_type=type(module).__name__))
                 slot = _Slot(rules, channels_first=channels_first, limit=max_elements, native=kernels.choose(kernel))
                 self._slots.append(slot)
-                self._hooks.callback(module.register_forward_hook(self._hook(slot)).remove)
+                self._hooks.callback(module.register_forward_hook(_AfterForward(self, slot)).remove)
         for root in model.values() if isinstance(model, Mapping) else [model]:
             root = getattr(root, "_orig_mod", root)  # inside of torch.compile, to be traced with the rest
-            self._hooks.callback(root.register_forward_pre_hook(self._begin_forward).remove)
+            self._hooks.callback(root.register_forward_pre_hook(_BeforeForward(self, self._slots)).remove)
         self.infos = tuple(infos)
 
     def __enter__(self) -> Self:
@@ -200,7 +252,7 @@ class ActivationProbe:
     def arm(self) -> None:
         """Start to sum up, from the next forward call on; what was summed before is dropped."""
         self._disarm()
-        self._is_armed = True
+        self.is_armed = True
         for slot in self._slots:
             slot.clear()
         dynamo = sys.modules.get("torch._dynamo")  # importing it takes a second, and is the business of torch.compile
@@ -208,7 +260,7 @@ class ActivationProbe:
             self._tracing.enter_context(dynamo.config.patch(_ONCE_UNDER_CHECKPOINT, True))
 
     def _disarm(self) -> None:
-        self._is_armed = False
+        self.is_armed = False
         self._tracing.close()
 
     def read(self) -> torch.Tensor | None:
@@ -219,7 +271,7 @@ class ActivationProbe:
             `infos`; nan where a notion does not apply and where a module was not called. None where the probe was not
             armed or nothing was called.
         """
-        called = [i for i, slot in enumerate(self._slots) if slot.moments is not None] if self._is_armed else []
+        called = [i for i, slot in enumerate(self._slots) if slot.moments is not None] if self.is_armed else []
         self._disarm()
         if not called:
             return None
@@ -230,14 +282,14 @@ class ActivationProbe:
         whole_SA[:, called] = row_SA
         return whole_SA
 
-    def _hook(self, slot: _Slot) -> Callable[[nn.Module, Any, Any], None]:
-        def look(module: nn.Module, inputs: Any, output: Any) -> None:
-            if self._is_armed and _counts(module) and isinstance(output, torch.Tensor) and output.numel():
-                slot.add(output)
-
-        return look
-
-    def _begin_forward(self, module: nn.Module, inputs: Any) -> None:
-        if self._is_armed and _counts(module):
-            for slot in self._slots:
-                slot.call = 0
+    def attempt(self, look: Callable[..., None], *args: Any) -> None:
+        """Look at a forward call; where that raises, say so and leave the model alone from then on."""
+        if torch.compiler.is_compiling():
+            look(*args)  # what cannot be traced is for torch.compile to tell
+            return
+        try:
+            look(*args)
+        except Exception as error:  # whatever it is, the forward call is worth more
+            self.close()
+            text = f"the probe of activations is switched off: {type(error).__name__}: {error}"
+            warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=3)

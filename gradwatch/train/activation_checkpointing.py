@@ -84,7 +84,7 @@ def _segment(container: nn.Sequential | nn.ModuleList, k: int) -> int:
         return len(blocks)
     segments = [nn.Sequential(*blocks[i : i + k]) for i in range(0, len(blocks), k)]
     for segment in segments:
-        _recompute(segment, mode_of=container)  # the model's train() and eval() do not reach a segment
+        _recompute(segment, mode_of=container)  # the modes of the model do not reach a segment
 
     def forward(x: Any) -> Any:
         for segment in segments:

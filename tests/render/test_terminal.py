@@ -207,12 +207,12 @@ def test_a_view_that_cannot_be_drawn_leaves_the_terminal_as_it_was(make_console,
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
 
 
-def test_a_run_that_ends_before_its_first_step_is_told_so(make_console, written):
+def test_a_run_that_ends_before_its_first_step_leaves_the_word_to_its_error(make_console, written):
     console = make_console()
 
     Terminal(console=console).close(History(RunInfo(name="early", created="", layers=())), ())
 
-    assert written(console) == "nothing was recorded  early\n"
+    assert written(console) == ""
 
 
 def test_writing_costs_next_to_nothing_where_nothing_is_due(make_console, healthy):
