@@ -88,9 +88,7 @@ class Pipeline:
         return diagnoses
 
     def _detect(self, step: int) -> Iterator[Finding]:
-        for detector in tuple(self._detectors):
-            if step % detector.every:
-                continue
+        for detector in [detector for detector in self._detectors if not step % detector.every]:
             try:
                 found = [finding for finding in detector.detect(self.history) if self.history.report(finding)]
             except Exception as error:  # whatever a plugin raises must not stop the training

@@ -57,21 +57,22 @@ class NonFinite:
         is_finite = math.isfinite(newest("loss")[0]) and math.isfinite(newest("grad_norm.before_clip")[0])
         if is_finite and self.every == 1:
             return
-        sick_T = _sick(history)[-(self.every + 1) :]
+        missing_T = _missing(history, self.every + 1)
+        sick_T = _sick(history, missing_T)
         first = int(np.argmax(sick_T))
         if not sick_T[first] or (first == 0 and len(sick_T) > self.every):  # sick already at the last look
             return
-        yield self._finding(history, age=len(sick_T) - first)
+        yield self._finding(history, age=len(sick_T) - first, has_loss=not missing_T[first])
 
-    def _finding(self, history: History, *, age: int) -> Finding:
+    def _finding(self, history: History, *, age: int, has_loss: bool) -> Finding:
         """Write down what entered at the row that is `age` rows from the end."""
         nonfinite_L = history.param.window("grad.nonfinite", age)[0]
         loss = float(history.scalar("loss", age)[0])
         sick = np.flatnonzero(nonfinite_L > 0)
         skipped = history.scalar("skipped", age)[0] == 1
-        if math.isfinite(loss):
+        if math.isfinite(loss) or not has_loss:
             layer: str | None = first_scope(history, int(sick[-1]))
-            message = f"the gradient turned non-finite at {layer} while the loss was finite"
+            message = f"the gradient turned non-finite at {layer}" + (" while the loss was finite" if has_loss else "")
         else:
             layer, message = None, f"the loss became {loss}"
         return Finding(
@@ -98,15 +99,58 @@ class NonFinite:
         scaler = Synthetic(steps=60, precision="fp16").non_finite(step=3, value=np.inf, count=40)
         scaler.skipped_T[3] = 1
         yield Example("a GradScaler skips an overflow while it finds its scale", scaler.history())
+        without = Synthetic(steps=60).non_finite(step=40, layers=range(5))
+        without.loss_T[:] = np.nan
+        yield Example("a NaN enters in a loop that hands over no loss", without.history(), without.names(4))
+        spoilt = Synthetic(steps=60).non_finite(step=0, lasting=True)
+        yield Example("the loss is NaN from the first step on", spoilt.history(), (None,))
+        masked = Synthetic(steps=60)
+        masked.loss_T[40], masked.grad_l2_TL[40] = np.nan, 0
+        yield Example("the loss of a batch is a mean over nothing", masked.history(), (None,))
+        skipping = Synthetic(steps=60).no_gradient(None)
+        skipping.skipped_T[:], skipping.loss_T[:] = 1, np.nan
+        yield Example("the loss is NaN and every update is skipped before a backward", skipping.history(), (None,))
+        silent = Synthetic(steps=60)
+        silent.loss_T[:] = np.nan
+        yield Example("a loop hands over no loss", silent.history())
+        rare = Synthetic(steps=60)
+        rare.loss_T[rare.t_T % 10 > 0] = np.nan
+        yield Example("a loop hands over every tenth loss", rare.history())
+        unread = Synthetic(steps=60).no_gradient(None)
+        unread.loss_T[:] = np.nan
+        yield Example("a loop hands over no loss, and no gradient is read", unread.history())
+        silent_scaler = Synthetic(steps=60).loss_scale_skips((20, 40))
+        silent_scaler.loss_T[:] = np.nan
+        yield Example("a GradScaler skips an overflow in a loop that hands over no loss", silent_scaler.history())
         frozen = Synthetic(steps=60).no_gradient(3)
         yield Example("a gradient that is None is missing, not NaN", frozen.history())
 
 
-def _sick(history: History, length: int) -> NDArray[np.bool_]:
+def _sick(history: History, missing_T: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Say of each of the newest steps whether NaN or Inf in it are worth a report."""
-    loss_T = history.scalar("loss", length)
-    gradient_T = (history.param.window("grad.nonfinite", length) > 0).any(axis=1)
-    overflow_T = (history.scalar("skipped", length) == 1) & history.info.loss_scaling
-    if np.isnan(history.scalar("loss")).all() and not gradient_T.any() and not overflow_T.any():
-        return np.zeros(len(loss_T), np.bool_)  # nobody hands over a loss: missing is not sick
-    return np.asarray(~np.isfinite(loss_T) | (gradient_T & ~overflow_T), np.bool_)
+    loss_T = history.scalar("loss", len(missing_T))
+    overflow_T = (history.scalar("skipped", len(missing_T)) == 1) & history.info.loss_scaling
+    spoilt_T = ~np.isfinite(loss_T) & ~missing_T
+    return np.asarray(spoilt_T | (_is_spoilt(history, len(missing_T)) & ~overflow_T), np.bool_)
+
+
+def _missing(history: History, length: int) -> NDArray[np.bool_]:
+    """Say of each of the newest steps whether its loss is nan because the loop did not hand it over.
+
+    A loss that is NaN makes NaN of its gradients, or has the update skipped. A loop whose step went well without a
+    loss does not hand it over at every step, so that it may be missing from later steps too, whatever their gradients.
+    Two losses in a row are a loop that hands them over: what is nan after them is NaN.
+    """
+    is_nan_T, was_skipped_T = np.isnan(history.scalar("loss")), history.scalar("skipped") == 1
+    norm_T = history.scalar("grad_norm.before_clip")
+    is_due_T = np.zeros(len(is_nan_T), np.bool_)
+    is_due_T[2:] = ~is_nan_T[1:-1] & ~is_nan_T[:-2]
+    went_well_T = np.isfinite(norm_T) & ((norm_T > 0) | ~was_skipped_T)  # 0 is the norm of no gradients, too
+    is_withheld_T = np.logical_or.accumulate(is_nan_T & ~is_due_T & went_well_T)[-length:]
+    is_unread_T = (np.isnan(norm_T) & ~was_skipped_T)[-length:] & ~_is_spoilt(history, length)
+    return np.asarray((is_nan_T & ~is_due_T)[-length:] & (is_withheld_T | is_unread_T), np.bool_)
+
+
+def _is_spoilt(history: History, length: int) -> NDArray[np.bool_]:
+    """Say of each of the newest steps whether a gradient in it is not finite."""
+    return np.asarray((history.param.window("grad.nonfinite", length) > 0).any(axis=1), np.bool_)

@@ -71,7 +71,7 @@ class History:
         self.param = self._table(tuple(layer.name for layer in info.layers), catalogue.PARAM_NAMES, "<f4")
         self.act = self._table(tuple(a.name for a in info.activations), catalogue.ACT_NAMES, "<f4")
         self.run = self._table(("",), catalogue.run_names(groups), "<f8")
-        self._run_names = frozenset(self.run.statistics)
+        self._blank_run = dict.fromkeys(self.run.statistics, math.nan)
 
     @property
     def step(self) -> int:
@@ -92,16 +92,19 @@ class History:
             param_SL: Values of shape (S, L) in the order of `catalogue.PARAM` and `info.layers`.
             act_SL: The same for activations, on the steps that sampled them.
         """
-        if not run.keys() <= self._run_names:
-            unknown = ", ".join(sorted(run.keys() - self._run_names))
+        row = {**self._blank_run, **run}  # in the order of the statistics
+        if len(row) > len(self._blank_run):
+            unknown = ", ".join(sorted(run.keys() - self._blank_run.keys()))
             raise ValueError(f"no statistic of the run is called {unknown}; there are {', '.join(self.run.statistics)}")
-        row_S = np.array([run.get(name, np.nan) for name in self.run.statistics])
+        row_S = np.fromiter(row.values(), np.float64, len(row))
         self.param.append(step, param_SL)
         if act_SL is not None:
             self.act.append(step, act_SL)
         self.run.append(step, row_S[:, None])
-        if any(run.get(name, math.nan) == run.get(name, math.nan) for name in VALIDATION):  # nan equals nothing
-            self._marked.append(step)
+        for name in VALIDATION:
+            if row[name] == row[name]:  # nan equals nothing
+                self._marked.append(step)
+                break
 
     def report(self, finding: Finding) -> bool:
         """Take in a finding, where it is news: the first of its kind and layer, or graver than before.

@@ -75,8 +75,8 @@ class Collector:
         measure_clipped: bool,
     ) -> None:
         self.warned: set[str] = set()
-        self.row_SL: Floats = np.full((len(catalogue.PARAM), len(params)), math.nan, np.float32)
-        self._parts = parts_of(params, optimizers)
+        self.row_SL = np.full((len(catalogue.PARAM), len(params)), math.nan, np.float32)
+        self._parts = parts_of(params, optimizers, self.row_SL)
         self._known = {id(p) for p in params}
         self._activations = activations
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
@@ -148,8 +148,8 @@ class Collector:
             norm = self._read_gradients(part)
             # A scaler skips what is not finite, after unscaling it: finite gradients may be scaled still.
             is_unknown = self._scaler is not None and norm is not None and math.isfinite(norm)
-            if is_unknown or not part.has_gradients(self.row_SL):
-                part.forget_gradients(self.row_SL)
+            if is_unknown or not part.has_gradients():
+                part.forget_gradients()
 
     def norms(self, grad_norm: Tensor | float | None) -> tuple[float, float]:
         """Return the total norm before and after clipping; nan where no gradient was read.
@@ -180,7 +180,7 @@ class Collector:
         """Read how far the weights were moved, where it is due."""
         if self._due_updates:
             for part in self._parts:
-                part.read_updates(self.row_SL)
+                part.read_updates()
 
     def read_activations(self) -> Floats | None:
         """Return the statistics of the activations, of shape (S, A), where they are due and there are any."""
@@ -228,7 +228,7 @@ class Collector:
         self.optimizer.update(part.rates())
         if part.is_observed:
             if self._measure_clipped:
-                part.clipped_norm = part.plain_norm()
+                part.read_clipped()
         elif not part.awaits_closure:
             self._read_gradients(part, inverse_scale=1.0 if scale is None else 1.0 / to_float(scale))
         if part.has_later_groups and (later := [p for p in part.later_params() if id(p) not in self._known]):
@@ -242,11 +242,11 @@ class Collector:
     def _observe(self, part: Part) -> float:
         norm = self._read_gradients(part)
         part.is_observed = True
-        return part.plain_norm() if norm is None else norm
+        return part.norm_without_probe() if norm is None else norm
 
     @dispensable("the probe of gradients")
     def _read_gradients(self, part: Part, *, inverse_scale: float = 1.0) -> float:
-        norm = part.read_gradients(self.row_SL, inverse_scale=inverse_scale)
+        norm = part.read_gradients(inverse_scale=inverse_scale)
         if self._due_histograms:
             self._read_histograms(part)
         return norm

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -37,6 +38,7 @@ class Part:
         params: Its parameters.
         columns: Where they stand in the row.
         first_group: Index of its first group among those of all optimizers.
+        row_SL: The row of the model, which its reads are written to.
 
     Attributes:
         is_read: Gradients have been read for the row.
@@ -48,11 +50,19 @@ class Part:
     """
 
     def __init__(
-        self, optimizer: Optimizer, params: Sequence[Tensor], columns: NDArray[np.intp] | slice, first_group: int
+        self,
+        optimizer: Optimizer,
+        params: Sequence[Tensor],
+        columns: NDArray[np.intp] | slice,
+        first_group: int,
+        row_SL: NDArray[np.float32],
     ) -> None:
         self.optimizer = optimizer
         self.params = params
         self._columns = columns
+        self._row_SL = row_SL
+        is_direct = isinstance(columns, slice) and bool(params) and params[0].device.type == "cpu"
+        self._out_SL = torch.from_numpy(row_SL)[GRAD] if is_direct else None
         # groups that are added later have no place in the history
         self._rates = [f"lr.{i}" for i in range(first_group, first_group + len(optimizer.param_groups))]
         self._gradients = GradientProbe(params)
@@ -80,38 +90,45 @@ class Part:
         trainable = [p for p in self.params if p.requires_grad and p.is_leaf]
         return [p.register_post_accumulate_grad_hook(self._accumulated) for p in trainable]
 
-    def read_gradients(self, row_SL: Floats, *, inverse_scale: float = 1.0) -> float:
+    def read_gradients(self, *, inverse_scale: float = 1.0) -> float:
         """Write the statistics of the gradients into the row and return their total norm."""
-        row_SP = to_host(self._gradients.read(inverse_scale=inverse_scale))
-        row_SL[GRAD, self._columns] = row_SP
+        row_SP = self._row_SL
+        read_SP = self._gradients.read(inverse_scale=inverse_scale, out_SL=self._out_SL)
+        if self._out_SL is None:
+            row_SP = to_host(read_SP)
+            self._row_SL[GRAD, self._columns] = row_SP
         self.is_read = True
         self.norm = total_norm(row_SP)
         return self.norm
 
-    def forget_gradients(self, row_SL: Floats) -> None:
+    def forget_gradients(self) -> None:
         """Take back what was read: it was not the gradient of the loss."""
-        row_SL[GRAD, self._columns] = math.nan
+        self._row_SL[GRAD, self._columns] = math.nan
         self.is_read = False
         self.norm = math.nan
 
-    def has_gradients(self, row_SL: Floats) -> bool:
+    def has_gradients(self) -> bool:
         """Say whether anything was read but None and zeros."""
-        row_SP = row_SL[:, self._columns]
+        row_SP = self._row_SL[:, self._columns]
         return bool(((row_SP[L2] != 0) & ~np.isnan(row_SP[NONFINITE])).any())
 
-    def plain_norm(self) -> float:
-        """Return the total norm of the gradients as they are now."""
-        return total_norm(to_host(self._gradients.read()))
+    def read_clipped(self) -> None:
+        """Note the total norm of the gradients as they are now, and leave the row as it is."""
+        self.clipped_norm = total_norm(to_host(self._gradients.read()))
+
+    def norm_without_probe(self) -> float:
+        """Return the total norm of the gradients as they are now, by torch alone."""
+        return to_float(nn.utils.get_total_norm([p.grad for p in self.params if p.grad is not None]))
 
     def keep_weights(self) -> None:
         """Keep the weights as they are before an update."""
         self._updates.before()
         self._has_kept_weights = True
 
-    def read_updates(self, row_SL: Floats) -> None:
+    def read_updates(self) -> None:
         """Write into the row how far the update moved the weights that were kept."""
         if self._has_kept_weights and self.is_updated:
-            row_SL[UPDATE, self._columns] = to_host(self._updates.after())
+            self._row_SL[UPDATE, self._columns] = to_host(self._updates.after())
 
     def read_histograms(self, counts_2LB: NDArray[np.int64]) -> None:
         """Write the histograms of gradients and weights into those of the model."""
@@ -137,16 +154,20 @@ def total_norm(row_SL: Floats) -> float:
     Args:
         row_SL: The gradient statistics of every layer, nan where there is no gradient; at least the first six rows.
     """
-    l2_L = row_SL[L2].astype(np.float64)
-    squares = float(l2_L.dot(l2_L))
-    if squares != squares:  # nan
-        l2_L = l2_L[~np.isnan(row_SL[NONFINITE])]
-        squares = float(l2_L.dot(l2_L))
-    return math.sqrt(squares)
+    norm = math.hypot(*row_SL[L2].tolist())
+    if norm != norm:  # nan
+        norm = math.hypot(*row_SL[L2, ~np.isnan(row_SL[NONFINITE])].tolist())
+    return norm
 
 
-def parts_of(params: Sequence[Tensor], optimizers: Sequence[Optimizer]) -> list[Part]:
-    """Share parameters out among optimizers: each has those that it moves, and the last also those that none does."""
+def parts_of(params: Sequence[Tensor], optimizers: Sequence[Optimizer], row_SL: NDArray[np.float32]) -> list[Part]:
+    """Share parameters out among optimizers: each has those that it moves, and the last also those that none does.
+
+    Args:
+        params: All parameters, in the order of the row's columns.
+        optimizers: The optimizers.
+        row_SL: The row that the parts write to.
+    """
     held = [{id(p) for group in optimizer.param_groups for p in group["params"]} for optimizer in optimizers]
     anyones = set().union(*held)
     parts: list[Part] = []
@@ -154,7 +175,7 @@ def parts_of(params: Sequence[Tensor], optimizers: Sequence[Optimizer]) -> list[
     for i, optimizer in enumerate(optimizers):
         mine = [k for k, p in enumerate(params) if _belongs(p, held[i], anyones, is_last=i == len(optimizers) - 1)]
         columns = slice(None) if len(mine) == len(params) else np.array(mine, np.intp)
-        parts.append(Part(optimizer, [params[k] for k in mine], columns, first_group))
+        parts.append(Part(optimizer, [params[k] for k in mine], columns, first_group, row_SL))
         first_group += len(optimizer.param_groups)
     return parts
 

@@ -38,11 +38,12 @@ class GradientProbe:
         """What reads the gradients: `native` (one pass over each) or `torch` (several operations on each)."""
         return "torch" if self._native is None else "native"
 
-    def read(self, *, inverse_scale: float = 1.0) -> torch.Tensor:
+    def read(self, *, inverse_scale: float = 1.0, out_SL: torch.Tensor | None = None) -> torch.Tensor:
         """Compute the statistics of all gradients as they are now.
 
         Args:
             inverse_scale: Factor that undoes a loss scale, for gradients that are still scaled.
+            out_SL: Where to write them, contiguous float32; only where the first parameter is on the CPU.
 
         Returns:
             Tensor of shape (S, L), float32, on the device of the first parameter, in the order of `catalogue.PARAM`.
@@ -50,9 +51,9 @@ class GradientProbe:
             one by magnitude. Norm, maximum, mean and std are NaN or Inf where the gradient holds one, as IEEE 754
             has it. An empty gradient has norm, maximum and count 0; mean, std and zero fraction of nothing are nan.
         """
+        row_SL = torch.empty_like(self._blank_SL) if out_SL is None else out_SL
         if self._native is None:
-            return self._complete(self._blank_SL.clone(), range(len(self._params)), inverse_scale)
-        row_SL = torch.empty_like(self._blank_SL)
+            return self._complete(row_SL.copy_(self._blank_SL), range(len(self._params)), inverse_scale)
         rest: Sequence[int] | None = self._native.statistics(self._params, True, row_SL, inverse_scale)
         return row_SL if rest is None else self._complete(row_SL, rest, inverse_scale)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-GRACE_S = 0.02
-"""Time that each share may take before it must have been earned: so that a short run is shown too."""
+GRACE_S = 0.002
+"""Time that each share may take before it must have been earned; the first output always is: a short run is shown too.
+"""
 
 
 @final

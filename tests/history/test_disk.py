@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import textwrap
-import time
 import warnings
 
 import numpy as np
@@ -286,20 +285,7 @@ def test_two_processes_cannot_write_one_run(tmp_path, run_info, short_segments):
     Writer.resume(tmp_path / "run", 0)[0].close()
 
 
-def test_writing_costs_microseconds(tmp_path, run_info, append):
-    history = History(run_info(layers=4, activations=0))
-    times = []
-    with Writer(tmp_path / "run", history) as writer:
-        for step in range(2000):
-            append(history, step)
-            began = time.perf_counter()
-            writer.append()
-            times.append(time.perf_counter() - began)
-    # measured: 2.1 us; ten times that leaves room for a busy machine
-    assert np.median(times) < 21e-6, f"{np.median(times) * 1e6:.1f} us per append"
-
-
-def test_a_long_run_opens_in_a_moment(tmp_path, run_info):
+def test_a_long_run_stays_small(tmp_path, run_info):
     layers, steps = 200, 100_000
     history = History(run_info(layers=layers, activations=100))
     kept_T = np.arange(steps)
@@ -308,12 +294,8 @@ def test_a_long_run_opens_in_a_moment(tmp_path, run_info):
         table.extend(kept_T, np.ones((len(kept_T), *table.shape), table.dtype))
     Writer(tmp_path / "run", history).close()
 
-    began = time.perf_counter()
     opened = read(tmp_path / "run")
-    opened["grad.l2"]
-    took = time.perf_counter() - began
     size = sum(p.stat().st_size for p in (tmp_path / "run").rglob("*") if p.is_file())
 
     assert opened.step == steps - 1
-    assert took < 1.0, f"{took:.2f} s"  # measured: 0.13 s
     assert size < 80e6, f"{size / 1e6:.0f} MB"

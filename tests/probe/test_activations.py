@@ -1,7 +1,10 @@
 """Activations of a whole optimizer step are measured once each, and the model is left as it was."""
 
+import copy
 import gc
+import io
 import math
+import warnings
 import weakref
 
 import numpy as np
@@ -270,3 +273,67 @@ def test_compiled_models_are_traced_whole_and_give_the_same(kind):
             train_step(compiled, batches)
 
     np.testing.assert_allclose(row_SA, expected, rtol=1e-5, atol=1e-7)
+
+
+def through_pickle(model):
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+def averaged(model):
+    return torch.optim.swa_utils.AveragedModel(model).module
+
+
+@pytest.mark.parametrize("copy_of", [copy.deepcopy, through_pickle, averaged])
+@pytest.mark.parametrize("is_armed", [True, False])
+def test_a_copy_of_a_watched_model_works_and_is_not_watched(copy_of, is_armed):
+    model, batches = conv_net(), images(8).chunk(2)
+    expected = measure(conv_net(), batches)
+    with ActivationProbe(model) as probe:
+        if is_armed:
+            probe.arm()
+        twin = copy_of(model)
+        probe.arm()
+        train_step(twin, [images(4) * 100])
+        assert probe.read() is None, "the copy's activations are its own"
+
+        probe.arm()
+        train_step(model, batches)
+        row_SA = transfer.to_host(probe.read())
+
+    np.testing.assert_allclose(row_SA, expected, err_msg="the original goes on being measured")
+    torch.testing.assert_close(twin(images()), model(images()), msg="the copy computes the same")
+
+
+def test_a_copy_of_a_copy_and_a_watched_copy_are_no_trouble():
+    model, batches = conv_net(), images(8).chunk(2)
+    with ActivationProbe(model):
+        twin = copy.deepcopy(copy.deepcopy(model))
+
+    np.testing.assert_allclose(measure(twin, batches), measure(model, batches), err_msg="inert hooks do not count")
+
+
+@pytest.mark.parametrize("place", ["_moments", "_counts"])
+def test_a_fault_in_the_statistics_leaves_the_forward_call_alone(place, monkeypatch):
+    def fail(*arguments, **keywords):
+        raise ValueError("a fault of ours")
+
+    model = conv_net()
+    expected = model(images())
+    with ActivationProbe(model) as probe:
+        probe.arm()
+        with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            patch.setattr(f"gradwatch.probe.activations.{place}", fail)
+            output = model(images())
+            probe.arm()
+            model(images())
+
+        assert [w.category for w in caught] == [RuntimeWarning], "one warning, though two forward calls failed"
+        assert "the probe of activations is switched off: ValueError: a fault of ours" in str(caught[0].message)
+        torch.testing.assert_close(output, expected, msg="the forward call is what it was")
+        probe.arm()
+        train_step(model, [images()])
+        assert probe.read() is None, "switched off for good"

@@ -258,21 +258,6 @@ def test_zero_switches_a_part_off(tmp_path, healthy, grow):
     assert not any(tag.startswith("per_layer_") or tag == "gradients/by_layer_and_step" for tag in tags)
 
 
-def test_writing_costs_next_to_nothing_where_nothing_is_due(tmp_path, healthy):
-    sink = TensorBoard(directory=tmp_path)
-    sink.write(healthy.history)
-
-    def rounds(count=1000):
-        began = time.perf_counter()
-        for _ in range(count):
-            sink.write(healthy.history)
-        return (time.perf_counter() - began) / count
-
-    best = min(rounds() for _ in range(5))
-    sink.close(healthy.history, ())
-    assert best < 3e-6, f"{best * 1e6:.2f} us"
-
-
 def test_a_disk_that_fails_raises_os_errors_only(tmp_path, healthy):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OSError, match="file"):

@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 
 import pytest
 
@@ -213,24 +212,6 @@ def test_a_run_that_ends_before_its_first_step_leaves_the_word_to_its_error(make
     Terminal(console=console).close(History(RunInfo(name="early", created="", layers=())), ())
 
     assert written(console) == ""
-
-
-def test_writing_costs_next_to_nothing_where_nothing_is_due(make_console, healthy):
-    for log_format in ("rich", "plain", "json"):
-        sink = Terminal(console=make_console(terminal=log_format == "rich"), log_format=log_format, every=10**9)
-        sink.write(healthy.history)
-        sink._due_s = time.monotonic() + 3600
-        sink._next_step = 10**9
-        best = min(_time_of(sink, healthy.history) for _ in range(5))
-        sink.close(healthy.history, ())
-        assert best < 3e-6, f"{log_format}: {best * 1e6:.2f} us"
-
-
-def _time_of(sink, history, rounds=1000):
-    began = time.perf_counter()
-    for _ in range(rounds):
-        sink.write(history)
-    return (time.perf_counter() - began) / rounds
 
 
 def test_a_finding_on_the_whole_run_says_so(make_console, written, make_finding):

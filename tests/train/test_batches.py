@@ -4,7 +4,6 @@ import os
 import pickle
 import random
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -276,21 +275,3 @@ def test_an_error_in_a_sample_says_which_one():
         list(Batches(Broken(), batch_size=2).epoch(0))
 
     assert "while reading sample 4 of the data (epoch 0)" in caught.value.__notes__
-
-
-def test_reading_from_memory_costs_little_more_than_indexing():
-    size, batch = 6400, 32
-    inputs, targets = torch.rand(size, 784), torch.arange(size)
-    batches = Batches(InMemory(inputs, targets), batch_size=batch, shuffle=True)
-    shuffled = torch.randperm(size).split(batch)
-
-    def seconds(run):
-        start = time.perf_counter()
-        run()
-        return time.perf_counter() - start
-
-    by_hand = [seconds(lambda: [(inputs[i], targets[i]) for i in shuffled]) for _ in range(7)]
-    ours = [seconds(lambda: [None for _ in batches.epoch(0)]) for _ in range(7)]
-
-    excess = (min(ours) - min(by_hand)) / len(batches)
-    assert excess < 15e-6, f"{excess * 1e6:.1f} us per batch over plain indexing"
