@@ -30,8 +30,8 @@ PICTURE_MEANING = "Gradient norm of every layer over the run, input side on top;
 class TensorBoard:
     """Writes a run for TensorBoard: `tensorboard --logdir` on the directory or one above it.
 
-    It takes at most about 0.5 % of the wall time (the shares below, after the first output of each): a point, histogram or
-    picture that would cost more is left out, so that a fast training gets fewer of them. `close` writes the last of
+    It takes at most about 0.5 % of the wall time (the shares below, after the first output of each): a point, histogram
+    or picture that would cost more is left out, so that a fast training gets fewer of them. `close` writes the last of
     each. Values that are not finite are left out of charts and counted in `nonfinite/`.
 
     Args:
