@@ -31,6 +31,9 @@ from gradwatch.config.schema import Config
 from gradwatch.train.loop import run
 from gradwatch.train.session import Session
 
+WARM_UP_S = 3.0
+"""Until allocators are warm, and TensorBoard has had what it takes ahead of its share for the sake of short runs."""
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -169,8 +172,10 @@ def measure(workload: Workload, rounds: int) -> dict[str, list[float]]:
             "alone": stack.enter_context(harness(workload, watched=False, out=out)),
             "all on": stack.enter_context(harness(workload, watched=True, out=out)),
         }
-        for _, function in itertools.product(range(3), arms.values()):
-            function()
+        for function in arms.values():
+            began = time.perf_counter()
+            while time.perf_counter() - began < WARM_UP_S:
+                function()
         seconds: dict[str, list[float]] = {name: [] for name in arms}
         for i in range(rounds):
             names = list(arms)

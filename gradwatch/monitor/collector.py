@@ -157,6 +157,8 @@ class Collector:
         Args:
             grad_norm: The norm before clipping, where the gradients were read after it: then they are scaled back.
         """
+        if grad_norm is None and len(self._parts) == 1 and self._parts[0].clipped_norm is None:
+            return self._parts[0].norm, self._parts[0].norm
         return self._norms(grad_norm) or (math.nan, math.nan)
 
     @dispensable("the norm of the gradients")
@@ -175,12 +177,10 @@ class Collector:
             return before, norm
         return norm, norm
 
-    @dispensable("the probe of updates")
     def read_updates(self) -> None:
         """Read how far the weights were moved, where it is due."""
         if self._due_updates:
-            for part in self._parts:
-                part.read_updates()
+            self._read_updates()
 
     def read_activations(self) -> Floats | None:
         """Return the statistics of the activations, of shape (S, A), where they are due and there are any."""
@@ -260,6 +260,11 @@ class Collector:
     @dispensable("the probe of updates")
     def _keep_weights(self, part: Part) -> None:
         part.keep_weights()
+
+    @dispensable("the probe of updates")
+    def _read_updates(self) -> None:
+        for part in self._parts:
+            part.read_updates()
 
     @dispensable("the probe of activations")
     def _arm(self) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import final
 
-GRACE_S = 0.002
-"""Time that each share may take before it must have been earned; the first output always is: a short run is shown too.
-"""
+GRACE_S = 0.01
+"""Time that each share may take before it must have been earned: so that a short run is shown too."""
 
 
 @final
@@ -17,18 +16,19 @@ class Share:
         every: Optimizer steps between two outputs; 0 is never.
         fraction: Part of the wall time that it may take.
         first: Step at which it is due first.
+        expected_s: What the first output is taken to cost; 0 grants it in any case.
 
     Attributes:
         next: First step at which it is due again.
         spent_s: Time that it took so far.
     """
 
-    def __init__(self, every: int, *, fraction: float, first: int = 0) -> None:
+    def __init__(self, every: int, *, fraction: float, first: int = 0, expected_s: float = 0.0) -> None:
         self.every = every
         self.fraction = fraction
         self.next: float = first if every else float("inf")
         self.spent_s = 0.0
-        self._last_s = 0.0
+        self._last_s = expected_s
 
     def grants(self, step: int, *, elapsed_s: float) -> bool:
         """Say whether it is due at a step and its time is earned; where it is due only, it is left out this time.
