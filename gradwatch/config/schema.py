@@ -56,7 +56,7 @@ class WatchSection(Section):
         default=10, description="Steps between two measurements of activations; 0 is never."
     )
     activation_elements: PositiveInt = Field(
-        default=262144, description="Values of one activation that are read at most; of a larger one, a part."
+        default=65536, description="Values of one activation that are read at most; of a larger one, a part."
     )
     histograms_every: Count = Field(
         default=200, description="Steps between two histograms of gradients and weights; 0 is never."

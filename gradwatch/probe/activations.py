@@ -217,7 +217,7 @@ class ActivationProbe:
         infos: The watched modules in the order of the model.
     """
 
-    def __init__(self, model: Models, *, max_elements: int = 262144, kernel: kernels.Kernel = "auto") -> None:
+    def __init__(self, model: Models, *, max_elements: int = 65536, kernel: kernels.Kernel = "auto") -> None:
         self.is_armed = False
         self._slots: list[_Slot] = []
         self._hooks = ExitStack()

@@ -24,8 +24,8 @@ from gradwatch.render._summaries import FAILURE, SUCCESS, Summaries, dashboard, 
 
 HISTOGRAM_MEANING = "Sizes of the elements as powers of ten: a histogram that moves left shrinks tenfold per unit."
 PICTURE_MEANING = "Gradient norm of every layer over the run, input side on top; triangles mark findings."
-PICTURE_S = 0.01
-"""What drawing the first picture is taken to cost, in seconds: 7 to 12 ms on one slow core."""
+PICTURE_S = 0.02
+"""What drawing the first picture is taken to cost, in seconds: 7 to 12 ms, and more than it may take in advance."""
 
 
 @final
@@ -140,7 +140,7 @@ class TensorBoard:
     def _write_run(self, history: History) -> None:
         for step, points in charts.validation_points(history, self._written["validation"]):
             self._scalars(step, points)
-            self._written["validation"] = step
+        self._written["validation"] = history.step
         rows = charts.rows_since(history, self._written["run"])
         self._scalars(history.step, charts.run_points(history, self._matrices, rows))
         self._written["run"] = history.step
