@@ -154,9 +154,9 @@ def total_norm(row_SL: Floats) -> float:
     Args:
         row_SL: The gradient statistics of every layer, nan where there is no gradient; at least the first six rows.
     """
-    norm = math.hypot(*row_SL[L2].tolist())
+    norm = math.hypot(*row_SL[L2])
     if norm != norm:  # nan
-        norm = math.hypot(*row_SL[L2, ~np.isnan(row_SL[NONFINITE])].tolist())
+        norm = math.hypot(*row_SL[L2, ~np.isnan(row_SL[NONFINITE])])
     return norm
 
 

@@ -97,7 +97,7 @@ def _moments(x: torch.Tensor, *, native: ModuleType | None) -> torch.Tensor:
     if native is not None and not torch.compiler.is_compiling():
         row_S1 = torch.empty((NUM_STATISTICS, 1), dtype=torch.float32, device="cpu")
         if native.statistics((x,), False, row_S1, 1.0) is None:
-            mean, std = to_host(row_S1)[2:4, 0].tolist()
+            mean, std = map(float, to_host(row_S1)[2:4, 0])
             return torch.tensor([n, n * mean, n * (std * std + mean * mean)], dtype=torch.float64, device="cpu")
     average = x.mean()
     # Deviations first: the difference of mean square and squared mean would drown in the rounding of float32.

@@ -94,7 +94,9 @@ def test_texts_of_other_projects_are_not_copied_into_the_schema(made):
 
 
 def test_the_schema_is_strict_json():
-    json.loads(jsonschema.text(), parse_constant=lambda constant: pytest.fail(f"{constant} is no JSON"))
+    schema = json.loads(jsonschema.text(), parse_constant=lambda constant: pytest.fail(f"{constant} is no JSON"))
+
+    assert schema["type"] == "object"
 
 
 CONFIG = {

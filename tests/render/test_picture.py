@@ -69,7 +69,9 @@ def test_any_number_of_layers_and_steps_can_be_drawn(layer_count, steps):
 
 
 def test_a_run_without_one_usable_norm_can_be_drawn():
-    _draw(Synthetic(layers=2, steps=5).no_gradient([0, 1]).history())
+    pixels = _draw(Synthetic(layers=2, steps=5).no_gradient([0, 1]).history())
+
+    assert pixels.std() > 0, "the picture is blank"
 
 
 @pytest.mark.parametrize(
