@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, final
+from typing import NamedTuple, Protocol, final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gradwatch import catalogue
+from gradwatch.background import Background
 from gradwatch.detect import Detector
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.history.header import Status
-from gradwatch.history.store import Floats, History
-from gradwatch.records import Diagnosis, Finding
+from gradwatch.history.store import Floats, Histograms, History
+from gradwatch.records import Diagnosis, Event, Finding
 from gradwatch.render import Sink
+
+SHOWN_WITHIN = 1024
+"""Steps that may wait to be shown; where more do, sinks see only the newest."""
+WAITING_BYTES = 64 * 2**20
+"""Rows that may wait in memory for a slow disk; where more do, the training waits too."""
 
 
 class Recorder(Protocol):
@@ -28,14 +35,28 @@ class Recorder(Protocol):
         """Write a finding."""
         ...
 
+    def note(self, event: Event) -> None:
+        """Write an event."""
+        ...
+
     def close(self, status: Status) -> None:
         """Note how the run ended, and let go of its files."""
         ...
 
 
+class Row(NamedTuple):
+    """One optimizer step on its way into the history; see `History.append`."""
+
+    step: int
+    run: Mapping[str, float]
+    param_SL: Floats
+    act_SL: Floats | None = None
+    histograms: Histograms | None = None
+
+
 @final
-class Pipeline:
-    """What happens to a row once it is on the host.
+class Intake:
+    """Takes rows into a history, one at a time: written down, looked at, shown.
 
     A detector or a sink that raises is switched off with one warning: no mistake of the monitor's stops a training.
     What the user can mend, such as a full disk under the recorder, is raised.
@@ -45,6 +66,9 @@ class Pipeline:
         detectors: Asked at every step that is a multiple of their `every`.
         sinks: Shown every step and finding.
         recorder: Writes the history to disk, or None.
+
+    Attributes:
+        news: Findings that nobody has acted on; whoever does clears it.
     """
 
     def __init__(
@@ -57,28 +81,40 @@ class Pipeline:
     ) -> None:
         self.history = history
         self.recorder = recorder
+        self.news: list[Finding] = []
         self._detectors = list(detectors)
         self._sinks = list(sinks)
+        self._unshown = 0
 
-    def feed(
-        self, step: int, *, run: Mapping[str, float], param_SL: Floats, act_SL: NDArray[Any] | None = None
-    ) -> None:
-        """Take one optimizer step through the pipeline. Arguments as in `History.append`."""
-        self.history.append(step, run=run, param_SL=param_SL, act_SL=act_SL)
+    def take(self, row: Row, *, waiting: int = 0) -> None:
+        """Take one optimizer step in.
+
+        Args:
+            row: The step.
+            waiting: Steps that wait behind it. Where they are many, sinks are not shown this one, and are told so.
+        """
+        self.history.append(row.step, run=row.run, param_SL=row.param_SL, act_SL=row.act_SL)
+        if row.histograms:
+            self.history.histograms = row.histograms
         if self.recorder:
             self.recorder.append()
-        for finding in self._detect(step):
+        for finding in self._detect(row.step):
+            self.news.append(finding)
             if self.recorder:
                 self.recorder.report(finding)
             self._show("report", finding)
-        self._show("write", self.history)
+        if waiting > SHOWN_WITHIN:
+            self._unshown += 1
+        elif self._sinks:
+            self._show("write", self.history)
+            if self._unshown:
+                self._own_up()
 
-    def close(self, status: Status) -> tuple[Diagnosis, ...]:
-        """End the sinks, note on disk how the run ended, and return the diagnoses."""
-        diagnoses = self.end_sinks()
-        if self.recorder:
-            self.recorder.close(status)
-        return diagnoses
+    def note(self, event: Event) -> None:
+        """Take in an event: into the history and, where one is written, onto disk."""
+        kept = self.history.note(event)
+        if kept and self.recorder:
+            self.recorder.note(kept)
 
     def end_sinks(self) -> tuple[Diagnosis, ...]:
         """Diagnose the run, let every sink show its end, once, and return the diagnoses."""
@@ -86,6 +122,12 @@ class Pipeline:
         self._show("close", self.history, diagnoses)
         self._sinks.clear()
         return diagnoses
+
+    def _own_up(self) -> None:
+        """Note how many steps no sink was shown."""
+        text = f"{self._unshown} steps came faster than they could be shown; all of them are recorded"
+        self.note(Event(kind="not-shown", step=self.history.step, text=text, values={"steps": float(self._unshown)}))
+        self._unshown = 0
 
     def _detect(self, step: int) -> Iterator[Finding]:
         for detector in [detector for detector in self._detectors if not step % detector.every]:
@@ -106,23 +148,116 @@ class Pipeline:
                 _switched_off(f"sink {type(sink).__name__}", error)
 
 
+@final
+class Pipeline:
+    """An intake on a thread of its own, so that no step waits for it.
+
+    What it raises is raised by the next call. Arguments as for `Intake`.
+
+    Attributes:
+        news: Findings that nobody has acted on yet; whoever does takes them out. It grows while rows are taken in.
+    """
+
+    def __init__(
+        self,
+        history: History,
+        *,
+        detectors: Sequence[Detector] = (),
+        sinks: Sequence[Sink] = (),
+        recorder: Recorder | None = None,
+    ) -> None:
+        self._intake = Intake(history, detectors=detectors, sinks=sinks, recorder=recorder)
+        self.news = self._intake.news
+        row_bytes = len(history.info.layers) * len(catalogue.PARAM) * np.dtype(np.float32).itemsize
+        limit = max(2 * SHOWN_WITHIN, WAITING_BYTES // max(row_bytes, 1))
+        self._background = Background(self._take, limit=limit, name="gradwatch")
+        self._newest = history.step
+
+    @property
+    def history(self) -> History:
+        """All that was fed; waits until it has been taken in."""
+        self.finish()
+        return self._intake.history
+
+    @property
+    def next_step(self) -> int:
+        """The step after the newest that was fed."""
+        newest = self._newest if self._background.is_busy else self._intake.history.step
+        return newest + 1
+
+    @property
+    def busy_s(self) -> float:
+        """Processor time that taking rows in has cost so far."""
+        return self._background.busy_s
+
+    @property
+    def num_findings(self) -> int:
+        """How many findings there are so far, whatever still waits."""
+        return len(self._intake.history.findings)
+
+    def feed(
+        self,
+        step: int,
+        *,
+        run: Mapping[str, float],
+        param_SL: Floats,
+        act_SL: Floats | None = None,
+        histograms: Histograms | None = None,
+    ) -> None:
+        """Send one optimizer step through. Arguments as in `History.append`; `param_SL` may be changed afterwards."""
+        self._newest = step
+        self._background.put(Row(step, run, param_SL.copy(), act_SL, histograms))
+
+    def finish(self) -> None:
+        """Return when all that was fed has been taken in."""
+        self._background.finish()
+
+    def note(self, event: Event) -> None:
+        """Take in an event, after the rows before it."""
+        self._background.put(event)
+
+    def close(self, status: Status) -> tuple[Diagnosis, ...]:
+        """End the sinks, note on disk how the run ended, and return the diagnoses."""
+        diagnoses = self.end_sinks()
+        if self._intake.recorder:
+            self._intake.recorder.close(status)
+        return diagnoses
+
+    def end_sinks(self) -> tuple[Diagnosis, ...]:
+        """Diagnose the run, let every sink show its end, once, and return the diagnoses."""
+        try:
+            self.finish()
+        finally:  # a live view must give the screen back, whatever became of the last rows
+            diagnoses = self._intake.end_sinks()
+        return diagnoses
+
+    def _take(self, item: Row | Event) -> None:
+        if isinstance(item, Event):
+            self._intake.note(item)
+        else:
+            self._intake.take(item, waiting=len(self._background))
+
+
 def redetect(stored: History, detectors: Sequence[Detector]) -> History:
     """Return the stored rows again in a history of their own, with what these detectors find in them.
 
     Over the steps that are kept at full detail this answers what a live run with these detectors would have said.
     """
-    history = History(stored.info, groups=stored.groups)
-    pipeline = Pipeline(history, detectors=detectors)
+    intake = Intake(History(stored.info, groups=stored.groups), detectors=detectors)
     param_steps_T, param_TSL = stored.param.rows()
     run_steps_T, run_TS = stored.run.rows()[0], stored.run.rows()[1][:, :, 0]
     act_steps_T, act_TSL = stored.act.rows()
     act_row = {int(step): i for i, step in enumerate(act_steps_T)}
+    noted = deque(sorted(stored.events, key=lambda event: event.step))
     assert np.array_equal(param_steps_T, run_steps_T), "both tables have a row per optimizer step"
     for i, step in enumerate(run_steps_T.tolist()):
         act_SL = act_TSL[act_row[step]] if step in act_row else None
         run = dict(zip(stored.run.statistics, run_TS[i].tolist(), strict=True))
-        pipeline.feed(step, run=run, param_SL=param_TSL[i], act_SL=act_SL)
-    return history
+        while noted and noted[0].step <= step:
+            intake.note(noted.popleft())
+        intake.take(Row(step, run, param_TSL[i], act_SL))
+    intake.history.events.extend(noted)
+    return intake.history
 
 
 def _switched_off(part: str, error: Exception) -> None:

@@ -66,6 +66,34 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """A fact about the run that is no statistic: read off the tape, a module in a mode, a rewind, an incident.
+
+    Args:
+        kind: What happened, such as `tape-probabilities`.
+        step: Optimizer step that it belongs to.
+        layer: Module or parameter name, or None for the whole run.
+        text: One sentence for a person.
+        values: Named numbers.
+    """
+
+    kind: str
+    step: int
+    layer: str | None = None
+    text: str = ""
+    values: dict[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data that `from_json` reads back."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Event:
+        """Return the event that `to_json` gave."""
+        return cls(**data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
     """A change that mends a cause: a sentence, and where a config can express it, dotted keys with their new values."""
 
@@ -164,6 +192,7 @@ class RunInfo:
         loss_scaling: Whether a GradScaler scales the loss.
         accumulate: Micro-batches per optimizer step.
         optimizer: Class name of the optimizer, such as `AdamW`; several are joined by `+`.
+        loss: Name of the loss function, such as `CrossEntropyLoss`; empty where nobody said.
         device: Device of the first parameter, such as `cpu` or `cuda:0`.
         total_steps: Planned optimizer steps, or None where nobody knows.
         versions: Package name to version: python, torch, gradwatch.
@@ -177,6 +206,7 @@ class RunInfo:
     loss_scaling: bool = False
     accumulate: int = 1
     optimizer: str = ""
+    loss: str = ""
     device: str = "cpu"
     total_steps: int | None = None
     versions: dict[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""A run on disk: run.json says what it is, history/ holds the rows, findings.jsonl what was found."""
+"""A run on disk: run.json says what it is, history/ holds the rows, two .jsonl files what was found and noted."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from types import ModuleType, TracebackType
 from typing import Self, final
 
 from gradwatch.errors import RunError
-from gradwatch.history import files, findings, segments
+from gradwatch.history import events, files, findings, segments
 from gradwatch.history.header import NAME, Header, Status, shared_tables
 from gradwatch.history.store import History
-from gradwatch.records import Finding
+from gradwatch.records import Event, Finding
 
 fcntl: ModuleType | None
 try:
@@ -26,7 +26,7 @@ except ImportError:  # not on Windows: there, nothing stops two processes from w
 class Writer:
     """Writes a run down while it goes on.
 
-    Every row and finding goes to the kernel at once: whatever kills the process, all that was appended is there.
+    Every row, finding and event goes to the kernel at once: whatever kills the process, all that was appended is there.
     The number of rows is bounded, see `thinning`.
 
     Args:
@@ -44,11 +44,23 @@ class Writer:
         self._history = history
         self._closed = False
         Header.of(history, "running").write(directory)
+        self._open()
+
+    def _open(self) -> None:
+        """Take up the files where the history stands."""
         self._writers = [
-            segments.SegmentWriter(directory / "history" / folder, tables)
-            for folder, tables in shared_tables(history).items()
+            segments.SegmentWriter(self._directory / "history" / folder, tables)
+            for folder, tables in shared_tables(self._history).items()
         ]
-        self._findings = files.open_at_end(directory / findings.NAME)
+        self._findings = files.open_at_end(self._directory / findings.NAME)
+        self._events = files.open_at_end(self._directory / events.NAME)
+
+    def _let_go(self) -> None:
+        """Close the files."""
+        for writer in self._writers:
+            writer.close()
+        os.close(self._findings)
+        os.close(self._events)
 
     @classmethod
     def resume(cls, directory: Path, step: int) -> tuple[Self, History]:
@@ -60,7 +72,7 @@ class Writer:
 
         Args:
             directory: A run directory.
-            step: Newest optimizer step to keep; later rows and findings are deleted.
+            step: Newest optimizer step to keep; later rows, findings and events are deleted.
 
         Returns:
             The writer, and the history up to and with the step.
@@ -79,6 +91,7 @@ class Writer:
                     f"{directory} was recorded by gradwatch {author}, with other statistics: resume with that"
                 )
             findings.truncate(directory, until=step)
+            events.truncate(directory, until=step)
             writer = cls(directory, history, lock=lock)
             on_error.pop_all()
         return writer, history
@@ -94,14 +107,24 @@ class Writer:
         size = os.fstat(self._findings).st_size
         files.append(self._findings, line, path=self._directory / findings.NAME, size=size)
 
+    def note(self, event: Event) -> None:
+        """Write an event, as noted at the newest step of the history."""
+        line = events.line(event, at=self._history.step)
+        files.append(self._events, line, path=self._directory / events.NAME, size=os.fstat(self._events).st_size)
+
+    def rewind(self) -> None:
+        """Delete what was recorded after the newest step of the history, which was truncated."""
+        self._let_go()
+        findings.truncate(self._directory, until=self._history.step)
+        events.truncate(self._directory, until=self._history.step)
+        self._open()
+
     def close(self, status: Status = "finished") -> None:
         """End the run and let go of its files; nothing happens the second time."""
         if self._closed:
             return
         self._closed = True
-        for writer in self._writers:
-            writer.close()
-        os.close(self._findings)
+        self._let_go()
         try:
             Header.of(self._history, status).write(self._directory)
         finally:
@@ -164,6 +187,9 @@ def _load(directory: Path, header: Header, *, until: int | None = None) -> Histo
     found, damage = findings.read(directory, until=until)
     for finding in found:
         history.report(finding)
+    problems += damage
+    noted, damage = events.read(directory, until=until)
+    history.events.extend(noted)
     if problems := problems + damage:
         text = f"{directory} is damaged; what is left of it was read. " + "; ".join(problems)
         warnings.warn(text, RuntimeWarning, stacklevel=4)

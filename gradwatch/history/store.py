@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch import catalogue
-from gradwatch.history import thinning
+from gradwatch.history import events, thinning
 from gradwatch.history.table import WINDOW, Floats, Table
-from gradwatch.records import Finding, RunInfo
+from gradwatch.records import Event, Finding, RunInfo
 
 if TYPE_CHECKING:
     import pandas
@@ -45,7 +45,7 @@ class Histograms:
 
 @final
 class History:
-    """All that was recorded of a run: three tables and the findings.
+    """All that was recorded of a run: three tables, the findings and the events.
 
     `param` has a row per parameter tensor and step, `act` a row per activation module and sampled step, `run` one row
     per step for the run as a whole. Missing is nan. `param` and `run` always hold the same steps.
@@ -63,6 +63,7 @@ class History:
         self.groups = groups
         self.histograms: Histograms | None = None
         self._findings: list[Finding] = []
+        self._events: list[Event] = []
         self._place: dict[tuple[str, str | None], int] = {}
         self._marked: list[int] = []
         # one length for all: a step that is kept in one table is kept in the others
@@ -82,6 +83,11 @@ class History:
     def findings(self) -> list[Finding]:
         """What was found, in the order of its finding. `report` adds to it."""
         return self._findings
+
+    @property
+    def events(self) -> list[Event]:
+        """What happened besides the statistics, in the order in which it was noted. `note` adds to it."""
+        return self._events
 
     def append(self, step: int, *, run: Mapping[str, float], param_SL: Floats, act_SL: Floats | None = None) -> None:
         """Record one optimizer step.
@@ -126,21 +132,40 @@ class History:
             self._findings[i] = replace(finding, step=earlier.step)
         return finding.severity > earlier.severity
 
+    def note(self, event: Event) -> Event | None:
+        """Take in an event.
+
+        Returns:
+            What was added: the event, or in the last place one that says that there were more; None where it is full.
+        """
+        if len(self._events) >= events.MOST:
+            return None
+        kept = event if len(self._events) < events.MOST - 1 else events.closing(event.step)
+        self._events.append(kept)
+        return kept
+
+    def begin(self, step: int) -> None:
+        """Let an empty history start at a step, for the rerun of a part of a run."""
+        for table in (self.param, self.act, self.run):
+            table.last_step = step - 1
+
     def truncate(self, step: int) -> None:
-        """Forget all that was recorded or first found after a step."""
+        """Forget all that was recorded, noted or first found after a step."""
         for table in (self.param, self.act, self.run):
             table.truncate(step)
         self._findings[:] = [f for f in self._findings if f.step <= step]
+        self._events[:] = [e for e in self._events if e.step <= step]
         self._place.clear()
         self._marked[:] = [s for s in self._marked if s <= step]
 
     def state(self) -> dict[str, Any]:
-        """Return what detectors may look at: the newest steps at full detail, and the findings.
+        """Return what detectors may look at: the newest steps at full detail, the findings and the events.
 
         It is plain data and arrays, for a checkpoint: on disk a long run may have been thinned since.
         """
         tables = {"param": self.param.state(), "act": self.act.state(), "run": self.run.state()}
-        return tables | {"findings": [f.to_json() for f in self._findings]}
+        noted = [e.to_json() for e in self._events]
+        return tables | {"findings": [f.to_json() for f in self._findings], "events": noted}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take back what `state` gave, on top of the older steps that this history holds."""
@@ -148,6 +173,7 @@ class History:
         self.act.restore(state["act"])
         self.run.restore(state["run"])
         self._findings[:] = [Finding.from_json(f) for f in state["findings"]]
+        self._events[:] = [Event.from_json(e) for e in state.get("events", ())]  # older checkpoints have none
         self._place.clear()
         self.mark_validation()
 

@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Self, final
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from gradwatch.history import physics
 from gradwatch.history.physics import Optimizer, Precision
 from gradwatch.history.store import History
-from gradwatch.records import LayerInfo
+from gradwatch.records import Event, LayerInfo
 
 Layers = int | Sequence[int] | None
 """One layer, several, or all of them (None); counted from the input side, from the end where negative."""
@@ -46,6 +47,7 @@ class Synthetic:
         weight_l2_TL: Weight norms.
         update_factor_TL: Factor on the update that follows from gradient, learning rate and optimizer.
         dead_frac_TA, saturated_frac_TA, act_mean_TA, act_std_TA: Statistics of the activations.
+        events: What happens besides; `note` adds to it.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Synthetic:
         self.steps, self.layers, self.activations = steps, layers, activations
         self.numel = width * width
         self.t_T = np.arange(steps)
+        self.events: list[Event] = []
         self.info = physics.describe(
             layers=layers,
             activations=activations,
@@ -95,6 +98,20 @@ class Synthetic:
             history = grown
         return history
 
+    def note(
+        self,
+        kind: str,
+        *,
+        step: int = 0,
+        layer: str | None = None,
+        text: str = "",
+        values: Mapping[str, float] = MappingProxyType({}),
+    ) -> Self:
+        """Let an event happen at a step."""
+        floats = {name: float(value) for name, value in values.items()}
+        self.events.append(Event(kind=kind, step=step, layer=layer, text=text, values=floats))
+        return self
+
     def replay(self, until: int | None = None) -> Iterator[History]:
         """Yield one growing history after each of its steps, as a live run would see it."""
         history = History(self.info)
@@ -103,6 +120,8 @@ class Synthetic:
         for t in range(self.steps if until is None else until):
             sampled = t % physics.SAMPLE_EVERY == 0 and self.activations > 0
             row = {name: float(values_T[t]) for name, values_T in run.items()}
+            for event in (e for e in self.events if e.step == t):
+                history.note(event)
             history.append(t, run=row, param_SL=param_TSL[t], act_SL=act_TSA[t] if sampled else None)
             yield history
 

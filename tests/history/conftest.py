@@ -88,6 +88,7 @@ def assert_same():
             np.testing.assert_array_equal(steps_T, expected_T, err_msg=f"steps of {name}")
             np.testing.assert_array_equal(values_TSL, expected_TSL, err_msg=f"values of {name}")
         assert found.findings == expected.findings
+        assert found.events == expected.events
         assert found.info == expected.info
 
     return compare

@@ -1,0 +1,110 @@
+"""Work that must not hold up its caller: items go to a function, in order, on a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar, final
+
+T = TypeVar("T")
+
+GATHER_S = 0.05
+"""Time between two looks at what came in: many items at once find their code and data in the caches."""
+LINGER_S = 1.0
+"""Time without items after which the thread ends, so that it keeps nobody alive; the next item starts another."""
+
+
+@final
+class Background(Generic[T]):
+    """Hands items to a function in the order in which they came; the caller waits only where it asks to.
+
+    What the function raises ends the work on all that waits, and is raised in the caller by its next call. The thread
+    is no daemon: a program that ends has its last items worked off.
+
+    Args:
+        process: Called with one item at a time, on one thread at a time.
+        limit: Items that may wait; a caller that brings more works them off itself.
+        name: Name of the thread.
+    """
+
+    def __init__(self, process: Callable[[T], None], *, limit: int, name: str) -> None:
+        self._process = process
+        self._limit = limit
+        self._name = name
+        self._items: deque[T] = deque()
+        self._working = threading.Lock()
+        self._starting = threading.Lock()
+        self._worker: int | None = None
+        self._is_running = False
+        self._error: Exception | None = None
+        self.busy_s = 0.0
+        """Processor time that the function has taken so far."""
+
+    def __len__(self) -> int:
+        """Return how many items wait."""
+        return len(self._items)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an item waits or is being worked on."""
+        return bool(self._items) or self._working.locked()
+
+    def put(self, item: T) -> None:
+        """Leave an item to the thread."""
+        self._items.append(item)
+        if self._error is not None or len(self._items) > self._limit:
+            self.finish()
+        if not self._is_running:
+            self._start()
+
+    def finish(self) -> None:
+        """Return when all items have been worked off; at once where the function itself asks."""
+        if self._worker == threading.get_ident():
+            return
+        if self.is_busy:
+            self._work_off()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._is_running:
+                return
+            self._is_running = True
+        threading.Thread(target=self._run, name=self._name).start()
+
+    def _run(self) -> None:
+        idle_s = 0.0
+        while True:
+            time.sleep(GATHER_S)
+            idle_s = 0.0 if self._items else idle_s + GATHER_S
+            if self._items and self._error is None:
+                self._work_off()
+            elif (idle_s >= LINGER_S or not threading.main_thread().is_alive()) and self._has_ended():
+                return
+
+    def _has_ended(self) -> bool:
+        """Give up being the thread that `put` relies on, unless an item came in at the last moment."""
+        self._is_running = False
+        if not self._items or self._error is not None:
+            return True
+        with self._starting:
+            is_replaced, self._is_running = self._is_running, True
+        return is_replaced
+
+    def _work_off(self) -> None:
+        with self._working:
+            self._worker = threading.get_ident()
+            began = time.thread_time()
+            try:
+                while self._items and self._error is None:
+                    self._process(self._items.popleft())
+            except Exception as error:  # for the caller, who finds it at its next call
+                self._error = error
+                self._items.clear()
+            finally:
+                self._worker = None
+                self.busy_s += time.thread_time() - began
