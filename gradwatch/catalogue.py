@@ -23,7 +23,7 @@ class Statistic:
 
 
 _ONE_READ = "every step; shares one read of the gradient"
-_SAMPLED_COPY = "every watch.updates_every steps; a copy of the weights and one read of both"
+_SAMPLED_COPY = "every watch.updates_every steps; one read of weights and moments, or of weights and a copy of them"
 _SAMPLED_FORWARD = "every watch.activations_every steps; a few reads of at most watch.activation_elements values"
 _HOST = "every step; no tensor is read"
 
@@ -53,6 +53,12 @@ RUN: tuple[Statistic, ...] = (
     Statistic("val_accuracy", "0..1", "fraction of validation targets predicted right", "every train.eval_every steps"),
     Statistic("grad_norm.before_clip", "", "L2 norm over all gradients, unscaled", _HOST),
     Statistic("grad_norm.after_clip", "", "the same after clipping; equal where nothing was clipped", _HOST),
+    Statistic(
+        "grad_norm.micro",
+        "",
+        "L2 norm of the gradient of the step's first micro-batch alone, in the units of the whole step's",
+        "every watch.updates_every steps, where gradients are accumulated; one read of the gradient",
+    ),
     Statistic("loss_scale", "", "scale of the GradScaler during the step; 1 without one", _HOST),
     Statistic("skipped", "0 or 1", "1 where the optimizer step was skipped", _HOST),
     Statistic("step_ms", "ms", "wall time from one recorded step to the next", _HOST),

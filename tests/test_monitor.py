@@ -17,6 +17,7 @@ from gradwatch.history.store import History
 from gradwatch.monitor import Monitor, Schedule, monitor, part, total_norm
 from gradwatch.pipeline import Pipeline
 from gradwatch.probe.activations import ActivationProbe
+from gradwatch.probe.facts import Facts
 from gradwatch.probe.gradients import GradientProbe
 from gradwatch.probe.histograms import HistogramProbe
 from gradwatch.probe.transfer import to_host
@@ -63,6 +64,7 @@ FAULTS = {
     "the probe of updates": [(UpdateProbe, "before"), (UpdateProbe, "after")],
     "the probe of activations": [(ActivationProbe, "arm"), (ActivationProbe, "read")],
     "the histograms": [(HistogramProbe, "read")],
+    "the look at tape and modes": [(Facts, "read")],
     "the batch hash": [(monitor, "hash_batch")],
     "the peak memory": [(monitor, "peak_memory")],
     "the loss": [(monitor, "number")],
@@ -150,6 +152,11 @@ def test_without_its_probe_observe_still_gives_the_norm(monkeypatch):
         assert watcher.observe() == norm
 
 
+def train_to_the_end(model, optimizer, watcher, **keywords):
+    train(model, optimizer, watcher, **keywords)
+    watcher.pipeline.finish()
+
+
 def full_disk(self):
     raise RunError("runs/x: no space left on device")
 
@@ -158,9 +165,11 @@ def test_a_full_disk_ends_the_record_in_watch_and_not_the_training(monkeypatch, 
     model, optimizer = make()
     with gradwatch.watch(model, optimizer, run=tmp_path / "run") as watcher:
         train(model, optimizer, watcher, steps=2)
+        assert len(watcher.history["loss"]) == 2
         monkeypatch.setattr(Writer, "append", full_disk)
         with pytest.warns(RuntimeWarning, match="no space left on device") as caught:
-            train(model, optimizer, watcher, steps=5)
+            train_to_the_end(model, optimizer, watcher, steps=5)
+        assert len(watcher.history["loss"]) == 7
         monkeypatch.undo()
         train(model, optimizer, watcher, steps=2)
 
@@ -171,14 +180,19 @@ def test_a_full_disk_ends_the_record_in_watch_and_not_the_training(monkeypatch, 
 
 def test_a_full_disk_reaches_who_trains_with_this_package(monkeypatch, tmp_path):
     model, optimizer = make()
-    watcher, history = assemble(model, [optimizer])
-    watcher.pipeline.recorder = Writer(tmp_path / "run", history)
+    recorded = []
+
+    def record(history):
+        recorded.append(Writer(tmp_path / "run", history))
+        return Pipeline(history, recorder=recorded[0])
+
+    watcher, _ = assemble(model, [optimizer], pipeline=record)
     monkeypatch.setattr(Writer, "append", full_disk)
 
     with pytest.raises(RunError, match="no space left"):
-        train(model, optimizer, watcher)
+        train_to_the_end(model, optimizer, watcher)
 
-    watcher.pipeline.recorder.close("failed")
+    recorded[0].close("failed")
 
 
 def assemble(model, optimizers, *, pipeline=None, schedule=EVERY):
@@ -290,6 +304,7 @@ def test_histograms_count_every_parameter_of_every_optimizer():
     for optimizer in optimizers:
         optimizer.step()
     watcher.step(0.0)
+    watcher.pipeline.finish()
 
     sizes = [p.numel() for p in model.parameters()]
     assert history.histograms.step == 0
@@ -321,12 +336,15 @@ class Still(torch.optim.Optimizer):
 class Silent:
     """A pipeline that takes rows and does nothing with them."""
 
-    recorder = None
-
     def __init__(self, history):
         self.history = history
+        self.next_step = self.num_findings = 0
+        self.busy_s = 0.0
 
     def feed(self, step, **row):
+        self.next_step = step + 1
+
+    def finish(self):
         pass
 
     def close(self, status):

@@ -1,6 +1,6 @@
 """Where device meets host: probe a model at every optimizer step and feed the pipeline with one row."""
 
-from gradwatch.monitor.collector import Schedule
+from gradwatch.monitor.budget import Schedule
 from gradwatch.monitor.monitor import Monitor
 from gradwatch.monitor.part import total_norm
 

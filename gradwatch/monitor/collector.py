@@ -9,7 +9,6 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
@@ -17,9 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from gradwatch import catalogue
 from gradwatch.history.store import Floats, Histograms
+from gradwatch.monitor.budget import Budget
 from gradwatch.monitor.dispensable import dispensable, warn_once
 from gradwatch.monitor.measure import number
 from gradwatch.monitor.part import LINEAR, Part, parts_of, total_norm
@@ -28,21 +29,6 @@ from gradwatch.probe.histograms import NUM_BINS, bin_edges
 from gradwatch.probe.transfer import to_float, to_host
 
 ROUNDING = 1e-5  # relative: total norms of the same gradients differ by less, whichever way they were summed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
-    """Every how many steps the sampled statistics are measured; 0 for never.
-
-    Args:
-        updates: Weight norms and update/weight ratios.
-        activations: Statistics of activation modules.
-        histograms: Histograms of gradients and weights.
-    """
-
-    updates: int = 10
-    activations: int = 10
-    histograms: int = 200
 
 
 @final
@@ -54,14 +40,16 @@ class Collector:
         optimizers: The optimizers that move them.
         activations: Probe of the model's activation modules, or None.
         scaler: The loop's GradScaler, or None.
-        schedule: When the sampled statistics are measured.
+        budget: When the sampled statistics are measured.
         measure_clipped: As in `Monitor`.
+        hooked: As in `Monitor`.
 
     Attributes:
         row_SL: What was read since `begin`; nan where nothing was.
         is_updated: Whether an optimizer has moved its parameters since `begin`.
         optimizer: Loss scale and learning rates of the newest update, by their names in the catalogue.
-        watch_s: Seconds that was spent in hooks and `observe` since `begin`.
+        watch_s: Seconds that were spent in hooks and `observe` since `begin`.
+        optional_s: Seconds that were spent on sampled statistics since `begin`.
     """
 
     def __init__(
@@ -71,8 +59,9 @@ class Collector:
         optimizers: Sequence[Optimizer],
         activations: ActivationProbe | None,
         scaler: torch.amp.GradScaler | None,
-        schedule: Schedule,
+        budget: Budget,
         measure_clipped: bool,
+        hooked: bool,
     ) -> None:
         self.warned: set[str] = set()
         self.row_SL = np.full((len(catalogue.PARAM), len(params)), math.nan, np.float32)
@@ -81,10 +70,11 @@ class Collector:
         self._activations = activations
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._scale = 1.0
-        self._schedule = schedule
+        self._budget = budget
         self._measure_clipped = measure_clipped
-        self._handles = []
-        for part in self._parts:
+        self._is_hooked = hooked
+        self._handles: list[RemovableHandle] = []
+        for part in self._parts if hooked else ():
             before, after = _hook(self._before_update, part), _hook(self._after_update, part)
             self._handles.append(part.optimizer.register_step_pre_hook(before))
             self._handles.append(part.optimizer.register_step_post_hook(after))
@@ -97,6 +87,16 @@ class Collector:
         return bool(self._parts)
 
     @property
+    def is_due(self) -> bool:
+        """Whether the statistics of updates are measured in this row."""
+        return self._due_updates
+
+    @property
+    def scale(self) -> float:
+        """The newest loss scale that was looked up; 1 without a scaler."""
+        return self._scale
+
+    @property
     def has_scaler(self) -> bool:
         """Whether the loss is scaled."""
         return self._scaler is not None
@@ -106,18 +106,24 @@ class Collector:
         self.row_SL.fill(math.nan)
         self.is_updated = False
         self.optimizer: dict[str, float] = {}
-        self.watch_s = 0.0
+        self.watch_s = self.optional_s = 0.0
         self._counts_2LB: NDArray[np.int64] | None = None
         for part in self._parts:
             part.begin()
-        schedule = self._schedule
-        self._due_updates = _due(schedule.updates, step)
-        self._due_histograms = _due(schedule.histograms, step)
-        self._due_activations = _due(schedule.activations, step) and self._activations is not None
+        schedule, is_due = self._budget.schedule, self._budget.is_due
+        self._due_updates = is_due(schedule.updates, step)
+        self._due_histograms = is_due(schedule.histograms, step)
+        self._due_activations = self._activations is not None and is_due(schedule.activations, step)
         if self._due_activations:
             self._arm()
-        if self._scaler is not None:
+        if self._scaler is not None and self._is_hooked:
             self._look_at_scale()
+
+    def conclude(self, *, updated: bool) -> None:
+        """Take it from a loop without hooks whether the gradients that were observed have moved the parameters."""
+        self.is_updated = updated
+        for part in self._parts:
+            part.is_updated = updated
 
     def observe(self, optimizer: Optimizer | None = None) -> float:
         """Read the gradients of an optimizer, or of all that have not stepped yet; return their total norm."""
@@ -127,6 +133,9 @@ class Collector:
         else:
             parts = [part for part in self._parts if part.optimizer is optimizer]
         norm = math.hypot(*[self._observe(part) for part in parts])
+        if self._due_updates and not self._is_hooked:
+            for part in parts:
+                self._keep_weights(part)
         self.watch_s += time.perf_counter() - began
         return norm
 
@@ -180,11 +189,18 @@ class Collector:
     def read_updates(self) -> None:
         """Read how far the weights were moved, where it is due."""
         if self._due_updates:
+            began = time.perf_counter()
             self._read_updates()
+            self.optional_s += time.perf_counter() - began
 
     def read_activations(self) -> Floats | None:
         """Return the statistics of the activations, of shape (S, A), where they are due and there are any."""
-        return self._read_activations() if self._due_activations else None
+        if not self._due_activations:
+            return None
+        began = time.perf_counter()
+        act_SA = self._read_activations()
+        self.optional_s += time.perf_counter() - began
+        return act_SA
 
     def histograms(self, step: int) -> Histograms | None:
         """Return the histograms, where they were due."""
@@ -198,6 +214,8 @@ class Collector:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        for part in self._parts:
+            part.detach()
         if self._activations:
             self._activations.close()
 
@@ -213,8 +231,10 @@ class Collector:
         self.watch_s += time.perf_counter() - began
 
     def _after_update(self, part: Part, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if part.awaits_closure and not part.is_observed:
+        if not part.take_gradients() and part.awaits_closure and not part.is_observed:
             self._read_gradients(part)
+        if part.is_traced:
+            self._read_updates()
         part.is_observed = False
 
     @dispensable("the look at the optimizer")
@@ -229,6 +249,9 @@ class Collector:
         if part.is_observed:
             if self._measure_clipped:
                 part.read_clipped()
+        elif part.await_gradients():
+            if self._due_histograms and not part.awaits_closure:
+                self._read_histograms(part)
         elif not part.awaits_closure:
             self._read_gradients(part, inverse_scale=1.0 if scale is None else 1.0 / to_float(scale))
         if part.has_later_groups and (later := [p for p in part.later_params() if id(p) not in self._known]):
@@ -255,11 +278,15 @@ class Collector:
     def _read_histograms(self, part: Part) -> None:
         if self._counts_2LB is None:
             self._counts_2LB = np.zeros((2, self.row_SL.shape[1], NUM_BINS), np.int64)
+        began = time.perf_counter()
         part.read_histograms(self._counts_2LB)
+        self.optional_s += time.perf_counter() - began
 
     @dispensable("the probe of updates")
     def _keep_weights(self, part: Part) -> None:
+        began = time.perf_counter()
         part.keep_weights()
+        self.optional_s += time.perf_counter() - began
 
     @dispensable("the probe of updates")
     def _read_updates(self) -> None:
@@ -269,7 +296,9 @@ class Collector:
     @dispensable("the probe of activations")
     def _arm(self) -> None:
         assert self._activations is not None, "only a probe that is there is due"
+        began = time.perf_counter()
         self._activations.arm()
+        self.optional_s += time.perf_counter() - began
 
     @dispensable("the probe of activations")
     def _read_activations(self) -> Floats | None:
@@ -280,12 +309,15 @@ class Collector:
 
 def _hook(method: Callable[..., None], part: Part) -> Callable[..., None]:
     """Return a method as the hook of one part, left alone by torch.compile where that is in use."""
-    hook = functools.partial(method, part)
+    plain = functools.partial(method, part)
     if "torch._dynamo" not in sys.modules:  # importing it takes a second
-        return hook
-    disabled: Callable[..., None] = torch.compiler.disable(hook)
-    return disabled
+        return plain
+    disabled: Callable[..., None] = torch.compiler.disable(plain)
 
+    def hook(*args: Any) -> None:
+        if torch.compiler.is_compiling():
+            disabled(*args)
+        else:  # past the wrapper, which takes 4 us a call
+            plain(*args)
 
-def _due(every: int, step: int) -> bool:
-    return every > 0 and step % every == 0
+    return hook

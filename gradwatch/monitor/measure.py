@@ -32,7 +32,7 @@ def number(value: Tensor | float | None) -> float:
 def num_samples(batch: Any) -> int | None:
     """Return the length of the first tensor in a batch, or None where there is none."""
     if isinstance(batch, Tensor):
-        return len(batch) if batch.ndim else None
+        return batch.shape[0] if batch.ndim else None
     parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (tuple, list)) else ()
     return next((n for part in parts if (n := num_samples(part)) is not None), None)
 

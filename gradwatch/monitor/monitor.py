@@ -17,13 +17,17 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwatch.history.header import Status
 from gradwatch.history.store import Floats, History
-from gradwatch.monitor.collector import Collector, Schedule
+from gradwatch.incident.keeper import Keeper
+from gradwatch.monitor.budget import Budget, Schedule
+from gradwatch.monitor.collector import Collector
 from gradwatch.monitor.dispensable import dispensable, warn_once
 from gradwatch.monitor.measure import num_samples, number, peak_memory
 from gradwatch.pipeline import Pipeline
 from gradwatch.probe.activations import ActivationProbe
-from gradwatch.probe.batch_hash import hash_batch
-from gradwatch.records import Diagnosis, Finding
+from gradwatch.probe.batch_hash import hash_batch, is_finite
+from gradwatch.probe.facts import Facts
+from gradwatch.probe.micro_batch import MicroBatchProbe
+from gradwatch.records import Diagnosis, Event, Finding
 
 MEMORY_EVERY = 10  # steps from one look at the peak memory to the next: asking the kernel takes 2 us
 
@@ -49,7 +53,11 @@ class Monitor:
         accumulate: Up to so many calls of `step` are the micro-batches of one update, rather than skipped updates.
         measure_clipped: Whether to read gradients that were observed once more before their update, for their norm
             after clipping, in a loop that does not tell it.
+        facts: Probe of tape and modes, or None.
+        hooked: Whether to follow the optimizers by their hooks. A loop that calls `observe` before each update, and
+            hands `step` the statistics `skipped`, `loss_scale`, learning rates and both norms, needs none.
         hooks: Further hooks to take off with the monitor's own.
+        keeper: Keeps what each step began with, or None; then findings are waited for at every step.
     """
 
     def __init__(
@@ -63,26 +71,40 @@ class Monitor:
         schedule: Schedule = Schedule(),  # noqa: B008 - frozen
         accumulate: int = 1,
         measure_clipped: bool = False,
+        facts: Facts | None = None,
+        hooked: bool = True,
         hooks: Sequence[RemovableHandle] = (),
+        keeper: Keeper | None = None,
     ) -> None:
         self.pipeline = pipeline
         self.warned: set[str] = set()
+        self._budget = Budget(schedule)
         self._collector = Collector(
             params,
             optimizers=optimizers,
             activations=activations,
             scaler=scaler,
-            schedule=schedule,
+            budget=self._budget,
             measure_clipped=measure_clipped,
+            hooked=hooked,
         )
+        self._is_hooked = hooked
         self._accumulate = accumulate
+        is_split = accumulate > 1 and len(optimizers) == 1
+        self._micro = MicroBatchProbe(params, accumulate) if is_split else None
         self._idle, self._interval = 0, 1
         self._cuda = next((p.device for p in params if p.device.type == "cuda"), None)
         self._memory = math.nan
-        self._hooks = list(hooks)
+        self._facts = facts
+        self._hooks = [*hooks, *(self._micro.attach() if self._micro else ())]
+        self._keeper = keeper
         self._is_closed = False
+        self._noted: set[str] = set()
+        self._num_findings = pipeline.num_findings
+        self._told_factor = 1
+        self._fed_s, self._busy_s = 0.0, pipeline.busy_s
         self._begin()
-        self._fed_s = 0.0
+        self._recorded = self._ended
 
     @property
     def history(self) -> History:
@@ -92,7 +114,7 @@ class Monitor:
     @property
     def next_step(self) -> int:
         """The optimizer step that is under way."""
-        return self.history.step + 1
+        return self._step
 
     def observe(self, optimizer: Optimizer | None = None) -> float:
         """Measure the gradients as they are now, which must be those of the loss, and return their total L2 norm.
@@ -131,27 +153,31 @@ class Monitor:
             warn_once(self, "close", "step() after close() records nothing")
             return
         collector, run = self._collector, self._run
-        self._calls += 1
-        self._add_losses(loss, val_loss)
-        is_updated = collector.is_updated or not collector.has_optimizers
-        if not statistics and self._is_between_updates(is_updated):
-            return
-        if not is_updated:
-            collector.describe_skipped()
-        run.update(collector.optimizer)
-        run["skipped"] = float(not is_updated)
-        run["grad_norm.before_clip"], run["grad_norm.after_clip"] = collector.norms(grad_norm)
-        run["step_ms"] = 1e3 * (began - self._ended)
+        if self._is_hooked:
+            if not self._find_out(loss, val_loss, grad_norm, is_complete=bool(statistics)):
+                return
+            run["step_ms"] = 1e3 * (began - self._ended)
+        if statistics:
+            run.update(statistics)
+        if not self._is_hooked:
+            collector.conclude(updated=not run["skipped"])
         run["peak_memory_bytes"] = self._peak_memory()
         if batch is not None and collector.has_optimizers:
             self._describe_batch(batch)
-        if statistics:
-            run.update(statistics)
         collector.read_updates()
         act_SA = collector.read_activations()
+        if self._facts:
+            self._note_facts(self._facts, loss)
         fed = time.perf_counter()
-        run["watch_ms"] = 1e3 * (self._fed_s + collector.watch_s + fed - began)
+        busy_s = self.pipeline.busy_s
+        watch_s = self._fed_s + collector.watch_s + fed - began + busy_s - self._busy_s
+        run["watch_ms"] = 1e3 * watch_s
+        self._budget.charge(watch_s=watch_s, optional_s=collector.optional_s, wall_s=fed - self._recorded)
+        self._recorded, self._busy_s = fed, busy_s
         self._feed(act_SA)
+        if self._keeper:
+            self._conclude(self._keeper)
+        self._adapt()
         self._begin()
         self._fed_s = self._ended - fed  # charged to the next step
 
@@ -159,16 +185,34 @@ class Monitor:
         """Return all that was found so far, in the order of its finding."""
         return tuple(self.history.findings)
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows of the run so far."""
+        from gradwatch.diagnose.rank import diagnose
+        from gradwatch.render._card import card
+
+        return card(self.history, diagnose(self.history))
+
     def detach(self) -> None:
         """Take every hook off the model and the optimizers; `step` records nothing more."""
         self._is_closed = True
         self._collector.detach()
+        if self._facts:
+            self._facts.close()
         for hook in self._hooks:
             hook.remove()
+
+    def charge(self, seconds: float) -> None:
+        """Count time that was spent for watching elsewhere, since the last step."""
+        self._fed_s += seconds
+
+    def restart(self) -> None:
+        """Make ready for the step after the newest in the history, which has gone back."""
+        self._begin()
 
     def close(self, status: Status = "finished") -> tuple[Diagnosis, ...]:
         """Detach, end the run for sinks and disk, and return the diagnoses."""
         self.detach()
+        self._settle()
         return self._end(status) or ()
 
     def __enter__(self) -> Monitor:
@@ -185,8 +229,10 @@ class Monitor:
     def _begin(self) -> None:
         self._run: dict[str, float] = {}
         self._calls = 0
-        self._step = self.next_step
+        self._step = self.pipeline.next_step
         self._collector.begin(self._step)
+        if self._micro:
+            self._micro.begin(is_due=self._collector.is_due, scale=self._collector.scale)
         self._ended = time.perf_counter()
 
     def _is_between_updates(self, is_updated: bool) -> bool:
@@ -207,20 +253,78 @@ class Monitor:
             warn_once(self, "rhythm", f"{text}: call it after optimizer steps, or give accumulate={self._accumulate}")
         self._interval = interval
 
+    def _find_out(
+        self,
+        loss: Tensor | float | None,
+        val_loss: Tensor | float | None,
+        grad_norm: Tensor | float | None,
+        *,
+        is_complete: bool,
+    ) -> bool:
+        """Put together what the hooks saw since the last row, and say whether it makes one."""
+        collector, run = self._collector, self._run
+        self._calls += 1
+        self._add_losses(loss, val_loss)
+        is_updated = collector.is_updated or not collector.has_optimizers
+        if not is_complete and self._is_between_updates(is_updated):
+            return False
+        if not is_updated:
+            collector.describe_skipped()
+        run.update(collector.optimizer)
+        if self._micro:
+            run["grad_norm.micro"] = self._micro.norm
+        run["skipped"] = float(not is_updated)
+        run["grad_norm.before_clip"], run["grad_norm.after_clip"] = collector.norms(grad_norm)
+        return True
+
+    def _adapt(self) -> None:
+        """Measure what is optional as often as the budget and the newest findings have it."""
+        budget, num_findings = self._budget, self.pipeline.num_findings
+        if num_findings != self._num_findings:
+            self._num_findings = num_findings
+            budget.look_closer(self._step)
+        if budget.review(self._step) and budget.factor > self._told_factor:
+            self._told_factor = budget.factor
+            text = f"to keep to watch.budget, sampled statistics are measured {budget.factor} times more seldom"
+            values = {"factor": float(budget.factor), "budget": budget.schedule.budget}
+            self.pipeline.note(Event(kind="thinned", step=self._step, text=text, values=values))
+
     @dispensable("the loss")
     def _add_losses(self, loss: Tensor | float | None, val_loss: Tensor | float | None) -> None:
         """Average the losses of the calls since the last row."""
+        value = number(loss)
+        if value != value:  # in the row, a loss that was not given looks like one that is NaN
+            self._note_nan("loss-withheld" if loss is None else "loss-nan")
         before = self._run.get("loss", 0.0)
-        self._run["loss"] = (before * (self._calls - 1) + number(loss)) / self._calls
+        self._run["loss"] = (before * (self._calls - 1) + value) / self._calls
         if val_loss is not None:
             self._run["val_loss"] = number(val_loss)
 
+    def _note_nan(self, kind: str) -> None:
+        """Note the first loss of a kind: not given, or NaN."""
+        if kind not in self._noted:
+            self._noted.add(kind)
+            text = "the loop handed over no loss" if kind == "loss-withheld" else "the loop handed over a loss of NaN"
+            self.pipeline.note(Event(kind=kind, step=self._step, text=text))
+
+    @dispensable("the look at tape and modes")
+    def _note_facts(self, facts: Facts, loss: Tensor | float | None) -> None:
+        norm = 0.0 if self._collector.has_scaler else self._run["grad_norm.before_clip"]  # scalers overflow by design
+        is_spoilt = not (math.isfinite(self._run.get("loss", 0.0)) and math.isfinite(norm))
+        is_validated = "val_loss" in self._run
+        for event in facts.read(loss, step=self._step, is_validated=is_validated, is_spoilt=is_spoilt):
+            self.pipeline.note(event)
+
     @dispensable("the batch hash")
     def _describe_batch(self, batch: Any) -> None:
-        self._run["batch_hash"] = float(hash_batch(batch))
-        samples = num_samples(batch)
-        if samples is not None:
-            self._run["samples_per_s"] = 1e3 * samples / self._run["step_ms"]
+        run = self._run
+        run["batch_hash"] = float(hash_batch(batch))
+        if not math.isfinite(run.get("loss", 0.0)) and "batch" not in self._noted:
+            self._noted.add("batch")
+            kind, text = ("batch-finite", "no") if is_finite(batch) else ("batch-nonfinite", "a")
+            self.pipeline.note(Event(kind=kind, step=self._step, text=f"{text} value of the inputs is NaN or Inf"))
+        if "samples_per_s" not in run and (samples := num_samples(batch)) is not None:
+            run["samples_per_s"] = 1e3 * samples / run["step_ms"]
 
     def _peak_memory(self) -> float:
         """Return the peak memory as it was at the last look."""
@@ -234,9 +338,19 @@ class Monitor:
 
     @dispensable("the recording")
     def _feed(self, act_SA: Floats | None) -> None:
-        if histograms := self._collector.histograms(self._step):
-            self.history.histograms = histograms
-        self.pipeline.feed(self._step, run=self._run, param_SL=self._collector.row_SL, act_SL=act_SA)
+        histograms = self._collector.histograms(self._step)
+        row_SL = self._collector.row_SL
+        self.pipeline.feed(self._step, run=self._run, param_SL=row_SL, act_SL=act_SA, histograms=histograms)
+
+    @dispensable("the recorder of incidents")
+    def _conclude(self, keeper: Keeper) -> None:
+        self.pipeline.finish()
+        if event := keeper.conclude(self._step, self.pipeline.news):
+            self.pipeline.note(event)
+
+    @dispensable("the recording")
+    def _settle(self) -> None:
+        self.pipeline.finish()
 
     @dispensable("the diagnosis")
     def _end(self, status: Status) -> tuple[Diagnosis, ...]:

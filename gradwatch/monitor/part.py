@@ -17,8 +17,10 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwatch import catalogue
 from gradwatch.history.store import Floats
+from gradwatch.optim import Watched
 from gradwatch.probe.gradients import GradientProbe
 from gradwatch.probe.histograms import HistogramProbe
+from gradwatch.probe.traces import TraceProbe
 from gradwatch.probe.transfer import to_float, to_host
 from gradwatch.probe.updates import UpdateProbe
 
@@ -47,6 +49,7 @@ class Part:
         is_observed: `observe` has read the gradients, and neither an update nor a backward pass came since.
         is_updated: The optimizer has moved its parameters since the last row.
         awaits_closure: The step under way computes its gradients itself.
+        is_traced: How far it moves the weights will be read from what it leaves behind, right after it.
     """
 
     def __init__(
@@ -67,7 +70,14 @@ class Part:
         self._rates = [f"lr.{i}" for i in range(first_group, first_group + len(optimizer.param_groups))]
         self._gradients = GradientProbe(params)
         self._updates = UpdateProbe(params)
+        self._traces = TraceProbe(params, optimizer)
         self._histograms = HistogramProbe(params)
+        self._watched = optimizer if isinstance(optimizer, Watched) and optimizer.can_watch(params) else None
+        if self._watched is not None:
+            self._row = torch.from_numpy(row_SL)
+            self._clipped_SL = torch.full_like(self._row[GRAD], math.nan)
+            places = range(row_SL.shape[1]) if isinstance(columns, slice) else map(int, columns)
+            self._watched.watch(dict(zip(params, places, strict=True)))
         self.begin()
 
     @property
@@ -83,7 +93,16 @@ class Part:
         self.is_observed = False
         self.is_updated = False
         self.awaits_closure = False
-        self._has_kept_weights = False
+        self._has_kept_weights = self.is_traced = False
+        self._awaited: Tensor | None = None
+        if self._watched is not None:
+            self._watched.gradients_SL = self._watched.changes_2L = None
+
+    def detach(self) -> None:
+        """Have the optimizer write nothing more into the row."""
+        if self._watched is not None:
+            self._watched.watch(None)
+            self._watched = None
 
     def watch_backward(self) -> list[RemovableHandle]:
         """Note from now on when a backward pass changes a gradient, and return the hooks that do so."""
@@ -101,6 +120,29 @@ class Part:
         self.norm = total_norm(row_SP)
         return self.norm
 
+    def await_gradients(self, *, clipped: bool = False) -> bool:
+        """Have the step under way write the statistics of the gradients that it reads; say whether it can.
+
+        Args:
+            clipped: Whether they are wanted for their total norm alone, and the row is to stay as it is.
+        """
+        if self._watched is None:
+            return False
+        self._awaited = self._watched.gradients_SL = self._clipped_SL if clipped else self._row[GRAD]
+        return True
+
+    def take_gradients(self) -> bool:
+        """Take over what the step has written; say whether it was to."""
+        if self._watched is None or self._awaited is None:
+            return False
+        norm = total_norm(to_host(self._awaited)[:, self._columns])
+        if self._awaited is self._clipped_SL:
+            self.clipped_norm = norm
+        else:
+            self.is_read, self.norm = True, norm
+        self._awaited = self._watched.gradients_SL = None
+        return True
+
     def forget_gradients(self) -> None:
         """Take back what was read: it was not the gradient of the loss."""
         self._row_SL[GRAD, self._columns] = math.nan
@@ -114,6 +156,8 @@ class Part:
 
     def read_clipped(self) -> None:
         """Note the total norm of the gradients as they are now, and leave the row as it is."""
+        if self.await_gradients(clipped=True):
+            return
         self.clipped_norm = total_norm(to_host(self._gradients.read()))
 
     def norm_without_probe(self) -> float:
@@ -121,14 +165,22 @@ class Part:
         return to_float(nn.utils.get_total_norm([p.grad for p in self.params if p.grad is not None]))
 
     def keep_weights(self) -> None:
-        """Keep the weights as they are before an update."""
-        self._updates.before()
+        """Keep the weights as they are before an update, unless its step measures them or leaves enough behind."""
+        if self._watched is not None:
+            self._watched.changes_2L = self._row[UPDATE]
+            return
+        self.is_traced = not self.awaits_closure and self._traces.before()
+        if not self.is_traced:
+            self._updates.before()
         self._has_kept_weights = True
 
     def read_updates(self) -> None:
-        """Write into the row how far the update moved the weights that were kept."""
+        """Write into the row how far the update moved the weights."""
         if self._has_kept_weights and self.is_updated:
-            self._row_SL[UPDATE, self._columns] = to_host(self._updates.after())
+            row_2P = self._traces.after() if self.is_traced else self._updates.after()
+            if row_2P is not None:
+                self._row_SL[UPDATE, self._columns] = to_host(row_2P)
+            self._has_kept_weights = False
 
     def read_histograms(self, counts_2LB: NDArray[np.int64]) -> None:
         """Write the histograms of gradients and weights into those of the model."""

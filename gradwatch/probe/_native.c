@@ -8,34 +8,21 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "_activations.h"
 #include "_counts.h"
+#include "_stepping.h"
 #include "_sums.h"
 #include "_views.h"
-
-static int has_arguments(Py_ssize_t given, Py_ssize_t expected)
-{
-    if (given != expected)
-        PyErr_Format(PyExc_TypeError, "got %zd arguments, expected %zd", given, expected);
-    return given == expected;
-}
 
 static void write_column(const View *view, double scale, float *row, Py_ssize_t stride)
 {
     Totals totals;
-    double n = (double)view->numel;
     if (view->state != PLAIN || !view->numel) {
-        int empty = view->state == PLAIN;
-        for (int s = 0; s < 6; s++)
-            row[s * stride] = empty && (s < 2 || s == 5) ? 0.0f : (float)NAN;
+        write_nothing(view->state == PLAIN, row, (size_t)stride);
         return;
     }
     totals_of(view->data, view->numel, view->kind, &totals);
-    row[0] = (float)(sqrt(totals.squares) * scale);
-    row[stride] = (float)(totals.absmax * scale);
-    row[2 * stride] = (float)(totals.sum / n * scale);
-    row[3 * stride] = (float)(sqrt(totals.deviations < 0 ? 0 : totals.deviations / n) * scale);
-    row[4 * stride] = (float)((double)totals.zeros / n);
-    row[5 * stride] = (float)totals.nonfinite;
+    write_totals(&totals, view->numel, scale, row, (size_t)stride);
 }
 
 PyDoc_STRVAR(statistics_doc,
@@ -89,9 +76,7 @@ static PyObject *keep_or_compare(PyObject *const *args, int compare)
         } else {
             double weight, update;
             change_of(kept + offsets[i], view->data, view->numel, view->kind, &weight, &update);
-            double ratio = sqrt(update / weight);
-            row[i] = (float)sqrt(weight);
-            row[all.length + i] = ratio <= FLT_MAX ? (float)ratio : (float)NAN;
+            write_change(weight, update, row + i, (size_t)all.length);
         }
     }
     if (saved)
@@ -163,6 +148,44 @@ static PyObject *histograms(PyObject *self, PyObject *const *args, Py_ssize_t na
     return left_out(&all);
 }
 
+PyDoc_STRVAR(activation_doc,
+             "activation(output, ranges_4, dead_C, totals_4) -> int | None\n\n"
+             "Add the number of values, their sum, sum of squares, and number outside of the last two of ranges_4 to\n"
+             "totals_4, float64. Where dead_C, uint8, is not None, clear the units that leave the first two of ranges_4.\n"
+             "Units are the last dimension. Returns how many units are dead; None where the output is not plain.");
+
+static PyObject *activation(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    DLTensor seen;
+    Output out;
+    Moments moments = {0, 0, 0, 0};
+    uint64_t num_dead = 0;
+    (void)self;
+    if (!has_arguments(nargs, 4))
+        return NULL;
+    if (!exchange || Py_TYPE(args[0]) != tensor_type || exchange->borrow(args[0], &seen)) {
+        PyErr_Clear();
+        return Py_NewRef(Py_None);
+    }
+    if (seen.device_type != DL_CPU || kind_of(&seen) != F32 || !seen.ndim || !seen.strides || !lay_out(&seen, &out))
+        return Py_NewRef(Py_None);
+    const float *ranges = output(args[1], 4 * sizeof(float));
+    double *totals = ranges ? output(args[3], 4 * sizeof(double)) : NULL;
+    uint8_t *dead = totals && args[2] != Py_None ? output(args[2], out.units) : NULL;
+    if (!totals || (args[2] != Py_None && !dead))
+        return NULL;
+    add_pieces(&out, ranges[2], ranges[3], &moments);
+    totals[0] += moments.n;
+    totals[1] += moments.sum;
+    totals[2] += moments.squares;
+    totals[3] += moments.flat;
+    if (dead)
+        keep_dead(&out, ranges[0], ranges[1], dead);
+    for (size_t c = 0; dead && c < out.units; c++)
+        num_dead += dead[c];
+    return PyLong_FromUnsignedLongLong(num_dead);
+}
+
 PyDoc_STRVAR(bind_doc, "bind(tensor_type, parameter_type) -> None\n\n"
                        "Learn from torch.Tensor how to look at a tensor. Raises where this torch has no such table.");
 
@@ -191,7 +214,7 @@ static PyObject *bind(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 #define FAST(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, name##_doc}
 
 static PyMethodDef methods[] = {
-    FAST(bind), FAST(statistics), FAST(keep), FAST(changes), FAST(histograms),
+    FAST(bind), FAST(statistics), FAST(keep), FAST(changes), FAST(histograms), FAST(step), FAST(traces), FAST(activation),
     {"checksum", checksum, METH_O, checksum_doc},
     {NULL, NULL, 0, NULL},
 };
@@ -204,5 +227,5 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__native(void)
 {
     grad_name = PyUnicode_InternFromString("grad");
-    return grad_name ? PyModule_Create(&definition) : NULL;
+    return grad_name && intern_names() ? PyModule_Create(&definition) : NULL;
 }

@@ -59,48 +59,63 @@ INLINE uint64_t count_zeros(const uint32_t *bits, size_t n)
     return zeros;
 }
 
-/* Sums of a tensor of floats. A block whose squares a float cannot hold is read again, in double, from the cache. Once
- * values have vanished that way, the next blocks go there at once: subnormal products are slow on some hardware. */
+/* Sums of a tensor of floats so far, block by block; all zero before the first. */
+typedef struct {
+    double sum[LANES], squares[LANES];
+    uint64_t zeros;
+    int32_t absmax;
+    int is_begun, has_vanished;
+} FloatSums;
+
+/* Add a block. One whose squares a float cannot hold is read again, in double, from the cache. Once values have vanished
+ * that way, the next blocks go there at once: subnormal products are slow on some hardware. */
+INLINE void add_block(FloatSums *sums, const uint32_t *bits, size_t length)
+{
+    size_t padded = padded_length(length);
+    double wide[BLOCK];
+    FloatBlock block;
+    if (!sums->is_begun)
+        sums->has_vanished = (block.max = largest(bits, LANES)) && block.max < SMALLEST_FAST;
+    if (sums->has_vanished) {
+        block.max = largest(bits, padded);
+        block.zeros = (uint32_t)count_zeros(bits, padded);
+    } else {
+        read_block(bits, padded, &block);
+    }
+    int fits = block.max == 0 || (block.max >= SMALLEST_FAST && block.max <= LARGEST_FAST);
+    if (fits && !sums->has_vanished)
+        for (int l = 0; l < LANES; l++) {
+            sums->sum[l] += block.sum[l];
+            sums->squares[l] += block.squares[l];
+        }
+    else {
+        const double *x = doubles(bits, 0, padded, F32, 0, wide);
+        add_to_lanes(sums->sum, x, 0, padded);
+        add_squares_to_lanes(sums->squares, x, NULL, 0, padded);
+    }
+    sums->is_begun = 1;
+    sums->has_vanished = block.max && block.max < SMALLEST_FAST;
+    sums->absmax = block.max > sums->absmax ? block.max : sums->absmax;
+    sums->zeros += block.zeros - (padded - length);
+}
+
+INLINE void sum_up(const FloatSums *sums, Totals *totals)
+{
+    totals->sum = folded(sums->sum);
+    totals->squares = folded(sums->squares);
+    totals->absmax = float_of((uint32_t)sums->absmax);
+    totals->zeros = sums->zeros;
+}
+
 INLINE void float_totals(const void *data, size_t n, Kind kind, Totals *totals)
 {
-    double sum[LANES] = {0}, squares[LANES] = {0};
+    FloatSums sums = {{0}, {0}, 0, 0, 0, 0};
     uint32_t narrow[BLOCK];
-    double wide[BLOCK];
-    int32_t absmax = 0;
-    int vanished = 0;
-    uint64_t zeros = 0;
     for (size_t begin = 0, length; begin < n; begin += length) {
         length = block_length(n - begin);
-        const uint32_t *bits = float_bits(data, begin, length, kind, narrow);
-        size_t padded = padded_length(length);
-        FloatBlock block;
-        if (begin == 0)
-            vanished = (block.max = largest(bits, LANES)) && block.max < SMALLEST_FAST;
-        if (vanished) {
-            block.max = largest(bits, padded);
-            block.zeros = (uint32_t)count_zeros(bits, padded);
-        } else {
-            read_block(bits, padded, &block);
-        }
-        int fits = block.max == 0 || (block.max >= SMALLEST_FAST && block.max <= LARGEST_FAST);
-        if (fits && !vanished)
-            for (int l = 0; l < LANES; l++) {
-                sum[l] += block.sum[l];
-                squares[l] += block.squares[l];
-            }
-        else {
-            const double *x = doubles(bits, 0, padded, F32, 0, wide);
-            add_to_lanes(sum, x, 0, padded);
-            add_squares_to_lanes(squares, x, NULL, 0, padded);
-        }
-        vanished = block.max && block.max < SMALLEST_FAST;
-        absmax = block.max > absmax ? block.max : absmax;
-        zeros += block.zeros - (padded - length);
+        add_block(&sums, float_bits(data, begin, length, kind, narrow), length);
     }
-    totals->sum = folded(sum);
-    totals->squares = folded(squares);
-    totals->absmax = float_of((uint32_t)absmax);
-    totals->zeros = zeros;
+    sum_up(&sums, totals);
 }
 
 INLINE void double_totals(const double *x, size_t n, Totals *totals)
@@ -158,14 +173,10 @@ INLINE void refine(const void *data, size_t n, Kind kind, Totals *totals)
     totals->deviations = folded(squares) - error * error / (double)n;
 }
 
-/* All that the six statistics of a tensor follow from, in one read; in two where it holds NaN or Inf, or where its mean
- * is not small beside its spread, since sum and squares then cancel. */
-EVERY_CPU static void totals_of(const void *data, size_t n, Kind kind, Totals *totals)
+/* What sums alone do not tell: it takes a second read where there is NaN or Inf, or where the mean is not small beside
+ * the spread, since sum and squares then cancel. */
+INLINE void complete(const void *data, size_t n, Kind kind, Totals *totals)
 {
-    if (kind == F64)
-        double_totals(data, n, totals);
-    else
-        float_totals(data, n, kind, totals);
     double mean = totals->sum / (double)n;
     totals->deviations = totals->squares - totals->sum * mean;
     totals->nonfinite = 0;
@@ -175,6 +186,16 @@ EVERY_CPU static void totals_of(const void *data, size_t n, Kind kind, Totals *t
     } else if (totals->sum * mean > totals->deviations) {
         refine(data, n, kind, totals);
     }
+}
+
+/* All that the six statistics of a tensor follow from, in one read or two. */
+EVERY_CPU static void totals_of(const void *data, size_t n, Kind kind, Totals *totals)
+{
+    if (kind == F64)
+        double_totals(data, n, totals);
+    else
+        float_totals(data, n, kind, totals);
+    complete(data, n, kind, totals);
 }
 
 /* Sums of squares of `before` and of `after - before`, in double: updates may be tiny, and memory is the limit here. */

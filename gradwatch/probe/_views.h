@@ -83,17 +83,17 @@ static Kind kind_of(const DLTensor *t)
 }
 
 /* Look at a tensor object. Anything unusual is STRANGE; no Python error is left behind. */
-static void look_at(PyObject *object, int any_dtype, int in_order, View *view)
+static void look_closely(PyObject *object, int any_dtype, int in_order, View *view, DLTensor *seen)
 {
-    DLTensor t;
     view->state = STRANGE;
     view->numel = view->bytes = 0;
     if (Py_TYPE(object) != tensor_type && Py_TYPE(object) != parameter_type)
         return;
-    if (exchange->borrow(object, &t)) {
+    if (exchange->borrow(object, seen)) {
         PyErr_Clear();
         return;
     }
+    DLTensor t = *seen;
     size_t numel = 1;
     for (int d = 0; d < t.ndim; d++)
         numel *= (size_t)t.shape[d];
@@ -106,6 +106,19 @@ static void look_at(PyObject *object, int any_dtype, int in_order, View *view)
     view->numel = numel;
     view->bytes = (numel * t.bits * t.lanes + 7) / 8;
     view->state = PLAIN;
+}
+
+static void look_at(PyObject *object, int any_dtype, int in_order, View *view)
+{
+    DLTensor seen;
+    look_closely(object, any_dtype, in_order, view, &seen);
+}
+
+static int has_arguments(Py_ssize_t given, Py_ssize_t expected)
+{
+    if (given != expected)
+        PyErr_Format(PyExc_TypeError, "got %zd arguments, expected %zd", given, expected);
+    return given == expected;
 }
 
 static void forget(Views *all)

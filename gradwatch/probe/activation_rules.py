@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 FLAT = 0.05
@@ -19,8 +17,6 @@ SIGMOID_EDGE = math.sqrt(1 - FLAT) / 2
 """How far from 1/2 a sigmoid, or the winner of a softmax, is flat: its slope y (1 - y) is at most 1/4. About 0.487."""
 
 Range = tuple[float, float]
-Saturated = Callable[[torch.Tensor], torch.Tensor]
-"""Takes outputs, gives the fraction of them in the flat tail as a tensor without dimensions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,31 +25,26 @@ class Rules:
 
     Args:
         dead: Range of outputs in which a unit that never leaves it learns nothing; None where there is no such thing.
-        saturated: Fraction of saturated outputs; None where there is no such thing.
+        saturated: Range of outputs that are not in a flat tail, without its bounds; None where there is no such thing.
         softmax_dim: Dimension over which a softmax normalises; None for every other function.
     """
 
     dead: Range | None = None
-    saturated: Saturated | None = None
+    saturated: Range | None = None
     softmax_dim: int | None = None
-
-
-def _outside(low: float, high: float) -> Saturated:
-    """Return what measures the fraction of outputs at or beyond either bound."""
-    return lambda x: ((x <= low) | (x >= high)).mean(dtype=torch.float32)
 
 
 def _exponential_tail(scale: float) -> Rules:
     """ELU and its kin: the slope of the negative side is the output's distance from its limit, -scale."""
     limit = -(1 - FLAT) * scale
-    return Rules(dead=(-math.inf, limit), saturated=_outside(limit, math.inf))
+    return Rules(dead=(-math.inf, limit), saturated=(limit, math.inf))
 
 
 def rules_of(module: nn.Module) -> Rules | None:
     """Return what to look for in a module, or None where it is no activation."""
     match module:
         case nn.ReLU6():  # before Hardtanh, whose subclass it is
-            return Rules(dead=(-math.inf, 0.0), saturated=_outside(-math.inf, 6.0))
+            return Rules(dead=(-math.inf, 0.0), saturated=(-math.inf, 6.0))
         case nn.ReLU():
             return Rules(dead=(-math.inf, 0.0))
         case nn.LeakyReLU() | nn.PReLU():
@@ -71,13 +62,13 @@ def rules_of(module: nn.Module) -> Rules | None:
         case nn.Hardswish():
             return Rules(dead=(0.0, 0.0))
         case nn.Sigmoid():
-            return Rules(saturated=_outside(0.5 - SIGMOID_EDGE, 0.5 + SIGMOID_EDGE))
+            return Rules(saturated=(0.5 - SIGMOID_EDGE, 0.5 + SIGMOID_EDGE))
         case nn.Hardsigmoid():
-            return Rules(saturated=_outside(0.0, 1.0))
+            return Rules(saturated=(0.0, 1.0))
         case nn.Tanh():  # slope 1 - y^2, at most 1
-            return Rules(saturated=_outside(-math.sqrt(1 - FLAT), math.sqrt(1 - FLAT)))
+            return Rules(saturated=(-math.sqrt(1 - FLAT), math.sqrt(1 - FLAT)))
         case nn.Hardtanh():
-            return Rules(saturated=_outside(module.min_val, module.max_val))
+            return Rules(saturated=(module.min_val, module.max_val))
         case nn.Softmax() | nn.Softmax2d():
             dim = -3 if isinstance(module, nn.Softmax2d) else module.dim
             return Rules(softmax_dim=-1 if dim is None else dim)

@@ -45,6 +45,12 @@ def hash_batch(inputs: Any, *, kernel: kernels.Kernel = "auto") -> int:
     return (total ^ total >> 29) * _GOLDEN >> 16 & 0xFFFF_FFFF_FFFF
 
 
+def is_finite(inputs: Any) -> bool:
+    """Say whether no tensor of a batch, nested as in `hash_batch`, holds NaN or Inf."""
+    leaves = (leaf for leaf in _leaves(inputs, _DEPTH) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point())
+    return all(transfer.to_float(torch.isfinite(leaf).all()) for leaf in leaves)
+
+
 def _leaves(inputs: Any, depth: int) -> Iterator[Any]:
     """Yield tensors and plain values of a nested batch, in order."""
     children: Iterable[Any] = ()

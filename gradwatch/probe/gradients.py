@@ -12,7 +12,7 @@ from typing import Literal, final
 import torch
 
 from gradwatch.probe import kernel as kernels
-from gradwatch.probe import reduce
+from gradwatch.probe import reduce, sharded
 
 
 @final
@@ -48,8 +48,9 @@ class GradientProbe:
         Returns:
             Tensor of shape (S, L), float32, on the device of the first parameter, in the order of `catalogue.PARAM`.
             A column is nan where the gradient is None. A sparse gradient counts as if its zeros were stored, a complex
-            one by magnitude. Norm, maximum, mean and std are NaN or Inf where the gradient holds one, as IEEE 754
-            has it. An empty gradient has norm, maximum and count 0; mean, std and zero fraction of nothing are nan.
+            one by magnitude, one that is spread over processes as a whole: all of them must read it then. Norm,
+            maximum, mean and std are NaN or Inf where the gradient holds one, as IEEE 754 has it. An empty gradient has
+            norm, maximum and count 0; mean, std and zero fraction of nothing are nan.
         """
         row_SL = torch.empty_like(self._blank_SL) if out_SL is None else out_SL
         if self._native is None:
@@ -68,7 +69,9 @@ class GradientProbe:
             row_SL = row_SL.to(self._params[0].device, non_blocking=True)
         for device, indices in by_device.items():
             grads = [g for i in indices if (g := self._params[i].grad) is not None]
-            part_SL = reduce.statistics(grads, native=self._native if device.type == "cpu" else None)
+            native = self._native if device.type == "cpu" else None
+            part_SL = reduce.statistics([sharded.local_part(g) for g in grads], native=native)
+            part_SL = sharded.join_statistics(part_SL, grads)
             part_SL[:4] *= inverse_scale
             index = torch.tensor(indices, device="cpu").to(row_SL.device, non_blocking=True)
             row_SL.index_copy_(1, index, part_SL.to(row_SL.device, non_blocking=True))

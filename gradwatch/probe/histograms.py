@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from gradwatch.probe import kernel as kernels
-from gradwatch.probe import reduce
+from gradwatch.probe import reduce, sharded
 
 # A bin is the exponent and the two highest mantissa bits of a float32: four to an octave. The same as in _counts.h.
 _SHIFT = 21
@@ -71,7 +71,8 @@ class HistogramProbe:
         for i in others:
             tensor = self._params[i].grad if gradients else self._params[i]
             if tensor is not None:
-                counts_LB[i] = _histogram(tensor).to(counts_LB.device, non_blocking=True)
+                counts_B = sharded.join_counts(_histogram(sharded.local_part(tensor)), tensor)
+                counts_LB[i] = counts_B.to(counts_LB.device, non_blocking=True)
         return counts_LB
 
 

@@ -1,7 +1,8 @@
-"""Which code reads tensors on the CPU: the native extension where it was built, torch operations elsewhere."""
+"""Which code reads tensors: the native extension on a CPU, Triton on a GPU, torch operations elsewhere."""
 
 from __future__ import annotations
 
+import warnings
 from types import ModuleType
 from typing import Literal
 
@@ -36,3 +37,26 @@ def choose(kernel: Kernel = "auto") -> ModuleType | None:
             "install gradwatch where a C compiler is, or use kernel='torch'"
         )
     return None if kernel == "torch" else _NATIVE
+
+
+def triton() -> ModuleType | None:
+    """Return the kernels for a GPU, or None where Triton is not installed or has failed."""
+    if "triton" in _FAILED:
+        return None
+    try:
+        from gradwatch.probe import _triton
+    except ImportError:
+        _FAILED.add("triton")
+        return None
+    return _triton
+
+
+def give_up_triton(error: Exception) -> None:
+    """Have torch operations do from now on what a kernel in Triton failed to do, and say so."""
+    _FAILED.add("triton")
+    text = f"its kernels in Triton failed, torch operations do their work: {type(error).__name__}: {error}"
+    warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=2)
+
+
+_FAILED: set[str] = set()
+"""What has been tried and is not to be tried again."""

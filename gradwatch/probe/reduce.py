@@ -10,6 +10,7 @@ from types import ModuleType
 
 import torch
 
+from gradwatch.probe import kernel as kernels
 from gradwatch.probe import transfer
 
 NUM_STATISTICS = 6
@@ -49,12 +50,25 @@ def statistics(tensors: Sequence[torch.Tensor], *, native: ModuleType | None = N
         row_SL = torch.empty((NUM_STATISTICS, len(values)), dtype=torch.float32, device="cpu")
         rest = native.statistics(tuple(v.float() if v.itemsize == 1 else v for v in values), False, row_SL, 1.0)
         assert rest is None, f"tensors {rest} are not plain, though they were made so"
+    elif values[0].is_cuda:
+        row_SL = _statistics_on_gpu(values)
     else:
         row_SL = _statistics_of_values(values)
     for i, (tensor, stored) in enumerate(zip(tensors, values, strict=True)):
         if stored.numel() != tensor.numel():
             row_SL[:, i] = _with_zeros(row_SL[:, i], stored=stored.numel(), numel=tensor.numel())
     return row_SL
+
+
+def _statistics_on_gpu(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Compute the statistics of plain tensors by Triton, or by torch operations where that cannot."""
+    triton = kernels.triton()
+    if triton is not None:
+        try:
+            return triton.statistics([v.float() if v.itemsize == 1 else v for v in values])  # type: ignore[no-any-return]
+        except Exception as error:  # a compiler on somebody's GPU: whatever it raises, torch can do the work
+            kernels.give_up_triton(error)
+    return _statistics_of_values(values)
 
 
 def _statistics_of_values(values: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -13,7 +13,7 @@ from typing import final
 import torch
 
 from gradwatch.probe import kernel as kernels
-from gradwatch.probe import reduce
+from gradwatch.probe import reduce, sharded
 
 _ALIGNMENT = 64  # bytes; a cache line, so that copies start where vectors like to
 
@@ -90,7 +90,10 @@ class UpdateProbe:
             copies = [self._copies[i] for i in indices]
             weight_L = torch.stack(torch._foreach_norm(copies, 2, dtype=wide))
             torch._foreach_sub_(copies, [_real(self._params[i]) for i in indices])
-            ratio_L = torch.stack(torch._foreach_norm(copies, 2, dtype=wide)) / weight_L
+            update_L = torch.stack(torch._foreach_norm(copies, 2, dtype=wide))
+            params = [self._params[i] for i in indices]
+            weight_L, update_L = sharded.join_norms(torch.stack([weight_L, update_L]), params)
+            ratio_L = update_L / weight_L
             ratio_L = torch.where(torch.isfinite(ratio_L), ratio_L, math.nan)
             index = torch.tensor(indices, device="cpu").to(row_2L.device, non_blocking=True)
             part_2L = torch.stack([weight_L, ratio_L]).float().to(row_2L.device, non_blocking=True)
@@ -99,8 +102,11 @@ class UpdateProbe:
 
 
 def _real(weight: torch.Tensor) -> torch.Tensor:
-    """Return a weight as float32 or float64: halves widened, since a difference of theirs would be rounded again."""
-    weight = weight.detach()
+    """Return what is here of a weight as float32 or float64.
+
+    Halves are widened, since a difference of theirs would be rounded again.
+    """
+    weight = sharded.local_part(weight.detach())
     if weight.is_complex():
         weight = torch.view_as_real(weight.resolve_conj())
     return weight if weight.dtype in (torch.float32, torch.float64) else weight.float()

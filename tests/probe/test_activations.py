@@ -84,6 +84,44 @@ def test_statistics_equal_the_obvious_ones(kernel, size):
     assert row_S[DEAD] == pytest.approx(5 / 16), "five channels were pushed below zero"
 
 
+LAYOUTS = {
+    "features": lambda x: x.flatten(1),
+    "tokens": lambda x: x.flatten(2).transpose(1, 2).contiguous(),
+    "every second sample": lambda x: x.repeat_interleave(2, 0)[::2],
+    "channels last": lambda x: x.contiguous(memory_format=torch.channels_last),
+    "a cut of each map": lambda x: torch.cat([x, x], -1)[..., : x.shape[-1]],
+    "transposed maps": lambda x: x.transpose(2, 3).contiguous().transpose(2, 3),
+    "one sample": lambda x: x[:1],
+    "one channel": lambda x: x[:, :1].contiguous(),
+    "half": lambda x: x.half(),
+}
+SPECIALS = (0.0, -0.0, math.nan, math.inf, -math.inf, 1e-42, -1e-42, 3e38, 0.4871, 0.99, -0.99, 6.0)
+
+
+@pytest.mark.parametrize("limit", [65536, 100])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("module", [nn.ReLU(), nn.ReLU6(), nn.Tanh(), nn.Sigmoid(), nn.ELU(), nn.GELU()], ids=str)
+@pytest.mark.parametrize("special", [False, True])
+def test_the_native_code_agrees_with_torch_operations_on_every_layout(special, module, layout, limit):
+    x = 3 * torch.randn(5, 7, 4, 6, generator=torch.Generator().manual_seed(1))
+    x[:, 2] = -9.0
+    if special:
+        x.view(-1)[:: x.numel() // len(SPECIALS)][: len(SPECIALS)] = torch.tensor(SPECIALS)
+    output = LAYOUTS[layout](module(x))
+
+    seen = {}
+    for kernel in ("native", "torch"):
+        model = nn.Sequential(nn.Conv2d(1, 1, 1) if output.ndim == 4 else nn.Linear(1, 1), type(module)())
+        with ActivationProbe(model, max_elements=limit, kernel=kernel) as probe:
+            probe.arm()
+            probe._slots[0].add(output)
+            probe._slots[0].call = 0
+            probe._slots[0].add(output / 2)
+            seen[kernel] = transfer.to_host(probe.read())
+
+    np.testing.assert_allclose(seen["native"], seen["torch"], rtol=2e-5, atol=1e-6)
+
+
 def test_a_unit_that_fires_in_one_micro_batch_only_is_alive():
     model = nn.Sequential(nn.Identity(), nn.ReLU())
     silent, firing = -torch.ones(4, 10, requires_grad=True), -torch.ones(4, 10)
@@ -315,7 +353,7 @@ def test_a_copy_of_a_copy_and_a_watched_copy_are_no_trouble():
     np.testing.assert_allclose(measure(twin, batches), measure(model, batches), err_msg="inert hooks do not count")
 
 
-@pytest.mark.parametrize("place", ["_moments", "_counts"])
+@pytest.mark.parametrize("place", ["Slot.add", "_counts"])
 def test_a_fault_in_the_statistics_leaves_the_forward_call_alone(place, monkeypatch):
     def fail(*arguments, **keywords):
         raise ValueError("a fault of ours")

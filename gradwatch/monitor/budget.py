@@ -1,0 +1,97 @@
+"""The promise of what watching may cost: what is optional is measured more seldom, until the time is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+SETTLING = 256
+"""Steps at the beginning that are watched as scheduled, whatever it costs: most illnesses show there."""
+REVIEW_EVERY = 64
+"""Steps from one look at the costs to the next."""
+MOST = 16
+"""How many times more seldom than scheduled something is measured at most, so that it is still seen at times."""
+CLOSE_LOOK = 64
+"""Steps that are watched as scheduled after a new finding, so that its causes can be told apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Every how many steps the sampled statistics are measured; 0 for never.
+
+    Args:
+        updates: Weight norms and update/weight ratios.
+        activations: Statistics of activation modules.
+        histograms: Histograms of gradients and weights.
+        budget: Part of the time that watching may take. Where it takes more, all these are measured more seldom, by
+            a power of two; 0 keeps to the schedule at any cost, and so to the same steps in every run.
+    """
+
+    updates: int = 10
+    activations: int = 10
+    histograms: int = 200
+    budget: float = 0.02
+
+
+@final
+class Budget:
+    """Says when something optional is due.
+
+    It compares what the monitor took with the time that passed, over the steps since its last look, and measures
+    optional things half or twice as often. Norms and finiteness of every layer are read at every step, and are no
+    business of its own: where these alone take more than the budget, it can only leave out more of the rest.
+
+    Args:
+        schedule: What was asked for.
+
+    Attributes:
+        factor: How many times more seldom than scheduled things are measured now: a power of two.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.factor = 1
+        self._watch_s = self._optional_s = self._wall_s = 0.0
+        self._next_review = SETTLING
+        self._close_until = 0
+
+    def is_due(self, every: int, step: int) -> bool:
+        """Say whether something that is scheduled every so many steps is measured at a step."""
+        return every > 0 and step % every == 0 and (step < self._close_until or step % (every * self.factor) == 0)
+
+    def charge(self, *, watch_s: float, optional_s: float, wall_s: float) -> None:
+        """Note what a step took.
+
+        Args:
+            watch_s: Seconds that the monitor took, on whatever thread.
+            optional_s: Those of them that went into what this schedules.
+            wall_s: Seconds from the last step to this one.
+        """
+        self._watch_s += watch_s
+        self._optional_s += optional_s
+        self._wall_s += wall_s
+
+    def look_closer(self, step: int) -> None:
+        """Keep to the schedule for a while, since something was found."""
+        self._close_until = step + CLOSE_LOOK
+
+    def review(self, step: int) -> bool:
+        """Adapt to what was spent, where it is time to, and say whether anything changed."""
+        if step < self._next_review:
+            return False
+        self._next_review = step + REVIEW_EVERY * self.factor
+        before = self.factor
+        if self.schedule.budget and self._wall_s:
+            self.factor = self._affordable()
+        self._watch_s = self._optional_s = self._wall_s = 0.0
+        return self.factor != before
+
+    def _affordable(self) -> int:
+        """Return the smallest factor at which the cost would have been within the budget."""
+        fixed_s = self._watch_s - self._optional_s
+        left_s = self.schedule.budget * self._wall_s - fixed_s
+        scheduled_s = self._optional_s * self.factor
+        factor = 1
+        while factor < MOST and scheduled_s / factor > left_s:
+            factor *= 2
+        return factor

@@ -1,0 +1,52 @@
+/* How far a step has moved a weight, from what it leaves behind: the weight after it, its moments and its constants.
+ *
+ * The update is computed as the step did, and taken off the weight. That is rounded to a float, as the weight before was
+ * one, which undoes the rounding of the step but where that was nearly a tie. Plain C99, no Python. */
+#ifndef GRADWATCH_TRACES_H
+#define GRADWATCH_TRACES_H
+
+#include "_steps.h"
+
+/* Weights of before the step, of one block. SGD is that with momentum and without Nesterov's. Of a weight of
+ * zero the step leaves the rounded update, which has to come out as zero again, whichever way it was rounded. */
+#define NOISE 2.4e-7f /* 2^-22 */
+
+INLINE void weights_before(const Item *item, size_t begin, size_t n, float *restrict before)
+{
+    const Settings *s = item->settings;
+    const float *restrict w = item->weight + begin, *restrict m = item->first + begin;
+    if (s->rule == SGD) {
+        const float rate = s->rate;
+        for (size_t i = 0; i < n; i++) {
+            float update = m[i] * rate, old = w[i] + update;
+            before[i] = fabsf(old) <= NOISE * fabsf(update) ? 0 : old;
+        }
+        return;
+    }
+    const float *restrict v = (s->is_amsgrad ? item->largest : item->second) + begin;
+    const float step_size = (float)(s->lr / (1 - pow(s->beta1, item->count)));
+    const float root = (float)sqrt(1 - pow(s->beta2_exact, item->count));
+    const float eps = s->eps, keep = s->keep;
+    for (size_t i = 0; i < n; i++) {
+        float update = step_size * m[i] / (sqrtf(v[i]) / root + eps), old = w[i] + update;
+        before[i] = fabsf(old) <= NOISE * fabsf(update) ? 0 : old / keep;
+    }
+}
+
+EVERY_CPU static void trace(const Step *step, const Item *item)
+{
+    ChangeSums changes = {{0}, {0}};
+    float before[BLOCK];
+    if (!item->first || !item->change) {
+        leave(step, item);
+        return;
+    }
+    for (size_t begin = 0, length; begin < item->numel; begin += length) {
+        length = block_length(item->numel - begin);
+        weights_before(item, begin, length, before);
+        add_padded_change(&changes, before, item->weight + begin, length);
+    }
+    write_change(folded(changes.weights), folded(changes.updates), item->change, step->stride);
+}
+
+#endif

@@ -1,0 +1,195 @@
+"""What one activation module gave in a step: by one native pass where that can be, by torch operations elsewhere."""
+
+# A = activation modules, C = units (channels or features) of one of them, S = statistics (catalogue.ACT)
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gradwatch import catalogue
+from gradwatch.probe.activation_rules import SIGMOID_EDGE, Range, Rules
+from gradwatch.probe.reduce import wide_dtype
+from gradwatch.probe.transfer import to_host
+
+_SMALL_MAP = 64  # values of a channel side by side, below which the CPU reduces over samples first; measured: 25 times
+NOWHERE = (math.nan, math.nan)  # a range that holds nothing
+
+
+@final
+class Slot:
+    """One watched module and what was summed over the calls of the current step. It keeps no activation."""
+
+    def __init__(self, rules: Rules, *, channels_first: bool | None, limit: int, native: ModuleType | None) -> None:
+        self.rules = rules
+        self.channels_first = channels_first
+        self.limit = limit
+        self.native = native if rules.softmax_dim is None else None
+        self._ranges = torch.tensor([*(rules.dead or NOWHERE), *(rules.saturated or NOWHERE)], device="cpu")
+        self._totals = torch.zeros(4, dtype=torch.float64, device="cpu")
+        self.totals = to_host(self._totals)  # shares the memory
+        self._inside: list[torch.Tensor] = []  # (C,) of each call, for the native code to write to
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the step before."""
+        self.totals.fill(0.0)  # of the native code: number of values, sum, sum of squares, number of saturated ones
+        self.moments: torch.Tensor | None = None  # the same three of torch operations, (3,)
+        self.saturated: torch.Tensor | None = None  # number of values times their saturated fraction
+        self.dead: list[torch.Tensor] = []  # (C,) of each call within a forward pass: never fired so far
+        self.num_dead: list[int | None] = []  # how many, where that is known
+        self.call = 0
+
+    @property
+    def is_called(self) -> bool:
+        """Whether there was a call since `clear`."""
+        return self.moments is not None or bool(self.totals[0])
+
+    def add(self, output: torch.Tensor) -> None:
+        """Take in the output of one call."""
+        x = self._sample(output.detach()).float()
+        if self.native is not None and not torch.compiler.is_compiling() and self._add_natively(self.native, x):
+            return
+        rules = self.rules
+        self.moments = _plus(self.moments, _moments(x))
+        if rules.softmax_dim is not None:
+            winner = x.amax(-1)  # whose slope is p (1 - p)
+            self.saturated = _plus(self.saturated, (winner > 0.5 + SIGMOID_EDGE).mean(dtype=torch.float32) * x.numel())
+        elif rules.saturated is not None:
+            self.saturated = _plus(self.saturated, _outside(x, rules.saturated) * x.numel())
+        if rules.dead is not None:
+            self._add_dead(_never_left(x, rules.dead))
+
+    def _add_natively(self, native: ModuleType, x: torch.Tensor) -> bool:
+        """Take in an output by one pass of the extension, and say whether it could."""
+        inside_C: torch.Tensor | None = None
+        if self.rules.dead is not None:
+            inside_C = self._place(x.shape[-1])
+        num_dead = native.activation(x, self._ranges, inside_C, self._totals)
+        if num_dead is None:
+            return False
+        if inside_C is not None:
+            self._note_dead(inside_C, num_dead)
+        return True
+
+    def _place(self, num_units: int) -> torch.Tensor:
+        """Return which units of the call under way never fired so far, all of them in a first forward pass."""
+        if self.call < len(self.dead):
+            return self.dead[self.call]
+        if self.call == len(self._inside):
+            self._inside.append(torch.empty(0, dtype=torch.uint8, device="cpu"))
+        if len(self._inside[self.call]) != num_units:
+            self._inside[self.call] = torch.empty(num_units, dtype=torch.uint8, device="cpu")
+        return self._inside[self.call].fill_(1)
+
+    def _sample(self, x: torch.Tensor) -> torch.Tensor:
+        """Return leading samples with units, or the classes of a softmax, in the last dimension."""
+        if self.rules.softmax_dim is not None:
+            return _leading(x.movedim(self.rules.softmax_dim, -1), self.limit)
+        channels_first = x.ndim > 3 if self.channels_first is None else self.channels_first
+        return _leading(x.movedim(1, -1) if channels_first and x.ndim > 2 else x, self.limit)
+
+    def _add_dead(self, dead_C: torch.Tensor) -> None:
+        """Join the units of this call with those of the same call in earlier forward passes of the step."""
+        if self.call < len(self.dead):
+            dead_C = self.dead[self.call] & dead_C
+        self._note_dead(dead_C, None)
+
+    def _note_dead(self, dead_C: torch.Tensor, num_dead: int | None) -> None:
+        here = slice(self.call, self.call + 1)
+        self.dead[here], self.num_dead[here] = [dead_C], [num_dead]
+        self.call += 1
+
+    def dead_frac(self) -> torch.Tensor | float:
+        """Return the fraction of units that never fired; nan where there are none that can be dead."""
+        if not self.dead:
+            return math.nan
+        known = [count for count in self.num_dead if count is not None]
+        if len(known) == len(self.dead):
+            return sum(known) / sum(map(len, self.dead))
+        return torch.cat([dead_C.bool() for dead_C in self.dead]).mean(dtype=torch.float32)
+
+
+def _plus(total: torch.Tensor | None, term: torch.Tensor) -> torch.Tensor:
+    return term if total is None else total + term
+
+
+def _leading(x: torch.Tensor, limit: int) -> torch.Tensor:
+    """Return the leading samples of outputs with units last: at most `limit` values, of one sample where need be."""
+    while x.ndim > 1 and math.prod(x.shape[1:]) > limit:
+        x = x[0]
+    return x[: max(1, limit // math.prod(x.shape[1:]))] if x.numel() > limit else x
+
+
+def _moments(x: torch.Tensor) -> torch.Tensor:
+    """Return what adds up over calls: the number of values, their sum and sum of squares; shape (3,)."""
+    n = x.numel()
+    average = x.mean()
+    # Deviations first: the difference of mean square and squared mean would drown in the rounding of float32.
+    variance = torch.linalg.vector_norm(x - average).square() / n
+    average, variance = average.to(wide_dtype(x.device)), variance.to(wide_dtype(x.device))
+    return torch.stack([torch.ones_like(average), average, variance + average.square()]) * n
+
+
+def _outside(x: torch.Tensor, interval: Range) -> torch.Tensor:
+    """Return the fraction of values at or beyond either bound."""
+    low, high = interval
+    return ((x <= low) | (x >= high)).mean(dtype=torch.float32)
+
+
+def _never_left(x: torch.Tensor, interval: Range) -> torch.Tensor:
+    """Say of each unit, the last dimension, whether all its outputs lie in the interval. NaN lies in none."""
+    low, high = interval
+    inside_C = _extreme(x, torch.amax) <= high
+    return inside_C if low == -math.inf else inside_C & (_extreme(x, torch.amin) >= low)
+
+
+def _extreme(x: torch.Tensor, reduce: Callable[..., torch.Tensor]) -> torch.Tensor:
+    """Return the largest or smallest output of each unit, the last dimension of x."""
+    if x.ndim == 4 and x.stride(-1) > 1 and x.stride(-1) < _SMALL_MAP:
+        x = reduce(x.movedim(-1, 1), 0).movedim(0, -1)
+    return reduce(x, tuple(range(x.ndim - 1))) if x.ndim > 1 else x
+
+
+def statistics(slots: list[Slot]) -> torch.Tensor:
+    """Return the statistics of modules that were called, of shape (S, A), float32, on the device of the first."""
+    read_here = [slot.totals for slot in slots if slot.moments is None]
+    if len(read_here) == len(slots):
+        return _host_statistics(np.stack(read_here, axis=1), slots)
+    device = next(slot.moments.device for slot in slots if slot.moments is not None)
+    moments = [_everything(slot, device) for slot in slots]
+    n_A, sum_A, square_A, saturated_A = torch.stack(moments, dim=1)
+    mean_A = sum_A / n_A
+    std_A = (square_A / n_A - mean_A.square()).clamp_min_(0).sqrt_()
+    dead_A = torch.stack([torch.as_tensor(slot.dead_frac(), device=device) for slot in slots])
+    return torch.stack([dead_A, saturated_A / n_A, mean_A, std_A]).float()
+
+
+def _host_statistics(totals_4A: NDArray[Any], slots: list[Slot]) -> torch.Tensor:
+    """Return the same where the native code has read everything."""
+    n_A, sum_A, square_A, saturated_A = totals_4A
+    row_SA = np.empty((len(catalogue.ACT), len(slots)), np.float32)
+    mean_A = sum_A / n_A
+    row_SA[0] = [slot.dead_frac() for slot in slots]
+    row_SA[1] = np.where([slot.rules.saturated is not None for slot in slots], saturated_A / n_A, math.nan)
+    row_SA[2] = mean_A
+    row_SA[3] = np.sqrt(np.maximum(square_A / n_A - mean_A * mean_A, 0.0))
+    return torch.from_numpy(row_SA)
+
+
+def _everything(slot: Slot, device: torch.device) -> torch.Tensor:
+    """Return number, sum, sum of squares and saturated number of all values of a slot; shape (4,), on a device."""
+    wide = wide_dtype(device)
+    nothing = torch.zeros(3, dtype=wide, device=device)
+    moments = nothing if slot.moments is None else slot.moments.to(device)
+    is_told = slot.rules.saturated is not None or slot.rules.softmax_dim is not None
+    saturated = nothing[0] if is_told else nothing[0] + math.nan
+    if slot.saturated is not None:
+        saturated = slot.saturated.to(device, wide)
+    return torch.cat([moments, saturated[None]]) + slot._totals.to(device, wide)

@@ -1,0 +1,110 @@
+"""Facts about a run that no statistic tells: what the tape of its loss, modes of modules and first weights say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from gradwatch.probe import symmetry
+from gradwatch.probe.layout import Models
+from gradwatch.probe.modes import Modes
+from gradwatch.probe.tape import Tape, is_due
+from gradwatch.records import Event, LayerInfo
+
+
+@final
+class Facts:
+    """Reads facts off a training: at its first steps off the tape, and all along off the modes of its modules.
+
+    A loop may hand its loss over as a plain number, which has no tape; where the loss function is a module, its results
+    are looked at instead, at those first steps.
+
+    Args:
+        models: A model, or several by name.
+        params: Its parameters, in the order of `layers`.
+        layers: What they are.
+        optimizers: The optimizers that move them.
+        loss_fn: The loss function, where it is known.
+        known: Events that were noted before, and are no news.
+        across_steps: Whether to note what takes two steps to see; not where a run may be resumed between them.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        *,
+        params: Sequence[Tensor],
+        layers: Sequence[LayerInfo],
+        optimizers: Sequence[Optimizer],
+        loss_fn: Callable[..., Any] | None = None,
+        known: Iterable[Event] = (),
+        across_steps: bool = True,
+    ) -> None:
+        said = {(event.kind, event.layer) for event in known}
+        self._tape = Tape(models, params, layers, said=said)
+        self._modes = Modes(models, optimizers, said=said, across_steps=across_steps)
+        self._step = 0
+        self._waiting = [
+            Event(kind=kind, step=0, layer=layer, text=text, values=values)
+            for kind, layer, text, values in symmetry.facts(params, layers)
+            if (kind, layer) not in said
+        ]
+        self._handles: list[RemovableHandle] = []
+        if isinstance(loss_fn, nn.Module):
+            self._handles.append(loss_fn.register_forward_hook(_AfterLoss(self)))
+
+    def read(self, loss: Any, *, step: int, is_validated: bool, is_spoilt: bool) -> list[Event]:
+        """Return what is new, after an optimizer step.
+
+        Args:
+            loss: Loss of the step, as the loop handed it over.
+            step: Optimizer step.
+            is_validated: Whether a validation loss came with it.
+            is_spoilt: Whether the loss or a gradient is not finite.
+        """
+        self._step = step + 1
+        news = [*self._waiting, *self._tape.read(loss, step=step, is_spoilt=is_spoilt)]
+        self._waiting = []
+        if self._handles and not is_due(step):
+            self.forget_loss()
+        return news + self._modes.read(step=step, is_validated=is_validated)
+
+    def after_loss(self, loss: Any) -> None:
+        """Look at what the loss function gave, while the step is one of those that are looked at."""
+        if is_due(self._step):
+            self._waiting += self._tape.read(loss, step=self._step, is_whole=False)
+
+    def close(self) -> None:
+        """Take all hooks off."""
+        self.forget_loss()
+        self._modes.close()
+
+    def forget_loss(self) -> None:
+        """Take the hook off the loss function."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+@final
+class _AfterLoss:
+    """The hook on the loss function. A copy of it does nothing, and nothing that it meets reaches the training."""
+
+    def __init__(self, facts: Facts | None = None) -> None:
+        self._facts = facts
+
+    def __call__(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if self._facts is None or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        try:
+            self._facts.after_loss(output)
+        except Exception:  # a graph of a kind that nobody here has seen; `read` meets it too, and says so
+            self._facts.forget_loss()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _AfterLoss, ()

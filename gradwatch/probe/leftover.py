@@ -1,0 +1,85 @@
+"""Look whether anything clears the gradients between two updates: a parameter's own hook sees what is there before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, final
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from gradwatch.probe.transfer import to_float
+from gradwatch.records import Event
+
+KEPT = "gradients-kept"
+"""Kind of the event."""
+
+LOOKS = 8
+"""First updates of each optimizer that are looked at; then the hooks come off."""
+
+
+def watch_leftovers(optimizers: Iterable[Optimizer], note: Callable[[Event], None]) -> list[RemovableHandle]:
+    """Watch one parameter of each optimizer over its first updates.
+
+    Between two updates a gradient is first cleared and then added to. One that every backward found as it was is not
+    cleared: not before the first backward, not after the update, and, with several optimizers, not in between.
+
+    Args:
+        optimizers: Whose parameters. The last trainable one of each, near the output, is the likeliest to be reached.
+        note: Called with an event `gradients-kept` at each update that repeats the one before.
+
+    Returns:
+        The hooks, for whoever wants them off earlier.
+    """
+    handles: list[RemovableHandle] = []
+    for optimizer in optimizers:
+        if params := _trainable(optimizer):
+            handles += _Watched(params[-1], note).attach(optimizer)
+    return handles
+
+
+def _trainable(optimizer: Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and p.is_leaf]
+
+
+@final
+class _Watched:
+    """One parameter: whether it was cleared since the last update.
+
+    Args:
+        param: A leaf that requires a gradient.
+        note: As above.
+    """
+
+    def __init__(self, param: Tensor, note: Callable[[Event], None]) -> None:
+        self._param = param
+        self._note = note
+        self._updates = 0
+        self._was_cleared, self._was_reached = False, False
+        self._handles: list[RemovableHandle] = []
+
+    def attach(self, optimizer: Optimizer) -> list[RemovableHandle]:
+        """Hook the parameter and its optimizer, and return the hooks."""
+        self._handles = [
+            self._param.register_hook(self._before_backward),
+            optimizer.register_step_pre_hook(self._before_update),
+        ]
+        return self._handles
+
+    def _before_backward(self, grad: Tensor) -> None:
+        if self._updates > LOOKS:
+            for handle in self._handles:  # here, since an optimizer must not lose a hook while it calls its hooks
+                handle.remove()
+            return
+        old = self._param.grad
+        is_clear = old is None or old.is_sparse or not old.numel() or not to_float(old.detach().abs().max())
+        self._was_cleared |= is_clear
+        self._was_reached = True
+
+    def _before_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._updates and self._was_reached and not self._was_cleared:
+            text = "nothing cleared the gradients since the update before"
+            self._note(Event(kind=KEPT, step=self._updates, text=text))
+        self._was_cleared, self._was_reached = False, False
+        self._updates += 1

@@ -1,0 +1,131 @@
+"""What a node of the tape says of the loss: that it is given probabilities, scores, or one value only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from gradwatch.probe.formulas import FRACTIONS, is_log_of_fraction
+from gradwatch.probe.graph import Graph, Node, operation, shape
+
+LINEAR = frozenset({"Addmm", "Mm", "Linear", "Convolution"})
+
+CLAMPS = frozenset({"Add", "Clamp", "ClampMin", "ClampMax"})
+"""Operations with a constant after which a probability is one still, as people write them before a logarithm."""
+
+
+class Fact(NamedTuple):
+    """An event to be: its kind, text and values, and the node that it is about."""
+
+    kind: str
+    node: Node
+    text: str
+    values: dict[str, float]
+
+
+Rule = Callable[[Graph, Node], Fact | None]
+
+
+def is_probability(graph: Graph, node: Node | None, *, depth: int = 6) -> bool:
+    """Say whether a value is a softmax or sigmoid, moved about, clamped, averaged or with a constant added."""
+    node = graph.through(node, also=CLAMPS)
+    if node is None or not depth:
+        return False
+    name, inputs = operation(node), graph.inputs(node)
+    if name in FRACTIONS:
+        return True
+    if name in ("Stack", "Cat", "Add", "Mean"):  # of an ensemble
+        return bool(inputs) and all(is_probability(graph, child, depth=depth - 1) for child in inputs)
+    if name == "Div" and len(inputs) == 1:
+        return operation(inputs[0]) == "Add" and is_probability(graph, inputs[0], depth=depth - 1)
+    if name == "Div" and operation(inputs[0]) == "Exp":  # a softmax by hand
+        total = graph.through(inputs[1])
+        return total is not None and operation(total) == "Sum" and graph.first(total) is inputs[0]
+    return False
+
+
+def _log_softmax(graph: Graph, node: Node) -> Fact | None:
+    if not is_probability(graph, graph.first(node)):
+        return _constant(graph, node)
+    classes = _classes(graph, node)
+    text = f"the loss applies a softmax to what is a probability already: it cannot fall below {_floor(classes):.2f}"
+    return Fact("tape-probabilities", node, text, {"classes": float(classes), "floor": _floor(classes)})
+
+
+def _logsumexp(graph: Graph, node: Node) -> Fact | None:
+    return _log_softmax(graph, node) if is_probability(graph, graph.first(node)) else None
+
+
+def _logits(graph: Graph, node: Node) -> Fact | None:
+    if not is_probability(graph, graph.first(node)):
+        return None
+    floor = math.log1p(math.exp(-1))  # of a positive sample; log 2 for a negative one
+    text = f"the loss applies a sigmoid to what is a probability already: it cannot fall below {floor:.2f}"
+    return Fact("tape-probabilities", node, text, {"classes": 2.0, "floor": floor})
+
+
+def _nll(graph: Graph, node: Node) -> Fact | None:
+    if is_probability(graph, graph.first(node)):
+        return Fact("tape-probabilities", node, "the loss expects log-probabilities and gets probabilities", {})
+    made_by = graph.through(graph.first(node))
+    if made_by is not None and operation(made_by) in LINEAR:
+        return Fact("tape-scores", node, "the loss expects log-probabilities and gets raw scores", {})
+    return None
+
+
+def divergence(graph: Graph, node: Node) -> Fact | None:
+    """Look for a KL divergence, a constant minus targets times inputs, whose inputs are no log-probabilities."""
+    edges = graph.edges(node)
+    if (
+        operation(node) != "Sub"
+        or len(edges) != 2
+        or edges[0] is not None
+        or edges[1] is None
+        or operation(edges[1]) != "Mul"
+    ):
+        return None
+    inputs = graph.inputs(edges[1])
+    if len(inputs) != 1 or not is_probability(graph, inputs[0]) or shape(node) != shape(inputs[0]):
+        return None
+    return Fact("tape-probabilities", node, "the divergence expects log-probabilities and gets probabilities", {})
+
+
+def _constant(graph: Graph, node: Node) -> Fact | None:
+    if _classes(graph, node) > 1:
+        return None
+    return Fact("tape-constant", node, "a softmax over a single value is 1, whatever the value", {})
+
+
+def _log(graph: Graph, node: Node) -> Fact | None:
+    if not is_log_of_fraction(graph, node):
+        return None
+    return Fact("tape-log-of-softmax", node, "the log of a softmax or sigmoid rounds to log(0)", {})
+
+
+RULES: dict[str, Rule] = {
+    "LogSoftmax": _log_softmax,
+    "Logsumexp": _logsumexp,
+    "BinaryCrossEntropyWithLogits": _logits,
+    "LogSigmoid": _logits,
+    "CtcLoss": _nll,
+    "CudnnCtcLoss": _nll,
+    "NllLoss": _nll,
+    "NllLoss2D": _nll,
+    "Softmax": _constant,
+    "Log": _log,
+}
+
+
+def _floor(classes: int) -> float:
+    """Return the cross entropy of a softmax over probabilities that are all on the right class: log(e + C - 1) - 1."""
+    return math.log(math.e + classes - 1) - 1
+
+
+def _classes(graph: Graph, node: Node) -> int:
+    """Return the length of the dimension that a softmax goes over."""
+    before = graph.first(node)
+    sizes = shape(node if before is None else before)
+    dim = getattr(node, "_saved_dim", -1)
+    dim = dim[0] if isinstance(dim, tuple) else dim  # of a logsumexp
+    return sizes[dim if dim < len(sizes) else dim - (1 << 64)] if sizes else 1

@@ -1,0 +1,87 @@
+"""The budget: it settles where the cost is within its fraction, comes back when there is room, and looks closer."""
+
+import pytest
+
+from gradwatch.monitor.budget import CLOSE_LOOK, MOST, SETTLING, Budget, Schedule
+
+
+def spend(budget, steps, *, fixed_s, optional_s, wall_s, first=0):
+    """Make steps whose optional part costs `optional_s` on the steps at which it is due."""
+    measured = []
+    for step in range(first, first + steps):
+        optional = optional_s if budget.is_due(budget.schedule.updates, step) else 0.0
+        if optional:
+            measured.append(step)
+        budget.charge(watch_s=fixed_s + optional, optional_s=optional, wall_s=wall_s)
+        budget.review(step)
+    return measured
+
+
+def test_what_is_cheap_is_measured_as_scheduled():
+    budget = Budget(Schedule(updates=10))
+
+    measured = spend(budget, 2000, fixed_s=1e-3, optional_s=1e-3, wall_s=0.1)
+
+    assert measured == list(range(0, 2000, 10))
+    assert budget.factor == 1
+
+
+def test_it_settles_on_the_most_frequent_measurement_that_keeps_to_the_fraction():
+    budget = Budget(Schedule(updates=10, budget=0.02))
+
+    spend(budget, 4000, fixed_s=1e-3, optional_s=0.03, wall_s=0.1)
+
+    # of the 2 ms that a step of 100 ms has, 1 ms is left for 3 ms a step at factor 1
+    assert budget.factor == 4
+
+
+def test_the_first_steps_are_measured_as_scheduled_whatever_they_cost():
+    budget = Budget(Schedule(updates=10))
+
+    measured = spend(budget, 1000, fixed_s=1.0, optional_s=1.0, wall_s=1.0)
+
+    assert [step for step in measured if step < SETTLING] == list(range(0, SETTLING, 10))
+    assert len(measured) < SETTLING / 10 + (1000 - SETTLING) / (10 * MOST) + 2
+
+
+def test_it_never_measures_more_seldom_than_its_bound():
+    budget = Budget(Schedule(updates=10))
+
+    spend(budget, 5000, fixed_s=1.0, optional_s=1.0, wall_s=1.0)
+
+    assert budget.factor == MOST
+    assert budget.is_due(10, 10 * MOST * 7)
+
+
+def test_it_comes_back_when_steps_grow_long():
+    budget = Budget(Schedule(updates=10))
+    spend(budget, 3000, fixed_s=1e-4, optional_s=1e-3, wall_s=1e-3)
+    assert budget.factor > 1
+
+    spend(budget, 4000, fixed_s=1e-4, optional_s=1e-3, wall_s=1.0, first=3000)
+
+    assert budget.factor == 1
+
+
+def test_without_a_budget_the_schedule_is_kept_at_any_cost():
+    budget = Budget(Schedule(updates=10, budget=0.0))
+
+    measured = spend(budget, 2000, fixed_s=1.0, optional_s=1.0, wall_s=1.0)
+
+    assert measured == list(range(0, 2000, 10))
+
+
+def test_after_a_finding_it_looks_as_often_as_scheduled_for_a_while():
+    budget = Budget(Schedule(updates=10))
+    spend(budget, 3000, fixed_s=1.0, optional_s=1.0, wall_s=1.0)
+
+    budget.look_closer(3000)
+
+    due = [step for step in range(3000, 3000 + 2 * CLOSE_LOOK) if budget.is_due(10, step)]
+    assert [step for step in due if step < 3000 + CLOSE_LOOK] == list(range(3000, 3000 + CLOSE_LOOK, 10))
+    assert len(due) <= CLOSE_LOOK / 10 + 2
+
+
+@pytest.mark.parametrize("step", [0, 7, 200])
+def test_what_is_scheduled_never_is_never_due(step):
+    assert not Budget(Schedule(updates=0)).is_due(0, step)

@@ -1,0 +1,91 @@
+"""Tests of the Triton step, which test_triton_step.py runs in Triton's interpreter, chosen before the import."""
+
+import pytest
+import torch
+
+from gradwatch import optim
+from gradwatch.optim import _triton_step
+from gradwatch.probe import kernel as kernels
+
+SHAPES = [(3,), (4100,), (7, 5), (0,)]  # the second is more than a chunk
+CASES = [
+    ("AdamW", {"weight_decay": 0.1, "amsgrad": True, "maximize": True}, 1024.0),
+    ("AdamW", {"weight_decay": 0.0, "betas": (0.3, 0.9)}, None),
+    ("Adam", {"weight_decay": 0.1}, None),
+    ("SGD", {"weight_decay": 0.1}, None),
+    ("SGD", {"momentum": 0.9, "dampening": 0.2}, 1024.0),
+    ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1, "maximize": True}, None),
+]
+
+
+def side(name, options):
+    generator = torch.Generator().manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(s, generator=generator)) for s in SHAPES]
+    optimizer = getattr(optim, name)(params, lr=0.05, **options)
+    row_SL = torch.full((8, len(params)), -7.0)
+    optimizer.watch({p: i for i, p in enumerate(params)})
+    optimizer.gradients_SL, optimizer.changes_2L = row_SL[:6], row_SL[6:]
+    return params, optimizer, row_SL
+
+
+@pytest.mark.parametrize(("name", "options", "factor"), CASES, ids=str)
+def test_the_step_on_a_gpu_does_what_the_native_one_does(name, options, factor):
+    scale = None if factor is None else torch.tensor(factor)
+    native, gpu = side(name, options), side(name, options)
+
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step)
+        for pair in zip(native[0], gpu[0], strict=True):
+            grad = torch.randn(pair[0].shape, generator=generator)
+            for param in pair:
+                param.grad = None if step == 1 and grad.numel() == 3 else grad * (1 if scale is None else scale)
+        if scale is not None:
+            native[1].grad_scale = scale
+        native[1].step()
+        params, optimizer, row_SL = gpu
+        moved = optimizer._move_on_gpu(scale, is_skipped=False)
+        assert {*moved} == {p for p in params if p.grad is not None and p.numel()}
+
+        for expected, got in zip(native[0], params, strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-7)
+            torch.testing.assert_close(got.grad, expected.grad)
+        torch.testing.assert_close(row_SL, native[2], rtol=1e-5, atol=1e-6, equal_nan=True)
+    for expected, got in zip(native[1].state.values(), gpu[1].state.values(), strict=True):
+        torch.testing.assert_close(dict(got), dict(expected), rtol=1e-5, atol=1e-7)
+
+
+def test_what_is_not_plain_is_told_and_nothing_is_done():
+    params, optimizer, _ = side("AdamW", {})
+    params[2].grad = torch.randn(5, 7).t()
+
+    told = optimizer._move_on_gpu(None, is_skipped=False)
+
+    assert told.startswith("parameter 2, its gradient or its state is not dense float32")
+    assert not optimizer.state
+
+
+def test_where_a_kernel_fails_nothing_has_happened_and_torch_may_step(monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("no such target")
+
+    monkeypatch.setattr(_triton_step, "_launch", fail)
+    monkeypatch.setattr(kernels, "_FAILED", set())
+    params, optimizer, _ = side("AdamW", {})
+    params[0].grad = torch.ones(3)
+
+    with pytest.warns(RuntimeWarning, match="no such target"):
+        assert optimizer._move_on_gpu(None, is_skipped=False) == "a kernel failed"
+
+    assert not optimizer.state
+    assert optimizer._move_on_gpu(None, is_skipped=False) == "Triton is not there", "it is not tried again"
+
+
+def test_a_step_that_is_skipped_tells_its_gradients_and_moves_nothing():
+    params, optimizer, row_SL = side("SGD", {"momentum": 0.9})
+    params[0].grad = torch.tensor([3.0, 4.0, float("inf")])
+    before = params[0].detach().clone()
+
+    assert optimizer._move_on_gpu(torch.tensor(2.0), is_skipped=True) == []
+
+    assert torch.equal(params[0], before)
+    assert row_SL[5, 0] == 1

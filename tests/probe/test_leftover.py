@@ -1,0 +1,95 @@
+"""Gradients that nothing clears are seen at the first updates; a loop that clears them in any way is left alone."""
+
+import pytest
+import torch
+from torch import nn
+
+import gradwatch
+
+
+def train(loop, *, updates=12):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with gradwatch.watch(model, optimizer) as monitor:
+        for _ in range(updates):
+            loop(model, optimizer)
+            monitor.step(1.0)
+    return model, optimizer, monitor.history
+
+
+def backward(model):
+    model(torch.randn(5, 4)).square().mean().backward()
+
+
+def forgetful(model, optimizer):
+    backward(model)
+    optimizer.step()
+
+
+def clears_first(model, optimizer):
+    optimizer.zero_grad()
+    backward(model)
+    optimizer.step()
+
+
+def clears_last_with_zeros(model, optimizer):
+    backward(model)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+
+
+def accumulates(model, optimizer):
+    for _ in range(3):
+        backward(model)
+    optimizer.step()
+    model.zero_grad()
+
+
+def kept(history):
+    return [event.step for event in history.events if event.kind == "gradients-kept"]
+
+
+def test_a_loop_that_never_clears_is_found_at_its_fourth_step():
+    history = train(forgetful)[2]
+
+    assert kept(history) == list(range(1, 9))
+    assert [(f.kind, f.step) for f in history.findings if f.kind == "missing-zero-grad"] == [("missing-zero-grad", 4)]
+
+
+@pytest.mark.parametrize("loop", [clears_first, clears_last_with_zeros, accumulates])
+def test_a_loop_that_clears_is_not_reported(loop):
+    assert not kept(train(loop)[2])
+
+
+def test_a_gradient_that_another_loss_adds_to_before_it_is_cleared_is_none():
+    torch.manual_seed(0)
+    maker, judge = nn.Linear(2, 4), nn.Linear(4, 1)
+    makes, judges = torch.optim.SGD(maker.parameters(), lr=1e-3), torch.optim.SGD(judge.parameters(), lr=1e-3)
+    with gradwatch.watch({"maker": maker, "judge": judge}, [makes, judges]) as monitor:
+        for _ in range(10):
+            judges.zero_grad()
+            judge(maker(torch.randn(3, 2)).detach()).mean().backward()
+            judges.step()
+            makes.zero_grad()
+            judge(maker(torch.randn(3, 2))).mean().backward()  # reaches the judge as well
+            makes.step()
+            monitor.step(1.0)
+
+    assert not kept(monitor.history)
+
+
+def test_the_hooks_are_gone_after_the_first_updates():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    monitor = gradwatch.watch(model, optimizer)
+    counts = []
+    for _ in range(12):
+        clears_first(model, optimizer)
+        monitor.step(1.0)
+        counts.append((len(model.bias._backward_hooks or ()), len(optimizer._optimizer_step_pre_hooks)))
+    monitor.close()
+
+    assert counts[0] == (1, 2)
+    assert counts[-1] == (0, 1)
