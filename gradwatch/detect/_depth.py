@@ -98,6 +98,20 @@ def module_levels(history: History, l2_L: Floats) -> Floats:
     return log10(np.fmax.reduceat(rms_K, shape.starts_D))
 
 
+def spread(history: History) -> float:
+    """Return the ratio of the largest to the smallest gradient element over the modules, at the newest step.
+
+    It takes a microsecond where `module_levels` of a window takes many: a profile over depth cannot be steep where its
+    ends are alike. Where a gradient is zero or missing nothing is known, and the ratio is infinite.
+    """
+    shape = depth(history)
+    l2_L = history.param.newest("grad.l2")
+    rms_K = l2_L[shape.chain_K] / shape.root_numel_L[shape.chain_K]
+    level_D = np.maximum.reduceat(rms_K, shape.starts_D)[:-1]
+    low, high = float(level_D.min()), float(level_D.max())
+    return high / low if low > 0 else math.inf  # nan is not above 0
+
+
 def _measure(layers: tuple[LayerInfo, ...]) -> Depth:
     trainable_L = np.array([layer.trainable for layer in layers], np.bool_)
     matrices = [i for i, layer in enumerate(layers) if is_matrix(layer)]

@@ -24,7 +24,8 @@ class ConstantBatch:
 
     When it is wrong: full-batch training, where the batch is all there is, and the deliberate check that a model can
     overfit one batch. Batch sizes are chosen and sizes of data sets are not: more than `chosen` samples that are no
-    power of two are taken for all the data (info). Random augmentation after the hash is taken is not seen.
+    power of two are taken for all the data (info), unless other batches came before. Random augmentation after the hash
+    is taken is not seen.
 
     What to do: look for `next(iter(loader))` inside the loop, a generator that is seeded in every step, a sampler or
     stream that is made anew each time, or an index that is never advanced.
@@ -54,7 +55,7 @@ class ConstantBatch:
             kind=self.kind,
             layer=None,
             step=history.step,
-            severity=Severity.INFO if self._is_all_there_is(history) else Severity.WARNING,
+            severity=Severity.INFO if self._is_all_there_is(history) and not _has_moved(history) else Severity.WARNING,
             message=f"the same batch came in each of the last {self.repeats} steps",
             evidence=(Quantity(name="equal batches in a row, at least", value=float(self.repeats), unit="steps"),),
         )
@@ -70,6 +71,9 @@ class ConstantBatch:
         stuck = Synthetic(steps=40)
         stuck.batch_hash_T[:] = stuck.batch_hash_T[0]
         yield Example("an iterator is made anew at every step", stuck.history(), (None,))
+        halted = Synthetic(steps=40)
+        halted.batch_hash_T[20:] = halted.batch_hash_T[20]
+        yield Example("a loader stops in the middle of a run", halted.history(), (None,))
         yield Example("a healthy run", Synthetic(steps=40).history())
         repeated = Synthetic(steps=40)
         repeated.batch_hash_T = repeated.batch_hash_T[repeated.t_T // 4]
@@ -77,3 +81,9 @@ class ConstantBatch:
         unknown = Synthetic(steps=40)
         unknown.batch_hash_T[:] = float("nan")
         yield Example("nobody hands over the batches", unknown.history())
+
+
+def _has_moved(history: History) -> bool:
+    """Say whether another batch came within the window: then this one is not all the data."""
+    hash_T = history.scalar("batch_hash")
+    return bool((hash_T < hash_T[-1]).any() or (hash_T > hash_T[-1]).any())

@@ -19,6 +19,9 @@ from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
 
+SELECTIVE = 3
+"""Times that a gradient went away or came back: what dies goes once, what is chosen by some samples comes and goes."""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +35,9 @@ class DeadLayer:
 
     Why it matters: the layer no longer learns, and everything that has to pass through it is what it was.
 
-    When it is wrong: a branch whose gate starts near zero and opens late; an expert that is hardly ever chosen. A
-    gradient that is None is a choice of the loop's and not counted here (no-gradient tells it from the start). Where
-    all layers go to zero together the loss has: a hinge that is satisfied, a fit without noise.
+    When it is wrong: a branch whose gate starts near zero and opens late. An expert that is hardly ever chosen came and
+    went before (info). A gradient that is None is a choice of the loop's and not counted here (no-gradient tells it
+    from the start). Where all layers go to zero together the loss has: a hinge that is satisfied, a fit without noise.
 
     What to do: look at what multiplies the layer: a gate with an extreme bias, a norm whose scale is zero and frozen,
     a saturated activation, units that died after a large step.
@@ -45,8 +48,8 @@ class DeadLayer:
     Args:
         every: Steps between two looks. 10: half of `steps`.
         steps: Newest steps at each of which it must hold. 20: warm-up of zero-initialised branches is over by then.
-        decades: Gap in powers of ten. 5: in 600 healthy runs no layer stayed more than 3.9 below, and that
-            was an expert hardly ever chosen; a float32 update 5 decades smaller than its neighbours' is negligible.
+        decades: Gap in powers of ten. 5: healthy layers stayed within 1.6 (`scripts/study_healthy.py`); a float32
+            update 5 decades smaller than its neighbours' is negligible.
     """
 
     code: ClassVar[str] = "GW103"
@@ -72,17 +75,19 @@ class DeadLayer:
             if layer is None:
                 continue  # nobody is left who learns: that is another illness, or success
             largest = float(np.fmax.reduce(l2_TL[:, group], axis=None))
+            comes_and_goes = largest == 0 and _turns(history, group) >= SELECTIVE
             what = "no gradient any more" if largest == 0 else "next to no gradient"
             yield Finding(
                 code=self.code,
                 kind=self.kind,
                 layer=layer,
                 step=history.step,
-                severity=Severity.WARNING,
+                severity=Severity.INFO if comes_and_goes else Severity.WARNING,
                 message=f"{layer} gets {what} while others learn",
                 evidence=(
                     Quantity(name=f"largest grad.l2 in {self.steps} steps", value=largest),
                     Quantity(name="median grad.l2 of all tensors", value=usual),
+                    Quantity(name="gap below the median layer", value=self._gap(history, l2_TL, group), unit="decades"),
                 ),
             )
 
@@ -112,6 +117,13 @@ class DeadLayer:
         ill_L[depth(history).matrices_M[tiny_M]] = True
         return ill_L
 
+    def _gap(self, history: History, l2_TL: NDArray[np.floating], group: list[int]) -> float:
+        """Return by how many decades a gradient element of the group lies below the median matrix's; inf for zero."""
+        shape = depth(history)
+        level = median(log10(matrix_sizes(history, median(l2_TL))))
+        top_L = log10(np.fmax.reduce(l2_TL)[group] / shape.root_numel_L[group])
+        return float(level - np.fmax.reduce(top_L)) if np.isfinite(top_L).any() else np.inf
+
     @classmethod
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
@@ -126,6 +138,9 @@ class DeadLayer:
         yield Example(
             "a weak layer, a thousandth of the others", Synthetic(steps=80).dead(5, onset=0, level=1e-4).history()
         )
+        expert = Synthetic(steps=120).dead(5, onset=60)
+        expert.grad_l2_TL[20:60:7, 5] = 0
+        yield Example("an expert that was chosen now and then is chosen no more", expert.history(), expert.names(5))
         hinge = Synthetic(steps=120)
         hinge.grad_l2_TL[60:] = 0
         yield Example("the loss is zero, and with it every gradient", hinge.history())
@@ -133,6 +148,12 @@ class DeadLayer:
             "a layer without gradient from the start is no-gradient",
             Synthetic(steps=80).no_gradient(5, zero=True).history(),
         )
+
+
+def _turns(history: History, group: list[int]) -> int:
+    """Return how often the gradient of a group of tensors went away or came back within the window."""
+    is_there_T = np.any(history.param.window("grad.l2")[:, group] > 0, axis=1)
+    return int(np.count_nonzero(is_there_T[1:] != is_there_T[:-1]))
 
 
 def _runs(mask_M: NDArray[np.bool_]) -> list[tuple[int, int]]:

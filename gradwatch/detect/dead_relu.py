@@ -44,7 +44,8 @@ class DeadRelu:
     Args:
         every: Steps between two looks. 10: activations are sampled that often.
         fraction: Dead fraction, 0..1, at which to report. 0.85: a layer with that many dead units has the capacity of
-            one a seventh as wide; healthy runs, those with two samples per batch too, stayed below 0.8.
+            one a seventh as wide; healthy ones stay below 0.6 (`scripts/study_healthy.py`), with two samples
+            per batch below 0.8.
         jump: Dead fraction at which to say so (info) where half of it came within the newest 5 samples. 0.6: that many
             die at once only after a push; some healthy narrow layers lose as many and still learn.
         samples: Successive samples of which the smallest counts. 2: two batches that agree.

@@ -12,7 +12,7 @@ import numpy as np
 
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
-from gradwatch.detect._depth import depth, module_levels
+from gradwatch.detect._depth import depth, module_levels, spread
 from gradwatch.detect._robust import block_medians, climb, log10, median
 from gradwatch.detect._scope import first_scope, scopes
 from gradwatch.history.store import History
@@ -21,6 +21,10 @@ from gradwatch.records import Finding, Quantity, Severity
 
 BLOCK = 8
 """Steps per block median: one wild batch, or three, do not make a climb."""
+
+CANCELLED = 1e-5
+"""Gradient of the output's bias, in units of its weight's, below which it is rounding error: the loss does not change
+where all outputs shift by the same amount, as with a distance between two outputs or a softmax over the batch."""
 
 OVERFLOW = 1e18
 """Norm above which its square, as in Adam's second moment, leaves float32 (largest 3.4e38, whose root is 1.8e19)."""
@@ -52,14 +56,14 @@ class ExplodingGradient:
 
     Args:
         every: Steps between two looks. 5: at 1.2 per step a norm grows 2.5 times meanwhile.
-        factor: Climb of the norm over the largest block median before. 8: in none of 600 healthy runs in which it had
-            climbed threefold was the loss above its past; runaway Q-values pass 8 within 40 steps.
+        factor: Climb of the norm over the largest block median before. 8: in no healthy run was the norm above its past
+            while the loss doubled (`scripts/study_healthy.py`); runaway Q-values pass 8 within 40 steps.
         loss_factor: Climb of the loss over its largest block median before, and over its first 8 steps. 2: harder
             stages of a curriculum raised it by 1.5.
-        decades: Rise over depth, in powers of ten. 4: it came to 3.0 in a healthy mixture of experts, whose parallel
-            layers have no depth, and to 1 in networks that have.
-        gain: Gain of the backward pass at each of 8 steps, in powers of ten. 2.5: it stayed below 1.8 in 600 healthy
-            runs; a graph convolution that does not normalise by degree has 3.2 over four layers.
+        decades: Rise over depth, in powers of ten. 4: it came to 1.9 in a healthy mixture of experts, whose parallel
+            layers have no depth, and to 1.2 in networks that have (`scripts/study_healthy.py`).
+        gain: Gain of the backward pass at each of 8 steps, in powers of ten. 2.5: it stayed below 1.8 in healthy runs
+            (`scripts/study_healthy.py`); a graph convolution without normalisation by degree has 3.2 over four layers.
         modules: Least number of modules with a weight matrix for the rise over depth. 5: fewer make no line.
     """
 
@@ -123,7 +127,11 @@ class ExplodingGradient:
 
     def _over_depth(self, history: History) -> Iterator[Finding]:
         shape = depth(history)
-        if len(shape.starts_D) < self.modules or history.step < self.every:
+        if (
+            len(shape.starts_D) < self.modules
+            or history.step < self.every
+            or spread(history) < 10 ** (self.decades / 2)
+        ):
             return
         level_D = module_levels(history, median(history.param.window("grad.l2", BLOCK)))[:-1]
         places = np.flatnonzero(~np.isnan(level_D))
@@ -154,6 +162,8 @@ class ExplodingGradient:
         l2_L = history.param.newest("grad.l2")
         inflow, matrices_M = l2_L[shape.output_bias], shape.matrices_M
         if not inflow * 10**self.gain < np.fmax.reduce(l2_L[matrices_M]) or len(history.run.steps(BLOCK)) < BLOCK:
+            return
+        if inflow < CANCELLED * l2_L[matrices_M[-1]]:
             return
         l2_TL = history.param.window("grad.l2", BLOCK)
         gain_T = log10(median(l2_TL[:, matrices_M].T)) - log10(l2_TL[:, shape.output_bias])

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,8 +68,9 @@ class Fp16Underflow:
         """Yield a finding for each module whose gradients underflow."""
         scale = history.run.newest("loss_scale")[0]
         unit = QUANTUM / scale if scale > 0 else QUANTUM
-        newest_L = history.param.newest("grad.absmax") < 64 * self.units * unit  # nan is not below anything
-        if not (newest_L & (history.param.newest("grad.zero_frac") >= self.zero_frac)).any():
+        absmax_L = history.param.newest("grad.absmax")
+        is_small_L = absmax_L < 64 * self.units * unit  # nan is not below anything
+        if not is_small_L.any() or not _on_grid(absmax_L[is_small_L] / unit).any():
             return
         flushed_TL, zero_TL = self._flushed(history, unit)
         ill_L = np.count_nonzero(flushed_TL, axis=0) >= self.rows
@@ -86,8 +87,7 @@ class Fp16Underflow:
         with np.errstate(invalid="ignore", divide="ignore"):
             survivors_TL = depth(history).root_numel_L * np.sqrt(1 - zero_TL)
             size_TL = history.param.window("grad.l2", 5) / survivors_TL / unit
-            on_grid_TL = (absmax_TL > 0.5) & (np.abs(absmax_TL - np.rint(absmax_TL)) <= ROUNDING * absmax_TL)
-        flushed_TL = on_grid_TL & (size_TL <= self.units) & (zero_TL >= self.zero_frac)
+            flushed_TL = _on_grid(absmax_TL) & (size_TL <= self.units) & (zero_TL >= self.zero_frac)
         return flushed_TL, zero_TL == 1
 
     def _finding(self, history: History, layer: str | None, group: list[int], unit: float) -> Finding:
@@ -116,6 +116,12 @@ class Fp16Underflow:
         yield Example("as small and as sparse, but off the grid of float16", _underflow((3, 4), scale=1.0, grid=False))
         sparse = Synthetic(steps=40).rising_sparsity(2, rate=0.05, onset=0)
         yield Example("many zeros among gradients of ordinary size", sparse.history())
+
+
+def _on_grid(absmax: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
+    """Say of largest elements, in units of the smallest number, whether they are multiples of it."""
+    on_grid: NDArray[np.bool_] = (absmax > 0.5) & (np.abs(absmax - np.rint(absmax)) <= ROUNDING * absmax)
+    return on_grid
 
 
 def _underflow(layers: tuple[int, ...], *, scale: float, grid: bool = True) -> History:

@@ -48,8 +48,8 @@ class GradientSpike:
         every: Steps between two looks, each at all steps since the last. 5: nothing can be done about a step gone by.
         factor: Norm in units of the median of the steps before. 40: less than half of the order of 100 that spikes
             have; planted ones reach 100 to 500.
-        above_largest: Norm in units of the largest of the steps before. 20: of 600 healthy runs, some with two
-            samples per batch, one had a step 10 times above that largest; noise repeats itself, a spike does not.
+        above_largest: Norm in units of the largest of the steps before. 20: healthy runs had
+            single steps 5 times above it (`scripts/study_healthy.py`); noise repeats itself, a spike does not.
     """
 
     code: ClassVar[str] = "GW106"
@@ -72,9 +72,10 @@ class GradientSpike:
             return
         if new_T.max() < 2 * np.fmax.reduce(beginning(history, "grad_norm.before_clip")):
             return
-        yield from self._findings(history, age=self.every - int(new_T.argmax()), spike=float(new_T.max()), usual=usual)
+        age, highest = self.every - int(new_T.argmax()), float(np.fmax.reduce(past_T))
+        yield from self._findings(history, age=age, spike=float(new_T.max()), usual=usual, highest=highest)
 
-    def _findings(self, history: History, *, age: int, spike: float, usual: float) -> Iterator[Finding]:
+    def _findings(self, history: History, *, age: int, spike: float, usual: float, highest: float) -> Iterator[Finding]:
         """Write down a spike `age` rows from the end, with the tensors that have a part in it."""
         l2_TL = history.param.window("grad.l2", PAST + age)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -95,6 +96,8 @@ class GradientSpike:
                     Quantity(name="spike at step", value=float(step)),
                     Quantity(name="grad_norm.before_clip", value=spike),
                     Quantity(name="median of the 32 steps before", value=usual),
+                    Quantity(name="times the median", value=spike / usual),
+                    Quantity(name="times the largest of the steps before", value=spike / highest),
                 ),
             )
 

@@ -45,8 +45,8 @@ class LayerImbalance:
 
     Args:
         every: Steps between two looks. 10: it is there all the time or not at all.
-        decades: Lead over the second largest, in powers of ten. 2.5: the largest lead in 600 healthy runs was 1.4;
-            planted faults start at 3.
+        decades: Lead over the second largest, in powers of ten. 2.5: the largest lead in healthy runs was 1.1
+            (`scripts/study_healthy.py`); planted faults start at 3.
         steps: Newest steps of which the smallest lead counts. 10: a batch alone is no imbalance.
     """
 

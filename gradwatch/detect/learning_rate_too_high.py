@@ -11,6 +11,7 @@ from typing import ClassVar, final
 import numpy as np
 
 from gradwatch.detect import Example
+from gradwatch.detect._beginning import beginning
 from gradwatch.detect._depth import depth
 from gradwatch.detect._robust import log10, median
 from gradwatch.history.store import History
@@ -24,20 +25,33 @@ AFTER = 6
 """Steps before and after a jump of the rate that show what the loss does. (The start of a warm-up is no jump.)"""
 
 
+SMALL = 0.05
+"""Size of a weight matrix, in units of the one that keeps the size of the signal, below which it started near zero."""
+
+DEFAULT = 0.577
+"""The same for the default initialisation of linear layers and convolutions, uniform within 1 / root of the inputs."""
+
+LEARNED = 0.5
+"""Part of the first loss that must be gone for growth to do no harm; a third is gone with the mean of the targets."""
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRateTooHigh:
     """Updates that are too large for the weights they move.
 
-    What it measures: two things. (1) How much the norms of the weight matrices have grown over the last 20 steps, as
-    the median over matrices: where a few updates make weights several times larger, what they were drawn as or had
-    learned is gone. (2) A learning rate that rises beyond all that it was before, by `jump`, and a loss that is higher
+    What it measures: three things. (1) The update/weight ratio, as the median over the weight matrices: an update as
+    large as what it moves replaces it. (2) How much the norms of the weight matrices have grown over the last 20 steps,
+    as the median over matrices: where a few updates make weights several times larger, what they were drawn as or had
+    learned is gone. (3) A learning rate that rises beyond all that it was before, by `jump`, and a loss that is higher
     after it than before.
 
     Why it matters: beyond 2 / curvature each step overshoots the valley by more than it came from.
 
-    When it is wrong: weights drawn near zero on purpose grow by many times; such matrices are left out as long as they
-    are below a twentieth of the usual size. A restart to a rate that the run has had before is no jump.
+    When it is wrong: weights drawn near zero on purpose grow by many times; such matrices count from the size of
+    default initialisation on, and not at all below a twentieth of the usual. A linear model whose classes are far apart
+    wants large weights: where half of the first loss is gone, growth does no harm (info). A restart to a rate that the
+    run has had before is no jump.
 
     What to do: a tenth of the rate is the first thing to try; warm up over the first few hundred steps; clip.
 
@@ -45,9 +59,10 @@ class LearningRateTooHigh:
     https://arxiv.org/abs/1706.02677.
 
     Args:
-        every: Steps between two looks. 10: weights are measured that often.
-        growth: Growth of the weights within 20 steps, in powers of ten. 0.5: 3.2 times; 600 healthy runs reached 0.38,
-            which was a fresh linear head on good features.
+        every: Steps between two looks. 5: half of the steps between two measurements of the weights.
+        ratio: Update/weight ratio at which to report. 1: an update as large as its weights replaces them. It did harm
+            where the loss is no lower five steps later than it was before, or the update ten times as large as they.
+        growth: Growth of the weights within 20 steps, in powers of ten. 0.5: 3.2 times.
         jump: Rise of the learning rate over its largest value before, as a factor. 3: milestones fall, warm-ups
             rise in small steps.
         worse: Loss after the jump in units of that before. 1.5: a batch is noisier than that seldom, the median of 6
@@ -56,7 +71,8 @@ class LearningRateTooHigh:
 
     code: ClassVar[str] = "GW302"
     kind: ClassVar[str] = "learning-rate-too-high"
-    every: int = 10
+    every: int = 5
+    ratio: float = 1.0
     growth: float = 0.5
     jump: float = 3.0
     worse: float = 1.5
@@ -66,11 +82,40 @@ class LearningRateTooHigh:
         rate_T = history.scalar("lr.0", 64)
         if rate_T[-1] >= self.jump * np.fmin.reduce(rate_T):
             yield from self._jumped(history)
-        newest_L = history.param.newest("weight.l2")
         matrices_M = depth(history).matrices_M
-        if history.step < self.every or not len(matrices_M) or np.isnan(newest_L[matrices_M[0]]):
+        if not len(matrices_M):
             return
-        yield from self._grown(history)
+        yield from self._replaced(history)
+        if history.step >= self.every and not np.isnan(history.param.newest("weight.l2")[matrices_M[0]]):
+            yield from self._grown(history)
+
+    def _replaced(self, history: History) -> Iterator[Finding]:
+        """Yield a finding where an update since the last look, or at it, was larger than the weights it moved."""
+        shape, age = depth(history), min(self.every + 1, len(history.param.steps(self.every + 1)))
+        ratio_TM = history.param.window("update.ratio", age)[:, shape.matrices_M]
+        over_T = 2 * np.count_nonzero(ratio_TM >= self.ratio, axis=1) >= len(shape.matrices_M)
+        if not over_T.any():
+            return
+        at = int(np.argmax(over_T))
+        gain_M = history.param.window("weight.l2", age)[at, shape.matrices_M] / shape.root_fan_out_M
+        ratio = float(median(np.where(gain_M > SMALL, ratio_TM[at], np.nan)))
+        loss_T = history.scalar("loss", age)
+        is_worse = age - at > 3 and not float(median(loss_T[at + 1 :])) < loss_T[at]
+        if not self.ratio <= ratio < np.inf or not (is_worse or ratio >= 10 * self.ratio):
+            return
+        rate = float(history.run.newest("lr.0")[0])
+        yield Finding(
+            code=self.code,
+            kind=self.kind,
+            layer=None,
+            step=history.step,
+            severity=Severity.WARNING,
+            message=f"one update at a learning rate of {rate:g} is {ratio:.1f} times as large as the weights it moves",
+            evidence=(
+                Quantity(name="update.ratio, median", value=ratio),
+                Quantity(name="lr.0", value=rate),
+            ),
+        )
 
     def _grown(self, history: History) -> Iterator[Finding]:
         shape = depth(history)
@@ -80,7 +125,8 @@ class LearningRateTooHigh:
         if 2 * np.count_nonzero(last_M > 10**self.growth * first_M) < len(first_M):
             return
         gain_M = first_M / shape.root_fan_out_M  # near 1 for weights that keep the size of the signal
-        growth = float(median(np.where(gain_M > 0.05, log10(last_M) - log10(first_M), np.nan)))
+        usual_M = np.maximum(first_M, DEFAULT * shape.root_fan_out_M)
+        growth = float(median(np.where(gain_M > SMALL, log10(last_M) - log10(usual_M), np.nan)))
         if not growth >= self.growth:
             return
         rate = float(history.run.newest("lr.0")[0])
@@ -89,7 +135,7 @@ class LearningRateTooHigh:
             kind=self.kind,
             layer=None,
             step=history.step,
-            severity=Severity.WARNING,
+            severity=Severity.INFO if self._is_learning(history) else Severity.WARNING,
             message=f"the weights have grown {10**growth:.1f} times within {SPAN} steps at a learning rate of {rate:g}",
             evidence=(
                 Quantity(name="growth of weight.l2, median", value=growth, unit="decades"),
@@ -98,13 +144,18 @@ class LearningRateTooHigh:
             ),
         )
 
+    def _is_learning(self, history: History) -> bool:
+        """Say whether the loss has fallen well below that of the first step, before any update."""
+        first = float(beginning(history, "loss", 1)[0])
+        return float(median(history.scalar("loss", AFTER))) < first - LEARNED * abs(first)
+
     def _jumped(self, history: History) -> Iterator[Finding]:
         for group in range(history.groups):
             rate_T = history.scalar(f"lr.{group}", 64)
             before_T = np.maximum.accumulate(rate_T)[:-1]
             jumps = np.flatnonzero(rate_T[1:] >= self.jump * before_T) + 1
             at = int(jumps[-1]) if len(jumps) else 0
-            if not AFTER <= at <= len(rate_T) - AFTER or before_T[at - 1] <= 0:
+            if not AFTER <= at <= len(rate_T) - AFTER or before_T[at - 1] <= 0 or self._had(history, group, rate_T[at]):
                 continue
             loss_T = history.scalar("loss", 64)
             before, after = float(median(loss_T[max(0, at - AFTER) : at])), float(median(loss_T[at + 1 :]))
@@ -127,6 +178,11 @@ class LearningRateTooHigh:
             )
             return
 
+    def _had(self, history: History, group: int, rate: float) -> bool:
+        """Say whether the rate was nearly as high in the part of the run that the window does not show."""
+        earlier_T = history[f"lr.{group}"][:-64]
+        return len(earlier_T) > 0 and rate < self.jump * float(np.fmax.reduce(earlier_T))
+
     @classmethod
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
@@ -134,7 +190,16 @@ class LearningRateTooHigh:
         large.weight_l2_TL *= 1 + 0.2 * large.t_T[:, None]
         yield Example("the weights are several times larger after twenty steps", large.history(), (None,))
         yield Example("the rate jumps tenfold, and the loss after it", _jump(factor=10, loss=4), (None,))
+        yield Example("one update is larger than the weights", _overwritten(), (None,))
         yield Example("a healthy run", Synthetic(steps=60).history())
+        linear = Synthetic(steps=60, lr=0.1)
+        linear.weight_l2_TL *= 1 + 0.2 * linear.t_T[:, None]
+        linear.loss_T[1:] *= 0.5
+        yield Example("the weights of a linear model grow, and it learns", linear.history(), (None,))
+        long = Synthetic(steps=300)
+        long.lr_T = 0.001 * (1 + 9 * (long.t_T % 150 < 20))
+        long.loss_T[150:] *= 4
+        yield Example("a restart to a rate that it had long ago", long.history())
         slow = Synthetic(steps=200)
         slow.weight_l2_TL *= 1 + 0.02 * slow.t_T[:, None]
         yield Example("weights grow over the whole run", slow.history())
@@ -146,6 +211,12 @@ def _jump(*, factor: float, loss: float, first: float = 0.001) -> History:
     made = Synthetic(steps=90)
     made.lr_T[:40], made.lr_T[40:60], made.lr_T[60:] = first, 0.001, 0.001 * factor
     made.loss_T[60:] *= loss
+    return made.history()
+
+
+def _overwritten() -> History:
+    made = Synthetic(steps=1)
+    made.update_factor_TL[:] = 1e4
     return made.history()
 
 

@@ -74,8 +74,10 @@ class LearningRateTooLow:
         is_tail = len(moved) > 0 and 3 * still < history.step
         if len(ratio_T) - first < self.samples or is_tail or self._is_warming_up(history) or not self._is_left(history):
             return
+        is_held = any(layer.group is not None for layer in history.info.layers)
         if (
-            not (history.param.newest("grad.l2")[matrices_M] > 0).any()
+            not is_held
+            or not (history.param.newest("grad.l2")[matrices_M] > 0).any()
             or (history.scalar("skipped", still + 1) == 1).any()
         ):
             return

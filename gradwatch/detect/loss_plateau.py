@@ -12,10 +12,14 @@ import numpy as np
 
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
+from gradwatch.detect._noted import noted
 from gradwatch.detect._robust import median, trend
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
+
+BROADCAST = "tape-broadcast"
+"""Event of a loss that compares every prediction with every target."""
 
 BEGINNING = 16
 """Steps that say where the loss began."""
@@ -23,6 +27,10 @@ BEGINNING = 16
 WINDOW = 48
 """Newest steps that say where it is."""
 
+
+MOVING = 0.1
+"""Growth of the weights over the window that shows that something is being learned. Runs that learned nothing grew by
+1 to 2 %, matrix factorisations on their way out of a saddle by 25 % and more."""
 
 SETTLED = 32
 """First steps that are left out of the trend: even a network that learns nothing learns the mean of its targets."""
@@ -33,15 +41,18 @@ SETTLED = 32
 class LossPlateau:
     """A loss that has not fallen since the run began.
 
-    What it measures: the median loss of the newest 48 steps against that of the first 16, and its trend over the window
-    (up to 256 steps, without the first 32). After at least `patience` steps, and a twentieth of the planned ones, at a
-    rate that is not rising any more, the loss is neither lower than in the beginning nor on its way down, and the
-    gradient norm does not grow, as it does when a plateau is about to end.
+    What it measures: two things. (1) The tape: predictions (n, 1) against targets (n) make n x n differences, and what
+    is learned of them is the mean, whatever the loss does meanwhile. (2) The median loss of the newest 48 steps against
+    that of the first 16, and its trend over the window (up to 256 steps, without the first 32). After at least
+    `patience` steps, and a twentieth of the planned ones, at a rate that is not rising any more, the loss is neither
+    lower than in the beginning nor on its way down, and neither the gradient norm grows nor do the weights, as they do
+    when a plateau is about to end: embeddings that are multiplied leave a saddle that way.
 
     Why it matters: nothing is being learned, whatever the gradients look like.
 
-    When it is wrong: a loss that is no measure of success (GAN, policy gradient); tasks that are learned in a sudden
-    transition after a long plateau (CTC, arithmetic).
+    When it is wrong: a loss that is no measure of success (policy gradient; with several optimizers it is taken for the
+    value of a game between them, and reported as info); tasks that are learned in a sudden transition after a long
+    plateau (CTC, arithmetic).
 
     What to do: first look at the other findings: a plateau is what most illnesses end in. Then at the loss itself:
     predictions (n, 1) against targets (n) broadcast to (n, n) and learn the mean; labels that do not belong to the
@@ -51,7 +62,7 @@ class LossPlateau:
     Source: Karpathy 2019, "A recipe for training neural networks", https://karpathy.github.io/2019/04/25/recipe/.
 
     Args:
-        every: Steps between two looks. 20: nothing happens.
+        every: Steps between two looks. 10: the tape says so at once, and otherwise nothing happens.
         patience: Steps after which to report. 160: healthy runs that started slowly had a falling trend by then.
         fall: Fall of the loss, as a fraction, that counts as one. 0.03: within it the medians are noise.
         trend: Slope of the loss in its standard errors below which it is falling. -1.5: a flat loss is below by chance
@@ -60,34 +71,49 @@ class LossPlateau:
 
     code: ClassVar[str] = "GW505"
     kind: ClassVar[str] = "loss-plateau"
-    every: int = 20
+    every: int = 10
     patience: int = 160
     fall: float = 0.03
     trend: float = -1.5
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""
+        for event in noted(history, BROADCAST):
+            yield self._finding(history, f"the loss cannot fall as it should: {event.text}", layer=event.layer)
         if history.step < max(self.patience, (history.info.total_steps or 0) // 20):
             return
         least = (1 - self.fall) * float(median(beginning(history, "loss", BEGINNING)))
         if least <= 0 or np.fmin.reduce(history.scalar("loss", WINDOW)) < least / 2:
             return
         newest, first = float(median(history.scalar("loss", WINDOW))), least / (1 - self.fall)
-        if not least <= newest <= 2 * first or self._is_on_its_way(history):
+        if not least <= newest <= 2 * self._highest(history) or self._is_on_its_way(history):
             return
-        yield Finding(
+        yield self._finding(
+            history,
+            f"the loss is {newest:.4g} after {history.step} steps and was {first:.4g} in the beginning",
+            severity=Severity.INFO if "+" in history.info.optimizer else Severity.WARNING,
+        )
+
+    def _finding(
+        self, history: History, message: str, *, layer: str | None = None, severity: Severity = Severity.WARNING
+    ) -> Finding:
+        return Finding(
             code=self.code,
             kind=self.kind,
-            layer=None,
+            layer=layer,
             step=history.step,
-            severity=Severity.WARNING,
-            message=f"the loss is {newest:.4g} after {history.step} steps and was {first:.4g} in the beginning",
+            severity=severity,
+            message=message,
             evidence=(
-                Quantity(name="loss, first 16 steps", value=first),
-                Quantity(name="loss, newest 48 steps", value=newest),
+                Quantity(name="loss, first 16 steps", value=float(median(beginning(history, "loss", BEGINNING)))),
+                Quantity(name="loss, newest 48 steps", value=float(median(history.scalar("loss", WINDOW)))),
                 Quantity(name="steps", value=float(history.step), unit="steps"),
             ),
         )
+
+    def _highest(self, history: History) -> float:
+        """Return the largest loss of the beginning, whose median is low where the first batches are of one kind."""
+        return float(np.fmax.reduce(beginning(history, "loss", BEGINNING)))
 
     def _is_on_its_way(self, history: History) -> bool:
         """Say whether the loss is falling, or would be in a while."""
@@ -98,23 +124,37 @@ class LossPlateau:
         is_skipping = (history.scalar("skipped", WINDOW) == 1).any()
         if is_warming_up or is_skipping or not (np.isfinite(loss_T).all() and np.isfinite(norm_T).all()):
             return True
-        return trend(loss_T) < self.trend or trend(norm_T) > 4
+        return trend(loss_T) < self.trend or trend(norm_T) > 4 or _is_growing(history)
 
     @classmethod
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
         yield Example("the loss stays where it was", _flat(), (None,))
+        text = "prediction and target of shapes (16, 1) and (16,) make 16 x 16 differences"
+        broadcast = Synthetic(steps=20).note(BROADCAST, layer="layers.11", text=text)
+        yield Example("targets are broadcast against predictions", broadcast.history(), ("layers.11",))
         yield Example("a healthy run", Synthetic(steps=200).history())
         yield Example("a slow but steady fall", _flat(fall=0.06))
         warm = _flat_run()
         warm.lr_T *= 1 + warm.t_T
         yield Example("the rate is still rising", warm.history())
+        saddle = _flat_run()
+        saddle.weight_l2_TL *= 1 + 0.002 * saddle.t_T[:, None]
+        yield Example("the weights grow: a saddle is being left", saddle.history())
         floor = Synthetic(steps=240)
         floor.loss_T[60:] = 0.9 * np.exp(0.02 * floor.rng.standard_normal(180))
         yield Example("a floor after a fall, as label smoothing has", floor.history())
         late = _flat_run()
         late.loss_T[150:] *= np.exp(-0.02 * (late.t_T[150:] - 150))
         yield Example("a plateau that ends", late.history())
+
+
+def _is_growing(history: History) -> bool:
+    """Say whether most weight matrices, embeddings among them, have grown by `MOVING` over the window."""
+    wide = [i for i, layer in enumerate(history.info.layers) if layer.trainable and len(layer.shape) >= 2]
+    norm_TL = history.param.window("weight.l2")[:, wide]
+    norm_TL = norm_TL[~np.isnan(norm_TL).all(axis=1)] if wide else norm_TL
+    return len(norm_TL) > 1 and bool(median(norm_TL[-1] - (1 + MOVING) * norm_TL[0]) > 0)
 
 
 def _flat_run(*, fall: float = 0.0) -> Synthetic:

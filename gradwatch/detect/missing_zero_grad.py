@@ -14,10 +14,17 @@ from gradwatch.detect import Example
 from gradwatch.detect._robust import log10
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
-from gradwatch.records import Finding, Quantity, Severity
+from gradwatch.records import Event, Finding, Quantity, Severity
+
+KEPT = "gradients-kept"
+"""Event of an update before which no backward found the gradients cleared."""
 
 STEPS = 9
 """First steps that are looked at: a sum of nine gradients is at least three times one of them."""
+
+
+NEGLIGIBLE = 5.0
+"""Decades below the largest norm at which a norm is rounding error, as that of a bias that a normalisation cancels."""
 
 
 @final
@@ -25,10 +32,11 @@ STEPS = 9
 class MissingZeroGrad:
     """Gradients that are never cleared.
 
-    What it measures: the gradient norms of the first 9 steps. A sum of t gradients grows as a power of t: t where they
-    agree, the root of t where they are noise, and smoothly, because one more batch changes little. Nearly all tensors
-    have to grow with such a power, from the first update on, without the noise that batches have. Learning can raise
-    norms too, but not in all tensors, not at once, and not slower and slower.
+    What it measures: two things. (1) What `watch` saw of a parameter between its first updates: whether any backward
+    found its gradient cleared. (2) Where nobody looked, the gradient norms of the first 9 steps. A sum of t gradients
+    grows as a power of t: t where they agree, the root of t where they are noise, and smoothly, because one more batch
+    changes little. Nearly all tensors have to grow with such a power, from the first update on, without the noise that
+    batches have. Learning can raise norms too, but not in all tensors, not at once, and not slower and slower.
 
     Why it matters: each update repeats all earlier ones, a momentum of 1 without friction: training overshoots, or
     blows up.
@@ -43,7 +51,8 @@ class MissingZeroGrad:
     https://pytorch.org/tutorials/recipes/recipes/zeroing_out_gradients.html; Jiang et al. 2025 (TrainCheck), OSDI.
 
     Args:
-        every: Steps between two looks. 8: the first look then has all nine steps.
+        every: Steps between two looks. 4: the first is as early as `kept` allows, the third has all nine steps.
+        kept: Updates from the second on, all of them, before which nothing was cleared. 3: not once by mistake.
         power: Exponent that nine in ten tensors must reach. 0.35: the root of t, less the noise of nine points.
         at_most: Exponent that none in ten may pass. 1.2: a sum cannot grow faster than t while gradients do not grow.
         first: Growth from step 0 to step 1 that nine in ten tensors must reach. 1.25: the root of 2, less noise.
@@ -53,7 +62,8 @@ class MissingZeroGrad:
 
     code: ClassVar[str] = "GW401"
     kind: ClassVar[str] = "missing-zero-grad"
-    every: int = 8
+    every: int = 4
+    kept: int = 3
     power: float = 0.35
     at_most: float = 1.2
     first: float = 1.25
@@ -61,10 +71,21 @@ class MissingZeroGrad:
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""
-        if not STEPS - 1 <= history.step < STEPS - 1 + self.every or history.param.steps()[0] != 0:
+        if history.step >= STEPS - 1 + self.every:
             return
+        kept = sum(event.kind == KEPT for event in history.events)
+        if self.kept <= kept and kept >= history.step - 1:
+            yield self._finding(
+                history, "nothing clears the gradients between updates: each update repeats all before it"
+            )
+        elif history.step >= STEPS - 1 and history.param.steps()[0] == 0 and _is_optimized(history):
+            yield from self._summed(history)
+
+    def _summed(self, history: History) -> Iterator[Finding]:
+        """Yield a finding where the norms grow like those of a sum."""
         log_TL = log10(history.param.window("grad.l2")[:STEPS])
         log_TL = log_TL[:, ~np.isnan(log_TL).any(axis=0)]
+        log_TL = log_TL[:, log_TL[-1] > np.fmax.reduce(log_TL[-1], initial=-np.inf) - NEGLIGIBLE]
         if len(log_TL) < STEPS or log_TL.shape[1] < 2 or (history.scalar("skipped")[:STEPS] == 1).any():
             return
         time_T = np.log10(np.arange(1, STEPS + 1))
@@ -76,18 +97,24 @@ class MissingZeroGrad:
         first = float(np.quantile(log_TL[1] - log_TL[0], 0.1))
         if not (low >= self.power and high <= self.at_most and 10**first >= self.first and noise <= self.noise):
             return
-        yield Finding(
+        yield self._finding(
+            history,
+            "every gradient grows like the sum of all before it: nothing clears them between updates",
+            Quantity(name="exponent of growth, median", value=float(np.median(power_L))),
+            Quantity(name="growth from step 0 to step 1", value=float(10 ** np.median(log_TL[1] - log_TL[0]))),
+            Quantity(name="deviation from a power", value=noise, unit="decades"),
+        )
+
+    def _finding(self, history: History, message: str, *evidence: Quantity) -> Finding:
+        kept = float(sum(event.kind == KEPT for event in history.events))
+        return Finding(
             code=self.code,
             kind=self.kind,
             layer=None,
             step=history.step,
             severity=Severity.WARNING,
-            message="every gradient grows like the sum of all before it: nothing clears them between updates",
-            evidence=(
-                Quantity(name="exponent of growth, median", value=float(np.median(power_L))),
-                Quantity(name="growth from step 0 to step 1", value=float(10 ** np.median(log_TL[1] - log_TL[0]))),
-                Quantity(name="deviation from a power", value=noise, unit="decades"),
-            ),
+            message=message,
+            evidence=(*evidence, Quantity(name="updates before which nothing was cleared", value=kept, unit="steps")),
         )
 
     @classmethod
@@ -95,6 +122,8 @@ class MissingZeroGrad:
         """Yield histories that fire, that stay quiet, and near misses."""
         yield Example("gradients that agree add up", _summed(power=0.9), (None,))
         yield Example("gradients that are noise add up", _summed(power=0.55), (None,))
+        yield Example("no backward finds the gradients cleared", _kept(3), (None,))
+        yield Example("they are kept once, for a reason", _kept(1))
         yield Example("a healthy run", Synthetic(steps=40).history())
         branch = Synthetic(steps=40, noise=0.03)
         branch.grad_l2_TL[:, ::2] *= 1 + branch.t_T[:, None]
@@ -103,6 +132,19 @@ class MissingZeroGrad:
         escape.grad_l2_TL *= 1.4 ** escape.t_T[:, None]
         yield Example("a run leaves its plateau: faster and faster", escape.history())
         yield Example("norms that rise and fall by the batch", _summed(power=0.9, noise=0.6))
+
+
+def _is_optimized(history: History) -> bool:
+    """Say whether an optimizer holds anything; one that holds nothing clears nothing, which is another illness."""
+    return any(layer.group is not None for layer in history.info.layers)
+
+
+def _kept(updates: int) -> History:
+    """Return a run of which so many updates repeat the one before."""
+    history = Synthetic(steps=updates + 2).history()
+    for update in range(updates):
+        history.note(Event(kind=KEPT, step=update + 1))
+    return history
 
 
 def _summed(*, power: float, noise: float = 0.05) -> History:

@@ -38,8 +38,9 @@ class NoGradient:
     task): freeze it with `requires_grad_(False)` and it is not counted. Where other tensors come and go from step
     to step, as experts and heads that train in turn do, where it looks like one of several experts, and while the
     rate warms up, the wait is five times as long. A module that is built like those that come and go is taken for
-    an expert that nothing was sent to (info). Zeros behind a ReLU that never fires are reported as dead-relu, at
-    the ReLU.
+    an expert that nothing was sent to (info). A bias with a gradient of zero whose weight has one is reached by a loss
+    that does not change when its outputs shift, as a hinge or a distance between two outputs does not (info). Zeros
+    behind a ReLU that never fires are reported as dead-relu, at the ReLU.
 
     What to do: look for `detach()`, `.data`, `.item()`, `.numpy()` or `torch.no_grad()` between the layer and the loss,
     for a module whose output is not used, and for a softmax over a single unit or another constant before the loss.
@@ -90,7 +91,8 @@ class NoGradient:
     ) -> Iterator[Finding]:
         for layer, group in scopes(history, ill_L, kind=self.kind):
             is_routed = routed.issuperset(history.info.layers[i].shape for i in group)
-            severity = Severity.INFO if is_routed else Severity.CRITICAL if layer is None else Severity.WARNING
+            is_harmless = is_routed or (value != "None" and all(_is_cancelled(history, i) for i in group))
+            severity = Severity.INFO if is_harmless else Severity.CRITICAL if layer is None else Severity.WARNING
             yield Finding(
                 code=self.code,
                 kind=self.kind,
@@ -147,6 +149,13 @@ def _is_routed(history: History, ill_L: NDArray[np.bool_]) -> bool:
     ill = np.flatnonzero(ill_L)
     is_like_others = all(re.sub(r"\d+", "*", layers[i].name) in numbered for i in ill)
     return is_like_others and len(reached) > 0 and len(ill) > 0 and reached[0] < ill[0]
+
+
+def _is_cancelled(history: History, tensor: int) -> bool:
+    """Say whether a tensor is a bias whose weight is reached: then the loss only does not depend on a shift."""
+    layers, l2_L = history.info.layers, history.param.newest("grad.l2")
+    mine = [i for i, layer in enumerate(layers) if layer.module == layers[tensor].module and len(layer.shape) >= 2]
+    return len(layers[tensor].shape) == 1 and bool((l2_L[mine] > 0).any())
 
 
 def _is_blocked(history: History) -> bool:

@@ -18,6 +18,12 @@ from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
 
+WITHHELD = "loss-withheld"
+"""Event of the first step whose loss was None."""
+
+GIVEN = "loss-nan"
+"""Event of the first step whose loss was given, and NaN."""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +40,7 @@ class NonFinite:
 
     When it is wrong: a GradScaler finds its scale by overflowing now and then; a step that it skipped for an
     overflow, with a finite loss, is no finding. A loop that hands over its loss never, or only now and
-    then, is judged by gradients at the other steps.
+    then, is judged by gradients at the other steps: `monitor.step(None)` says so, from the first time on.
 
     What to do: look for a logarithm, division, square root or norm at zero, an exponential of a large number, an
     attention row that is masked entirely, or NaN in the data; go back to the last checkpoint before the step. If the
@@ -113,6 +119,13 @@ class NonFinite:
         silent = Synthetic(steps=60)
         silent.loss_T[:] = np.nan
         yield Example("a loop hands over no loss", silent.history())
+        ended = Synthetic(steps=60)
+        ended.loss_T[20:] = np.nan
+        ended.note(WITHHELD, step=20)
+        yield Example("a loop stops to hand over its loss, and says so", ended.history())
+        given = Synthetic(steps=60).note(GIVEN, step=0)
+        given.loss_T[:] = np.nan
+        yield Example("a loss is NaN from the first step on, with gradients that are finite", given.history(), (None,))
         rare = Synthetic(steps=60)
         rare.loss_T[rare.t_T % 10 > 0] = np.nan
         yield Example("a loop hands over every tenth loss", rare.history())
@@ -139,16 +152,19 @@ def _missing(history: History, length: int) -> NDArray[np.bool_]:
 
     A loss that is NaN makes NaN of its gradients, or has the update skipped. A loop whose step went well without a
     loss does not hand it over at every step, so that it may be missing from later steps too, whatever their gradients.
-    Two losses in a row are a loop that hands them over: what is nan after them is NaN.
+    Two losses in a row are a loop that hands them over: what is nan after them is NaN, unless the loop said that it
+    hands over none. The first that was handed over as NaN is noted, and not missing.
     """
     is_nan_T, was_skipped_T = np.isnan(history.scalar("loss")), history.scalar("skipped") == 1
     norm_T = history.scalar("grad_norm.before_clip")
     is_due_T = np.zeros(len(is_nan_T), np.bool_)
-    is_due_T[2:] = ~is_nan_T[1:-1] & ~is_nan_T[:-2]
+    if not any(event.kind == WITHHELD for event in history.events):
+        is_due_T[2:] = ~is_nan_T[1:-1] & ~is_nan_T[:-2]
     went_well_T = np.isfinite(norm_T) & ((norm_T > 0) | ~was_skipped_T)  # 0 is the norm of no gradients, too
     is_withheld_T = np.logical_or.accumulate(is_nan_T & ~is_due_T & went_well_T)[-length:]
     is_unread_T = (np.isnan(norm_T) & ~was_skipped_T)[-length:] & ~_is_spoilt(history, length)
-    return np.asarray((is_nan_T & ~is_due_T)[-length:] & (is_withheld_T | is_unread_T), np.bool_)
+    was_given_T = np.isin(history.run.steps(length), [e.step for e in history.events if e.kind == GIVEN])
+    return np.asarray((is_nan_T & ~is_due_T)[-length:] & (is_withheld_T | is_unread_T) & ~was_given_T, np.bool_)
 
 
 def _is_spoilt(history: History, length: int) -> NDArray[np.bool_]:

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect._depth import depth
-from gradwatch.detect._robust import median
 from gradwatch.detect._scope import scopes
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
@@ -23,9 +22,10 @@ USUAL = 1e-5
 """Update/weight ratio that some tensor must have: where none has, the learning rate is too low for all."""
 
 NEGLIGIBLE = 1e-4
-"""Size of a gradient element, in units of the median tensor's, below which it need not move anything.
+"""Size of a gradient element, in units of the largest tensor's, below which it need not move anything.
 
-The gradient of a bias that a normalisation cancels is rounding error, 7 decades below the others.
+The gradient of a bias that a normalisation cancels is rounding error, 7 decades below the others; where gradients
+vanish over depth, an update that is lost in rounding is what follows, and not the illness.
 """
 
 
@@ -94,7 +94,7 @@ class NotOptimized:
         rate_G = np.array([history.run.newest(f"lr.{g}")[0] for g in range(history.groups)])
         held_L = np.array([layer.group is not None and rate_G[layer.group] > 0 for layer in history.info.layers])
         size_L = history.param.newest("grad.l2") / depth(history).root_numel_L
-        stuck_L = held_L & (ratio_TL == 0).all(axis=0) & (size_L > NEGLIGIBLE * median(size_L))
+        stuck_L = held_L & (ratio_TL == 0).all(axis=0) & (size_L > NEGLIGIBLE * np.fmax.reduce(size_L))
         yield from self._findings(
             history, stuck_L, Severity.WARNING, "has a gradient and a learning rate but never moves"
         )

@@ -31,7 +31,8 @@ class OscillatingGradient:
 
     Why it matters: what one update learns the next one undoes.
 
-    When it is wrong: tasks in turn whose losses differ by that much and stay as high as in the beginning.
+    When it is wrong: tasks in turn whose losses differ by that much and stay as high as in the beginning. A loss whose
+    swings grow from window to window follows targets that move, as values in Q-learning do, and is left out.
 
     What to do: shuffle the data (class after class is the usual reason for waves); lower the learning rate or the
     momentum (the usual reason for alternation); enlarge the batch.
@@ -68,7 +69,7 @@ class OscillatingGradient:
         log_T = log10(history.scalar("grad_norm.before_clip", LENGTH))
         spread, correlation, crossings = _swing(log_T)
         is_swinging = spread >= self.decades and abs(correlation) >= self.correlation and crossings >= self.crossings
-        if not is_swinging or not self._comes_back(history):
+        if not is_swinging or not self._comes_back(history) or _is_growing(history, high):
             return
         yield Finding(
             code=self.code,
@@ -103,14 +104,27 @@ class OscillatingGradient:
         yield Example("the data come class after class", _bouncing(period=12), (None,))
         yield Example("a healthy run", Synthetic(steps=140).history())
         yield Example("noise of tiny batches", Synthetic(steps=140, noise=1.5).history())
+        yield Example("the swings grow, as values in Q-learning do", _bouncing(period=12, level=0.02, growth=0.02))
         yield Example("norms alternate, but the run learns", Synthetic(steps=140).oscillating().history())
 
 
 LENGTH = 48
 """Steps of the window: four waves of a dozen steps, and few enough for an early word."""
 
+GROWTH = 1.25
+"""Growth of the loss's peaks from one window to the next beyond which they do not come back to where they were."""
+
 BEGINNING = 8
 """Steps that say where the loss began."""
+
+
+def _is_growing(history: History, high: float) -> bool:
+    """Say whether the loss swung in the window before this one too, by clearly less."""
+    loss_T = np.sort(history.scalar("loss", 2 * LENGTH)[:-LENGTH])
+    if len(loss_T) < LENGTH:
+        return False
+    low_before, high_before = float(loss_T[LENGTH // 10]), float(loss_T[-LENGTH // 10])
+    return high_before > 3 * abs(low_before) and high > GROWTH * high_before
 
 
 def _swing(log_T: Floats) -> tuple[float, float, int]:
@@ -125,8 +139,8 @@ def _swing(log_T: Floats) -> tuple[float, float, int]:
     return float(high - low), correlation, int(np.count_nonzero(above_T[1:] != above_T[:-1]))
 
 
-def _bouncing(*, period: int) -> History:
-    """Return a run whose norm and loss swing together and whose loss gets nowhere."""
+def _bouncing(*, period: int, level: float = 0.9, growth: float = 0.0) -> History:
+    """Return a run whose norm and loss swing together and whose loss gets nowhere, or grows."""
     made = Synthetic(steps=140).oscillating(factor=60, onset=12, period=period)
-    made.loss_T[12:] = 0.9 * np.exp(2 * np.sin(2 * np.pi * (made.t_T[12:] + 0.5) / period))
+    made.loss_T[12:] = level * np.exp(growth * made.t_T[12:] + 2 * np.sin(2 * np.pi * (made.t_T[12:] + 0.5) / period))
     return made.history()

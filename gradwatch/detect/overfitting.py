@@ -40,7 +40,8 @@ class Overfitting:
     Args:
         every: Steps between two looks, each at all validations since the last. 10: a validation costs more.
         patience: Validations in a row above the best. 4: noise seldom agrees so often.
-        rise: Rise above the best, as a fraction of it. 0.2: validation losses of healthy runs came back within 0.1.
+        rise: Rise above the best, as a fraction of it. 0.2: those that did not go on rising stayed below
+            0.1 (`scripts/study_healthy.py`).
         fall: Training loss, in units of that around the best validation, below which it counts as falling.
             0.8: a plateau's noise stays above.
     """
@@ -78,6 +79,7 @@ class Overfitting:
             evidence=(
                 Quantity(name="best val_loss", value=float(val_V[best])),
                 Quantity(name="val_loss", value=float(val_V[-1])),
+                Quantity(name="rise above the best", value=rise / 100, unit="0..1"),
                 Quantity(name="step of the best", value=float(steps_V[best])),
                 Quantity(name="loss around the best", value=before),
                 Quantity(name="loss", value=train),

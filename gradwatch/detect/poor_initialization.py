@@ -1,4 +1,4 @@
-"""GW203: weights drawn so large that every layer multiplies the signal."""
+"""GW203: weights and embeddings drawn so large that they drown the signal."""
 
 # L = parameter tensors, M = weight matrices and kernels
 
@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import numpy as np
 
 from gradwatch.detect import Example
 from gradwatch.detect._edited import edited
+from gradwatch.detect._noted import noted
 from gradwatch.detect._scope import scopes
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
@@ -27,25 +28,33 @@ class PoorInitialization:
     What it measures: the gain of each linear and convolutional weight before the first update: the root mean square of
     its elements times the root of its fan-in, the factor by which it multiplies a signal of independent parts. 1 keeps
     the variance (Xavier), 1.41 does behind a ReLU (He), 0.58 is PyTorch's default. Layers with a normalisation right
-    behind them are left out: it divides the gain away.
+    behind them are left out: it divides the gain away. Embeddings count where the tape says that they do a matrix's
+    work: rows of two that are multiplied and summed over d dimensions, with a gain of both deviations times the root
+    of d; one that is the output layer too, behind a normalisation, with its deviation times the root of d. And, before
+    the first step, whether two matrices in a row are each filled with one number: then all units get the same
+    gradient, and stay copies of each other (Goodfellow et al. 2016, Deep Learning, sec. 8.4).
 
     Why it matters: gains multiply. Three layers of 17 make 5,000: logits and losses in the hundreds, saturated units,
-    and thousands of steps that only undo it.
+    and thousands of steps that only undo it. A product of two embeddings from N(0, 1) over 48 dimensions has a standard
+    deviation of 7, whatever is to be predicted.
 
     When it is wrong: a first layer that is scaled up on purpose (sinusoidal networks, random features), or a trained
     network with sharp weights: one such layer alone is reported as info.
 
     What to do: kaiming_normal_ or kaiming_uniform_ for ReLU, xavier for tanh and sigmoid, or PyTorch's default, in the
-    place of normal_ with standard deviation 1.
+    place of normal_ with standard deviation 1. `nn.Embedding` draws from N(0, 1): give those that are multiplied, or
+    tied to the output, a standard deviation of 0.02 to 0.1.
 
     Source: He et al. 2015, sec. 2.2, https://arxiv.org/abs/1502.01852; Glorot & Bengio 2010, sec. 4.2.1,
-    https://proceedings.mlr.press/v9/glorot10a.html.
+    https://proceedings.mlr.press/v9/glorot10a.html; pytorch/pytorch#3121 on embeddings,
+    https://github.com/pytorch/pytorch/issues/3121.
 
     Args:
         every: Steps between two looks. 10: only the first has a step 0 to look at.
         gain: Gain at which a layer counts as drawn too large. 4: the largest of 600 healthy runs was 1.6, trained
             networks among them; a standard normal weight of 16 inputs and more has 4.
-        layers: How many such layers make a warning. 2: gains multiply.
+        layers: How many such layers make a warning. 2: gains multiply. Of embeddings one will do: what they give is
+            the prediction.
     """
 
     code: ClassVar[str] = "GW203"
@@ -58,12 +67,17 @@ class PoorInitialization:
         """Yield a finding for each module whose weights were drawn too large."""
         if history.step >= self.every or history.param.steps()[0] != 0:
             return
-        gain_L = _gains(history)
+        yield from self._copies(history)
+        embedding_L = _embedding_gains(history)
+        gain_L = np.fmax(_gains(history), embedding_L)
         large = np.flatnonzero(gain_L >= self.gain)  # nan, for every other tensor, is not
         modules = {history.info.layers[i].module for i in large}
-        severity = Severity.WARNING if len(modules) >= self.layers else Severity.INFO
+        is_harmful = len(modules) >= self.layers or bool((embedding_L >= self.gain).any())
+        severity = Severity.WARNING if is_harmful else Severity.INFO
         ill_L = np.array([layer.module in modules for layer in history.info.layers])
-        for layer, group in scopes(history, ill_L, kind=self.kind):
+        tables = [(history.info.layers[i].name, [int(i)]) for i in np.flatnonzero(embedding_L >= self.gain)]
+        ill_L &= np.isnan(embedding_L)  # a table is named as such, also where the model has nothing else
+        for layer, group in (*tables, *scopes(history, ill_L, kind=self.kind)):
             gain = float(np.fmax.reduce(gain_L[group]))
             yield Finding(
                 code=self.code,
@@ -79,6 +93,19 @@ class PoorInitialization:
                 ),
             )
 
+    def _copies(self, history: History) -> Iterator[Finding]:
+        """Yield the layers whose units are copies of each other."""
+        for event in noted(history, "weights-alike"):
+            yield Finding(
+                code=self.code,
+                kind=self.kind,
+                layer=event.layer,
+                step=history.step,
+                severity=Severity.WARNING,
+                message=f"{event.text} (in {event.layer})",
+                evidence=(Quantity(name="deviation of the weights", value=0.0),),
+            )
+
     @classmethod
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
@@ -86,6 +113,12 @@ class PoorInitialization:
         yield Example("the whole model is", _drawn(8.0, None), (None,))
         yield Example("a healthy run", Synthetic(steps=20).history())
         yield Example("He initialisation, and a little more", _drawn(2.0, None))
+        drawn = (1.0, 1.0)
+        yield Example("embeddings from N(0, 1) that are multiplied", *_multiplied(*drawn))
+        copies = Synthetic(steps=20).note("weights-alike", layer="layers.3", text="all weights are equal")
+        yield Example("units that are copies of each other", copies.history(), ("layers.3",))
+        yield Example("embeddings that are multiplied, drawn for it", _multiplied(0.1, 0.1)[0])
+        yield Example("embeddings from N(0, 1) that are looked up only", _multiplied(*drawn, is_noted=False)[0])
         grown = Synthetic(steps=60)
         grown.weight_l2_TL *= np.exp(0.05 * grown.t_T)[:, None]
         yield Example("weights that grow later are no initialisation", grown.history())
@@ -111,6 +144,31 @@ def _gain(info: LayerInfo, l2: float) -> float:
     return l2 / math.sqrt(math.prod(info.shape)) * math.sqrt(math.prod(info.shape[1:]))
 
 
+def _embedding_gains(history: History) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Return the gain of each embedding that does a matrix's work at the first step, nan for every other tensor."""
+    infos, l2_L = history.info.layers, history.param.window("weight.l2")[0]
+    rms_L = np.array([float(l2) / math.sqrt(math.prod(info.shape)) for l2, info in zip(l2_L, infos, strict=True)])
+    gain_L = np.full(len(infos), math.nan)
+    for event in noted(history, "tape-embedding-product"):
+        pair = [int(event.values["first"]), int(event.values["second"])]
+        gain_L[pair] = np.fmax(gain_L[pair], math.prod(rms_L[pair]) * math.sqrt(event.values["dimension"]))
+    for event in noted(history, "tape-tied-embedding"):
+        if event.values["normalised"]:
+            weight = int(event.values["weight"])
+            gain_L[weight] = rms_L[weight] * math.sqrt(event.values["dimension"])
+    return gain_L
+
+
 def _drawn(gain: float, layers: tuple[int, ...] | None) -> History:
     """Return a run whose weights, 64 by 64, are drawn with some gain."""
     return edited(Synthetic(steps=20).history(), "weight.l2", gain * math.sqrt(64), layers=layers)
+
+
+def _multiplied(one: float, other: float, *, is_noted: bool = True) -> tuple[History, tuple[str, ...]]:
+    """Return a run of two embeddings with some deviations, whose rows of 64 dimensions are multiplied."""
+    made = Synthetic(steps=20, layers=2)
+    infos = tuple(replace(info, module_type="Embedding") for info in made.info.layers)
+    made.info = replace(made.info, layers=infos)
+    if is_noted:
+        made.note("tape-embedding-product", values={"first": 0.0, "second": 1.0, "dimension": 64.0})
+    return edited(made.history(), "weight.l2", [[64 * one, 64 * other]]), made.names()

@@ -86,7 +86,8 @@ class RisingSparsity:
         first_L = history["grad.zero_frac"][:BLOCK, maybe].min(axis=0)  # the first steps of a run are kept for good
         ill_L[maybe] = self._is_rising(low_BL, first_L)
         for layer, group in scopes(history, ill_L, kind=self.kind):
-            yield self._finding(history, layer, low_BL[:, np.isin(maybe, group)])
+            mine = np.isin(maybe, group)
+            yield self._finding(history, layer, low_BL[:, mine], rise=float((low_BL[-1] - first_L)[mine].max()))
 
     def _is_rising(self, low_BL: NDArray[np.floating], first_L: NDArray[np.floating]) -> NDArray[np.bool_]:
         """Say of which tensors the lower envelope climbs steadily and still does."""
@@ -97,7 +98,7 @@ class RisingSparsity:
         is_rising_L: NDArray[np.bool_] = is_high_L & (steady_L >= self.steady) & (recent_L >= STILL)
         return is_rising_L
 
-    def _finding(self, history: History, layer: str | None, low_BL: NDArray[np.floating]) -> Finding:
+    def _finding(self, history: History, layer: str | None, low_BL: NDArray[np.floating], *, rise: float) -> Finding:
         low_B = low_BL.mean(axis=1)
         percent = 100 * low_B[-1]
         return Finding(
@@ -109,6 +110,7 @@ class RisingSparsity:
             message=f"the gradient of {layer or 'the whole model'} gets sparser: {percent:.0f} % are always zero",
             evidence=(
                 Quantity(name="grad.zero_frac", value=float(low_B[-1]), unit="0..1"),
+                Quantity(name="rise since the first 16 steps", value=rise, unit="0..1"),
                 Quantity(
                     name=f"grad.zero_frac {BLOCK * (len(low_B) - 1)} steps before", value=float(low_B[0]), unit="0..1"
                 ),

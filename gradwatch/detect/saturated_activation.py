@@ -11,6 +11,8 @@ from typing import ClassVar, final
 import numpy as np
 
 from gradwatch.detect import Example
+from gradwatch.detect._beginning import beginning
+from gradwatch.detect._robust import median
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -30,8 +32,8 @@ class SaturatedActivation:
     What it measures: per sigmoid, tanh and softmax module the fraction of outputs where the slope has fallen below 5 %
     of its maximum (for a softmax: rows where one entry has more than 0.99), as the smallest value over successive
     sampled batches. A third is reported where it was so from the first batch on, before anything was learned that could
-    justify it. What gets there later is reported where nearly all is saturated, and not for a softmax or the last
-    module, which become sure of themselves by learning.
+    justify it. What gets there later is reported where nearly all is saturated, and not for a softmax, nor for the last
+    module where the loss has fallen by a fifth or is that of several optimizers: they become sure by learning.
 
     Why it matters: gradients through such a unit shrink twentyfold and more; what lies before it barely learns.
 
@@ -45,7 +47,8 @@ class SaturatedActivation:
 
     Args:
         every: Steps between two looks. 10: activations are sampled that often.
-        early: Saturated fraction, 0..1, to report if it was so from the start. 0.3: healthy runs began below 0.1.
+        early: Saturated fraction, 0..1, to report if it was so from the start. 0.3: fresh networks that
+            are fine begin below 0.15 (`scripts/study_healthy.py`); a pretrained one had 0.43.
         late: The same for what became so. 0.9: healthy tanh layers of trained networks had up to 0.66.
         samples: Successive samples of which the smallest counts. 2: two batches that agree.
     """
@@ -71,7 +74,8 @@ class SaturatedActivation:
             is_softmax = activation.module_type.startswith("Softmax")
             if not (is_softmax or activation.module_type in FLAT_ON_BOTH_SIDES):
                 continue
-            may_be_sure = is_softmax or a == len(history.info.activations) - 1
+            is_last = a == len(history.info.activations) - 1
+            may_be_sure = is_softmax or (is_last and _has_learned(history))
             has_got_there = saturated_A[a] >= self.late and not may_be_sure
             if not has_got_there and not (is_early and always_A[a] >= self.early):
                 continue
@@ -98,10 +102,23 @@ class SaturatedActivation:
         yield Example("a healthy run", Synthetic(steps=100, activations=3).history())
         yield Example("a tanh layer uses its tails, once trained", _with(0, "Tanh", fraction=0.6, onset=60))
         yield Example("the output's sigmoid becomes sure", _with(2, "Sigmoid", fraction=0.97, onset=60))
+        stuck = _made(2, "Tanh", fraction=1.0, onset=30)
+        stuck.loss_T[:] = 2500
+        yield Example("the output's tanh cannot reach its targets", stuck.history(), ("acts.2",))
         yield Example("half of the outputs of a ReLU6 are 0 or 6", _with(1, "ReLU6", fraction=0.5, onset=0))
 
 
+def _has_learned(history: History) -> bool:
+    """Say whether a fifth of the loss is gone, or whether the loss cannot tell."""
+    first, newest = float(median(beginning(history, "loss"))), float(median(history.scalar("loss", 16)))
+    return "+" in history.info.optimizer or not newest > 0.8 * first
+
+
 def _with(act: int, module_type: str, *, fraction: float, onset: int) -> History:
+    return _made(act, module_type, fraction=fraction, onset=onset).history()
+
+
+def _made(act: int, module_type: str, *, fraction: float, onset: int) -> Synthetic:
     """Return a run of three such modules, one of them saturated from onset on."""
     made = Synthetic(steps=100, activations=3)
     made.saturated_frac_TA[:] = 0.02
@@ -109,4 +126,4 @@ def _with(act: int, module_type: str, *, fraction: float, onset: int) -> History
     made.info = replace(
         made.info, activations=tuple(replace(a, module_type=module_type) for a in made.info.activations)
     )
-    return made.history()
+    return made

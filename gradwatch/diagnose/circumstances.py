@@ -11,6 +11,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwatch.diagnose.noise import noise_scale
 from gradwatch.history.store import History
 from gradwatch.records import Finding
 
@@ -32,12 +33,32 @@ RECENT = 100
 START = 20
 """Steps that count as the start: few detectors wait longer for what was there from the first step on."""
 
+TOLD = {
+    "non-finite": ("tape-singular", "tape-log-of-softmax"),
+    "no-gradient": ("tape-constant", "tape-cut"),
+    "loss-plateau": ("tape-broadcast",),
+}
+"""Events that say more of a kind of finding, the more telling kind first."""
+
+MOST_TOLD = 2
+"""Events that are told of with one finding."""
+
 JUMP = 3.0
 """Factor by which the rate must exceed all before it to have jumped: warm-ups rise in smaller steps."""
 
 
 SETTLED = 8
 """Steps at a rate before a rise of it counts as a jump: the first steps of a warm-up multiply it as well."""
+
+
+RISING = 60
+"""Steps over which a rate that triples is still rising, rather than warming up for the first time."""
+
+MODERATE = 0.1
+"""Rate that plain SGD takes in its stride wherever gradients are of usual size: PyTorch's examples use up to 0.1."""
+
+STEEP = 1e3
+"""Gradient norm in units of the loss: with weights of order 1 a step of a thousandth would undo all of the loss."""
 
 
 @final
@@ -93,13 +114,23 @@ def signs(history: History, leading: Finding) -> frozenset[str]:
     the 100 steps before the finding, or has fallen to a hundredth. `first`, `at-start`, `late`: found at step 0, within
     the first 20 steps, or after 40. `calm`: the norms of the 16 steps before were within ten times the usual. `faint`:
     the outputs of a tanh or ReLU hardly vary. `whole`, `zero`, `waves`, `held`: the finding concerns the whole run, the
-    gradient is zero and not None, it comes in waves, an optimizer holds the layer.
+    gradient is zero and not None, it comes in waves, an optimizer holds the layer. `broadcast`, `singular`, `constant`:
+    the tape of the loss says so. `statistics`: what disagrees is the statistics of a normalisation, not a mode.
+    `noisy`: the gradient noise scale is more than ten times the batch. `rising`: the learning rate tripled over the
+    60 steps before the finding, little by little. `moderate`: the optimizer is SGD, at a rate of 0.1 at most, and the
+    gradient `steep` or the run `at-start`, so that large updates come from large gradients. `spiked`: a single spike
+    of the gradient was found by then, after the start. `steep`: the gradient norm was a thousand times the loss.
+    `zeroed`: most weight matrices are zero at first. `gain`: what was measured is the gain of the backward pass.
+    `last`: the finding concerns the last activation. `bad-batch`, `good-batch`: the inputs whose loss was not finite
+    hold NaN or Inf, or none.
     """
     info = history.info
     types = {a.module_type for a in info.activations}
     modules = {layer.module_type for layer in info.layers}
     rate_T = history["lr.0"]
     jump = numbers(history, until=leading.step).jumped_at
+    is_steep = _is_steep(history, leading.step)
+    kinds = {event.kind for event in history.events if event.step <= leading.step}
     evidence = {q.name: q.value for q in leading.evidence}
     clipped_T = history["grad_norm.after_clip"] < 0.999 * history["grad_norm.before_clip"]
     holds = {
@@ -123,9 +154,57 @@ def signs(history: History, leading: Finding) -> frozenset[str]:
         "whole": leading.layer is None,
         "zero": evidence.get("gradient is None") == 0,
         "waves": evidence.get("correlation from step to step", 0.0) > 0,
+        "broadcast": "tape-broadcast" in kinds,
+        "singular": bool(kinds & {"tape-singular", "tape-log-of-softmax"}),
+        "constant": "tape-constant" in kinds,
+        "noisy": (noise := noise_scale(history)) is not None and noise.is_noisy,
+        "statistics": not any(kind.startswith("mode-") for kind in kinds),
+        "rising": jump is None and _is_rising(history, leading.step),
+        "moderate": info.optimizer == "SGD" and bool(rate_T[-1] <= MODERATE) and (is_steep or leading.step <= START),
+        "spiked": any(f.kind == "gradient-spike" and START < f.step <= leading.step + 5 for f in history.findings),
+        "steep": is_steep,
+        "zeroed": _is_zeroed(history),
+        "gain": "gain of the backward pass" in evidence,
+        "last": bool(info.activations) and leading.layer == info.activations[-1].name,
+        "bad-batch": "batch-nonfinite" in kinds,
+        "good-batch": "batch-finite" in kinds,
         "held": any(layer.group is not None for layer in _tensors(history, leading.layer)),
     }
     return frozenset(name for name, is_so in holds.items() if is_so)
+
+
+def told(history: History, leading: Finding) -> list[str]:
+    """Return what the tape of the loss says of a finding, the newest first: a formula, the place of a cut, shapes."""
+    before = [event for event in history.events if event.step <= leading.step]
+    kinds = TOLD.get(leading.kind, ())
+    events = next((found for kind in kinds if (found := [e for e in before if e.kind == kind])), [])
+    if events and events[0].kind == "tape-cut":
+        ill = _tensors(history, leading.layer)
+        places = [place for place, layer in enumerate(history.info.layers) if layer in ill]
+        events = [e for e in events if any(e.values["first"] <= place <= e.values["last"] for place in places)]
+    return [event.text for event in sorted(events, key=lambda event: -event.step)[:MOST_TOLD]]
+
+
+def _is_rising(history: History, step: int) -> bool:
+    """Say whether the rate has tripled over the last steps, beyond all before: no warm-up goes on for that long."""
+    steps_T, rate_T = history.steps("lr.0"), history["lr.0"]
+    now_T, before_T = rate_T[steps_T <= step], rate_T[steps_T <= step - RISING]
+    return len(before_T) > 0 and bool(now_T[-1] >= JUMP * np.fmax.reduce(before_T) > 0)
+
+
+def _is_steep(history: History, step: int) -> bool:
+    """Say whether the gradient norm was out of all proportion to the loss, or to 1 where that is NaN, by a step."""
+    steps_T = history.steps("loss")
+    near_T = (steps_T >= step - 16) & (steps_T <= step)
+    loss_T, norm_T = np.abs(history["loss"][near_T]), history["grad_norm.before_clip"][near_T]
+    return bool(np.any(norm_T > STEEP * np.where(np.isfinite(loss_T), loss_T, 1)))
+
+
+def _is_zeroed(history: History) -> bool:
+    """Say whether most weight matrices were zero when they were first measured."""
+    matrices = [i for i, layer in enumerate(history.info.layers) if layer.trainable and len(layer.shape) >= 2]
+    norm_TL = history["weight.l2"][:1, matrices]
+    return bool(norm_TL.size and 2 * np.count_nonzero(norm_TL == 0) > norm_TL.size)
 
 
 def _is_faint(history: History) -> bool:

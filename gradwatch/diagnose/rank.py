@@ -9,7 +9,7 @@ from functools import cache, partial
 from typing import final
 
 from gradwatch.diagnose.causes import CAUSES, Cause
-from gradwatch.diagnose.circumstances import numbers, signs
+from gradwatch.diagnose.circumstances import numbers, signs, told
 from gradwatch.diagnose.remedy import remedies
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Finding, Severity
@@ -34,7 +34,10 @@ def diagnose(history: History) -> tuple[Diagnosis, ...]:
         odds / (odds + odds of the causes that compete for the same leading finding + 1)
 
     with the odds of the table: those of the leading kind, times those of the circumstances that hold, times those of
-    the further kinds that it explains; the 1 stands for what is not in the table. It is cut off at 0.95.
+    the further kinds that it explains; the 1 stands for what is not in the table. It is cut off at 0.95. The odds are
+    judged on a coarse scale and not measured, so that the number ranks causes against each other: near 0.9 one of them
+    explains everything and has no rival, near 0.5 there is another as likely, and the text names it, below that the
+    circumstances tell too little. It is no frequency with which the cause is right.
 
     Args:
         history: With its findings; nothing else is asked.
@@ -115,6 +118,7 @@ def _diagnosis(history: History, best: _Candidate) -> Diagnosis:
     facts = numbers(history, until=leading.step)
     followed = {f.kind: f.step for f in reversed(best.findings) if f.kind != leading.kind}
     parts = [f"At step {leading.step} {leading.message}.", best.cause.because]
+    parts += [f"The tape of the loss says: {text}." for text in told(history, leading)]
     if facts.jumped_at is not None and "jumped" in best.cause.signs and best.cause.signs["jumped"] > 1:
         parts.append(f"The learning rate had risen beyond all before it at step {facts.jumped_at}.")
     if followed:

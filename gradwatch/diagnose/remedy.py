@@ -138,6 +138,16 @@ KNOWN: dict[str, Callable[[Sequence[Finding], Numbers], Remedy | None]] = {
     "master_weights": _words("keep float32 master weights for {where}, and use autocast for the forward pass"),
     "zero_grad": _words("call optimizer.zero_grad() once per update"),
     "advance_iterator": _words("make the data iterator once, before the loop, and seed no generator inside it"),
+    "fit_range": _words("leave {where} out of the output, or bring the targets into its range"),
+    "divide_sums": _words(
+        "divide each sum by the root of its number of terms, or by the degrees on both sides in a graph"
+    ),
+    "larger_batch": _words("accumulate more micro-batches per step, or take larger ones, towards the noise scale"),
+    "drop_activation": _words(
+        "let {where} return scores: take the softmax or sigmoid out of forward, and apply it where predictions are read"
+    ),
+    "set_mode": _words("call model.train() before every training pass, and model.eval() before every validation"),
+    "group_norm": _words("use GroupNorm or LayerNorm in {where}, or estimate the running statistics anew"),
     "check_shapes": _words(
         "check that predictions and targets have equal shapes, and that labels belong to their inputs"
     ),

@@ -122,6 +122,7 @@ def _rescaled(history: History, factor: float) -> History:
     for t, step in enumerate(steps_T.tolist()):
         row = dict(zip(history.run.statistics, run_TSL[t, :, 0].tolist(), strict=True))
         copy.append(step, run=row, param_SL=param_TSL[t], act_SL=act_TSL[act_row[step]] if step in act_row else None)
+    copy.events.extend(history.events)
     return copy
 
 
@@ -151,6 +152,7 @@ def _permuted(history: History, order: np.ndarray) -> History:
         row = dict(zip(history.run.statistics, run_TSL[t, :, 0].tolist(), strict=True))
         act_SL = act_TSL[act_row[step]] if step in act_row else None
         copy.append(step, run=row, param_SL=param_TSL[t][:, order], act_SL=act_SL)
+    copy.events.extend(history.events)
     return copy
 
 

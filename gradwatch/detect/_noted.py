@@ -1,0 +1,15 @@
+"""What was noted of a run besides its statistics, as far as it has come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gradwatch.history.store import History
+from gradwatch.records import Event
+
+
+def noted(history: History, kind: str) -> Iterator[Event]:
+    """Yield the events of a kind up to the newest step, in the order in which they were noted."""
+    for event in history.events:
+        if event.kind == kind and event.step <= history.step:
+            yield event

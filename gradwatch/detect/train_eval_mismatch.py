@@ -1,0 +1,156 @@
+"""GW503: dropout or batch normalisation is in the wrong mode for the phase, or its statistics are off."""
+
+# T = steps of a window
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import numpy as np
+
+from gradwatch.detect import Example
+from gradwatch.detect._noted import noted
+from gradwatch.detect._robust import median
+from gradwatch.history.store import History
+from gradwatch.history.synthetic import Synthetic
+from gradwatch.records import Event, Finding, Quantity, Severity
+
+RECENT = 16
+"""Steps whose median loss a validation loss is compared with: the noise of single batches is gone from it."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainEvalMismatch:
+    """Dropout or batch normalisation does in one phase what it should do in the other.
+
+    What it measures: the mode of every dropout and batch normalisation while the optimizer moves the weights around it;
+    the mode of the model in the forward calls that made a validation loss; momentum and running statistics of batch
+    normalisations; and, around each validation, how far the running statistics are from those of the next batch.
+
+    Why it matters: in evaluation mode nothing is dropped, and activations are normalised by statistics that no longer
+    follow the weights: training drifts, or overfits. In training mode validation is noisy, and leaks into the running
+    statistics. Running statistics that are not those of the data make a good model look, and be, useless in use.
+
+    When it is wrong: freezing is no mistake. Normalisations alone in evaluation mode within a module in training mode,
+    those whose scale is frozen too, and those of a pretrained part that came with statistics are reported as info.
+    Dropout that stays on at test time on purpose (MC dropout) is no mistake either, where only the dropout is in
+    training mode. Evaluation of another object (an averaged copy) is not seen.
+
+    What to do: call model.train() before each training pass and model.eval() before each evaluation, in the loop rather
+    than once; a model from a hub comes in evaluation mode. PyTorch's momentum is one minus TensorFlow's. Where batches
+    are too small or too mixed for their statistics, use GroupNorm or LayerNorm, or estimate the statistics anew.
+
+    Source: Ioffe & Szegedy 2015, sec. 3.1, https://arxiv.org/abs/1502.03167; Wu & Johnson 2021, "Rethinking Batch in
+    BatchNorm", sec. 3 and 4, https://arxiv.org/abs/2105.07576.
+
+    Args:
+        every: Steps between two looks. 5: modes are looked at every 8 updates, and whole models at each.
+        shift: Distance of running and batch mean, in deviations of the batch, in half of the channels. 1: the noise of
+            the mean over 16 values is 0.25.
+        spread: Ratio of running and batch variance in half of the channels. 4: twice the deviation; over 16 values
+            the noise is a factor of 1.4.
+        worse: Validation loss, in units of the training loss, at which statistics do harm. 2: a common gap between
+            training and validation is smaller, and what is larger may be overfitting, without such a distance.
+    """
+
+    code: ClassVar[str] = "GW503"
+    kind: ClassVar[str] = "train-eval-mismatch"
+    every: int = 5
+    shift: float = 1.0
+    spread: float = 4.0
+    worse: float = 2.0
+
+    def detect(self, history: History) -> Iterator[Finding]:
+        """Yield a finding for the modes and for the statistics."""
+        if not history.events:
+            return
+        for event in noted(history, "mode-training"):
+            yield self._finding(history, event, _severity(event), event.text)
+        for event in noted(history, "mode-frozen"):
+            yield self._finding(history, event, Severity.INFO, f"{event.text}: frozen, if that is meant")
+        for event in noted(history, "mode-validation"):
+            yield self._finding(history, event, Severity.WARNING, event.text)
+        for event in (*noted(history, "norm-stuck"), *noted(history, "norm-hasty")):
+            yield self._finding(history, event, Severity.WARNING, f"{event.text} (in {event.layer})")
+        ratio = _validation_over_training(history)
+        far = [event for event in noted(history, "norm-distance") if self._is_far(event)]
+        if len(far) >= 2 and ratio >= self.worse:
+            text = f"validation is normalised by statistics that are not those of the batches (in {far[-1].layer})"
+            yield self._finding(history, far[-1], Severity.WARNING, text, ratio=ratio)
+
+    def _is_far(self, event: Event) -> bool:
+        return event.values["shift"] >= self.shift or event.values["log of spread"] >= math.log(self.spread)
+
+    def _finding(
+        self, history: History, event: Event, severity: Severity, message: str, *, ratio: float | None = None
+    ) -> Finding:
+        evidence = [Quantity(name=name, value=value) for name, value in event.values.items()]
+        if ratio is not None:
+            evidence.append(Quantity(name="validation loss by training loss", value=ratio))
+        return Finding(
+            code=self.code,
+            kind=self.kind,
+            layer=event.layer,
+            step=history.step,
+            severity=severity,
+            message=message,
+            evidence=tuple(evidence),
+        )
+
+    @classmethod
+    def examples(cls) -> Iterator[Example]:
+        """Yield histories that fire, that stay quiet, and near misses."""
+        off = dict.fromkeys(("dropouts", "normalisations", "trained before", "whole model"), 1.0) | {
+            "never measured": 0
+        }
+        forgotten = Synthetic(steps=60).note("mode-training", step=33, text="1 dropout is off", values=off)
+        yield Example("nothing puts the model back after a validation", forgotten.history(), (None,))
+        noisy = Synthetic(steps=60).note(
+            "mode-validation", step=40, text="measured in training mode", values={"calls": 1.0}
+        )
+        yield Example("validation in training mode", noisy.history(), (None,))
+        stuck = Synthetic(steps=40).note("norm-stuck", layer="layers.2", text="momentum 0", values={"momentum": 0.0})
+        yield Example("statistics that never move", stuck.history(), ("layers.2",))
+        yield Example("statistics that lag behind", _distant(spread=3.0, gap=5.0), ("layers.2",))
+        yield Example("a healthy run", Synthetic(steps=40).history())
+        pretrained = Synthetic(steps=40).note(
+            "mode-frozen", layer="layers.2", text="1 normalisation is off", values={"normalisations": 1.0}
+        )
+        yield Example("normalisations frozen on purpose are for information", pretrained.history(), ("layers.2",))
+        yield Example("statistics that lag behind and do no harm", _distant(spread=3.0, gap=1.2))
+        yield Example("a large gap, and statistics as they should be", _distant(spread=0.4, gap=5.0))
+        once = _distant(spread=3.0, gap=5.0, times=1)
+        yield Example("statistics that lag behind once, as they do at the start", once)
+
+
+def _severity(event: Event) -> Severity:
+    """Return info for a part that came with its statistics and was in evaluation mode from the start: fine-tuning."""
+    of = event.values
+    is_pretrained = not (of["dropouts"] or of["never measured"] or of["trained before"] or of["whole model"])
+    return Severity.INFO if is_pretrained else Severity.WARNING
+
+
+def _validation_over_training(history: History) -> float:
+    """Return the newest validation loss in units of the training loss before it; nan where there is none."""
+    val_T = history.scalar("val_loss")
+    measured = np.flatnonzero(np.isfinite(val_T))
+    if not len(measured):
+        return math.nan
+    end = int(measured[-1]) + 1
+    usual = float(median(history.scalar("loss")[max(0, end - RECENT) : end]))
+    return float(val_T[end - 1]) / usual if usual > 0 else math.nan
+
+
+def _distant(*, spread: float, gap: float, times: int = 2) -> History:
+    """Return a run whose validation loss is `gap` times that of training, with statistics off by a logarithm."""
+    made = Synthetic(steps=100)
+    for step in (39, 79)[:times]:
+        made.val_loss_T[step] = gap * made.loss_T[step]
+        made.note(
+            "norm-distance", step=step + 1, layer="layers.2", text="far", values={"shift": 0.2, "log of spread": spread}
+        )
+    return made.history()

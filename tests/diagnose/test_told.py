@@ -1,0 +1,50 @@
+"""What the tape of the loss says of a finding stands in its diagnosis: the formula behind a NaN, the place of a cut."""
+
+from gradwatch.detect.no_gradient import NoGradient
+from gradwatch.detect.non_finite import NonFinite
+from gradwatch.diagnose.rank import diagnose
+from gradwatch.history.synthetic import Synthetic
+from gradwatch.pipeline import redetect
+
+ROOT = "the root of a sum that may be 0"
+
+
+def told(made, detector):
+    (diagnosis,) = diagnose(redetect(made.history(), [detector]))
+    return diagnosis
+
+
+def test_the_formula_behind_a_nan_is_told_and_raises_the_certainty():
+    def sick():
+        return Synthetic(steps=60).non_finite(step=40, lasting=True)
+
+    plain = told(sick(), NonFinite())
+    with_tape = told(
+        sick().note("tape-singular", step=40, text=ROOT).note("tape-singular", step=41, text="later"), NonFinite()
+    )
+
+    assert with_tape.cause == "a formula at its singular point"
+    assert f"The tape of the loss says: {ROOT}." in with_tape.because
+    assert "later" not in with_tape.because, "what is read after the finding is no part of it"
+    assert plain.cause != with_tape.cause or plain.certainty < with_tape.certainty
+    assert "tape" not in plain.because
+
+
+def test_the_log_of_a_softmax_is_told_where_nothing_more_telling_was_read():
+    made = Synthetic(steps=60).non_finite(step=40, lasting=True).note("tape-log-of-softmax", step=0, text="log(0)")
+    assert "The tape of the loss says: log(0)." in told(made, NonFinite()).because
+
+    made.note("tape-singular", step=40, text=ROOT)
+    because = told(made, NonFinite()).because
+    assert ROOT in because
+    assert "log(0)" not in because.partition("The tape of the loss says")[2]
+
+
+def test_the_cut_is_told_that_the_silent_layers_lie_in():
+    made = Synthetic(steps=40).no_gradient((0, 1))
+    made.note("tape-cut", text="cut between layers.1 and layers.2", values={"first": 0, "last": 1})
+    made.note("tape-cut", text="cut behind layers.9", values={"first": 9, "last": 9})
+    because = [d.because for d in diagnose(redetect(made.history(), [NoGradient()]))]
+
+    assert all("cut between layers.1 and layers.2" in text for text in because)
+    assert not any("layers.9" in text for text in because)
