@@ -81,6 +81,17 @@ class Batches:
                 raise batch
             yield batch
 
+    def indices(self, epoch: int, batch: int) -> Indices:
+        """Return the indices, of shape (B,), of the samples of one batch of an epoch."""
+        return self._plan.indices(epoch, batch)
+
+    def read(self, epoch: int, batch: int) -> Any:
+        """Return one batch of an epoch, read in this process; the epoch under way is not disturbed."""
+        read = self._reader[epoch, self.indices(epoch, batch)]
+        if isinstance(read, GradwatchError):
+            raise read
+        return read
+
     def close(self) -> None:
         """End the workers."""
         self._loader = None  # its iterator ends them when nothing refers to it
@@ -126,6 +137,7 @@ class _Plan:
         self.num_batches = size // batch_size if drop_last else -(-size // batch_size)
         self.epoch = 0
         self.start = 0
+        self._ordered: tuple[int, Indices] | None = None
 
     def __len__(self) -> int:
         return self.num_batches
@@ -137,10 +149,17 @@ class _Plan:
         for first in range(self.start * size, self.num_batches * size, size):
             yield epoch, order_N[first : first + size]
 
+    def indices(self, epoch: int, batch: int) -> Indices:
+        """Return the indices of one batch of an epoch."""
+        first = batch * self.batch_size
+        return self._order(epoch)[first : first + self.batch_size]
+
     def _order(self, epoch: int) -> Indices:
-        if not self.shuffle:
-            return np.arange(self.size)
-        return np.random.default_rng(seed_of(self.seed, epoch)).permutation(self.size)
+        """Return the samples in the order of an epoch; that of the last epoch asked for is kept."""
+        if self._ordered is None or self._ordered[0] != epoch:
+            random = np.random.default_rng(seed_of(self.seed, epoch))
+            self._ordered = epoch, random.permutation(self.size) if self.shuffle else np.arange(self.size)
+        return self._ordered[1]
 
 
 @final

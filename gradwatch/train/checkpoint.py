@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import re
 import shutil
 import warnings
@@ -12,14 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
 from gradwatch.errors import CheckpointError
 from gradwatch.history.files import OUT_OF_SPACE
-from gradwatch.train import checkpoint_folder, state_tree
-from gradwatch.train.checkpoint_folder import DamagedError
+from gradwatch.state import folder, tree
+from gradwatch.state.folder import DamagedError
 
 UNFINISHED, REPLACED = ".tmp", ".old"
 SHOWN = 3
@@ -34,7 +31,7 @@ def save(root: Path, state: Mapping[str, Any], *, step: int, keep: int, best: bo
 
     Args:
         root: Folder of the run's checkpoints; made where it is missing.
-        state: A tree as `state_tree.encode` takes it.
+        state: A tree as `tree.encode` takes it.
         step: Optimizer steps made so far.
         keep: How many of the newest to keep, at least 1; the best is kept besides.
         best: Whether this is the best so far. Once best, a step stays so when it is saved again.
@@ -46,7 +43,7 @@ def save(root: Path, state: Mapping[str, Any], *, step: int, keep: int, best: bo
         CheckpointError: The state holds what a checkpoint cannot, or the disk is full.
     """
     assert keep >= 1, "the newest checkpoint is always kept"
-    data, tensors = state_tree.encode(dict(state))
+    data, tensors = tree.encode(dict(state))
     final_path = root / f"step-{step:06d}"
     work = final_path.with_name(final_path.name + UNFINISHED)
     needed = sum(t.numel() * t.element_size() for t in tensors.values())
@@ -55,7 +52,7 @@ def save(root: Path, state: Mapping[str, Any], *, step: int, keep: int, best: bo
         _clean(root)
         best = best or _is_best(final_path)
         work.mkdir()
-        checkpoint_folder.write(work, data, tensors, step=step, best=best)
+        folder.write(work, data, tensors, step=step, best=best)
         _install(work, final_path)
     except OSError as error:
         shutil.rmtree(work, ignore_errors=True)
@@ -87,7 +84,7 @@ def load(root: Path, *, step: int | None = None) -> tuple[int, dict[str, Any]]:
     problems = []
     for number, path in sorted(found.items(), reverse=True):
         try:
-            state = checkpoint_folder.read(path)
+            state = folder.read(path)
         except DamagedError as error:
             problems.append(f"{path} is damaged: {error}")
             continue
@@ -95,6 +92,11 @@ def load(root: Path, *, step: int | None = None) -> tuple[int, dict[str, Any]]:
             warnings.warn("; ".join(problems) + f". Going back to {path}.", RuntimeWarning, stacklevel=2)
         return number, state
     raise CheckpointError("; ".join(problems) + f". There is no good checkpoint{' left' if step is None else ''}.")
+
+
+def steps(root: Path) -> list[int]:
+    """Return the steps of all checkpoints, good or not, growing."""
+    return list(_folders(root))
 
 
 def newest(root: Path) -> int | None:
@@ -125,34 +127,13 @@ def load_model(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     model.load_state_dict(state)
 
 
-def random_state() -> dict[str, Any]:
-    """Return the state of all random generators: Python, NumPy, torch on the CPU and on each CUDA device in use."""
-    in_use = torch.cuda.is_initialized()
-    return {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(legacy=False),
-        "torch": torch.get_rng_state(),
-        "cuda": list(torch.cuda.get_rng_state_all()) if in_use else [],
-    }
-
-
-def set_random_state(state: Mapping[str, Any]) -> None:
-    """Put all random generators into the state that `random_state` returned."""
-    random.setstate(state["python"])
-    np.random.set_state(state["numpy"])
-    torch.set_rng_state(state["torch"])
-    # a run that used one device of eight goes on where there is only that one
-    for device, generator in zip(range(torch.cuda.device_count()), state["cuda"], strict=False):
-        torch.cuda.set_rng_state(generator, device)
-
-
 def _install(work: Path, final_path: Path) -> None:
     """Give a finished checkpoint its name. One that has the name already steps aside until it is there."""
     aside = final_path.with_name(final_path.name + REPLACED)
     if final_path.exists():
         final_path.rename(aside)
     work.rename(final_path)
-    checkpoint_folder.sync(final_path.parent)
+    folder.sync(final_path.parent)
     if aside.exists():
         _remove(aside)
 
@@ -200,7 +181,7 @@ def _folders(root: Path) -> dict[int, Path]:
 
 def _is_best(path: Path) -> bool:
     try:
-        return checkpoint_folder.manifest(path).best
+        return folder.manifest(path).best
     except (DamagedError, CheckpointError):
         return False
 

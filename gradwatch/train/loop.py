@@ -18,25 +18,27 @@ from torch.optim import lr_scheduler
 
 from gradwatch import catalogue
 from gradwatch.config.schema import Config
-from gradwatch.errors import RunError
+from gradwatch.errors import GradwatchError, RunError
 from gradwatch.history.header import Status
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis
 from gradwatch.render import LogFormat
-from gradwatch.train import failures, resuming
+from gradwatch.train import critical, failures, recording, resuming
 from gradwatch.train.evaluate import Evaluation, evaluate
 from gradwatch.train.interrupt import Interrupt
+from gradwatch.train.position import Position
 from gradwatch.train.reproduce import reproducible, seed_all
 from gradwatch.train.session import Session
 from gradwatch.train.step import Batch, StepResult
 
 UNWATCHED_EVERY = 10
 """Steps between two rows where watching is off: enough for a curve, and next to no time."""
-Ending = Literal["finished", "early-stop", "non-finite", "interrupted"]
+Ending = Literal["finished", "early-stop", "non-finite", "critical", "interrupted"]
 STATUS: dict[Ending, Status] = {
     "finished": "finished",
     "early-stop": "finished",
     "non-finite": "failed",
+    "critical": "failed",
     "interrupted": "interrupted",
 }
 
@@ -47,7 +49,8 @@ class Outcome:
 
     Args:
         directory: The run directory.
-        ending: `finished`, `early-stop`, `non-finite` (`train.on_nonfinite: stop`) or `interrupted` (to be resumed).
+        ending: `finished`, `early-stop`, `non-finite` (`train.on_nonfinite: stop`), `critical` (`train.on_critical`) or
+            `interrupted` (to be resumed).
         history: All that was recorded.
         diagnoses: What is wrong with the run, gravest first.
     """
@@ -88,7 +91,8 @@ def train(config: Config, *, resume: Path | None = None, log_format: LogFormat =
             resuming.note(directory, config)
         stack.enter_context(failures.resumable(session))
         ending = run(session, stack.enter_context(Interrupt()))
-        session.end_workers()
+        session.live.end_workers()
+        recording.attend_to_the_rest(session)
         session.save(best=False)
         diagnoses = session.close(STATUS[ending])
         return Outcome(directory=directory, ending=ending, history=session.pipeline.history, diagnoses=diagnoses)
@@ -121,19 +125,21 @@ class Stop(Protocol):
 
 def run(session: Session, interrupt: Stop) -> Ending:
     """Train until the planned end, or until a reason to stop before it."""
-    train, progress = session.config.train, session.progress
+    train, progress, recorder = session.config.train, session.progress, session.recorder
     session.model.train()
+    if recorder and recorder.step is None:
+        recording.keep(session)
     for window, wait_s in _windows(session):
         began = time.perf_counter()
         result = session.stepper.run(window)
         step_s = wait_s + time.perf_counter() - began
 
-        _advance(session, len(window), step_s)
+        advance(session, len(window), step_s)
         at_end = progress.step == session.total_steps
         evaluation = _evaluation(session, at_end=at_end)
         if session.monitor or evaluation or at_end or (progress.step - 1) % UNWATCHED_EVERY == 0:
             _record(session, window, _statistics(session, result, evaluation, wait_s=wait_s, step_s=step_s))
-        _schedule(session, result, evaluation)  # after its learning rate was recorded
+        move_schedule(session, result, evaluation)  # after its learning rate was recorded
 
         stopping = _stop_reason(session, result, evaluation, interrupt)
         if evaluation and evaluation.loss < progress.best_val_loss:
@@ -144,26 +150,58 @@ def run(session: Session, interrupt: Stop) -> Ending:
             session.save(best=False)
         if stopping:
             return stopping
+        acts = recorder and (progress.step >= recorder.due or session.pipeline.news or not result.finite)
+        if (acts or session.is_watchful) and _critical(session, finite=result.finite):
+            return "critical"
     return "finished"
+
+
+def _critical(session: Session, *, finite: bool) -> bool:
+    """Attend to what is due and to what is critical, and say whether that ends the training."""
+    found = recording.attend(session, finite=finite)
+    return bool(found or not finite) and critical.react(session, found)
 
 
 def _windows(session: Session) -> Iterator[tuple[list[Batch], float]]:
     """Yield the micro-batches of each optimizer step and how long, in seconds, they were waited for."""
-    progress = session.progress
+    progress, left_out = session.progress, 0
     while progress.step < session.total_steps:
         batches = iter(session.batches.epoch(progress.epoch, start=progress.batch))
-        epoch = progress.epoch
-        while progress.epoch == epoch and progress.step < session.total_steps:
+        epoch, rewinds = progress.epoch, progress.rewinds
+        while progress.epoch == epoch and progress.rewinds == rewinds and progress.step < session.total_steps:
             began = time.perf_counter()
             window = list(itertools.islice(batches, session.config.train.accumulate))
+            if progress.bad and _is_left_out(session, len(window)):
+                left_out += 1
+                if left_out > session.live.steps_per_epoch:
+                    raise GradwatchError(
+                        "train.on_critical: every batch of the data has been left out as bad; look at the data, and at "
+                        f"what was found: gradwatch diagnose {session.directory}"
+                    )
+                _pass(session, len(window))
+                continue
+            left_out = 0
             yield window, time.perf_counter() - began
 
 
-def _advance(session: Session, micro_batches: int, seconds: float) -> None:
+def _is_left_out(session: Session, micro_batches: int) -> bool:
+    progress = session.progress
+    position = Position(epoch=progress.epoch, batch=progress.batch, length=micro_batches)
+    return position.is_among(progress.bad, session.batches)
+
+
+def advance(session: Session, micro_batches: int, seconds: float) -> None:
+    """Leave a step behind."""
     progress = session.progress
     progress.step += 1
-    progress.batch += micro_batches
     progress.elapsed_s += seconds
+    _pass(session, micro_batches)
+
+
+def _pass(session: Session, micro_batches: int) -> None:
+    """Leave batches of the epoch behind."""
+    progress = session.progress
+    progress.batch += micro_batches
     if progress.batch == len(session.batches):
         progress.epoch, progress.batch = progress.epoch + 1, 0
 
@@ -203,7 +241,7 @@ def _statistics(
     return known | {"val_loss": evaluation.loss, "val_accuracy": evaluation.accuracy} if evaluation else known
 
 
-def _schedule(session: Session, result: StepResult, evaluation: Evaluation | None) -> None:
+def move_schedule(session: Session, result: StepResult, evaluation: Evaluation | None) -> None:
     """Move the learning rate on: after an update, after an epoch, or on a plateau of the validation loss."""
     schedule, per = session.schedule, session.config.schedule.per
     if schedule is None:

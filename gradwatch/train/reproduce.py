@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from gradwatch.train.checkpoint import random_state, set_random_state
+from gradwatch.state.randomness import random_state, set_random_state
 
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 CUBLAS_DETERMINISTIC = ":4096:8"  # https://docs.nvidia.com/cuda/cublas, section Results reproducibility

@@ -1,63 +1,36 @@
-"""A training in progress: its live objects, where they stand, and how both are saved and restored."""
+"""A training in progress: its live objects under watch, how they are saved, restored and taken back."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import warnings
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import Container, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
-import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradwatch import build
 from gradwatch.attach import inspect
 from gradwatch.config.schema import Config, TrainSection
-from gradwatch.data import Splits
 from gradwatch.detect import detectors
-from gradwatch.errors import CheckpointError, GradwatchError
+from gradwatch.errors import CheckpointError
 from gradwatch.history.disk import Writer
 from gradwatch.history.header import Status
 from gradwatch.history.store import History
-from gradwatch.monitor import Monitor, Schedule, total_norm
+from gradwatch.incident import recorder
+from gradwatch.incident.recorder import Recorder
+from gradwatch.monitor import Monitor, Schedule
 from gradwatch.pipeline import Pipeline
 from gradwatch.probe.activations import ActivationProbe
-from gradwatch.probe.gradients import GradientProbe
-from gradwatch.probe.transfer import to_host
-from gradwatch.records import Diagnosis
+from gradwatch.probe.facts import Facts
+from gradwatch.records import Diagnosis, RunInfo
 from gradwatch.render import LogFormat
-from gradwatch.train import activation_checkpointing, checkpoint
-from gradwatch.train.batches import Batches
-from gradwatch.train.step import Clip, Stepper
-from gradwatch.train.targets import Objective
-
-
-@dataclass(slots=True, kw_only=True)
-class Progress:
-    """Where the loop stands; with the random generators, all that a resume needs beside the live objects.
-
-    Args:
-        step: Next optimizer step.
-        epoch: Epoch under way.
-        batch: Batches of the epoch that are behind it.
-        best: Best value of the early-stopping metric so far, where lower is better.
-        stale: Evaluations since then.
-        best_val_loss: Lowest validation loss so far, for the checkpoint that is kept as the best.
-        elapsed_s: Training time behind it.
-    """
-
-    step: int = 0
-    epoch: int = 0
-    batch: int = 0
-    best: float = math.inf
-    stale: int = 0
-    best_val_loss: float = math.inf
-    elapsed_s: float = 0.0
+from gradwatch.state.randomness import random_state, set_random_state
+from gradwatch.train import checkpoint
+from gradwatch.train.live import Live, machine
 
 
 @final
@@ -70,66 +43,84 @@ class Session:
         resume: Whether to go on from the last checkpoint in it.
         log_format: As in `train`.
         stack: Where files and hooks are registered to be closed.
+        rerun: A state to run on from once more, for looking at it: in memory alone, without detectors and sinks. Where
+            it is empty, that is the start.
+
+    Attributes:
+        is_watchful: Whether something critical must be known before the next step.
     """
 
     def __init__(
-        self, config: Config, directory: Path, *, resume: bool, log_format: LogFormat, stack: contextlib.ExitStack
+        self,
+        config: Config,
+        directory: Path,
+        *,
+        resume: bool = False,
+        log_format: LogFormat = "auto",
+        stack: contextlib.ExitStack,
+        rerun: Mapping[str, Any] | None = None,
     ) -> None:
         self.config = config
         self.directory = directory
-        self.progress = Progress()
-        self.device = build.device(config.train.device)
-        splits = build.splits(config.data)
-        self.batches, self.validation = _batches(config, splits)
-        self.model = build.model(config, splits.spec).to(self.device)
-        _checkpoint_activations(self.model, config.train)
-        self.optimizer = build.optimizer(config.optim, self.model)
-        self.scaler = build.scaler(config, self.device)
-        self.steps_per_epoch = math.ceil(len(self.batches) / config.train.accumulate)
-        self.total_steps = config.train.steps or self.steps_per_epoch * (config.train.epochs or 0)
-        epochs = math.ceil(self.total_steps / self.steps_per_epoch)
-        length = self.total_steps if config.schedule.per == "step" else epochs
-        self.schedule = build.schedule(config.schedule, self.optimizer, length=length)
-        saved = self._restore() if resume else None
+        self.live = live = Live.build(config)
+        self.device, self.batches, self.validation = live.device, live.batches, live.validation
+        self.model, self.optimizer, self.scaler, self.schedule = live.model, live.optimizer, live.scaler, live.schedule
+        self.progress, self.total_steps = live.progress, live.total_steps
+        self.is_rerun = rerun is not None
+        self.is_watchful = config.train.on_critical != "continue" and not self.is_rerun
+        saved = self._restore() if resume else rerun
+        if rerun:
+            live.load(rerun)
         self.pipeline, self.monitor = self._attach(saved, log_format=log_format, stack=stack)
-        self.stepper = self._stepper(_on(build.loss(config, splits.spec), self.device))
-        _warn_about_batch_norm(self.model, config.train)
-        if compile_options := config.train.compile_options:
-            _compile(self.model, compile_options)
-        if self.progress.step >= self.total_steps:
+        self.stepper = live.stepper(self.monitor.observe if self.monitor else None)
+        self.recorder = None if self.is_rerun else _recorder(config, directory)
+        if not self.is_rerun:
+            _warn_about_batch_norm(self.model, config.train)
+        live.compile()
+        if self.progress.step >= self.total_steps and not self.is_rerun:
             warnings.warn(
                 f"the run has made all of its {self.total_steps:,} steps; to go on, give it more with --set "
                 + ("train.steps=..." if config.train.steps else "train.epochs=..."),
                 stacklevel=2,
             )
         if saved:  # last, since building draws random numbers
-            checkpoint.set_random_state(saved["random"])
+            set_random_state(saved["random"])
 
-    def save(self, *, best: bool) -> Path:
-        """Write a checkpoint of everything that an exact resume needs, and return its folder."""
-        state = {
-            "progress": asdict(self.progress),
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "schedule": self.schedule.state_dict() if self.schedule else None,
-            "scaler": self.scaler.state_dict() if self.scaler else None,
-            "history": self.pipeline.history.state(),
-            "random": checkpoint.random_state(),
-        }
+    def state(self) -> dict[str, Any]:
+        """Return everything that further steps depend on; its tensors are the live ones."""
+        return self.live.state() | {"random": random_state()}
+
+    def save(self, *, best: bool) -> None:
+        """Write a checkpoint of everything that an exact resume needs."""
+        if self.is_rerun:
+            return
+        state = self.state() | {"history": self.pipeline.history.state(), "machine": machine(self.device)}
         keep = self.config.train.checkpoint.keep
-        return checkpoint.save(self.directory / "checkpoints", state, step=self.progress.step, keep=keep, best=best)
+        checkpoint.save(self.directory / "checkpoints", state, step=self.progress.step, keep=keep, best=best)
+
+    def rewind(self, *, surviving: Container[str]) -> None:
+        """Take back what was recorded of the steps that are to come again; `progress` says where it goes on.
+
+        Args:
+            surviving: Kinds of events that stay.
+        """
+        history = self.pipeline.history
+        events = [event for event in history.events if event.kind in surviving]
+        history.truncate(self.progress.step - 1)
+        if self.writer:
+            self.writer.rewind()
+        if self.monitor:
+            self.monitor.restart()
+        for event in events:
+            if event not in history.events:
+                self.pipeline.note(event)
+        self.pipeline.finish()
 
     def close(self, status: Status) -> tuple[Diagnosis, ...]:
         """Let go of the model, end the run for sinks and disk, and return the diagnoses."""
         if self.monitor:
             self.monitor.detach()
         return self.pipeline.close(status)
-
-    def end_workers(self) -> None:
-        """End the processes that read ahead: a signal to all of them must not disturb the last checkpoint."""
-        for batches in (self.batches, self.validation):
-            if batches:
-                batches.close()
 
     def _restore(self) -> dict[str, Any]:
         if checkpoint.newest(self.directory / "checkpoints") is None:
@@ -138,32 +129,12 @@ class Session:
                 f"train it anew: gradwatch train {self.directory / 'config.yaml'}"
             )
         _, state = checkpoint.load(self.directory / "checkpoints")
-        checkpoint.load_model(self.model, state["model"])
-        try:
-            self.optimizer.load_state_dict(state["optimizer"])
-        except ValueError as error:
-            raise CheckpointError(
-                f"the checkpoint does not fit optim: {error}; resume with the run's own config"
-            ) from error
-        if self.schedule and state["schedule"]:
-            self.schedule.load_state_dict(state["schedule"])
-            self._check_span(self.schedule)
-        if self.scaler and state["scaler"]:
-            self.scaler.load_state_dict(state["scaler"])
-        self.progress = Progress(**state["progress"])
+        self.live.load(state)
+        self.live.check_span()
         return state
 
-    def _check_span(self, schedule: torch.optim.lr_scheduler.LRScheduler) -> None:
-        """Refuse a run longer than its schedule: OneCycleLR would raise on its last step."""
-        span = getattr(schedule, "total_steps", None)
-        if span is not None and self.config.schedule.per == "step" and self.total_steps > span:
-            raise GradwatchError(
-                f"train: got {self.total_steps:,} steps, but the run's {type(schedule).__name__} was planned for "
-                f"{span:,} and ends there; leave train as it is, or train anew"
-            )
-
     def _attach(
-        self, saved: dict[str, Any] | None, *, log_format: LogFormat, stack: contextlib.ExitStack
+        self, saved: Mapping[str, Any] | None, *, log_format: LogFormat, stack: contextlib.ExitStack
     ) -> tuple[Pipeline, Monitor | None]:
         """Return the pipeline of the run, and a monitor that feeds it unless watching is off."""
         watch = self.config.watch
@@ -180,21 +151,20 @@ class Session:
             loss_scaling=self.scaler is not None,
             accumulate=self.config.train.accumulate,
             total_steps=self.total_steps,
+            loss_fn=self.live.objective.function,
         )
-        if saved:
-            recorder, history = Writer.resume(self.directory, step=self.progress.step - 1)
-            history.restore(saved["history"])
-            history.info = replace(history.info, total_steps=self.total_steps)
-        else:
-            history = History(info, groups=len(self.optimizer.param_groups))
-            recorder = Writer(self.directory, history)
-        stack.enter_context(recorder)
+        history, writer = self._history(info, saved)
+        self.writer = writer
+        if writer:
+            stack.enter_context(writer)
         resumed_at = self.progress.step if saved else None
         pipeline = Pipeline(
             history,
-            detectors=detectors(self.config.detect) if watch.enabled else (),
-            sinks=build.sinks(self.config, self.directory, log_format=log_format, resumed_at=resumed_at),
-            recorder=recorder,
+            detectors=detectors(self.config.detect) if watch.enabled and writer else (),
+            sinks=build.sinks(self.config, self.directory, log_format=log_format, resumed_at=resumed_at)
+            if writer
+            else (),
+            recorder=writer,
         )
         stack.callback(pipeline.end_sinks)  # also after an error: a live view must give the screen back
         if not watch.enabled:
@@ -206,65 +176,48 @@ class Session:
             activations=activations,
             scaler=self.scaler,
             schedule=Schedule(
-                updates=watch.updates_every, activations=watch.activations_every, histograms=watch.histograms_every
+                updates=watch.updates_every,
+                activations=watch.activations_every,
+                histograms=watch.histograms_every,
+                budget=0.0 if self.config.run.deterministic else watch.budget,
             ),
+            facts=Facts(
+                models,
+                params=params,
+                layers=info.layers,
+                optimizers=optimizers,
+                loss_fn=self.live.objective.function,
+                known=history.events,
+                across_steps=False,
+            ),
+            hooked=False,
         )
         stack.callback(monitor.detach)
         return pipeline, monitor
 
-    def _stepper(self, loss: Callable[..., Any]) -> Stepper:
-        train = self.config.train
-        params = [p for group in self.optimizer.param_groups for p in group["params"]]
-        return Stepper(
-            model=self.model,
-            objective=Objective(function=loss),
-            optimizer=self.optimizer,
-            scaler=self.scaler,
-            observe=self.monitor.observe if self.monitor else partial(_total_norm, GradientProbe(params)),
-            device=self.device,
-            precision=train.precision,
-            clip=Clip(norm=train.clip.norm, value=train.clip.value) if train.clip else None,
-            on_nonfinite=train.on_nonfinite,
-        )
+    def _history(self, info: RunInfo, saved: Mapping[str, Any] | None) -> tuple[History, Writer | None]:
+        """Return the history of the run up to here, and what writes it down."""
+        if self.is_rerun:
+            history = History(info, groups=len(self.optimizer.param_groups))
+            history.begin(self.progress.step)
+            return history, None
+        if not saved:
+            history = History(info, groups=len(self.optimizer.param_groups))
+            return history, Writer(self.directory, history)
+        writer, history = Writer.resume(self.directory, step=self.progress.step - 1)
+        history.restore(saved["history"])
+        history.info = replace(history.info, total_steps=self.total_steps)
+        return history, writer
 
 
-def _batches(config: Config, splits: Splits) -> tuple[Batches, Batches | None]:
-    section = config.data
-    make = partial(Batches, seed=config.run.seed, workers=section.workers, pin_memory=section.pin_memory)
-    training = make(splits.train, batch_size=section.batch_size, shuffle=section.shuffle, drop_last=section.drop_last)
-    if splits.val is None:
-        return training, None
-    size = section.eval_batch_size or section.batch_size
-    return training, make(splits.val, batch_size=size)
-
-
-def _checkpoint_activations(model: nn.Module, train: TrainSection) -> None:
-    choice = train.activation_checkpointing
-    if choice == "none":
-        return
-    if choice == "sqrt":
-        activation_checkpointing.sqrt_blocks(model)
-    elif choice.every is not None:
-        activation_checkpointing.every_blocks(model, choice.every)
-    else:
-        assert choice.modules, "the config has either"
-        activation_checkpointing.matching_modules(model, choice.modules)
-
-
-def _compile(model: nn.Module, options: dict[str, Any]) -> None:
-    try:
-        model.compile(**options)
-    except (RuntimeError, ValueError) as error:  # such as a backend that is not there
-        raise GradwatchError(f"train.compile: {error}") from error
-
-
-def _total_norm(probe: GradientProbe) -> float:
-    """Return the norm as the monitor would, so that watching changes nothing to the last bit."""
-    return total_norm(to_host(probe.read()))
-
-
-def _on(loss: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    return loss.to(device) if isinstance(loss, nn.Module) else loss
+def _recorder(config: Config, directory: Path) -> Recorder | None:
+    """Return what keeps a recent state, where anything is looked for that could call for it."""
+    record = config.watch.record
+    is_exact = config.train.on_critical == "rewind"  # then the numbers depend on where it goes back to
+    if not ((config.watch.enabled and record.enabled) or is_exact):
+        return None
+    rest_s = 0.0 if is_exact else recorder.REST_S
+    return Recorder(directory, every=record.every, memory_mb=record.memory_mb, most=record.incidents, rest_s=rest_s)
 
 
 def _warn_about_batch_norm(model: nn.Module, train: TrainSection) -> None:

@@ -81,7 +81,7 @@ class Stepper:
 
     def run(self, window: Sequence[Batch]) -> StepResult:
         """Make one optimizer step from the micro-batches of its window."""
-        loss, finite = self._backward(window)
+        loss, finite = self.backward(window)
         norm = clipped = math.nan
         scale = self.scaler.get_scale() if self.scaler else 1.0
         updated = False
@@ -93,7 +93,7 @@ class Stepper:
             clipped = self._limit(norm)
             updated = self._update(norm, window)
         if self.device.type != "cpu":
-            self.optimizer.zero_grad(set_to_none=True)  # memory is short there, see _backward
+            self.optimizer.zero_grad(set_to_none=True)  # memory is short there, see backward
         return StepResult(
             loss=loss,
             samples=sum(len(targets) for _, targets in window),
@@ -134,7 +134,7 @@ class Stepper:
             error.add_note(f"the model was called with inputs of {shapes}")
             raise
 
-    def _backward(self, window: Sequence[Batch]) -> tuple[float, bool]:
+    def backward(self, window: Sequence[Batch]) -> tuple[float, bool]:
         """Add up the gradients of a window; return its loss, and whether that is finite."""
         total, finite, is_first = 0.0, True, True
         for share, (inputs, targets) in zip(self.objective.shares(window), window, strict=True):
@@ -185,7 +185,7 @@ class Stepper:
 
     def _again(self, window: Sequence[Batch]) -> float:
         """Take loss and gradient anew, at the weights that a line search has come to."""
-        return self._backward(window)[0]
+        return self.backward(window)[0]
 
 
 def _shapes(inputs: Any) -> str:

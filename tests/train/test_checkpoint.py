@@ -16,8 +16,9 @@ import torch
 from torch import nn
 
 from gradwatch.errors import CheckpointError
-from gradwatch.train import checkpoint, checkpoint_folder
-from gradwatch.train.checkpoint import load, load_model, random_state, save, set_random_state
+from gradwatch.state import folder as checkpoint_folder
+from gradwatch.state.randomness import random_state, set_random_state
+from gradwatch.train.checkpoint import load, load_model, save
 
 
 def state(step):
@@ -333,5 +334,5 @@ def test_a_run_goes_on_where_there_are_fewer_devices(monkeypatch):
     used = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda _, device: used.append(device))
-    checkpoint.set_random_state(saved)
+    set_random_state(saved)
     assert used == [0]

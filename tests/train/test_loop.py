@@ -64,7 +64,7 @@ def test_it_stops_at_a_loss_that_is_not_finite_where_told_to(tmp_path):
     outcome = run(tmp_path, "optim.name=sgd", "optim.lr=1e30", "train.on_nonfinite=stop")
 
     assert outcome.ending == "non-finite"
-    assert [f.kind for f in load_run(outcome.directory).findings][:1] == ["non-finite"]
+    assert "non-finite" in [f.kind for f in load_run(outcome.directory).findings]
 
 
 @pytest.mark.parametrize(

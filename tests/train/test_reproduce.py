@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradwatch.train.checkpoint import random_state
+from gradwatch.state.randomness import random_state
 from gradwatch.train.reproduce import CUBLAS, reproducible, seed_all
 
 

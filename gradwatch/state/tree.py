@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gradwatch.errors import CheckpointError
 from gradwatch.probe.transfer import to_host
-from gradwatch.train.tensor_file import DTYPE_NAMES
+from gradwatch.state.tensor_file import DTYPE_NAMES
 
 MARK = "!"
 """Key that tells an encoded value from a mapping; a mapping that has the key itself is encoded as well."""

@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from gradwatch.errors import CheckpointError
-from gradwatch.train import state_tree
+from gradwatch.state import tree as state_tree
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*support is experimental")
 DTYPES = sorted(

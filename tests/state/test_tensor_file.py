@@ -6,7 +6,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from gradwatch.train import tensor_file
+from gradwatch.state import tensor_file
 
 
 def tensors():

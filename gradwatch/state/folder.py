@@ -14,7 +14,7 @@ from typing import Any, Self, final
 from torch import Tensor
 
 from gradwatch.errors import CheckpointError
-from gradwatch.train import state_tree, tensor_file
+from gradwatch.state import tensor_file, tree
 
 FORMAT = 1
 """Grows with every change after which an older gradwatch could not read a checkpoint."""
@@ -88,7 +88,7 @@ def read(folder: Path) -> dict[str, Any]:
     try:
         for name in (STATE, TENSORS):
             _verify(folder / name, expected[name])
-        state = state_tree.decode(json.loads((folder / STATE).read_bytes()), tensor_file.read(folder / TENSORS))
+        state = tree.decode(json.loads((folder / STATE).read_bytes()), tensor_file.read(folder / TENSORS))
     except DamagedError:
         raise
     except FileNotFoundError as error:

@@ -1,0 +1,228 @@
+"""The smallest change of a config that makes a run healthy, found by training with it, and written as YAML."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from gradwatch.diagnose.rank import diagnose
+from gradwatch.errors import GradwatchError, RunError
+from gradwatch.history import files
+from gradwatch.history.store import History
+from gradwatch.records import Diagnosis, Severity
+from gradwatch.replay.change import CONFIG, Change, is_taken
+from gradwatch.replay.proof import Proof
+from gradwatch.replay.rehearse import Rehearsal, final_loss
+from gradwatch.replay.theatre import Theatre
+
+ROUNDS = 4
+"""Changes on top of one another at most: what needs more is another training."""
+WIDTH = 3
+"""Sets of changes of a round, the best, to which more is added."""
+FASTER = (10.0, 100.0, 1000.0)
+"""Factors of the learning rate that are tried where a cure learns less than the illness did."""
+TOLERANCE = 0.02
+"""Validation accuracy that a cure may lose: about what two seeds differ by on a few hundred samples."""
+NOTHING = (0, 0, 0)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cure:
+    """A change that was trained with for as long as the run.
+
+    Args:
+        changes: What it is made of, in the order in which they were added.
+        others: Changes under which the finding was gone as well, the smallest first.
+        steps: Steps that were trained.
+        before: Final training loss of the run as it was.
+        after: The same with the cure; of another loss function, where the cure changes that.
+        accuracy: Validation accuracy at the end with the cure; nan where there is none.
+        left: Kinds of findings that are left; none where it is healthy.
+    """
+
+    changes: tuple[Change, ...]
+    others: tuple[Change, ...]
+    steps: int
+    before: float
+    after: float
+    accuracy: float
+    left: tuple[str, ...]
+
+    @property
+    def patch(self) -> dict[str, Any]:
+        """All that it sets: dotted keys with their values."""
+        return _united(self.changes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "patch": self.patch,
+            "changes": [{"text": c.text, "patch": dict(c.patch)} for c in self.changes],
+            "others": [{"text": c.text, "patch": dict(c.patch)} for c in self.others],
+            "steps": self.steps,
+            "loss_before": self.before,
+            "loss_after": self.after,
+            "val_accuracy_after": self.accuracy,
+            "findings_left": list(self.left),
+        }
+
+
+def find_cure(theatre: Theatre, proofs: Sequence[Proof]) -> Cure | None:
+    """Return the smallest change with which the whole run is healthy and learns no less, or what comes nearest.
+
+    Each confirmed change is trained with alone, for as long as the run was. Where none is enough, what mends the
+    illness that each leaves is added to it, and so on.
+
+    Args:
+        theatre: Rehearses changes of the run.
+        proofs: What was confirmed.
+    """
+    confirmed = sorted((c.change for p in proofs for c in p.confirmed if c.change), key=lambda c: len(c.patch))
+    trials: list[_Trial] = []
+    wave: Iterable[tuple[Change, ...]] = [(c,) for c in confirmed]
+    for _ in range(ROUNDS):
+        made = list(_tried(theatre, wave))
+        trials += made
+        if not made or not _rank(made[-1], theatre):
+            break
+        made.sort(key=lambda t: _rank(t, theatre) or NOTHING)
+        wave = [more for trial in made[:WIDTH] for more in _further(theatre, trial)]
+    if not trials:
+        return None
+    best = min(trials, key=lambda t: _rank(t, theatre) or NOTHING)
+    return Cure(
+        changes=best.changes,
+        others=tuple(c for c in confirmed if c not in best.changes),
+        steps=best.made.steps,
+        before=final_loss(theatre.history),
+        after=best.made.loss,
+        accuracy=best.made.val_accuracy,
+        left=tuple(sorted({f.kind for f in best.made.alarms})),
+    )
+
+
+def to_yaml(cure: Cure, *, run: Path, name: str = "cure.yaml") -> str:
+    """Return a cure as YAML for `gradwatch train config.yaml --set-file`, the smallest change first, with reasons."""
+    told = "healthy" if not cure.left else f"not healthy yet: {', '.join(cure.left)}"
+    lines = [
+        f"# Cure of {run}: trained for {cure.steps:,} steps with it, and the run was {told}.",
+        f"# To use it: gradwatch train {run / CONFIG} --set-file {name}",
+    ]
+    ordered = sorted(cure.changes, key=lambda c: len(c.patch))
+    reasons = {key: c.text for c in ordered for key in c.patch}
+    lines += _lines(_nested(_united(ordered)), reasons)
+    if cure.others:
+        lines += ["# The finding was gone with each of these, too:"]
+    for change in cure.others:
+        lines += [f"#   {line}" for line in _lines(_nested(change.patch), dict.fromkeys(change.patch, change.text))]
+    return "\n".join(lines) + "\n"
+
+
+def write(cure: Cure, path: Path, *, run: Path) -> None:
+    """Write a cure into a file.
+
+    Raises:
+        RunError: It cannot be written.
+    """
+    try:
+        files.replace(path, to_yaml(cure, run=run, name=str(path)).encode())
+    except RunError as error:
+        raise RunError(f"--patch: {error}; choose another file") from error
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Changes, and the training with them."""
+
+    changes: tuple[Change, ...]
+    made: Rehearsal
+
+
+def _tried(theatre: Theatre, wave: Iterable[tuple[Change, ...]]) -> Iterator[_Trial]:
+    """Train with each set of changes that the config takes, up to the first that is enough."""
+    for changes in wave:
+        try:
+            made = theatre.rehearse(_united(changes), steps=theatre.history.step + 1)
+        except (GradwatchError, RuntimeError):
+            continue
+        if made is None:  # out of time
+            return
+        trial = _Trial(changes, made)
+        yield trial
+        if not _rank(trial, theatre):
+            return
+
+
+def _further(theatre: Theatre, trial: _Trial) -> Iterator[tuple[Change, ...]]:
+    """Yield the changes with one more, which the illness that they leave calls for."""
+    left = [d for d in diagnose(trial.made.history) if d.severity >= Severity.WARNING]
+    for change in _for_illness(left) if left else _for_learning(trial.made):
+        if change.patch and is_taken(theatre.run, change):
+            kept = (c for c in trial.changes if not set(c.patch) <= set(change.patch))  # a rate that is raised again
+            yield (*kept, change)
+
+
+def _for_illness(left: Sequence[Diagnosis]) -> Iterator[Change]:
+    for remedy in itertools.chain.from_iterable(d.remedies for d in left):
+        yield Change.of(remedy)
+
+
+def _for_learning(made: Rehearsal) -> Iterator[Change]:
+    """Yield larger steps: what is healthy and learns less most often has a rate that suited the illness."""
+    for factor in FASTER:
+        rate = float(f"{factor * made.history['lr.0'][0]:.1g}")
+        yield Change(text=f"raise the learning rate to {rate:g}", patch={"optim.lr": rate})
+
+
+def _rank(trial: _Trial, theatre: Theatre) -> tuple[int, int, int] | None:
+    """Return what is left to mend: the gravest finding, how many kinds, less learnt; None where nothing is."""
+    alarms = trial.made.alarms
+    gravest = max((int(f.severity) for f in alarms), default=0)
+    rank = (gravest, len({f.kind for f in alarms}), int(_learns_less(trial.made, theatre.history)))
+    return rank if any(rank) else None
+
+
+def _learns_less(made: Rehearsal, history: History) -> bool:
+    """Say whether a training predicts clearly less well than the run did at its best."""
+    accuracy_T = history["val_accuracy"]
+    known_T = accuracy_T[np.isfinite(accuracy_T)]
+    return bool(len(known_T)) and made.val_accuracy < float(known_T.max()) - TOLERANCE
+
+
+def _united(changes: Iterable[Change]) -> dict[str, Any]:
+    united: dict[str, Any] = {}
+    for change in changes:
+        united |= change.patch
+    return united
+
+
+def _nested(patch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return dotted keys as nested mappings; a whole value stands beside its section's other keys."""
+    nested: dict[str, Any] = {}
+    for key, value in patch.items():
+        *parents, last = key.split(".")
+        node = nested
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = value
+    return nested
+
+
+def _lines(node: Mapping[str, Any], reasons: Mapping[str, str], above: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield the lines of nested mappings, those that set something with the reason behind it."""
+    indent = "  " * len(above)
+    for key, value in node.items():
+        dotted = ".".join((*above, key))
+        if isinstance(value, dict) and dotted not in reasons:
+            yield f"{indent}{key}:"
+            yield from _lines(value, reasons, (*above, key))
+        else:
+            yield f"{indent}{key}: {json.dumps(value)}  # {reasons[dotted]}"

@@ -1,0 +1,1 @@
+"""The state of a training as plain data: random generators, copies in memory, folders on disk."""

@@ -1,0 +1,31 @@
+"""The state of every random generator: Python, NumPy, torch on the CPU and on each CUDA device in use."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def random_state() -> dict[str, Any]:
+    """Return the state of all random generators: Python, NumPy, torch on the CPU and on each CUDA device in use."""
+    in_use = torch.cuda.is_initialized()
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=False),
+        "torch": torch.get_rng_state(),
+        "cuda": list(torch.cuda.get_rng_state_all()) if in_use else [],
+    }
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Put all random generators into the state that `random_state` returned."""
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    # a run that used one device of eight goes on where there is only that one
+    for device, generator in zip(range(torch.cuda.device_count()), state["cuda"], strict=False):
+        torch.cuda.set_rng_state(generator, device)

@@ -1,0 +1,254 @@
+"""A step that is run again is the same to the last bit, or is told apart with what differs and by how much."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from poisoned import STEP, poisoned
+
+from gradwatch.cli import main
+from gradwatch.config.load import load_config
+from gradwatch.errors import GradwatchError
+from gradwatch.incident import incidents, recorder
+from gradwatch.replay.rerun import compare, rerun
+from gradwatch.train.loop import train
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:train.accumulate"),
+    pytest.mark.filterwarnings("ignore:gradwatch"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _snapshots_do_not_rest(monkeypatch):
+    monkeypatch.setattr(recorder, "REST_S", 0.0)
+
+
+def trained(folder, *overrides, **kwargs):
+    return train(poisoned(folder, *overrides, **kwargs), log_format="plain").directory
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """Return a run with an incident, for tests that only read it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recorder, "REST_S", 0.0)
+        return trained(tmp_path_factory.mktemp("recorded"))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param([], id="fp32"),
+        pytest.param(["train.precision=bf16"], id="bf16"),
+        pytest.param(["train.precision=fp16"], id="fp16"),
+        pytest.param(["data.workers=2"], id="workers"),
+        pytest.param(["train.accumulate=2", "data.batch_size=8"], id="accumulation"),
+        pytest.param(["train.activation_checkpointing=sqrt"], id="activation checkpointing"),
+        pytest.param(["train.on_nonfinite=continue"], id="weights lost"),
+        pytest.param(["run.deterministic=true"], id="deterministic"),
+        pytest.param(["data.shuffle=true"], id="shuffled"),
+        pytest.param(["optim.name=sgd", "optim.momentum=0.9", "schedule.name=null", "schedule.max_lr=null"], id="sgd"),
+    ],
+)
+def test_the_step_of_an_incident_is_the_same_to_the_last_bit(tmp_path, overrides):
+    if "optim.name=sgd" in overrides:
+        overrides = ["optim={name: sgd, lr: 0.01, momentum: 0.9}", "schedule=null"]
+    directory = trained(tmp_path, *overrides)
+    (first, *_) = incidents(directory)
+
+    done = rerun(directory)
+
+    assert done.is_same, done.differences[:5]
+    assert (done.source, done.step) == ("incident", first.step)
+    assert "data.shuffle=true" in overrides or first.step == STEP
+    assert done.began_at == first.step - first.step % 8, "it was run again from the newest snapshot"
+    assert done.compared > 50 * (done.step - done.began_at), "every layer is compared at every step"
+    assert [weights.is_same for weights in done.weights] == [True]
+    assert not np.isfinite(done.steps[0].loss)
+
+
+@pytest.mark.parametrize("name", ["dead-relu", "fp16-underflow", "non-finite", "vanishing-gradient"])
+def test_an_incident_of_the_clinic_is_the_same_to_the_last_bit(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    config = load_config(
+        ROOT / "configs" / "clinic" / f"{name}.yaml",
+        [f"run.out={tmp_path}", "sinks={tensorboard: {enabled: false}}", "watch.record.every=20"],
+    )
+    directory = train(config, log_format="plain").directory
+    found = incidents(directory)
+
+    assert found, "what the clinic shows is critical"
+    for incident in found[:2]:
+        done = rerun(directory, step=incident.step)
+        assert done.is_same, done.differences[:5]
+        assert done.weights
+
+
+def test_healthy_steps_are_the_same_from_a_checkpoint_on(recorded):
+    done = rerun(recorded, step=33, until=36)
+
+    assert done.is_same
+    assert (done.source, done.began_at) == ("checkpoint", 30)
+    assert [shown.step for shown in done.steps] == [33, 34, 35, 36]
+    assert [weights.step for weights in done.weights] == [40], "the next checkpoint is not far"
+    assert all(shown.is_same and shown.compared > 50 for shown in done.steps)
+
+
+def test_steps_before_all_that_was_kept_are_the_same_from_the_start_on(recorded):
+    done = rerun(recorded, step=3)
+
+    assert done.is_same
+    assert (done.source, done.began_at) == ("start", 0)
+    assert done.steps[0].compared > 50
+
+
+def test_asking_leaves_the_run_and_the_random_numbers_of_this_process_as_they_were(recorded):
+    before = {path: path.read_bytes() for path in recorded.rglob("*") if path.is_file()}
+    state = torch.get_rng_state()
+
+    rerun(recorded)
+
+    assert {path: path.read_bytes() for path in recorded.rglob("*") if path.is_file()} == before
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_data_that_have_changed_are_told(recorded, tmp_path):
+    with np.load(recorded.parents[1] / "data.npz") as file:
+        arrays = dict(file)
+    arrays["x"][STEP * 16 - 1] += 1e-3
+    np.savez(tmp_path / "data.npz", **arrays)
+    moved = tmp_path / "run"
+    shutil.copytree(recorded, moved)
+    config = moved / "config.yaml"
+    config.write_text(config.read_text().replace(str(recorded.parents[1]), str(tmp_path)))
+
+    done = rerun(moved)
+
+    assert not done.is_same
+    assert done.is_data_changed
+    first = done.differences[0]
+    assert first.step == STEP - 1
+    by_name = {d.statistic: d for d in done.differences if d.step == STEP - 1}
+    assert 0 < by_name["loss"].relative < 0.1, "how much differs is told"
+
+
+def test_a_changed_config_differs_from_the_first_step_on(recorded, tmp_path):
+    moved = tmp_path / "run"
+    shutil.copytree(recorded, moved)
+    config = moved / "config.yaml"
+    config.write_text(config.read_text().replace("dropout: 0.2", "dropout: 0.3"))
+
+    done = rerun(moved)
+
+    assert done.differences[0].step == done.began_at
+    assert not any(weights.is_same for weights in done.weights)
+    assert not done.is_data_changed
+
+
+def test_it_works_on_what_a_kill_left_behind(tmp_path):
+    poisoned(tmp_path)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gradwatch", "train", str(tmp_path / "poisoned.yaml"), "--set", "train.steps=100000"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "runs").glob("*/incidents/step-000021/incident.json")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    (directory,) = (tmp_path / "runs").iterdir()
+
+    done = rerun(directory)
+
+    assert done.is_same
+    assert done.step == STEP
+
+
+@pytest.mark.parametrize(
+    ("step", "until", "text"),
+    [
+        (400, None, "got step 400, expected one from 0 to 39"),
+        (33, 32, "--until: got 32, expected 33 or more"),
+    ],
+)
+def test_a_step_that_was_not_recorded_is_a_mistake(recorded, step, until, text):
+    with pytest.raises(GradwatchError, match=text):
+        rerun(recorded, step=step, until=until)
+
+
+def test_a_run_without_an_incident_asks_for_a_step(tmp_path):
+    directory = trained(tmp_path, step=None)
+
+    with pytest.raises(GradwatchError, match=r"nothing critical was found.*--step 39"):
+        rerun(directory)
+
+
+def test_comparing_skips_clocks_and_missing_numbers_and_finds_a_single_bit():
+    def table(value, clock):
+        values = np.array([[[1.0, np.nan]], [[value, 2.0]]], np.float32)
+        clocks = np.array([[[clock, clock]]] * 2, np.float32)
+        return {
+            "param": {
+                "statistics": ["grad.l2", "step_ms"],
+                "layers": ["a", "b"],
+                "steps": np.array([4, 5]),
+                "values": np.concatenate([values, clocks], axis=1),
+            }
+        }
+
+    nudged = float(np.nextafter(np.float32(3), np.float32(4)))
+
+    same, counts = compare(table(3.0, 1.0), table(3.0, 2.0))
+    found, _ = compare(table(3.0, 1.0), table(nudged, 1.0))
+
+    assert same == []
+    assert counts == {4: 1, 5: 2}
+    assert [(d.step, d.statistic, d.layer, d.recorded, d.again) for d in found] == [(5, "grad.l2", "a", 3.0, nudged)]
+
+
+def test_the_command_says_that_it_is_the_same(recorded, capsys):
+    code = main(["replay", str(recorded)])
+
+    said = capsys.readouterr().out
+    assert code == 0
+    assert f"step {STEP}" in said
+    assert "the same to the last bit" in said
+    assert "step-" not in said
+
+
+def test_the_command_says_what_differs(recorded, tmp_path, capsys):
+    moved = tmp_path / "run"
+    shutil.copytree(recorded, moved)
+    config = moved / "config.yaml"
+    config.write_text(config.read_text().replace("dropout: 0.2", "dropout: 0.3"))
+
+    code = main(["replay", str(moved), "--format", "json"])
+    data = json.loads(capsys.readouterr().out)
+    main(["replay", str(moved)])
+    said = capsys.readouterr().out
+
+    assert code == 1
+    assert data["is_same"] is False
+    assert data["steps"][0]["loss"] == "inf"
+    assert data["differences"][0]["again"] != data["differences"][0]["recorded"]
+    assert "not the same" in said
+    assert "loss was" in said
+
+
+def test_a_step_that_is_not_there_exits_with_2(recorded, capsys):
+    assert main(["replay", str(recorded), "--step", "1000"]) == 2
+    assert "expected one from 0 to 39" in capsys.readouterr().err
