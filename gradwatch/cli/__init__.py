@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from gradwatch.cli import diagnose, explain, schema, train
+from gradwatch.cli import compare, diagnose, explain, replay, runs, schema, train
 from gradwatch.cli import list as list_
 from gradwatch.cli.console import show_warning, write
 from gradwatch.cli.crash import show_crash, show_mistake
@@ -30,6 +30,9 @@ app = typer.Typer(
 )
 app.command("train", no_args_is_help=True)(train.command)
 app.command("diagnose", no_args_is_help=True)(diagnose.command)
+app.command("replay", no_args_is_help=True)(replay.command)
+app.command("runs")(runs.command)
+app.command("compare", no_args_is_help=True)(compare.command)
 app.command("list", no_args_is_help=True)(list_.command)
 app.command("explain", no_args_is_help=True)(explain.command)
 app.command("schema")(schema.command)

@@ -10,9 +10,11 @@ import typer
 
 from gradwatch.cli.console import complain, output, write
 from gradwatch.cli.options import FailOn, FailOnOption, exit_code
+from gradwatch.cli.prove import Wish, prove
 
 if TYPE_CHECKING:
     from gradwatch.history.store import History
+    from gradwatch.records import Diagnosis
 
 
 class Format(StrEnum):
@@ -20,11 +22,23 @@ class Format(StrEnum):
 
     TEXT = "text"
     JSON = "json"
+    HTML = "html"
 
 
 def command(
     run: Annotated[Path, typer.Argument(help="Run directory, finished or not.", show_default=False)],
-    form: Annotated[Format, typer.Option("--format", help="For people, or for programs.")] = Format.TEXT,
+    form: Annotated[
+        Format, typer.Option("--format", help="For people, for programs, or a page to keep.")
+    ] = Format.TEXT,
+    target: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            metavar="FILE",
+            help="Where to write --format html; RUN/report.html by default.",
+            show_default=False,
+        ),
+    ] = None,
     fail_on: FailOnOption = FailOn.WARNING,
     redetect: Annotated[
         bool, typer.Option("--redetect", help="Run today's detectors over the recorded numbers again.")
@@ -37,29 +51,76 @@ def command(
             help="Change a threshold and detect again: `--set detect.dead-layer.every=5`. Repeatable.",
         ),
     ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Prove the causes: run again with one change each, and see if the symptom goes."),
+    ] = False,
+    patch: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Verify, and write the cure for `train --set-file`.", show_default=False),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            "--try", min=1, help="Train so many steps as it was and with the cure, side by side.", show_default=False
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="For --try: from how many seeds.")] = 1,
+    change: Annotated[
+        Path | None,
+        typer.Option("--with", metavar="FILE", help="For --try: this change, not the cure.", show_default=False),
+    ] = None,
+    within: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="For --verify: begin no further training after that.")
+    ] = 120.0,
 ) -> None:
     """Say what is wrong with a recorded run: evidence, causes, how to confirm them, and the change that mends it.
+
+    With --verify, --patch or --try it is trained again, in temporary folders; the run directory stays as it is.
 
     Exits with 0 where the run is healthy, 1 with findings, 2 where there is no such run.
     """
     from gradwatch.diagnose.rank import diagnose
+    from gradwatch.errors import GradwatchError
     from gradwatch.history.disk import read
 
+    if target and form is not Format.HTML:
+        raise GradwatchError(f"--output: got {target} with --format {form}, which is printed; add --format html")
     history = read(run)
     if ending := _ending(run):
         complain("note", ending)
     if redetect or overrides:
         history = _redetected(history, run, overrides or [])
     diagnoses = diagnose(history)
+    wish = Wish(verify=verify, within_s=within, patch=patch, steps=steps, seeds=seeds, change=change)
+    answer = prove(run, history, diagnoses, wish) if wish.is_any else None
     if form is Format.JSON:
         from gradwatch.render import json
 
-        write(json.dumps(history, diagnoses) + "\n")
+        write(json.dumps(history, diagnoses, answer.to_json() if answer else {}) + "\n")
+    elif form is Format.HTML:
+        _write_report(target, run, history, diagnoses)
     else:
         from gradwatch.render.terminal import print_diagnosis
 
         print_diagnosis(output(), history, diagnoses)
+        if answer:
+            answer.show(output())
     raise typer.Exit(exit_code(history.findings, fail_on))
+
+
+def _write_report(target: Path | None, run: Path, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
+    """Write report.html into the run, or where it is wanted, and say where it is."""
+    from gradwatch.errors import RunError
+    from gradwatch.render.html import NAME, write_report
+
+    config, path = run / "config.yaml", target or run / NAME
+    text = config.read_text(encoding="utf-8", errors="replace") if config.is_file() else ""
+    try:
+        write_report(path, history, diagnoses, config_text=text)
+    except RunError as error:
+        raise RunError(f"{error}; write it elsewhere with --output FILE") from error
+    write(f"{path}\n")
 
 
 def _ending(run: Path) -> str:

@@ -15,6 +15,13 @@ FINDINGS = 1
 INTERRUPTED = 3
 
 
+class Format(StrEnum):
+    """How a result is written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
 class FailOn(StrEnum):
     """Least severity of a finding that makes the exit code 1."""
 

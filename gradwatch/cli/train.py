@@ -29,6 +29,12 @@ def command(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: `--set optim.lr=3e-4`. Repeatable."),
     ] = None,
+    set_files: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--set-file", metavar="FILE", help="YAML file of changes, such as a cure; --set wins. Repeatable."
+        ),
+    ] = None,
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Run directory to go on with from its last checkpoint.")
     ] = None,
@@ -44,7 +50,7 @@ def command(
     """
     from gradwatch.config.load import load_config, warnings
 
-    checked = load_config(_file(config, resume), overrides or [])
+    checked = load_config(_file(config, resume), overrides or [], changes=set_files or [])
     for warning in warnings(checked):
         complain("warning", warning)
 
@@ -55,6 +61,9 @@ def command(
     except KeyboardInterrupt as quit_at_once:  # the second Ctrl-C, or one before training
         show_notes(quit_at_once)
         raise
+    if kept := sorted((outcome.directory / "incidents").glob("step-*[0-9]")):
+        number = int(kept[0].name.removeprefix("step-"))
+        complain("note", f"step {number:,} can be run again: gradwatch replay {outcome.directory}")
     if outcome.ending == "interrupted":
         complain("note", f"interrupted; go on with: gradwatch train --resume {outcome.directory}")
         raise typer.Exit(INTERRUPTED)

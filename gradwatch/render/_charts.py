@@ -1,4 +1,4 @@
-"""What TensorBoard shows: every chart with its tag, its meaning and how it is computed, and how charts are laid out.
+"""What TensorBoard shows: every chart with its tag, its meaning and how it is computed.
 
 TensorBoard sorts groups by name and opens the first two: these are `gradients` and `loss`, on purpose. What is not
 finite is left out of a chart, so that its axis stays useful, and counted in the group `nonfinite`.
@@ -16,19 +16,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.history.store import WINDOW, History
-from gradwatch.records import RunInfo
+from gradwatch.records import Severity
 from gradwatch.render._layers import Layer, newest_known, norms_now, update_ratios
-from gradwatch.render._summaries import Layout
 from gradwatch.render._units import GIB
 
 Floats = NDArray[np.floating[Any]]
 
-PICTURE = "gradients/by_layer_and_step"
+PICTURE, UPDATE_PICTURE = "gradients/by_layer_and_step", "updates/by_layer_and_step"
 LOSS, VAL_LOSS, VAL_ACCURACY = "loss/train", "loss/validation", "validation/accuracy"
-NONFINITE = "nonfinite/steps"
-METRICS = (LOSS, VAL_LOSS, VAL_ACCURACY, NONFINITE)
-BUCKET = float(np.log10(2))
-"""Least and greatest width of a bucket of a histogram, in powers of ten: TensorBoard draws 30 of them at most."""
+NONFINITE, NONFINITE_SO_FAR = "nonfinite/steps", "nonfinite/steps_so_far"
+FINDINGS = "run/findings_so_far"
+METRICS = {
+    VAL_LOSS: "val_loss",
+    VAL_ACCURACY: "val_accuracy",
+    LOSS: "loss",
+    NONFINITE_SO_FAR: "NaN or Inf steps",
+    FINDINGS: "findings",
+}
+MARKERS = {"loss": "loss/nan_or_inf", "grad_norm.before_clip": "gradients/total_norm_nan_or_inf"}
+"""Charts that mark where a statistic was not finite, beside its own, from which it is left out."""
 THIRDS = ("early", "middle", "late")
 HEALTHY = (-4.0, -2.0)
 """Powers of ten between which the update/weight ratio of a healthy layer lies: one around the 1e-3 that A. Karpathy
@@ -95,6 +101,9 @@ DESCRIPTIONS = {chart.tag: chart.meaning for chart in (*CHARTS, *SCALING, *VALID
     "nonfinite/layers": "Most layers at once with NaN or Inf in their gradient since the last point. "
     "Such values are left out of all other charts.",
     NONFINITE: "Steps with a NaN or Inf loss or gradient norm since the last point.",
+    NONFINITE_SO_FAR: "Steps with a NaN or Inf loss or gradient norm since the run began.",
+    FINDINGS: "Findings of warning or above so far; they are told in TEXT, with links.",
+    **dict.fromkeys(MARKERS.values(), "Drawn where it was NaN or Inf, at the height of the last finite value."),
     "sparsity": "The layer with the largest fraction.",
     "optim": "Learning rate of the optimizer's group.",
     "per_layer_grad_norm": "L2 norm of the parameter's gradient, unscaled, before clipping.",
@@ -103,35 +112,6 @@ DESCRIPTIONS = {chart.tag: chart.meaning for chart in (*CHARTS, *SCALING, *VALID
     "per_layer_dead_units_frac": "Fraction of units that fire for no sample of the batch.",
     "per_layer_saturated_frac": "Fraction of outputs in the flat tail of the activation function.",
 }  # fmt: skip
-
-
-def layout(info: RunInfo) -> Layout:
-    """Return the custom-scalars dashboard of a run: the gradient's way first."""
-    charts: dict[str, dict[str, Sequence[str]]] = {
-        "Gradient flow": {
-            "gradient norm by depth (log10)": [r"^gradients/log10_norm_.*$"],
-            "total gradient norm": [r"^gradients/total_norm.*$"],
-        },
-        "Learning": {"loss": [r"^loss/.*$"], "validation accuracy": [r"^validation/accuracy$"]},
-        "Updates": {
-            "update/weight ratio (log10) and its healthy band": [r"^updates/.*$"],
-            "learning rate": [r"^optim/learning_rate.*$"],
-        },
-        "Health": {
-            "NaN and Inf": [r"^nonfinite/.*$"],
-            "zero gradients, dead and saturated units (worst layer)": [r"^sparsity/.*$"],
-        },
-    }
-    if info.loss_scaling:
-        charts["Loss scaling"] = {
-            "loss scale": [r"^optim/loss_scale$"],
-            "skipped updates": [r"^optim/skipped_frac$"],
-        }
-    charts["Speed"] = {
-        "samples per second": [r"^speed/samples_per_s$"],
-        "milliseconds per step": [r"^speed/(step|data_wait|watch)_ms$"],
-    }
-    return charts
 
 
 def rows_since(history: History, step: int) -> int:
@@ -157,7 +137,14 @@ def run_points(history: History, of: Sequence[Layer], rows: int) -> dict[str, fl
     for i in range(history.groups):
         tag = "optim/learning_rate" + (f"_group_{i}" if history.groups > 1 else "")
         points[tag] = float(history.scalar(f"lr.{i}", 1)[-1])
-    points |= _flow(history, of) | _updates(history, of) | _sparsity(history) | _nonfinite(history, rows)
+    points[FINDINGS] = float(sum(f.severity > Severity.INFO for f in history.findings))
+    points |= (
+        _markers(history, rows)
+        | _flow(history, of)
+        | _updates(history, of)
+        | _sparsity(history)
+        | _nonfinite(history, rows)
+    )
     return _finite(points)
 
 
@@ -197,41 +184,21 @@ def layer_points(history: History, seen: set[str]) -> dict[str, float]:
     return {tag: v for tag, v in _finite(points).items() if not tag.startswith(zeros) or tag in seen}
 
 
-def magnitudes(edges_B: Floats, counts_LB: Floats) -> list[NDArray[np.float64]]:
-    """Return signed histograms as histograms of the power of ten of the size: left, right, count, of shape (K, 3).
-
-    On the linear axis that TensorBoard draws, gradients themselves would be one bar at zero. Bins are put together to
-    `BUCKET` at least; a wider one is drawn as wide as that. The bin that holds zero is left out, and so are empty ones
-    at both ends.
-
-    Args:
-        edges_B: Edges of the bins, growing; one more than bins.
-        counts_LB: Elements in each bin.
-
-    Returns:
-        One array per row of `counts_LB`, empty where nothing was counted.
-    """
-    left_B, right_B = edges_B[:-1], edges_B[1:]
-    usable_B = (left_B * np.sign(right_B) > 0) & np.isfinite(left_B) & np.isfinite(right_B)
-    small_B = np.log10(np.minimum(np.abs(left_B), np.abs(right_B))[usable_B].astype(np.float64))
-    large_B = np.log10(np.maximum(np.abs(left_B), np.abs(right_B))[usable_B].astype(np.float64))
-    if not len(small_B):
-        return [np.zeros((0, 3))] * len(counts_LB)
-    # rounding must not part bins that lie on the edge of a bucket
-    bucket_B = np.floor((small_B - small_B.min()) / BUCKET + 1e-6).astype(np.int64)
-    bucket_K, place_B = np.unique(bucket_B, return_inverse=True)
-    small_K, large_K = np.full(len(bucket_K), np.inf), np.full(len(bucket_K), -np.inf)
-    np.minimum.at(small_K, place_B, small_B)
-    np.maximum.at(large_K, place_B, large_B)
-    count_LK = np.zeros((len(counts_LB), len(bucket_K)))
-    np.add.at(count_LK.T, place_B, counts_LB[:, usable_B].T)  # the same size with either sign
-    sides_K2 = np.stack([small_K, np.minimum(large_K, small_K + BUCKET)], axis=1)
-    return [_filled(np.column_stack([sides_K2, count_K])) for count_K in count_LK]
+def _markers(history: History, rows: int) -> dict[str, float]:
+    """Return a point for each statistic that was not finite lately, at the height of its last finite value, or 0."""
+    points = {}
+    for statistic, tag in MARKERS.items():
+        values_T = history.scalar(statistic)
+        finite_T = np.isfinite(values_T)
+        if not finite_T[-rows:].all():
+            points[tag] = float(values_T[finite_T][-1]) if finite_T.any() else 0.0
+    return points
 
 
-def _filled(buckets_K3: NDArray[np.float64]) -> NDArray[np.float64]:
-    filled_K = np.flatnonzero(buckets_K3[:, 2])
-    return buckets_K3[filled_K[0] : filled_K[-1] + 1] if len(filled_K) else buckets_K3[:0]
+def nonfinite_steps(history: History, *, until: int) -> int:
+    """Return at how many kept steps, up to one, loss or gradient norm were not finite."""
+    broken_T = ~np.isfinite(history["loss"]) | ~np.isfinite(history["grad_norm.before_clip"])
+    return int((broken_T & (history.steps("loss") <= until)).sum())
 
 
 def _flow(history: History, of: Sequence[Layer]) -> dict[str, float]:

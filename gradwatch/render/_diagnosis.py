@@ -88,11 +88,15 @@ def _title(severity: Severity, cause: str, signs: Glyphs) -> Text:
 
 
 def _found(findings: Sequence[Finding], history: History, *, signs: Glyphs, brief: bool, width: int) -> Iterator[Row]:
-    """Yield, for each kind, where it was found, the sentence of the first of it, its trend and its evidence."""
+    """Yield, for each kind, where it was found, the sentence of the first of it, its trend and its evidence.
+
+    The kinds come in order of harm; of equals, the most telling first.
+    """
     by_kind: dict[str, list[Finding]] = {}
     for finding in findings:
         by_kind.setdefault(finding.kind, []).append(finding)
-    for i, mine in enumerate(by_kind.values()):
+    worst_first = sorted(by_kind.values(), key=lambda mine: -max(f.severity for f in mine))
+    for i, mine in enumerate(worst_first):
         yield "also" if i else "found", _places(mine, NAMES_BRIEF if brief else NAMES)
         yield "", Text(mine[0].message)
         if i == 0 or not brief:

@@ -28,13 +28,12 @@ def _verdict(history: History, run: Facts, signs: Glyphs) -> Text:
     found, total = verdict(history), history.info.total_steps
     counts = [(sum(f.severity == severity for f in history.findings), severity) for severity in reversed(Severity)]
     told = ", ".join(f"{count:,} {severity}" for count, severity in counts if count)
-    findings = f"{units.plural(len(history.findings), 'finding')}: {told}" if told else ""
     text = Text.assemble(mark(found, signs), " ")
     if found is None:
         healthy = "healthy so far" if total and run.steps < total else "healthy"
-        text.append(healthy, OK).append(f", {findings}" if findings else "")
+        text.append(healthy, OK).append(f", {told}" if told else "")
     else:
-        text.append(findings, SEVERITY[found])
+        text.append(f"ill: {told}", SEVERITY[found])
     text.append(f"  {history.info.name}", "bold").append(f"  {units.plural(run.steps, 'step')}")
     return text.append(f" of {total:,}" if total and total != run.steps else "").append(_time(run.seconds))
 

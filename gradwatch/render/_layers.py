@@ -83,12 +83,26 @@ def norms_over_run(history: History, of: Sequence[Layer]) -> tuple[NDArray[np.in
 def update_ratios(history: History, of: Sequence[Layer]) -> Floats:
     """Return the newest known update norm divided by the weight norm of each layer, of shape (M,)."""
     ratio_L, weight_L = (newest_known(history.param, s) for s in ("update.ratio", "weight.l2"))
-    with np.errstate(all="ignore"):
-        moved_M = _sum(np.nan_to_num(np.square(ratio_L * weight_L, dtype=np.float64), posinf=np.inf)[None], of)[0]
-        weight_M = _sum(np.nan_to_num(np.square(weight_L, dtype=np.float64), posinf=np.inf)[None], of)[0]
-        known_M = _sum((~np.isnan(ratio_L)).astype(np.float64)[None], of)[0]
-        ratio_M: Floats = np.where(known_M > 0, np.sqrt(moved_M / weight_M), np.nan)
+    ratio_M: Floats = _ratios(ratio_L[None], weight_L[None], of)[0]
     return ratio_M
+
+
+def update_ratios_over_run(history: History, of: Sequence[Layer]) -> tuple[NDArray[np.int64], Floats]:
+    """Return the kept steps that sampled updates (T,) and each layer's update/weight ratio at them (T, M)."""
+    steps_T, ratio_TL = history.param.series("update.ratio")
+    sampled_T = ~np.isnan(ratio_TL).all(axis=1)
+    weight_TL = history.param.series("weight.l2")[1]
+    return steps_T[sampled_T], _ratios(ratio_TL[sampled_T], weight_TL[sampled_T], of)
+
+
+def _ratios(ratio_TL: Floats, weight_TL: Floats, of: Sequence[Layer]) -> Floats:
+    """Return the norms of layers' updates divided by those of their weights, of shape (T, M)."""
+    with np.errstate(all="ignore"):
+        moved_TM = _sum(np.nan_to_num(np.square(ratio_TL * weight_TL, dtype=np.float64), posinf=np.inf), of)
+        weight_TM = _sum(np.nan_to_num(np.square(weight_TL, dtype=np.float64), posinf=np.inf), of)
+        known_TM = _sum((~np.isnan(ratio_TL)).astype(np.float64), of)
+        ratio_TM: Floats = np.where(known_TM > 0, np.sqrt(moved_TM / weight_TM), np.nan)
+    return ratio_TM
 
 
 def zero_fracs(zero_TL: Floats, of: Sequence[Layer], params: Sequence[LayerInfo]) -> Floats:

@@ -4,21 +4,35 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.text import Text
 
 from gradwatch.history.store import History
 from gradwatch.records import Severity
 from gradwatch.render import _units as units
 from gradwatch.render._facts import last_known, newest, skipped, throughput
-from gradwatch.render._layers import Layer, Standout, norms_now, standouts
+from gradwatch.render._layers import Layer, Standout, norms_now, standouts, worst_finding
 from gradwatch.render._series import broken
-from gradwatch.render._style import OK, SEVERITY
-from gradwatch.render._trend import UNICODE, Glyphs, sparkline, strip
+from gradwatch.render._style import OK, SEVERITY, mark
+from gradwatch.render._trend import LEVELS, UNICODE, Glyphs, column, sparkline, strip
+
+Floats = NDArray[np.floating[Any]]
 
 LABEL = 10
+BAR = 60
+"""Most columns of the progress bar."""
+CELL = 4
+"""Most columns of a layer in the strip."""
+ROOMY = 100
+"""Columns from which the strip's legend has room for its scale."""
+NEWEST = 3
+"""Findings that are shown."""
+DATED = re.compile(r"^\d{8}-\d{6}-")
 TOLD = 0.7
 """Powers of ten from the median at which a layer is worth a line: five times, the spread of healthy layers."""
 
@@ -32,7 +46,7 @@ def panel(history: History, of: Sequence[Layer], *, width: int, signs: Glyphs) -
         width: Columns of the terminal.
         signs: What it can show.
     """
-    trend = max(12, min(60, width - 48))
+    trend = max(12, min(100, width - 48))
     lines = [
         progress(history, width=width, signs=signs),
         _loss(history, trend, signs),
@@ -40,7 +54,7 @@ def panel(history: History, of: Sequence[Layer], *, width: int, signs: Glyphs) -
         *_scaler(history),
         *_strip(history, of, width=width, signs=signs),
         *_extremes(history, of, width=width),
-        *_findings(history, signs),
+        *_findings(history, width=width, signs=signs),
     ]
     for line in lines:
         line.truncate(width, overflow="ellipsis" if signs is UNICODE else "crop")
@@ -52,16 +66,21 @@ def progress(history: History, *, width: int, signs: Glyphs) -> Text:
     step, total = history.step + 1, history.info.total_steps
     samples_per_s, steps_per_s = throughput(history)
     speed = f"{samples_per_s:,.0f} samples/s" if samples_per_s == samples_per_s else f"{units.number(steps_per_s)}/s"
-    name = units.shorten(history.info.name or "run", max(8, width // 5))
+    name = units.shorten(_undated(history.info.name or "run", width // 4), max(8, width // 4))
     if not total:
         return Text.assemble((name, "bold"), f"  step {step:,}  {speed}")
     left = units.duration((total - step) / steps_per_s) if steps_per_s > 0 else units.MISSING
     facts = f" {step:,}/{total:,}  {100 * step // total} %  {left} left  {speed}"
-    room = max(4, width - len(name) - len(facts) - 1)
+    room = max(4, min(BAR, width - len(name) - len(facts) - 1))
     done = min(room, room * step // total)
     tip = signs.half if done < room else ""
     bar = Text.assemble((signs.full * done + tip, OK), (signs.empty * (room - done - len(tip)), "dim"))
     return Text.assemble((name, "bold"), " ", bar, facts)
+
+
+def _undated(name: str, room: int) -> str:
+    """Return the name of a run without the time that its directory begins with, where it does not fit."""
+    return name if len(name) <= room else DATED.sub("", name)
 
 
 def _label(name: str) -> Text:
@@ -88,31 +107,60 @@ def _gradients(history: History, trend: int, signs: Glyphs) -> Text:
 
 
 def _scaler(history: History) -> list[Text]:
-    """Return a line where updates were skipped: there is something to tell."""
+    """Return a line where updates were skipped or the loss scale moved: there is something to tell."""
     count, last = skipped(history)
-    if not count:
+    scale_T = history.scalar("loss_scale")
+    moved = history.info.loss_scaling and len(scale_T) > 0 and scale_T[0] != scale_T[-1]
+    if not count and not moved:
         return []
-    text = _label("skipped").append(f" {units.plural(count, 'update')} of the last {len(history.run.steps())}", "bold")
-    text.append(f", newest at step {last:,}")
+    text = _label("updates").append(" ")
+    if count:
+        told = f"{units.plural(count, 'update')} of the last {len(scale_T)} skipped, newest at step {last:,}"
+        text.append(f"{told}  ", SEVERITY[Severity.WARNING])
     if history.info.loss_scaling:
-        text.append(f"  loss scale {newest(history, 'loss_scale'):,.6g}")
+        was = f", was {scale_T[0]:,.6g}" if moved else ""
+        text.append(f"loss scale {scale_T[-1]:,.6g}{was}")
     return [text]
 
 
 def _strip(history: History, of: Sequence[Layer], *, width: int, signs: Glyphs) -> list[Text]:
+    """Return the layers as one bar each, and under it the signs of those in which something was found."""
     if not of:
         return []
+    room = max(8, width - LABEL - 48)
+    bars = min(len(of), room)
+    cell = max(1, min(CELL, room // bars))
     norms_M = norms_now(history, of)
-    bars, top = strip(norms_M, width=max(8, min(len(of), width - LABEL - 48)), signs=signs)
-    text = _label("layers").append(" input ", "dim").append_text(bars).append(" output", "dim")
-    legend = [f"top {units.number(top)}, 10x a notch"] if np.isfinite(top) else []
-    drawn = bars.plain
-    legend += [f"{sign} {word}" for sign, word in _odd(signs) if sign in drawn]
-    return [text.append("  " + "  ".join(legend), "dim")]
+    drawn, top = strip(norms_M, width=bars, signs=signs, cell=cell)
+    text = _label("layers").append(" input ", "dim").append_text(drawn).append(" output", "dim")
+    notch = ", 10x a notch" if width >= ROOMY else ""
+    legend = [f"top {units.number(top)}{notch}"] if np.isfinite(top) else []
+    legend += [f"{sign} {word}" for sign, word in _odd(norms_M, top, signs) if sign in drawn.plain]
+    lines = [text.append("  " + "  ".join(legend), "dim")]
+    return lines + _marks(history, of, bars=bars, cell=cell, signs=signs)
 
 
-def _odd(signs: Glyphs) -> tuple[tuple[str, str], ...]:
-    return (signs.broken, "NaN"), (signs.zero, "zero"), (signs.absent, "none")
+def _marks(history: History, of: Sequence[Layer], *, bars: int, cell: int, signs: Glyphs) -> list[Text]:
+    worst = [worst_finding(layer, history.findings) for layer in of]
+    graves: dict[int, Severity] = {}
+    for m, finding in enumerate(worst):
+        if finding:
+            place = column(m, len(of), bars)
+            graves[place] = max(finding.severity, graves.get(place, finding.severity))
+    if not graves:
+        return []
+    text = Text(" " * (LABEL + len(" input ")))
+    for place in range(max(graves) + 1):
+        text.append_text(mark(graves[place], signs) if place in graves else Text(" ")).append(" " * (cell - 1))
+    return [text]
+
+
+def _odd(norms_M: Floats, top: float, signs: Glyphs) -> tuple[tuple[str, str], ...]:
+    """Return the signs that are no bars, and what they stand for."""
+    floor = top * 10.0**-LEVELS
+    is_tiny = bool(((norms_M > 0) & (norms_M <= floor)).any())
+    low = f"under {units.number(floor, digits=2)}" if is_tiny else "zero"
+    return (signs.broken, "NaN"), (signs.zero, low), (signs.absent, "none")
 
 
 def _extremes(history: History, of: Sequence[Layer], *, width: int) -> list[Text]:
@@ -142,17 +190,21 @@ def _words(found: Standout) -> str:
     return found.what
 
 
-def _findings(history: History, signs: Glyphs) -> list[Text]:
-    """Return how many findings there are, by severity, and the newest of the gravest."""
+def _findings(history: History, *, width: int, signs: Glyphs) -> list[Text]:
+    """Return how many findings there are by severity, and the newest of them, a line each."""
     if not history.findings:
         return []
     text = _label("findings").append(" ")
     for severity in reversed(Severity):
         count = sum(f.severity == severity for f in history.findings)
         if count:
-            text.append(f"{signs.marks[severity]} {count} {severity}  ", SEVERITY[severity])
-    worst = max(history.findings, key=lambda f: (f.severity, f.step))
-    return [text.append(f"{worst.kind} in {worst.layer or 'the run'}, step {worst.step:,}")]
+            text.append(f"{signs.marks[severity]} {count:,} {severity}  ", SEVERITY[severity])
+    lines = [text]
+    for finding in sorted(history.findings, key=lambda f: f.step)[: -NEWEST - 1 : -1]:
+        line = Text(" " * (LABEL + 1)).append_text(mark(finding.severity, signs)).append(f" step {finding.step:<6,} ")
+        line.append(f"{finding.code} {finding.kind}", SEVERITY[finding.severity])
+        lines.append(line.append(f"  {units.shorten(finding.layer or 'whole run', max(12, width - 56))}"))
+    return lines
 
 
 def _alarm(value: float) -> str:

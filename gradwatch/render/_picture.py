@@ -19,9 +19,11 @@ from gradwatch.render._units import shorten
 Floats = NDArray[np.floating[Any]]
 Bytes = NDArray[np.uint8]
 
-WIDTH, HEIGHT, FONT = 480, 280, 21
+WIDTH, HEIGHT, FONT = 460, 280, 23
 """Size of the plot and of letters, in pixels: TensorBoard shrinks a picture to 340 to 480 across by 210 down."""
-LABEL = 14
+TOP, RIGHT = 2 * FONT, 112
+"""Room above the plot for its title, and beside it for the scale."""
+LABEL = 16
 """Letters of a layer's name that fit."""
 MIN_DECADES, MAX_DECADES = 2, 24
 BOX = 16
@@ -32,15 +34,23 @@ SCALE = np.array([(68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (25
 
 
 def draw(
-    steps_T: NDArray[np.int64], norms_TM: Floats, of: Sequence[Layer], *, findings: Iterable[Finding] = ()
+    steps_T: NDArray[np.int64],
+    norms_TM: Floats,
+    of: Sequence[Layer],
+    *,
+    findings: Iterable[Finding] = (),
+    title: str = "gradient norm",
+    absent: str = "no gradient",
 ) -> tuple[bytes, tuple[int, int]]:
-    """Draw the gradient norms of layers over steps, the input side on top.
+    """Draw the gradient norms of layers, or what is like them, over steps, the input side on top.
 
     Args:
         steps_T: Recorded steps, not empty.
         norms_TM: Norms; nan is no gradient, Inf is NaN or Inf in it.
         of: The layers.
         findings: Marked at their step and layer with a triangle.
+        title: What the colours are.
+        absent: What nan is.
 
     Returns:
         The PNG, and its width and height.
@@ -50,15 +60,16 @@ def draw(
     row_of_y = np.arange(HEIGHT) * len(of) // HEIGHT
     picture = Image.fromarray(_colours(norms_WM.T[row_of_y], low, high))
     font = ImageFont.load_default(FONT)
-    left, top = _left(of, font), FONT // 2 + 2
-    size = (left + WIDTH + 106, top + HEIGHT + 3 * FONT + 8)
+    left, top = _left(of, font), TOP
+    size = (left + WIDTH + RIGHT, top + HEIGHT + 3 * FONT + 8)
     canvas = Image.new("RGB", size, PAPER)
     canvas.paste(picture, (left, top))
     pen = ImageDraw.Draw(canvas)
+    _write(pen, (left, 4), f"{title}; input side on top", font)
     _names(pen, font, of, left, top)
     _steps(pen, font, steps_T, left, top + HEIGHT)
     _scale(canvas, pen, font, (low, high), (left + WIDTH + 14, top))
-    _legend(pen, font, norms_WM, left, top + HEIGHT + 2 * FONT)
+    _legend(pen, font, norms_WM, left, top + HEIGHT + 2 * FONT, absent=absent)
     for m, layer in enumerate(of):
         finding = worst_finding(layer, findings)
         if finding is not None:
@@ -115,12 +126,17 @@ def _left(of: Sequence[Layer], font: Any) -> int:
     return int(font.getlength(longest)) + 22
 
 
+def _write(pen: ImageDraw.ImageDraw, at: tuple[int, int], text: str, font: Any, *, anchor: str = "la") -> None:
+    """Write in strokes of 3 pixels or more: TensorBoard shrinks a picture to less than half by leaving pixels out."""
+    pen.text(at, text, INK, font, anchor=anchor, stroke_width=1, stroke_fill=INK)
+
+
 def _names(pen: ImageDraw.ImageDraw, font: Any, of: Sequence[Layer], left: int, top: int) -> None:
     """Write the names of the layers, or of every few where there are many."""
     every = -(-len(of) * (FONT + 3) // HEIGHT)
     for m in range(0, len(of), every):
         y = top + HEIGHT * (2 * m + 1) // (2 * len(of))
-        pen.text((left - 8, y), shorten(of[m].name, LABEL), INK, font, anchor="rm")
+        _write(pen, (left - 8, y), shorten(of[m].name, LABEL), font, anchor="rm")
         pen.line([(left - 5, y), (left - 1, y)], INK)
 
 
@@ -128,8 +144,8 @@ def _steps(pen: ImageDraw.ImageDraw, font: Any, steps_T: NDArray[np.int64], left
     for step in ticks(int(steps_T[0]), int(steps_T[-1])):
         x = _x(step, steps_T, left)
         pen.line([(x, bottom), (x, bottom + 4)], INK)
-        pen.text((x, bottom + 6), f"{step:,}", INK, font, anchor="mt")
-    pen.text((left - 14, bottom + 6), "step", INK, font, anchor="rt")
+        _write(pen, (x, bottom + 6), f"{step:,}", font, anchor="mt")
+    _write(pen, (left - 14, bottom + 6), "step", font, anchor="rt")
 
 
 def ticks(first: int, last: int) -> list[int]:
@@ -155,19 +171,19 @@ def _scale(
     for power in range(low, high + 1, -(-(high - low) // 7)):
         y = at[1] + round((HEIGHT - 1) * (high - power) / (high - low))
         pen.line([(at[0] + 14, y), (at[0] + 18, y)], INK)
-        pen.text((at[0] + 21, y), f"1e{power}", INK, font, anchor="lm")
+        _write(pen, (at[0] + 21, y), f"1e{power}", font, anchor="lm")
 
 
-def _legend(pen: ImageDraw.ImageDraw, font: Any, norms: Floats, left: int, y: int) -> None:
+def _legend(pen: ImageDraw.ImageDraw, font: Any, norms: Floats, left: int, y: int, *, absent: str) -> None:
     """Explain what is drawn beside the scale, where it occurs."""
     x = left
-    odd = ((np.isinf(norms), BROKEN, "NaN or Inf"), (norms == 0, ZERO, "zero"), (np.isnan(norms), NONE, "no gradient"))
+    odd = ((np.isinf(norms), BROKEN, "NaN or Inf"), (norms == 0, ZERO, "zero"), (np.isnan(norms), NONE, absent))
     for occurs, colour, word in odd:
         if occurs.any():
             pen.rectangle([(x, y), (x + BOX, y + BOX)], colour, INK)
             if colour == BROKEN:
                 pen.line([(x, y + BOX), (x + BOX, y)], PAPER, 4)
-            pen.text((x + BOX + 6, y + BOX // 2), word, INK, font, anchor="lm")
+            _write(pen, (x + BOX + 6, y + BOX // 2), word, font, anchor="lm")
             x += BOX + 24 + int(font.getlength(word))
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,16 @@ from tensorboard.plugins.image import metadata as image_metadata
 from tensorboard.plugins.scalar import metadata as scalar_metadata
 from tensorboard.plugins.text import metadata as text_metadata
 
-Layout = Mapping[str, Mapping[str, Sequence[str]]]
+
+class Margin(NamedTuple):
+    """A chart of one tag, with a band shaded between two others."""
+
+    value: str
+    lower: str
+    upper: str
+
+
+Layout = Mapping[str, Mapping[str, Sequence[str] | Margin]]
 """Categories of the custom-scalars dashboard: their charts by title, each with the tags it draws, as patterns."""
 
 SUCCESS, FAILURE = api_pb2.STATUS_SUCCESS, api_pb2.STATUS_FAILURE
@@ -86,22 +95,28 @@ def dashboard(layout: Layout, *, step: int) -> event_pb2.Event:
     for title, charts in layout.items():
         category = proto.category.add(title=title)
         for name, tags in charts.items():
-            category.chart.add(title=name, multiline=layout_pb2.MultilineChartContent(tag=tags))
+            if isinstance(tags, Margin):
+                band = layout_pb2.MarginChartContent.Series(value=tags.value, lower=tags.lower, upper=tags.upper)
+                category.chart.add(title=name, margin=layout_pb2.MarginChartContent(series=[band]))
+            else:
+                category.chart.add(title=name, multiline=layout_pb2.MultilineChartContent(tag=tags))
     tensor = _strings([proto.SerializeToString()], _shape())
     return _event(step, layout_metadata.CONFIG_SUMMARY_TAG, tensor, layout_metadata.create_summary_metadata())
 
 
-def hparams_start(hparams: Mapping[str, Any], metrics: Sequence[str], *, step: int) -> list[event_pb2.Event]:
+def hparams_start(hparams: Mapping[str, Any], metrics: Mapping[str, str], *, step: int) -> list[event_pb2.Event]:
     """Return the events that tell TensorBoard's HPARAMS tab of a run: its columns, and the values of this run.
 
     Args:
         hparams: Values by dotted key; what is no number, bool or text becomes text.
-        metrics: Tags of the scalars whose last values are shown beside them.
+        metrics: Tags of the scalars whose last values are shown beside them, with the names of their columns.
         step: Step of the events.
     """
     start = plugin_data_pb2.SessionStartInfo(start_time_secs=time.time())
     experiment = api_pb2.Experiment(
-        metric_infos=[api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in metrics]
+        metric_infos=[
+            api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag), display_name=name) for tag, name in metrics.items()
+        ]
     )
     for name, value in hparams.items():
         kind = _set(start.hparams[name], value)

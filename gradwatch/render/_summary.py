@@ -20,6 +20,7 @@ from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Finding
 from gradwatch.render import _units as units
 from gradwatch.render._diagnosis import blocks
+from gradwatch.render._facts import verdict
 from gradwatch.render._headline import headline
 from gradwatch.render._layers import (
     Layer,
@@ -45,7 +46,7 @@ TOP_ROWS = 12
 
 
 def print_summary(console: Console, history: History, diagnoses: Sequence[Diagnosis], *, run_dir: Path | None) -> None:
-    """Print the end of a run. A healthy one takes three lines and a table.
+    """Print the end of a run. A healthy one takes three lines.
 
     Args:
         console: Where to print.
@@ -54,9 +55,15 @@ def print_summary(console: Console, history: History, diagnoses: Sequence[Diagno
         run_dir: Where it was written, or None.
     """
     signs = glyphs(console)
-    for line in headline(history, signs):
-        console.print(line)
-    if history.step >= 0 and history.info.layers:
+    lines = headline(history, signs)
+    is_whole = bool(run_dir) and not history.findings
+    if run_dir and is_whole:
+        lines[-1].append_text(_charts(run_dir))
+    for line in lines:
+        console.print(line, soft_wrap=is_whole and line is lines[-1])
+    if not history.findings:
+        return
+    if history.info.layers and verdict(history) is not None:
         console.print()
         console.print(_table(history, signs, console.width))
     for block in blocks(history, diagnoses, signs=signs, brief=True, width=console.width):
@@ -64,15 +71,15 @@ def print_summary(console: Console, history: History, diagnoses: Sequence[Diagno
         console.print(block)
     if run_dir:
         console.print()
-        console.print(_next(run_dir, ill=bool(history.findings)), soft_wrap=True)
+        closer = Text.assemble(("  look closer  ", "dim"), (f"gradwatch diagnose {run_dir}", "bold"))
+        console.print(closer, soft_wrap=True)
+        console.print(Text("  see charts ", "dim").append_text(_charts(run_dir)), soft_wrap=True)
+        if (report := run_dir / "report.html").is_file():
+            console.print(Text.assemble(("  read it all  ", "dim"), (str(report), "bold")), soft_wrap=True)
 
 
-def _next(run_dir: Path, *, ill: bool) -> Text:
-    charts = Text.assemble(("  see charts   ", "dim"), (f"tensorboard --logdir {run_dir.parent}", "bold"))
-    if not ill:
-        return charts
-    closer = Text.assemble(("  look closer  ", "dim"), (f"gradwatch diagnose {run_dir}", "bold"))
-    return Text("\n").join([closer, charts])
+def _charts(run_dir: Path) -> Text:
+    return Text("  ").append(f"tensorboard --logdir {run_dir.parent}", "bold")
 
 
 @final

@@ -21,8 +21,9 @@ RANGE = 0.25
 DECADES = 1.0
 """Least range of a logarithmic trend, in powers of ten, for the same reason."""
 
-# mid-luminance colours of the 256-colour cube, cold to warm: at least 3:1 on black and on white (WCAG 2.1, 1.4.11)
-HEAT = ("#5f5fd7", "#5f5fd7", "#0087af", "#00877f", "#008700", "#5f8700", "#af7700", "#d75f00")
+# from the 256-colour cube, at least 3:1 on black and on white (WCAG 2.1, 1.4.11): green fades over blue to violet, so
+# that gradients which keep their size look healthy wherever they lie
+HEAT = ("#875fd7", "#5f5fd7", "#5f87d7", "#0087af", "#008787", "#00875f", "#008700", "#5f8700")
 
 
 @final
@@ -117,15 +118,16 @@ def sparkline(values_T: Floats, *, width: int, signs: Glyphs, log: bool = False,
     return "".join(_bar(x, low, high, signs) for x in drawn_W.tolist())
 
 
-def strip(norms_M: Floats, *, width: int, signs: Glyphs) -> tuple[Text, float]:
+def strip(norms_M: Floats, *, width: int, signs: Glyphs, cell: int = 1) -> tuple[Text, float]:
     """Draw one bar per layer, input side left: each level down is ten times less than the largest.
 
     Where there are more layers than columns, a column shows the smallest of its neighbours: a dead layer stays seen.
 
     Args:
         norms_M: Gradient norms; nan is no gradient, Inf is NaN or Inf in it.
-        width: Most columns to take.
+        width: Most bars to draw.
         signs: What the terminal can show.
+        cell: Columns that a bar takes.
 
     Returns:
         The strip, and the norm at its top, or nan where nothing is finite.
@@ -135,19 +137,19 @@ def strip(norms_M: Floats, *, width: int, signs: Glyphs) -> tuple[Text, float]:
     top = float(finite_W.max()) if finite_W.size else float("nan")
     text = Text()
     for norm in norms_W:
-        _append_cell(text, float(norm), top, signs)
+        _append_cell(text, float(norm), top, signs, cell)
     return text, top
 
 
-def _append_cell(text: Text, norm: float, top: float, signs: Glyphs) -> None:
+def _append_cell(text: Text, norm: float, top: float, signs: Glyphs, cell: int) -> None:
     if np.isnan(norm):
-        text.append(signs.absent, "dim")
+        text.append(signs.absent * cell, "dim")
     elif np.isinf(norm):
-        text.append(signs.broken, "bold #d70000")
+        text.append(signs.broken * cell, "bold #d70000")
     elif norm <= 0 or (level := LEVELS - 1 - int(np.log10(top / norm))) < 0:
-        text.append(signs.zero, "#d70000")
+        text.append(signs.zero * cell, "#d70000")
     else:
-        text.append(signs.bars[level], HEAT[level])
+        text.append(signs.bars[level] * cell, HEAT[level])
 
 
 def _worst(norms_M: Floats, width: int) -> Floats:

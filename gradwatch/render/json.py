@@ -3,13 +3,22 @@
 Format, version 1. Keys are added within a version; none changes its meaning or goes. A number that is NaN or infinite
 is null, so that every strict parser reads it.
 
+`gradwatch diagnose RUN --format json` writes one document:
+
     version     1
     run         RunInfo: name, created, layers, activations, precision, optimizer, device, total_steps, versions, ...
     step        newest recorded optimizer step, -1 before the first
-    verdict     "healthy" where no finding is graver than info, else "warning" or "critical"
+    verdict     "healthy" where no finding is graver than info, else "warning" or "critical"; "unknown" without a step
     facts       steps, seconds, samples_per_s, watch_frac, loss, val_loss, val_accuracy
     findings    list of {code, kind, layer, step, severity, message, evidence: [{name, value, unit}]}
     diagnoses   list of {cause, certainty, severity, because, confirm, source, findings, remedies: [{text, patch}]}
+
+and where it was asked for (`diagnose --verify`, `--patch`, `--try`):
+
+    proofs      list of {finding, control, comes_back, located, sorted, causes: [{cause, status, checks}], further,
+                seconds}
+    cure        {patch, changes, others, steps, loss_before, loss_after, val_accuracy_after, findings_left}, or null
+    attempt     {steps, same_loss, pairs: [{seed, old, new}], gone, came, better}, or null
 """
 
 from __future__ import annotations
@@ -23,29 +32,41 @@ from typing import Any
 import numpy as np
 
 from gradwatch.history.store import History
-from gradwatch.records import Diagnosis
+from gradwatch.records import Diagnosis, Severity
 from gradwatch.render._facts import facts, verdict
 
 VERSION = 1
+UNKNOWN = "unknown"
 
 
-def dumps(history: History, diagnoses: Sequence[Diagnosis]) -> str:
-    """Return the diagnosis of a run as one indented JSON document."""
-    return json.dumps(strict(document(history, diagnoses)), indent=2, allow_nan=False)
+def dumps(history: History, diagnoses: Sequence[Diagnosis], proved: Mapping[str, Any] | None = None) -> str:
+    """Return the diagnosis of a run as one indented JSON document, with what was proved of it where it was."""
+    return json.dumps(strict(document(history, diagnoses) | dict(proved or {})), indent=2, allow_nan=False)
 
 
 def document(history: History, diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
     """Return the diagnosis of a run as plain data, in the format that this file describes."""
-    found = verdict(history)
     return {
         "version": VERSION,
         "run": history.info.to_json(),
         "step": history.step,
-        "verdict": "healthy" if found is None else str(found),
+        "verdict": word(verdict(history), steps=history.step + 1),
         "facts": asdict(facts(history)),
         "findings": [f.to_json() for f in history.findings],
         "diagnoses": [d.to_json() for d in diagnoses],
     }
+
+
+def word(found: Severity | None, *, steps: int) -> str:
+    """Return a verdict as every format names it: a run without a step is neither healthy nor ill.
+
+    Args:
+        found: The gravest finding above info, or None.
+        steps: Optimizer steps recorded.
+    """
+    if found is not None:
+        return str(found)
+    return "healthy" if steps else UNKNOWN
 
 
 def line(event: str, data: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """What TensorBoard shows of a run: charts, histograms, a picture of all layers, findings as text, hyperparameters."""
 
-# L = parameter tensors, B = bins of a histogram
+# T = recorded steps, M = layers, L = parameter tensors, B = bins of a histogram
 
 from __future__ import annotations
 
@@ -15,17 +15,22 @@ from gradwatch.history.store import Histograms, History
 from gradwatch.records import Diagnosis, Finding, Severity
 from gradwatch.render import _charts as charts
 from gradwatch.render import _markdown as markdown
+from gradwatch.render._buckets import magnitudes
+from gradwatch.render._dashboard import layout
 from gradwatch.render._events import EventFile
 from gradwatch.render._facts import verdict
-from gradwatch.render._layers import Layer, layers, matrices, norms_over_run
+from gradwatch.render._layers import Layer, layers, matrices, norms_over_run, update_ratios_over_run
 from gradwatch.render._picture import draw
 from gradwatch.render._share import Share
 from gradwatch.render._summaries import FAILURE, SUCCESS, Summaries, dashboard, hparams_end, hparams_start
 
 HISTOGRAM_MEANING = "Sizes of the elements as powers of ten: a histogram that moves left shrinks tenfold per unit."
 PICTURE_MEANING = "Gradient norm of every layer over the run, input side on top; triangles mark findings."
-PICTURE_S = 0.02
-"""What drawing the first picture is taken to cost, in seconds: 7 to 12 ms, and more than it may take in advance."""
+UPDATES_MEANING = "Update norm divided by weight norm of every layer: about 1e-3 is usual; triangles mark findings."
+PICTURE_S = 0.04
+"""What drawing the first pictures is taken to cost, in seconds: 2 of 7 to 12 ms, and more than they may in advance."""
+ONE_BY_ONE = 20
+"""New findings that each get a text of their own at their step; the list has all."""
 
 
 @final
@@ -34,7 +39,7 @@ class TensorBoard:
 
     It takes at most about 0.5 % of the wall time (the shares below, after the first output of each): a point, histogram
     or picture that would cost more is left out, so that a fast training gets fewer of them. `close` writes the last of
-    each. Values that are not finite are left out of charts and counted in `nonfinite/`.
+    each. Values that are not finite are left out of charts, marked beside them, and counted in `nonfinite/`.
 
     Args:
         directory: Where to write; best the run directory itself, whose name becomes that of the run.
@@ -61,6 +66,7 @@ class TensorBoard:
         purge_step: int | None = None,
     ) -> None:
         self._file = EventFile(directory, purge_step=purge_step)
+        self._name = directory.resolve().name
         self._summaries = Summaries()
         self._config_text = config_text
         self._hparams = dict(hparams or {})
@@ -73,13 +79,14 @@ class TensorBoard:
         self._written = dict.fromkeys(("run", "layers", "picture", "validation"), (purge_step or 0) - 1)
         self._histograms: Histograms | None = None
         self._zeros: set[str] = set()
-        self._pending = False
+        self._pending: list[Finding] = []
+        self._nonfinite = 0
         self._all: tuple[Layer, ...] = ()
         self._matrices: tuple[Layer, ...] = ()
 
     def write(self, history: History) -> None:
         """Write what is due at the newest step and affordable."""
-        step = history.step
+        step = history.run.last_step  # what `history.step` is, in half the time
         if step < self._next and not self._pending and history.histograms is self._histograms:
             return
         if not self._started_s:
@@ -98,8 +105,8 @@ class TensorBoard:
             self._write_findings(history)
 
     def report(self, finding: Finding) -> None:
-        """Note that there is news; the next `write` shows all findings."""
-        self._pending = True
+        """Note the news; the next `write` shows it, and all findings."""
+        self._pending.append(finding)
 
     def close(self, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
         """Write the last of everything, the diagnosis and how the run ended, and close the file."""
@@ -115,7 +122,9 @@ class TensorBoard:
         self._started_s = time.monotonic()
         self._all, self._matrices = layers(history.info.layers), matrices(history.info.layers)
         step = max(history.step, 0)
-        self._file.write(dashboard(charts.layout(history.info), step=step))
+        if self._written["run"] >= 0:  # a resumed run
+            self._nonfinite = charts.nonfinite_steps(history, until=self._written["run"])
+        self._file.write(dashboard(layout(history.info), step=step))
         self._file.write(self._summaries.text(step, "run/facts", markdown.run(history)))
         if self._config_text:
             self._file.write(self._summaries.text(step, "run/config", markdown.code(self._config_text, "yaml")))
@@ -131,7 +140,7 @@ class TensorBoard:
                 write(history)
         self._write_findings(history)
         step, text = history.step, self._summaries.text
-        self._file.write(text(step, "health/diagnosis", markdown.diagnosis(history, diagnoses)))
+        self._file.write(text(step, "health/diagnosis", markdown.diagnosis(history, diagnoses, run=self._name)))
         self._file.write(text(step, "run/facts", markdown.run(history)))
         if self._hparams:
             failed = verdict(history) is Severity.CRITICAL
@@ -142,7 +151,9 @@ class TensorBoard:
             self._scalars(step, points)
         self._written["validation"] = history.step
         rows = charts.rows_since(history, self._written["run"])
-        self._scalars(history.step, charts.run_points(history, self._matrices, rows))
+        points = charts.run_points(history, self._matrices, rows)
+        self._nonfinite += int(points[charts.NONFINITE])
+        self._scalars(history.step, points | {charts.NONFINITE_SO_FAR: float(self._nonfinite)})
         self._written["run"] = history.step
 
     def _write_layers(self, history: History) -> None:
@@ -152,9 +163,13 @@ class TensorBoard:
     def _write_picture(self, history: History) -> None:
         if not self._all:
             return
-        steps_T, norms_TM = norms_over_run(history, self._all)
-        png, size = draw(steps_T, norms_TM, self._all, findings=history.findings)
+        png, size = draw(*norms_over_run(history, self._all), self._all, findings=history.findings)
         self._file.write(self._summaries.picture(history.step, charts.PICTURE, png, size, PICTURE_MEANING))
+        steps_T, ratios_TM = update_ratios_over_run(history, self._all)
+        if len(steps_T):
+            words = {"title": "update/weight ratio", "absent": "not known"}
+            png, size = draw(steps_T, ratios_TM, self._all, findings=history.findings, **words)
+            self._file.write(self._summaries.picture(history.step, charts.UPDATE_PICTURE, png, size, UPDATES_MEANING))
         self._written["picture"] = history.step
 
     def _write_histograms(self, history: History) -> None:
@@ -165,14 +180,18 @@ class TensorBoard:
             (charts.HISTOGRAMS["grad"], seen.grad_LB),
             (charts.HISTOGRAMS["weight"], seen.weight_LB),
         ):
-            for name, buckets_K3 in zip(history.param.layers, charts.magnitudes(seen.edges_B, counts_LB), strict=True):
+            for name, buckets_K3 in zip(history.param.layers, magnitudes(seen.edges_B, counts_LB), strict=True):
                 if len(buckets_K3):
                     self._summaries.histogram(event, f"{group}/{name}", buckets_K3, HISTOGRAM_MEANING)
         self._file.write(event)
 
     def _write_findings(self, history: History) -> None:
-        self._pending = False
-        self._file.write(self._summaries.text(history.step, "health/findings", markdown.findings(history.findings)))
+        for finding in self._pending[:ONE_BY_ONE]:
+            text = markdown.finding(finding, run=self._name)
+            self._file.write(self._summaries.text(finding.step, f"health_by_step/{finding.kind}", text))
+        self._pending.clear()
+        text = markdown.findings(history.findings, run=self._name)
+        self._file.write(self._summaries.text(history.step, "health/findings", text))
 
     def _scalars(self, step: int, points: Mapping[str, float]) -> None:
         self._file.write(self._summaries.scalars(step, points, descriptions=charts.DESCRIPTIONS))

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Literal, final
 
 from rich.console import Console
-from rich.live import Live
 
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Finding
@@ -17,6 +16,7 @@ from gradwatch.render._diagnosis import print_diagnosis
 from gradwatch.render._facts import last_known, newest, throughput
 from gradwatch.render._layers import Layer, matrices
 from gradwatch.render._live import panel
+from gradwatch.render._screen import Screen, screen
 from gradwatch.render._style import Repeats, sentence
 from gradwatch.render._summary import print_summary
 from gradwatch.render._trend import glyphs
@@ -54,22 +54,23 @@ class Terminal:
         self.run_dir = run_dir
         self.log_format = log_format
         if log_format == "auto":
-            live = self.console.is_terminal and not self.console.is_dumb_terminal
+            live = (self.console.is_terminal and not self.console.is_dumb_terminal) or self.console.is_jupyter
             self.log_format = "rich" if live else "plain"
+        self._is_live = self.log_format == "rich"
         self._signs = glyphs(self.console)
         self._repeats = Repeats()
         self._layers: tuple[Layer, ...] = ()
-        self._live: Live | None = None
+        self._screen: Screen | None = None
         self._due_s = 0.0
         self._next_step: float = 0 if every else float("inf")
         self._val_step = -1
 
     def write(self, history: History) -> None:
         """Redraw or print a line where one is due."""
-        if self.log_format == "rich":
+        if self._is_live:
             if time.monotonic() >= self._due_s:
                 self._redraw(history)
-        elif history.step >= self._next_step:
+        elif history.run.last_step >= self._next_step:
             self._print_step(history)
             self._next_step = history.step - history.step % self.every + self.every
 
@@ -80,15 +81,13 @@ class Terminal:
             return
         if not self._repeats.admits(finding):
             return
-        self.console.print(sentence(finding, self._signs), highlight=False, soft_wrap=self._live is None)
+        self.console.print(sentence(finding, self._signs), highlight=False, soft_wrap=self._screen is None)
         if self._repeats.is_last(finding):
             self.console.print(f"  further layers with {finding.kind} are in the summary", style="dim")
 
     def close(self, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
         """End the live view and print the summary; as JSON, the whole diagnosis in one line."""
-        if self._live:
-            self._live.stop()
-            self._live = None
+        self._stop()
         if self.log_format == "json":
             self._out(json.line("end", json.document(history, diagnoses)))
         elif history.step >= 0:  # else an error comes, and the run is not kept
@@ -97,20 +96,21 @@ class Terminal:
 
     def _redraw(self, history: History) -> None:
         began = time.monotonic()
-        if self._live is None:
+        if self._screen is None:
             self._layers = matrices(history.info.layers)
-            # no thread of its own: write() redraws, so nothing moves while a step computes
-            self._live = Live(console=self.console, auto_refresh=False, transient=True)
-            self._live.start()
+            self._screen = screen(self.console)
         try:
-            view = panel(history, self._layers, width=self.console.width, signs=self._signs)
-            self._live.update(view, refresh=True)
+            self._screen.show(panel(history, self._layers, width=self.console.width, signs=self._signs))
         except BaseException:
-            self._live.stop()  # whoever handles it must get the cursor back
-            self._live = None
+            self._stop()  # whoever handles it must get the cursor back
             raise
         now = time.monotonic()
         self._due_s = now + max(REDRAW_S, (now - began) / COST_FRAC)
+
+    def _stop(self) -> None:
+        if self._screen:
+            self._screen.stop()
+            self._screen = None
 
     def _print_step(self, history: History) -> None:
         if self.log_format == "json":

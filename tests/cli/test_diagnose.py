@@ -90,3 +90,41 @@ def test_a_directory_that_is_no_run_is_a_mistake(gradwatch, tmp_path, name):
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith("error: ")
     assert str(tmp_path) in result.err
+
+
+def test_html_is_a_page_in_the_run_that_is_named(gradwatch, recorded, finding):
+    run = recorded(finding())
+
+    result = gradwatch("diagnose", run, "--format", "html")
+
+    assert (result.code, result.out) == (1, f"{run / 'report.html'}\n")
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert "GW103 dead-layer" in page
+    assert "model: {name: mlp}" in page, "the config of the run"
+
+
+def test_the_page_goes_where_it_is_wanted(gradwatch, recorded, tmp_path):
+    run, wanted = recorded(), tmp_path / "mail.html"
+
+    result = gradwatch("diagnose", run, "--format", "html", "--output", wanted)
+
+    assert (result.code, result.out) == (0, f"{wanted}\n")
+    assert wanted.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert not (run / "report.html").exists()
+
+
+def test_a_page_that_cannot_be_written_is_a_mistake_with_a_way_out(gradwatch, recorded, tmp_path):
+    wanted = tmp_path / "gone" / "mail.html"
+
+    result = gradwatch("diagnose", recorded(), "--format", "html", "--output", wanted)
+
+    assert (result.code, result.out) == (2, "")
+    assert f"{wanted}: cannot be written: no such file or directory; write it elsewhere with --output" in result.err
+
+
+def test_an_output_that_nothing_is_written_to_is_a_mistake(gradwatch, recorded, tmp_path):
+    result = gradwatch("diagnose", recorded(), "--output", tmp_path / "x.html")
+
+    assert result.code == 2
+    assert "--output: got" in result.err
+    assert "add --format html" in result.err

@@ -63,7 +63,7 @@ def test_square_brackets_in_a_message_are_text(gradwatch, config):
 
 
 def test_a_bug_is_a_traceback_with_a_code_that_means_nothing_else(gradwatch, config, monkeypatch):
-    def crash(*_):
+    def crash(*_, **__):
         raise KeyError("deep inside")
 
     monkeypatch.setattr("gradwatch.config.load.load_config", crash)
@@ -76,7 +76,7 @@ def test_a_bug_is_a_traceback_with_a_code_that_means_nothing_else(gradwatch, con
 
 
 def test_ctrl_c_before_training_is_what_shells_expect(gradwatch, config, monkeypatch):
-    def interrupt(*_):
+    def interrupt(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("gradwatch.config.load.load_config", interrupt)
@@ -85,7 +85,7 @@ def test_ctrl_c_before_training_is_what_shells_expect(gradwatch, config, monkeyp
 
 
 def test_warnings_are_lines_of_their_own_and_those_of_the_user_s_code_say_where(gradwatch, config, monkeypatch):
-    def warn(*_):
+    def warn(*_, **__):
         source = "import warnings\nwarnings.warn('sink x is switched off', RuntimeWarning, stacklevel=1)"
         warnings.simplefilter("always")
         exec(compile(source, f"{package.__path__[0]}/pipeline.py", "exec"))

@@ -28,6 +28,8 @@ sys.stderr.write(f"\\ncode {code} heavy {heavy}")
         (["explain", "dead-layer"], 0),
         (["schema"], 0),
         (["diagnose", "{run}"], 0),
+        (["runs", "{run}"], 0),
+        (["compare", "{run}", "{run}"], 0),
         (["diagnose", "{run}", "--format", "json", "--redetect"], 0),
     ],
 )

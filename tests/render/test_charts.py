@@ -1,5 +1,6 @@
 """What the charts of TensorBoard hold."""
 
+import copy
 import re
 
 import numpy as np
@@ -7,7 +8,10 @@ import pytest
 
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.render import _charts as charts
+from gradwatch.render._buckets import magnitudes
+from gradwatch.render._dashboard import layout
 from gradwatch.render._layers import matrices
+from gradwatch.render._summaries import Margin
 
 
 def _points(run_or_history, rows=10):
@@ -149,9 +153,11 @@ def test_every_chart_is_described(request, name):
 def test_every_chart_of_the_dashboard_has_something_to_draw(healthy, broken):
     tags = {*_all_points(healthy), *_all_points(broken)}
 
-    for category, drawn in charts.layout(broken.history.info).items():
+    for category, drawn in layout(broken.history.info).items():
         for title, patterns in drawn.items():
             assert any(re.match(pattern, tag) for pattern in patterns for tag in tags), f"{category}: {title}"
+            if isinstance(patterns, Margin):
+                assert set(patterns) <= tags, "a band needs all three"
 
 
 def test_the_groups_that_open_first_are_gradients_and_loss(healthy, broken):
@@ -167,7 +173,7 @@ def test_histograms_are_of_the_power_of_two_of_the_size_in_powers_of_ten():
     edges = np.array([-4.0, -2.0, -1.0, -0.5, 0.5, 1.0, 2.0, 4.0])
     counts = np.array([[1, 3, 0, 50, 0, 4, 2]])
 
-    (buckets,) = charts.magnitudes(edges, counts)
+    (buckets,) = magnitudes(edges, counts)
 
     octave = np.log10(2)
     assert buckets == pytest.approx(np.array([[0, octave, 7], [octave, 2 * octave, 3]])), "either sign, not zero"
@@ -179,7 +185,7 @@ def test_fine_bins_are_put_together_and_lose_no_count():
     counts = np.random.default_rng(0).integers(0, 9, (3, len(edges) - 1))
     around_zero = counts[:, len(side) - 1].copy()
 
-    histograms = charts.magnitudes(edges, counts)
+    histograms = magnitudes(edges, counts)
 
     for buckets, count, zero in zip(histograms, counts, around_zero, strict=True):
         assert len(buckets) == 56, "one per octave"
@@ -191,7 +197,7 @@ def test_fine_bins_are_put_together_and_lose_no_count():
 def test_the_outermost_bin_of_a_histogram_does_not_stretch_its_axis():
     edges = np.array([-3.4e38, -65536.0, -1e-12, 1e-12, 65536.0, 3.4e38])
 
-    (buckets,) = charts.magnitudes(edges, np.array([[0, 0, 5, 0, 2]]))
+    (buckets,) = magnitudes(edges, np.array([[0, 0, 5, 0, 2]]))
 
     assert buckets == pytest.approx(np.array([[np.log10(65536), np.log10(2 * 65536), 2]]))
 
@@ -199,4 +205,29 @@ def test_the_outermost_bin_of_a_histogram_does_not_stretch_its_axis():
 def test_a_histogram_without_a_count_is_empty():
     edges = np.array([-np.inf, -1.0, 0.0, 1.0, np.inf])
 
-    assert [h.shape for h in charts.magnitudes(edges, np.array([[9, 0, 5, 9], [0, 0, 0, 0]]))] == [(0, 3), (0, 3)]
+    assert [h.shape for h in magnitudes(edges, np.array([[9, 0, 5, 9], [0, 0, 0, 0]]))] == [(0, 3), (0, 3)]
+
+
+def test_a_loss_that_is_no_number_is_marked_beside_its_chart_at_the_height_it_had(broken):
+    history = copy.deepcopy(broken.history)
+    history.truncate(105)
+
+    points = charts.run_points(history, matrices(history.info.layers), 10)
+
+    assert "loss/train" not in points
+    assert points["loss/nan_or_inf"] == history["loss"][99], "the last finite one"
+    history.truncate(90)
+    assert "loss/nan_or_inf" not in charts.run_points(history, matrices(history.info.layers), 10)
+
+
+def test_a_loss_that_never_was_a_number_is_marked_at_zero(broken):
+    history = copy.deepcopy(broken.history)
+    history.truncate(0)
+    history.run.newest_row()[history.run.statistics.index("loss")] = np.nan
+
+    assert charts.run_points(history, matrices(history.info.layers), 1)["loss/nan_or_inf"] == 0
+
+
+def test_broken_steps_are_counted_up_to_a_step(broken):
+    assert charts.nonfinite_steps(broken.history, until=99) == 0
+    assert charts.nonfinite_steps(broken.history, until=104) == 5

@@ -25,7 +25,7 @@ def diagnosis(make_console, written):
 def test_it_says_everything_about_a_cause(diagnosis, vanishing):
     text = diagnosis(vanishing.history, vanishing.diagnoses, width=120)
 
-    assert text.startswith("✖ 15 findings")
+    assert text.startswith("✖ ill: 14 critical, 1 warning")
     assert "87 % sure" in text
     assert re.search(
         r"found GW101 vanishing-gradient critical in layers\.0\.weight, .*and 2 more\s+at steps 44 to 57", text, re.S

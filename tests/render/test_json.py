@@ -78,3 +78,9 @@ def test_a_line_holds_plain_values_only(value, read):
 
     assert "\n" not in text
     assert _strictly(text) == {"event": "step", "value": read}
+
+
+def test_a_run_without_a_step_is_neither_healthy_nor_ill():
+    empty = History(RunInfo(name="early", created="", layers=()))
+
+    assert json.loads(dumps(empty, ()))["verdict"] == "unknown"

@@ -14,6 +14,7 @@ from gradwatch.render._layers import (
     norms_now,
     standouts,
     update_ratios,
+    update_ratios_over_run,
     zero_fracs,
 )
 
@@ -117,3 +118,13 @@ def test_a_model_without_parameters_has_no_layers():
 
     assert norms_now(history, layers(())).shape == (0,)
     assert standouts(history, layers(())) == []
+
+
+def test_update_ratios_over_the_run_end_in_the_newest(healthy):
+    of = layers(healthy.history.info.layers)
+
+    steps_T, ratios_TM = update_ratios_over_run(healthy.history, of)
+
+    assert ratios_TM.shape == (len(steps_T), len(of))
+    assert set(steps_T) <= set(healthy.history.steps("update.ratio"))
+    assert ratios_TM[-1] == pytest.approx(update_ratios(healthy.history, of))

@@ -27,7 +27,7 @@ def _close(pixels, colour):
 def test_a_vanishing_run_fades_from_output_to_input(vanishing):
     pixels = _draw(vanishing.history)
 
-    top = picture.FONT // 2 + 2
+    top = picture.TOP
     late = pixels[top + 4 : top + picture.HEIGHT - 4, -picture.WIDTH // 2]
     brightness = late.sum(axis=-1)
     assert brightness[: len(late) // 6].mean() + 150 < brightness[-len(late) // 6 :].mean(), "bright is large"
@@ -54,9 +54,8 @@ def test_findings_are_marked_at_their_layer_and_step(healthy, make_finding):
     changed = (_draw(healthy.history) != _draw(healthy.history, [found])).any(axis=-1)
 
     y, x = (np.flatnonzero(changed.any(axis=axis)).mean() for axis in (1, 0))
-    top = picture.FONT // 2 + 2
-    assert y == pytest.approx(top + picture.HEIGHT * 2.5 / 4, abs=3)
-    left = changed.shape[1] - 106 - picture.WIDTH
+    assert y == pytest.approx(picture.TOP + picture.HEIGHT * 2.5 / 4, abs=3)
+    left = changed.shape[1] - picture.RIGHT - picture.WIDTH
     assert x == pytest.approx(left + picture.WIDTH * 60 / 119, abs=4)
 
 

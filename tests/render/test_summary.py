@@ -19,23 +19,20 @@ def summary(make_console, written):
     return text
 
 
-def test_a_healthy_run_takes_three_lines_and_a_table(summary, healthy):
+def test_a_healthy_run_takes_three_lines(summary, healthy):
     lines = summary(healthy).splitlines()
 
     assert re.fullmatch(r"✔ healthy  quick  120 steps in \d\.\d s", lines[0])
     assert re.fullmatch(r"  loss \S+ to \S+ [▁-█]{16}  validation loss 0\.700  accuracy 87\.5 %", lines[1])
-    assert re.fullmatch(r"  6,\d{3} samples/s  watching took 1 % of the time", lines[2].replace("1.0", "1"))
-    rows = [line for line in lines if line.startswith("✔  layers.")]
-    assert len(rows) == 4
-    assert re.fullmatch(r"✔  layers\.0 +[\d.e-]+  [▁-█]{10} +[\d.e-]+ +0 % *", rows[0])
-    assert lines[-1] == "  see charts   tensorboard --logdir runs"
-    assert len(lines) == 3 + 1 + 1 + 4 + 1 + 1
+    last = r"  6,\d{3} samples/s  watching took 1\.\d % of the time  tensorboard --logdir runs"
+    assert re.fullmatch(last, lines[2])
+    assert len(lines) == 3
 
 
 def test_a_sick_run_begins_with_its_findings_and_ends_with_where_to_look(summary, vanishing):
     lines = summary(vanishing).splitlines()
 
-    assert lines[0].startswith("✖ 15 findings: 14 critical, 1 warning  deep  120 steps")
+    assert lines[0].startswith("✖ ill: 14 critical, 1 warning  deep  120 steps")
     assert lines[-2:] == [
         "  look closer  gradwatch diagnose runs/some-run",
         "  see charts   tensorboard --logdir runs",
@@ -83,7 +80,7 @@ def test_it_fits_the_terminal(request, summary, name, width):
     text = summary(request.getfixturevalue(name), width=width)
 
     assert max(map(len, text.splitlines())) <= width
-    assert ("over the run" in text) == (name == "healthy" or width == 200), "short headings where it is narrow"
+    assert ("over the run" in text) == (name != "healthy" and width == 200), "short headings where it is narrow"
 
 
 def test_colour_is_left_out_where_nobody_wants_it_and_nothing_is_lost(summary, broken, monkeypatch, make_console):

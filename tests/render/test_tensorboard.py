@@ -1,8 +1,10 @@
 """The TensorBoard sink, read back by TensorBoard."""
 
 import io
+import re
 import time
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import numpy as np
 import pytest
@@ -96,6 +98,10 @@ def test_nan_breaks_no_chart_and_is_counted(tmp_path, broken, grow):
     assert _scalars(reader, "loss/train")[-1][0] == 90, "the last finite one"
     assert dict(_scalars(reader, "nonfinite/layers"))[110] == 1
     assert dict(_scalars(reader, "nonfinite/layers"))[90] == 0
+    assert _scalars(reader, "nonfinite/steps_so_far")[-1] == (119, 20), "from step 100 on"
+    marks = _scalars(reader, "loss/nan_or_inf")
+    assert [step for step, _ in marks] == [100, 110, 119]
+    assert {value for _, value in marks} == {np.float32(broken.history["loss"][99])}
 
 
 def test_findings_and_the_diagnosis_are_text(tmp_path, vanishing, grow):
@@ -103,12 +109,28 @@ def test_findings_and_the_diagnosis_are_text(tmp_path, vanishing, grow):
 
     findings = _text(reader, "health/findings")
     assert findings[0][0] == 35, "as soon as it is found"
-    assert findings[0][1].startswith("* ▲ **warning, step 35, GW203 saturated-activation** in `acts.0`: ")
+    link = r"\?tagFilter=\S+&runFilter=\S+&smoothing=0#timeseries"
+    head = rf"\* ▲ \*\*warning, \[step 35\]\({link}\), GW203 saturated-activation\*\* in `acts.0`: "
+    assert re.match(head, findings[0][1])
     assert findings[-1][1].count("\n") == 14, "all 15"
     assert findings[-1][1].startswith("* ✖ **critical"), "the gravest first"
     (diagnosis,) = _text(reader, "health/diagnosis")
     assert "## ✖ saturating activations in a deep stack" in diagnosis[1]
     assert "```yaml\nmodel:\n  activation: relu\n  residual: true\n```" in diagnosis[1]
+
+
+def test_a_finding_stands_at_its_step_with_a_link_to_the_charts_of_its_layer(tmp_path, vanishing, grow):
+    reader = _run(tmp_path / "2026-run", vanishing, grow)
+
+    ((step, text),) = _text(reader, "health_by_step/saturated-activation")
+    query = parse_qs(re.search(r"\(\?(\S+)#timeseries\)", text).group(1))
+    tags, runs = re.compile(*query["tagFilter"]), re.compile(*query["runFilter"])
+    assert step == 35
+    assert tags.match("per_layer_saturated_frac/acts.0")
+    assert not tags.match("per_layer_saturated_frac/acts.1")
+    assert runs.search("sweep/2026-run")
+    assert runs.search("."), "TensorBoard on the run directory itself"
+    assert not runs.search("2026-run-b")
 
 
 def test_a_healthy_run_says_so_in_its_diagnosis(tmp_path, healthy, grow):
@@ -128,6 +150,7 @@ def test_pictures_decode(tmp_path, vanishing, grow):
 
     pictures = _strings(reader, "gradients/by_layer_and_step")
     assert [step for step, _ in pictures] == [50, 100, 119]
+    assert [step for step, _ in _strings(reader, "updates/by_layer_and_step")] == [50, 100, 119]
     width, height, png = pictures[-1][1]
     image = Image.open(io.BytesIO(png))
     assert image.size == (int(width), int(height))
@@ -165,11 +188,18 @@ def test_the_dashboard_is_laid_out(tmp_path, broken, grow):
         "Gradient flow",
         "Learning",
         "Updates",
-        "Health",
+        "Sparsity",
+        "NaN and Inf",
         "Loss scaling",
         "Speed",
     ]
     assert layout.category[0].chart[0].multiline.tag == ["^gradients/log10_norm_.*$"]
+    (band,) = layout.category[2].chart[0].margin.series
+    assert (band.value, band.lower, band.upper) == (
+        "updates/log10_ratio_median",
+        "updates/healthy_from",
+        "updates/healthy_to",
+    )
 
 
 def test_hyperparameters_are_there_with_the_metrics_to_compare(tmp_path, healthy, grow):
@@ -182,9 +212,10 @@ def test_hyperparameters_are_there_with_the_metrics_to_compare(tmp_path, healthy
     experiment = hparams_metadata.parse_experiment_plugin_data(content(hparams_metadata.EXPERIMENT_TAG))
     start = hparams_metadata.parse_session_start_info_plugin_data(content(hparams_metadata.SESSION_START_INFO_TAG))
     end = hparams_metadata.parse_session_end_info_plugin_data(content(hparams_metadata.SESSION_END_INFO_TAG))
-    metrics = [m.name.tag for m in experiment.metric_infos]
-    assert metrics == ["loss/train", "loss/validation", "validation/accuracy", "nonfinite/steps"]
-    assert set(metrics) <= set(reader.Tags()["scalars"])
+    metrics = {m.display_name: m.name.tag for m in experiment.metric_infos}
+    assert list(metrics) == ["val_loss", "val_accuracy", "loss", "NaN or Inf steps", "findings"]
+    assert set(metrics.values()) <= set(reader.Tags()["scalars"])
+    assert _scalars(reader, metrics["val_accuracy"])[-1][1] == pytest.approx(0.875), "the final one"
     assert {h.name for h in experiment.hparam_infos} == set(hparams)
     assert start.hparams["optim.lr"].number_value == 0.001
     assert start.hparams["run.deterministic"].bool_value is True

@@ -174,7 +174,7 @@ def test_the_live_view_follows_the_width_of_the_terminal(make_console, written, 
 
     narrow = max(map(len, re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r|\x00", "", written(console)).splitlines()))
     sink.close(healthy.history, ())
-    assert wide > 150
+    assert wide > 120
     assert narrow <= 60
 
 

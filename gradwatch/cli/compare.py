@@ -1,0 +1,73 @@
+"""`gradwatch compare`: put two runs side by side."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gradwatch.cli.console import output, write
+from gradwatch.cli.options import FINDINGS, FailOn, Format, exit_code
+
+if TYPE_CHECKING:
+    from gradwatch.history.compare import Comparison
+
+
+class Same(StrEnum):
+    """How far two runs must agree."""
+
+    BITS = "bits"
+    ROUNDING = "rounding"
+    NOTHING = "nothing"
+
+
+def command(
+    first: Annotated[Path, typer.Argument(metavar="A", help="Run directory.", show_default=False)],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Run directory to compare with it.", show_default=False)],
+    form: Annotated[Format, typer.Option("--format", help="For people, or for programs.")] = Format.TEXT,
+    fail_on: Annotated[
+        FailOn,
+        typer.Option("--fail-on", help="Exit with 1 where B has a finding, at least this severe, that A has not."),
+    ] = FailOn.WARNING,
+    require: Annotated[
+        Same, typer.Option("--require", help="Exit with 1 where the histories differ in a bit, or beyond rounding.")
+    ] = Same.NOTHING,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Relative difference that is rounding; by default what the number format allows."),
+    ] = None,
+) -> None:
+    """Put two runs side by side: where they part, in what settings and layers they differ, and what was found in each.
+
+    Exits with 0, or 1 where B has a finding that A has not or the runs are not as much the same as is required, or 2
+    where a run is missing.
+    """
+    from gradwatch.history.compare import compare
+    from gradwatch.history.disk import read
+    from gradwatch.render import _comparison
+
+    runs = read(first), read(second)
+    found = compare(*runs, tolerance=tolerance)
+    changed = _comparison.settings(*runs, (_config(first), _config(second)))
+    if form is Format.JSON:
+        write(_comparison.dumps(found, runs, changed) + "\n")
+    else:
+        _comparison.print_comparison(output(), found, runs, changed)
+    known = {(f.kind, f.layer) for f in runs[0].findings}
+    news = (f for f in runs[1].findings if (f.kind, f.layer) not in known)
+    raise typer.Exit(exit_code(news, fail_on) or (FINDINGS if _is_apart(found, require) else 0))
+
+
+def _is_apart(found: Comparison, require: Same) -> bool:
+    """Say whether two histories agree less than is required. Without a step in common, nobody knows: they do not."""
+    if require is Same.NOTHING:
+        return False
+    return not found.steps or (found.bits if require is Same.BITS else found.rounding) is not None
+
+
+def _config(run: Path) -> dict[str, Any]:
+    from gradwatch.config.document import read
+
+    return dict(read(run / "config.yaml").data) if (run / "config.yaml").is_file() else {}

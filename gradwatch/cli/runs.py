@@ -1,0 +1,67 @@
+"""`gradwatch runs`: list the saved runs with their verdicts."""
+
+from __future__ import annotations
+
+import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gradwatch.cli.console import complain, output, write
+from gradwatch.cli.options import Format
+
+
+class Key(StrEnum):
+    """What runs are sorted by."""
+
+    CREATED = "created"
+    NAME = "name"
+    VERDICT = "verdict"
+    STATUS = "status"
+    STEPS = "steps"
+    LOSS = "loss"
+    VAL_LOSS = "val_loss"
+    VAL_ACCURACY = "val_accuracy"
+
+
+def command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of runs, or one run.")] = Path("runs"),
+    sort: Annotated[
+        Key, typer.Option(help="Newest, worst, longest, most accurate or lowest loss first; names from a to z.")
+    ] = Key.CREATED,
+    reverse: Annotated[bool, typer.Option("--reverse", help="Turn the order round.")] = False,
+    form: Annotated[Format, typer.Option("--format", help="For people, or for programs.")] = Format.TEXT,
+) -> None:
+    """List the saved runs with verdict, steps, final metrics, age, and what was found.
+
+    A table on a terminal; elsewhere a line each, its columns separated by tabs, path and status first. What is damaged
+    is named on standard error, and the rest is listed. Exits with 2 where there is no such folder.
+    """
+    from gradwatch.errors import RunError
+    from gradwatch.history.glance import Glance, directories, glance
+    from gradwatch.render import _runs
+
+    if not folder.is_dir():
+        raise RunError(f"{folder}: there is no such folder; name the one that your runs are in: gradwatch runs DIR")
+    seen: list[Glance] = []
+    damaged: list[tuple[str, str]] = []
+    for directory in directories(folder):
+        try:
+            seen.append(glance(directory))
+        except RunError as error:
+            damaged.append((str(directory), str(error)))
+            complain("warning", f"damaged run, left out: {error}")
+    runs, now = _runs.ordered(seen, sort.value, reverse=reverse), datetime.datetime.now(datetime.UTC)
+    if form is Format.JSON:
+        write(_runs.dumps(runs, damaged, now=now) + "\n")
+        return
+    if not runs:
+        complain("note", f"{folder} holds no run")
+        return
+    console = output()
+    if console.is_terminal:
+        _runs.print_runs(console, runs, now=now)
+    else:
+        write(_runs.lines(runs, now=now))
