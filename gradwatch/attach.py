@@ -23,12 +23,15 @@ from gradwatch.errors import GradwatchError
 from gradwatch.history.disk import Writer
 from gradwatch.history.header import Header, Status
 from gradwatch.history.store import History
+from gradwatch.incident.keeper import Keeper, Record
 from gradwatch.monitor import Monitor, Schedule
 from gradwatch.monitor.dispensable import switch_off
 from gradwatch.pipeline import Pipeline
 from gradwatch.probe.activations import ActivationProbe
+from gradwatch.probe.facts import Facts
 from gradwatch.probe.layout import describe, named_modules
-from gradwatch.records import Finding, RunInfo
+from gradwatch.probe.leftover import watch_leftovers
+from gradwatch.records import Event, Finding, RunInfo
 from gradwatch.render import Sink
 
 PRECISION = {torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -45,6 +48,7 @@ def watch(
     total_steps: int | None = None,
     schedule: Schedule = Schedule(),  # noqa: B008 - frozen
     detect: Mapping[str, Mapping[str, Any]] | None = None,
+    record: bool | Record = False,
 ) -> Monitor:
     """Watch a model in your own loop; call `monitor.step(loss)` once per optimizer step, after it.
 
@@ -62,10 +66,14 @@ def watch(
         run: Run directory to write, which `gradwatch diagnose` and TensorBoard read; None keeps the history in memory.
         scaler: The loop's GradScaler, if it has one.
         accumulate: Micro-batches per optimizer step. `monitor.step` may be called for each of them.
-        loss_fn: The loss function, for what its name tells.
+        loss_fn: The loss function: its name stands in the run, and where it is a module and the loop hands its loss
+            over as a plain number, the tape is read behind it.
         total_steps: Planned optimizer steps, where known.
         schedule: When the sampled statistics are measured.
         detect: Thresholds by kind, as in a config's `detect` section.
+        record: Keep what each step began with (batch, random states, weights, optimizer), and write it to
+            `incidents/` of the run directory when something critical is found. It copies the model at every step, or
+            as often as a `Record` says.
 
     Returns:
         A monitor, to be closed: use it in a `with` statement, or call `close()`.
@@ -86,15 +94,17 @@ def watch(
         loss_scaling=loss_scaling,
         accumulate=accumulate,
         total_steps=total_steps,
+        loss_fn=loss_fn,
     )
     history = History(info, groups=sum(len(o.param_groups) for o in optimizers))
     recorder = _Recorder(Path(run), history) if run else None
     pipeline = Pipeline(
         history,
         detectors=detectors(detect),
-        sinks=[_tensorboard(Path(run))] if run else [],
+        sinks=_sinks(Path(run)) if run else [],
         recorder=recorder,
     )
+    keeper = _keeper(record, run, models, optimizers=optimizers, scaler=scaler)
     return Monitor(
         params,
         optimizers=optimizers,
@@ -104,7 +114,13 @@ def watch(
         schedule=schedule,
         accumulate=accumulate,
         measure_clipped=True,
-        hooks=_AutocastHook(functools.partial(_change_precision, history, recorder)).attach(models),
+        facts=_facts(models, params, info=info, optimizers=optimizers, loss_fn=loss_fn),
+        hooks=[
+            *_AutocastHook(functools.partial(_change_precision, history, recorder)).attach(models),
+            *watch_leftovers(optimizers, pipeline.note),
+            *(keeper.attach() if keeper else ()),
+        ],
+        keeper=keeper,
     )
 
 
@@ -118,6 +134,7 @@ def inspect(
     loss_scaling: bool,
     accumulate: int,
     total_steps: int | None,
+    loss_fn: Callable[..., Any] | None = None,
 ) -> tuple[list[Tensor], RunInfo]:
     """Return the parameters to watch, and what their history is a history of."""
     params, layers = describe(models, optimizers)
@@ -130,6 +147,7 @@ def inspect(
         loss_scaling=loss_scaling,
         accumulate=accumulate,
         optimizer="+".join(type(o).__name__ for o in optimizers),
+        loss=_name(loss_fn),
         device=str(params[0].device) if params else "cpu",
         total_steps=total_steps,
         versions={
@@ -154,13 +172,55 @@ def _activations(models: Mapping[str, nn.Module]) -> ActivationProbe | None:
         return None
 
 
-def _tensorboard(directory: Path) -> Sink:
-    """Return the sink for TensorBoard. Importing it is put off until here, since rich draws a random number for it."""
+def _keeper(
+    record: bool | Record,
+    run: str | Path | None,
+    models: Mapping[str, nn.Module],
+    *,
+    optimizers: Sequence[torch.optim.Optimizer],
+    scaler: torch.amp.GradScaler | None,
+) -> Keeper | None:
+    """Return what keeps the beginning of each step, where that is asked for."""
+    if not record:
+        return None
+    if run is None:
+        raise GradwatchError("record: incidents are written into a run directory, and there is none; give run=...")
+    settings = record if isinstance(record, Record) else Record()
+    return Keeper(Path(run), models, optimizers=optimizers, scaler=scaler, settings=settings)
+
+
+def _facts(
+    models: Mapping[str, nn.Module],
+    params: Sequence[Tensor],
+    *,
+    info: RunInfo,
+    optimizers: Sequence[torch.optim.Optimizer],
+    loss_fn: Callable[..., Any] | None,
+) -> Facts | None:
+    """Return a probe of tape and modes, or None and a warning where the model takes no hooks."""
+    try:
+        return Facts(models, params=params, layers=info.layers, optimizers=optimizers, loss_fn=loss_fn)
+    except Exception as error:  # as above
+        text = f"the look at tape and modes is switched off: {type(error).__name__}: {error}"
+        warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=3)
+        return None
+
+
+def _name(loss_fn: Callable[..., Any] | None) -> str:
+    """Return the name of a loss function: that of its class, or its own."""
+    if loss_fn is None:
+        return ""
+    return str(getattr(loss_fn, "__name__", type(loss_fn).__name__))
+
+
+def _sinks(directory: Path) -> list[Sink]:
+    """Return what shows a run on disk. Importing it is put off until here, since rich draws a random number for it."""
     state = random.getstate()
+    from gradwatch.render.html import Html
     from gradwatch.render.tensorboard import TensorBoard
 
     random.setstate(state)
-    return TensorBoard(directory=directory)
+    return [TensorBoard(directory=directory), Html(directory=directory)]
 
 
 def _format(models: Mapping[str, nn.Module]) -> str:
@@ -194,6 +254,10 @@ class _Recorder:
     def report(self, finding: Finding) -> None:
         """Write a finding."""
         self._attempt(functools.partial(self._writer.report, finding))
+
+    def note(self, event: Event) -> None:
+        """Write an event."""
+        self._attempt(functools.partial(self._writer.note, event))
 
     def close(self, status: Status) -> None:
         """Note how the run ended, and let go of its files."""

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from gradwatch import data, plugins
+from gradwatch import data, optim, plugins
 from gradwatch.config.schema import Config, DataSection, OptimSection, ScheduleSection
 from gradwatch.data import Splits
 from gradwatch.data import _torchvision as torchvision_data
@@ -92,7 +92,8 @@ def optimizer(section: OptimSection, model: nn.Module) -> torch.optim.Optimizer:
             )
     overrides: list[Mapping[str, Any]] = [{}, *(group.options for group in section.groups)]
     filled = [{"params": p, **o} for p, o in zip(groups, overrides, strict=True) if p]
-    made: torch.optim.Optimizer = _call(getattr(torch.optim, section.name), "optim", section.options, filled)
+    kind = getattr(optim if section.watched else torch.optim, section.name)
+    made: torch.optim.Optimizer = _call(kind, "optim", section.options, filled)
     return made
 
 
@@ -166,11 +167,14 @@ def sinks(config: Config, directory: Path, *, log_format: LogFormat, resumed_at:
         log_format: `auto`, `rich`, `plain` or `json`.
         resumed_at: First step of a resumed run; what a sink wrote of later steps is overwritten.
     """
+    from gradwatch.render.html import Html
     from gradwatch.render.tensorboard import TensorBoard
     from gradwatch.render.terminal import Terminal
 
     chosen = {name: dict(options) for name, options in config.sinks.items()}
     made: list[Sink] = []
+    if chosen.setdefault("html", {}).pop("enabled", True):  # first, so that the terminal can name what it wrote
+        made.append(Html(directory=directory, config_text=config.to_yaml(), **chosen["html"]))
     if chosen.setdefault("terminal", {}).pop("enabled", True):
         made.append(Terminal(run_dir=directory, log_format=log_format, **chosen["terminal"]))
     if chosen.setdefault("tensorboard", {}).pop("enabled", True):

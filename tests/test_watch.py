@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import gc
+import math
 import random
 import subprocess
 import sys
@@ -816,3 +817,33 @@ def test_a_loop_that_records_before_it_steps_has_the_gradients_of_the_update_bef
 
     np.testing.assert_allclose(history["grad.l2"], expected[[0, *range(STEPS - 1)]], rtol=1e-5)
     assert history["skipped"].tolist() == [1, 0, 0, 0, 0, 0]
+
+
+def test_losses_that_stop_coming_are_missing_and_a_nan_that_is_handed_over_is_not():
+    def losses_of(*values):
+        torch.manual_seed(0)
+        model = make()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        with gradwatch.watch(model, optimizer) as monitor:
+            for value in values:
+                model(torch.ones(4, 6)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                monitor.step(value)
+        return [(f.step, f.message) for f in monitor.findings() if f.kind == "non-finite"]
+
+    assert losses_of(*[1.0] * 5, *[None] * 5) == []
+    assert losses_of(*[1.0] * 5, math.nan, 1.0) == [(5, "the loss became nan")]
+    assert losses_of(*[math.nan] * 3) == [(0, "the loss became nan")], "finite gradients do not make it missing"
+
+
+@pytest.mark.parametrize(("value", "event"), [(math.nan, "batch-nonfinite"), (2.0, "batch-finite")])
+def test_inputs_are_looked_at_once_when_the_loss_is_not_finite(value, event):
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    inputs = {"x": [torch.ones(4, 3), torch.tensor([1.0, value])]}
+    with gradwatch.watch(model, optimizer) as monitor:
+        for loss in (1.0, math.inf, math.inf):
+            monitor.step(loss, batch=inputs)
+
+    assert [(e.kind, e.step) for e in monitor.history.events if e.kind.startswith("batch-")] == [(event, 1)]

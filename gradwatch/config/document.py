@@ -1,8 +1,8 @@
-"""A config file and the `--set` overrides of it, as data that knows where each value was written."""
+"""A config file and what overrides it, `--set` and `--set-file`, as data that knows where each value was written."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -64,16 +64,22 @@ class Document:
                 self._malformed.append(Mistake(key=f"--set {text}", problem=problem))
                 continue
             key = self._as_written(parts)
-            self._overrides.append((key, text))
+            self._overrides.append((key, f"--set {text}"))
             try:
                 data, found = yaml12.to_data(yaml12.compose(value))
             except yaml.YAMLError as error:
                 self._problems.append((key, f"got {value!r}, which is not YAML: {_said(error)}{_hint(error)}"))
                 continue
             self._problems += [((*key, *below), problem) for below, problem in found]
-            self._set(key, data)
-            if key in excludes and excludes[key] not in self.overridden:
-                self._remove(excludes[key])
+            self._override(key, data, excludes)
+
+    def merge(self, changes: Document, *, excludes: Mapping[Key, Key]) -> None:
+        """Set the values that another file sets, and leave what it does not name; see `override`."""
+        self._problems += changes._problems
+        for parts, value in _leaves(changes.data):
+            key = self._as_written(parts)
+            self._overrides.append((key, changes._place(parts)))
+            self._override(key, value, excludes)
 
     @property
     def overridden(self) -> tuple[Key, ...]:
@@ -93,10 +99,10 @@ class Document:
 
     def _place(self, key: Key) -> str:
         line, is_written = self._find(key)
-        for overridden, text in reversed(self._overrides):
+        for overridden, place in reversed(self._overrides):
             is_below = key[: len(overridden)] == overridden
             if is_below or (not is_written and overridden[: len(key)] == key):
-                return f"--set {text}"
+                return place
         return f"{self.file}, line {line}" if line else self.file
 
     def _find(self, key: Key) -> tuple[int, bool]:
@@ -123,6 +129,11 @@ class Document:
                 key.append(part if part in known else next((k for k in known if fold(k) == fold(part)), part))
                 here = known.get(key[-1])
         return tuple(key)
+
+    def _override(self, key: Key, value: Any, excludes: Mapping[Key, Key]) -> None:
+        self._set(key, value)
+        if key in excludes and excludes[key] not in self.overridden:
+            self._remove(excludes[key])
 
     def _set(self, key: tuple[Any, ...], value: Any) -> None:
         """Set a value, making the mappings on the way where there are none."""
@@ -178,6 +189,15 @@ def _below(node: Node | None, part: str | int) -> tuple[Node, Node] | None:
     if isinstance(node, SequenceNode) and isinstance(part, int) and part < len(node.value):
         return node.value[part], node.value[part]
     return None
+
+
+def _leaves(data: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the values of nested mappings with the keys that lead to them; an empty mapping is a value."""
+    for key, value in data.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, (*above, key))
+        else:
+            yield (*above, key), value
 
 
 def _dotted(key: Key) -> str:

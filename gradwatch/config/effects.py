@@ -11,7 +11,20 @@ from gradwatch.config.schema import Config
 
 def warnings(config: Config) -> tuple[str, ...]:
     """Return a sentence for each setting that differs from its default and has no effect, and what to do about it."""
-    rules = (_scaler, _nonfinite, _pinning, _watching, _switched_off, _histograms, _warmup, _evaluation, _early_stop)
+    rules = (
+        _scaler,
+        _nonfinite,
+        _pinning,
+        _watching,
+        _switched_off,
+        _histograms,
+        _warmup,
+        _evaluation,
+        _early_stop,
+        _record,
+        _critical,
+        _watched_step,
+    )
     return tuple(sentence for rule in rules for sentence in rule(config))
 
 
@@ -51,6 +64,28 @@ def _watching(config: Config) -> Iterator[str]:
     keys += [f"detect.{kind}" for kind in config.detect]
     for key in keys:
         yield f"{key}: has no effect while watch.enabled is false; remove it, or set watch.enabled: true"
+
+
+def _record(config: Config) -> Iterator[str]:
+    if not config.watch.record.enabled:
+        for name in _changed(config.watch.record):
+            if name != "enabled" and config.train.on_critical != "rewind":
+                yield f"watch.record.{name}: has no effect while watch.record.enabled is false; remove one of both"
+
+
+def _critical(config: Config) -> Iterator[str]:
+    train = config.train
+    if train.on_critical != "rewind":
+        for name in _changed(train.rewind):
+            yield (
+                f"train.rewind.{name}: has no effect while train.on_critical is {train.on_critical}; remove it, or set "
+                "train.on_critical: rewind"
+            )
+    elif train.rewind.remedy == "skip" and "lr_factor" in _changed(train.rewind):
+        yield (
+            "train.rewind.lr_factor: has no effect while train.rewind.remedy is skip; remove it, or set "
+            "train.rewind.remedy: lower_lr"
+        )
 
 
 def _switched_off(config: Config) -> Iterator[str]:
@@ -105,6 +140,15 @@ def _early_stop(config: Config) -> Iterator[str]:
             f"train.early_stop: has no effect: {train.early_stop.patience} evaluations without improvement cannot come "
             f"before the end, with one every {train.eval_every} of {train.steps} steps; lower patience or "
             "train.eval_every"
+        )
+
+
+def _watched_step(config: Config) -> Iterator[str]:
+    device = config.train.device
+    if config.optim.watched and device.startswith(("mps", "xpu")):
+        yield (
+            f"optim.watched: has no effect on {device}, where torch.optim.{config.optim.name} makes the step; remove "
+            "it, or set train.device: cpu"
         )
 
 

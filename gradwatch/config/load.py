@@ -29,17 +29,20 @@ EXCLUDES = dict(_PAIRS) | {second: first for first, second in _PAIRS}
 """What an override removes from the file: `--set train.steps=3` is meant in place of its epochs."""
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+def load_config(path: Path, overrides: Sequence[str] = (), *, changes: Sequence[Path] = ()) -> Config:
     """Return the config of a file.
 
     Args:
         path: YAML file.
         overrides: Texts such as `optim.lr=3e-4`.
+        changes: YAML files that set some of its values anew, the later the stronger; overrides are stronger still.
 
     Raises:
         ConfigError: With every mistake, each with key, value, expectation and place.
     """
     written = document.read(path)
+    for file in changes:
+        written.merge(document.read(file), excludes=EXCLUDES)
     written.override(overrides, excludes=EXCLUDES)
     config, found = None, []
     try:

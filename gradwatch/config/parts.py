@@ -77,6 +77,10 @@ class GroupSection(OptionsSection):
         return (self.match,) if isinstance(self.match, str) else self.match
 
 
+WATCHED = ("Adam", "AdamW", "SGD")
+"""Optimizers of torch that have a watched twin in `gradwatch.optim`."""
+
+
 class OptimSection(NamedSection):
     """The optimizer: a name with its keyword arguments."""
 
@@ -86,6 +90,18 @@ class OptimSection(NamedSection):
     groups: Annotated[tuple[GroupSection, ...], Strict(False)] = Field(
         default=(), description="Parameters with keyword arguments of their own."
     )
+    watched: bool = Field(
+        default=False,
+        description="Measure weights and updates in the optimizer's own step, of AdamW, Adam and SGD.",
+    )
+
+    @field_validator("watched")
+    @classmethod
+    def _check_watched(cls, watched: bool, info: ValidationInfo) -> bool:
+        name = info.data.get("name", WATCHED[0])  # that the name is wrong has been said
+        if watched and name not in WATCHED:
+            raise problem(f"got true with {name}, expected one of {', '.join(WATCHED)}; leave it out, or change name")
+        return watched
 
     @field_validator("groups")
     @classmethod

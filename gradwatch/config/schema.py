@@ -23,6 +23,7 @@ __all__ = [
     "LossSection",
     "ModelSection",
     "OptimSection",
+    "RecordSection",
     "RunSection",
     "ScheduleSection",
     "TrainSection",
@@ -45,6 +46,19 @@ class RunSection(Section):
     out: Annotated[Path, Strict(False)] = Field(default=Path("runs"), description="Folder for the run directory.")
 
 
+class RecordSection(Section):
+    """What is kept in memory so that a recent step can be run again, and written when something critical is found."""
+
+    enabled: bool = Field(default=True, description="Keep a recent state, and write incidents.")
+    every: PositiveInt = Field(
+        default=50, description="Steps between two copies of model and optimizer in host memory; only one is kept."
+    )
+    memory_mb: PositiveInt = Field(
+        default=2048, description="Host memory that this copy may take, in MB; a larger training is not copied."
+    )
+    incidents: PositiveInt = Field(default=5, description="How many incidents of a run are written at most.")
+
+
 class WatchSection(Section):
     """What is measured besides the gradients of every step, and how often."""
 
@@ -60,6 +74,16 @@ class WatchSection(Section):
     )
     histograms_every: Count = Field(
         default=200, description="Steps between two histograms of gradients and weights; 0 is never."
+    )
+    budget: float = Field(
+        ge=0,
+        lt=1,
+        default=0.02,
+        description="Part of the time that watching may take. Where it takes more, updates, activations and histograms "
+        "are measured more seldom; 0 keeps to the schedule at any cost, as run.deterministic does.",
+    )
+    record: RecordSection = Field(
+        default=RecordSection(), description="What it takes to run a step again at which something critical was found."
     )
 
 

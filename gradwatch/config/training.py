@@ -75,6 +75,18 @@ class EarlyStopSection(Section):
     min_delta: NonNegativeFloat = Field(default=0.0, description="Least change that counts as an improvement.")
 
 
+class RewindSection(Section):
+    """What is done differently after the training went back, and how often it may; for on_critical: rewind."""
+
+    limit: PositiveInt = Field(default=3, description="Rewinds of a run; what comes after them ends it.")
+    remedy: Literal["skip", "lower_lr"] = Field(
+        default="skip", description="Leave out the batches of the critical step, or lower the learning rate."
+    )
+    lr_factor: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=0.5, description="Factor of the learning rate at each rewind, with remedy: lower_lr."
+    )
+
+
 class ScalerSection(Section):
     """The GradScaler of fp16: keeps small gradients above what half precision flushes to zero."""
 
@@ -123,6 +135,12 @@ class TrainSection(Section):
     on_nonfinite: Literal["skip", "stop", "continue"] = Field(
         default="skip", description="What to do with an update whose loss or gradient is NaN or Inf."
     )
+    on_critical: Literal["continue", "stop", "skip", "rewind"] = Field(
+        default="continue",
+        description="What to do after a critical finding: skip leaves the step's batches out from then on, rewind goes "
+        "back to the last good state.",
+    )
+    rewind: RewindSection = Field(default=RewindSection(), description="How on_critical: rewind goes on.")
     scaler: ScalerSection = Field(default=ScalerSection(), description="Loss scaling; only fp16 needs it.")
 
     @property

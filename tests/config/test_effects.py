@@ -48,6 +48,21 @@ def found(write, *overrides):
             "remove one of both",
         ),
         (
+            ["watch.record={enabled: false, every: 3}"],
+            "watch.record.every: has no effect while watch.record.enabled is false",
+            "remove one of both",
+        ),
+        (
+            ["train.rewind.limit=5"],
+            "train.rewind.limit: has no effect while train.on_critical is continue",
+            "train.on_critical: rewind",
+        ),
+        (
+            ["train.rewind.lr_factor=0.1", "train.on_critical=rewind"],
+            "train.rewind.lr_factor: has no effect while train.rewind.remedy is skip",
+            "remedy: lower_lr",
+        ),
+        (
             ["sinks.terminal={enabled: false, every: 3}"],
             "sinks.terminal.every: has no effect while sinks.terminal.enabled is false",
             "remove one of both",
