@@ -10,7 +10,7 @@ from typing import Generic, TypeVar, final
 
 T = TypeVar("T")
 
-GATHER_S = 0.05
+GATHER_S = 0.25
 """Time between two looks at what came in: many items at once find their code and data in the caches."""
 LINGER_S = 1.0
 """Time without items after which the thread ends, so that it keeps nobody alive; the next item starts another."""
@@ -25,12 +25,16 @@ class Background(Generic[T]):
 
     Args:
         process: Called with one item at a time, on one thread at a time.
+        then: Called when no item is left for now.
         limit: Items that may wait; a caller that brings more works them off itself.
         name: Name of the thread.
     """
 
-    def __init__(self, process: Callable[[T], None], *, limit: int, name: str) -> None:
+    def __init__(
+        self, process: Callable[[T], None], *, then: Callable[[], None] | None = None, limit: int, name: str
+    ) -> None:
         self._process = process
+        self._then = then
         self._limit = limit
         self._name = name
         self._items: deque[T] = deque()
@@ -102,6 +106,8 @@ class Background(Generic[T]):
             try:
                 while self._items and self._error is None:
                     self._process(self._items.popleft())
+                if self._then and self._error is None:
+                    self._then()
             except Exception as error:  # for the caller, who finds it at its next call
                 self._error = error
                 self._items.clear()

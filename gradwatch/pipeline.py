@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,10 @@ from gradwatch.render import Sink
 
 SHOWN_WITHIN = 1024
 """Steps that may wait to be shown; where more do, sinks see only the newest."""
+WRITTEN_WITHIN = 32
+"""Steps that are written down together where they come fast."""
+MOST_PHASES = 1000
+"""Steps of a period that are remembered with the detectors that are due; a period is mostly of 20."""
 WAITING_BYTES = 64 * 2**20
 """Rows that may wait in memory for a slow disk; where more do, the training waits too."""
 
@@ -28,7 +33,7 @@ class Recorder(Protocol):
     """Writes a history down while it grows: see `gradwatch.history.disk.Writer`."""
 
     def append(self) -> None:
-        """Write the newest step of the history."""
+        """Write the steps of the history that have not been written yet."""
         ...
 
     def report(self, finding: Finding) -> None:
@@ -84,7 +89,9 @@ class Intake:
         self.news: list[Finding] = []
         self._detectors = list(detectors)
         self._sinks = list(sinks)
-        self._unshown = 0
+        self._unshown = self._unwritten = 0
+        self._period = math.lcm(*(d.every for d in self._detectors))
+        self._due_at: dict[int, tuple[Detector, ...]] = {}
 
     def take(self, row: Row, *, waiting: int = 0) -> None:
         """Take one optimizer step in.
@@ -96,11 +103,13 @@ class Intake:
         self.history.append(row.step, run=row.run, param_SL=row.param_SL, act_SL=row.act_SL)
         if row.histograms:
             self.history.histograms = row.histograms
-        if self.recorder:
-            self.recorder.append()
+        self._unwritten += 1
+        if self._unwritten == WRITTEN_WITHIN:
+            self.write()
         for finding in self._detect(row.step):
             self.news.append(finding)
             if self.recorder:
+                self.write()
                 self.recorder.report(finding)
             self._show("report", finding)
         if waiting > SHOWN_WITHIN:
@@ -110,10 +119,17 @@ class Intake:
             if self._unshown:
                 self._own_up()
 
+    def write(self) -> None:
+        """Write down the steps that were taken in and are not on disk yet."""
+        if self.recorder and self._unwritten:
+            self.recorder.append()
+        self._unwritten = 0
+
     def note(self, event: Event) -> None:
         """Take in an event: into the history and, where one is written, onto disk."""
         kept = self.history.note(event)
         if kept and self.recorder:
+            self.write()
             self.recorder.note(kept)
 
     def end_sinks(self) -> tuple[Diagnosis, ...]:
@@ -130,14 +146,24 @@ class Intake:
         self._unshown = 0
 
     def _detect(self, step: int) -> Iterator[Finding]:
-        for detector in [detector for detector in self._detectors if not step % detector.every]:
+        for detector in self._due(step):
             try:
                 found = [finding for finding in detector.detect(self.history) if self.history.report(finding)]
             except Exception as error:  # whatever a plugin raises must not stop the training
                 self._detectors.remove(detector)
+                self._due_at.clear()
                 _switched_off(f"detector {detector.kind}", error)
                 continue
             yield from found
+
+    def _due(self, step: int) -> tuple[Detector, ...]:
+        """Return the detectors that are asked at a step."""
+        phase = step % self._period
+        if phase not in self._due_at:
+            if len(self._due_at) == MOST_PHASES:
+                self._due_at.clear()
+            self._due_at[phase] = tuple(d for d in self._detectors if not phase % d.every)
+        return self._due_at[phase]
 
     def _show(self, method: str, *args: object) -> None:
         for sink in tuple(self._sinks):
@@ -170,7 +196,7 @@ class Pipeline:
         self.news = self._intake.news
         row_bytes = len(history.info.layers) * len(catalogue.PARAM) * np.dtype(np.float32).itemsize
         limit = max(2 * SHOWN_WITHIN, WAITING_BYTES // max(row_bytes, 1))
-        self._background = Background(self._take, limit=limit, name="gradwatch")
+        self._background = Background(self._take, then=self._intake.write, limit=limit, name="gradwatch")
         self._newest = history.step
 
     @property

@@ -52,3 +52,8 @@ def activation_statistics(outputs: list[torch.Tensor], unit_dim: int, dead: tupl
     units = np.concatenate([o.detach().double().movedim(unit_dim, -1).flatten(0, -2).numpy() for o in outputs])
     is_dead = np.all((units >= dead[0]) & (units <= dead[1]), axis=0)
     return np.array([np.mean(is_dead), np.nan, np.mean(units), np.std(units)])
+
+
+def newest_row(table):
+    """What a table of the history holds of its newest step, of shape (S, L)."""
+    return table.since(table.last_step - 1)[1][0]

@@ -97,7 +97,7 @@ class Writer:
         return writer, history
 
     def append(self) -> None:
-        """Write the newest step of the history. Call it once after each `History.append`."""
+        """Write the steps of the history that have not been written yet, which must be in its window."""
         for writer in self._writers:
             writer.append()
 

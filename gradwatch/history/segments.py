@@ -86,7 +86,7 @@ class Layout:
 
 @final
 class SegmentWriter:
-    """Writes tables down while they grow. Every row goes to the kernel at once, so that a kill loses none.
+    """Writes tables down while they grow. What is appended goes to the kernel at once, so that a kill loses none of it.
 
     Args:
         folder: Where the files are; made where it is missing.
@@ -108,18 +108,23 @@ class SegmentWriter:
         self._adopt()
 
     def append(self) -> None:
-        """Write the newest row, where it has not been written yet."""
-        step = self._tables[0].last_step
-        if step == self._written:
-            return
-        segment = step // self._layout.segment_length
-        if segment != self._segment:
-            self._begin(segment)
-        data = b"".join([step.to_bytes(8, "little"), *[table.newest_row().tobytes() for table in self._tables]])
-        rows = self._rows[segment]
-        files.append(self._file, data, path=self._path, size=rows * len(data))
-        self._rows[segment] = rows + 1
-        self._written = step
+        """Write the rows that have not been written yet; they must lie in the tables' windows."""
+        length = self._layout.segment_length
+        while self._written < self._tables[0].last_step:
+            steps_T, _ = self._tables[0].since(self._written)
+            segment = int(steps_T[0]) // length
+            if segment != self._segment:
+                self._begin(segment)
+            count = int(np.searchsorted(steps_T, (segment + 1) * length))
+            records_T = np.empty(count, self._record)
+            records_T["step"] = steps_T[:count]
+            for name, table in zip(self._names, self._tables, strict=True):
+                records_T[name] = table.since(self._written)[1][:count]
+            rows = self._rows[segment]
+            data = records_T.tobytes()
+            files.append(self._file, data, path=self._path, size=rows * self._record.itemsize)
+            self._rows[segment] = rows + count
+            self._written = int(steps_T[count - 1])
 
     def close(self) -> None:
         """Let go of the open file."""

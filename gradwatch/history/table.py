@@ -122,10 +122,10 @@ class Table:
         newest_L: Floats = self._values_TSL[self._len - 1, self._index[statistic]]
         return newest_L
 
-    def newest_row(self) -> Floats:
-        """Return all statistics at the newest step, of shape (S, L)."""
-        newest_SL: Floats = self._values_TSL[self._len - 1]
-        return newest_SL
+    def since(self, step: int) -> tuple[Steps, Floats]:
+        """Return what was recorded after a step, which must lie in the window: steps (T,) and values (T, S, L)."""
+        first = int(np.searchsorted(self._steps_T[: self._len], step, side="right"))
+        return self._steps_T[first : self._len], self._values_TSL[first : self._len]
 
     def series(self, statistic: str) -> tuple[Steps, Floats]:
         """Return all that is kept of a statistic: steps (T,) and values (T, L), oldest first."""

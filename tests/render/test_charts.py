@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from reference import newest_row
 
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.render import _charts as charts
@@ -76,14 +77,14 @@ def test_clipping_has_a_chart_only_where_something_is_clipped():
     history = Synthetic(layers=3, steps=20).history()
     assert "gradients/total_norm_after_clip" not in _points(history)
 
-    history.run.newest_row()[history.run.statistics.index("grad_norm.after_clip")] = 0.01
+    newest_row(history.run)[history.run.statistics.index("grad_norm.after_clip")] = 0.01
     assert _points(history)["gradients/total_norm_after_clip"] == 0.01
 
 
 def test_each_optimizer_group_has_its_learning_rate():
     source = Synthetic(layers=3, steps=1).history()
     history = type(source)(source.info, groups=2)
-    history.append(0, run={"loss": 1.0, "lr.0": 0.1, "lr.1": 0.2}, param_SL=source.param.newest_row())
+    history.append(0, run={"loss": 1.0, "lr.0": 0.1, "lr.1": 0.2}, param_SL=newest_row(source.param))
 
     points = _points(history, rows=1)
 
@@ -223,7 +224,7 @@ def test_a_loss_that_is_no_number_is_marked_beside_its_chart_at_the_height_it_ha
 def test_a_loss_that_never_was_a_number_is_marked_at_zero(broken):
     history = copy.deepcopy(broken.history)
     history.truncate(0)
-    history.run.newest_row()[history.run.statistics.index("loss")] = np.nan
+    newest_row(history.run)[history.run.statistics.index("loss")] = np.nan
 
     assert charts.run_points(history, matrices(history.info.layers), 1)["loss/nan_or_inf"] == 0
 

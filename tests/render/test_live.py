@@ -6,6 +6,7 @@ import re
 from itertools import pairwise
 
 import pytest
+from reference import newest_row
 
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.render._layers import matrices
@@ -65,7 +66,7 @@ def test_a_loss_scale_that_moved_is_told_though_no_update_was_skipped(broken):
     history = copy.deepcopy(broken.history)
     history.truncate(60)
     scale = history.run.statistics.index("loss_scale")
-    history.run.newest_row()[scale] = 2 * history.scalar("loss_scale")[0]
+    newest_row(history.run)[scale] = 2 * history.scalar("loss_scale")[0]
 
     text = panel(history, matrices(history.info.layers), width=120, signs=UNICODE).plain
 
@@ -131,6 +132,6 @@ def test_a_run_of_unknown_length_shows_its_step_without_a_bar():
 
 def test_clipping_is_told_where_it_happens():
     history = Synthetic(layers=2, steps=30).history()
-    history.run.newest_row()[history.run.statistics.index("grad_norm.after_clip")] = 0.05
+    newest_row(history.run)[history.run.statistics.index("grad_norm.after_clip")] = 0.05
 
     assert "clipped to 0.0500" in panel(history, matrices(history.info.layers), width=80, signs=UNICODE).plain
