@@ -15,7 +15,7 @@ from benchmark_history import history_of
 from gradwatch import catalogue
 from gradwatch.detect import Detector, detectors
 from gradwatch.diagnose.rank import diagnose
-from gradwatch.history.disk import Writer, load_run
+from gradwatch.history.disk import Writer, read
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.pipeline import redetect
@@ -104,7 +104,7 @@ def main() -> None:
         if not folder.exists():
             record(folder, layers=options.layers, steps=options.steps)
         began = time.perf_counter()
-        history = load_run(folder)
+        history = read(folder)
         loaded_s, began = time.perf_counter() - began, time.perf_counter()
         found = diagnose(history)
         diagnosed_s, began = time.perf_counter() - began, time.perf_counter()

@@ -117,7 +117,7 @@ class ExplodingGradient:
                 layer=layer,
                 step=history.step,
                 severity=Severity.CRITICAL,
-                message=f"the gradient norm{whose} has climbed {climb:.0f} times above its past, and the loss with it",
+                message=f"the gradient norm{whose} has climbed {climb:,.5g} times above its past, and the loss with it",
                 evidence=(
                     Quantity(name="climb of grad_norm.before_clip", value=climb),
                     Quantity(name="grad_norm.before_clip", value=float(history.scalar("grad_norm.before_clip")[-1])),
@@ -177,7 +177,7 @@ class ExplodingGradient:
             layer=layer,
             step=history.step,
             severity=Severity.WARNING,
-            message=f"the backward pass multiplies what the loss sends in by {10**gain:,.0f}, most of all at {layer}",
+            message=f"the backward pass multiplies what the loss sends in by {10**gain:,.5g}, most of all at {layer}",
             evidence=(
                 Quantity(name="gain of the backward pass", value=gain, unit="decades"),
                 Quantity(name="grad.l2 of the output's bias", value=float(inflow)),

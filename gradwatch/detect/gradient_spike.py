@@ -91,7 +91,7 @@ class GradientSpike:
                 layer=layer,
                 step=history.step,
                 severity=Severity.WARNING,
-                message=f"the gradient{whose} at step {step} was {spike / usual:.0f} times the usual",
+                message=f"the gradient{whose} at step {step} was {spike / usual:,.5g} times the usual",
                 evidence=(
                     Quantity(name="spike at step", value=float(step)),
                     Quantity(name="grad_norm.before_clip", value=spike),

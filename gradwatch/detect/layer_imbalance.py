@@ -84,7 +84,7 @@ class LayerImbalance:
             layer=layer,
             step=history.step,
             severity=Severity.WARNING,
-            message=f"the gradient of {layer} is at least {10**lead:,.0f} times that of any other layer",
+            message=f"the gradient of {layer} is at least {10**lead:,.5g} times that of any other layer",
             evidence=(
                 Quantity(name="smallest lead over the second largest", value=lead, unit="decades"),
                 Quantity(

@@ -110,7 +110,7 @@ class LearningRateTooHigh:
             layer=None,
             step=history.step,
             severity=Severity.WARNING,
-            message=f"one update at a learning rate of {rate:g} is {ratio:.1f} times as large as the weights it moves",
+            message=f"one update at a learning rate of {rate:g} is {ratio:,.5g} times as large as the weights it moves",
             evidence=(
                 Quantity(name="update.ratio, median", value=ratio),
                 Quantity(name="lr.0", value=rate),
@@ -136,7 +136,7 @@ class LearningRateTooHigh:
             layer=None,
             step=history.step,
             severity=Severity.INFO if self._is_learning(history) else Severity.WARNING,
-            message=f"the weights have grown {10**growth:.1f} times within {SPAN} steps at a learning rate of {rate:g}",
+            message=f"the weights have grown {10**growth:,.5g} times within {SPAN} steps at a learning rate of {rate:g}",
             evidence=(
                 Quantity(name="growth of weight.l2, median", value=growth, unit="decades"),
                 Quantity(name="update.ratio, median", value=_update_ratio(history)),
@@ -167,7 +167,7 @@ class LearningRateTooHigh:
                 layer=None,
                 step=history.step,
                 severity=Severity.WARNING,
-                message=f"the learning rate rose {rate_T[at] / before_T[at - 1]:.0f} times, and the loss with it",
+                message=f"the learning rate rose {rate_T[at] / before_T[at - 1]:,.5g} times, and the loss with it",
                 evidence=(
                     Quantity(name="jump at step", value=float(history.run.steps(64)[at])),
                     Quantity(name=f"lr.{group} before", value=float(before_T[at - 1])),

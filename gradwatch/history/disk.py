@@ -145,23 +145,15 @@ class Writer:
             warnings.warn(str(also), RuntimeWarning, stacklevel=2)
 
 
-def load_run(path: str | os.PathLike[str]) -> History:
+def read(directory: Path) -> History:
     """Return the history of a recorded run, live or finished.
 
-    `history["grad.l2"]` is a NumPy array of all that is kept, `history.steps("grad.l2")` are its steps, and
-    `history.frame("grad.l2")` is both as a pandas frame, where pandas is installed.
-
     Args:
-        path: A run directory.
+        directory: A run directory.
 
     Raises:
         RunError: It is none, or cannot be read. Where a part is damaged, a warning names it and the rest is read.
     """
-    return read(Path(path))
-
-
-def read(directory: Path) -> History:
-    """Read a run from its directory; see `load_run`."""
     return _load(directory, Header.read(directory))
 
 

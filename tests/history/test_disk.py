@@ -11,7 +11,7 @@ import pytest
 
 from gradwatch.errors import RunError
 from gradwatch.history import disk
-from gradwatch.history.disk import Writer, load_run, read
+from gradwatch.history.disk import Writer, read
 from gradwatch.history.store import History
 from gradwatch.records import Severity
 
@@ -63,7 +63,7 @@ def test_a_run_comes_back_as_it_was(tmp_path, run_info, append, finding, assert_
     history = History(run_info(), groups=2)
     write_run(tmp_path / "run", history, append, range(700), finds={300: finding(300)}, validates=100)
 
-    back = load_run(str(tmp_path / "run"))
+    back = read(tmp_path / "run")
     assert_same(back, history)
     assert back.groups == 2
     assert back.scalar("loss", 1).tolist() == [699.0]

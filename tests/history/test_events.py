@@ -6,7 +6,7 @@ import math
 import pytest
 
 from gradwatch.history import events
-from gradwatch.history.disk import Writer, load_run, read
+from gradwatch.history.disk import Writer, read
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.pipeline import Intake, redetect
@@ -104,7 +104,7 @@ def test_what_is_noted_is_on_disk_at_once_and_once(tmp_path, run_info, append):
         for step in range(events.MOST + 3):
             pipeline.note(event(step))
 
-    assert load_run(tmp_path / "run").events == history.events
+    assert read(tmp_path / "run").events == history.events
 
 
 def test_a_resumed_run_has_the_events_up_to_its_step(tmp_path, run_info, append):
@@ -119,7 +119,7 @@ def test_a_resumed_run_has_the_events_up_to_its_step(tmp_path, run_info, append)
     writer, resumed = Writer.resume(tmp_path / "run", 4)
     writer.close()
     assert resumed.events == [event(step) for step in range(5)]
-    assert load_run(tmp_path / "run").events == resumed.events
+    assert read(tmp_path / "run").events == resumed.events
 
 
 class Listens:
