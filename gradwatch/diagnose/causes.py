@@ -487,6 +487,17 @@ CAUSES: tuple[Cause, ...] = (
         source="McCandlish et al. 2018, https://arxiv.org/abs/1812.06162, sec. 2.2",
     ),
     Cause(
+        name="a stack of layers with no nonlinearity between them",
+        leads={"loss-plateau": 2},  # activations that are called as functions cannot be seen
+        explains={"oscillating-gradient": 1.5},
+        requires=frozenset({"linear"}),
+        excludes=frozenset({"broadcast"}),
+        because="Linear layers after one another are one linear layer: what is not a plane apart stays together.",
+        confirm="Print the model: an activation must stand between two linear layers, as a module or as a function.",
+        remedies=("nonlinear",),
+        source="Goodfellow et al. 2016, Deep learning, sec. 6.1, https://www.deeplearningbook.org",
+    ),
+    Cause(
         name="a loss that does not depend on the inputs as it should",
         leads={"loss-plateau": 3},
         explains={"oscillating-gradient": 1.5, "vanishing-gradient": 1.2},

@@ -109,7 +109,8 @@ def signs(history: History, leading: Finding) -> frozenset[str]:
     """Return the circumstances that hold for a finding: the names that causes look at.
 
     `saturating`, `softmax`, `relu`, `recurrent`: module types that the model has. `deep`, `unnormalised`: its depth,
-    and that no module normalises. `unclipped`: no gradient was ever clipped. `fp16`, `scaled`, `unscaled`: precision,
+    and that no module normalises. `linear`: several weight matrices, and no module between them that is not linear.
+    `unclipped`: no gradient was ever clipped. `fp16`, `scaled`, `unscaled`: precision,
     and whether a GradScaler scales the loss. `jumped`, `decayed`: the learning rate rose threefold beyond all before in
     the 100 steps before the finding, or has fallen to a hundredth. `first`, `at-start`, `late`: found at step 0, within
     the first 20 steps, or after 40. `calm`: the norms of the 16 steps before were within ten times the usual. `faint`:
@@ -139,6 +140,7 @@ def signs(history: History, leading: Finding) -> frozenset[str]:
         "relu": "ReLU" in types,
         "recurrent": bool(modules & set(RECURRENT)),
         "deep": len({layer.module for layer in info.layers if len(layer.shape) >= 2}) >= DEEP,
+        "linear": _is_linear(types, modules, history),
         "unnormalised": not any("Norm" in m for m in modules),
         "unclipped": not clipped_T.any(),
         "fp16": info.precision == "fp16",
@@ -183,6 +185,13 @@ def told(history: History, leading: Finding) -> list[str]:
         places = [place for place, layer in enumerate(history.info.layers) if layer in ill]
         events = [e for e in events if any(e.values["first"] <= place <= e.values["last"] for place in places)]
     return [event.text for event in sorted(events, key=lambda event: -event.step)[:MOST_TOLD]]
+
+
+def _is_linear(activations: set[str], modules: set[str], history: History) -> bool:
+    """Say whether a model has several weight matrices and neither activations nor layers that hold some."""
+    matrices = [layer for layer in history.info.layers if len(layer.shape) >= 2]
+    composed = modules & set(RECURRENT) or any("Attention" in m or "Transformer" in m for m in modules)
+    return len(matrices) > 1 and not activations and not composed
 
 
 def _is_rising(history: History, step: int) -> bool:

@@ -127,7 +127,10 @@ KNOWN: dict[str, Callable[[Sequence[Finding], Numbers], Remedy | None]] = {
     "clean_data": _words(
         "find and mend the samples of that batch; check range, labels and normalisation of all of them"
     ),
-    "standardise": _words("bring the inputs of {where} to mean 0 and standard deviation 1 before they go in"),
+    "standardise": _setting(
+        "bring the inputs of {where} to mean 0 and standard deviation 1 before they go in", data__standardise=True
+    ),
+    "nonlinear": _setting("put a nonlinearity, such as ReLU, between the layers", model__activation="relu"),
     "divide_scores": _words("divide the scores before {where} by the root of their dimension"),
     "single_unit": _words(
         "use a sigmoid with BCEWithLogitsLoss on a single output unit, or a softmax over all classes"

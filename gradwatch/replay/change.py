@@ -11,7 +11,8 @@ from typing import Any, final
 
 from gradwatch import plugins
 from gradwatch.config.load import load_config
-from gradwatch.config.schema import Config
+from gradwatch.config.schema import Config, ModelSection
+from gradwatch.config.section import NamedSection, TargetSection
 from gradwatch.errors import GradwatchError, RunError
 from gradwatch.records import Remedy
 
@@ -64,21 +65,42 @@ def is_taken(run: Path, change: Change) -> bool:
 def taken_back(config: Config) -> Iterator[Change]:
     """Yield what sets one setting of a config back to its default: what was set may be what makes it ill.
 
-    Options of a model of one's own first, then what is a matter of numbers.
+    Options of the model, the loss and the optimizer first, then what stands around them. How large a model is, and how
+    far its steps go, is nobody's default.
     """
-    section = config.model
-    if section.target:
-        parameters = inspect.signature(plugins.target(section.target, key="model.target")).parameters
-        for name, value in section.options.items():
-            default = parameters[name].default if name in parameters else inspect.Parameter.empty
-            if default is not inspect.Parameter.empty and default != value and _is_plain(default):
-                yield Change(text=f"set model.{name} back to its default, {default}", patch={f"model.{name}": default})
+    for key, section in (("model", config.model), ("loss", config.loss), ("optim", config.optim)):
+        for name, default in _defaults(section).items():
+            if name in section.options and section.options[name] != default:
+                text = f"set {key}.{name} back to its default, {default}"
+                yield Change(text=text, patch={f"{key}.{name}": default})
     if config.loss.target:
         yield Change(text="use torch's own loss in the place of one's own formula", patch={"loss": None})
+    elif config.loss.name:
+        yield Change(text="use the usual loss for the data", patch={"loss": None})
+    for name in ("transform", "augment"):
+        if getattr(config.data, name):
+            yield Change(text=f"take the data without data.{name}", patch={f"data.{name}": []})
+    if config.optim.groups:
+        yield Change(text="optimize all parameters alike, without groups", patch={"optim.groups": []})
     if config.schedule.name:
         yield Change(text="keep the learning rate as it is, without a schedule", patch={"schedule": None})
+    if config.train.clip:
+        yield Change(text="do not clip the gradient", patch={"train.clip": None})
     if config.train.precision != "fp32":
         yield Change(text="compute in float32", patch={"train.precision": "fp32"})
+
+
+def _defaults(section: NamedSection) -> dict[str, Any]:
+    """Return the defaults of what a section names, where they are plain values that say how and not how much."""
+    if isinstance(section, TargetSection) and section.target:
+        parameters = inspect.signature(plugins.target(section.target, key="target")).parameters.values()
+        return {p.name: p.default for p in parameters if _is_plain(p.default)}
+    entry = section.vocabulary.find(section.name) if section.name else None
+    known = entry.read().parameters if entry else ()
+    sizes = (int,) if isinstance(section, ModelSection) else ()
+    return {
+        p.name: p.default for p in known if _is_plain(p.default) and type(p.default) not in sizes and p.name != "lr"
+    }
 
 
 def _is_option(config: Config, key: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from gradwatch.errors import GradwatchError, RunError
 from gradwatch.history import files
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Severity
-from gradwatch.replay.change import CONFIG, Change, is_taken
+from gradwatch.replay.change import CONFIG, Change, config_of, is_taken, taken_back
 from gradwatch.replay.proof import Proof
 from gradwatch.replay.rehearse import Rehearsal, final_loss
 from gradwatch.replay.theatre import Theatre
@@ -29,6 +30,10 @@ FASTER = (10.0, 100.0, 1000.0)
 """Factors of the learning rate that are tried where a cure learns less than the illness did."""
 TOLERANCE = 0.02
 """Validation accuracy that a cure may lose: about what two seeds differ by on a few hundred samples."""
+LITTLE = 0.1
+"""Fall of the loss, as a fraction, below which a training has hardly learnt: an illness may be gone with all else."""
+FIRST = 5
+"""Losses of the beginning whose median stands for it."""
 NOTHING = (0, 0, 0)
 
 
@@ -77,8 +82,9 @@ class Cure:
 def find_cure(theatre: Theatre, proofs: Sequence[Proof]) -> Cure | None:
     """Return the smallest change with which the whole run is healthy and learns no less, or what comes nearest.
 
-    Each confirmed change is trained with alone, for as long as the run was. Where none is enough, what mends the
-    illness that each leaves is added to it, and so on.
+    Each confirmed change is trained with alone, for as long as the run was, and where that is enough from another seed
+    as well. Where none is enough, what mends the illness that each leaves is added to it, and so on; at last, what the
+    config sets is taken back, one by one.
 
     Args:
         theatre: Rehearses changes of the run.
@@ -94,17 +100,20 @@ def find_cure(theatre: Theatre, proofs: Sequence[Proof]) -> Cure | None:
             break
         made.sort(key=lambda t: _rank(t, theatre) or NOTHING)
         wave = [more for trial in made[:WIDTH] for more in _further(theatre, trial)]
+    if any(p.comes_back for p in proofs) and all(_rank(t, theatre) for t in trials):
+        back = taken_back(config_of(theatre.run))
+        trials += _tried(theatre, ((c,) for c in back if c not in confirmed))
     if not trials:
         return None
     best = min(trials, key=lambda t: _rank(t, theatre) or NOTHING)
     return Cure(
         changes=best.changes,
         others=tuple(c for c in confirmed if c not in best.changes),
-        steps=best.made.steps,
+        steps=best.made[0].steps,
         before=final_loss(theatre.history),
-        after=best.made.loss,
-        accuracy=best.made.val_accuracy,
-        left=tuple(sorted({f.kind for f in best.made.alarms})),
+        after=best.made[0].loss,
+        accuracy=best.made[0].val_accuracy,
+        left=tuple(sorted({f.kind for made in best.made for f in made.alarms})),
     )
 
 
@@ -140,20 +149,20 @@ def write(cure: Cure, path: Path, *, run: Path) -> None:
 @final
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """Changes, and the training with them."""
+    """Changes, and the training with them; where it was enough, from another seed as well."""
 
     changes: tuple[Change, ...]
-    made: Rehearsal
+    made: tuple[Rehearsal, ...]
 
 
 def _tried(theatre: Theatre, wave: Iterable[tuple[Change, ...]]) -> Iterator[_Trial]:
     """Train with each set of changes that the config takes, up to the first that is enough."""
     for changes in wave:
         try:
-            made = theatre.rehearse(_united(changes), steps=theatre.history.step + 1)
+            made = _rehearsed(theatre, _united(changes))
         except (GradwatchError, RuntimeError):
             continue
-        if made is None:  # out of time
+        if not made:  # out of time
             return
         trial = _Trial(changes, made)
         yield trial
@@ -161,10 +170,24 @@ def _tried(theatre: Theatre, wave: Iterable[tuple[Change, ...]]) -> Iterator[_Tr
             return
 
 
+def _rehearsed(theatre: Theatre, patch: dict[str, Any]) -> tuple[Rehearsal, ...]:
+    """Train with a patch, and once more from another seed where it is enough: what only puts off helps one seed."""
+    steps, made = theatre.history.step + 1, []
+    for seed in ({}, {"run.seed": config_of(theatre.run).run.seed + 1}):
+        rehearsal = theatre.rehearse(patch | seed, steps=steps)
+        if rehearsal is None:
+            break
+        made.append(rehearsal)
+        if any(_left(rehearsal, theatre.history)):
+            break
+    return tuple(made)
+
+
 def _further(theatre: Theatre, trial: _Trial) -> Iterator[tuple[Change, ...]]:
     """Yield the changes with one more, which the illness that they leave calls for."""
-    left = [d for d in diagnose(trial.made.history) if d.severity >= Severity.WARNING]
-    for change in _for_illness(left) if left else _for_learning(trial.made):
+    left = [d for d in diagnose(trial.made[-1].history) if d.severity >= Severity.WARNING]
+    more = _for_illness(left) if left else _for_learning(theatre, trial.made[-1])
+    for change in more:
         if change.patch and is_taken(theatre.run, change):
             kept = (c for c in trial.changes if not set(c.patch) <= set(change.patch))  # a rate that is raised again
             yield (*kept, change)
@@ -175,26 +198,43 @@ def _for_illness(left: Sequence[Diagnosis]) -> Iterator[Change]:
         yield Change.of(remedy)
 
 
-def _for_learning(made: Rehearsal) -> Iterator[Change]:
-    """Yield larger steps: what is healthy and learns less most often has a rate that suited the illness."""
+def _for_learning(theatre: Theatre, made: Rehearsal) -> Iterator[Change]:
+    """Yield larger remedies of the illness that there was, then larger steps: the rate may have suited the illness."""
+    yield from _for_illness([d for d in diagnose(theatre.history) if d.severity >= Severity.WARNING])
     for factor in FASTER:
         rate = float(f"{factor * made.history['lr.0'][0]:.1g}")
         yield Change(text=f"raise the learning rate to {rate:g}", patch={"optim.lr": rate})
 
 
 def _rank(trial: _Trial, theatre: Theatre) -> tuple[int, int, int] | None:
-    """Return what is left to mend: the gravest finding, how many kinds, less learnt; None where nothing is."""
-    alarms = trial.made.alarms
-    gravest = max((int(f.severity) for f in alarms), default=0)
-    rank = (gravest, len({f.kind for f in alarms}), int(_learns_less(trial.made, theatre.history)))
+    """Return what is left to mend, from the worse seed; None where nothing is."""
+    rank = max(_left(made, theatre.history) for made in trial.made)
     return rank if any(rank) else None
 
 
+def _left(made: Rehearsal, history: History) -> tuple[int, int, int]:
+    """Return what a training leaves to mend: the gravest finding, how many kinds, and that it learns too little."""
+    gravest = max((int(f.severity) for f in made.alarms), default=0)
+    too_little = 2 if hardly_learns(made) else int(_learns_less(made, history))
+    return gravest, len({f.kind for f in made.alarms}), too_little
+
+
 def _learns_less(made: Rehearsal, history: History) -> bool:
-    """Say whether a training predicts clearly less well than the run did at its best."""
+    """Say whether a training predicts clearly less well at its best than the run did."""
+    best, run = (_best_accuracy(h) for h in (made.history, history))
+    return max(best, made.val_accuracy) < run - TOLERANCE if math.isfinite(run) else False
+
+
+def _best_accuracy(history: History) -> float:
+    """Return the highest validation accuracy that was measured; -inf where none was."""
     accuracy_T = history["val_accuracy"]
-    known_T = accuracy_T[np.isfinite(accuracy_T)]
-    return bool(len(known_T)) and made.val_accuracy < float(known_T.max()) - TOLERANCE
+    return float(np.max(accuracy_T, initial=-math.inf, where=np.isfinite(accuracy_T)))
+
+
+def hardly_learns(made: Rehearsal) -> bool:
+    """Say whether a training's loss is at the end nearly what it was in the beginning."""
+    first = float(np.median(made.history["loss"][:FIRST]))
+    return first > 0 and made.loss > (1 - LITTLE) * first
 
 
 def _united(changes: Iterable[Change]) -> dict[str, Any]:

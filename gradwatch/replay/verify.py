@@ -236,7 +236,7 @@ def _taken_back(theatre: Theatre, finding: Finding, located: Located | None) -> 
     """Return what comes of setting the config's own choices back one by one, up to the first that mends it."""
     changes = list(taken_back(config_of(theatre.run)))
     if located and located.operation.module_type == "":  # outside of the model: the loss comes first
-        changes.sort(key=lambda c: "loss" not in c.patch)
+        changes.sort(key=lambda c: not any(key.split(".")[0] == "loss" for key in c.patch))
     return _first_that_heals(theatre, finding, changes)
 
 

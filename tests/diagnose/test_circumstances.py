@@ -132,3 +132,17 @@ def test_a_plateau_in_the_noise_is_laid_to_small_batches():
     assert "noisy" in signs(noisy(2.0), found("loss-plateau", 160))
     assert "noisy" not in signs(noisy(1.2), found("loss-plateau", 160))
     assert top(noisy(2.0), found("loss-plateau", 160)) == "batches too small for their noise"
+
+
+def test_layers_without_anything_between_them_are_told_from_those_with_activations_and_from_recurrent_ones():
+    made = Synthetic(steps=200)
+    recurrent = Synthetic(steps=200)
+    recurrent.info = replace(made.info, layers=tuple(replace(la, module_type="GRU") for la in made.info.layers))
+    plateau = found("loss-plateau", 160)
+
+    assert "linear" in signs(made.history(), plateau)
+    assert "linear" not in signs(Synthetic(steps=200, activations=3).history(), plateau)
+    assert "linear" not in signs(recurrent.history(), plateau)
+    history = made.history()
+    history.report(plateau)
+    assert "no nonlinearity between them" in diagnose(history)[0].confirm, "a rival: functions cannot be seen"

@@ -21,7 +21,7 @@ UNKNOWN = Numbers(rate=math.nan, steady_rate=math.nan, jumped_at=None, usual_nor
 
 CONFIG = """
 model: {name: mlp, depth: 4, width: 32, activation: sigmoid}
-data: {name: digits}
+data: {name: npz, file: table.npz}
 optim: {name: adamw, lr: 1e-3}
 schedule: {name: multi_step, milestones: [60], gamma: 1000.0}
 train: {steps: 150, precision: fp16}
