@@ -136,7 +136,7 @@ class LearningRateTooHigh:
             layer=None,
             step=history.step,
             severity=Severity.INFO if self._is_learning(history) else Severity.WARNING,
-            message=f"the weights have grown {10**growth:,.5g} times within {SPAN} steps at a learning rate of {rate:g}",
+            message=f"the weights grew {10**growth:,.4g} times within {SPAN} steps at a learning rate of {rate:g}",
             evidence=(
                 Quantity(name="growth of weight.l2, median", value=growth, unit="decades"),
                 Quantity(name="update.ratio, median", value=_update_ratio(history)),

@@ -77,7 +77,7 @@ class OscillatingGradient:
             layer=None,
             step=history.step,
             severity=Severity.WARNING,
-            message=f"the gradient norm swings by a factor of {10**spread:,.5g}, and the loss bounces back to its start",
+            message=f"the gradient norm swings by a factor of {10**spread:.3g}, and the loss bounces back to its start",
             evidence=(
                 Quantity(name="spread of grad_norm.before_clip", value=spread, unit="decades"),
                 Quantity(name="correlation from step to step", value=correlation),
