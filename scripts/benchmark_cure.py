@@ -13,6 +13,7 @@ from typing import final
 
 import numpy as np
 import torch
+import yaml
 
 from gradwatch.config.load import load_config
 from gradwatch.data import digits
@@ -27,6 +28,7 @@ from gradwatch.replay.verify import verify
 from gradwatch.train.loop import train
 
 QUIET = ["sinks.terminal.enabled=false", "sinks.tensorboard.enabled=false"]
+CASES = Path(__file__).with_name("ill_configs.yaml")
 SEEDS = 2
 """The run's own seed, and another."""
 
@@ -39,290 +41,19 @@ class Ill:
     Args:
         zoo: Name of the case whose mechanism it has.
         kinds: Findings of which one must be made: what the case is labelled with, or may be as well.
-        text: The config; `FOLDER` stands for where the data files are.
+        config: Its text; `FOLDER` stands for where the data files are.
         note: What makes it another one, where a case has more than one.
     """
 
     zoo: str
     kinds: tuple[str, ...]
-    text: str
+    config: str
     note: str = ""
 
     @property
     def name(self) -> str:
         """What it is called."""
         return f"{self.zoo}-{self.note}" if self.note else self.zoo
-
-
-IN_CODE = (
-    "activation_dictionary",
-    "activity_windows",
-    "cart_q_values",
-    "digit_captions",
-    "digits_accumulated",
-    "digits_convnet",
-    "digits_highway",
-    "digits_resnet_validation",
-    "heatmap_detector",
-    "review_topics_bigru",
-    "scanned_forms_cnn",
-    "surface_fit_column",
-    "topic_attention",
-    "topics_empty_document",
-    "wine_step_loop",
-)
-"""Cases whose fault no config expresses: it is a line of a loop, of a forward pass or of a loss, or a broken sample."""
-
-ILL = (
-    Ill(
-        zoo="community_gcn",
-        kinds=("exploding-gradient", "poor-initialization"),
-        text="""
-model: {name: mlp, depth: 12, width: 64, init: kaiming, gain: 5.0}
-data: {name: digits}
-optim: {name: adam, lr: 5e-3, weight_decay: 5e-4}
-train: {steps: 100}
-""",
-    ),
-    Ill(
-        zoo="digits_mlp_sigmoid",
-        kinds=("vanishing-gradient",),
-        text="""
-model: {name: mlp, depth: 8, width: 128, activation: sigmoid}
-data: {name: digits, batch_size: 128}
-optim: {name: sgd, lr: 0.1, momentum: 0.9}
-train: {steps: 150}
-""",
-    ),
-    Ill(
-        zoo="surface_fit_tanh",
-        kinds=("vanishing-gradient", "poor-initialization"),
-        text="""
-model: {name: mlp, depth: 10, width: 100, activation: tanh, init: normal, init_std: 0.01}
-data: {name: synthetic, kind: values, samples: 6000, dims: 8, noise: 0.05, batch_size: 128}
-optim: {name: sgd, lr: 0.05, momentum: 0.9}
-train: {steps: 150}
-""",
-    ),
-    Ill(
-        zoo="digits_frozen_norms",
-        kinds=("dead-layer", "no-gradient"),
-        text="""
-model: {name: resnet18, zero_init_residual: true}
-data: {name: digits, batch_size: 32, transform: [RGB]}
-optim: {name: sgd, lr: 0.01, momentum: 0.9, groups: [{match: ["*.bn2.*"], lr: 0.0}]}
-train: {steps: 40}
-""",
-    ),
-    Ill(
-        zoo="digits_from_folders",
-        kinds=("oscillating-gradient",),
-        text="""
-model: {name: cnn, channels: [24, 48], normalisation: none, activation: leaky_relu}
-data: {name: npz, file: FOLDER/sorted.npz, batch_size: 15, shuffle: false}
-optim: {name: sgd, lr: 0.1}
-train: {steps: 350}
-""",
-    ),
-    Ill(
-        zoo="raw_pixels_mlp",
-        kinds=("saturated-activation",),
-        text="""
-model: {name: mlp, depth: 3, width: 128, activation: sigmoid}
-data: {name: digits, batch_size: 100, transform: [{Normalize: {mean: [0.0], std: [0.00392157]}}]}
-optim: {name: sgd, lr: 0.02, momentum: 0.9}
-train: {steps: 200}
-""",
-    ),
-    Ill(
-        zoo="raw_pixels_mlp",
-        note="table",
-        kinds=("saturated-activation",),
-        text="""
-model: {name: mlp, depth: 3, width: 128, activation: tanh}
-data: {name: npz, file: FOLDER/raw.npz, standardise: false, batch_size: 100}
-optim: {name: sgd, lr: 0.02, momentum: 0.9}
-train: {steps: 200}
-""",
-    ),
-    Ill(
-        zoo="tumour_classifier",
-        kinds=("no-gradient", "loss-plateau"),
-        text="""
-model: {name: mlp, depth: 3, width: 128}
-data: {name: synthetic, kind: values, samples: 2000, noise: 0.1}
-loss: {name: CrossEntropyLoss}
-optim: {name: rmsprop, lr: 1e-3}
-train: {steps: 150}
-""",
-    ),
-    Ill(
-        zoo="finetune_digits_resnet",
-        kinds=("not-optimized",),
-        text="""
-model: {name: cnn, channels: [16, 32]}
-data: {name: digits}
-optim: {name: sgd, lr: 0.05, momentum: 0.9, groups: [{match: "head.*", lr: 1e-12}]}
-train: {steps: 120}
-""",
-    ),
-    Ill(
-        zoo="chargpt_weight_decay_groups",
-        kinds=("not-optimized",),
-        text="""
-model: {name: gpt, layers: 2, heads: 4, width: 48}
-data: {name: text, context: 48, batch_size: 16}
-optim: {name: adamw, lr: 1e-3, betas: [0.9, 0.95], groups: [{match: "*norm*", lr: 1e-12}]}
-train: {steps: 120, clip: {norm: 1.0}, eval_every: 120}
-""",
-    ),
-    Ill(
-        zoo="tumour_log_likelihood",
-        kinds=("non-finite",),
-        text="""
-model: {name: mlp, depth: 3, width: 256}
-data: {name: digits}
-optim: {name: sgd, lr: 1.0, momentum: 0.9}
-loss: {target: "configs.clinic.formulas:likelihood_by_hand"}
-train: {steps: 250}
-""",
-    ),
-    Ill(
-        zoo="digits_standardized",
-        kinds=("non-finite",),
-        text="""
-model: {name: mlp, depth: 3, width: 256}
-data: {name: digits, batch_size: 128, transform: [{Normalize: {mean: [0.3], std: [1e-40]}}]}
-optim: {name: adam, lr: 1e-3}
-train: {steps: 80}
-""",
-    ),
-    Ill(
-        zoo="count_rates",
-        kinds=("non-finite",),
-        text="""
-model: {name: mlp, depth: 3, width: 96, activation: silu}
-data: {name: npz, file: FOLDER/counts.npz, kind: values, batch_size: 128}
-loss: {name: PoissonNLLLoss, log_input: false}
-optim: {name: adam, lr: 4e-3}
-train: {steps: 150}
-""",
-    ),
-    Ill(
-        zoo="frames_autoencoder_amp",
-        kinds=("fp16-underflow",),
-        text="""
-model: {name: mlp, depth: 4, width: 96, activation: gelu}
-data: {name: synthetic, kind: values, samples: 4000, dims: 8, noise: 0.05, batch_size: 128}
-loss: {name: HuberLoss, delta: 1e-5}
-optim: {name: adamw, lr: 2e-3}
-train: {steps: 150, precision: fp16, scaler: {enabled: false}}
-""",
-    ),
-    Ill(
-        zoo="frames_autoencoder_amp",
-        note="scale",
-        kinds=("fp16-underflow",),
-        text="""
-model: {name: mlp, depth: 10, width: 64}
-data: {name: digits, batch_size: 256}
-optim: {name: adamw, lr: 2e-3}
-train: {steps: 80, precision: fp16, scaler: {init_scale: 0.01}}
-""",
-    ),
-    Ill(
-        zoo="topic_reader_amp",
-        kinds=("loss-scale-collapse", "non-finite"),
-        text="""
-model: {name: mlp, depth: 3, width: 96}
-data: {name: npz, file: FOLDER/counts.npz, kind: values, batch_size: 128}
-loss: {name: PoissonNLLLoss, log_input: false}
-optim: {name: adam, lr: 2e-3}
-train: {steps: 120, precision: fp16}
-""",
-    ),
-    Ill(
-        zoo="chargpt_adam",
-        kinds=("learning-rate-too-high",),
-        text="""
-model: {name: gpt, layers: 2, heads: 4, width: 48}
-data: {name: text, context: 48, batch_size: 16}
-optim: {name: adam, lr: 0.1}
-train: {steps: 120, eval_every: 120}
-""",
-    ),
-    Ill(
-        zoo="digits_resnet_steplr",
-        kinds=("learning-rate-too-low",),
-        text="""
-model: {name: cnn, channels: [16, 16]}
-data: {name: digits}
-optim: {name: sgd, lr: 0.02, momentum: 0.9, weight_decay: 1e-4}
-schedule: {name: step, step_size: 5, gamma: 0.5}
-train: {steps: 200}
-""",
-    ),
-    Ill(
-        zoo="diabetes_progression",
-        kinds=("learning-rate-too-low",),
-        text="""
-model: {name: mlp, depth: 3, width: 256}
-data: {name: synthetic, kind: values, samples: 440, dims: 10, batch_size: 32}
-optim: {name: adamw, lr: 1e-7, weight_decay: 0.01}
-train: {steps: 200}
-""",
-    ),
-    Ill(
-        zoo="digits_mlp_normal",
-        kinds=("poor-initialization", "exploding-gradient"),
-        text="""
-model: {name: mlp, depth: 3, width: 300, init: normal, init_std: 1.0}
-data: {name: digits}
-optim: {name: adam, lr: 1e-3}
-train: {steps: 150}
-""",
-    ),
-    Ill(
-        zoo="movie_ratings_mf",
-        kinds=("poor-initialization",),
-        text="""
-model: {name: mlp, depth: 4, width: 128, activation: identity, init: orthogonal, gain: 6.0}
-data: {name: synthetic, kind: values, samples: 3000, batch_size: 256}
-optim: {name: adam, lr: 5e-3}
-train: {steps: 150}
-""",
-    ),
-    Ill(
-        zoo="house_prices_wide_deep",
-        kinds=("layer-imbalance", "exploding-gradient"),  # there is one tower here, so that all of it gets raw columns
-        text="""
-model: {name: mlp, depth: 3, width: 128}
-data: {name: npz, file: FOLDER/houses.npz, kind: values, standardise: false}
-optim: {name: adam, lr: 1e-4}
-train: {steps: 200}
-""",
-    ),
-    Ill(
-        zoo="tumour_small_sample",
-        kinds=("overfitting",),
-        text="""
-model: {name: mlp, depth: 3, width: 512}
-data: {name: npz, file: FOLDER/tumour.npz, val_inputs: u, val_targets: v, batch_size: 35}
-optim: {name: adam, lr: 3e-4}
-train: {steps: 400, eval_every: 10}
-""",
-    ),
-    Ill(
-        zoo="circles_deep",
-        kinds=("loss-plateau",),
-        text="""
-model: {name: mlp, depth: 5, width: 128, activation: identity, normalisation: batch}
-data: {name: npz, file: FOLDER/circles.npz, batch_size: 128}
-optim: {name: sgd, lr: 0.02, momentum: 0.9, weight_decay: 1e-4}
-train: {steps: 400}
-""",
-    ),
-)
 
 
 def main() -> None:
@@ -332,24 +63,26 @@ def main() -> None:
     parser.add_argument("--within", type=float, default=600.0, help="seconds for the search of each cure")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    cases = yaml.safe_load(CASES.read_text())
+    ills = [Ill(**case | {"kinds": tuple(case["kinds"])}) for case in cases["ill"]]
     cured = counted = 0
     with tempfile.TemporaryDirectory() as folder:
         write_data(Path(folder))
-        for ill in ILL:
+        for ill in ills:
             if fnmatch.fnmatch(ill.name, options.only):
                 verdict = shown(ill, Path(folder), within_s=options.within)
                 counted += verdict is not None
                 cured += bool(verdict)
-    cases = len({ill.zoo for ill in ILL})
     print(f"\n{cured} of {counted} cured ({cured / max(counted, 1):.0%})")
-    print(f"{len(ILL)} configs stand for {cases} cases of the zoo; the faults of {len(IN_CODE)} are in somebody's code")
+    print(f"{len(ills)} configs stand for {len({ill.zoo for ill in ills})} cases of the zoo; ", end="")
+    print(f"the faults of {len(cases['in_code'])} are in somebody's code")
 
 
 def shown(ill: Ill, folder: Path, *, within_s: float) -> bool | None:
     """Return whether a config is cured, or None where it did not get ill; print everything on the way."""
     began = time.perf_counter()
     path = folder / f"{ill.name}.yaml"
-    path.write_text(ill.text.replace("FOLDER", str(folder)))
+    path.write_text(ill.config.replace("FOLDER", str(folder)))
     run = train(load_config(path, [*QUIET, f"run.out={folder}", "train.threads=1"]), log_format="plain").directory
     history = read(run)
     found = {f.kind for f in history.findings if f.severity >= Severity.WARNING}
