@@ -10,7 +10,9 @@ from types import ModuleType, TracebackType
 from typing import Self, final
 
 from gradwatch.errors import RunError
-from gradwatch.history import events, files, findings, segments
+from gradwatch.history import files, segments
+from gradwatch.history.events import EVENTS
+from gradwatch.history.findings import FINDINGS
 from gradwatch.history.header import NAME, Header, Status, shared_tables
 from gradwatch.history.store import History
 from gradwatch.records import Event, Finding
@@ -52,8 +54,8 @@ class Writer:
             segments.SegmentWriter(self._directory / "history" / folder, tables)
             for folder, tables in shared_tables(self._history).items()
         ]
-        self._findings = files.open_at_end(self._directory / findings.NAME)
-        self._events = files.open_at_end(self._directory / events.NAME)
+        self._findings = files.open_at_end(self._directory / FINDINGS.name)
+        self._events = files.open_at_end(self._directory / EVENTS.name)
 
     def _let_go(self) -> None:
         """Close the files."""
@@ -90,8 +92,8 @@ class Writer:
                 raise RunError(
                     f"{directory} was recorded by gradwatch {author}, with other statistics: resume with that"
                 )
-            findings.truncate(directory, until=step)
-            events.truncate(directory, until=step)
+            FINDINGS.truncate(directory, until=step)
+            EVENTS.truncate(directory, until=step)
             writer = cls(directory, history, lock=lock)
             on_error.pop_all()
         return writer, history
@@ -103,20 +105,20 @@ class Writer:
 
     def report(self, finding: Finding) -> None:
         """Write a finding, as made at the newest step of the history."""
-        line = findings.line(finding, at=self._history.step)
+        line = FINDINGS.line(finding, at=self._history.step)
         size = os.fstat(self._findings).st_size
-        files.append(self._findings, line, path=self._directory / findings.NAME, size=size)
+        files.append(self._findings, line, path=self._directory / FINDINGS.name, size=size)
 
     def note(self, event: Event) -> None:
         """Write an event, as noted at the newest step of the history."""
-        line = events.line(event, at=self._history.step)
-        files.append(self._events, line, path=self._directory / events.NAME, size=os.fstat(self._events).st_size)
+        line = EVENTS.line(event, at=self._history.step)
+        files.append(self._events, line, path=self._directory / EVENTS.name, size=os.fstat(self._events).st_size)
 
     def rewind(self) -> None:
         """Delete what was recorded after the newest step of the history, which was truncated."""
         self._let_go()
-        findings.truncate(self._directory, until=self._history.step)
-        events.truncate(self._directory, until=self._history.step)
+        FINDINGS.truncate(self._directory, until=self._history.step)
+        EVENTS.truncate(self._directory, until=self._history.step)
         self._open()
 
     def close(self, status: Status = "finished") -> None:
@@ -176,11 +178,11 @@ def _load(directory: Path, header: Header, *, until: int | None = None) -> Histo
     if until is not None:
         history.truncate(until)
     history.mark_validation()
-    found, damage = findings.read(directory, until=until)
+    found, damage = FINDINGS.read(directory, until=until)
     for finding in found:
         history.report(finding)
     problems += damage
-    noted, damage = events.read(directory, until=until)
+    noted, damage = EVENTS.read(directory, until=until)
     history.events.extend(noted)
     if problems := problems + damage:
         text = f"{directory} is damaged; what is left of it was read. " + "; ".join(problems)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.errors import RunError
-from gradwatch.history import findings
+from gradwatch.history.findings import FINDINGS
 from gradwatch.history.header import FORMAT, NAME, Status
 from gradwatch.history.segments import SUFFIX, Layout
 from gradwatch.records import Severity
@@ -31,7 +31,7 @@ except ImportError:  # not on Windows: there, a killed run cannot be told from o
 DEPTH = 3
 """Folders below the named one that are searched for runs: `runs/sweep/first/`."""
 FINAL = ("loss", "val_loss", "val_accuracy")
-_HELD = ("history", "config.yaml", findings.NAME)
+_HELD = ("history", "config.yaml", FINDINGS.name)
 """What a run directory holds besides its header: one of them without a header is a damaged run."""
 
 Ending = Status | Literal["killed"]
@@ -159,11 +159,11 @@ def _records(path: Path, layout: Layout) -> NDArray[np.void]:
 
 
 def _found(directory: Path) -> dict[str, Severity]:
-    path = directory / findings.NAME
+    path = directory / FINDINGS.name
     if not path.exists() or not path.stat().st_size:
         return {}
     worst: dict[str, Severity] = {}
-    known, problems = findings.read(directory)
+    known, problems = FINDINGS.read(directory)
     if problems:
         raise RunError("; ".join(problems))
     for finding in known:
