@@ -10,19 +10,17 @@ rounds of the ratio to the hand-written loop in the same round, with the quartil
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import statistics
 import tempfile
-import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from side_by_side import Seconds, interleaved, parse, parser, ratio, warm_up
 from torch import nn
 
 from gradwatch import build
@@ -156,14 +154,7 @@ def by_hand(workload: Workload, *, out: Path) -> Callable[[], None]:
     return stretch
 
 
-def timed(function: Callable[[], None]) -> float:
-    """Return how long a call takes, in seconds."""
-    began = time.perf_counter()
-    function()
-    return time.perf_counter() - began
-
-
-def measure(workload: Workload, rounds: int) -> dict[str, list[float]]:
+def measure(workload: Workload, rounds: int) -> Seconds:
     """Return the seconds of each arm's stretches, round by round."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         out = Path(folder)
@@ -172,37 +163,22 @@ def measure(workload: Workload, rounds: int) -> dict[str, list[float]]:
             "alone": stack.enter_context(harness(workload, watched=False, out=out)),
             "all on": stack.enter_context(harness(workload, watched=True, out=out)),
         }
-        for function in arms.values():
-            began = time.perf_counter()
-            while time.perf_counter() - began < WARM_UP_S:
-                function()
-        seconds: dict[str, list[float]] = {name: [] for name in arms}
-        for i in range(rounds):
-            names = list(arms)
-            for name in names[i % 3 :] + names[: i % 3]:
-                seconds[name].append(timed(arms[name]))
-    return seconds
+        warm_up(arms.values(), seconds=WARM_UP_S)
+        return interleaved(arms, rounds=rounds)
 
 
 def main() -> None:
     """Measure and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--only", default=",".join(CONFIGS), help="workloads, comma-separated")
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    warnings.simplefilter("ignore")
+    options = parse(parser(__doc__, CONFIGS, rounds=40))
     print("| step | by hand, ms | the loop alone | everything on |")
     print("|---|---|---|---|")
-    for name in options.only.split(","):
+    for name in options.only:
         workload = CONFIGS[name]
         seconds = measure(workload, options.rounds)
         hand = seconds["by hand"]
         cells = [workload.title, f"{1e3 * statistics.median(hand) / workload.stretch:.2f}"]
         for arm in ("alone", "all on"):
-            low, middle, high = statistics.quantiles([a / b for a, b in zip(seconds[arm], hand, strict=True)], n=4)
-            cells.append(f"{middle:.3f} [{low:.3f}-{high:.3f}]")
+            cells.append(ratio(seconds[arm], hand))
         print("| " + " | ".join(cells) + " |", flush=True)
 
 

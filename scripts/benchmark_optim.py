@@ -10,16 +10,14 @@ call of `step()` alone, with gradients that stay, as the least of many.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import time
 import warnings
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from benchmark_watch import WORKLOADS, Loop, Workload, loop
+from side_by_side import Seconds, interleaved, parse, parser, ratio, timed, warm_up
 from torch import Tensor
 
 from gradwatch import optim
@@ -45,58 +43,39 @@ def watched(kind: str, params: Any, lr: float, *, updates: bool) -> torch.optim.
     return made
 
 
-def timed(function: Callable[[], Any]) -> float:
-    """Return how long a call takes, in seconds."""
-    began = time.perf_counter()
-    function()
-    return time.perf_counter() - began
-
-
 def least_step(one: Loop) -> float:
     """Return the least time of a call of the optimizer alone."""
     one.run()
     return min(timed(one.optimizer.step) for _ in range(CALLS))
 
 
-def measure(workload: Workload, kind: str, rounds: int) -> tuple[dict[str, list[float]], dict[str, float]]:
+def measure(workload: Workload, kind: str, rounds: int) -> tuple[Seconds, dict[str, float]]:
     """Return the seconds of each arm's stretches, round by round, and those of its step alone."""
     arms = {
         "torch": loop(workload, partial(torchs, kind)),
         "watched": loop(workload, partial(watched, kind, updates=False)),
         "+ updates": loop(workload, partial(watched, kind, updates=True)),
     }
-    for one in arms.values():
-        began = time.perf_counter()
-        while time.perf_counter() - began < WARM_UP_S:
-            one.run()
-    seconds: dict[str, list[float]] = {name: [] for name in arms}
-    for i in range(rounds):
-        names = list(arms)
-        for name in names[i % 3 :] + names[: i % 3]:
-            seconds[name].append(timed(arms[name].run))
-    return seconds, {name: least_step(one) for name, one in arms.items()}
+    stretches = {name: one.run for name, one in arms.items()}
+    warm_up(stretches.values(), seconds=WARM_UP_S)
+    return interleaved(stretches, rounds=rounds), {name: least_step(one) for name, one in arms.items()}
 
 
 def main() -> None:
     """Measure and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--only", default=",".join(WORKLOADS), help="workloads, comma-separated")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--optimizer", choices=OPTIONS, default="AdamW")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    asked = parser(__doc__, WORKLOADS, rounds=40)
+    asked.add_argument("--optimizer", choices=OPTIONS, default="AdamW")
+    options = parse(asked)
     warnings.simplefilter("error", RuntimeWarning)  # a watched step that torch had to make is no watched step
     print(f"| step | torch's fused {options.optimizer}, ms | watched | + updates | step() alone of each, µs |")
     print("|---|---|---|---|---|")
-    for name in options.only.split(","):
+    for name in options.only:
         workload = WORKLOADS[name]
         seconds, alone = measure(workload, options.optimizer, options.rounds)
         base = seconds["torch"]
         cells = [workload.title, f"{1e3 * statistics.median(base) / workload.stretch:.2f}"]
         for arm in ("watched", "+ updates"):
-            low, middle, high = statistics.quantiles([a / b for a, b in zip(seconds[arm], base, strict=True)], n=4)
-            cells.append(f"{middle:.3f} [{low:.3f}-{high:.3f}]")
+            cells.append(ratio(seconds[arm], base))
         cells.append(" / ".join(f"{1e6 * s:.0f}" for s in alone.values()))
         print("| " + " | ".join(cells) + " |", flush=True)
 

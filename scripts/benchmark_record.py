@@ -10,21 +10,18 @@ the table: what the way that was not taken would cost, the states of all random 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import statistics
 import tempfile
-import time
 import timeit
-import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
-from benchmark_loop import CONFIGS, AfterSteps, Workload, config_of
+from benchmark_loop import CONFIGS, Workload, config_of, stretch_of
+from side_by_side import Seconds, interleaved, parse, parser, ratio, timed
 
 from gradwatch.state.randomness import random_state
-from gradwatch.train.loop import run
 from gradwatch.train.session import Session
 
 STRETCH_S = 2.0
@@ -45,48 +42,31 @@ def training(workload: Workload, *, recorded: bool, out: Path) -> Iterator[Sessi
         yield Session(changed, directory, resume=False, log_format="plain", stack=stack)
 
 
-def timed(session: Session, steps: int) -> float:
-    """Return how long so many steps of a session take, in seconds."""
-    began = time.perf_counter()
-    run(session, AfterSteps(session, steps))
-    return time.perf_counter() - began
-
-
-def measure(workload: Workload, rounds: int) -> tuple[list[float], float, int]:
-    """Return the ratios of the rounds, the milliseconds of a step, and the bytes of a snapshot."""
+def measure(workload: Workload, rounds: int) -> tuple[Seconds, float, int]:
+    """Return the seconds of each arm's stretches, the milliseconds of a step, and the bytes of a snapshot."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        arms = [
+        kept, bare = (
             stack.enter_context(training(workload, recorded=recorded, out=Path(folder))) for recorded in (True, False)
-        ]
-        for session in arms:
-            timed(session, workload.stretch)
-        every = arms[0].config.watch.record.every
-        step_s = min(timed(arms[1], workload.stretch) for _ in range(3)) / workload.stretch
+        )
+        for session in (kept, bare):
+            stretch_of(session, workload.stretch)
+        every = kept.config.watch.record.every
+        step_s = min(timed(partial(stretch_of, bare, workload.stretch)) for _ in range(3)) / workload.stretch
         steps = -(-max(every, int(STRETCH_S / step_s)) // every) * every
-        ratios = []
-        for i in range(rounds):
-            order = arms if i % 2 else arms[::-1]
-            seconds = {session: timed(session, steps) for session in order}
-            ratios.append(seconds[arms[0]] / seconds[arms[1]])
-        assert arms[0].recorder, "it is on by default"
-        return ratios, 1e3 * step_s, arms[0].recorder.num_bytes
+        arms = {name: partial(stretch_of, of, steps) for name, of in (("kept", kept), ("bare", bare))}
+        seconds = interleaved(arms, rounds=rounds)
+        assert kept.recorder, "it is on by default"
+        return seconds, 1e3 * step_s, kept.recorder.num_bytes
 
 
 def main() -> None:
     """Measure and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--only", default=",".join(CONFIGS), help="workloads, comma-separated")
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    warnings.simplefilter("ignore")
+    options = parse(parser(__doc__, CONFIGS, rounds=40))
     print("| step | ms | with record / without | memory, MB |")
     print("|---|---|---|---|")
-    for name in options.only.split(","):
-        ratios, step_ms, num_bytes = measure(CONFIGS[name], options.rounds)
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        cells = f"{middle:.3f} [{low:.3f}-{high:.3f}] | {num_bytes / 2**20:.1f}"
+    for name in options.only:
+        seconds, step_ms, num_bytes = measure(CONFIGS[name], options.rounds)
+        cells = f"{ratio(seconds['kept'], seconds['bare'])} | {num_bytes / 2**20:.1f}"
         print(f"| {CONFIGS[name].title} | {step_ms:.2f} | {cells} |", flush=True)
     each_us = 1e6 * min(timeit.repeat(random_state, number=1000, repeat=5)) / 1000
     print(f"\nthe states of all random generators before every step: {each_us:.0f} us a step")

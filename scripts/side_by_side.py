@@ -1,0 +1,65 @@
+"""What the benchmarks share: the options they take, warming up, timing, and the ratio of one arm to another."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+
+Seconds = dict[str, list[float]]
+"""Of each arm the seconds of its stretches, round by round."""
+
+
+def parser(doc: str | None, names: Iterable[str], *, rounds: int) -> argparse.ArgumentParser:
+    """Return the options of a benchmark: how many rounds, of which workloads, on how many threads."""
+    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--rounds", type=int, default=rounds)
+    made.add_argument("--only", default=",".join(names), help="workloads, comma-separated")
+    made.add_argument("--threads", type=int, default=1)
+    return made
+
+
+def parse(of: argparse.ArgumentParser) -> argparse.Namespace:
+    """Return the options that were given, with `only` as a list, and set torch to so many threads."""
+    options = of.parse_args()
+    options.only = options.only.split(",")
+    torch.set_num_threads(options.threads)
+    warnings.simplefilter("ignore")
+    return options
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Return how long a call takes, in seconds."""
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def warm_up(arms: Iterable[Callable[[], object]], *, seconds: float) -> None:
+    """Run every arm for so long, one after the other."""
+    for arm in arms:
+        began = time.perf_counter()
+        while time.perf_counter() - began < seconds:
+            arm()
+
+
+def interleaved(arms: Mapping[str, Callable[[], object]], *, rounds: int) -> Seconds:
+    """Time all arms in every round, beginning with another one each time: what else the machine does hits all alike."""
+    seconds: Seconds = {name: [] for name in arms}
+    names = list(arms)
+    for i in range(rounds):
+        turn = i % len(names)
+        for name in names[turn:] + names[:turn]:
+            seconds[name].append(timed(arms[name]))
+    return seconds
+
+
+def ratio(seconds: Iterable[float], of: Iterable[float]) -> str:
+    """Return the median over the rounds of the ratio to another arm, and its quartiles."""
+    low, middle, high = statistics.quantiles([a / b for a, b in zip(seconds, of, strict=True)], n=4)
+    digits = 3 if middle < 2 else 1
+    return f"{middle:.{digits}f} [{low:.{digits}f}-{high:.{digits}f}]"
