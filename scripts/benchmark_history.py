@@ -16,7 +16,7 @@ from gradwatch.records import ActivationInfo, LayerInfo, RunInfo
 STEPS = 100_000
 
 
-def history_of(layers: int, activations: int) -> History:
+def history_of(layers: int, activations: int, *, total_steps: int | None = None) -> History:
     """Return an empty history of a model with so many parameter tensors and activation modules."""
     named = tuple(
         LayerInfo(
@@ -31,7 +31,7 @@ def history_of(layers: int, activations: int) -> History:
         for i in range(layers)
     )
     acts = tuple(ActivationInfo(name=f"blocks.{i}.act", module_type="ReLU") for i in range(activations))
-    return History(RunInfo(name="long", created="", layers=named, activations=acts))
+    return History(RunInfo(name="long", created="", layers=named, activations=acts, total_steps=total_steps))
 
 
 def main() -> None:

@@ -7,11 +7,12 @@ import time
 from pathlib import Path
 
 import numpy as np
+from benchmark_history import history_of
 
 from gradwatch import catalogue
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.history.store import History
-from gradwatch.records import ActivationInfo, Finding, LayerInfo, RunInfo, Severity
+from gradwatch.records import Finding, Severity
 from gradwatch.render.html import write_report
 
 STEPS, TENSORS, ACTIVATIONS = 100_000, 200, 100
@@ -21,20 +22,7 @@ NOISE = 0.5
 
 def long_run() -> History:
     """Return the history of a long run in which every statistic is noise, with one spike that was found."""
-    layers = tuple(
-        LayerInfo(
-            name=f"blocks.{i}.weight",
-            module=f"blocks.{i}",
-            module_type="Linear",
-            shape=(64, 64),
-            dtype="float32",
-            trainable=True,
-            group=0,
-        )
-        for i in range(TENSORS)
-    )
-    activations = tuple(ActivationInfo(name=f"blocks.{i}.act", module_type="ReLU") for i in range(ACTIVATIONS))
-    history = History(RunInfo(name="long", created="", layers=layers, activations=activations, total_steps=STEPS))
+    history = history_of(TENSORS, ACTIVATIONS, total_steps=STEPS)
     random = np.random.default_rng(0)
     for step in range(STEPS):
         param_SL = np.exp(NOISE * random.standard_normal(history.param.shape)).astype(np.float32)
