@@ -97,13 +97,7 @@ def watch(
         loss_fn=loss_fn,
     )
     history = History(info, groups=sum(len(o.param_groups) for o in optimizers))
-    recorder = _Recorder(Path(run), history) if run else None
-    pipeline = Pipeline(
-        history,
-        detectors=detectors(detect),
-        sinks=_sinks(Path(run)) if run else [],
-        recorder=recorder,
-    )
+    pipeline, recorder = _pipeline(history, run, detect)
     keeper = _keeper(record, run, models, optimizers=optimizers, scaler=scaler)
     return Monitor(
         params,
@@ -122,6 +116,17 @@ def watch(
         ],
         keeper=keeper,
     )
+
+
+def _pipeline(
+    history: History, run: str | Path | None, detect: Mapping[str, Mapping[str, Any]] | None
+) -> tuple[Pipeline, _Recorder | None]:
+    """Return what takes in the rows, and what writes them down where there is a run directory."""
+    asked = detectors(detect)
+    if not run:
+        return Pipeline(history, detectors=asked, sinks=[], recorder=None), None
+    recorder = _Recorder(Path(run), history)
+    return Pipeline(history, detectors=asked, sinks=_sinks(Path(run)), recorder=recorder), recorder
 
 
 def inspect(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradwatch import build
@@ -138,13 +138,12 @@ class Session:
     ) -> tuple[Pipeline, Monitor | None]:
         """Return the pipeline of the run, and a monitor that feeds it unless watching is off."""
         watch = self.config.watch
-        models, optimizers = ({"": self.model}, [self.optimizer]) if watch.enabled else ({}, [])
         activations = None
         if watch.enabled and watch.activations_every:
             activations = ActivationProbe(self.model, max_elements=watch.activation_elements)
         params, info = inspect(
-            models,
-            optimizers,
+            {"": self.model} if watch.enabled else {},
+            [self.optimizer] if watch.enabled else [],
             activations=activations,
             name=self.directory.name,
             precision=self.config.train.precision,
@@ -153,25 +152,34 @@ class Session:
             total_steps=self.total_steps,
             loss_fn=self.live.objective.function,
         )
-        history, writer = self._history(info, saved)
-        self.writer = writer
-        if writer:
-            stack.enter_context(writer)
-        resumed_at = self.progress.step if saved else None
-        pipeline = Pipeline(
-            history,
-            detectors=detectors(self.config.detect) if watch.enabled and writer else (),
-            sinks=build.sinks(self.config, self.directory, log_format=log_format, resumed_at=resumed_at)
-            if writer
-            else (),
-            recorder=writer,
-        )
+        history, self.writer = self._history(info, saved)
+        if self.writer:
+            stack.enter_context(self.writer)
+        pipeline = self._pipeline(history, log_format=log_format, resumed_at=self.progress.step if saved else None)
         stack.callback(pipeline.end_sinks)  # also after an error: a live view must give the screen back
         if not watch.enabled:
             return pipeline, None
-        monitor = Monitor(
+        monitor = self._monitor(params, pipeline, activations=activations)
+        stack.callback(monitor.detach)
+        return pipeline, monitor
+
+    def _pipeline(self, history: History, *, log_format: LogFormat, resumed_at: int | None) -> Pipeline:
+        """Return what takes in the rows: without detectors and sinks where a state is run again to look at it."""
+        if not self.writer:
+            return Pipeline(history, detectors=(), sinks=(), recorder=None)
+        return Pipeline(
+            history,
+            detectors=detectors(self.config.detect) if self.config.watch.enabled else (),
+            sinks=build.sinks(self.config, self.directory, log_format=log_format, resumed_at=resumed_at),
+            recorder=self.writer,
+        )
+
+    def _monitor(self, params: Sequence[Tensor], pipeline: Pipeline, *, activations: ActivationProbe | None) -> Monitor:
+        """Return a monitor without hooks on the optimizer: this loop tells it when gradients are complete."""
+        watch = self.config.watch
+        return Monitor(
             params,
-            optimizers=optimizers,
+            optimizers=[self.optimizer],
             pipeline=pipeline,
             activations=activations,
             scaler=self.scaler,
@@ -182,19 +190,17 @@ class Session:
                 budget=0.0 if self.config.run.deterministic else watch.budget,
             ),
             facts=Facts(
-                models,
+                {"": self.model},
                 params=params,
-                layers=info.layers,
-                optimizers=optimizers,
+                layers=pipeline.history.info.layers,
+                optimizers=[self.optimizer],
                 loss_fn=self.live.objective.function,
-                known=history.events,
+                known=pipeline.history.events,
                 across_steps=False,
                 hooked=False,
             ),
             hooked=False,
         )
-        stack.callback(monitor.detach)
-        return pipeline, monitor
 
     def _history(self, info: RunInfo, saved: Mapping[str, Any] | None) -> tuple[History, Writer | None]:
         """Return the history of the run up to here, and what writes it down."""
