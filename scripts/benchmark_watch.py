@@ -101,13 +101,13 @@ WORKLOADS = {
     ),
     "resnet18": Workload(
         "ResNet-18, 32 x 32, batch 64",
-        2,
+        4,
         lambda: _torchvision.build(classes(3, 32, 32), name="resnet18"),
         lambda: labelled((64, 3, 32, 32)),
     ),
     "gpt": Workload(
         "GPT 6 x 256, sequence 128, batch 8",
-        2,
+        4,
         lambda: gpt.build(DataSpec(input_shape=(128,), outputs=96, kind="tokens"), layers=6, heads=8, width=256),
         lambda: texts(8, 128, 96),
     ),

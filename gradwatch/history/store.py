@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from gradwatch import catalogue
 from gradwatch.history import events, thinning
 from gradwatch.history.table import WINDOW, Floats, Table
+from gradwatch.pace import Pace
 from gradwatch.records import Event, Finding, RunInfo
 
 if TYPE_CHECKING:
@@ -56,12 +57,15 @@ class History:
 
     Attributes:
         histograms: The newest histograms, or None; they are not saved with the run.
+        trained_s: Seconds that the steps took which were appended here, pauses between them left out.
     """
 
     def __init__(self, info: RunInfo, *, groups: int = 1) -> None:
         self.info = info
         self.groups = groups
         self.histograms: Histograms | None = None
+        self.trained_s = 0.0
+        self._pace = Pace()
         self._findings: list[Finding] = []
         self._events: list[Event] = []
         self._place: dict[tuple[str, str | None], int] = {}
@@ -107,6 +111,7 @@ class History:
         if act_SL is not None:
             self.act.append(step, act_SL)
         self.run.append(step, row_S[:, None])
+        self.trained_s += self._pace.counted(row["step_ms"] / 1e3)
         for name in VALIDATION:
             if row[name] == row[name]:  # nan equals nothing
                 self._marked.append(step)

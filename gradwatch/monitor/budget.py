@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+from gradwatch.pace import Pace
+
 SETTLING = 256
 """Steps at the beginning that are watched as scheduled, whatever it costs: most illnesses show there."""
 REVIEW_EVERY = 64
@@ -37,7 +39,7 @@ class Schedule:
 class Budget:
     """Says when something optional is due.
 
-    It compares what the monitor took with the time that passed, over the steps since its last look, and measures
+    It compares what the monitor took with the time that steps took, pauses left out, since its last look, and measures
     optional things half or twice as often. Norms and finiteness of every layer are read at every step, and are no
     business of its own: where these alone take more than the budget, it can only leave out more of the rest.
 
@@ -52,6 +54,7 @@ class Budget:
         self.schedule = schedule
         self.factor = 1
         self._watch_s = self._optional_s = self._wall_s = 0.0
+        self._pace = Pace()
         self._next_review = SETTLING
         self._close_until = 0
 
@@ -69,7 +72,7 @@ class Budget:
         """
         self._watch_s += watch_s
         self._optional_s += optional_s
-        self._wall_s += wall_s
+        self._wall_s += self._pace.counted(wall_s)
 
     def look_closer(self, step: int) -> None:
         """Keep to the schedule for a while, since something was found."""

@@ -1,4 +1,4 @@
-"""How often something is shown: every so many steps, and never for more than its share of the wall time."""
+"""How often something is shown: every so many steps, and never for more than its share of the training's time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Share:
 
     Args:
         every: Optimizer steps between two outputs; 0 is never.
-        fraction: Part of the wall time that it may take.
+        fraction: Part of the training's time that it may take.
         first: Step at which it is due first.
         expected_s: What the first output is taken to cost; 0 grants it in any case.
 
@@ -35,7 +35,7 @@ class Share:
 
         Args:
             step: Newest optimizer step.
-            elapsed_s: Wall time since the start.
+            elapsed_s: Time that the steps took so far.
         """
         if step < self.next:
             return False

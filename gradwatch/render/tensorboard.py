@@ -37,9 +37,10 @@ ONE_BY_ONE = 20
 class TensorBoard:
     """Writes a run for TensorBoard: `tensorboard --logdir` on the directory or one above it.
 
-    It takes at most about 0.5 % of the wall time (the shares below, after the first output of each): a point, histogram
-    or picture that would cost more is left out, so that a fast training gets fewer of them. `close` writes the last of
-    each. Values that are not finite are left out of charts, marked beside them, and counted in `nonfinite/`.
+    It takes at most about 0.5 % of the time of the steps (the shares below, after the first output of each): a point,
+    histogram or picture that would cost more is left out, so that a fast training gets fewer of them. `close` writes
+    the last of each. Values that are not finite are left out of charts, marked beside them, and counted in
+    `nonfinite/`.
 
     Args:
         directory: Where to write; best the run directory itself, whose name becomes that of the run.
@@ -75,7 +76,7 @@ class TensorBoard:
         self._picture = Share(picture_every, fraction=0.0015, first=picture_every, expected_s=PICTURE_S)
         self._histogram = Share(1, fraction=0.0005)
         self._next: float = 0
-        self._started_s = 0.0
+        self._is_started = False
         self._written = dict.fromkeys(("run", "layers", "picture", "validation"), (purge_step or 0) - 1)
         self._histograms: Histograms | None = None
         self._zeros: set[str] = set()
@@ -89,9 +90,9 @@ class TensorBoard:
         step = history.run.last_step  # what `history.step` is, in half the time
         if step < self._next and not self._pending and history.histograms is self._histograms:
             return
-        if not self._started_s:
+        if not self._is_started:
             self._start(history)
-        elapsed_s = time.monotonic() - self._started_s
+        elapsed_s = history.trained_s
         parts = ((self._run, self._write_run), (self._layer, self._write_layers), (self._picture, self._write_picture))
         for share, part in parts:
             if share.grants(step, elapsed_s=elapsed_s):
@@ -112,14 +113,14 @@ class TensorBoard:
         """Write the last of everything, the diagnosis and how the run ended, and close the file."""
         try:
             if history.step >= 0:
-                if not self._started_s:
+                if not self._is_started:
                     self._start(history)
                 self._end(history, diagnoses)
         finally:
             self._file.close()
 
     def _start(self, history: History) -> None:
-        self._started_s = time.monotonic()
+        self._is_started = True
         self._all, self._matrices = layers(history.info.layers), matrices(history.info.layers)
         step = max(history.step, 0)
         if self._written["run"] >= 0:  # a resumed run

@@ -120,3 +120,11 @@ def test_histograms_are_kept_beside_the_tables(recorded):
     edges_B = np.array([-1.0, 0.0, 1.0])
     history.histograms = Histograms(step=0, edges_B=edges_B, grad_LB=np.zeros((3, 2)), weight_LB=np.zeros((3, 2)))
     assert history.histograms.step == 0
+
+
+def test_the_time_of_the_steps_leaves_out_the_pauses_between_them(run_info, append):
+    history = History(run_info())
+    for step in range(100):
+        append(history, step, step_ms=60_000.0 if step == 50 else 10.0)
+
+    assert history.trained_s == pytest.approx(1.0, abs=0.02)

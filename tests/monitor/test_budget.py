@@ -85,3 +85,15 @@ def test_after_a_finding_it_looks_as_often_as_scheduled_for_a_while():
 @pytest.mark.parametrize("step", [0, 7, 200])
 def test_what_is_scheduled_never_is_never_due(step):
     assert not Budget(Schedule(updates=0)).is_due(0, step)
+
+
+def test_time_between_stretches_of_training_gives_no_allowance():
+    budget, paused = Budget(Schedule(updates=1)), Budget(Schedule(updates=1))
+
+    spend(budget, 2000, fixed_s=1e-3, optional_s=3e-3, wall_s=0.1)
+    for first in range(0, 2000, 10):
+        spend(paused, 9, fixed_s=1e-3, optional_s=3e-3, wall_s=0.1, first=first)
+        spend(paused, 1, fixed_s=1e-3, optional_s=3e-3, wall_s=60.0, first=first + 9)
+
+    assert budget.factor > 1
+    assert paused.factor == budget.factor
