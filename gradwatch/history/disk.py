@@ -147,16 +147,17 @@ class Writer:
             warnings.warn(str(also), RuntimeWarning, stacklevel=2)
 
 
-def read(directory: Path) -> History:
+def read(directory: Path, *, until: int | None = None) -> History:
     """Return the history of a recorded run, live or finished.
 
     Args:
         directory: A run directory.
+        until: Newest step to read: as if nothing had been recorded after it.
 
     Raises:
         RunError: It is none, or cannot be read. Where a part is damaged, a warning names it and the rest is read.
     """
-    return _load(directory, Header.read(directory))
+    return _load(directory, Header.read(directory), until=until)
 
 
 def status(directory: Path) -> Status:

@@ -25,6 +25,7 @@ class Check:
         causes: Names of the causes that it speaks for.
         axis: What it varied: `data`, `state`, `numerics`, `chance`, `mode`, `formula`, `config`; `look`: nothing.
         is_healthy: Whether no other alarm came in its place.
+        began_at: Step of the recorded state from which was trained; 0 is the start, None is no training.
     """
 
     text: str
@@ -34,11 +35,19 @@ class Check:
     causes: tuple[str, ...] = ()
     axis: str = "config"
     is_healthy: bool = True
+    began_at: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
         patch = dict(self.change.patch) if self.change else None
-        return {"change": self.text, "result": self.result, "gone": self.gone, "axis": self.axis, "patch": patch}
+        return {
+            "change": self.text,
+            "result": self.result,
+            "gone": self.gone,
+            "axis": self.axis,
+            "patch": patch,
+            "began_at": self.began_at,
+        }
 
 
 @final

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from gradwatch.config.schema import Config
 from gradwatch.history.store import History
 from gradwatch.records import Finding, Severity
+from gradwatch.replay.midway import Midway
 from gradwatch.state.randomness import random_state, set_random_state
 from gradwatch.train import failures
 from gradwatch.train.evaluate import evaluate
@@ -45,34 +46,40 @@ class Rehearsal:
         val_loss: Validation loss at the end; nan without validation data.
         val_accuracy: Fraction of validation labels predicted right at the end; nan where there are none.
         seconds: Time that it took.
+        began_at: Its first step: 0, or that of a recorded state.
     """
 
     history: History
     val_loss: float
     val_accuracy: float
     seconds: float
+    began_at: int = 0
 
     @property
     def steps(self) -> int:
         """Optimizer steps made."""
-        return self.history.step + 1
+        return self.history.step + 1 - self.began_at
 
     @property
     def loss(self) -> float:
         """Mean training loss of the last tenth of the steps; nan or inf where it was so."""
-        return final_loss(self.history)
+        return final_loss(self.history, since=self.began_at)
 
     @property
     def alarms(self) -> list[Finding]:
         """Findings of which somebody must know, in the order of steps."""
-        found = [f for f in self.history.findings if f.severity >= Severity.WARNING]
+        found = [f for f in self._made() if f.severity >= Severity.WARNING]
         return sorted(found, key=lambda f: f.step)
 
     def found(self, finding: Finding) -> list[Finding]:
         """Return the findings of the same illness that are as grave as a warning, or as this one."""
         least = min(finding.severity, Severity.WARNING)
         kinds = same_illness(finding.kind)
-        return [f for f in self.history.findings if f.kind in kinds and f.severity >= least]
+        return [f for f in self._made() if f.kind in kinds and f.severity >= least]
+
+    def _made(self) -> list[Finding]:
+        """Return the findings that are of its own steps."""
+        return [f for f in self.history.findings if f.step >= self.began_at]
 
 
 def same_illness(kind: str) -> tuple[str, ...]:
@@ -80,9 +87,9 @@ def same_illness(kind: str) -> tuple[str, ...]:
     return NON_FINITE if kind in NON_FINITE else (kind,)
 
 
-def final_loss(history: History) -> float:
-    """Return the mean training loss of the last tenth of a history."""
-    losses_T: NDArray[Any] = history["loss"]
+def final_loss(history: History, *, since: int = 0) -> float:
+    """Return the mean training loss of the last tenth of a history from a step on."""
+    losses_T: NDArray[Any] = history["loss"][history.steps("loss") >= since]
     tail_T = losses_T[-max(1, math.ceil(TAIL * len(losses_T))) :]
     return float(np.mean(tail_T)) if len(tail_T) else math.nan
 
@@ -94,13 +101,14 @@ def threads_for(history: History) -> int | None:
     return 1 if len(known_T) and float(np.median(known_T)) < SHORT_MS else None
 
 
-def rehearse(config: Config, *, steps: int, threads: int | None = None) -> Rehearsal:
-    """Train a config from its start; nothing is left of it but what is returned.
+def rehearse(config: Config, *, steps: int, threads: int | None = None, midway: Midway | None = None) -> Rehearsal:
+    """Train a config; nothing is left of it but what is returned.
 
     Args:
         config: What to train. Checkpoints, sinks, incidents and compilation are left out.
-        steps: Optimizer steps after which to end; the schedule goes on as if the training did.
+        steps: The step before which to end, as counted from the start; the schedule goes on as if the training did.
         threads: On the CPU, where the config leaves that open.
+        midway: The state to begin at; None is the start.
     """
     began, before, threads_before = time.perf_counter(), random_state(), torch.get_num_threads()
     if threads and not config.train.threads:
@@ -110,17 +118,20 @@ def rehearse(config: Config, *, steps: int, threads: int | None = None) -> Rehea
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")  # they were said of the run itself
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradwatch-")))
-            session, val_loss, val_accuracy = _trained(_quiet(config, folder), folder, steps, stack)
+            session, val_loss, val_accuracy = _trained(_quiet(config, folder), folder, steps, midway, stack)
             session.close("finished")
             history = session.pipeline.history
     finally:
         torch.set_num_threads(threads_before)
         set_random_state(before)
     seconds = time.perf_counter() - began
-    return Rehearsal(history=history, val_loss=val_loss, val_accuracy=val_accuracy, seconds=seconds)
+    began_at = midway.step if midway else 0
+    return Rehearsal(history=history, val_loss=val_loss, val_accuracy=val_accuracy, seconds=seconds, began_at=began_at)
 
 
-def _trained(config: Config, folder: Path, steps: int, stack: contextlib.ExitStack) -> tuple[Session, float, float]:
+def _trained(
+    config: Config, folder: Path, steps: int, midway: Midway | None, stack: contextlib.ExitStack
+) -> tuple[Session, float, float]:
     if config.run.deterministic:
         stack.enter_context(reproducible(config.run.seed))
     else:
@@ -128,7 +139,7 @@ def _trained(config: Config, folder: Path, steps: int, stack: contextlib.ExitSta
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
     stack.enter_context(failures.explained())
-    session = Session(config, folder, stack=stack)
+    session = midway.open(config, folder, stack=stack) if midway else Session(config, folder, stack=stack)
     run(session, _After(session, steps))
     val_loss = val_accuracy = math.nan
     if session.validation:

@@ -19,8 +19,9 @@ from gradwatch.replay.change import Change, config_of, is_taken, taken_back
 from gradwatch.replay.interventions import BAD_DATA, Intervention, interventions
 from gradwatch.replay.locate_step import locate_step
 from gradwatch.replay.located import Located
+from gradwatch.replay.midway import Midway
 from gradwatch.replay.proof import Check, Proof, Status, Tested
-from gradwatch.replay.rehearse import NON_FINITE, same_illness
+from gradwatch.replay.rehearse import NON_FINITE, Rehearsal, same_illness
 from gradwatch.replay.scene import Scene, open_scene
 from gradwatch.replay.symptom import KINDS, Symptom, observe
 from gradwatch.replay.theatre import Theatre
@@ -48,14 +49,15 @@ def _prove(theatre: Theatre, diagnosis: Diagnosis) -> Proof:
     began = time.perf_counter()
     finding = diagnosis.findings[0]
     facts = numbers(theatre.history, until=finding.step)
-    seen = _seen_in_step(theatre, finding, facts) if finding.kind in KINDS else None
+    midway = theatre.midway(finding)
+    seen = _seen_in_step(theatre, finding, facts, midway) if finding.kind in KINDS else None
     if seen is None or not seen.comes_back:
-        seen = _seen_in_training(theatre, finding, located=seen.located if seen else None)
+        seen = _seen_in_training(theatre, finding, midway, located=seen.located if seen else None)
     causes = tuple(_tested(theatre, diagnosis, seen, facts))
     names = {tested.cause for tested in causes}
     further = [c for c in seen.checks if not names & set(c.causes) and c.axis != "look"]
     if seen.comes_back and not any(c.gone and c.change and c.is_healthy for t in causes for c in t.checks):
-        further += _taken_back(theatre, finding, seen.located)
+        further += _taken_back(theatre, finding, seen)
     return Proof(
         finding=finding,
         control=seen.control,
@@ -71,15 +73,16 @@ def _prove(theatre: Theatre, diagnosis: Diagnosis) -> Proof:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
-    """What came when nothing was changed, and then with one change each."""
+    """What came when nothing was changed, and then with one change each; `midway` is where further changes begin."""
 
     control: str
     comes_back: bool
     located: Located | None
+    midway: Midway | None
     checks: tuple[Check, ...] = ()
 
 
-def _seen_in_step(theatre: Theatre, finding: Finding, facts: Numbers) -> _Seen | None:
+def _seen_in_step(theatre: Theatre, finding: Finding, facts: Numbers, midway: Midway | None) -> _Seen | None:
     """Look at the step of a finding alone, from its recorded state; None where that is out of reach."""
     with contextlib.ExitStack() as stack:
         try:
@@ -92,7 +95,7 @@ def _seen_in_step(theatre: Theatre, finding: Finding, facts: Numbers) -> _Seen |
         tried = interventions(scene, symptom, located) if comes_back else ()
         made = [check for i in tried for check in _intervened(i, symptom)]
         made += _data_looked_at(scene) if located else []
-        return _Seen(control=control, comes_back=comes_back, located=located, checks=tuple(made))
+        return _Seen(control=control, comes_back=comes_back, located=located, midway=midway, checks=tuple(made))
 
 
 def _data_looked_at(scene: Scene) -> list[Check]:
@@ -103,11 +106,14 @@ def _data_looked_at(scene: Scene) -> list[Check]:
     return [Check(text="the batch, looked at", result=told, gone=False, causes=(BAD_DATA,), axis="look")]
 
 
-def _seen_in_training(theatre: Theatre, finding: Finding, *, located: Located | None) -> _Seen:
-    """Train again from the start, and from another seed."""
-    control, comes_back = _trained_again(theatre, finding)
+def _seen_in_training(theatre: Theatre, finding: Finding, midway: Midway | None, *, located: Located | None) -> _Seen:
+    """Train again, from the recorded state or else from the start, where it comes back; and from another seed."""
+    control, comes_back = _trained_again(theatre, finding, midway)
+    if midway and not comes_back:
+        midway = None
+        control, comes_back = _trained_again(theatre, finding, None)
     made = (_other_seed(theatre, finding),) if comes_back else ()
-    return _Seen(control=control, comes_back=comes_back, located=located, checks=made)
+    return _Seen(control=control, comes_back=comes_back, located=located, midway=midway, checks=made)
 
 
 def _control_of(scene: Scene, symptom: Symptom) -> tuple[str, bool]:
@@ -119,22 +125,28 @@ def _control_of(scene: Scene, symptom: Symptom) -> tuple[str, bool]:
     return told, symptom.is_in(first) and symptom.is_in(second)
 
 
-def _trained_again(theatre: Theatre, finding: Finding) -> tuple[str, bool]:
+def _trained_again(theatre: Theatre, finding: Finding, midway: Midway | None) -> tuple[str, bool]:
     steps = theatre.steps_for(finding)
-    again = theatre.rehearse({}, steps=steps)
+    again = theatre.rehearse({}, steps=steps, midway=midway)
     if again is None:
         return f"no time to train {steps:,} steps again", False
     found = again.found(finding)
+    told = f"trained {_span(again)} again"
     if not found:
-        return f"trained {steps:,} steps again: no {finding.kind}", False
-    return f"trained {steps:,} steps again: {finding.kind} at step {found[0].step:,}, as before", True
+        return f"{told}: no {finding.kind}", False
+    return f"{told}: {finding.kind} at step {found[0].step:,}, as before", True
+
+
+def _span(made: Rehearsal) -> str:
+    """Return which steps were trained."""
+    return f"{made.steps:,} steps" + (f" from step {made.began_at:,} on" if made.began_at else "")
 
 
 def _other_seed(theatre: Theatre, finding: Finding) -> Check:
     """Train with another seed: other first weights, another order of the data, other draws."""
     seed = config_of(theatre.run).run.seed + 1
     change = Change(text=f"another seed, {seed}", patch={"run.seed": seed})
-    return replace(_changed(theatre, finding, change), change=None, axis="chance")
+    return replace(_changed(theatre, finding, change, None), change=None, axis="chance")
 
 
 def _intervened(intervention: Intervention, symptom: Symptom) -> Iterator[Check]:
@@ -170,7 +182,7 @@ def _tested(theatre: Theatre, diagnosis: Diagnosis, seen: _Seen, facts: Numbers)
     """Yield the diagnosed cause, and its rivals where something speaks for them, or it is not confirmed itself."""
     leading, ill = diagnosis.findings[0], seen.comes_back
     own = [c for c in seen.checks if diagnosis.cause in c.causes]
-    own += _rehearsed(theatre, leading, diagnosis.remedies, ill=ill)
+    own += _rehearsed(theatre, leading, diagnosis.remedies, seen)
     tested = _judged(diagnosis.cause, own, comes_back=ill)
     yield tested
     rivals = _rivals(theatre.history, diagnosis)
@@ -180,7 +192,7 @@ def _tested(theatre: Theatre, diagnosis: Diagnosis, seen: _Seen, facts: Numbers)
             continue
         if not checks:
             made = remedies(cause.remedies, findings=diagnosis.findings, numbers=facts)
-            checks += _rehearsed(theatre, leading, made, ill=ill)
+            checks += _rehearsed(theatre, leading, made, seen)
         if checks:
             yield _judged(cause.name, checks, comes_back=ill)
     known = {diagnosis.cause, *(cause.name for cause in rivals)}
@@ -197,47 +209,66 @@ def _rivals(history: History, diagnosis: Diagnosis) -> list[Cause]:
     return [c for c in able if c.name != diagnosis.cause]
 
 
-def _rehearsed(theatre: Theatre, finding: Finding, made: Sequence[Remedy], *, ill: bool) -> list[Check]:
+def _rehearsed(theatre: Theatre, finding: Finding, made: Sequence[Remedy], seen: _Seen) -> list[Check]:
     """Return what comes of training with each remedy that a config can express, up to the first that heals."""
-    changes = [Change.of(r) for r in made if r.patch] if ill else []
-    return _first_that_heals(theatre, finding, changes)
+    changes = [Change.of(r) for r in made if r.patch] if seen.comes_back else []
+    return _first_that_heals(theatre, finding, changes, seen.midway)
 
 
-def _first_that_heals(theatre: Theatre, finding: Finding, changes: Sequence[Change]) -> list[Check]:
+def _first_that_heals(
+    theatre: Theatre, finding: Finding, changes: Sequence[Change], midway: Midway | None
+) -> list[Check]:
     made: list[Check] = []
     for change in changes:
         if is_taken(theatre.run, change):
-            made.append(_changed(theatre, finding, change))
+            made.append(_tried(theatre, finding, change, midway))
             if made[-1].gone and made[-1].is_healthy:
                 break  # they come smallest first
     return made
 
 
-def _changed(theatre: Theatre, finding: Finding, change: Change) -> Check:
+def _tried(theatre: Theatre, finding: Finding, change: Change, midway: Midway | None) -> Check:
+    """Train with one change from the recorded state, where it can be made there.
+
+    What does not help that late may have helped from the start, and is tried from there before it counts as refuted.
+    """
+    late = _changed(theatre, finding, change, midway) if midway and midway.takes(change.patch) else None
+    if late and late.gone:
+        return late
+    early = _changed(theatre, finding, change, None)
+    return late if late and early.gone is None else early
+
+
+def _changed(theatre: Theatre, finding: Finding, change: Change, midway: Midway | None) -> Check:
     """Train with one change, and look for the finding."""
     steps = theatre.steps_for(finding)
     try:
-        made = theatre.rehearse(dict(change.patch), steps=steps)
+        made = theatre.rehearse(dict(change.patch), steps=steps, midway=midway)
     except (GradwatchError, RuntimeError) as error:
         return Check(text=change.text, result=f"cannot be trained: {str(error).splitlines()[0]}", gone=None)
     if made is None:
         return Check(text=change.text, result="no time left to train with it", gone=None)
     found = made.found(finding)
-    gone = not found
+    gone = not found if found or made.history.step >= finding.step else None  # it may end before by itself
     others = sorted({f.kind for f in made.alarms} - set(same_illness(finding.kind)))
-    told = f"{made.steps:,} steps, loss {made.loss:.4g}: " + (
-        f"{found[0].kind} again" if found else f"no {finding.kind}"
-    )
+    told = f"{_span(made)}, loss {made.loss:.4g}: " + (f"{found[0].kind} again" if found else f"no {finding.kind}")
     told += f", but {', '.join(others)}" if gone and others else ""
-    return Check(text=change.text, result=told, gone=gone, change=change, is_healthy=not made.alarms)
+    return Check(
+        text=change.text,
+        result=told,
+        gone=gone,
+        change=change,
+        is_healthy=not made.alarms,
+        began_at=made.began_at,
+    )
 
 
-def _taken_back(theatre: Theatre, finding: Finding, located: Located | None) -> list[Check]:
+def _taken_back(theatre: Theatre, finding: Finding, seen: _Seen) -> list[Check]:
     """Return what comes of setting the config's own choices back one by one, up to the first that mends it."""
-    changes = list(taken_back(config_of(theatre.run)))
+    changes, located = list(taken_back(config_of(theatre.run))), seen.located
     if located and located.operation.module_type == "":  # outside of the model: the loss comes first
         changes.sort(key=lambda c: not any(key.split(".")[0] == "loss" for key in c.patch))
-    return _first_that_heals(theatre, finding, changes)
+    return _first_that_heals(theatre, finding, changes, seen.midway)
 
 
 def _judged(name: str, checks: Sequence[Check], *, comes_back: bool) -> Tested:

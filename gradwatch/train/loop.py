@@ -142,10 +142,10 @@ def run(session: Session, interrupt: Stop) -> Ending:
         move_schedule(session, result, evaluation)  # after its learning rate was recorded
 
         stopping = _stop_reason(session, result, evaluation, interrupt)
-        if evaluation and evaluation.loss < progress.best_val_loss:
-            progress.best_val_loss = evaluation.loss
-            if train.checkpoint.best:
-                session.save(best=True)
+        is_best = evaluation is not None and evaluation.loss < progress.best_val_loss
+        progress.best_val_loss = evaluation.loss if evaluation and is_best else progress.best_val_loss
+        if is_best and train.checkpoint.best:
+            session.save(best=True)
         elif not (at_end or stopping) and _checkpoint_due(session, evaluation):
             session.save(best=False)
         if stopping:

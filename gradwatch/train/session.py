@@ -45,6 +45,7 @@ class Session:
         stack: Where files and hooks are registered to be closed.
         rerun: A state to run on from once more, for looking at it: in memory alone, without detectors and sinks. Where
             it is empty, that is the start.
+        past: What was recorded before that state: with it, detectors go on from there.
 
     Attributes:
         is_watchful: Whether something critical must be known before the next step.
@@ -59,6 +60,7 @@ class Session:
         log_format: LogFormat = "auto",
         stack: contextlib.ExitStack,
         rerun: Mapping[str, Any] | None = None,
+        past: History | None = None,
     ) -> None:
         self.config = config
         self.directory = directory
@@ -66,7 +68,7 @@ class Session:
         self.device, self.batches, self.validation = live.device, live.batches, live.validation
         self.model, self.optimizer, self.scaler, self.schedule = live.model, live.optimizer, live.scaler, live.schedule
         self.progress, self.total_steps = live.progress, live.total_steps
-        self.is_rerun = rerun is not None
+        self.is_rerun, self._past = rerun is not None, past
         self.is_watchful = config.train.on_critical != "continue" and not self.is_rerun
         saved = self._restore() if resume else rerun
         if rerun:
@@ -164,12 +166,14 @@ class Session:
         return pipeline, monitor
 
     def _pipeline(self, history: History, *, log_format: LogFormat, resumed_at: int | None) -> Pipeline:
-        """Return what takes in the rows: without detectors and sinks where a state is run again to look at it."""
+        """Return what takes in the rows: without sinks, and mostly without detectors, where a state is run again."""
+        looks = self.config.watch.enabled and (self.writer or self._past)
+        found_by = detectors(self.config.detect) if looks else ()
         if not self.writer:
-            return Pipeline(history, detectors=(), sinks=(), recorder=None)
+            return Pipeline(history, detectors=found_by, sinks=(), recorder=None)
         return Pipeline(
             history,
-            detectors=detectors(self.config.detect) if self.config.watch.enabled else (),
+            detectors=found_by,
             sinks=build.sinks(self.config, self.directory, log_format=log_format, resumed_at=resumed_at),
             recorder=self.writer,
         )
@@ -204,6 +208,9 @@ class Session:
 
     def _history(self, info: RunInfo, saved: Mapping[str, Any] | None) -> tuple[History, Writer | None]:
         """Return the history of the run up to here, and what writes it down."""
+        if self._past:
+            self._past.info = info
+            return self._past, None
         if self.is_rerun:
             history = History(info, groups=len(self.optimizer.param_groups))
             history.begin(self.progress.step)

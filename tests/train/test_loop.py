@@ -54,6 +54,12 @@ def test_checkpoints_are_kept_as_asked_the_last_and_the_best(tmp_path):
     assert {"step-000024", "step-000025", f"step-{best:06d}"} == set(kept)
 
 
+def test_a_checkpoint_that_is_due_is_written_where_a_better_one_is_not_asked_for(tmp_path):
+    outcome = run(tmp_path, "train.eval_every=5", "train.checkpoint={every: 5, keep: 9, best: false}")
+
+    assert checkpoint.steps(outcome.directory / "checkpoints") == [5, 10, 15, 20, 25], "the validation loss falls"
+
+
 def test_it_ends_early_where_nothing_improves(tmp_path):
     outcome = run(tmp_path, "train.eval_every=2", "train.early_stop={patience: 3, min_delta: 100.0}")
 
