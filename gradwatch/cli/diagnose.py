@@ -97,13 +97,13 @@ def command(
     if form is Format.JSON:
         from gradwatch.render import json
 
-        write(json.dumps(history, diagnoses, answer.to_json() if answer else {}) + "\n")
+        write(json.dumps(history, diagnoses, answer.to_json() if answer else {}, run=run) + "\n")
     elif form is Format.HTML:
         _write_report(target, run, history, diagnoses)
     else:
         from gradwatch.render.terminal import print_diagnosis
 
-        print_diagnosis(output(), history, diagnoses)
+        print_diagnosis(output(), history, diagnoses, run=run)
         if answer:
             answer.show(output())
     raise typer.Exit(exit_code(history.findings, fail_on))
@@ -117,7 +117,7 @@ def _write_report(target: Path | None, run: Path, history: History, diagnoses: t
     config, path = run / "config.yaml", target or run / NAME
     text = config.read_text(encoding="utf-8", errors="replace") if config.is_file() else ""
     try:
-        write_report(path, history, diagnoses, config_text=text)
+        write_report(path, history, diagnoses, run=run, config_text=text)
     except RunError as error:
         raise RunError(f"{error}; write it elsewhere with --output FILE") from error
     write(f"{path}\n")

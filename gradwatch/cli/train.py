@@ -61,9 +61,6 @@ def command(
     except KeyboardInterrupt as quit_at_once:  # the second Ctrl-C, or one before training
         show_notes(quit_at_once)
         raise
-    if kept := sorted((outcome.directory / "incidents").glob("step-*[0-9]")):
-        number = int(kept[0].name.removeprefix("step-"))
-        complain("note", f"step {number:,} can be run again: gradwatch replay {outcome.directory}")
     if outcome.ending == "interrupted":
         complain("note", f"interrupted; go on with: gradwatch train --resume {outcome.directory}")
         raise typer.Exit(INTERRUPTED)

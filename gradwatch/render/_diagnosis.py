@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from rich.text import Text
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Finding, Remedy, Severity
 from gradwatch.render import _units as units
+from gradwatch.render._deeds import deeds
 from gradwatch.render._headline import headline
 from gradwatch.render._series import series_of
 from gradwatch.render._style import SEVERITY, mark
@@ -27,14 +29,33 @@ CODE = "#0087af"
 Row = tuple[str, Text]
 
 
-def print_diagnosis(console: Console, history: History, diagnoses: Sequence[Diagnosis]) -> None:
-    """Print what `gradwatch diagnose` says of a run: the verdict, then each diagnosis with all of its evidence."""
+def print_diagnosis(
+    console: Console, history: History, diagnoses: Sequence[Diagnosis], *, run: Path | None = None
+) -> None:
+    """Print what `gradwatch diagnose` says of a run: the verdict, then each diagnosis with all of its evidence.
+
+    Args:
+        console: Where to print.
+        history: The run.
+        diagnoses: What explains its findings.
+        run: Its directory, or None.
+    """
     signs = glyphs(console)
     for line in headline(history, signs):
         console.print(line)
+    print_deeds(console, history, run=run)
     for block in blocks(history, diagnoses, signs=signs, brief=False, width=console.width):
         console.print()
         console.print(block)
+
+
+def print_deeds(console: Console, history: History, *, run: Path | None) -> None:
+    """Print what a run did besides its steps, where it did anything."""
+    before = ""
+    for deed in deeds(history, run=run):
+        label, before = "" if deed.label == before else deed.label, deed.label
+        line = Text.assemble((f"{label:>{LABEL}} ", "dim"), deed.text, (f" {deed.command}".rstrip(), "bold"))
+        console.print(line, soft_wrap=True)
 
 
 def blocks(

@@ -47,9 +47,12 @@ class EventFile:
         name = f"events.out.tfevents.{now // 10**9:010d}.{now % 10**9:09d}.{socket.gethostname()}.{os.getpid()}"
         self._file = (directory / name).open("wb")
         self.write(event_pb2.Event(wall_time=time.time(), file_version=FILE_VERSION))
-        if purge_step is not None:
-            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self.write(event_pb2.Event(wall_time=time.time(), step=purge_step, session_log=start))
+        self.purge(purge_step or 0)  # of a new run too: what TensorBoard serves counts only the second as a restart
+
+    def purge(self, step: int) -> None:
+        """Have TensorBoard forget what was written of a step and all later ones, as at a restart there."""
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self.write(event_pb2.Event(wall_time=time.time(), step=step, session_log=start))
 
     def write(self, event: event_pb2.Event) -> None:
         """Append one event."""

@@ -17,6 +17,7 @@ import numpy as np
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Severity
 from gradwatch.render import _units as units
+from gradwatch.render._deeds import deeds
 from gradwatch.render._facts import facts, verdict
 from gradwatch.render._layers import layers, norms_over_run
 from gradwatch.render._picture import draw
@@ -33,12 +34,13 @@ NOTHING = "Nothing was recorded: the run ended before its first optimizer step."
 MOST_EVENTS = 200
 
 
-def page(history: History, diagnoses: Sequence[Diagnosis], *, config_text: str = "") -> str:
+def page(history: History, diagnoses: Sequence[Diagnosis], *, run: Path | None = None, config_text: str = "") -> str:
     """Return the report of a run as one page that loads nothing from anywhere.
 
     Args:
         history: The run, also one without a step.
         diagnoses: What explains its findings.
+        run: Its directory, or None.
         config_text: Its config, if it has one.
     """
     numbers = packed(history)
@@ -57,6 +59,7 @@ def page(history: History, diagnoses: Sequence[Diagnosis], *, config_text: str =
         config=code(config_text) if config_text else "<p>The run has no config of gradwatch.</p>",
         environment=_definitions(_environment(history)),
         cost=_cost(history),
+        deeds=_deeds(history, run),
         events=_events(history),
         data=_json(numbers.document),
         pack=numbers.text,
@@ -147,6 +150,16 @@ def _cost(history: History) -> str:
     of_time = f" That is {units.percent(share)} of the time of the run." if math.isfinite(share) else ""
     middle, most = units.number(float(np.median(known_T))), units.number(float(known_T.max()))
     return f"<p>Watching took {middle} ms in the median step and {most} ms in the slowest.{of_time}</p>"
+
+
+def _deeds(history: History, run: Path | None) -> str:
+    """Return what the run did besides its steps; an empty string where it did nothing."""
+    rows = "".join(
+        f"<div><dt>{escape(deed.label)}</dt><dd>{escape(deed.text)}"
+        f"{f' <code>{escape(deed.command)}</code>' if deed.command else ''}</dd></div>"
+        for deed in deeds(history, run=run)
+    )
+    return f'<dl class="deeds" aria-label="What the run did">{rows}</dl>' if rows else ""
 
 
 def _events(history: History) -> str:

@@ -28,6 +28,7 @@ class Share:
         self.fraction = fraction
         self.next: float = first if every else float("inf")
         self.spent_s = 0.0
+        self._first = first
         self._last_s = expected_s
 
     def grants(self, step: int, *, elapsed_s: float) -> bool:
@@ -41,6 +42,11 @@ class Share:
             return False
         self.next = step - step % self.every + self.every
         return self.spent_s + self._last_s <= GRACE_S + self.fraction * elapsed_s
+
+    def rewind(self, step: int) -> None:
+        """Be due again where it was due from a step on: the run went back to it."""
+        if self.every:
+            self.next = min(self.next, max(self._first, -(-step // self.every) * self.every))
 
     def charge(self, seconds: float) -> None:
         """Note what an output took."""

@@ -19,7 +19,7 @@ from rich.text import Text
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Finding
 from gradwatch.render import _units as units
-from gradwatch.render._diagnosis import blocks
+from gradwatch.render._diagnosis import blocks, print_deeds
 from gradwatch.render._facts import verdict
 from gradwatch.render._headline import headline
 from gradwatch.render._layers import (
@@ -61,6 +61,7 @@ def print_summary(console: Console, history: History, diagnoses: Sequence[Diagno
         lines[-1].append_text(_charts(run_dir))
     for line in lines:
         console.print(line, soft_wrap=is_whole and line is lines[-1])
+    print_deeds(console, history, run=run_dir)
     if not history.findings:
         return
     if history.info.layers and verdict(history) is not None:

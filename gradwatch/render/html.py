@@ -16,19 +16,22 @@ from gradwatch.render._report_page import page
 NAME = "report.html"
 
 
-def write_report(path: Path, history: History, diagnoses: Sequence[Diagnosis], *, config_text: str = "") -> None:
+def write_report(
+    path: Path, history: History, diagnoses: Sequence[Diagnosis], *, run: Path | None = None, config_text: str = ""
+) -> None:
     """Write the report of a run, whole or not at all.
 
     Args:
         path: The file; one that is there is replaced.
         history: The run, also one without a step.
         diagnoses: What explains its findings.
+        run: Its directory, or None.
         config_text: Its config, if it has one.
 
     Raises:
         RunError: It could not be written.
     """
-    files.replace(path, page(history, diagnoses, config_text=config_text).encode("utf-8"))
+    files.replace(path, page(history, diagnoses, run=run, config_text=config_text).encode("utf-8"))
 
 
 @final
@@ -55,7 +58,8 @@ class Html:
         if history.step < 0:
             return
         try:
-            write_report(self._directory / NAME, history, diagnoses, config_text=self._config_text)
+            path, run = self._directory / NAME, self._directory
+            write_report(path, history, diagnoses, run=run, config_text=self._config_text)
         except RunError as error:
             warnings.warn(
                 f"gradwatch: the report was not written: {error}. To write it later: "

@@ -12,6 +12,8 @@ is null, so that every strict parser reads it.
     facts       steps, seconds, samples_per_s, watch_frac, loss, val_loss, val_accuracy
     findings    list of {code, kind, layer, step, severity, message, evidence: [{name, value, unit}]}
     diagnoses   list of {cause, certainty, severity, because, confirm, source, findings, remedies: [{text, patch}]}
+    events      list of {kind, step, layer, text, values}: rewinds, batches left out, incidents, facts read off the tape
+    incidents   list of {step, replay}: the command that runs the step again, empty for a loop of one's own
 
 and where it was asked for (`diagnose --verify`, `--patch`, `--try`):
 
@@ -27,24 +29,32 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Severity
+from gradwatch.render._deeds import replay
 from gradwatch.render._facts import facts, verdict
 
 VERSION = 1
 UNKNOWN = "unknown"
 
 
-def dumps(history: History, diagnoses: Sequence[Diagnosis], proved: Mapping[str, Any] | None = None) -> str:
+def dumps(
+    history: History,
+    diagnoses: Sequence[Diagnosis],
+    proved: Mapping[str, Any] | None = None,
+    *,
+    run: Path | None = None,
+) -> str:
     """Return the diagnosis of a run as one indented JSON document, with what was proved of it where it was."""
-    return json.dumps(strict(document(history, diagnoses) | dict(proved or {})), indent=2, allow_nan=False)
+    return json.dumps(strict(document(history, diagnoses, run=run) | dict(proved or {})), indent=2, allow_nan=False)
 
 
-def document(history: History, diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
+def document(history: History, diagnoses: Sequence[Diagnosis], *, run: Path | None = None) -> dict[str, Any]:
     """Return the diagnosis of a run as plain data, in the format that this file describes."""
     return {
         "version": VERSION,
@@ -54,6 +64,8 @@ def document(history: History, diagnoses: Sequence[Diagnosis]) -> dict[str, Any]
         "facts": asdict(facts(history)),
         "findings": [f.to_json() for f in history.findings],
         "diagnoses": [d.to_json() for d in diagnoses],
+        "events": [e.to_json() for e in history.events],
+        "incidents": [{"step": e.step, "replay": replay(e, run)} for e in history.events if e.kind == "incident"],
     }
 
 

@@ -76,6 +76,8 @@ class TensorBoard:
         self._picture = Share(picture_every, fraction=0.0015, first=picture_every, expected_s=PICTURE_S)
         self._histogram = Share(1, fraction=0.0005)
         self._next: float = 0
+        self._newest = -1
+        self._described_at = 0
         self._is_started = False
         self._written = dict.fromkeys(("run", "layers", "picture", "validation"), (purge_step or 0) - 1)
         self._histograms: Histograms | None = None
@@ -88,6 +90,9 @@ class TensorBoard:
     def write(self, history: History) -> None:
         """Write what is due at the newest step and affordable."""
         step = history.run.last_step  # what `history.step` is, in half the time
+        if step < self._newest:
+            self._rewind(history)
+        self._newest = step
         if step < self._next and not self._pending and history.histograms is self._histograms:
             return
         if not self._is_started:
@@ -122,9 +127,27 @@ class TensorBoard:
     def _start(self, history: History) -> None:
         self._is_started = True
         self._all, self._matrices = layers(history.info.layers), matrices(history.info.layers)
-        step = max(history.step, 0)
         if self._written["run"] >= 0:  # a resumed run
             self._nonfinite = charts.nonfinite_steps(history, until=self._written["run"])
+        self._describe(history)
+
+    def _rewind(self, history: History) -> None:
+        """Take back what was written of the steps that the run took back, which come again."""
+        step = history.step
+        self._file.purge(step)
+        for part, written in self._written.items():
+            self._written[part] = min(written, step - 1)
+        for share in (self._run, self._layer, self._picture, self._histogram):
+            share.rewind(step)
+        self._next = step
+        self._pending = [finding for finding in self._pending if finding.step <= step]
+        self._nonfinite = charts.nonfinite_steps(history, until=step - 1)
+        if self._is_started and step <= self._described_at:
+            self._describe(history)
+
+    def _describe(self, history: History) -> None:
+        """Write what the run is: layout of the dashboard, facts, config and hyperparameters."""
+        step = self._described_at = max(history.step, 0)
         self._file.write(dashboard(layout(history.info), step=step))
         self._file.write(self._summaries.text(step, "run/facts", markdown.run(history)))
         if self._config_text:

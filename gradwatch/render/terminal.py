@@ -89,7 +89,7 @@ class Terminal:
         """End the live view and print the summary; as JSON, the whole diagnosis in one line."""
         self._stop()
         if self.log_format == "json":
-            self._out(json.line("end", json.document(history, diagnoses)))
+            self._out(json.line("end", json.document(history, diagnoses, run=self.run_dir)))
         elif history.step >= 0:  # else an error comes, and the run is not kept
             self.console.print()
             print_summary(self.console, history, diagnoses, run_dir=self.run_dir)

@@ -47,7 +47,7 @@ def test_events_are_with_the_operating_system_as_soon_as_they_are_written(tmp_pa
     events = _read(tmp_path / "run")  # not closed: a killed process leaves what it wrote
 
     file.close()
-    assert [(event.file_version, event.step) for event in events] == [("brain.Event:2", 0), ("", 7)]
+    assert [(event.file_version, event.step) for event in events] == [("brain.Event:2", 0), ("", 0), ("", 7)]
 
 
 def test_a_resumed_run_tells_the_reader_what_to_forget(tmp_path):

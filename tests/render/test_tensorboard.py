@@ -9,6 +9,7 @@ from urllib.parse import parse_qs
 import numpy as np
 import pytest
 from PIL import Image
+from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import metadata as hparams_metadata
@@ -30,6 +31,13 @@ def unhurried(monkeypatch):
 def _read(directory):
     everything = {"scalars": 0, "tensors": 0, "images": 0, "histograms": 0}
     reader = EventAccumulator(str(directory), size_guidance=everything)
+    reader.Reload()
+    return reader
+
+
+def _served(directory):
+    """Return what TensorBoard shows, which also knows where a run began anew."""
+    reader = plugin_event_accumulator.EventAccumulator(str(directory), tensor_size_guidance={"": 0})
     reader.Reload()
     return reader
 
@@ -243,11 +251,44 @@ def test_a_resumed_run_overwrites_the_lost_tail(tmp_path, healthy, grow):
             second.write(history)
     second.close(history, ())
 
-    points = _scalars(_read(tmp_path), "loss/train")
+    points = _strings(_served(tmp_path), "loss/train")
 
     assert [step for step, _ in points] == [*range(0, 120, 10), 119], "each step once"
-    assert dict(points)[40] == pytest.approx(healthy.history["loss"][40])
-    assert dict(points)[70] == pytest.approx(changed["loss"][70])
+    assert dict(points)[40].item() == pytest.approx(healthy.history["loss"][40])
+    assert dict(points)[70].item() == pytest.approx(changed["loss"][70])
+
+
+def test_what_a_rewind_takes_back_is_forgotten(tmp_path, healthy, grow):
+    changed = Synthetic(layers=4, steps=120, seed=5).history()
+    sink = TensorBoard(directory=tmp_path, hparams={"optim.lr": 1.0}, picture_every=60)
+    for history in grow(healthy.history):
+        if history.step < 83:
+            sink.write(history)
+    for history in grow(changed):
+        if history.step >= 38:  # the run went back to step 38
+            sink.write(history)
+    sink.close(history, ())
+
+    reader = _served(tmp_path)
+    points = _strings(reader, "loss/train")
+
+    assert [step for step, _ in points] == [*range(0, 120, 10), 119], "in order, each step once"
+    assert dict(points)[30].item() == pytest.approx(healthy.history["loss"][30])
+    assert dict(points)[40].item() == pytest.approx(changed["loss"][40])
+    assert [step for step, _ in _strings(reader, "gradients/by_layer_and_step")] == [60, 119]
+
+
+def test_a_rewind_to_the_start_keeps_config_and_hyperparameters(tmp_path, healthy, grow):
+    sink = TensorBoard(directory=tmp_path, hparams={"optim.lr": 1.0}, config_text="optim: {lr: 1.0}")
+    for _ in range(2):
+        for history in grow(healthy.history):
+            sink.write(history)
+    sink.close(history, ())
+
+    reader = _served(tmp_path)
+
+    assert [step for step, _ in _text(reader, "run/config")] == [0]
+    assert hparams_metadata.SESSION_START_INFO_TAG in reader.Tags()["tensors"]
 
 
 def test_nothing_is_written_twice_for_a_step(tmp_path, healthy, grow):

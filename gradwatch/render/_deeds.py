@@ -1,0 +1,65 @@
+"""What a run did besides its steps: went back, left a batch out, kept what it takes to run a step again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from gradwatch.history.store import History
+from gradwatch.records import Event
+
+LABELS = {"rewind": "rewind", "batch-left-out": "left out", "not-recorded": "not kept", "incident": "incident"}
+"""Kinds of events that are told, in this order, and what they are called."""
+MOST = 3
+"""Events of a kind that are told one by one."""
+MOST_STEPS = 10
+"""Steps of further ones that are named."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deed:
+    """One thing that a run did.
+
+    Args:
+        label: What sort of thing it is.
+        text: What it was.
+        command: What to type to look at it, or an empty string.
+    """
+
+    label: str
+    text: str
+    command: str = ""
+
+
+def deeds(history: History, *, run: Path | None) -> Iterator[Deed]:
+    """Yield what a run did, the first of each kind one by one.
+
+    Args:
+        history: Its events.
+        run: Its directory, or None where there is none.
+    """
+    for kind, label in LABELS.items():
+        mine = [event for event in history.events if event.kind == kind]
+        for event in mine[:MOST]:
+            command = replay(event, run)
+            text = f"step {event.step:,} can be run again:" if command else event.text
+            yield Deed(label=label, text=text, command=command)
+        if rest := mine[MOST:]:
+            steps = ", ".join(f"{event.step:,}" for event in rest[:MOST_STEPS])
+            more = ", ..." if len(rest) > MOST_STEPS else ""
+            yield Deed(
+                label=label, text=f"and {len(rest):,} more, at {'step' if len(rest) == 1 else 'steps'} {steps}{more}"
+            )
+
+
+def replay(event: Event, run: Path | None) -> str:
+    """Return the command that runs the step of an incident again; an empty string where none does.
+
+    Only what `gradwatch train` made can be run again, and it is told by its config.
+    """
+    if event.kind != "incident" or run is None or not (run / "config.yaml").is_file():
+        return ""
+    return f"gradwatch replay {run} --step {event.step}"
