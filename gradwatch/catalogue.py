@@ -25,6 +25,7 @@ class Statistic:
 _ONE_READ = "every step; shares one read of the gradient"
 _SAMPLED_COPY = "every watch.updates_every steps; one read of weights and moments, or of weights and a copy of them"
 _SAMPLED_FORWARD = "every watch.activations_every steps; a few reads of at most watch.activation_elements values"
+_REMEMBERED = "every watch.activations_every steps; a few bits of memory for each unit"
 _HOST = "every step; no tensor is read"
 
 PARAM: tuple[Statistic, ...] = (
@@ -43,6 +44,9 @@ ACT: tuple[Statistic, ...] = (
     Statistic("act.saturated_frac", "0..1", "fraction of outputs in the flat tail of the function", _SAMPLED_FORWARD),
     Statistic("act.mean", "", "mean of the output", _SAMPLED_FORWARD),
     Statistic("act.std", "", "standard deviation of the output", _SAMPLED_FORWARD),
+    Statistic("act.silent", "units", "units that have fired at no sampled step since act.silent_since", _REMEMBERED),
+    Statistic("act.silent_since", "step", "the step since which nine in ten silent units have not fired", _REMEMBERED),
+    Statistic("act.units", "units", "channels or features of the module, which may fall silent", _REMEMBERED),
 )
 
 RUN: tuple[Statistic, ...] = (

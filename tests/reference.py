@@ -54,6 +54,11 @@ def activation_statistics(outputs: list[torch.Tensor], unit_dim: int, dead: tupl
     return np.array([np.mean(is_dead), np.nan, np.mean(units), np.std(units)])
 
 
+def silent_since(dead_TU: NDArray[np.bool_], first: int) -> int:
+    """How many units were dead at every sample from one on."""
+    return int(dead_TU[first:].all(axis=0).sum())
+
+
 def newest_row(table):
     """What a table of the history holds of its newest step, of shape (S, L)."""
     return table.since(table.last_step - 1)[1][0]

@@ -349,3 +349,21 @@ class Silent:
 
     def close(self, status):
         return ()
+
+
+def test_units_that_die_are_reported_with_the_step_since_which_they_have_not_fired():
+    model, optimizer = make()
+    with gradwatch.watch(model, optimizer, schedule=Schedule(updates=0, activations=5, histograms=0)) as monitor:
+        train(model, optimizer, monitor, steps=60)
+        with torch.no_grad():
+            model[0].bias[:7] = -1e3
+        train(model, optimizer, monitor, steps=60)
+
+    history = monitor.history
+    silent_T, since_T, units_T = (history[f"act.{name}"][:, 0] for name in ("silent", "silent_since", "units"))
+    assert (silent_T[-1], units_T[-1]) == (7, 8)
+    assert since_T[-1] in history.steps("act.silent")
+    assert 60 <= since_T[-1] <= 120 - 60 / 4, "never before they died, and no later than a quarter of the way"
+    found = next(f for f in monitor.findings() if f.kind == "dead-relu")
+    assert "7 of 8 units since step 60" in found.message
+    assert [(q.name, q.value, q.unit) for q in found.evidence][-1] == ("act.silent of 1 since step 60", 7, "of 8 units")

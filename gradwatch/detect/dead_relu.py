@@ -11,6 +11,7 @@ from typing import ClassVar, final
 import numpy as np
 
 from gradwatch.detect import Example
+from gradwatch.detect._silence import silent_units
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -26,7 +27,8 @@ class DeadRelu:
 
     What it measures: per ReLU module the fraction of units (channels of a convolution, features elsewhere) that are
     zero for every sample of the batch, as the smallest value over successive sampled batches: a unit that is silent in
-    one batch and not in the next is selective, not dead.
+    one batch and not in the next is selective, not dead. The evidence says how many units have fired at no sampled
+    step since which step, which the probe remembers at a few bits per unit.
 
     Why it matters: a unit that never fires gets no gradient and can never come back. Where all units of a module are
     dead the signal ends there: everything before it stops learning.
@@ -69,9 +71,15 @@ class DeadRelu:
         for a, activation in enumerate(history.info.activations):
             has_jumped = now_A[a] >= self.jump and dead_TA[0, a] <= now_A[a] / 2
             if activation.module_type in HAVE_A_DEAD_SIDE and (now_A[a] >= self.fraction or has_jumped):
-                yield self._finding(history, activation.name, dead=float(now_A[a]), before=float(dead_TA[0, a]))
+                silent = silent_units(history, a)
+                dead, before = float(now_A[a]), float(dead_TA[0, a])
+                yield self._finding(history, activation.name, dead=dead, before=before, silent=silent)
 
-    def _finding(self, history: History, layer: str, *, dead: float, before: float) -> Finding:
+    def _finding(
+        self, history: History, layer: str, *, dead: float, before: float, silent: tuple[Quantity, ...]
+    ) -> Finding:
+        since = "".join(f"; {q.value:.0f} {q.unit} since {q.name.rpartition(' since ')[2]}" for q in silent)
+        share = "all" if dead == 1 else f"{100 * dead:.0f} %"
         severity = Severity.WARNING if dead >= self.fraction else Severity.INFO
         severity = Severity.CRITICAL if dead == 1 else severity  # nothing passes any more
         return Finding(
@@ -80,10 +88,11 @@ class DeadRelu:
             layer=layer,
             step=history.step,
             severity=severity,
-            message=f"{'all' if dead == 1 else f'{100 * dead:.0f} %'} of the units of {layer} fire for no sample",
+            message=f"{share} of the units of {layer} fire for no sample{since}",
             evidence=(
                 Quantity(name="act.dead_frac", value=dead, unit="0..1"),
                 Quantity(name=f"act.dead_frac {4 + self.samples} samples before", value=before, unit="0..1"),
+                *silent,
             ),
         )
 

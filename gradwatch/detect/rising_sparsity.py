@@ -15,6 +15,7 @@ from gradwatch.detect import Example
 from gradwatch.detect._beginning import is_learned
 from gradwatch.detect._depth import depth
 from gradwatch.detect._scope import scopes
+from gradwatch.detect._silence import most_silent, silent_units
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -101,6 +102,8 @@ class RisingSparsity:
     def _finding(self, history: History, layer: str | None, low_BL: NDArray[np.floating], *, rise: float) -> Finding:
         low_B = low_BL.mean(axis=1)
         percent = 100 * low_B[-1]
+        quietest = most_silent(history)
+        silent = () if quietest is None else silent_units(history, quietest)
         return Finding(
             code=self.code,
             kind=self.kind,
@@ -114,6 +117,7 @@ class RisingSparsity:
                 Quantity(
                     name=f"grad.zero_frac {BLOCK * (len(low_B) - 1)} steps before", value=float(low_B[0]), unit="0..1"
                 ),
+                *silent,
             ),
         )
 

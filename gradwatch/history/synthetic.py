@@ -47,6 +47,7 @@ class Synthetic:
         weight_l2_TL: Weight norms.
         update_factor_TL: Factor on the update that follows from gradient, learning rate and optimizer.
         dead_frac_TA, saturated_frac_TA, act_mean_TA, act_std_TA: Statistics of the activations.
+        silent_TA, silent_since_TA: Units that do not fire any more, and since which step.
         events: What happens besides; `note` adds to it.
     """
 
@@ -65,7 +66,7 @@ class Synthetic:
     ) -> None:
         self.rng = np.random.default_rng(seed)
         self.steps, self.layers, self.activations = steps, layers, activations
-        self.numel = width * width
+        self.width, self.numel = width, width * width
         self.t_T = np.arange(steps)
         self.events: list[Event] = []
         self.info = physics.describe(
@@ -86,6 +87,8 @@ class Synthetic:
         self.update_factor_TL = np.exp(0.1 * self.rng.standard_normal((steps, layers)))
         of_relus = physics.relu_statistics(steps, activations=activations, width=width, rng=self.rng)
         self.dead_frac_TA, self.saturated_frac_TA, self.act_mean_TA, self.act_std_TA = of_relus
+        self.silent_TA = np.zeros(self.dead_frac_TA.shape)
+        self.silent_since_TA = np.full(self.dead_frac_TA.shape, np.nan)
 
     def names(self, layers: Layers = None) -> tuple[str, ...]:
         """Return the names of some layers, as `Example.layers` wants them."""
@@ -116,7 +119,9 @@ class Synthetic:
         """Yield one growing history after each of its steps, as a live run would see it."""
         history = History(self.info)
         run, param_TSL = self._run(), self._param_TSL()
-        act_TSA = np.stack([self.dead_frac_TA, self.saturated_frac_TA, self.act_mean_TA, self.act_std_TA], axis=1)
+        remembered = (self.silent_TA, self.silent_since_TA, np.full(self.silent_TA.shape, self.width))
+        measured = (self.dead_frac_TA, self.saturated_frac_TA, self.act_mean_TA, self.act_std_TA)
+        act_TSA = np.stack([*measured, *remembered], axis=1)
         for t in range(self.steps if until is None else until):
             sampled = t % physics.SAMPLE_EVERY == 0 and self.activations > 0
             row = {name: float(values_T[t]) for name, values_T in run.items()}
@@ -203,6 +208,8 @@ class Synthetic:
         self.dead_frac_TA[onset:, act] = fraction
         self.act_mean_TA[onset:, act] *= 1 - fraction
         self.act_std_TA[onset:, act] *= np.sqrt(1 - fraction)
+        self.silent_TA[onset:, act] = np.floor(fraction * self.width)
+        self.silent_since_TA[onset:, act] = onset
         return self
 
     def saturated(self, act: int, *, fraction: float = 0.95, onset: int = 100, module_type: str = "Sigmoid") -> Self:

@@ -26,6 +26,7 @@ from gradwatch.monitor.measure import number
 from gradwatch.monitor.part import LINEAR, Part, parts_of, total_norm
 from gradwatch.probe.activations import ActivationProbe
 from gradwatch.probe.histograms import NUM_BINS, bin_edges
+from gradwatch.probe.silence import Silence
 from gradwatch.probe.transfer import to_float, to_host
 
 ROUNDING = 1e-5  # relative: total norms of the same gradients differ by less, whichever way they were summed
@@ -50,6 +51,7 @@ class Collector:
         optimizer: Loss scale and learning rates of the newest update, by their names in the catalogue.
         watch_s: Seconds that were spent in hooks and `observe` since `begin`.
         optional_s: Seconds that were spent on sampled statistics since `begin`.
+        silence: Since when units have been silent.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Collector:
         self._parts = parts_of(params, optimizers, self.row_SL)
         self._known = {id(p) for p in params}
         self._activations = activations
+        self.silence = Silence()
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._scale = 1.0
         self._budget = budget
@@ -104,6 +107,7 @@ class Collector:
     def begin(self, step: int) -> None:
         """Make ready for the next row, that of an optimizer step."""
         self.row_SL.fill(math.nan)
+        self._step = step
         self.is_updated = False
         self.optimizer: dict[str, float] = {}
         self.watch_s = self.optional_s = 0.0
@@ -304,7 +308,10 @@ class Collector:
     def _read_activations(self) -> Floats | None:
         assert self._activations is not None, "only a probe that is there is due"
         read = self._activations.read()
-        return None if read is None else to_host(read)
+        if read is None:
+            return None
+        dead = [None if units is None else to_host(units) for units in self._activations.dead_units()]
+        return np.concatenate([to_host(read), self.silence.add(self._step, dead)])
 
 
 def _hook(method: Callable[..., None], part: Part) -> Callable[..., None]:

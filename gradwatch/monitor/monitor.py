@@ -205,6 +205,14 @@ class Monitor:
         """Count time that was spent for watching elsewhere, since the last step."""
         self._fed_s += seconds
 
+    def state(self) -> dict[str, Any]:
+        """Return what further rows depend on, plain data and arrays."""
+        return self._collector.silence.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self._collector.silence.restore(state)
+
     def restart(self) -> None:
         """Make ready for the step after the newest in the history, which has gone back."""
         self._begin()

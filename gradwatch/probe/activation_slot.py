@@ -1,6 +1,7 @@
 """What one activation module gave in a step: by one native pass where that can be, by torch operations elsewhere."""
 
-# A = activation modules, C = units (channels or features) of one of them, S = statistics (catalogue.ACT)
+# A = activation modules, C = units (channels or features) of one of them, S = statistics (the first four of
+# catalogue.ACT)
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gradwatch import catalogue
 from gradwatch.probe.activation_rules import SIGMOID_EDGE, Range, Rules
 from gradwatch.probe.reduce import wide_dtype
 from gradwatch.probe.transfer import to_host
 
 _SMALL_MAP = 64  # values of a channel side by side, below which the CPU reduces over samples first; measured: 25 times
+NUM_STATISTICS = 4
 NOWHERE = (math.nan, math.nan)  # a range that holds nothing
 
 
@@ -106,6 +107,10 @@ class Slot:
         self.dead[here], self.num_dead[here] = [dead_C], [num_dead]
         self.call += 1
 
+    def dead_units(self) -> torch.Tensor | None:
+        """Return which units of all calls never fired, of shape (C,), bool; None where there are none that can die."""
+        return torch.cat(self.dead).bool() if self.dead else None
+
     def dead_frac(self) -> torch.Tensor | float:
         """Return the fraction of units that never fired; nan where there are none that can be dead."""
         if not self.dead:
@@ -174,7 +179,7 @@ def statistics(slots: list[Slot]) -> torch.Tensor:
 def _host_statistics(totals_4A: NDArray[Any], slots: list[Slot]) -> torch.Tensor:
     """Return the same where the native code has read everything."""
     n_A, sum_A, square_A, saturated_A = totals_4A
-    row_SA = np.empty((len(catalogue.ACT), len(slots)), np.float32)
+    row_SA = np.empty((NUM_STATISTICS, len(slots)), np.float32)
     mean_A = sum_A / n_A
     row_SA[0] = [slot.dead_frac() for slot in slots]
     row_SA[1] = np.where([slot.rules.saturated is not None for slot in slots], saturated_A / n_A, math.nan)

@@ -1,6 +1,7 @@
 """Watch activation modules by forward hooks, on the steps that ask for it, and reduce what they give to a small row."""
 
-# A = activation modules, C = units (channels or features) of one of them, S = statistics (catalogue.ACT)
+# A = activation modules, C = units (channels or features) of one of them, S = statistics (the first four of
+# catalogue.ACT)
 
 from __future__ import annotations
 
@@ -196,6 +197,10 @@ class ActivationProbe:
         whole_SA = row_SA.new_full((row_SA.shape[0], len(self._slots)), math.nan)
         whole_SA[:, called] = row_SA
         return whole_SA
+
+    def dead_units(self) -> list[torch.Tensor | None]:
+        """Return, after `read`, which units of each module never fired; None of those that have none or did not run."""
+        return [slot.dead_units() for slot in self._slots]
 
     def attempt(self, look: Callable[..., None], *args: Any) -> None:
         """Look at a forward call; where that raises, say so and leave the model alone from then on."""

@@ -54,6 +54,7 @@ def _rewind(session: Session, step: int, why: str) -> None:
     rewinds, bad = progress.rewinds + 1, progress.bad
     done = f"its batch is left out ({rewinds} of {settings.limit} rewinds)"
     session.live.load(state)
+    session.remember(state)
     progress.rewinds, progress.bad = rewinds, bad
     if settings.remedy == "skip":
         _leave_out(session, step, since=state["progress"])

@@ -86,11 +86,18 @@ class Session:
                 stacklevel=2,
             )
         if saved:  # last, since building draws random numbers
+            self.remember(saved)
             set_random_state(saved["random"])
+
+    def remember(self, saved: Mapping[str, Any]) -> None:
+        """Give the monitor back what it remembered, where that was saved: an older gradwatch did not."""
+        if self.monitor and "monitor" in saved:
+            self.monitor.restore(saved["monitor"])
 
     def state(self) -> dict[str, Any]:
         """Return everything that further steps depend on; its tensors are the live ones."""
-        return self.live.state() | {"random": random_state()}
+        watched = {"monitor": self.monitor.state()} if self.monitor else {}
+        return self.live.state() | {"random": random_state()} | watched
 
     def save(self, *, best: bool) -> None:
         """Write a checkpoint of everything that an exact resume needs."""
