@@ -7,7 +7,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from gradwatch.optim.watched import Watched
+from gradwatch.optim.watched import Watched, place_of_count
 
 
 class _Moments(Watched):
@@ -23,8 +23,8 @@ class _Moments(Watched):
                 if param.grad is None or self.state.get(param):
                     continue
                 made.add(param)
-                # a float32 on the CPU each, as torch's fused step has them
-                self.state[param] = {"step": torch.zeros((), dtype=torch.float32, device="cpu")}
+                # a float32 each, as torch's fused step has them
+                self.state[param] = {"step": torch.zeros((), dtype=torch.float32, device=place_of_count(param))}
                 self.state[param] |= {n: torch.zeros_like(param, memory_format=torch.preserve_format) for n in names}
         return made
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar
@@ -22,7 +23,7 @@ from gradwatch.probe.transfer import to_float
 NO_STATE, OTHER_PARAMS, OTHER_MODE = -2, -3, -4  # answers of the native step, see its docstring
 
 
-class Watched(Optimizer):
+class Watched(Optimizer, ABC):
     """An optimizer of torch whose step can write statistics of what it reads.
 
     It takes the arguments of torch's class of the same name, and each loads the other's state_dict. On a CPU the step
@@ -92,10 +93,9 @@ class Watched(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        for values in self.state.values():
-            count = values.get("step")
-            if isinstance(count, Tensor) and (count.dtype != torch.float32 or count.device.type != "cpu"):
-                values["step"] = count.to("cpu", torch.float32)
+        for param, values in self.state.items():
+            if isinstance(values.get("step"), Tensor):
+                values["step"] = values["step"].to(place_of_count(param), torch.float32)
 
     def _step_with_hooks(self, closure: Callable[[], Any] | None) -> Any:
         args: tuple[Any, ...] = (self,)
@@ -116,20 +116,20 @@ class Watched(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        is_skipped = found is not None and to_float(found) != 0
-        moved = self._move(scale, is_skipped=is_skipped)
+        params = self.param_groups[0]["params"]
+        if params and params[0].is_cuda:
+            moved = self._move_on_gpu(scale, found)
+        else:
+            moved = self._move(scale, is_skipped=_is_set(found))
         if isinstance(moved, str):
             self._tell(moved)
-            self._step_by_torch(scale, is_skipped=is_skipped)
+            self._step_by_torch(scale, is_skipped=_is_set(found))
         elif moved:
             torch.autograd.graph.increment_version(moved)  # as autograd expects of what changes a leaf in place
         return loss
 
     def _move(self, scale: Tensor | None, *, is_skipped: bool) -> list[Tensor] | str:
         """Step natively; return the parameters that moved, or why nothing was done."""
-        params = self.param_groups[0]["params"]
-        if params and params[0].is_cuda:
-            return self._move_on_gpu(scale, is_skipped=is_skipped)
         native = kernels.choose()
         if native is None:
             return "gradwatch.probe._native is not built"
@@ -166,21 +166,19 @@ class Watched(Optimizer):
             del self.state[param]
         return self._reason(answer)
 
-    def _move_on_gpu(self, scale: Tensor | None, *, is_skipped: bool) -> list[Tensor] | str:
-        """The same by Triton, whose kernels step and sum up all parameters of a group in one launch."""
-        if is_skipped:
-            self._step_by_torch(scale, is_skipped=True)
-            return []
+    def _move_on_gpu(self, scale: Tensor | None, found_inf: Tensor | None) -> list[Tensor] | str:
+        """The same by Triton, which steps and sums up all parameters of a group in one launch, without waiting."""
         if kernels.triton() is None:
             return "Triton is not there"
         from gradwatch.optim import _triton_step
 
         fresh, moved = self._make_state(), list[Tensor]()
-        obstacle = _triton_step.obstacle(self, self.rule)
+        obstacle = _triton_step.obstacle(self, self.rule, fresh=fresh, may_skip=found_inf is not None)
         if not obstacle:
             where = (self._column_of or {}, self.gradients_SL, self.changes_2L)
+            step = _triton_step.TritonStep(self, self.rule)
             try:
-                _triton_step.step(self, self.rule, *where, fresh=fresh, scale=scale, moved=moved)
+                step.run(*where, fresh=fresh, scale=scale, found_inf=found_inf, moved=moved)
             except Exception as error:  # a compiler on somebody's GPU: whatever it raises, torch can make the step
                 if moved:
                     raise
@@ -197,9 +195,9 @@ class Watched(Optimizer):
         columns = [self._column_of.get(p, -1) for p in self._params]
         self._columns_P = torch.tensor(columns, dtype=torch.int64, device="cpu")
 
+    @abstractmethod
     def _make_state(self) -> set[Tensor]:
         """Make the state of parameters that have a gradient for the first time, and return them."""
-        raise NotImplementedError
 
     def _reason(self, answer: int) -> str:
         """Say why the native step will not do, from its answer."""
@@ -227,6 +225,16 @@ class Watched(Optimizer):
         self._torch_step.run(
             self._column_of or {}, self.gradients_SL, self.changes_2L, scale=scale, is_skipped=is_skipped
         )
+
+
+def place_of_count(param: Tensor) -> torch.device:
+    """Return where the steps of a parameter are counted: on the device where that may decide to skip one."""
+    return param.device if param.is_cuda else torch.device("cpu")
+
+
+def _is_set(flag: Tensor | None) -> bool:
+    """Say whether a GradScaler's flag is set, waiting for the device that sets it."""
+    return flag is not None and to_float(flag) != 0
 
 
 def _strides(tensor: Tensor) -> str:

@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwatch.probe import _triton_kernels as kernels
+from gradwatch.probe.transfer import on_device
 
 NUM_STATISTICS = 6
 ELEMENTS = {
@@ -47,7 +48,7 @@ def statistics(values: Sequence[Tensor], *, factor: float = 1.0) -> Tensor:
             by_dtype[tensor.dtype].append(i)
     empty = [i for i, tensor in enumerate(values) if not tensor.numel()]
     if empty:
-        index = torch.tensor(empty, device="cpu").to(device, non_blocking=True)
+        index = on_device(tuple(empty), device)
         row_SL[:2].index_fill_(1, index, 0.0)
         row_SL[5:].index_fill_(1, index, 0.0)
     for dtype, columns in by_dtype.items():
@@ -61,13 +62,9 @@ def _read(
     device = row_SL.device
     numels = tuple(v.numel() for v in values)
     numels_L, columns_L, begins_L, tensors_C, offsets_C = cut(numels, columns, device)
-    addresses = torch.tensor([v.data_ptr() for v in values], dtype=torch.int64, device="cpu")
-    if device.type == "cuda":
-        addresses = addresses.pin_memory()  # from other memory, the host would wait for the copy
-    addresses_L = addresses.to(device, non_blocking=True)
     found_CF = torch.empty((len(tensors_C), kernels.FIELDS), dtype=torch.float64, device=device)
     kernels.read_chunks[(len(tensors_C),)](
-        addresses_L,
+        on_device(tuple(v.data_ptr() for v in values), device),
         numels_L,
         tensors_C,
         offsets_C,

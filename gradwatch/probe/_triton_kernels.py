@@ -56,6 +56,19 @@ def describe(
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def locate(
+    tensors_C: tl.tensor, offsets_C: tl.tensor, numels_L: tl.tensor, SIZE: tl.constexpr
+) -> tuple[tl.tensor, ...]:
+    """Return this program's chunk and its tensor, the places in it, which of them there are, and how many."""
+    chunk = tl.program_id(0)
+    tensor = tl.load(tensors_C + chunk)
+    offset = tl.load(offsets_C + chunk)
+    numel = tl.load(numels_L + tensor)
+    places = offset + tl.arange(0, SIZE)
+    return chunk, tensor, places, places < numel, tl.minimum(numel - offset, SIZE)
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def read_chunks(
     addresses_L: tl.tensor,
     numels_L: tl.tensor,
@@ -69,15 +82,9 @@ def read_chunks(
     NUM_FIELDS: tl.constexpr,
 ) -> None:
     """Sum up one chunk: of floats in float, of doubles in double, over values of magnitude 1 and less."""
-    chunk = tl.program_id(0)
-    tensor = tl.load(tensors_C + chunk)
-    offset = tl.load(offsets_C + chunk)
-    numel = tl.load(numels_L + tensor)
+    chunk, tensor, places, is_there, count = locate(tensors_C, offsets_C, numels_L, SIZE)
     data = tl.load(addresses_L + tensor).to(tl.pointer_type(ELEMENT))
-    places = offset + tl.arange(0, SIZE)
-    is_there = places < numel
     x = tl.load(data + places, mask=is_there, other=0.0)
-    count = tl.minimum(numel - offset, SIZE)
     describe(x, is_there, count, found_CF + chunk * NUM_FIELDS, IS_DOUBLE, IS_BRAIN)
 
 

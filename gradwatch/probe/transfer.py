@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -32,3 +33,31 @@ def to_float(tensor: torch.Tensor) -> float:
 def to_ints(tensor: torch.Tensor) -> list[int]:
     """Return the values of a one-dimensional integer tensor, waiting for the device that computes them."""
     return [int(value) for value in np.atleast_1d(to_host(tensor))]
+
+
+def on_device(numbers: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Return a table of integers on a device, int64; the host does not wait for the copy.
+
+    The newest tables are kept, so that what stays the same from step to step is copied once. In a CUDA graph a copy is
+    made again with every replay, so the table on the host is kept for good.
+    """
+    if not _is_capturing(device):
+        return _table(numbers, device)[1]
+    _CAPTURED.append(_table.__wrapped__(numbers, device))
+    return _CAPTURED[-1][1]
+
+
+_CAPTURED: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+
+@functools.lru_cache(maxsize=64)
+def _table(numbers: tuple[int, ...], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a table on the host and its copy on a device."""
+    table = torch.tensor(numbers, dtype=torch.int64, device="cpu")
+    if device.type == "cuda":
+        table = table.pin_memory()  # from other memory, the host would wait for the copy
+    return table, table.to(device, non_blocking=True)
+
+
+def _is_capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

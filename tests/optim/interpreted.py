@@ -1,5 +1,7 @@
 """Tests of the Triton step, which test_triton_step.py runs in Triton's interpreter, chosen before the import."""
 
+import copy
+
 import pytest
 import torch
 
@@ -43,7 +45,7 @@ def test_the_step_on_a_gpu_does_what_the_native_one_does(name, options, factor):
             native[1].grad_scale = scale
         native[1].step()
         params, optimizer, row_SL = gpu
-        moved = optimizer._move_on_gpu(scale, is_skipped=False)
+        moved = optimizer._move_on_gpu(scale, None)
         assert {*moved} == {p for p in params if p.grad is not None and p.numel()}
 
         for expected, got in zip(native[0], params, strict=True):
@@ -58,7 +60,7 @@ def test_what_is_not_plain_is_told_and_nothing_is_done():
     params, optimizer, _ = side("AdamW", {})
     params[2].grad = torch.randn(5, 7).t()
 
-    told = optimizer._move_on_gpu(None, is_skipped=False)
+    told = optimizer._move_on_gpu(None, None)
 
     assert told.startswith("parameter 2, its gradient or its state is not dense float32")
     assert not optimizer.state
@@ -68,24 +70,59 @@ def test_where_a_kernel_fails_nothing_has_happened_and_torch_may_step(monkeypatc
     def fail(*_, **__):
         raise RuntimeError("no such target")
 
-    monkeypatch.setattr(_triton_step, "_launch", fail)
+    monkeypatch.setattr(_triton_step, "_Launch", fail)
     monkeypatch.setattr(kernels, "_FAILED", set())
     params, optimizer, _ = side("AdamW", {})
     params[0].grad = torch.ones(3)
 
     with pytest.warns(RuntimeWarning, match="no such target"):
-        assert optimizer._move_on_gpu(None, is_skipped=False) == "a kernel failed"
+        assert optimizer._move_on_gpu(None, None) == "a kernel failed"
 
     assert not optimizer.state
-    assert optimizer._move_on_gpu(None, is_skipped=False) == "Triton is not there", "it is not tried again"
+    assert optimizer._move_on_gpu(None, None) == "Triton is not there", "it is not tried again"
 
 
-def test_a_step_that_is_skipped_tells_its_gradients_and_moves_nothing():
-    params, optimizer, row_SL = side("SGD", {"momentum": 0.9})
+@pytest.mark.parametrize("name", ["AdamW", "SGD"])
+def test_a_step_that_the_device_skips_tells_its_gradients_and_moves_nothing(name):
+    params, optimizer, row_SL = side(name, {"momentum": 0.9} if name == "SGD" else {"amsgrad": True})
+    params[0].grad = torch.ones(3)
+    optimizer._move_on_gpu(None, torch.tensor([0.0]))
+    before = params[0].detach().clone(), copy.deepcopy(optimizer.state_dict())
+
     params[0].grad = torch.tensor([3.0, 4.0, float("inf")])
-    before = params[0].detach().clone()
+    optimizer._move_on_gpu(torch.tensor(2.0), torch.tensor([1.0]))
 
-    assert optimizer._move_on_gpu(torch.tensor(2.0), is_skipped=True) == []
-
-    assert torch.equal(params[0], before)
+    assert torch.equal(params[0], before[0])
+    assert params[0].grad.tolist() == [3.0, 4.0, float("inf")], "as torch leaves them: scaled"
+    torch.testing.assert_close(optimizer.state_dict(), before[1], rtol=0, atol=0)
     assert row_SL[5, 0] == 1
+    assert row_SL[6:, 0].isnan().all(), "nothing has changed"
+
+
+@pytest.mark.parametrize(("name", "options", "factor"), CASES, ids=str)
+def test_steps_after_one_that_was_skipped_are_those_without_it(name, options, factor):
+    if "dampening" in options:
+        options = options | {"dampening": 0.0}
+    skipping, plain = side(name, options), side(name, options)
+
+    for step, found in enumerate([1.0, 0.0, 1.0, 0.0]):
+        for params, optimizer, _ in (skipping, plain):
+            generator = torch.Generator().manual_seed(step)
+            for param in params:
+                param.grad = torch.randn(param.shape, generator=generator)
+            if optimizer is skipping[1]:
+                optimizer._move_on_gpu(None, torch.tensor([found]))
+            elif not found:
+                optimizer._move_on_gpu(None, None)
+
+    torch.testing.assert_close(skipping[0], plain[0], rtol=0, atol=0)
+    torch.testing.assert_close(skipping[1].state_dict(), plain[1].state_dict(), rtol=0, atol=0)
+
+
+def test_a_first_gradient_that_is_dampened_is_left_to_torch_where_it_may_be_skipped():
+    params, optimizer, _ = side("SGD", {"momentum": 0.9, "dampening": 0.5})
+    params[0].grad = torch.ones(3)
+
+    assert "dampened" in optimizer._move_on_gpu(None, torch.tensor([0.0]))
+
+    assert not optimizer.state

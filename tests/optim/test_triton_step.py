@@ -39,13 +39,21 @@ def compiled(function, arguments, constants):
 def test_it_compiles_for_a_gpu(options):
     from gradwatch.optim._triton_kernels import step_chunks
 
-    tables = dict.fromkeys(["addresses_5P", "numels_P", "tensors_C", "offsets_C"], "*i64")
-    tables |= {"steps_2P": "*fp32", "num_params": "i32", "found_CF": "*fp64", "changed_2C": "*fp64"}
-    tables |= {"num_chunks": "i32", "scale": "*fp32"}
-    numbers = dict.fromkeys(["sign", "decay", "keep", "first", "second", "third", "eps"], "fp32")
+    tables = dict.fromkeys(["addresses_6P", "numels_P", "tensors_C", "offsets_C"], "*i64")
+    tables |= {"num_params": "i32", "found_CF": "*fp64", "changed_2C": "*fp64", "num_chunks": "i32"}
+    tables |= {"scale": "*fp32", "found_inf": "*fp32"}
+    names = ["sign", "decay", "keep", "first", "second", "third", "eps", "rate", "log_first", "log_second"]
+    numbers = dict.fromkeys(names, "fp32")
     names = ["IS_ADAM", "IS_COUPLED", "IS_AMSGRAD", "IS_NESTEROV", "HAS_MOMENTUM", "HAS_SCALE", "IS_FRESH"]
     constants = {name: name in options.split() for name in names}
-    constants |= {"HAS_SCALE": True, "TELLS_GRADIENTS": True, "TELLS_CHANGES": True, "SIZE": 4096, "NUM_FIELDS": 7}
+    constants |= {
+        "HAS_SCALE": True,
+        "MAY_SKIP": True,
+        "TELLS_GRADIENTS": True,
+        "TELLS_CHANGES": True,
+        "SIZE": 4096,
+        "NUM_FIELDS": 7,
+    }
 
     assert compiled(step_chunks, tables | numbers, constants).asm["ptx"]
 
@@ -54,5 +62,6 @@ def test_adding_up_changes_compiles_for_a_gpu():
     from gradwatch.optim._triton_kernels import add_changes
 
     arguments = {"changed_2C": "*fp64", "num_chunks": "i32", "begins_P": "*i64", "columns_P": "*i64", "out_2L": "*fp32"}
+    arguments |= {"stride": "i32", "found_inf": "*fp32"}
 
-    assert compiled(add_changes, arguments | {"stride": "i32"}, {"AT_ONCE": 128}).asm["ptx"]
+    assert compiled(add_changes, arguments, {"MAY_SKIP": True, "AT_ONCE": 128}).asm["ptx"]

@@ -47,7 +47,7 @@ def plain(kind, **options):
     return monitor
 
 
-def observed_and_clipped(kind, **options):
+def clipping(kind, *, observes, **options):
     model = make()
     optimizer = kind(model.parameters(), lr=1e-2, **options)
     with gradwatch.watch(model, optimizer, schedule=EVERY) as monitor:
@@ -55,25 +55,20 @@ def observed_and_clipped(kind, **options):
             optimizer.zero_grad()
             loss = loss_of(model, x, y)
             loss.backward()
-            monitor.observe()
-            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            if observes:
+                monitor.observe()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
             optimizer.step()
-            monitor.step(loss)
+            monitor.step(loss, grad_norm=None if observes else norm)
     return monitor
+
+
+def observed_and_clipped(kind, **options):
+    return clipping(kind, observes=True, **options)
 
 
 def clipped_and_told(kind, **options):
-    model = make()
-    optimizer = kind(model.parameters(), lr=1e-2, **options)
-    with gradwatch.watch(model, optimizer, schedule=EVERY) as monitor:
-        for x, y in batches():
-            optimizer.zero_grad()
-            loss = loss_of(model, x, y)
-            loss.backward()
-            norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-            optimizer.step()
-            monitor.step(loss, grad_norm=norm)
-    return monitor
+    return clipping(kind, observes=False, **options)
 
 
 def scaled(kind, **options):
