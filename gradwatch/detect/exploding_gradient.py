@@ -26,6 +26,9 @@ CANCELLED = 1e-5
 """Gradient of the output's bias, in units of its weight's, below which it is rounding error: the loss does not change
 where all outputs shift by the same amount, as with a distance between two outputs or a softmax over the batch."""
 
+MOST_OF_IT = 0.7
+"""Share of the total norm from which one tensor makes up half of its square, so that the overflow is laid to it."""
+
 OVERFLOW = 1e18
 """Norm above which its square, as in Adam's second moment, leaves float32 (largest 3.4e38, whose root is 1.8e19)."""
 
@@ -186,13 +189,17 @@ class ExplodingGradient:
         )
 
     def _overflow(self, history: History, norm: float) -> Finding:
+        l2_L = history.param.newest("grad.l2")
+        widest = int(np.nanargmax(l2_L))  # one is there: the total is a number
+        layer = first_scope(history, widest) if l2_L[widest] >= MOST_OF_IT * norm else None
+        whose = f" of {layer}" if layer else ""
         return Finding(
             code=self.code,
             kind=self.kind,
-            layer=None,
+            layer=layer,
             step=history.step,
             severity=Severity.CRITICAL,
-            message="the gradient norm is so large that its square overflows in float32",
+            message=f"the gradient norm{whose} is so large that its square overflows in float32",
             evidence=(Quantity(name="grad_norm.before_clip", value=norm),),
         )
 

@@ -12,11 +12,18 @@ import numpy as np
 
 from gradwatch.detect import Example
 from gradwatch.detect._depth import depth, matrix_sizes
+from gradwatch.detect._noted import noted
 from gradwatch.detect._robust import log10, median
 from gradwatch.detect._scope import first_scope
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
+
+HEADS = "tape-heads"
+"""Event of several last layers that share what lies before them; its values are their places in the model."""
+
+EARLY = 64
+"""Steps in which heads are compared: later one of them may have learned all there is, and its gradient is gone."""
 
 FEW = 4
 """Weight matrices up to which the output layer counts as well: with more it leads by nature."""
@@ -29,7 +36,9 @@ class LayerImbalance:
 
     What it measures: the size of a gradient element (root mean square) in each weight matrix, and how far the largest
     lies above the second largest, at every step of a window. Biases, norms, scalars and embeddings are left out: their
-    gradients are of another size by nature, and so is that of the output layer of a deeper network.
+    gradients are of another size by nature, and so is that of the output layer of a deeper network. And, in the first
+    64 steps, the same among the heads of a model, as the tape tells them: last layers side by side, whose gradients
+    meet in what they share. There the largest decides what is learned, and the others train on what is left.
 
     Why it matters: one learning rate cannot serve both. What is right for the others makes this layer bounce, what is
     right for this one leaves the others where they are; clipping by the norm leaves room for this one only.
@@ -58,6 +67,8 @@ class LayerImbalance:
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the layer that dwarfs the others."""
+        if history.step < EARLY:
+            yield from self._heads(history)
         shape = depth(history)
         if len(shape.matrices_M) < 3:
             return
@@ -94,11 +105,43 @@ class LayerImbalance:
             ),
         )
 
+    def _heads(self, history: History) -> Iterator[Finding]:
+        """Yield a finding for the head that dwarfs the others."""
+        for event in noted(history, HEADS):
+            heads_H = np.array(list(event.values.values()), np.intp)
+            l2_TL = history.param.window("grad.l2", self.steps)
+            log_TH = log10(l2_TL[:, heads_H] / depth(history).root_numel_L[heads_H])
+            if len(log_TH) < self.steps or np.isnan(log_TH).any():  # heads that train in turn never meet
+                continue
+            top = int(np.argmax(median(log_TH)))
+            lead = float((log_TH[:, top] - np.delete(log_TH, top, axis=1).max(axis=1)).min())
+            if lead < self.decades:
+                continue
+            layer = first_scope(history, int(heads_H[top]))
+            yield Finding(
+                code=self.code,
+                kind=self.kind,
+                layer=layer,
+                step=history.step,
+                severity=Severity.WARNING,
+                message=f"the gradient of {layer} is at least {10**lead:,.5g} times that of any other head: what they "
+                "share learns for it alone",
+                evidence=(
+                    Quantity(name="smallest lead over the second largest head", value=lead, unit="decades"),
+                    Quantity(name="gradient element", value=float(10 ** log_TH[-1, top])),
+                ),
+            )
+
     @classmethod
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
         sick = Synthetic(steps=40).imbalance(4, factor=1e4)
         yield Example("a layer has raw inputs", sick.history(), sick.names(4))
+        heads = {"layers.10": 10.0, "layers.11": 11.0}
+        tasks = Synthetic(steps=40).imbalance(11, factor=1e4).note(HEADS, values=heads)
+        yield Example("one of two heads has targets in millimetres", tasks.history(), tasks.names(11))
+        even = Synthetic(steps=40).imbalance(11, factor=50).note(HEADS, values=heads)
+        yield Example("two heads, one with fifty times the gradient", even.history())
         yield Example("a healthy run", Synthetic(steps=40).history())
         yield Example(
             "fifty times the others is usual for an output layer",

@@ -78,7 +78,8 @@ class NoGradient:
             return
         rate_T = history.scalar("lr.0")
         missing_L = np.isnan(l2_TL).all(axis=0)
-        may_come = in_turn_L.any() or rate_T[-1] > rate_T[0] or _is_routed(history, ill_L & missing_L)
+        is_in_turn = _is_in_turn(l2_TL, in_turn_L, missing_L & ill_L)
+        may_come = is_in_turn or rate_T[-1] > rate_T[0] or _is_routed(history, ill_L & missing_L)
         if steps < self.patience * (INTERMITTENT if may_come else 1):
             return
         shapes_in_turn = {layer.shape for layer, is_so in zip(history.info.layers, in_turn_L, strict=True) if is_so}
@@ -122,6 +123,11 @@ class NoGradient:
         turns.grad_l2_TL[::2, 10], turns.grad_l2_TL[1::2, 11] = np.nan, np.nan
         turns.grad_l2_TL[:30, 9] = np.nan
         yield Example("heads train in turn, one of them from step 30", turns.history())
+        masked = Synthetic(steps=20).no_gradient(3)
+        masked.grad_l2_TL[::2, 10], masked.grad_l2_TL[1::2, 11] = 0, 0
+        named = (replace(layer, name="router" if i == 3 else layer.name) for i, layer in enumerate(masked.info.layers))
+        masked.info = replace(masked.info, layers=tuple(named))
+        yield Example("a router is cut off, and the experts behind it are masked", masked.history(), ("router",))
         frozen = Synthetic(steps=40).no_gradient(3)
         layers = tuple(replace(layer, trainable=i != 3) for i, layer in enumerate(frozen.info.layers))
         frozen.info = replace(frozen.info, layers=layers)
@@ -149,6 +155,16 @@ def _is_routed(history: History, ill_L: NDArray[np.bool_]) -> bool:
     ill = np.flatnonzero(ill_L)
     is_like_others = all(re.sub(r"\d+", "*", layers[i].name) in numbered for i in ill)
     return is_like_others and len(reached) > 0 and len(ill) > 0 and reached[0] < ill[0]
+
+
+def _is_in_turn(l2_TL: NDArray[np.floating], in_turn_L: NDArray[np.bool_], missing_L: NDArray[np.bool_]) -> bool:
+    """Say whether the tensors that come and go tell that one which has not come yet may.
+
+    Where they come and go as exact zeros the graph is the same at every step, as that of experts whose outputs are
+    masked is; what is None in such a graph stays None.
+    """
+    is_graph_same = not np.isnan(l2_TL[:, in_turn_L]).any()
+    return bool(in_turn_L.any()) and not (is_graph_same and missing_L.any())
 
 
 def _is_cancelled(history: History, tensor: int) -> bool:

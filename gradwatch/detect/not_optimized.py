@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect._depth import depth
+from gradwatch.detect._noted import noted
 from gradwatch.detect._scope import scopes
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
@@ -36,7 +37,9 @@ class NotOptimized:
 
     What it measures: (1) trainable tensors with a gradient that no optimizer held when the monitor attached, unless
     their update is measured and is not zero (somebody else moves them); (2) tensors that an optimizer holds, with a
-    gradient and a learning rate, whose measured updates are exactly zero, one after the other, while others' are not.
+    gradient and a learning rate, whose measured updates are exactly zero, one after the other, while others' are not;
+    (3) parameters on the tape of the loss that the model holds in a plain list, tuple or dict, where `parameters()`
+    does not see them, and that nothing has moved from step 0 to step 8.
 
     Why it matters: the gradient is computed, shown and clipped like any other, and then thrown away.
 
@@ -44,7 +47,8 @@ class NotOptimized:
     model and everything behind it is optimized, that is how fine-tuning a head looks: info, with the advice to freeze.
 
     What to do: build the optimizer after the last change to the model (a replaced head is the usual reason); compare
-    the parameters of the groups with the model's; make sure that every tensor matches one rule of a grouping by name.
+    the parameters of the groups with the model's; make sure that every tensor matches one rule of a grouping by name;
+    keep layers in nn.ModuleList or nn.ModuleDict, parameters in nn.ParameterList.
     Updates that are lost in rounding need float32 master weights, or stochastic rounding.
 
     Source: pytorch/pytorch documentation of torch.optim ("construct the optimizer after moving or changing the
@@ -62,6 +66,7 @@ class NotOptimized:
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module that is not optimized."""
+        yield from self._unregistered(history)
         shape = depth(history)
         ratio_L = history.param.newest("update.ratio")
         if not shape.unowned and np.count_nonzero(ratio_L > 0) >= shape.num_trainable:
@@ -70,6 +75,19 @@ class NotOptimized:
             yield from self._left_out(history, ratio_L)
         if (ratio_L == 0).any():
             yield from self._stuck(history)
+
+    def _unregistered(self, history: History) -> Iterator[Finding]:
+        """Yield what the model computes with and does not know."""
+        for event in noted(history, "parameters-unregistered"):
+            yield Finding(
+                code=self.code,
+                kind=self.kind,
+                layer=event.layer,
+                step=history.step,
+                severity=Severity.WARNING,
+                message=f"{event.text}: nothing updates them",
+                evidence=(Quantity(name="tensors", value=event.values["tensors"]),),
+            )
 
     def _left_out(self, history: History, ratio_L: NDArray[np.floating]) -> Iterator[Finding]:
         left = list(depth(history).unowned)
@@ -121,6 +139,9 @@ class NotOptimized:
         yield Example("a new head is in no group", _left_out(11, moves=False), ("layers.11.weight",))
         yield Example("no parameter is", _left_out(*range(12), moves=False), (None,))
         yield Example("an update is lost in rounding", _stuck(4), ("layers.4.weight",))
+        text = "the loss reaches 8 tensors in `convs`, a plain container that parameters() does not see"
+        hidden = Synthetic(steps=20).note("parameters-unregistered", layer="convs", text=text, values={"tensors": 8.0})
+        yield Example("layers are kept in a plain list", hidden.history(), ("convs",))
         yield Example("a healthy run", Synthetic(steps=40).history())
         yield Example("somebody else moves it", _left_out(5, moves=True))
         skipped = Synthetic(steps=40, precision="fp16")

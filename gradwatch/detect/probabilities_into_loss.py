@@ -12,7 +12,7 @@ from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Event, Finding, Quantity, Severity
 
-KINDS = ("tape-probabilities", "tape-scores")
+KINDS = ("tape-probabilities", "tape-scores", "tape-over-batch")
 
 
 @final
@@ -22,7 +22,8 @@ class ProbabilitiesIntoLoss:
 
     What it measures: nothing. It reads the tape, the autograd graph of the loss at the first steps: cross entropy whose
     scores come out of a softmax or sigmoid; a binary cross entropy with logits that get a sigmoid; a negative
-    log-likelihood or a KL divergence of probabilities without a logarithm, or of the raw scores of a linear layer.
+    log-likelihood or a KL divergence of probabilities without a logarithm, or of the raw scores of a linear layer; a
+    negative log-likelihood of a log-softmax that goes over the samples of the batch (`dim=0`), not over the classes.
     Only operations that move values about, clamp or average them may lie between, so that the softmax of an
     attention, a gate or a target is none of it.
 
@@ -85,6 +86,9 @@ class ProbabilitiesIntoLoss:
         text = "the loss expects log-probabilities and gets raw scores"
         raw = Synthetic(steps=20).note("tape-scores", step=1, layer=layer, text=text)
         yield Example("raw scores into a negative log-likelihood", raw.history(), (layer,))
+        text = "the softmax goes over the 64 samples of the batch, not over the classes"
+        batch = Synthetic(steps=20).note("tape-over-batch", layer=layer, text=text, values={"samples": 64.0})
+        yield Example("a log-softmax over dimension 0", batch.history(), (layer,))
         yield Example("a healthy run", Synthetic(steps=20).history())
         text = "the log of a softmax or sigmoid rounds to log(0)"
         logarithm = Synthetic(steps=20).note("tape-log-of-softmax", layer=layer, text=text)

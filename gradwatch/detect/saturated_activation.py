@@ -20,6 +20,9 @@ from gradwatch.records import Finding, Quantity, Severity
 FLAT_ON_BOTH_SIDES = ("Sigmoid", "Tanh", "Hardsigmoid", "Hardtanh")
 """Module types whose tails are flat on both sides. ReLU6, ELU and their kin are meant to rest on one of theirs."""
 
+OF_UNIT_INPUTS = {"Hardtanh": 0.32}
+"""Share of standard normal inputs, 0..1, that a function clips: erfc(1 / sqrt 2) beyond +-1. Smooth ones have 0.03."""
+
 BEGINNING = 50
 """Steps that count as the beginning: what is saturated there is so by scale, not by what was learned."""
 
@@ -47,8 +50,9 @@ class SaturatedActivation:
 
     Args:
         every: Steps between two looks. 10: activations are sampled that often.
-        early: Saturated fraction, 0..1, to report if it was so from the start. 0.3: fresh networks that
-            are fine begin below 0.15 (`scripts/study_healthy.py`); a pretrained one had 0.43.
+        early: Saturated fraction, 0..1, above what inputs of unit scale have (0.32 for a hard tanh, next to nothing for
+            the others), to report if it was so from the start. 0.3: fresh networks that are fine begin below 0.15
+            (`scripts/study_healthy.py`); a pretrained one had 0.43.
         late: The same for what became so. 0.9: healthy tanh layers of trained networks had up to 0.66.
         samples: Successive samples of which the smallest counts. 2: two batches that agree.
     """
@@ -77,7 +81,8 @@ class SaturatedActivation:
             is_last = a == len(history.info.activations) - 1
             may_be_sure = is_softmax or (is_last and _has_learned(history))
             has_got_there = saturated_A[a] >= self.late and not may_be_sure
-            if not has_got_there and not (is_early and always_A[a] >= self.early):
+            early = self.early + OF_UNIT_INPUTS.get(activation.module_type, 0.0)
+            if not has_got_there and not (is_early and always_A[a] >= early):
                 continue
             yield Finding(
                 code=self.code,
@@ -101,6 +106,7 @@ class SaturatedActivation:
         yield Example("a tanh is driven into its tails", _with(0, "Tanh", fraction=0.95, onset=60), ("acts.0",))
         yield Example("a healthy run", Synthetic(steps=100, activations=3).history())
         yield Example("a tanh layer uses its tails, once trained", _with(0, "Tanh", fraction=0.6, onset=60))
+        yield Example("a hard tanh clips a third of normalised inputs", _with(1, "Hardtanh", fraction=0.34, onset=0))
         yield Example("the output's sigmoid becomes sure", _with(2, "Sigmoid", fraction=0.97, onset=60))
         stuck = _made(2, "Tanh", fraction=1.0, onset=30)
         stuck.loss_T[:] = 2500

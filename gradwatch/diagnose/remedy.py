@@ -138,6 +138,13 @@ KNOWN: dict[str, Callable[[Sequence[Finding], Numbers], Remedy | None]] = {
     "freeze_target": _words("compute the targets with a frozen copy of the model that is updated only now and then"),
     "open_gate": _words("look at what multiplies {where}: open its gate, or let the scale of its norm train"),
     "hold_parameters": _words("build the optimizer after the model is complete, and give it the parameters of {where}"),
+    "register": _words(
+        "keep {where} in nn.ModuleList, nn.ModuleDict or nn.ParameterList before the optimizer is built"
+    ),
+    "balance_tasks": _words(
+        "bring all targets to unit scale, or weight the losses so that {where} does not drown the rest"
+    ),
+    "over_classes": _words("take the softmax over the classes: dim=1"),
     "master_weights": _words("keep float32 master weights for {where}, and use autocast for the forward pass"),
     "zero_grad": _words("call optimizer.zero_grad() once per update"),
     "advance_iterator": _words("make the data iterator once, before the loop, and seed no generator inside it"),

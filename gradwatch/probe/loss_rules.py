@@ -71,7 +71,16 @@ def _nll(graph: Graph, node: Node) -> Fact | None:
     made_by = graph.through(graph.first(node))
     if made_by is not None and operation(made_by) in LINEAR:
         return Fact("tape-scores", node, "the loss expects log-probabilities and gets raw scores", {})
+    if made_by is not None and _goes_over_samples(made_by):
+        text = f"the softmax goes over the {shape(made_by)[0]} samples of the batch, not over the classes"
+        return Fact("tape-over-batch", made_by, text, {"samples": float(shape(made_by)[0])})
     return None
+
+
+def _goes_over_samples(node: Node) -> bool:
+    """Say whether a log-softmax of shape (samples, classes, ...) sums up over the samples."""
+    is_batch = operation(node) == "LogSoftmax" and len(shape(node)) > 1 and shape(node)[0] > 1
+    return is_batch and getattr(node, "_saved_dim", -1) == 0
 
 
 def divergence(graph: Graph, node: Node) -> Fact | None:

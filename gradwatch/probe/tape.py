@@ -9,11 +9,12 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
-from gradwatch.probe import embeddings
+from gradwatch.probe import embeddings, heads
 from gradwatch.probe.formulas import suspects
 from gradwatch.probe.graph import Graph, Node, operation, shape
 from gradwatch.probe.layout import Models, named_modules
 from gradwatch.probe.loss_rules import RULES, Fact, divergence
+from gradwatch.probe.strays import Strays
 from gradwatch.records import Event, LayerInfo
 
 LOOKS = frozenset({0, 1, 8})
@@ -78,6 +79,7 @@ class Tape:
         self._layers = layers
         self._index = {param: i for i, param in enumerate(params)}
         self._last_activation = _last_activations(models)
+        self._strays = Strays(models)
         self._autopsies = 0
         self._said = set(said)
 
@@ -95,6 +97,7 @@ class Tape:
             return []
         graph = Graph(loss)
         facts = [*self._of_loss(graph), *embeddings.facts(graph, self._index, self._layers)]
+        facts += [*heads.facts(graph, self._index, self._layers), *self._strays.facts(graph, self._index, step=step)]
         if is_whole and graph.is_complete and not graph.of(*OPAQUE):
             facts += self._cuts(graph)
         if wants_autopsy:

@@ -156,6 +156,13 @@ def test_raw_scores_into_a_likelihood_are_found():
     assert read(mlp(), lambda m: F.nll_loss(m(X), CLASSES))[0] == {("scores", "2")}
 
 
+def test_a_log_softmax_over_the_batch_is_found_at_the_likelihood():
+    assert read(mlp(), lambda m: F.nll_loss(m(X).log_softmax(0), CLASSES))[0] == {("over-batch", "2")}
+    assert read(mlp(), lambda m: F.nll_loss(m(X).log_softmax(-1), CLASSES))[0] == set()
+    assert read(mlp(), lambda m: F.nll_loss(m(X[0]).log_softmax(0), CLASSES[0]))[0] == set()  # one sample, no batch
+    assert read(mlp(16), lambda m: -m(X).log_softmax(0).diagonal().mean())[0] == set()  # a contrast within the batch
+
+
 @pytest.mark.parametrize("classes", [2, 3, 10])
 def test_the_lowest_loss_is_that_of_certain_and_right_predictions(classes):
     model = nn.Sequential(nn.Linear(8, classes), nn.Softmax(1))

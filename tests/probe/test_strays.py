@@ -1,0 +1,63 @@
+"""Strays: layers in plain containers are found when nothing moves them, and nobody else's parameters are."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from gradwatch.probe.layout import describe
+from gradwatch.probe.tape import Tape
+
+X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Hidden(nn.Module):
+    def __init__(self, container):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 1)
+        self.layers = container([nn.Linear(8, 8), nn.Linear(8, 8)])
+
+    def forward(self, x):
+        x = self.first(x)
+        layers = self.layers.values() if isinstance(self.layers, dict) else self.layers
+        for layer in layers:
+            x = F.relu(layer(x[:, :8]))
+        return self.last(x)
+
+
+def found(model, *, optimizers=(), other=None, steps=9):
+    """Train with the optimizers and return the layers that the tape calls unregistered."""
+    tape, said = Tape(model, *describe(model)), []
+    for step in range(steps):
+        out = model(X) if other is None else other(model(X))
+        loss = out.square().mean()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        said += tape.read(loss, step=step)
+    return [event.layer for event in said if event.kind == "parameters-unregistered"]
+
+
+@pytest.mark.parametrize("container", [list, tuple, lambda layers: dict(enumerate(layers))])
+def test_layers_in_a_plain_container_are_found(container):
+    model = Hidden(container)
+    assert found(model, optimizers=[torch.optim.SGD(model.parameters(), lr=0.01)]) == ["layers"]
+
+
+def test_a_module_list_is_registered():
+    model = Hidden(nn.ModuleList)
+    assert found(model, optimizers=[torch.optim.SGD(model.parameters(), lr=0.01)]) == []
+
+
+def test_layers_that_another_optimizer_moves_are_no_strays():
+    model = Hidden(list)
+    hidden = [param for layer in model.layers for param in layer.parameters()]
+    assert found(model, optimizers=[torch.optim.SGD([*model.parameters(), *hidden], lr=0.01)]) == []
+
+
+def test_a_critic_that_the_model_does_not_hold_is_none_of_its_business():
+    assert found(nn.Linear(8, 4), other=nn.Linear(4, 1)) == []
+
+
+def test_one_look_says_nothing():
+    assert found(Hidden(list), steps=8) == []
