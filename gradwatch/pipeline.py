@@ -182,6 +182,7 @@ class Pipeline:
 
     Attributes:
         news: Findings that nobody has acted on yet; whoever does takes them out. It grows while rows are taken in.
+        found: All findings so far, whatever still waits; it grows likewise.
     """
 
     def __init__(
@@ -194,6 +195,7 @@ class Pipeline:
     ) -> None:
         self._intake = Intake(history, detectors=detectors, sinks=sinks, recorder=recorder)
         self.news = self._intake.news
+        self.found = history.findings
         row_bytes = len(history.info.layers) * len(catalogue.PARAM) * np.dtype(np.float32).itemsize
         limit = max(2 * SHOWN_WITHIN, WAITING_BYTES // max(row_bytes, 1))
         self._background = Background(self._take, then=self._intake.write, limit=limit, name="gradwatch")
@@ -215,11 +217,6 @@ class Pipeline:
     def busy_s(self) -> float:
         """Processor time that taking rows in has cost so far."""
         return self._background.busy_s
-
-    @property
-    def num_findings(self) -> int:
-        """How many findings there are so far, whatever still waits."""
-        return len(self._intake.history.findings)
 
     def feed(
         self,

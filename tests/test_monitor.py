@@ -68,7 +68,7 @@ FAULTS = {
     "the batch hash": [(monitor, "hash_batch")],
     "the peak memory": [(monitor, "peak_memory")],
     "the loss": [(monitor, "number")],
-    "the look at the optimizer": [(part.Part, "rates")],
+    "the look at the optimizer": [(part.Part, "put_rates")],
     "the recording": [(History, "append"), (Pipeline, "feed")],
     "the diagnosis": [(Pipeline, "close")],
 }
@@ -338,7 +338,7 @@ class Silent:
 
     def __init__(self, history):
         self.history = history
-        self.next_step = self.num_findings = 0
+        self.next_step, self.found = 0, []
         self.busy_s = 0.0
 
     def feed(self, step, **row):

@@ -16,7 +16,7 @@ _known: WeakKeyDictionary[History, dict[str, Floats]] = WeakKeyDictionary()
 
 
 def beginning(history: History, statistic: str, length: int = STEPS) -> Floats:
-    """Return a statistic of the run over the first recorded steps, of shape (at most length,).
+    """Return a statistic over the first recorded steps: shape (at most length,), with L behind it for one of layers.
 
     Args:
         history: Of which at least one step is recorded.

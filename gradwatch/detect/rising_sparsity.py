@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect._beginning import is_learned
+from gradwatch.detect._beginning import beginning, is_learned
 from gradwatch.detect._depth import depth
 from gradwatch.detect._scope import scopes
 from gradwatch.detect._silence import most_silent, silent_units
@@ -77,26 +77,32 @@ class RisingSparsity:
         maybe_L = (newest_L >= self.level) & (newest_L < 1) & depth(history).units_L
         if not maybe_L.any():
             return
-        maybe = np.flatnonzero(maybe_L)
         zero_TL = history.param.window("grad.zero_frac")
+        first_L = beginning(history, "grad.zero_frac", BLOCK).min(axis=0)
+        maybe_L &= self._is_high(zero_TL[-BLOCK:].min(axis=0), first_L)
+        if not maybe_L.any():
+            return
+        maybe = np.flatnonzero(maybe_L)
+        first_L = first_L[maybe]
         whole = len(zero_TL) // BLOCK
         low_BL = zero_TL[len(zero_TL) - whole * BLOCK :, maybe].reshape(whole, BLOCK, -1).min(axis=1)
         ill_L = np.zeros(len(newest_L), np.bool_)
-        if not (low_BL[-1] >= self.level).any():
-            return
-        first_L = history["grad.zero_frac"][:BLOCK, maybe].min(axis=0)  # the first steps of a run are kept for good
-        ill_L[maybe] = self._is_rising(low_BL, first_L)
+        ill_L[maybe] = self._is_rising(low_BL)
         for layer, group in scopes(history, ill_L, kind=self.kind):
             mine = np.isin(maybe, group)
             yield self._finding(history, layer, low_BL[:, mine], rise=float((low_BL[-1] - first_L)[mine].max()))
 
-    def _is_rising(self, low_BL: NDArray[np.floating], first_L: NDArray[np.floating]) -> NDArray[np.bool_]:
+    def _is_high(self, low_L: NDArray[np.floating], first_L: NDArray[np.floating]) -> NDArray[np.bool_]:
+        """Say of which tensors the lower envelope has come far above where it began."""
+        is_high_L: NDArray[np.bool_] = (low_L >= self.level) & (low_L - first_L >= self.rise)
+        return is_high_L
+
+    def _is_rising(self, low_BL: NDArray[np.floating]) -> NDArray[np.bool_]:
         """Say of which tensors the lower envelope climbs steadily and still does."""
         earlier, later = np.triu_indices(len(low_BL), 1)
         steady_L = (low_BL[later] > low_BL[earlier]).mean(axis=0)
         recent_L = low_BL[-1] - low_BL[-max(2, len(low_BL) // 3)]
-        is_high_L = (low_BL[-1] >= self.level) & (low_BL[-1] - first_L >= self.rise)
-        is_rising_L: NDArray[np.bool_] = is_high_L & (steady_L >= self.steady) & (recent_L >= STILL)
+        is_rising_L: NDArray[np.bool_] = (steady_L >= self.steady) & (recent_L >= STILL)
         return is_rising_L
 
     def _finding(self, history: History, layer: str | None, low_BL: NDArray[np.floating], *, rise: float) -> Finding:

@@ -76,9 +76,8 @@ class TrainEvalMismatch:
             yield self._finding(history, event, Severity.WARNING, event.text)
         for event in (*noted(history, "norm-stuck"), *noted(history, "norm-hasty")):
             yield self._finding(history, event, Severity.WARNING, f"{event.text} (in {event.layer})")
-        ratio = _validation_over_training(history)
         far = [event for event in noted(history, "norm-distance") if self._is_far(event)]
-        if len(far) >= 2 and ratio >= self.worse:
+        if len(far) >= 2 and (ratio := _validation_over_training(history)) >= self.worse:
             text = f"validation is normalised by statistics that are not those of the batches (in {far[-1].layer})"
             yield self._finding(history, far[-1], Severity.WARNING, text, ratio=ratio)
 

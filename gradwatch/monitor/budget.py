@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import final
 
@@ -15,6 +16,8 @@ MOST = 16
 """How many times more seldom than scheduled something is measured at most, so that it is still seen at times."""
 CLOSE_LOOK = 64
 """Steps that are watched as scheduled after a new finding, so that its causes can be told apart."""
+
+NOTHING = (False, False, False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,19 +51,28 @@ class Budget:
 
     Attributes:
         factor: How many times more seldom than scheduled things are measured now: a power of two.
+        next_review: Step from which on `review` adapts anew.
     """
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.factor = 1
+        self._every = math.gcd(schedule.updates, schedule.activations, schedule.histograms)
         self._watch_s = self._optional_s = self._wall_s = 0.0
         self._pace = Pace()
-        self._next_review = SETTLING
+        self.next_review = SETTLING
         self._close_until = 0
 
     def is_due(self, every: int, step: int) -> bool:
         """Say whether something that is scheduled every so many steps is measured at a step."""
         return every > 0 and step % every == 0 and (step < self._close_until or step % (every * self.factor) == 0)
+
+    def due(self, step: int) -> tuple[bool, bool, bool]:
+        """Say whether updates, activations and histograms are due at a step."""
+        if self._every == 0 or step % self._every:
+            return NOTHING
+        schedule, is_due = self.schedule, self.is_due
+        return is_due(schedule.updates, step), is_due(schedule.activations, step), is_due(schedule.histograms, step)
 
     def charge(self, *, watch_s: float, optional_s: float, wall_s: float) -> None:
         """Note what a step took.
@@ -80,9 +92,9 @@ class Budget:
 
     def review(self, step: int) -> bool:
         """Adapt to what was spent, where it is time to, and say whether anything changed."""
-        if step < self._next_review:
+        if step < self.next_review:
             return False
-        self._next_review = step + REVIEW_EVERY * self.factor
+        self.next_review = step + REVIEW_EVERY * self.factor
         before = self.factor
         if self.schedule.budget and self._wall_s:
             self.factor = self._affordable()

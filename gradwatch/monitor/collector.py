@@ -46,6 +46,8 @@ class Collector:
         hooked: As in `Monitor`.
 
     Attributes:
+        has_optimizers: Whether there is anything to watch.
+        has_scaler: Whether the loss is scaled.
         row_SL: What was read since `begin`; nan where nothing was.
         is_updated: Whether an optimizer has moved its parameters since `begin`.
         optimizer: Loss scale and learning rates of the newest update, by their names in the catalogue.
@@ -72,6 +74,7 @@ class Collector:
         self._activations = activations
         self.silence = Silence()
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self.has_optimizers, self.has_scaler = bool(self._parts), self._scaler is not None
         self._scale = 1.0
         self._budget = budget
         self._measure_clipped = measure_clipped
@@ -85,11 +88,6 @@ class Collector:
                 self._handles += part.watch_backward()
 
     @property
-    def has_optimizers(self) -> bool:
-        """Whether there is anything to watch."""
-        return bool(self._parts)
-
-    @property
     def is_due(self) -> bool:
         """Whether the statistics of updates are measured in this row."""
         return self._due_updates
@@ -98,11 +96,6 @@ class Collector:
     def scale(self) -> float:
         """The newest loss scale that was looked up; 1 without a scaler."""
         return self._scale
-
-    @property
-    def has_scaler(self) -> bool:
-        """Whether the loss is scaled."""
-        return self._scaler is not None
 
     def begin(self, step: int) -> None:
         """Make ready for the next row, that of an optimizer step."""
@@ -114,10 +107,8 @@ class Collector:
         self._counts_2LB: NDArray[np.int64] | None = None
         for part in self._parts:
             part.begin()
-        schedule, is_due = self._budget.schedule, self._budget.is_due
-        self._due_updates = is_due(schedule.updates, step)
-        self._due_histograms = is_due(schedule.histograms, step)
-        self._due_activations = self._activations is not None and is_due(schedule.activations, step)
+        self._due_updates, due_activations, self._due_histograms = self._budget.due(step)
+        self._due_activations = due_activations and self._activations is not None
         if self._due_activations:
             self._arm()
         if self._scaler is not None and self._is_hooked:
@@ -155,7 +146,7 @@ class Collector:
         """Read what the loop has not cleared yet of an update that was left out."""
         self.optimizer["loss_scale"] = self._scale
         for part in self._parts:
-            self.optimizer.update(part.rates())
+            part.put_rates(self.optimizer)
             if part.is_read:
                 continue
             norm = self._read_gradients(part)
@@ -247,9 +238,10 @@ class Collector:
         scale, found_inf = getattr(part.optimizer, "grad_scale", None), getattr(part.optimizer, "found_inf", None)
         if found_inf is not None:
             part.is_updated = not to_float(found_inf)
-        self._look_at_scale()
+        if self._scaler is not None:
+            self._look_at_scale()
         self.optimizer["loss_scale"] = self._scale if scale is None else to_float(scale)
-        self.optimizer.update(part.rates())
+        part.put_rates(self.optimizer)
         if part.is_observed:
             if self._measure_clipped:
                 part.read_clipped()

@@ -100,10 +100,11 @@ class Monitor:
         self._keeper = keeper
         self._is_closed = False
         self._noted: set[str] = set()
-        self._num_findings = pipeline.num_findings
+        self._found = pipeline.found
+        self._num_findings = len(self._found)
         self._told_factor = 1
         self._fed_s, self._busy_s = 0.0, pipeline.busy_s
-        self._begin()
+        self._begin(pipeline.next_step)
         self._recorded = self._ended
 
     @property
@@ -177,8 +178,9 @@ class Monitor:
         self._feed(act_SA)
         if self._keeper:
             self._conclude(self._keeper)
-        self._adapt()
-        self._begin()
+        if self._step >= self._budget.next_review or len(self._found) != self._num_findings:
+            self._adapt()
+        self._begin(self._step + 1)
         self._fed_s = self._ended - fed  # charged to the next step
 
     def findings(self) -> tuple[Finding, ...]:
@@ -215,7 +217,7 @@ class Monitor:
 
     def restart(self) -> None:
         """Make ready for the step after the newest in the history, which has gone back."""
-        self._begin()
+        self._begin(self.pipeline.next_step)
 
     def close(self, status: Status = "finished") -> tuple[Diagnosis, ...]:
         """Detach, end the run for sinks and disk, and return the diagnoses."""
@@ -234,11 +236,11 @@ class Monitor:
         else:
             self.close("interrupted" if issubclass(kind, KeyboardInterrupt) else "failed")
 
-    def _begin(self) -> None:
+    def _begin(self, step: int) -> None:
         self._run: dict[str, float] = {}
         self._calls = 0
-        self._step = self.pipeline.next_step
-        self._collector.begin(self._step)
+        self._step = step
+        self._collector.begin(step)
         if self._micro:
             self._micro.begin(is_due=self._collector.is_due, scale=self._collector.scale)
         self._ended = time.perf_counter()
@@ -274,7 +276,8 @@ class Monitor:
         self._calls += 1
         self._add_losses(loss, val_loss)
         is_updated = collector.is_updated or not collector.has_optimizers
-        if not is_complete and self._is_between_updates(is_updated):
+        is_steady = is_updated and self._interval == 1 and not self._idle  # an update at each call, as ever
+        if not is_steady and not is_complete and self._is_between_updates(is_updated):
             return False
         if not is_updated:
             collector.describe_skipped()
@@ -287,7 +290,7 @@ class Monitor:
 
     def _adapt(self) -> None:
         """Measure what is optional as often as the budget and the newest findings have it."""
-        budget, num_findings = self._budget, self.pipeline.num_findings
+        budget, num_findings = self._budget, len(self._found)
         if num_findings != self._num_findings:
             self._num_findings = num_findings
             budget.look_closer(self._step)

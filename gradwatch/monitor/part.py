@@ -186,11 +186,12 @@ class Part:
         """Write the histograms of gradients and weights into those of the model."""
         counts_2LB[:, self._columns] = to_host(self._histograms.read())
 
-    def rates(self) -> dict[str, float]:
-        """Return the learning rates of the groups by their name in the catalogue."""
+    def put_rates(self, optimizer: dict[str, float]) -> None:
+        """Write the learning rates of the groups by their name in the catalogue."""
         # looked up anew: a checkpoint that is loaded puts other groups in their place
-        rates = [group.get("lr", math.nan) for group in self.optimizer.param_groups]
-        return {n: to_float(r) if isinstance(r, Tensor) else float(r) for n, r in zip(self._rates, rates, strict=False)}
+        for name, group in zip(self._rates, self.optimizer.param_groups, strict=False):
+            rate = group.get("lr", math.nan)
+            optimizer[name] = to_float(rate) if isinstance(rate, Tensor) else float(rate)
 
     def later_params(self) -> list[Tensor]:
         """Return the parameters of groups that were added later."""

@@ -31,24 +31,32 @@ def hash_batch(inputs: Any, *, kernel: kernels.Kernel = "auto") -> int:
         collide once in about 2^32 at worst. Waits for the device where a tensor is not on the CPU.
     """
     native = kernels.choose(kernel)
+    if native is not None and isinstance(inputs, torch.Tensor):
+        checksum = native.checksum(inputs)
+        if checksum is not None:
+            return _mix(1, (checksum,))
     parts: list[int | torch.Tensor] = []
-    for leaf in (inputs,) if isinstance(inputs, torch.Tensor) else _leaves(inputs, _DEPTH):
+    for leaf in _leaves(inputs, _DEPTH):
         if isinstance(leaf, torch.Tensor):
             checksum = native.checksum(leaf) if native is not None else None
             parts.append(_checksum(leaf) if checksum is None else checksum)
         else:
             parts.append(zlib.crc32(repr(leaf).encode()))
-    total = len(parts)
-    for part in _on_host(parts):
-        total = (total ^ total >> 29) * _GOLDEN + part & _MASK
-    total = (total ^ total >> 32) * _GOLDEN & _MASK
-    return (total ^ total >> 29) * _GOLDEN >> 16 & 0xFFFF_FFFF_FFFF
+    return _mix(len(parts), _on_host(parts))
 
 
 def is_finite(inputs: Any) -> bool:
     """Say whether no tensor of a batch, nested as in `hash_batch`, holds NaN or Inf."""
     leaves = (leaf for leaf in _leaves(inputs, _DEPTH) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point())
     return all(transfer.to_float(torch.isfinite(leaf).all()) for leaf in leaves)
+
+
+def _mix(total: int, parts: Iterable[int]) -> int:
+    """Return a hash of numbers in order, and of how many there are."""
+    for part in parts:
+        total = (total ^ total >> 29) * _GOLDEN + part & _MASK
+    total = (total ^ total >> 32) * _GOLDEN & _MASK
+    return (total ^ total >> 29) * _GOLDEN >> 16 & 0xFFFF_FFFF_FFFF
 
 
 def _leaves(inputs: Any, depth: int) -> Iterator[Any]:
