@@ -194,7 +194,9 @@ class Collector:
             return None
         began = time.perf_counter()
         act_SA = self._read_activations()
-        self.optional_s += time.perf_counter() - began
+        spent_s = self._activations.spent_s if self._activations else 0.0  # within the forward calls
+        self.watch_s += spent_s
+        self.optional_s += spent_s + time.perf_counter() - began
         return act_SA
 
     def histograms(self, step: int) -> Histograms | None:
@@ -223,14 +225,19 @@ class Collector:
         self.is_updated |= part.is_updated
         if self._due_updates:
             self._keep_weights(part)
-        self.watch_s += time.perf_counter() - began
+        part.stepped_from = time.perf_counter()
+        self.watch_s += part.stepped_from - began
 
     def _after_update(self, part: Part, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        began = time.perf_counter()
+        extra_s = part.extra(began - part.stepped_from)
+        self.optional_s += extra_s
         if not part.take_gradients() and part.awaits_closure and not part.is_observed:
             self._read_gradients(part)
         if part.is_traced:
-            self._read_updates()
+            self.read_updates()
         part.is_observed = False
+        self.watch_s += extra_s + time.perf_counter() - began
 
     @dispensable("the look at the optimizer")
     def _describe_update(self, part: Part) -> None:

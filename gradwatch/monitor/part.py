@@ -27,6 +27,7 @@ from gradwatch.probe.updates import UpdateProbe
 GRAD = slice(0, 6)
 LINEAR = slice(0, 4)  # those of them that grow with the gradient: norm, largest magnitude, mean, deviation
 UPDATE = slice(6, 8)
+RISE = 1.05  # per step, of the least that a step has taken: it may have become slower for good
 L2 = catalogue.PARAM_NAMES.index("grad.l2")
 NONFINITE = catalogue.PARAM_NAMES.index("grad.nonfinite")
 
@@ -50,6 +51,7 @@ class Part:
         is_updated: The optimizer has moved its parameters since the last row.
         awaits_closure: The step under way computes its gradients itself.
         is_traced: How far it moves the weights will be read from what it leaves behind, right after it.
+        stepped_from: Clock at which the step under way began.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Part:
             self._clipped_SL = torch.full_like(self._row[GRAD], math.nan)
             places = range(row_SL.shape[1]) if isinstance(columns, slice) else map(int, columns)
             self._watched.watch(dict(zip(params, places, strict=True)))
+        self.stepped_from, self._usual_s = 0.0, math.inf
         self.begin()
 
     @property
@@ -173,6 +176,19 @@ class Part:
         if not self.is_traced:
             self._updates.before()
         self._has_kept_weights = True
+
+    def extra(self, seconds: float) -> float:
+        """Return how much longer than usual a step of a watched optimizer took that measured its updates, too.
+
+        Args:
+            seconds: Time of the step; those that measured none tell what is usual.
+        """
+        if self._watched is None or self.awaits_closure:
+            return 0.0
+        if self._watched.changes_2L is not None:
+            return max(0.0, seconds - self._usual_s)
+        self._usual_s = min(seconds, RISE * self._usual_s)
+        return 0.0
 
     def read_updates(self) -> None:
         """Write into the row how far the update moved the weights."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -111,10 +112,12 @@ class ActivationProbe:
     Attributes:
         is_armed: Whether the hooks sum up.
         infos: The watched modules in the order of the model.
+        spent_s: Seconds that hooks took since `arm`.
     """
 
     def __init__(self, model: Models, *, max_elements: int = 65536, kernel: kernels.Kernel = "auto") -> None:
         self.is_armed = False
+        self.spent_s = 0.0
         self._slots: list[Slot] = []
         self._is_traced = False
         self._places: list[Callable[[], RemovableHandle]] = []
@@ -154,6 +157,7 @@ class ActivationProbe:
         self._disarm()
         self._hook_up()
         self.is_armed = True
+        self.spent_s = 0.0
         for slot in self._slots:
             slot.clear()
         dynamo = sys.modules.get("torch._dynamo")  # importing it takes a second, and is the business of torch.compile
@@ -208,8 +212,10 @@ class ActivationProbe:
             self._is_traced = True
             look(*args)  # what cannot be traced is for torch.compile to tell
             return
+        began = time.perf_counter()
         try:
             look(*args)
+            self.spent_s += time.perf_counter() - began
         except Exception as error:  # whatever it is, the forward call is worth more
             self.close()
             text = f"the probe of activations is switched off: {type(error).__name__}: {error}"

@@ -1,0 +1,58 @@
+"""The time of watching that a row tells is all of it, so that the budget can be kept."""
+
+import time
+
+import pytest
+import torch
+from watch.loops import batches, loss_of, make
+
+import gradwatch
+from gradwatch import optim
+from gradwatch.monitor import Schedule
+from gradwatch.optim.watched import Watched
+from gradwatch.probe.activation_slot import Slot
+from gradwatch.probe.traces import TraceProbe
+
+SLOW_S = 0.02
+
+
+def slowed(method, is_slow=lambda *args: True):
+    def slow(self, *args, **options):
+        if is_slow(self):
+            time.sleep(SLOW_S)
+        return method(self, *args, **options)
+
+    return slow
+
+
+def watched_ms(kind):
+    """The time of watching at ten steps, of which every other one measures updates and activations."""
+    model = make()
+    optimizer = kind(model.parameters(), lr=1e-3)
+    schedule = Schedule(updates=2, activations=2, histograms=0)
+    with gradwatch.watch(model, optimizer, schedule=schedule) as monitor:
+        for x, y in batches(10):
+            optimizer.zero_grad()
+            loss = loss_of(model, x, y)
+            loss.backward()
+            optimizer.step()
+            monitor.step(loss)
+    return monitor.history["watch_ms"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "kind", "is_slow"),
+    [
+        (TraceProbe, "after", torch.optim.AdamW, lambda self: True),
+        (Slot, "add", torch.optim.AdamW, lambda self: True),
+        (Watched, "_move", optim.AdamW, lambda self: self.changes_2L is not None),
+    ],
+    ids=["what a step left is traced", "forward hooks", "a watched step measures its updates"],
+)
+def test_the_steps_that_measure_more_are_charged_for_it(owner, name, kind, is_slow, monkeypatch):
+    monkeypatch.setattr(owner, name, slowed(getattr(owner, name), is_slow))
+
+    spent_T = watched_ms(kind)
+
+    assert (spent_T[2::2] >= 0.9e3 * SLOW_S).all()
+    assert (spent_T[3::2] < 0.9e3 * SLOW_S).all()
