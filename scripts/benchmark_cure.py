@@ -60,7 +60,7 @@ def main() -> None:
     """Train, diagnose and cure each config, and print what came of it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="*", help="names of configs, such as 'digits_*'")
-    parser.add_argument("--within", type=float, default=600.0, help="seconds for the search of each cure")
+    parser.add_argument("--within", type=float, default=1800.0, help="seconds for the search of each cure")
     options = parser.parse_args()
     torch.set_num_threads(1)
     cases = yaml.safe_load(CASES.read_text())
