@@ -17,6 +17,7 @@ from poisoned import STEP, poisoned
 from gradwatch.cli import main
 from gradwatch.config.load import load_config
 from gradwatch.errors import GradwatchError
+from gradwatch.history.disk import read
 from gradwatch.incident import incidents, recorder
 from gradwatch.replay.rerun import compare, rerun
 from gradwatch.train.loop import train
@@ -52,6 +53,8 @@ def recorded(tmp_path_factory):
         pytest.param(["train.precision=bf16"], id="bf16"),
         pytest.param(["train.precision=fp16"], id="fp16"),
         pytest.param(["data.workers=2"], id="workers"),
+        pytest.param(["data.workers=2", "train.precision=bf16"], id="bf16 and workers"),
+        pytest.param(["data.workers=2", "train.precision=fp16"], id="fp16 and workers"),
         pytest.param(["train.accumulate=2", "data.batch_size=8"], id="accumulation"),
         pytest.param(["train.activation_checkpointing=sqrt"], id="activation checkpointing"),
         pytest.param(["train.on_nonfinite=continue"], id="weights lost"),
@@ -77,21 +80,59 @@ def test_the_step_of_an_incident_is_the_same_to_the_last_bit(tmp_path, overrides
     assert not np.isfinite(done.steps[0].loss)
 
 
-@pytest.mark.parametrize("name", ["dead-relu", "fp16-underflow", "non-finite", "vanishing-gradient"])
-def test_an_incident_of_the_clinic_is_the_same_to_the_last_bit(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    config = load_config(
-        ROOT / "configs" / "clinic" / f"{name}.yaml",
-        [f"run.out={tmp_path}", "sinks={tensorboard: {enabled: false}}", "watch.record.every=20"],
-    )
-    directory = train(config, log_format="plain").directory
-    found = incidents(directory)
+CLINIC = sorted(p.stem for p in (ROOT / "configs" / "clinic").glob("*.yaml") if not p.stem.endswith(".cured"))
+CRITICAL = {"dead-relu", "fp16-underflow", "non-finite", "vanishing-gradient"}
+"""What destroys a training: the other two go on, and are found as warnings, which write no incident."""
+MOVING = [
+    "model.dropout=0.2",
+    "data.augment=[{RandomRotation: {degrees: 9}}]",
+    "data.workers=2",
+    "train.clip={norm: 100.0}",
+    "train.activation_checkpointing=sqrt",
+]
 
-    assert found, "what the clinic shows is critical"
-    for incident in found[:2]:
-        done = rerun(directory, step=incident.step)
+
+def trained_in_the_clinic(name, folder, *overrides):
+    always = [f"run.out={folder}", "sinks={tensorboard: {enabled: false}}", "watch.record.every=20"]
+    config = load_config(ROOT / "configs" / "clinic" / f"{name}.yaml", [*always, *overrides])
+    return train(config, log_format="plain").directory
+
+
+def asked_again(directory):
+    """Return what came of running again the steps of the first two incidents, or that of the first finding."""
+    steps = [incident.step for incident in incidents(directory)] or [f.step for f in read(directory).findings]
+    assert steps, "it is ill"
+    return [rerun(directory, step=step) for step in steps[:2]]
+
+
+@pytest.mark.parametrize("name", CLINIC)
+def test_what_is_found_in_the_clinic_is_the_same_to_the_last_bit(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    directory = trained_in_the_clinic(name, tmp_path)
+
+    assert bool(incidents(directory)) == (name in CRITICAL)
+    for done in asked_again(directory):
         assert done.is_same, done.differences[:5]
-        assert done.weights
+        assert done.compared > 50
+        assert done.weights or name not in CRITICAL
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "precision"),
+    [
+        *(("vanishing-gradient", 12, precision) for precision in ("fp32", "bf16", "fp16")),
+        *(("dead-relu", 68, precision) for precision in ("fp32", "bf16", "fp16")),
+        ("non-finite", 250, "bf16"),
+    ],
+)
+def test_so_it_is_in_every_format_with_dropout_augmentation_and_workers(name, steps, precision, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+    directory = trained_in_the_clinic(name, tmp_path, f"train.precision={precision}", f"train.steps={steps}", *MOVING)
+
+    assert incidents(directory)
+    for done in asked_again(directory):
+        assert done.is_same, done.differences[:5]
 
 
 def test_healthy_steps_are_the_same_from_a_checkpoint_on(recorded):
