@@ -10,7 +10,7 @@ from gradwatch.errors import CheckpointError
 from gradwatch.records import Event, Finding
 from gradwatch.state.randomness import set_random_state
 from gradwatch.train import checkpoint
-from gradwatch.train.recording import position_of
+from gradwatch.train.recording import keep, position_of
 from gradwatch.train.session import Session
 
 LEARNING_RATES = ("lr", "initial_lr", "max_lr", "min_lr", "base_lr")
@@ -66,6 +66,8 @@ def _rewind(session: Session, step: int, why: str) -> None:
     session.rewind(surviving=SURVIVING)
     _say(session, "rewind", progress.step, f"step {step}: {why}; went back to step {progress.step}, {done}")
     session.save(best=False)  # so that a kill from here on does not bring the steps back that were taken back
+    if session.recorder:
+        keep(session)  # what was kept knows nothing of what was mended, and an incident to come is run again from it
 
 
 def scale_learning_rates(session: Session, factor: float) -> None:

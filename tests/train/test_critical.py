@@ -7,6 +7,7 @@ from poisoned import BATCH, SAMPLES, STEP, poisoned
 
 from gradwatch import load_run
 from gradwatch.errors import GradwatchError
+from gradwatch.incident import incidents, recorder
 from gradwatch.replay.rerun import rerun
 from gradwatch.train import checkpoint, loop
 from gradwatch.train.live import Live
@@ -142,6 +143,26 @@ def test_steps_after_a_rewind_can_be_run_again_from_before_it(tmp_path):
 
     assert done.source == "start"
     assert done.is_same, done.differences[:3]
+
+
+@pytest.mark.parametrize("remedy", ["skip", "lower_lr"])
+def test_an_incident_after_a_rewind_can_be_run_again(tmp_path, monkeypatch, remedy):
+    monkeypatch.setattr(recorder, "REST_S", 0.0)
+    config = poisoned(
+        tmp_path, *REWIND, f"train.rewind={{remedy: {remedy}, limit: 1}}", "optim.lr=0.01", "schedule=null"
+    )
+    with np.load(tmp_path / "data.npz") as file:
+        arrays = dict(file)
+    arrays["y"][(STEP + 2) * BATCH] = 3e38  # a second sick sample, between the same two snapshots
+    np.savez(tmp_path / "data.npz", **arrays)
+
+    directory = train(config, log_format="plain").directory
+    found = [incident.step for incident in incidents(directory)]
+    again = [rerun(directory, step=step) for step in found]
+
+    expected = {"skip": [STEP, STEP + 1], "lower_lr": [STEP]}  # one batch is left out, or it comes again
+    assert found == expected[remedy]
+    assert all(done.is_same for done in again), [done.differences[:2] for done in again]
 
 
 def test_a_rewind_may_lower_the_learning_rate_instead(tmp_path):
