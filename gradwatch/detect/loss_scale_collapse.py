@@ -30,7 +30,7 @@ class LossScaleCollapse:
     When it is wrong: a start at a scale that is absurdly high (2^40) needs as many skips as it has halvings to make.
 
     What to do: find where NaN or Inf is made, which no loss scale can mend: an attention row that is masked entirely,
-    a value above 65504 in the forward pass, a division by zero. `torch.autograd.detect_anomaly` names the operation.
+    a value above 65504 in the forward pass, a division by zero. `gradwatch replay` names the operation.
 
     Source: Micikevicius et al. 2018, https://arxiv.org/abs/1710.03740, sec. 3.2; PyTorch, torch.amp.GradScaler:
     init_scale 65536, backoff_factor 0.5.

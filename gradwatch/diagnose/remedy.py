@@ -120,7 +120,9 @@ KNOWN: dict[str, Callable[[Sequence[Finding], Numbers], Remedy | None]] = {
     ),
     "weight_decay": _setting("add weight decay", optim__weight_decay=0.1),
     "augment": _words("augment the training data, get more of them, or use a smaller model or dropout"),
-    "find_operation": _words("find the operation with torch.autograd.detect_anomaly, and guard it where it overflows"),
+    "find_operation": _words(
+        "find the operation with gradwatch replay or gradwatch.locate, and guard it where it overflows"
+    ),
     "stable_formula": _words(
         "use the stable form: log_softmax, cross_entropy on logits, log(x + eps), sqrt(x + eps), x / (s + eps)"
     ),

@@ -13,9 +13,9 @@ from gradwatch.records import Event
 LABELS = {"rewind": "rewind", "batch-left-out": "left out", "not-recorded": "not kept", "incident": "incident"}
 """Kinds of events that are told, in this order, and what they are called."""
 MOST = 3
-"""Events of a kind that are told one by one."""
+"""Events of a kind that are told one by one: the first, and the last."""
 MOST_STEPS = 10
-"""Steps of further ones that are named."""
+"""Steps of those between them that are named."""
 
 
 @final
@@ -35,7 +35,7 @@ class Deed:
 
 
 def deeds(history: History, *, run: Path | None) -> Iterator[Deed]:
-    """Yield what a run did, the first of each kind one by one.
+    """Yield what a run did, kind by kind.
 
     Args:
         history: Its events.
@@ -43,16 +43,20 @@ def deeds(history: History, *, run: Path | None) -> Iterator[Deed]:
     """
     for kind, label in LABELS.items():
         mine = [event for event in history.events if event.kind == kind]
-        for event in mine[:MOST]:
-            command = replay(event, run)
-            text = f"step {event.step:,} can be run again:" if command else event.text
-            yield Deed(label=label, text=text, command=command)
-        if rest := mine[MOST:]:
-            steps = ", ".join(f"{event.step:,}" for event in rest[:MOST_STEPS])
-            more = ", ..." if len(rest) > MOST_STEPS else ""
-            yield Deed(
-                label=label, text=f"and {len(rest):,} more, at {'step' if len(rest) == 1 else 'steps'} {steps}{more}"
-            )
+        left = mine[MOST - 1 : -1] if len(mine) > MOST else []
+        for event in mine[: MOST - 1] if left else mine:
+            yield _deed(event, label, run)
+        if left:
+            steps = ", ".join(f"{event.step:,}" for event in left[:MOST_STEPS])
+            more = ", ..." if len(left) > MOST_STEPS else ""
+            yield Deed(label=label, text=f"and {len(left):,} more, at steps {steps}{more}")
+            yield _deed(mine[-1], label, run)
+
+
+def _deed(event: Event, label: str, run: Path | None) -> Deed:
+    command = replay(event, run)
+    text = f"step {event.step:,} can be run again:" if command else event.text
+    return Deed(label=label, text=text, command=command)
 
 
 def replay(event: Event, run: Path | None) -> str:

@@ -62,9 +62,11 @@ def find(run: Path, step: int | None = None) -> Source:
     found = incidents(run)
     if step is None:
         if not found:
+            history = read(run)
+            named = min((f.step for f in history.findings), default=history.step)
             raise RunError(
                 f"{run}: nothing critical was found, so there is no incident to replay; "
-                f"name a step, such as --step {read(run).step}"
+                f"name a step, such as --step {named}"
             )
         step = found[0].step
     incident = next((one for one in found if one.step == step), None)
