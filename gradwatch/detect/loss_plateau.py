@@ -14,6 +14,7 @@ from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
 from gradwatch.detect._noted import noted
 from gradwatch.detect._robust import median, trend
+from gradwatch.detect._sequential import aligned_blocks, stall
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -32,8 +33,11 @@ MOVING = 0.1
 """Growth of the weights over the window that shows that something is being learned. Runs that learned nothing grew by
 1 to 2 %, matrix factorisations on their way out of a saddle by 25 % and more."""
 
+BLOCK = 4
+"""Steps per block of which the median counts in the sequential test."""
+
 SETTLED = 32
-"""First steps that are left out of the trend: even a network that learns nothing learns the mean of its targets."""
+"""First steps that are left out of the trend and of the test: even a network that learns nothing learns the mean of its targets."""
 
 
 @final
@@ -46,7 +50,10 @@ class LossPlateau:
     that of the first 16, and its trend over the window (up to 256 steps, without the first 32). After at least
     `patience` steps, and a twentieth of the planned ones, at a rate that is not rising any more, the loss is neither
     lower than in the beginning nor on its way down, and neither the gradient norm grows nor do the weights, as they do
-    when a plateau is about to end: embeddings that are multiplied leave a saddle that way.
+    when a plateau is about to end: embeddings that are multiplied leave a saddle that way. How long that takes follows
+    from the losses: the evidence of a sequential test adds up over blocks of 4 steps, of which one that stands still
+    seldom sets a new low. Of runs whose blocks set one every second time, noise included, the test lets at most
+    the fraction `error` pass within a window, however often it looks (Ville's inequality).
 
     Why it matters: nothing is being learned, whatever the gradients look like.
 
@@ -59,11 +66,15 @@ class LossPlateau:
     inputs; a network without nonlinearities; a target that the inputs say nothing about. A model that cannot overfit
     ten samples has a bug.
 
-    Source: Karpathy 2019, "A recipe for training neural networks", https://karpathy.github.io/2019/04/25/recipe/.
+    Source: Karpathy 2019, "A recipe for training neural networks", https://karpathy.github.io/2019/04/25/recipe/;
+    Wald 1945, "Sequential tests of statistical hypotheses", https://doi.org/10.1214/aoms/1177731118.
 
     Args:
         every: Steps between two looks. 10: the tape says so at once, and otherwise nothing happens.
-        patience: Steps after which to report. 160: healthy runs that started slowly had a falling trend by then.
+        patience: Steps after which to report at the earliest. 128: healthy runs that started slowly had a falling trend
+            by then.
+        error: Chance, 0..1, at most, that the test takes a loss for flat which sets a new low in every second block.
+            0.001: half of all flat losses have that much evidence after 112 steps, nineteen in twenty after 156.
         fall: Fall of the loss, as a fraction, that counts as one. 0.03: within it the medians are noise.
         trend: Slope of the loss in its standard errors below which it is falling. -1.5: a flat loss is below by chance
             once in 15 looks, which only delays the report; slow starts were below -2.3.
@@ -72,7 +83,8 @@ class LossPlateau:
     code: ClassVar[str] = "GW505"
     kind: ClassVar[str] = "loss-plateau"
     every: int = 10
-    patience: int = 160
+    patience: int = 128
+    error: float = 0.001
     fall: float = 0.03
     trend: float = -1.5
 
@@ -87,6 +99,8 @@ class LossPlateau:
             return
         newest, first = float(median(history.scalar("loss", WINDOW))), least / (1 - self.fall)
         if not least <= newest <= 2 * self._highest(history) or self._is_on_its_way(history):
+            return
+        if _evidence(history) < 1 / self.error:
             return
         yield self._finding(
             history,
@@ -145,8 +159,15 @@ class LossPlateau:
         floor.loss_T[60:] = 0.9 * np.exp(0.02 * floor.rng.standard_normal(180))
         yield Example("a floor after a fall, as label smoothing has", floor.history())
         late = _flat_run()
-        late.loss_T[150:] *= np.exp(-0.02 * (late.t_T[150:] - 150))
+        late.loss_T[120:] *= np.exp(-0.02 * (late.t_T[120:] - 120))
         yield Example("a plateau that ends", late.history())
+
+
+def _evidence(history: History) -> float:
+    """Return how many times likelier the losses of the window are if they stand still than if they fall."""
+    loss_T, steps_T = history.scalar("loss"), history.run.steps(len(history.scalar("loss")))
+    recent_T = steps_T >= SETTLED
+    return stall(aligned_blocks(loss_T[recent_T], int(steps_T[recent_T][0]), BLOCK), rate=0.5)
 
 
 def _is_growing(history: History) -> bool:
