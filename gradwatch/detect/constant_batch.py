@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 from gradwatch.detect import Example
@@ -24,8 +24,9 @@ class ConstantBatch:
 
     When it is wrong: full-batch training, where the batch is all there is, and the deliberate check that a model can
     overfit one batch. Batch sizes are chosen and sizes of data sets are not: more than `chosen` samples that are no
-    power of two are taken for all the data (info), unless other batches came before. Random augmentation after the hash
-    is taken is not seen.
+    power of two are taken for all the data, and so is any batch that L-BFGS gets, whose line searches want the same
+    function at every step (info), unless other batches came before. Random augmentation after the hash is taken is not
+    seen.
 
     What to do: look for `next(iter(loader))` inside the loop, a generator that is seeded in every step, a sampler or
     stream that is made anew each time, or an index that is never advanced.
@@ -61,7 +62,9 @@ class ConstantBatch:
         )
 
     def _is_all_there_is(self, history: History) -> bool:
-        """Say whether the batch has the size of a data set rather than one that somebody chose."""
+        """Say whether the batch has the size of a data set, or is what the optimizer needs, rather than chosen."""
+        if history.info.optimizer == "LBFGS":
+            return True
         samples = float(history.run.newest("samples_per_s")[0] * history.run.newest("step_ms")[0]) / 1e3
         return samples > self.chosen and round(samples).bit_count() != 1  # nan, unknown, is not greater
 
@@ -74,6 +77,10 @@ class ConstantBatch:
         halted = Synthetic(steps=40)
         halted.batch_hash_T[20:] = halted.batch_hash_T[20]
         yield Example("a loader stops in the middle of a run", halted.history(), (None,))
+        searched = Synthetic(steps=40)
+        searched.info = replace(searched.info, optimizer="LBFGS")
+        searched.batch_hash_T[:] = searched.batch_hash_T[0]
+        yield Example("L-BFGS gets all data at every step: for information", searched.history(), (None,))
         yield Example("a healthy run", Synthetic(steps=40).history())
         repeated = Synthetic(steps=40)
         repeated.batch_hash_T = repeated.batch_hash_T[repeated.t_T // 4]

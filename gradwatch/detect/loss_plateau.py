@@ -37,7 +37,7 @@ BLOCK = 4
 """Steps per block of which the median counts in the sequential test."""
 
 SETTLED = 32
-"""First steps that are left out of the trend and of the test: even a network that learns nothing learns the mean of its targets."""
+"""First steps that are left out of the trend and of the test: a network that learns nothing learns the mean first."""
 
 
 @final

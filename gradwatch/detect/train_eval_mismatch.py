@@ -29,14 +29,16 @@ class TrainEvalMismatch:
 
     What it measures: the mode of every dropout and batch normalisation while the optimizer moves the weights around it;
     the mode of the model in the forward calls that made a validation loss; momentum and running statistics of batch
-    normalisations; and, around each validation, how far the running statistics are from those of the next batch.
+    normalisations; and, around each validation, how far the running statistics are from those of the next batch. Two
+    validation losses that differ although no update came between are told too (info: they may be of two data sets).
 
     Why it matters: in evaluation mode nothing is dropped, and activations are normalised by statistics that no longer
     follow the weights: training drifts, or overfits. In training mode validation is noisy, and leaks into the running
     statistics. Running statistics that are not those of the data make a good model look, and be, useless in use.
 
     When it is wrong: freezing is no mistake. Normalisations alone in evaluation mode within a module in training mode,
-    those whose scale is frozen too, and those of a pretrained part that came with statistics are reported as info.
+    those whose scale is frozen too, and a part that was in evaluation mode from the start, as a pretrained encoder is
+    that somebody put there or a hub sent so, are reported as info; its dropout as a warning once validation is `worse`.
     Dropout that stays on at test time on purpose (MC dropout) is no mistake either, where only the dropout is in
     training mode. Evaluation of another object (an averaged copy) is not seen.
 
@@ -68,8 +70,11 @@ class TrainEvalMismatch:
         """Yield a finding for the modes and for the statistics."""
         if not history.events:
             return
+        ratio = _validation_over_training(history)
         for event in noted(history, "mode-training"):
-            yield self._finding(history, event, _severity(event), event.text)
+            yield self._finding(history, event, _severity(event, is_harmful=ratio >= self.worse), event.text)
+        for event in noted(history, "validations-differ"):
+            yield self._finding(history, event, Severity.INFO, event.text)
         for event in noted(history, "mode-frozen"):
             yield self._finding(history, event, Severity.INFO, f"{event.text}: frozen, if that is meant")
         for event in noted(history, "mode-validation"):
@@ -108,6 +113,14 @@ class TrainEvalMismatch:
         }
         forgotten = Synthetic(steps=60).note("mode-training", step=33, text="1 dropout is off", values=off)
         yield Example("nothing puts the model back after a validation", forgotten.history(), (None,))
+        encoder = {"dropouts": 1.0} | dict.fromkeys(
+            ("normalisations", "trained before", "whole model", "never measured"), 0.0
+        )
+        overfits = _distant(spread=0.4, gap=3.0)
+        overfits.note(Event(kind="mode-training", step=7, layer="layers.2", text="1 dropout is off", values=encoder))
+        yield Example("an encoder overfits, and its dropout is off", overfits, ("layers.2",))
+        twice = Synthetic(steps=60).note("validations-differ", step=40, text="0.7 and 0.9", values={"difference": 0.2})
+        yield Example("two validations of the same weights disagree", twice.history(), (None,))
         noisy = Synthetic(steps=60).note(
             "mode-validation", step=40, text="measured in training mode", values={"calls": 1.0}
         )
@@ -126,11 +139,11 @@ class TrainEvalMismatch:
         yield Example("statistics that lag behind once, as they do at the start", once)
 
 
-def _severity(event: Event) -> Severity:
-    """Return info for a part that came with its statistics and was in evaluation mode from the start: fine-tuning."""
+def _severity(event: Event, *, is_harmful: bool) -> Severity:
+    """Return info for a part that was in evaluation mode from the start, while that does no harm: fine-tuning."""
     of = event.values
-    is_pretrained = not (of["dropouts"] or of["never measured"] or of["trained before"] or of["whole model"])
-    return Severity.INFO if is_pretrained else Severity.WARNING
+    is_pretrained = not (of["never measured"] or of["trained before"] or of["whole model"])
+    return Severity.INFO if is_pretrained and not (of["dropouts"] and is_harmful) else Severity.WARNING
 
 
 def _validation_over_training(history: History) -> float:

@@ -29,6 +29,7 @@ from gradwatch.probe.facts import Facts
 from gradwatch.probe.micro_batch import MicroBatchProbe
 from gradwatch.records import Diagnosis, Event, Finding
 
+SAME_LOSS = 1e-3  # of itself: an evaluation in half precision or in another order of summation differs by less
 MEMORY_EVERY = 10  # steps from one look at the peak memory to the next: asking the kernel takes 2 us
 
 
@@ -99,6 +100,7 @@ class Monitor:
         self._hooks = [*hooks, *(self._micro.attach() if self._micro else ())]
         self._keeper = keeper
         self._is_closed = False
+        self._validated: float | None = None
         self._noted: set[str] = set()
         self._found = pipeline.found
         self._num_findings = len(self._found)
@@ -309,7 +311,23 @@ class Monitor:
         before = self._run.get("loss", 0.0)
         self._run["loss"] = (before * (self._calls - 1) + value) / self._calls
         if val_loss is not None:
-            self._run["val_loss"] = number(val_loss)
+            self._add_validation(number(val_loss))
+
+    def _add_validation(self, value: float) -> None:
+        """Keep a validation loss, and note the first that differs from the one before of the same weights."""
+        before, self._validated, self._run["val_loss"] = self._validated, value, value
+        has_moved = not self._is_hooked or self._collector.is_updated
+        if (
+            before is None
+            or has_moved
+            or not abs(value - before) > SAME_LOSS * abs(before)
+            or "validations-differ" in self._noted
+        ):
+            return
+        self._noted.add("validations-differ")
+        text = f"validation gave {before:.6g} and {value:.6g} with the same weights"
+        event = Event(kind="validations-differ", step=self._step, text=text, values={"difference": value - before})
+        self.pipeline.note(event)
 
     def _note_nan(self, kind: str) -> None:
         """Note the first loss of a kind: not given, or NaN."""

@@ -9,7 +9,7 @@ SERIES, BLOCKS = 4000, 40
 
 
 def ever(series_SB, *, bound):
-    """Return the fraction of series whose evidence reaches a bound after any block, as somebody sees who always looks."""
+    """Return the fraction of series whose evidence reaches a bound after any block."""
     return np.mean([any(stall(series_B[:b], rate=0.5) >= bound for b in range(2, BLOCKS)) for series_B in series_SB])
 
 

@@ -103,6 +103,35 @@ def test_a_model_that_trains_in_evaluation_mode_from_the_start_is_found():
     assert events[0].values["never measured"] == 1, "it normalises with mean 0 and variance 1"
 
 
+def test_an_encoder_that_came_in_evaluation_mode_is_for_information_until_it_overfits():
+    model = Encoder()
+    model.encoder[1] = nn.LayerNorm(16)
+    model.encoder.eval()
+
+    def worsens(model):
+        return torch.tensor(30.0)
+
+    found, _ = train(model)
+    assert {severity for _, severity, _ in found} == {"info"}
+    found, _ = train(model, validate=worsens)
+    assert "warning" in {severity for _, severity, _ in found}
+
+
+def test_two_validations_of_the_same_weights_are_compared():
+    def evaluate(monitor, *losses):
+        optimizer.step()
+        for loss in losses:
+            monitor.step(loss, val_loss=loss)
+        return [e.text for e in monitor.history.events if e.kind == "validations-differ"]
+
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with gradwatch.watch(model, optimizer, accumulate=2) as monitor:
+        model(torch.ones(1, 2)).sum().backward()
+        assert evaluate(monitor, 0.5, 0.5) == []
+        assert evaluate(monitor, 0.5, 0.6) == ["validation gave 0.5 and 0.6 with the same weights"]
+
+
 def test_a_part_that_is_left_in_evaluation_mode_is_named():
     model = Encoder()
     found, _ = train(model, before=lambda m, step: m.encoder.eval() if step >= 12 else None)
