@@ -133,5 +133,6 @@ class Recorder:
         """Keep and write nothing any more, and say why: the training is worth more."""
         self._left, self.due, self.step = 0, NEVER, None
         self._snapshot = Snapshot()
-        text = f"no incident is written any more, the training goes on: {error or type(error).__name__}"
+        reason = (error.strerror or "").lower() if isinstance(error, OSError) else str(error)
+        text = f"no incident is written any more, the training goes on: {reason or str(error) or type(error).__name__}"
         warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=3)

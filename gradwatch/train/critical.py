@@ -15,6 +15,8 @@ from gradwatch.train.session import Session
 
 LEARNING_RATES = ("lr", "initial_lr", "max_lr", "min_lr", "base_lr")
 """Keys of an optimizer's groups from which torch's schedules take their learning rates."""
+MOST_SAID = 5
+"""Batches left out that are warned of one by one: where there are many, it is not the batches."""
 SURVIVING = {"rewind", "incident", "batch-left-out", "not-recorded"}
 """Events that stay in the history when the steps that led to them are taken back."""
 
@@ -38,7 +40,8 @@ def react(session: Session, findings: Sequence[Finding]) -> bool:
     why = findings[0].message if findings else "the loss or a gradient was not finite"
     if train.on_critical == "skip":
         _leave_out(session, step, since=_kept(session, step))
-        _say(session, "batch-left-out", step, f"step {step}: {why}; its batch is left out from now on")
+        told = f"step {step}: {why}; its batch is left out from now on"
+        _say(session, "batch-left-out", step, told, times=len(progress.bad))
         return False
     if progress.rewinds >= train.rewind.limit:
         _say(session, "rewind", step, f"step {step}: {why}, after {progress.rewinds} rewinds: the training ends")
@@ -117,6 +120,9 @@ def _leave_out(session: Session, step: int, *, since: dict[str, Any] | None) -> 
     session.progress.bad = [*session.progress.bad, identity]
 
 
-def _say(session: Session, kind: str, step: int, text: str) -> None:
+def _say(session: Session, kind: str, step: int, text: str, *, times: int = 0) -> None:
+    """Note an event, and warn of it unless it has been so often that a warning says nothing new."""
     session.pipeline.note(Event(kind=kind, step=step, text=text))
-    warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=2)
+    if times <= MOST_SAID:
+        more = "; further ones are noted without a warning" if times == MOST_SAID else ""
+        warnings.warn(f"gradwatch: {text}{more}", RuntimeWarning, stacklevel=2)

@@ -107,7 +107,7 @@ def test_a_training_goes_on_where_an_incident_cannot_be_written(tmp_path, monkey
         real(path, *args, **kwargs)
 
     monkeypatch.setattr(folder, "write", full)
-    with pytest.warns(RuntimeWarning, match="no incident is written any more"):
+    with pytest.warns(RuntimeWarning, match="no incident is written any more, .*: no space left on device$"):
         outcome = train(config, log_format="plain")
 
     assert outcome.ending == "finished"

@@ -1,5 +1,7 @@
 """What a training does after a critical finding: go on, stop, leave the batch out, or go back; and so does a resume."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from gradwatch import load_run
 from gradwatch.errors import GradwatchError
 from gradwatch.incident import incidents, recorder
 from gradwatch.replay.rerun import rerun
-from gradwatch.train import checkpoint, loop
+from gradwatch.train import checkpoint, critical, loop
 from gradwatch.train.live import Live
 from gradwatch.train.loop import train
 from gradwatch.train.position import Position, positions
@@ -216,6 +218,23 @@ def test_skip_leaves_the_batch_out_when_it_comes_again(tmp_path):
     losses = load_run(outcome.directory)["loss"]
     assert np.flatnonzero(~np.isfinite(losses)).tolist() == [STEP]
     assert kinds(outcome).count("batch-left-out") == 1
+
+
+def test_of_many_batches_that_are_left_out_only_the_first_are_warned_of(tmp_path):
+    config = poisoned(tmp_path, "train.on_critical=skip", step=None)
+    with np.load(tmp_path / "data.npz") as file:
+        arrays = dict(file)
+    arrays["y"][4 * BATCH : 16 * BATCH : BATCH] = 3e38  # a sample in each of twelve batches
+    np.savez(tmp_path / "data.npz", **arrays)
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        outcome = train(config, log_format="plain")
+
+    told = [str(w.message) for w in said if "left out" in str(w.message)]
+    assert len(told) == critical.MOST_SAID
+    assert told[-1].endswith("further ones are noted without a warning")
+    assert kinds(outcome).count("batch-left-out") == 12
 
 
 def test_data_that_are_bad_throughout_end_with_a_mistake_that_says_so(tmp_path):
