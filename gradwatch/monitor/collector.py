@@ -9,7 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
@@ -22,14 +22,57 @@ from gradwatch import catalogue
 from gradwatch.history.store import Floats, Histograms
 from gradwatch.monitor.budget import Budget
 from gradwatch.monitor.dispensable import dispensable, warn_once
+from gradwatch.monitor.late import DeviceClock, Values
 from gradwatch.monitor.measure import number
-from gradwatch.monitor.part import LINEAR, Part, parts_of, total_norm
+from gradwatch.monitor.part import LINEAR, Arrived, Part, parts_of, total_norm
 from gradwatch.probe.activations import ActivationProbe
 from gradwatch.probe.histograms import NUM_BINS, bin_edges
 from gradwatch.probe.silence import Silence
-from gradwatch.probe.transfer import to_float, to_host
+from gradwatch.probe.transfer import is_capturing, to_float, to_host
 
 ROUNDING = 1e-5  # relative: total norms of the same gradients differ by less, whichever way they were summed
+
+
+class Left(NamedTuple):
+    """A row as it comes off the device: statistics, histograms, norms of each optimizer, what it says of the run."""
+
+    row_SL: NDArray[np.float32]
+    act_SA: Floats | None
+    counts_2LB: NDArray[np.int64] | None
+    parts: list[Arrived]
+    run: dict[str, float]
+
+    def norms(self, told: float | None) -> tuple[float, float]:
+        """Return the total norm before and after clipping; see `reconciled`."""
+        return reconciled(self.row_SL, self.norm, [part[:2] for part in self.parts], told)
+
+    @property
+    def norm(self) -> float:
+        """Total norm of the gradients as they were read."""
+        return total_norm(self.row_SL)
+
+    def histograms(self, step: int) -> Histograms | None:
+        """Return the histograms, where they were due."""
+        return _as_histograms(step, self.counts_2LB)
+
+
+def reconciled(
+    row_SL: NDArray[np.float32], norm: float, parts: Sequence[tuple[float, float | None]], told: float | None
+) -> tuple[float, float]:
+    """Return the total norm before and after clipping, and scale a row back that was read after it.
+
+    Args:
+        row_SL: The statistics.
+        norm: Their total norm.
+        parts: Norm of the gradients of each optimizer, as they were read and, where they were read twice, as clipped.
+        told: The norm that clipping returned, where the gradients were read after it.
+    """
+    if [clipped for _, clipped in parts if clipped is not None]:
+        return norm, math.hypot(*[read if clipped is None else clipped for read, clipped in parts])
+    if told is not None and math.isfinite(told) and 0 < norm * (1 + ROUNDING) < told:
+        row_SL[LINEAR] *= told / norm
+        return told, norm
+    return norm, norm
 
 
 @final
@@ -44,6 +87,7 @@ class Collector:
         budget: When the sampled statistics are measured.
         measure_clipped: As in `Monitor`.
         hooked: As in `Monitor`.
+        late: As in `Monitor`.
 
     Attributes:
         has_optimizers: Whether there is anything to watch.
@@ -52,6 +96,8 @@ class Collector:
         is_updated: Whether an optimizer has moved its parameters since `begin`.
         optimizer: Loss scale and learning rates of the newest update, by their names in the catalogue.
         watch_s: Seconds that were spent in hooks and `observe` since `begin`.
+        device: That of the first parameter.
+        clock: Measures what the device spends.
         optional_s: Seconds that were spent on sampled statistics since `begin`.
         silence: Since when units have been silent.
     """
@@ -66,7 +112,11 @@ class Collector:
         budget: Budget,
         measure_clipped: bool,
         hooked: bool,
+        late: bool = False,
     ) -> None:
+        self._is_late = late
+        self.device = params[0].device if params else torch.device("cpu")
+        self.clock = DeviceClock()
         self.warned: set[str] = set()
         self.row_SL = np.full((len(catalogue.PARAM), len(params)), math.nan, np.float32)
         self._parts = parts_of(params, optimizers, self.row_SL)
@@ -76,6 +126,7 @@ class Collector:
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.has_optimizers, self.has_scaler = bool(self._parts), self._scaler is not None
         self._scale = 1.0
+        self._scale_then: Tensor | None = None
         self._budget = budget
         self._measure_clipped = measure_clipped
         self._is_hooked = hooked
@@ -111,7 +162,10 @@ class Collector:
         self._due_activations = due_activations and self._activations is not None
         if self._due_activations:
             self._arm()
-        if self._scaler is not None and self._is_hooked:
+        if self._is_late:
+            self._scale_then = self._scaler_scale()
+            self.is_updated = any(part.is_updated for part in self._parts)  # by a CUDA graph
+        elif self._scaler is not None and self._is_hooked:
             self._look_at_scale()
 
     def conclude(self, *, updated: bool) -> None:
@@ -136,6 +190,7 @@ class Collector:
 
     def scale_fell(self) -> bool:
         """Say whether the scaler has lowered its scale since `begin`, as it does when it skips an update."""
+        self._settle_scale()
         before = self._scale
         self._look_at_scale()
         fell, self._scale = self._scale < before, before
@@ -144,6 +199,7 @@ class Collector:
     @dispensable("the look at a skipped update")
     def describe_skipped(self) -> None:
         """Read what the loop has not cleared yet of an update that was left out."""
+        self._settle_scale()
         self.optimizer["loss_scale"] = self._scale
         for part in self._parts:
             part.put_rates(self.optimizer)
@@ -171,15 +227,8 @@ class Collector:
         if not parts:
             return math.nan, math.nan
         norm = parts[0].norm if len(self._parts) == 1 else total_norm(self.row_SL)
-        if [part for part in parts if part.clipped_norm is not None]:
-            return norm, math.hypot(*[part.norm if part.clipped_norm is None else part.clipped_norm for part in parts])
-        if grad_norm is None:
-            return norm, norm
-        before = number(grad_norm)
-        if math.isfinite(before) and 0 < norm * (1 + ROUNDING) < before:
-            self.row_SL[LINEAR] *= before / norm
-            return before, norm
-        return norm, norm
+        clipped = [(part.norm, part.clipped_norm) for part in parts]
+        return reconciled(self.row_SL, norm, clipped, None if grad_norm is None else number(grad_norm))
 
     def read_updates(self) -> None:
         """Read how far the weights were moved, where it is due."""
@@ -201,10 +250,7 @@ class Collector:
 
     def histograms(self, step: int) -> Histograms | None:
         """Return the histograms, where they were due."""
-        if self._counts_2LB is None:
-            return None
-        grad_LB, weight_LB = self._counts_2LB
-        return Histograms(step=step, edges_B=bin_edges(), grad_LB=grad_LB, weight_LB=weight_LB)
+        return _as_histograms(step, self._counts_2LB)
 
     def detach(self) -> None:
         """Take every hook off the model and the optimizers."""
@@ -216,6 +262,44 @@ class Collector:
         if self._activations:
             self._activations.close()
 
+    def outgoing(self) -> dict[str, Tensor]:
+        """Return what was left on the device since `begin`, by names that `place` knows."""
+        sent = {f"{i}.{name}": t for i, part in enumerate(self._parts) for name, t in part.late.items()}
+        if not self._due_activations or self._activations is None:
+            return sent
+        act_SA = self._activations.read()
+        if act_SA is None:
+            return sent
+        dead = enumerate(self._activations.dead_units())
+        return sent | {"act": act_SA} | {f"dead.{a}": units for a, units in dead if units is not None}
+
+    def leaver(self) -> Callable[[Values], Left]:
+        """Return what makes the row that is under way, from what was outgoing; `begin` may come in between."""
+        row_SL, step = self.row_SL.copy(), self._step
+        norms = [(part.norm, part.clipped_norm) for part in self._parts]
+        counts_2LB = self._counts_2LB
+        num_modules = len(self._activations.infos) if self._activations else 0
+
+        def leave(values: Values) -> Left:
+            arrived = []
+            run: dict[str, float] = {}
+            for i, part in enumerate(self._parts):
+                mine = {name.partition(".")[2]: v for name, v in values.items() if name.startswith(f"{i}.")}
+                told = part.place(mine, row_SL, counts_2LB)
+                norm, clipped = norms[i]
+                clipped = clipped if told.clipped_norm is None else told.clipped_norm
+                arrived.append(Arrived(norm if "grad" not in mine else told.norm, clipped, told.is_skipped))
+                run |= {n: float(v.reshape(-1)[0]) for n, v in mine.items() if n == "loss_scale" or n.startswith("lr.")}
+            if any("found_inf" in name for name in values):
+                run["skipped"] = float(all(part.is_skipped for part in arrived))
+            act_SA = None
+            if "act" in values:
+                dead = [values.get(f"dead.{a}") for a in range(num_modules)]
+                act_SA = np.concatenate([values["act"], self.silence.add(step, dead)])
+            return Left(row_SL, act_SA, counts_2LB, arrived, run)
+
+        return leave
+
     def _before_update(self, part: Part, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         began = time.perf_counter()
         part.is_updated = True
@@ -223,7 +307,7 @@ class Collector:
         part.awaits_closure = closure is not None  # it computes the gradients, as often as it pleases
         self._describe_update(part)
         self.is_updated |= part.is_updated
-        if self._due_updates:
+        if self._due_updates or is_capturing(part.params):
             self._keep_weights(part)
         part.stepped_from = time.perf_counter()
         self.watch_s += part.stepped_from - began
@@ -232,7 +316,11 @@ class Collector:
         began = time.perf_counter()
         extra_s = part.extra(began - part.stepped_from)
         self.optional_s += extra_s
-        if not part.take_gradients() and part.awaits_closure and not part.is_observed:
+        if self._is_late:
+            if part.awaits_closure and not part.is_observed and not part.is_awaiting:
+                part.send_gradients()
+            part.send_step()
+        elif not part.take_gradients() and part.awaits_closure and not part.is_observed:
             self._read_gradients(part)
         if part.is_traced:
             self.read_updates()
@@ -241,6 +329,9 @@ class Collector:
 
     @dispensable("the look at the optimizer")
     def _describe_update(self, part: Part) -> None:
+        if self._is_late:
+            self._send_update(part)
+            return
         # fused optimizers get scaled gradients from the scaler, and decide on the device whether to skip
         scale, found_inf = getattr(part.optimizer, "grad_scale", None), getattr(part.optimizer, "found_inf", None)
         if found_inf is not None:
@@ -261,6 +352,42 @@ class Collector:
             text = f"{len(later)} parameters came to the optimizer after gradwatch attached, and are not watched"
             warn_once(self, "later parameters", text)
 
+    def _send_update(self, part: Part) -> None:
+        """Do the same without waiting for the device: what only it knows is left there."""
+        scale, found_inf = getattr(part.optimizer, "grad_scale", None), getattr(part.optimizer, "found_inf", None)
+        part.late |= {"found_inf": found_inf.clone()} if found_inf is not None else {}
+        loss_scale = self._scaler_scale() if scale is None else scale.clone()
+        self.optimizer["loss_scale"] = 1.0
+        part.late |= {"loss_scale": loss_scale} if loss_scale is not None else {}
+        self.optimizer.update(part.send_rates())
+        end = self.clock.begin(self.device)
+        if part.is_observed:
+            if self._measure_clipped and not part.await_gradients(clipped=True):
+                part.send_gradients(clipped=True)
+        elif not part.await_gradients() and not part.awaits_closure:
+            part.send_gradients(inverse_scale=1.0 if scale is None else 1.0 / scale)
+        is_sampled = self._due_histograms and not is_capturing(part.params)
+        if is_sampled and not part.awaits_closure and not part.is_observed:
+            self._make_counts()
+            part.send_histograms()
+        end()
+
+    def _scaler_scale(self) -> Tensor | None:
+        """Return the scaler's scale as it is now, on the device; None where there is none yet."""
+        scale = None if self._scaler is None else self._scaler._get_scale_async()  # `get_scale` would wait
+        return None if scale is None else scale.clone()
+
+    def _settle_scale(self) -> None:
+        """Wait for the scale of the step that is under way."""
+        if self._scale_then is not None:
+            self._scale = to_float(self._scale_then)
+
+    def _make_counts(self) -> NDArray[np.int64]:
+        """Return where the histograms of the row go."""
+        if self._counts_2LB is None:
+            self._counts_2LB = np.zeros((2, self.row_SL.shape[1], NUM_BINS), np.int64)
+        return self._counts_2LB
+
     def _look_at_scale(self) -> None:
         if self._scaler is not None:
             self._scale = self._scaler.get_scale()
@@ -279,10 +406,8 @@ class Collector:
 
     @dispensable("the histograms")
     def _read_histograms(self, part: Part) -> None:
-        if self._counts_2LB is None:
-            self._counts_2LB = np.zeros((2, self.row_SL.shape[1], NUM_BINS), np.int64)
         began = time.perf_counter()
-        part.read_histograms(self._counts_2LB)
+        part.read_histograms(self._make_counts())
         self.optional_s += time.perf_counter() - began
 
     @dispensable("the probe of updates")
@@ -294,7 +419,10 @@ class Collector:
     @dispensable("the probe of updates")
     def _read_updates(self) -> None:
         for part in self._parts:
-            part.read_updates()
+            if self._is_late:
+                part.send_updates()
+            else:
+                part.read_updates()
 
     @dispensable("the probe of activations")
     def _arm(self) -> None:
@@ -311,6 +439,13 @@ class Collector:
             return None
         dead = [None if units is None else to_host(units) for units in self._activations.dead_units()]
         return np.concatenate([to_host(read), self.silence.add(self._step, dead)])
+
+
+def _as_histograms(step: int, counts_2LB: NDArray[np.int64] | None) -> Histograms | None:
+    if counts_2LB is None:
+        return None
+    grad_LB, weight_LB = counts_2LB
+    return Histograms(step=step, edges_B=bin_edges(), grad_LB=grad_LB, weight_LB=weight_LB)
 
 
 def _hook(method: Callable[..., None], part: Part) -> Callable[..., None]:

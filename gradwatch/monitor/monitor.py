@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -21,10 +22,11 @@ from gradwatch.incident.keeper import Keeper
 from gradwatch.monitor.budget import Budget, Schedule
 from gradwatch.monitor.collector import Collector
 from gradwatch.monitor.dispensable import dispensable, warn_once
+from gradwatch.monitor.late import LateRow, Post, Values
 from gradwatch.monitor.measure import num_samples, number, peak_memory
 from gradwatch.pipeline import Pipeline
 from gradwatch.probe.activations import ActivationProbe
-from gradwatch.probe.batch_hash import hash_batch, is_finite
+from gradwatch.probe.batch_hash import checksums, finite_flag, hash_batch, is_finite
 from gradwatch.probe.facts import Facts
 from gradwatch.probe.micro_batch import MicroBatchProbe
 from gradwatch.records import Diagnosis, Event, Finding
@@ -59,6 +61,9 @@ class Monitor:
             hands `step` the statistics `skipped`, `loss_scale`, learning rates and both norms, needs none.
         hooks: Further hooks to take off with the monitor's own.
         keeper: Keeps what each step began with, or None; then findings are waited for at every step.
+        late: Whether rows are taken in once the device has computed them, some steps later, and no step waits for it.
+            None for so where that helps: where all parameters are on one GPU, and neither a keeper nor a loop without
+            hooks wants to know at once.
     """
 
     def __init__(
@@ -76,8 +81,13 @@ class Monitor:
         hooked: bool = True,
         hooks: Sequence[RemovableHandle] = (),
         keeper: Keeper | None = None,
+        late: bool | None = None,
     ) -> None:
         self.pipeline = pipeline
+        devices = {p.device for p in params}
+        is_on_one_gpu = len(devices) == 1 and next(iter(devices)).type == "cuda"
+        is_late = is_on_one_gpu and hooked and keeper is None if late is None else late
+        self._post = Post() if is_late else None
         self.warned: set[str] = set()
         self._budget = Budget(schedule)
         self._collector = Collector(
@@ -88,11 +98,12 @@ class Monitor:
             budget=self._budget,
             measure_clipped=measure_clipped,
             hooked=hooked,
+            late=is_late,
         )
         self._is_hooked = hooked
         self._accumulate = accumulate
         is_split = accumulate > 1 and len(optimizers) == 1
-        self._micro = MicroBatchProbe(params, accumulate) if is_split else None
+        self._micro = MicroBatchProbe(params, accumulate, is_late=is_late) if is_split else None
         self._idle, self._interval = 0, 1
         self._cuda = next((p.device for p in params if p.device.type == "cuda"), None)
         self._memory = math.nan
@@ -111,7 +122,8 @@ class Monitor:
 
     @property
     def history(self) -> History:
-        """All that was recorded."""
+        """All that was recorded; waits for the device."""
+        self._deliver(wait=True)
         return self.pipeline.history
 
     @property
@@ -156,6 +168,8 @@ class Monitor:
             warn_once(self, "close", "step() after close() records nothing")
             return
         collector, run = self._collector, self._run
+        if self._post is not None:
+            self._post.deliver()
         if self._is_hooked:
             if not self._find_out(loss, val_loss, grad_norm, is_complete=bool(statistics)):
                 return
@@ -165,6 +179,9 @@ class Monitor:
         if not self._is_hooked:
             collector.conclude(updated=not run["skipped"])
         run["peak_memory_bytes"] = self._peak_memory()
+        if self._post is not None:
+            self._send(self._post, loss, batch, grad_norm, began)
+            return
         if batch is not None and collector.has_optimizers:
             self._describe_batch(batch)
         collector.read_updates()
@@ -219,6 +236,7 @@ class Monitor:
 
     def restart(self) -> None:
         """Make ready for the step after the newest in the history, which has gone back."""
+        self._deliver(wait=True)
         self._begin(self.pipeline.next_step)
 
     def close(self, status: Status = "finished") -> tuple[Diagnosis, ...]:
@@ -241,6 +259,7 @@ class Monitor:
     def _begin(self, step: int) -> None:
         self._run: dict[str, float] = {}
         self._calls = 0
+        self._losses: Tensor | None = None  # their sum, as far as the device has them
         self._step = step
         self._collector.begin(step)
         if self._micro:
@@ -287,7 +306,8 @@ class Monitor:
         if self._micro:
             run["grad_norm.micro"] = self._micro.norm
         run["skipped"] = float(not is_updated)
-        run["grad_norm.before_clip"], run["grad_norm.after_clip"] = collector.norms(grad_norm)
+        if self._post is None:
+            run["grad_norm.before_clip"], run["grad_norm.after_clip"] = collector.norms(grad_norm)
         return True
 
     def _adapt(self) -> None:
@@ -305,7 +325,12 @@ class Monitor:
     @dispensable("the loss")
     def _add_losses(self, loss: Tensor | float | None, val_loss: Tensor | float | None) -> None:
         """Average the losses of the calls since the last row."""
-        value = number(loss)
+        if self._post is not None and isinstance(loss, Tensor) and self._is_remote(loss):
+            mean = loss.detach().float().mean()
+            self._losses = mean if self._losses is None else self._losses + mean
+            value = 0.0  # until it is known
+        else:
+            value = number(loss)
         if value != value:  # in the row, a loss that was not given looks like one that is NaN
             self._note_nan("loss-withheld" if loss is None else "loss-nan")
         before = self._run.get("loss", 0.0)
@@ -329,12 +354,12 @@ class Monitor:
         event = Event(kind="validations-differ", step=self._step, text=text, values={"difference": value - before})
         self.pipeline.note(event)
 
-    def _note_nan(self, kind: str) -> None:
+    def _note_nan(self, kind: str, *, step: int | None = None) -> None:
         """Note the first loss of a kind: not given, or NaN."""
         if kind not in self._noted:
             self._noted.add(kind)
             text = "the loop handed over no loss" if kind == "loss-withheld" else "the loop handed over a loss of NaN"
-            self.pipeline.note(Event(kind=kind, step=self._step, text=text))
+            self.pipeline.note(Event(kind=kind, step=self._step if step is None else step, text=text))
 
     @dispensable("the look at tape and modes")
     def _note_facts(self, facts: Facts, loss: Tensor | float | None) -> None:
@@ -344,16 +369,101 @@ class Monitor:
         for event in facts.read(loss, step=self._step, is_validated=is_validated, is_spoilt=is_spoilt):
             self.pipeline.note(event)
 
+    def _is_remote(self, tensor: Tensor) -> bool:
+        """Say whether looking at a tensor would have to wait. On the CPU, where tests play a GPU, all of them."""
+        return tensor.device == self._collector.device
+
+    def _deliver(self, *, wait: bool = False) -> None:
+        """Take in the rows that the device has computed."""
+        if self._post is not None:
+            self._post.deliver(wait=wait)
+
+    @dispensable("the recording")
+    def _send(
+        self, post: Post, loss: Tensor | float | None, batch: Any, grad_norm: Tensor | float | None, began: float
+    ) -> None:
+        """Send the row off as it is, with what it takes to make it whole."""
+        collector, run = self._collector, self._run
+        end = collector.clock.begin(collector.device)
+        tensors = self._late_numbers(grad_norm)
+        parts = [] if batch is None or not collector.has_optimizers else checksums(batch)
+        remote = [part for part in parts if isinstance(part, Tensor)]
+        tensors |= {"batch": torch.stack(remote)} if remote else {}
+        flag = None if "batch" in self._noted else finite_flag(batch, collector.device)
+        tensors |= {"finite": flag} if flag is not None else {}
+        if batch is not None and (samples := num_samples(batch)) is not None:
+            run["samples_per_s"] = 1e3 * samples / run["step_ms"]
+        collector.read_updates()
+        tensors |= collector.outgoing()
+        end()
+        if self._facts:
+            run["grad_norm.before_clip"] = 0.0  # whether the step is spoilt is not known yet
+            self._note_facts(self._facts, loss)
+        told = None if grad_norm is None or isinstance(grad_norm, Tensor) else float(grad_norm)
+        now = time.perf_counter()
+        late = LateRow(
+            step=self._step,
+            run=run,
+            calls=self._calls,
+            leave=collector.leaver(),
+            told=told,
+            checksums=parts,
+            device_s=collector.clock.take(),
+            host_s=self._fed_s + collector.watch_s + now - began,
+            optional_s=collector.optional_s,
+            wall_s=now - self._recorded,
+            loss=loss,
+        )
+        post.send(tensors, functools.partial(self._arrive, late))
+        self._recorded, fed = now, time.perf_counter()
+        if self._step >= self._budget.next_review or len(self._found) != self._num_findings:
+            self._adapt()
+        self._begin(self._step + 1)
+        self._fed_s = self._ended - fed
+
+    def _late_numbers(self, grad_norm: Tensor | float | None) -> dict[str, Tensor]:
+        """Return the numbers of the step that only the device has."""
+        late = {"loss": self._losses, "told": grad_norm, "micro": self._micro.late if self._micro else None}
+        return {name: value.detach() for name, value in late.items() if isinstance(value, Tensor)}
+
+    @dispensable("the recording")
+    def _arrive(self, late: LateRow, values: Values) -> None:
+        """Make a row whole, and take it in."""
+        row, run = late.complete(values)
+        if math.isnan(run["loss"]) and "loss" in values:
+            self._note_nan("loss-nan", step=late.step)
+        if not math.isfinite(run["loss"]) and "finite" in values:
+            self._note_batch(late.step, is_clean=bool(values["finite"].all()))
+        if self._facts and not math.isfinite(run["loss"] + (0.0 if self._collector.has_scaler else row.norm)):
+            self._note_spoilt(self._facts, late)
+        busy_s = self.pipeline.busy_s
+        watch_s = max(late.host_s, late.device_s()) + busy_s - self._busy_s
+        self._busy_s = busy_s
+        run["watch_ms"] = 1e3 * watch_s
+        self._budget.charge(watch_s=watch_s, optional_s=late.optional_s, wall_s=late.wall_s)
+        histograms = row.histograms(late.step)
+        self.pipeline.feed(late.step, run=run, param_SL=row.row_SL, act_SL=row.act_SA, histograms=histograms)
+
+    @dispensable("the look at tape and modes")
+    def _note_spoilt(self, facts: Facts, late: LateRow) -> None:
+        for event in facts.read(late.loss, step=late.step, is_validated=False, is_spoilt=True):
+            self.pipeline.note(event)
+
     @dispensable("the batch hash")
     def _describe_batch(self, batch: Any) -> None:
         run = self._run
         run["batch_hash"] = float(hash_batch(batch))
         if not math.isfinite(run.get("loss", 0.0)) and "batch" not in self._noted:
-            self._noted.add("batch")
-            kind, text = ("batch-finite", "no") if is_finite(batch) else ("batch-nonfinite", "a")
-            self.pipeline.note(Event(kind=kind, step=self._step, text=f"{text} value of the inputs is NaN or Inf"))
+            self._note_batch(self._step, is_clean=is_finite(batch))
         if "samples_per_s" not in run and (samples := num_samples(batch)) is not None:
             run["samples_per_s"] = 1e3 * samples / run["step_ms"]
+
+    def _note_batch(self, step: int, *, is_clean: bool) -> None:
+        """Note of the first batch whose loss is not finite whether its inputs are."""
+        if "batch" not in self._noted:
+            self._noted.add("batch")
+            kind, text = ("batch-finite", "no") if is_clean else ("batch-nonfinite", "a")
+            self.pipeline.note(Event(kind=kind, step=step, text=f"{text} value of the inputs is NaN or Inf"))
 
     def _peak_memory(self) -> float:
         """Return the peak memory as it was at the last look."""
@@ -379,6 +489,7 @@ class Monitor:
 
     @dispensable("the recording")
     def _settle(self) -> None:
+        self._deliver(wait=True)
         self.pipeline.finish()
 
     @dispensable("the diagnosis")

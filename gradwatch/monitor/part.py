@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
@@ -17,11 +17,12 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwatch import catalogue
 from gradwatch.history.store import Floats
+from gradwatch.monitor.late import Values
 from gradwatch.optim import Watched
 from gradwatch.probe.gradients import GradientProbe
 from gradwatch.probe.histograms import HistogramProbe
 from gradwatch.probe.traces import TraceProbe
-from gradwatch.probe.transfer import to_float, to_host
+from gradwatch.probe.transfer import is_capturing, on_device, to_float, to_host
 from gradwatch.probe.updates import UpdateProbe
 
 GRAD = slice(0, 6)
@@ -30,6 +31,14 @@ UPDATE = slice(6, 8)
 RISE = 1.05  # per step, of the least that a step has taken: it may have become slower for good
 L2 = catalogue.PARAM_NAMES.index("grad.l2")
 NONFINITE = catalogue.PARAM_NAMES.index("grad.nonfinite")
+
+
+class Arrived(NamedTuple):
+    """What one optimizer's late values tell of its step: total norms, before and after clipping, and whether it was."""
+
+    norm: float
+    clipped_norm: float | None
+    is_skipped: bool
 
 
 @final
@@ -52,6 +61,8 @@ class Part:
         awaits_closure: The step under way computes its gradients itself.
         is_traced: How far it moves the weights will be read from what it leaves behind, right after it.
         stepped_from: Clock at which the step under way began.
+        late: What was read on the device and left there, by name: `grad` and `clipped` of shape (S, P), `update` of
+            shape (2, P), `counts` of shape (2, P, B), `found_inf`, `loss_scale`, and rates by their names.
     """
 
     def __init__(
@@ -75,13 +86,21 @@ class Part:
         self._traces = TraceProbe(params, optimizer)
         self._histograms = HistogramProbe(params)
         self._watched = optimizer if isinstance(optimizer, Watched) and optimizer.can_watch(params) else None
+        self._column_indices = tuple(range(row_SL.shape[1]) if isinstance(columns, slice) else map(int, columns))
+        self._captured: dict[str, Tensor] = {}
         if self._watched is not None:
+            on_gpu = params[0].is_cuda  # whose step writes there
             self._row = torch.from_numpy(row_SL)
+            self._row = torch.full_like(self._row, math.nan, device=params[0].device) if on_gpu else self._row
             self._clipped_SL = torch.full_like(self._row[GRAD], math.nan)
-            places = range(row_SL.shape[1]) if isinstance(columns, slice) else map(int, columns)
-            self._watched.watch(dict(zip(params, places, strict=True)))
+            self._watched.watch(dict(zip(params, self._column_indices, strict=True)))
         self.stepped_from, self._usual_s = 0.0, math.inf
         self.begin()
+
+    @property
+    def is_awaiting(self) -> bool:
+        """Whether the step under way is to write the statistics of the gradients that it reads."""
+        return self._awaited is not None
 
     @property
     def has_later_groups(self) -> bool:
@@ -94,12 +113,14 @@ class Part:
         self.norm = math.nan
         self.clipped_norm: float | None = None
         self.is_observed = False
-        self.is_updated = False
         self.awaits_closure = False
         self._has_kept_weights = self.is_traced = False
         self._awaited: Tensor | None = None
-        if self._watched is not None:
+        if self._watched is not None and not self._captured:
             self._watched.gradients_SL = self._watched.changes_2L = None
+        # what a CUDA graph computes comes anew with every replay
+        self.late: dict[str, Tensor] = {**self._captured} if self._captured else {}
+        self.is_updated = bool(self._captured)
 
     def detach(self) -> None:
         """Have the optimizer write nothing more into the row."""
@@ -138,10 +159,13 @@ class Part:
         """Take over what the step has written; say whether it was to."""
         if self._watched is None or self._awaited is None:
             return False
-        norm = total_norm(to_host(self._awaited)[:, self._columns])
+        read_SP = to_host(self._awaited)[:, self._columns]
+        norm = total_norm(read_SP)
         if self._awaited is self._clipped_SL:
             self.clipped_norm = norm
         else:
+            if self._row.is_cuda:
+                self._row_SL[GRAD, self._columns] = read_SP
             self.is_read, self.norm = True, norm
         self._awaited = self._watched.gradients_SL = None
         return True
@@ -169,8 +193,12 @@ class Part:
 
     def keep_weights(self) -> None:
         """Keep the weights as they are before an update, unless its step measures them or leaves enough behind."""
+        is_captured = is_capturing(self.params)  # what is sampled is no part of a graph
         if self._watched is not None:
             self._watched.changes_2L = self._row[UPDATE]
+            self._has_kept_weights = self._row.is_cuda or is_captured
+            return
+        if is_captured:
             return
         self.is_traced = not self.awaits_closure and self._traces.before()
         if not self.is_traced:
@@ -193,10 +221,69 @@ class Part:
     def read_updates(self) -> None:
         """Write into the row how far the update moved the weights."""
         if self._has_kept_weights and self.is_updated:
-            row_2P = self._traces.after() if self.is_traced else self._updates.after()
+            row_2P = self._read_changes()
             if row_2P is not None:
                 self._row_SL[UPDATE, self._columns] = to_host(row_2P)
             self._has_kept_weights = False
+
+    def _read_changes(self) -> Tensor | None:
+        if self._watched is not None:
+            return self._own_columns(self._row[UPDATE])
+        return self._traces.after() if self.is_traced else self._updates.after()
+
+    def _own_columns(self, row_SL: Tensor) -> Tensor:
+        return row_SL.index_select(1, on_device(self._column_indices, row_SL.device))
+
+    def send_gradients(self, *, inverse_scale: float | Tensor = 1.0, clipped: bool = False) -> None:
+        """Read the gradients, and leave their statistics on the device."""
+        self.late["clipped" if clipped else "grad"] = self._gradients.read(inverse_scale=inverse_scale)
+
+    def send_step(self) -> None:
+        """Leave on the device what the step that was made has written."""
+        if self._watched is not None and self._awaited is not None:
+            name = "clipped" if self._awaited is self._clipped_SL else "grad"
+            self.late[name] = self._own_columns(self._awaited)
+            self._awaited = self._watched.gradients_SL = None
+        if is_capturing(self.params):
+            self.send_updates()
+            self._captured = {**self.late}
+
+    def send_updates(self) -> None:
+        """Leave on the device how far the update moved the weights."""
+        if self._has_kept_weights and self.is_updated:
+            row_2P = self._read_changes()
+            if row_2P is not None:
+                self.late["update"] = row_2P
+            self._has_kept_weights = False
+
+    def send_histograms(self) -> None:
+        """Leave the histograms of gradients and weights on the device."""
+        self.late["counts"] = self._histograms.read()
+
+    def send_rates(self) -> dict[str, float]:
+        """Return the learning rates that the host knows, and leave those of the device there."""
+        known = {}
+        for name, group in zip(self._rates, self.optimizer.param_groups, strict=False):
+            rate = group.get("lr", math.nan)
+            if isinstance(rate, Tensor) and rate.is_cuda:
+                self.late[name] = rate.detach().clone()
+            else:
+                known[name] = float(rate)
+        return known
+
+    def place(self, values: Values, row_SL: NDArray[np.float32], counts_2LB: NDArray[np.int64] | None) -> Arrived:
+        """Write what was late into the row of its step, and return what else it tells."""
+        is_skipped = bool(values.get("found_inf", np.zeros(1)).any())
+        norm = math.nan
+        if "grad" in values:
+            row_SL[GRAD, self._columns] = values["grad"]
+            norm = total_norm(values["grad"])
+        if "update" in values and not is_skipped:
+            row_SL[UPDATE, self._columns] = values["update"]
+        if "counts" in values and counts_2LB is not None:
+            counts_2LB[:, self._columns] = values["counts"]
+        clipped = total_norm(values["clipped"]) if "clipped" in values else None
+        return Arrived(norm, clipped, is_skipped)
 
     def read_histograms(self, counts_2LB: NDArray[np.int64]) -> None:
         """Write the histograms of gradients and weights into those of the model."""

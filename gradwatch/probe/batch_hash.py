@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,13 @@ def hash_batch(inputs: Any, *, kernel: kernels.Kernel = "auto") -> int:
     if native is not None and isinstance(inputs, torch.Tensor):
         checksum = native.checksum(inputs)
         if checksum is not None:
-            return _mix(1, (checksum,))
+            return joined((checksum,))
+    return joined(_on_host(checksums(inputs, kernel=kernel)))
+
+
+def checksums(inputs: Any, *, kernel: kernels.Kernel = "auto") -> list[int | torch.Tensor]:
+    """Return the checksums of all data of a batch, in order: those of tensors on other devices than the CPU there."""
+    native = kernels.choose(kernel)
     parts: list[int | torch.Tensor] = []
     for leaf in _leaves(inputs, _DEPTH):
         if isinstance(leaf, torch.Tensor):
@@ -42,7 +48,7 @@ def hash_batch(inputs: Any, *, kernel: kernels.Kernel = "auto") -> int:
             parts.append(_checksum(leaf) if checksum is None else checksum)
         else:
             parts.append(zlib.crc32(repr(leaf).encode()))
-    return _mix(len(parts), _on_host(parts))
+    return parts
 
 
 def is_finite(inputs: Any) -> bool:
@@ -51,12 +57,20 @@ def is_finite(inputs: Any) -> bool:
     return all(transfer.to_float(torch.isfinite(leaf).all()) for leaf in leaves)
 
 
-def _mix(total: int, parts: Iterable[int]) -> int:
-    """Return a hash of numbers in order, and of how many there are."""
+def joined(parts: Sequence[int]) -> int:
+    """Return the hash of a batch from its checksums."""
+    total = len(parts)
     for part in parts:
-        total = (total ^ total >> 29) * _GOLDEN + part & _MASK
+        total = (total ^ total >> 29) * _GOLDEN + (part & _MASK) & _MASK
     total = (total ^ total >> 32) * _GOLDEN & _MASK
     return (total ^ total >> 29) * _GOLDEN >> 16 & 0xFFFF_FFFF_FFFF
+
+
+def finite_flag(inputs: Any, device: torch.device) -> torch.Tensor | None:
+    """Return the same of the tensors of a batch that are on a device, as a flag there; None where it has none there."""
+    leaves = [leaf for leaf in _leaves(inputs, _DEPTH) if isinstance(leaf, torch.Tensor) and leaf.device == device]
+    flags = [torch.isfinite(leaf).all() for leaf in leaves if leaf.is_floating_point()]
+    return torch.stack(flags).all() if flags else None
 
 
 def _leaves(inputs: Any, depth: int) -> Iterator[Any]:
@@ -97,9 +111,8 @@ def _signed(number: int) -> int:
     return number - (1 << 64) if number >> 63 else number
 
 
-def _on_host(parts: list[int | torch.Tensor]) -> Iterator[int]:
-    """Yield all checksums as numbers, those that devices hold by a single transfer."""
+def _on_host(parts: list[int | torch.Tensor]) -> list[int]:
+    """Return all checksums as numbers, those that devices hold by a single transfer."""
     waiting = [part for part in parts if isinstance(part, torch.Tensor)]
     arrived = iter(transfer.to_ints(torch.stack([w.to(waiting[0].device) for w in waiting])) if waiting else ())
-    for part in parts:
-        yield next(arrived) & _MASK if isinstance(part, torch.Tensor) else part
+    return [next(arrived) if isinstance(part, torch.Tensor) else part for part in parts]

@@ -13,6 +13,7 @@ import torch
 
 from gradwatch.probe import kernel as kernels
 from gradwatch.probe import reduce, sharded
+from gradwatch.probe.transfer import on_device
 
 
 @final
@@ -38,11 +39,12 @@ class GradientProbe:
         """What reads the gradients: `native` (one pass over each) or `torch` (several operations on each)."""
         return "torch" if self._native is None else "native"
 
-    def read(self, *, inverse_scale: float = 1.0, out_SL: torch.Tensor | None = None) -> torch.Tensor:
+    def read(self, *, inverse_scale: float | torch.Tensor = 1.0, out_SL: torch.Tensor | None = None) -> torch.Tensor:
         """Compute the statistics of all gradients as they are now.
 
         Args:
-            inverse_scale: Factor that undoes a loss scale, for gradients that are still scaled.
+            inverse_scale: Factor that undoes a loss scale, for gradients that are still scaled; one that is a tensor is
+                on their device, and they are not on the CPU.
             out_SL: Where to write them, contiguous float32; only where the first parameter is on the CPU.
 
         Returns:
@@ -52,13 +54,18 @@ class GradientProbe:
             maximum, mean and std are NaN or Inf where the gradient holds one, as IEEE 754 has it. An empty gradient has
             norm, maximum and count 0; mean, std and zero fraction of nothing are nan.
         """
+        if self._native is None and out_SL is None and self._params:
+            blank_SL = torch.full_like(self._blank_SL, math.nan, device=self._params[0].device)
+            return self._complete(blank_SL, range(len(self._params)), inverse_scale)
         row_SL = torch.empty_like(self._blank_SL) if out_SL is None else out_SL
         if self._native is None:
             return self._complete(row_SL.copy_(self._blank_SL), range(len(self._params)), inverse_scale)
         rest: Sequence[int] | None = self._native.statistics(self._params, True, row_SL, inverse_scale)
         return row_SL if rest is None else self._complete(row_SL, rest, inverse_scale)
 
-    def _complete(self, row_SL: torch.Tensor, columns: Iterable[int], inverse_scale: float) -> torch.Tensor:
+    def _complete(
+        self, row_SL: torch.Tensor, columns: Iterable[int], inverse_scale: float | torch.Tensor
+    ) -> torch.Tensor:
         """Fill in the columns that need torch operations, device by device."""
         by_device: defaultdict[torch.device, list[int]] = defaultdict(list)
         for i in columns:
@@ -73,6 +80,6 @@ class GradientProbe:
             part_SL = reduce.statistics([sharded.local_part(g) for g in grads], native=native)
             part_SL = sharded.join_statistics(part_SL, grads)
             part_SL[:4] *= inverse_scale
-            index = torch.tensor(indices, device="cpu").to(row_SL.device, non_blocking=True)
+            index = on_device(tuple(indices), row_SL.device)
             row_SL.index_copy_(1, index, part_SL.to(row_SL.device, non_blocking=True))
         return row_SL

@@ -24,14 +24,18 @@ class MicroBatchProbe:
     Args:
         params: The parameters that one optimizer moves.
         accumulate: Micro-batches per step.
+        is_late: Whether to leave what is read on the device.
 
     Attributes:
         norm: Norm of the gradient of the first micro-batch, times `accumulate`: a loop divides each loss by that many.
             nan where it was not due, or not seen.
+        late: The same still scaled, on its device, where the host does not wait for it; or None.
     """
 
-    def __init__(self, params: Sequence[Tensor], accumulate: int) -> None:
+    def __init__(self, params: Sequence[Tensor], accumulate: int, *, is_late: bool = False) -> None:
         self.norm = math.nan
+        self.late: Tensor | None = None
+        self._is_late = is_late
         self._params = params
         self._accumulate = accumulate
         self._is_due = False
@@ -44,7 +48,7 @@ class MicroBatchProbe:
 
     def begin(self, *, is_due: bool, scale: float) -> None:
         """Make ready for a step whose loss is multiplied by a scale."""
-        self.norm = math.nan
+        self.norm, self.late = math.nan, None
         self._is_due = is_due
         self._factor = self._accumulate / scale
 
@@ -55,4 +59,8 @@ class MicroBatchProbe:
 
     def _read(self) -> None:
         grads = [p.grad for p in self._params if p.grad is not None and not p.grad.is_sparse]
-        self.norm = self._factor * to_float(nn.utils.get_total_norm(grads))
+        norm = nn.utils.get_total_norm(grads)
+        if self._is_late:
+            self.late = self._accumulate * norm
+        else:
+            self.norm = self._factor * to_float(norm)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -35,13 +36,59 @@ def to_ints(tensor: torch.Tensor) -> list[int]:
     return [int(value) for value in np.atleast_1d(to_host(tensor))]
 
 
+@final
+class Parcel:
+    """Tensors of one device on their way to the host, which does not wait for them.
+
+    Args:
+        tensors: By name, of any shape and real dtype, all on one device.
+        room: Memory of the host to copy them to, of at least as many bytes; pinned where the device is a GPU.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], room: torch.Tensor | None = None) -> None:
+        tensors = {name: t.float() if t.dtype == torch.bfloat16 else t for name, t in tensors.items()}
+        self._forms = {name: (tuple(t.shape), _numpy_dtype(t.dtype)) for name, t in tensors.items()}
+        flat = torch.zeros(0, dtype=torch.uint8, device="cpu")
+        if tensors:
+            flat = torch.cat([t.detach().contiguous().reshape(-1).view(torch.uint8) for t in tensors.values()])
+        if room is None or room.numel() < flat.numel():
+            room = torch.empty(flat.numel(), dtype=torch.uint8, device="cpu", pin_memory=flat.is_cuda)
+        self.room = room
+        self._size = flat.numel()
+        room[: self._size].copy_(flat, non_blocking=True)
+        self._event = torch.cuda.Event() if flat.is_cuda else None
+        if self._event is not None:
+            self._event.record()
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether `open` would return at once."""
+        return self._event is None or bool(self._event.query())
+
+    def open(self) -> dict[str, NDArray[Any]]:
+        """Return the values by name, waiting for them where they are still under way."""
+        if self._event is not None:
+            self._event.synchronize()
+        data = to_host(self.room)[: self._size].tobytes()
+        values, begin = {}, 0
+        for name, (shape, dtype) in self._forms.items():
+            count = int(np.prod(shape))
+            values[name] = np.frombuffer(data, dtype, count, begin).reshape(shape).copy()
+            begin += count * dtype.itemsize
+        return values
+
+
+def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    return to_host(torch.empty(0, dtype=dtype, device="cpu")).dtype
+
+
 def on_device(numbers: tuple[int, ...], device: torch.device) -> torch.Tensor:
     """Return a table of integers on a device, int64; the host does not wait for the copy.
 
     The newest tables are kept, so that what stays the same from step to step is copied once. In a CUDA graph a copy is
     made again with every replay, so the table on the host is kept for good.
     """
-    if not _is_capturing(device):
+    if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
         return _table(numbers, device)[1]
     _CAPTURED.append(_table.__wrapped__(numbers, device))
     return _CAPTURED[-1][1]
@@ -59,5 +106,6 @@ def _table(numbers: tuple[int, ...], device: torch.device) -> tuple[torch.Tensor
     return table, table.to(device, non_blocking=True)
 
 
-def _is_capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+def is_capturing(tensors: Sequence[torch.Tensor]) -> bool:
+    """Say whether what is done to tensors is being put into a CUDA graph rather than done."""
+    return bool(tensors) and tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()

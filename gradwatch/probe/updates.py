@@ -14,6 +14,7 @@ import torch
 
 from gradwatch.probe import kernel as kernels
 from gradwatch.probe import reduce, sharded
+from gradwatch.probe.transfer import on_device
 
 _ALIGNMENT = 64  # bytes; a cache line, so that copies start where vectors like to
 
@@ -66,7 +67,9 @@ class UpdateProbe:
         assert self._is_armed, "before() must be called ahead of after()"
         self._is_armed = False
         if self._native is None:
-            return self._complete(self._blank_2L.clone(), range(len(self._params)))
+            device = self._params[0].device if self._params else None
+            blank_2L = torch.full_like(self._blank_2L, math.nan, device=device)
+            return self._complete(blank_2L, range(len(self._params)))
         row_2L = torch.empty_like(self._blank_2L)
         others: Sequence[int] | None = self._native.changes(self._params, self._flat, self._offsets, row_2L)
         return row_2L if others is None else self._complete(row_2L, [i for i in others if i in self._copies])
@@ -95,7 +98,7 @@ class UpdateProbe:
             weight_L, update_L = sharded.join_norms(torch.stack([weight_L, update_L]), params)
             ratio_L = update_L / weight_L
             ratio_L = torch.where(torch.isfinite(ratio_L), ratio_L, math.nan)
-            index = torch.tensor(indices, device="cpu").to(row_2L.device, non_blocking=True)
+            index = on_device(tuple(indices), row_2L.device)
             part_2L = torch.stack([weight_L, ratio_L]).float().to(row_2L.device, non_blocking=True)
             row_2L.index_copy_(1, index, part_2L)
         return row_2L
