@@ -31,8 +31,7 @@ class GradientProbe:
         self._params = tuple(params)
         on_cpu = any(p.device.type == "cpu" for p in self._params)
         self._native = kernels.choose(kernel) if on_cpu else None
-        shape_SL = (reduce.NUM_STATISTICS, len(self._params))
-        self._blank_SL = torch.full(shape_SL, math.nan, dtype=torch.float32, device="cpu")
+        self._shape_SL = (reduce.NUM_STATISTICS, len(self._params))
 
     @property
     def kernel(self) -> Literal["native", "torch"]:
@@ -54,12 +53,11 @@ class GradientProbe:
             maximum, mean and std are NaN or Inf where the gradient holds one, as IEEE 754 has it. An empty gradient has
             norm, maximum and count 0; mean, std and zero fraction of nothing are nan.
         """
-        if self._native is None and out_SL is None and self._params:
-            blank_SL = torch.full_like(self._blank_SL, math.nan, device=self._params[0].device)
-            return self._complete(blank_SL, range(len(self._params)), inverse_scale)
-        row_SL = torch.empty_like(self._blank_SL) if out_SL is None else out_SL
         if self._native is None:
-            return self._complete(row_SL.copy_(self._blank_SL), range(len(self._params)), inverse_scale)
+            device = self._params[0].device if self._params else torch.device("cpu")
+            row_SL = torch.empty(self._shape_SL, dtype=torch.float32, device=device) if out_SL is None else out_SL
+            return self._complete(row_SL.fill_(math.nan), range(len(self._params)), inverse_scale)
+        row_SL = torch.empty(self._shape_SL, dtype=torch.float32, device="cpu") if out_SL is None else out_SL
         rest: Sequence[int] | None = self._native.statistics(self._params, True, row_SL, inverse_scale)
         return row_SL if rest is None else self._complete(row_SL, rest, inverse_scale)
 

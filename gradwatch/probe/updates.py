@@ -38,7 +38,6 @@ class UpdateProbe:
         self._flat: torch.Tensor | None = None
         self._offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
         self._copies: dict[int, torch.Tensor] = {}
-        self._blank_2L = torch.full((2, len(self._params)), math.nan, dtype=torch.float32, device="cpu")
         self._is_armed = False
 
     def before(self) -> None:
@@ -67,10 +66,10 @@ class UpdateProbe:
         assert self._is_armed, "before() must be called ahead of after()"
         self._is_armed = False
         if self._native is None:
-            device = self._params[0].device if self._params else None
-            blank_2L = torch.full_like(self._blank_2L, math.nan, device=device)
+            device = self._params[0].device if self._params else torch.device("cpu")
+            blank_2L = torch.full((2, len(self._params)), math.nan, dtype=torch.float32, device=device)
             return self._complete(blank_2L, range(len(self._params)))
-        row_2L = torch.empty_like(self._blank_2L)
+        row_2L = torch.empty((2, len(self._params)), dtype=torch.float32, device="cpu")
         others: Sequence[int] | None = self._native.changes(self._params, self._flat, self._offsets, row_2L)
         return row_2L if others is None else self._complete(row_2L, [i for i in others if i in self._copies])
 

@@ -1,0 +1,132 @@
+"""What the kernel takes by itself, against one read of the same bytes, and what the monitor keeps in memory.
+
+    python scripts/benchmark_kernel.py [--rounds 200] [--only tiny,mlp] [--threads 1]
+
+On the real gradients of each workload of `benchmark_watch.py`: all six statistics, and a histogram of every gradient,
+beside the time of `torch.dot` per tensor, which reads the same bytes once. Medians, interleaved call by call.
+
+A histogram is a pass of its own. What it would save to count in the pass of the statistics is the read, so it is timed
+on a piece that stays in the first-level cache too: where an element takes as long there, counting is what it costs.
+
+Memory is that of all tensors and arrays that the monitor holds besides the model's own after a step that samples
+everything, without the kept copy of the weights, which is there only where the optimizer is one that needs it, and
+without the rows of the history, which are on their way to disk.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+from collections.abc import Callable, Iterator
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from benchmark_watch import WORKLOADS, loop
+from side_by_side import interleaved, parse, parser
+from torch import Tensor, nn
+
+import gradwatch
+from gradwatch.monitor import Schedule
+from gradwatch.probe import kernel as kernels
+from gradwatch.probe.gradients import GradientProbe
+from gradwatch.probe.histograms import NUM_BINS
+
+IN_CACHE = 4096  # floats: 16 KiB
+
+
+def median_us(seconds: list[float]) -> float:
+    """Return the median in microseconds."""
+    return 1e6 * statistics.median(seconds)
+
+
+def times(params: list[nn.Parameter], rounds: int) -> dict[str, float]:
+    """Return the microseconds of one read, of all statistics, and of all histograms."""
+    native = kernels.choose("native")
+    assert native is not None, "asked for by name"
+    grads = [p.grad.detach().flatten() for p in params if p.grad is not None]
+    probe, counts_LB = GradientProbe(params), torch.zeros((len(params), NUM_BINS), dtype=torch.int64)
+    arms: dict[str, Callable[[], object]] = {
+        "read": lambda: [torch.dot(g, g) for g in grads],
+        "statistics": probe.read,
+        "histograms": lambda: native.histograms(tuple(params), True, counts_LB),
+    }
+    return {name: median_us(seconds) for name, seconds in interleaved(arms, rounds=rounds).items()}
+
+
+def warm_ns(rounds: int) -> float:
+    """Return the nanoseconds that a histogram takes per element which lies in the first-level cache."""
+    native = kernels.choose("native")
+    assert native is not None, "asked for by name"
+    piece = torch.randn(IN_CACHE)
+    many = (piece,) * 256  # one call, the same piece again and again
+    counts_LB = torch.zeros((len(many), NUM_BINS), dtype=torch.int64)
+    seconds = interleaved({"": lambda: native.histograms(many, False, counts_LB)}, rounds=rounds)[""]
+    return 1e3 * median_us(seconds) / (len(many) * IN_CACHE)
+
+
+def held(root: Any, *, known: set[int]) -> Iterator[int]:
+    """Yield the bytes of each tensor and array that hangs on an object, once each.
+
+    Args:
+        root: The object.
+        known: Where the data of tensors begins that belong to others.
+    """
+    seen, waiting = set[int](), [root]
+    while waiting:
+        thing = waiting.pop()
+        if id(thing) in seen or isinstance(thing, (type, ModuleType, FunctionType, nn.Module, torch.optim.Optimizer)):
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, Tensor):
+            if thing.device.type == "cpu" and thing.data_ptr() not in known:
+                known.add(thing.data_ptr())
+                yield thing.untyped_storage().nbytes()
+        elif isinstance(thing, np.ndarray):
+            if thing.base is None and thing.ctypes.data not in known:
+                known.add(thing.ctypes.data)
+                yield thing.nbytes
+        else:
+            waiting += gc.get_referents(thing)
+
+
+def memory(name: str) -> tuple[int, int]:
+    """Return the bytes of a workload's parameters, and those that the monitor holds."""
+    of = loop(WORKLOADS[name])
+    params = list(of.model.parameters())
+    with gradwatch.watch(of.model, of.optimizer, schedule=Schedule(updates=1, activations=1)) as monitor:
+        of.run(after=monitor.step)
+        monitor.findings()
+        others = {
+            t.data_ptr() for p in params for t in (p, p.grad, *of.optimizer.state.get(p, {}).values()) if t is not None
+        }
+        kept = sum(held(monitor._collector, known=others))
+    return sum(p.nbytes for p in params), kept
+
+
+def main() -> None:
+    """Measure and print the table."""
+    options = parse(parser(__doc__, WORKLOADS, rounds=200))
+    warm = warm_ns(options.rounds)
+    print("| gradients of | one read, µs | six statistics | ratio | histograms | ns an element | memory kept |")
+    print("|---|---|---|---|---|---|---|")
+    for name in options.only:
+        params_bytes, kept = memory(name)
+        of = loop(WORKLOADS[name])
+        x, y = next(of.batches)
+        nn.functional.cross_entropy(of.model(x).flatten(0, -2), y.flatten()).backward()
+        params = list(of.model.parameters())
+        us = times(params, options.rounds)
+        each = 1e3 * us["histograms"] / sum(p.numel() for p in params)
+        print(
+            f"| {WORKLOADS[name].title} | {us['read']:,.0f} | {us['statistics']:,.0f} | "
+            f"{us['statistics'] / us['read']:.2f} | {us['histograms']:,.0f} | {each:.2f} | "
+            f"{kept / 2**10:,.0f} KiB, {kept / params_bytes:.2%} |",
+            flush=True,
+        )
+    print(f"\nA histogram takes {warm:.2f} ns for an element that lies in the first-level cache.")
+
+
+if __name__ == "__main__":
+    main()
