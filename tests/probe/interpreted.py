@@ -1,5 +1,7 @@
 """Tests of the Triton kernels, which test_triton.py runs in Triton's interpreter, chosen before the import."""
 
+import math
+
 import numpy as np
 import pytest
 import reference
@@ -47,6 +49,13 @@ def test_statistics_equal_the_obvious_ones(tensors):
 
     for i, values in enumerate(tensors):
         assert_right(row_SL[:, i].numpy(), values)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_huge_values_beside_an_infinite_one_do_not_become_one(dtype):
+    values = torch.tensor([0.9 * torch.finfo(dtype).max] * 20 + [-math.inf]).to(dtype)
+
+    assert_right(_triton.statistics([values])[:, 0].numpy(), values)
 
 
 def test_many_chunks_add_up():
