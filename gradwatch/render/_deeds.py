@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -43,14 +43,17 @@ def deeds(history: History, *, run: Path | None) -> Iterator[Deed]:
     """
     for kind, label in LABELS.items():
         mine = [event for event in history.events if event.kind == kind]
-        left = mine[MOST - 1 : -1] if len(mine) > MOST else []
+        left = mine[MOST - 1 : -1] if len(mine) > MOST + 1 else []  # one alone is told
         for event in mine[: MOST - 1] if left else mine:
             yield _deed(event, label, run)
         if left:
-            steps = ", ".join(f"{event.step:,}" for event in left[:MOST_STEPS])
-            more = ", ..." if len(left) > MOST_STEPS else ""
-            yield Deed(label=label, text=f"and {len(left):,} more, at steps {steps}{more}")
+            yield Deed(label=label, text=f"and {len(left):,} more" + (_steps(left) if kind == "incident" else ""))
             yield _deed(mine[-1], label, run)
+
+
+def _steps(events: Sequence[Event]) -> str:
+    steps = ", ".join(f"{event.step:,}" for event in events[:MOST_STEPS])
+    return f", at steps {steps}" + (", ..." if len(events) > MOST_STEPS else "")
 
 
 def _deed(event: Event, label: str, run: Path | None) -> Deed:

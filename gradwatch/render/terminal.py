@@ -63,14 +63,18 @@ class Terminal:
         self._screen: Screen | None = None
         self._due_s = 0.0
         self._next_step: float = 0 if every else float("inf")
-        self._val_step = -1
+        self._val_step = self._newest = -1
 
     def write(self, history: History) -> None:
         """Redraw or print a line where one is due."""
+        step = history.run.last_step
+        if step < self._newest:  # the run went back: what is found again is news again
+            self._repeats, self._val_step = Repeats(), min(self._val_step, step - 1)
+        self._newest = step
         if self._is_live:
             if time.monotonic() >= self._due_s:
                 self._redraw(history)
-        elif history.run.last_step >= self._next_step:
+        elif step >= self._next_step:
             self._print_step(history)
             self._next_step = history.step - history.step % self.every + self.every
 

@@ -52,6 +52,21 @@ def test_plain_output_is_one_line_per_so_many_steps(make_console, written, healt
     assert "validation 0.900 78 %" in lines[2]
 
 
+def test_after_a_rewind_what_is_found_again_is_news_again(make_console, written, vanishing, grow):
+    console = make_console()
+    sink = Terminal(console=console, every=50)
+    finding = vanishing.history.findings[0]
+
+    for _ in range(6):
+        for history in grow(vanishing.history):
+            if history.step in (60, 70):
+                sink.write(history)
+        sink.report(finding)
+
+    told = [line for line in written(console).splitlines() if not line.startswith("step ")]
+    assert len(told) == 6, "none says that the rest is in the summary"
+
+
 def test_plain_output_holds_no_control_codes(make_console, written, vanishing):
     console = make_console()
     sink = Terminal(console=console)
