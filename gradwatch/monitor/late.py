@@ -133,8 +133,8 @@ class LateRow:
         if "micro" in values:
             run["grad_norm.micro"] = float(values["micro"]) / run["loss_scale"]
         if self.checksums:
-            sent = iter(values.get("batch", np.zeros(0, np.int64)).tolist())
-            run["batch_hash"] = float(joined([next(sent) if isinstance(p, Tensor) else p for p in self.checksums]))
+            sent = iter(values.get("batch", np.zeros(0, np.int64)))
+            run["batch_hash"] = float(joined([int(next(sent)) if isinstance(p, Tensor) else p for p in self.checksums]))
         told = float(values["told"]) if "told" in values else self.told
         run["grad_norm.before_clip"], run["grad_norm.after_clip"] = row.norms(told)
         return row, run
