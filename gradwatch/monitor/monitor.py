@@ -32,7 +32,7 @@ from gradwatch.probe.micro_batch import MicroBatchProbe
 from gradwatch.records import Diagnosis, Event, Finding
 
 SAME_LOSS = 1e-3  # of itself: an evaluation in half precision or in another order of summation differs by less
-MEMORY_EVERY = 10  # steps from one look at the peak memory to the next: asking the kernel takes 2 us
+MEMORY_EVERY_S = 0.1  # from one look at the peak memory to the next: asking the kernel takes 2 to 70 us
 
 
 @final
@@ -106,7 +106,7 @@ class Monitor:
         self._micro = MicroBatchProbe(params, accumulate, is_late=is_late) if is_split else None
         self._idle, self._interval = 0, 1
         self._cuda = next((p.device for p in params if p.device.type == "cuda"), None)
-        self._memory = math.nan
+        self._memory, self._looked = math.nan, -math.inf
         self._facts = facts
         self._hooks = [*hooks, *(self._micro.attach() if self._micro else ())]
         self._keeper = keeper
@@ -467,7 +467,8 @@ class Monitor:
 
     def _peak_memory(self) -> float:
         """Return the peak memory as it was at the last look."""
-        if self._step % MEMORY_EVERY == 0 or math.isnan(self._memory):
+        if self._ended - self._looked >= MEMORY_EVERY_S:
+            self._looked = self._ended
             self._look_at_memory()
         return self._memory
 
