@@ -1,11 +1,12 @@
 """What watching costs in a loop of one's own, beside what others charge for less.
 
-    python scripts/benchmark_watch.py [--rounds 25] [--only tiny,mlp] [--arms bare,stock,watched] [--clock wall]
+    python scripts/benchmark_watch.py [--rounds 25] [--only tiny,mlp] [--arms bare,stock] [--steps 20] [--clock wall]
 
 The bare loop is written by hand, with torch's fused AdamW. `stock` is the same loop under `gradwatch.watch` with
 everything on at its defaults: all statistics at every step, detectors, history on disk, TensorBoard. `watched` is that
 with `gradwatch.optim.AdamW`, which measures in its step. The others are what their documentation has one write, at
-every step unless said; those of packages that are not installed (wandb, lightning) are left out.
+every step unless said; those of packages that are not installed (wandb, lightning, composer, cockpit) are left out,
+and so is one that does not take a model, with its reason.
 
 Each round runs a stretch of steps of every arm, in an order that changes from round to round, so that what else the
 machine does hits all arms alike; a stretch under gradwatch ends when its thread has taken everything in. Shown is the
@@ -26,7 +27,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +299,90 @@ def lightning(workload: Workload, stack: contextlib.ExitStack) -> Arm:
     return stretch  # type: ignore[return-value]
 
 
+def composer(workload: Workload, stack: contextlib.ExitStack) -> Arm:
+    """Composer with its OptimizerMonitor at every step."""
+    from composer import Callback, ComposerModel, Trainer
+    from composer.callbacks import OptimizerMonitor
+    from composer.loggers import InMemoryLogger
+
+    of = loop(workload)
+
+    class Model(ComposerModel):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = of.model
+
+        def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+            out: Tensor = self.model(batch[0])
+            return out
+
+        def loss(self, outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+            return nn.functional.cross_entropy(outputs.flatten(0, -2), batch[1].flatten())
+
+    class Clock(Callback):  # type: ignore[misc]
+        began = ended = 0.0
+
+        def batch_start(self, state: Any, logger: Any) -> None:
+            self.began = self.began or clock()
+
+        def batch_end(self, state: Any, logger: Any) -> None:
+            self.ended = clock()
+
+    def stretch() -> float:
+        clock = Clock()
+        batches = [*itertools.islice(of.batches, of.steps)]
+        trainer = Trainer(
+            model=Model(),
+            train_dataloader=DataLoader(batches, batch_size=None),  # type: ignore[arg-type]
+            device_train_microbatch_size=len(batches[0][0]),
+            max_duration=f"{of.steps}ba",
+            optimizers=of.optimizer,
+            callbacks=[OptimizerMonitor(batch_log_interval=1), clock],
+            loggers=InMemoryLogger(),
+            progress_bar=False,
+            device="cpu",
+        )
+        trainer.fit()
+        trainer.close()
+        return clock.ended - clock.began
+
+    return stretch  # type: ignore[return-value]
+
+
+def cockpit_of(configuration: str) -> Callable[[Workload, contextlib.ExitStack], Arm]:
+    """Return the arm of Cockpit with one of its sets of quantities."""
+
+    def arm(workload: Workload, stack: contextlib.ExitStack) -> Arm:
+        from backpack import extend
+        from cockpit import Cockpit
+        from cockpit.utils.configuration import configuration as quantities
+
+        of = loop(workload)
+        model, function = extend(of.model), extend(nn.CrossEntropyLoss())
+        pit = Cockpit(model.parameters(), quantities=quantities(configuration))
+        steps = itertools.count()
+
+        def stretch() -> None:
+            for x, y in itertools.islice(of.batches, of.steps):
+                step = next(steps)
+                outputs = model(x)
+                loss = function(outputs, y)
+                of.optimizer.zero_grad()
+                told = {
+                    "batch_size": len(x),
+                    "individual_losses": nn.functional.cross_entropy(outputs, y, reduction="none"),
+                    "loss": loss,
+                    "optimizer": of.optimizer,
+                }
+                with pit(step, info=told):
+                    loss.backward(create_graph=pit.create_graph(step))
+                of.optimizer.step()
+
+        return stretch
+
+    return arm
+
+
 ARMS: dict[str, tuple[str, Callable[[Workload, contextlib.ExitStack], Arm]]] = {
     "bare": ("by hand, fused AdamW", bare),
     "unfused": ("by hand, AdamW as it comes", unfused),
@@ -309,8 +394,12 @@ ARMS: dict[str, tuple[str, Callable[[Workload, contextlib.ExitStack], Arm]]] = {
     "wandb": ("wandb.watch as it comes (every 1,000)", wandb_every(1000)),
     "wandb1": ("wandb.watch at every step", wandb_every(1)),
     "lightning": ("Lightning, its grad_norm logged", lightning),
+    "composer": ("Composer, OptimizerMonitor at every step", composer),
+    "economy": ("Cockpit, its economy set", cockpit_of("economy")),
+    "full": ("Cockpit, its full set", cockpit_of("full")),
 }
-NEEDS = {"wandb": "wandb", "wandb1": "wandb", "lightning": "lightning"}
+NEEDS = {"wandb": "wandb", "wandb1": "wandb", "economy": "cockpit", "full": "cockpit"}
+NEEDS |= {name: name for name in ("lightning", "composer")}
 
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -324,17 +413,29 @@ def clock() -> float:
 
 def measure(workload: Workload, names: list[str], rounds: int) -> dict[str, list[float]]:
     """Return the seconds of each arm's stretches, round by round."""
-    seconds: dict[str, list[float]] = {name: [] for name in names}
     with contextlib.ExitStack() as stack:
-        arms = {name: ARMS[name][1](workload, stack) for name in names}
-        for arm in arms.values():
-            began = time.perf_counter()
-            while time.perf_counter() - began < WARM_UP_S:
-                arm()
+        made = {name: ARMS[name][1](workload, stack) for name in names}
+        arms = {name: arm for name, arm in made.items() if is_warm(name, arm)}
+        seconds: dict[str, list[float]] = {name: [] for name in arms}
+        order = [*arms]
         for i in range(rounds):
-            for name in names[i % len(names) :] + names[: i % len(names)]:
+            for name in order[i % len(order) :] + order[: i % len(order)]:
                 seconds[name].append(timed(arms[name]))
     return seconds
+
+
+def is_warm(name: str, arm: Arm) -> bool:
+    """Run an arm for a while; say whether it takes the model at all."""
+    began = time.perf_counter()
+    try:
+        while time.perf_counter() - began < WARM_UP_S:
+            arm()
+    except Exception as error:
+        if name in NEEDS:
+            print(f"{name} is left out: {type(error).__name__}: {error}"[:300], flush=True)
+            return False
+        raise
+    return True
 
 
 def timed(arm: Arm) -> float:
@@ -356,6 +457,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--only", default=",".join(WORKLOADS), help="workloads, comma-separated")
     parser.add_argument("--arms", default=",".join(ARMS), help="arms, comma-separated")
+    parser.add_argument("--steps", type=int, help="steps of a stretch; fewer for what is slow")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
     options = parser.parse_args()
@@ -367,9 +469,12 @@ def main() -> None:
     names = ["bare", *(n for n in names if n != "bare")]
     columns = {}
     for name in options.only.split(","):
-        seconds = measure(WORKLOADS[name], names, options.rounds)
-        bare_ms = 1e3 * statistics.median(seconds["bare"]) / WORKLOADS[name].stretch
-        columns[f"{WORKLOADS[name].title}, {bare_ms:.3g} ms"] = [cell(seconds[n], seconds["bare"]) for n in names]
+        workload = replace(WORKLOADS[name], stretch=options.steps or WORKLOADS[name].stretch)
+        seconds = measure(workload, names, options.rounds)
+        bare_ms = 1e3 * statistics.median(seconds["bare"]) / workload.stretch
+        columns[f"{workload.title}, {bare_ms:.3g} ms"] = [
+            cell(seconds[n], seconds["bare"]) if n in seconds else "" for n in names
+        ]
         print(f"{name}: done", flush=True)
     print("| | " + " | ".join(columns) + " |")
     print("|---" * (len(columns) + 1) + "|")

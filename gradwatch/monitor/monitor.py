@@ -152,6 +152,10 @@ class Monitor:
     ) -> None:
         """Record one optimizer step, after it.
 
+        Where the step is a CUDA graph, warm up and capture it while the monitor watches, and call this after every
+        replay, outside of the capture: what the captured hooks read is computed anew by each replay. Weights and
+        activations, which are sampled, are not read then; a watched optimizer tells updates all the same.
+
         Where no optimizer has stepped since the last call, the update was skipped; with accumulation, the call may also
         end a micro-batch: then its loss is averaged with those of the calls up to the update.
 

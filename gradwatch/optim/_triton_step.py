@@ -90,10 +90,10 @@ class TritonStep:
                 params = [p for p in group["params"] if p.grad is not None and p.numel() and (p in fresh) is is_fresh]
                 if params:
                     launch = _Launch(self._optimizer, self._rule, group, params, is_fresh=is_fresh)
-                    row_8P = launch.run(scale, found_inf, (gradients_SL is not None, changes_2L is not None))
+                    wanted = (gradients_SL is not None, changes_2L is not None)
+                    row_8P = launch.run(scale, found_inf, wanted, moved=moved)
                     _write(row_8P[:6], params, column_of, gradients_SL)
                     _write(row_8P[6:], params, column_of, changes_2L)
-                    moved += params
             self._count(group["params"], found_inf)
         for param in [p for p in column_of if p.grad is None or not p.numel()]:
             _write_still(param, column_of[param], gradients_SL, changes_2L)
@@ -121,8 +121,10 @@ class _Launch:
         self._params = params
         self._is_fresh = is_fresh
 
-    def run(self, scale: Tensor | None, found_inf: Tensor | None, wanted: tuple[bool, bool]) -> Tensor:
-        """Step, and return gradient statistics and changes, of shape (8, P), as far as they are wanted."""
+    def run(
+        self, scale: Tensor | None, found_inf: Tensor | None, wanted: tuple[bool, bool], *, moved: list[Tensor]
+    ) -> Tensor:
+        """Step, note in `moved` what was, and return gradient statistics and changes as far as they are wanted, (8, P)."""
         params = self._params
         device, each = params[0].device, (len(params),)
         columns = tuple(range(len(params)))
@@ -152,6 +154,7 @@ class _Launch:
             NUM_FIELDS=reading.FIELDS,
             enable_fp_fusion=False,  # what is fused says so
         )
+        moved += params  # whatever fails from here on, nobody must step them again
         row_8P = torch.full((8, len(params)), math.nan, dtype=torch.float32, device=device)
         if wanted[0]:
             tables = (found_CF, begins_P, numels_P, columns_P, row_8P[:6], len(params), 1.0)

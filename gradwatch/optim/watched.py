@@ -35,8 +35,8 @@ class Watched(Optimizer, ABC):
     `watch` says which parameters have which columns. Then the next step writes wherever these two point:
 
     Attributes:
-        gradients_SL: The six statistics of the gradients as the step finds them, unscaled: contiguous float32 on the
-            CPU, of shape (6, L); nan where there is no gradient. None for none.
+        gradients_SL: The six statistics of the gradients as the step finds them, unscaled: contiguous float32 on
+            their device, of shape (6, L); nan where there is no gradient. None for none.
         changes_2L: Norm of the weight before the step, and that of the update divided by it, of shape (2, L). None for
             none; nothing is written where a GradScaler has the step skipped.
     """
