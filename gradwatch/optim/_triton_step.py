@@ -124,7 +124,7 @@ class _Launch:
     def run(
         self, scale: Tensor | None, found_inf: Tensor | None, wanted: tuple[bool, bool], *, moved: list[Tensor]
     ) -> Tensor:
-        """Step, note in `moved` what was, and return gradient statistics and changes as far as they are wanted, (8, P)."""
+        """Step, note in `moved` what was, and return the statistics that are wanted, of shape (8, P)."""
         params = self._params
         device, each = params[0].device, (len(params),)
         columns = tuple(range(len(params)))
