@@ -47,6 +47,7 @@ DIALS = (
     Dial(kind="gradient-spike", name="factor", hears=2.0, evidence="times the median", also={"above_largest": 2.0}),
     Dial(kind="gradient-spike", name="above_largest", hears=1.5, evidence="times the largest", also={"factor": 2.0}),
     Dial(kind="layer-imbalance", name="decades", hears=0.2, evidence="smallest lead"),
+    Dial(kind="poor-initialization", name="gain", hears=0.3, evidence="gain"),
     Dial(kind="learning-rate-too-high", name="growth", hears=0.03, evidence="growth of weight"),
     Dial(kind="dead-relu", name="fraction", hears=0.1, evidence="act.dead_frac", also={"jump": 0.1}),
     Dial(kind="saturated-activation", name="early", hears=0.01, evidence="act.saturated_frac", also={"late": 2.0}),

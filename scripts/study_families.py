@@ -5,6 +5,11 @@ healthy runs holds for runs of another kind only if it would have been much the 
 left out in turn, the largest value of all other runs is taken for the threshold, and the runs of the family that lie
 above it are counted: with exchangeable runs, one in (number of other runs + 1). The same is counted for that value
 times the margin that the shipped threshold keeps over all runs.
+
+With `--ill ill.json`, what `study_ill.py --json` wrote, it also says what becomes of the findings in ill runs: each
+family is left out, its thresholds are derived anew from the others with the same margin, and the findings that they
+give are compared with those of the thresholds as shipped. Thresholds from fewer runs are lower or the same, so that no
+finding is lost; those that are gained are a further finding of the planted kind, or a false one.
 """
 
 from __future__ import annotations
@@ -40,11 +45,53 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def ill_table(rows: list[dict[str, Any]], ill: list[dict[str, Any]]) -> str:
+    """Return a line per dial: the ill runs above it as shipped, and above it as derived without their own family.
+
+    Args:
+        rows: Healthy runs.
+        ill: Ill runs, of which the same families are left out at the same time.
+    """
+    healthy = [r for r in rows if r["learned"]]
+    families = sorted({r["family"] for r in healthy} | {r["family"] for r in ill})
+    head = ("dial", "shipped", "lowest", "found", "kept", "gained right", "gained false")
+    lines = [
+        f"{len(ill)} ill runs",
+        "",
+        f"{head[0]:36} {head[1]:>8} {head[2]:>8} " + " ".join(f"{h:>12}" for h in head[3:]),
+    ]
+    for dial, shipped in defaults().items():
+        whole = max(r["largest"][dial] for r in healthy)
+        count, lowest = dict.fromkeys(head[3:], 0), shipped
+        for family in families:
+            rest = max((r["largest"][dial] for r in healthy if r["family"] != family), default=0.0)
+            derived = shipped * rest / whole if 0 < rest < whole else shipped
+            lowest = min(lowest, derived)
+            for r in ill:
+                if r["family"] == family:
+                    _compare(count, r, dial, shipped=shipped, derived=derived)
+        lines.append(f"{dial:36} {shipped:8g} {lowest:8.3g} " + " ".join(f"{n:12}" for n in count.values()))
+    return "\n".join(lines)
+
+
+def _compare(count: dict[str, int], row: dict[str, Any], dial: str, *, shipped: float, derived: float) -> None:
+    """Count what an ill run has above a threshold as shipped, and above the one derived without its family."""
+    value, is_right = row["largest"][dial], row["illness"] == dial.partition(".")[0]
+    count["found"] += value >= shipped
+    count["kept"] += value >= max(shipped, derived)
+    count["gained right" if is_right else "gained false"] += derived <= value < shipped
+
+
 def main() -> None:
-    """Print the table of a study."""
+    """Print the tables of a study."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("study", type=Path, help="what study_healthy.py --json wrote")
-    print(table(json.loads(parser.parse_args().study.read_text())))
+    parser.add_argument("--ill", type=Path, help="what study_ill.py --json wrote")
+    options = parser.parse_args()
+    rows = json.loads(options.study.read_text())
+    print(table(rows))
+    if options.ill:
+        print(f"\n{ill_table(rows, json.loads(options.ill.read_text()))}")
 
 
 if __name__ == "__main__":

@@ -384,6 +384,7 @@ CAUSES: tuple[Cause, ...] = (
         leads={"not-optimized": 12},
         explains={"layer-imbalance": 2, "loss-plateau": 2},
         excludes=frozenset({"held"}),
+        signs={"unregistered": 0.1},
         because="The optimizer was built before the layer was, or no group's rule matches it.",
         confirm="Compare the parameters of optimizer.param_groups with model.parameters().",
         remedies=("hold_parameters",),
