@@ -24,14 +24,14 @@ from gradwatch.monitor.collector import Collector
 from gradwatch.monitor.dispensable import dispensable, warn_once
 from gradwatch.monitor.late import LateRow, Post, Values
 from gradwatch.monitor.measure import num_samples, number, peak_memory
+from gradwatch.monitor.notes import Notes
 from gradwatch.pipeline import Pipeline
 from gradwatch.probe.activations import ActivationProbe
 from gradwatch.probe.batch_hash import checksums, finite_flag, hash_batch, is_finite
 from gradwatch.probe.facts import Facts
 from gradwatch.probe.micro_batch import MicroBatchProbe
-from gradwatch.records import Diagnosis, Event, Finding
+from gradwatch.records import Diagnosis, Finding
 
-SAME_LOSS = 1e-3  # of itself: an evaluation in half precision or in another order of summation differs by less
 MEMORY_EVERY_S = 0.1  # from one look at the peak memory to the next: asking the kernel takes 2 to 70 us
 
 
@@ -111,11 +111,9 @@ class Monitor:
         self._hooks = [*hooks, *(self._micro.attach() if self._micro else ())]
         self._keeper = keeper
         self._is_closed = False
-        self._validated: float | None = None
-        self._noted: set[str] = set()
+        self._notes = Notes(pipeline.note)
         self._found = pipeline.found
         self._num_findings = len(self._found)
-        self._told_factor = 1
         self._fed_s, self._busy_s = 0.0, pipeline.busy_s
         self._begin(pipeline.next_step)
         self._recorded = self._ended
@@ -320,11 +318,8 @@ class Monitor:
         if num_findings != self._num_findings:
             self._num_findings = num_findings
             budget.look_closer(self._step)
-        if budget.review(self._step) and budget.factor > self._told_factor:
-            self._told_factor = budget.factor
-            text = f"to keep to watch.budget, sampled statistics are measured {budget.factor} times more seldom"
-            values = {"factor": float(budget.factor), "budget": budget.schedule.budget}
-            self.pipeline.note(Event(kind="thinned", step=self._step, text=text, values=values))
+        if budget.review(self._step):
+            self._notes.thinned(budget.factor, step=self._step, budget=budget.schedule.budget)
 
     @dispensable("the loss")
     def _add_losses(self, loss: Tensor | float | None, val_loss: Tensor | float | None) -> None:
@@ -336,34 +331,13 @@ class Monitor:
         else:
             value = number(loss)
         if value != value:  # in the row, a loss that was not given looks like one that is NaN
-            self._note_nan("loss-withheld" if loss is None else "loss-nan")
+            self._notes.nan(step=self._step, is_given=loss is not None)
         before = self._run.get("loss", 0.0)
         self._run["loss"] = (before * (self._calls - 1) + value) / self._calls
         if val_loss is not None:
-            self._add_validation(number(val_loss))
-
-    def _add_validation(self, value: float) -> None:
-        """Keep a validation loss, and note the first that differs from the one before of the same weights."""
-        before, self._validated, self._run["val_loss"] = self._validated, value, value
-        has_moved = not self._is_hooked or self._collector.is_updated
-        if (
-            before is None
-            or has_moved
-            or not abs(value - before) > SAME_LOSS * abs(before)
-            or "validations-differ" in self._noted
-        ):
-            return
-        self._noted.add("validations-differ")
-        text = f"validation gave {before:.6g} and {value:.6g} with the same weights"
-        event = Event(kind="validations-differ", step=self._step, text=text, values={"difference": value - before})
-        self.pipeline.note(event)
-
-    def _note_nan(self, kind: str, *, step: int | None = None) -> None:
-        """Note the first loss of a kind: not given, or NaN."""
-        if kind not in self._noted:
-            self._noted.add(kind)
-            text = "the loop handed over no loss" if kind == "loss-withheld" else "the loop handed over a loss of NaN"
-            self.pipeline.note(Event(kind=kind, step=self._step if step is None else step, text=text))
+            self._run["val_loss"] = value = number(val_loss)
+            has_moved = not self._is_hooked or self._collector.is_updated
+            self._notes.validation(value, step=self._step, has_moved=has_moved)
 
     @dispensable("the look at tape and modes")
     def _note_facts(self, facts: Facts, loss: Tensor | float | None) -> None:
@@ -393,7 +367,7 @@ class Monitor:
         parts = [] if batch is None or not collector.has_optimizers else checksums(batch)
         remote = [part for part in parts if isinstance(part, Tensor)]
         tensors |= {"batch": torch.stack(remote)} if remote else {}
-        flag = None if "batch" in self._noted else finite_flag(batch, collector.device)
+        flag = None if self._notes.knows_batch else finite_flag(batch, collector.device)
         tensors |= {"finite": flag} if flag is not None else {}
         if batch is not None and (samples := num_samples(batch)) is not None:
             run["samples_per_s"] = 1e3 * samples / run["step_ms"]
@@ -435,9 +409,9 @@ class Monitor:
         """Make a row whole, and take it in."""
         row, run = late.complete(values)
         if math.isnan(run["loss"]) and "loss" in values:
-            self._note_nan("loss-nan", step=late.step)
+            self._notes.nan(step=late.step, is_given=True)
         if not math.isfinite(run["loss"]) and "finite" in values:
-            self._note_batch(late.step, is_clean=bool(values["finite"].all()))
+            self._notes.batch(step=late.step, is_clean=bool(values["finite"].all()))
         if self._facts and not math.isfinite(run["loss"] + (0.0 if self._collector.has_scaler else row.norm)):
             self._note_spoilt(self._facts, late)
         busy_s = self.pipeline.busy_s
@@ -457,17 +431,10 @@ class Monitor:
     def _describe_batch(self, batch: Any) -> None:
         run = self._run
         run["batch_hash"] = float(hash_batch(batch))
-        if not math.isfinite(run.get("loss", 0.0)) and "batch" not in self._noted:
-            self._note_batch(self._step, is_clean=is_finite(batch))
+        if not math.isfinite(run.get("loss", 0.0)) and not self._notes.knows_batch:
+            self._notes.batch(step=self._step, is_clean=is_finite(batch))
         if "samples_per_s" not in run and (samples := num_samples(batch)) is not None:
             run["samples_per_s"] = 1e3 * samples / run["step_ms"]
-
-    def _note_batch(self, step: int, *, is_clean: bool) -> None:
-        """Note of the first batch whose loss is not finite whether its inputs are."""
-        if "batch" not in self._noted:
-            self._noted.add("batch")
-            kind, text = ("batch-finite", "no") if is_clean else ("batch-nonfinite", "a")
-            self.pipeline.note(Event(kind=kind, step=step, text=f"{text} value of the inputs is NaN or Inf"))
 
     def _peak_memory(self) -> float:
         """Return the peak memory as it was at the last look."""

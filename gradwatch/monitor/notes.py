@@ -1,0 +1,70 @@
+"""What a monitor notes of a run, each kind once: losses of NaN, the batch behind one, validations that disagree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import final
+
+from gradwatch.records import Event
+
+SAME_LOSS = 1e-3  # of itself: an evaluation in half precision or in another order of summation differs by less
+
+
+@final
+class Notes:
+    """Notes the first event of a kind.
+
+    Args:
+        note: Called with each event.
+    """
+
+    def __init__(self, note: Callable[[Event], None]) -> None:
+        self._note = note
+        self._noted: set[str] = set()
+        self._validated: float | None = None
+        self._factor = 1
+
+    @property
+    def knows_batch(self) -> bool:
+        """Whether it has been noted if the inputs behind a loss that is not finite were."""
+        return "batch" in self._noted
+
+    def nan(self, *, step: int, is_given: bool) -> None:
+        """Note a loss of NaN that the loop handed over, or that it handed over none."""
+        kind, what = ("loss-nan", "a loss of NaN") if is_given else ("loss-withheld", "no loss")
+        if self._is_new(kind):
+            self._note(Event(kind=kind, step=step, text=f"the loop handed over {what}"))
+
+    def batch(self, *, step: int, is_clean: bool) -> None:
+        """Note of the first batch whose loss is not finite whether its inputs are."""
+        if self._is_new("batch"):
+            kind, text = ("batch-finite", "no") if is_clean else ("batch-nonfinite", "a")
+            self._note(Event(kind=kind, step=step, text=f"{text} value of the inputs is NaN or Inf"))
+
+    def validation(self, value: float, *, step: int, has_moved: bool) -> None:
+        """Note the first validation loss that differs from the one before, of the same weights.
+
+        Args:
+            value: The validation loss.
+            step: Optimizer step that is under way.
+            has_moved: Whether an optimizer has stepped since the one before.
+        """
+        before, self._validated = self._validated, value
+        if before is None or has_moved or not abs(value - before) > SAME_LOSS * abs(before):
+            return
+        if self._is_new("validations-differ"):
+            text = f"validation gave {before:.6g} and {value:.6g} with the same weights"
+            self._note(Event(kind="validations-differ", step=step, text=text, values={"difference": value - before}))
+
+    def thinned(self, factor: int, *, step: int, budget: float) -> None:
+        """Note that what is sampled is measured more seldom than ever before in this run."""
+        if factor > self._factor:
+            self._factor = factor
+            text = f"to keep to watch.budget, sampled statistics are measured {factor} times more seldom"
+            values = {"factor": float(factor), "budget": budget}
+            self._note(Event(kind="thinned", step=step, text=text, values=values))
+
+    def _is_new(self, kind: str) -> bool:
+        is_new = kind not in self._noted
+        self._noted.add(kind)
+        return is_new
