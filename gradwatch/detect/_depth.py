@@ -31,6 +31,7 @@ class Depth:
         num_trainable: How many do.
         root_numel_L: Square root of the number of elements: an L2 norm divided by it is a root mean square.
         matrices_M: Trainable weight matrices and kernels in the order of the model, without embeddings.
+        tables_E: Trainable embeddings.
         root_fan_out_M: Root of the number of outputs: the norm of a weight that keeps the size of the signal.
         chain_K: These and the other trainable tensors of their modules (biases), module after module.
         starts_D: Where each module starts in `chain_K`.
@@ -43,6 +44,7 @@ class Depth:
     num_trainable: int
     root_numel_L: NDArray[np.float32]
     matrices_M: NDArray[np.intp]
+    tables_E: NDArray[np.intp]
     root_fan_out_M: NDArray[np.float32]
     chain_K: NDArray[np.intp]
     starts_D: NDArray[np.intp]
@@ -133,6 +135,9 @@ def _measure(layers: tuple[LayerInfo, ...]) -> Depth:
         num_trainable=int(trainable_L.sum()),
         root_numel_L=np.array([math.sqrt(max(1, math.prod(layer.shape))) for layer in layers], np.float32),
         matrices_M=np.array(matrices, np.intp),
+        tables_E=np.array(
+            [i for i, la in enumerate(layers) if la.trainable and la.module_type in SELDOM_READ], np.intp
+        ),
         root_fan_out_M=np.array([math.sqrt(layers[i].shape[0]) for i in matrices], np.float32),
         chain_K=np.array([i for part in parts.values() for i in part], np.intp),
         starts_D=np.cumsum([0, *sizes[:-1]], dtype=np.intp),

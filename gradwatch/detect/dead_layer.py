@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect._depth import depth, matrix_sizes
+from gradwatch.detect._follow_on import settled
 from gradwatch.detect._robust import log10, median
 from gradwatch.detect._scope import scopes
 from gradwatch.history.store import History
@@ -82,7 +83,7 @@ class DeadLayer:
                 kind=self.kind,
                 layer=layer,
                 step=history.step,
-                severity=Severity.INFO if comes_and_goes else Severity.WARNING,
+                severity=Severity.INFO if comes_and_goes else settled(history, self.kind),
                 message=f"{layer} gets {what} while others learn",
                 evidence=(
                     Quantity(name=f"largest grad.l2 in {self.steps} steps", value=largest),

@@ -11,6 +11,7 @@ from typing import ClassVar, final
 import numpy as np
 
 from gradwatch.detect import Example
+from gradwatch.detect._follow_on import settled
 from gradwatch.detect._silence import silent_units
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
@@ -80,7 +81,7 @@ class DeadRelu:
     ) -> Finding:
         since = "".join(f"; {q.value:.0f} {q.unit} since {q.name.rpartition(' since ')[2]}" for q in silent)
         share = "all" if dead == 1 else f"{100 * dead:.0f} %"
-        severity = Severity.WARNING if dead >= self.fraction else Severity.INFO
+        severity = settled(history, self.kind) if dead >= self.fraction else Severity.INFO
         severity = Severity.CRITICAL if dead == 1 else severity  # nothing passes any more
         return Finding(
             code=self.code,

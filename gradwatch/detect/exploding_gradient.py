@@ -13,7 +13,9 @@ import numpy as np
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
 from gradwatch.detect._depth import depth, module_levels, spread
+from gradwatch.detect._follow_on import is_explained
 from gradwatch.detect._robust import block_medians, climb, log10, median
+from gradwatch.detect._schedule import SPAN, last_jump
 from gradwatch.detect._scope import first_scope, scopes
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
@@ -112,6 +114,9 @@ class ExplodingGradient:
         with np.errstate(divide="ignore", invalid="ignore"):
             ill_L = median(l2_TL[-BLOCK:]) >= self.factor * median(l2_TL[:half])
         is_whole = 2 * np.count_nonzero(ill_L) >= depth(history).num_trainable
+        was_told = any(f.kind == self.kind and f.severity == Severity.INFO for f in history.findings)
+        has_jumped = last_jump(history.scalar("lr.0", SPAN)) is not None
+        is_told = was_told or has_jumped or is_explained(history, self.kind)
         for layer, _ in [(None, [])] if is_whole else scopes(history, ill_L, kind=self.kind):
             whose = f" of {layer}" if layer else ""
             yield Finding(
@@ -119,7 +124,7 @@ class ExplodingGradient:
                 kind=self.kind,
                 layer=layer,
                 step=history.step,
-                severity=Severity.CRITICAL,
+                severity=Severity.INFO if is_told else Severity.CRITICAL,
                 message=f"the gradient norm{whose} has climbed {climb:,.5g} times above its past, and the loss with it",
                 evidence=(
                     Quantity(name="climb of grad_norm.before_clip", value=climb),

@@ -12,6 +12,7 @@ import numpy as np
 
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
+from gradwatch.detect._follow_on import settled
 from gradwatch.detect._robust import median
 from gradwatch.detect._scope import scopes
 from gradwatch.history.store import History
@@ -90,7 +91,7 @@ class GradientSpike:
                 kind=self.kind,
                 layer=layer,
                 step=history.step,
-                severity=Severity.WARNING,
+                severity=settled(history, self.kind),
                 message=f"the gradient{whose} at step {step} was {spike / usual:,.5g} times the usual",
                 evidence=(
                     Quantity(name="spike at step", value=float(step)),

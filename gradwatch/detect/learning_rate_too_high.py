@@ -13,7 +13,10 @@ import numpy as np
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
 from gradwatch.detect._depth import depth
+from gradwatch.detect._follow_on import settled
 from gradwatch.detect._robust import log10, median
+from gradwatch.detect._schedule import SPAN as SPAN_OF_JUMP
+from gradwatch.detect._schedule import last_jump
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -79,7 +82,7 @@ class LearningRateTooHigh:
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""
-        rate_T = history.scalar("lr.0", 64)
+        rate_T = history.scalar("lr.0", SPAN_OF_JUMP)
         if rate_T[-1] >= self.jump * np.fmin.reduce(rate_T):
             yield from self._jumped(history)
         matrices_M = depth(history).matrices_M
@@ -109,7 +112,7 @@ class LearningRateTooHigh:
             kind=self.kind,
             layer=None,
             step=history.step,
-            severity=Severity.WARNING,
+            severity=settled(history, self.kind),
             message=f"one update at a learning rate of {rate:g} is {ratio:,.5g} times as large as the weights it moves",
             evidence=(
                 Quantity(name="update.ratio, median", value=ratio),
@@ -135,7 +138,7 @@ class LearningRateTooHigh:
             kind=self.kind,
             layer=None,
             step=history.step,
-            severity=Severity.INFO if self._is_learning(history) else Severity.WARNING,
+            severity=Severity.INFO if self._is_learning(history) else settled(history, self.kind),
             message=f"the weights grew {10**growth:,.4g} times within {SPAN} steps at a learning rate of {rate:g}",
             evidence=(
                 Quantity(name="growth of weight.l2, median", value=growth, unit="decades"),
@@ -151,13 +154,12 @@ class LearningRateTooHigh:
 
     def _jumped(self, history: History) -> Iterator[Finding]:
         for group in range(history.groups):
-            rate_T = history.scalar(f"lr.{group}", 64)
-            before_T = np.maximum.accumulate(rate_T)[:-1]
-            jumps = np.flatnonzero(rate_T[1:] >= self.jump * before_T) + 1
-            at = int(jumps[-1]) if len(jumps) else 0
-            if not AFTER <= at <= len(rate_T) - AFTER or before_T[at - 1] <= 0 or self._had(history, group, rate_T[at]):
+            rate_T = history.scalar(f"lr.{group}", SPAN_OF_JUMP)
+            at = last_jump(rate_T, self.jump) or 0
+            if not AFTER <= at <= len(rate_T) - AFTER or self._had(history, group, rate_T[at]):
                 continue
-            loss_T = history.scalar("loss", 64)
+            highest = float(np.fmax.reduce(rate_T[:at]))
+            loss_T = history.scalar("loss", SPAN_OF_JUMP)
             before, after = float(median(loss_T[max(0, at - AFTER) : at])), float(median(loss_T[at + 1 :]))
             if after <= self.worse * before:
                 continue
@@ -167,10 +169,10 @@ class LearningRateTooHigh:
                 layer=None,
                 step=history.step,
                 severity=Severity.WARNING,
-                message=f"the learning rate rose {rate_T[at] / before_T[at - 1]:,.5g} times, and the loss with it",
+                message=f"the learning rate rose {rate_T[at] / highest:,.5g} times, and the loss with it",
                 evidence=(
-                    Quantity(name="jump at step", value=float(history.run.steps(64)[at])),
-                    Quantity(name=f"lr.{group} before", value=float(before_T[at - 1])),
+                    Quantity(name="jump at step", value=float(history.run.steps(SPAN_OF_JUMP)[at])),
+                    Quantity(name=f"lr.{group} before", value=highest),
                     Quantity(name=f"lr.{group} after", value=float(rate_T[at])),
                     Quantity(name="loss before", value=before),
                     Quantity(name="loss after", value=after),
@@ -180,7 +182,7 @@ class LearningRateTooHigh:
 
     def _had(self, history: History, group: int, rate: float) -> bool:
         """Say whether the rate was nearly as high in the part of the run that the window does not show."""
-        earlier_T = history[f"lr.{group}"][:-64]
+        earlier_T = history[f"lr.{group}"][:-SPAN_OF_JUMP]
         return len(earlier_T) > 0 and rate < self.jump * float(np.fmax.reduce(earlier_T))
 
     @classmethod

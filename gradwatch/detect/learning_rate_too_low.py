@@ -5,15 +5,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
 from gradwatch.detect._depth import depth
-from gradwatch.detect._robust import median
+from gradwatch.detect._follow_on import settled
+from gradwatch.detect._robust import Floats, median
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -30,7 +32,8 @@ class LearningRateTooLow:
     What it measures: the update/weight ratio of the weight matrices, of which even the largest must be below `ratio` in
     `samples` samples in a row, while the rate is not rising and the loss is still a good part of what it was at the
     start. If it was larger before, it must have been that low for a third of the run so far: what a schedule ends
-    with takes a fiftieth (cosine) to a quarter (milestones) of a run.
+    with takes a fiftieth (cosine) to a quarter (milestones) of a run. A model that is nothing but embeddings is judged
+    by the rows that a batch looked up: a table moves by the root of their share less than they do.
 
     Why it matters: at 1e-5 per step ten thousand steps change a weight by a tenth of itself at most.
 
@@ -61,18 +64,21 @@ class LearningRateTooLow:
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""
-        matrices_M = depth(history).matrices_M
+        shape = depth(history)
+        matrices_M = shape.matrices_M if len(shape.matrices_M) else shape.tables_E
         newest_M = history.param.newest("update.ratio")[matrices_M]
         if not np.fmax.reduce(newest_M, initial=-1) < self.ratio or np.isnan(newest_M).all():
             return
-        ratio_T = np.fmax.reduce(history.param.window("update.ratio")[:, matrices_M], axis=1)
+        ratio_T = np.fmax.reduce(_ratios(history, matrices_M), axis=1)
         steps_T = history.param.steps()[~np.isnan(ratio_T)]
         ratio_T = ratio_T[~np.isnan(ratio_T)]
         moved = np.flatnonzero(ratio_T >= self.ratio)
         first = int(moved[-1]) + 1 if len(moved) else 0
+        if len(ratio_T) - first < self.samples:
+            return
         still = int(history.step - steps_T[first])
         is_tail = len(moved) > 0 and 3 * still < history.step
-        if len(ratio_T) - first < self.samples or is_tail or self._is_warming_up(history) or not self._is_left(history):
+        if is_tail or self._is_warming_up(history) or not self._is_left(history):
             return
         is_held = any(layer.group is not None for layer in history.info.layers)
         if (
@@ -87,7 +93,7 @@ class LearningRateTooLow:
             kind=self.kind,
             layer=None,
             step=history.step,
-            severity=Severity.WARNING,
+            severity=settled(history, self.kind),
             message=f"for {still} steps no weight has moved by more than {ratio_T[first:].max():.1g} of itself",
             evidence=(
                 Quantity(name="update.ratio, largest", value=float(ratio_T[first:].max())),
@@ -111,6 +117,8 @@ class LearningRateTooLow:
         """Yield histories that fire, that stay quiet, and near misses."""
         yield Example("a rate of 1e-8 for a network from scratch", _stuck(lr=1e-8), (None,))
         yield Example("a scheduler meant for epochs is stepped per batch", _decayed(over=8.0), (None,))
+        yield Example("a rate of 1e-8 for embeddings", _looked_up(lr=1e-8, unread=0.5), (None,))
+        yield Example("embeddings of which a batch reads a row in ten thousand", _looked_up(lr=1e-6, unread=0.9999))
         yield Example("a healthy run", Synthetic(steps=60).history())
         warm = Synthetic(steps=60, lr=1e-8)
         warm.lr_T *= 1 + warm.t_T
@@ -122,8 +130,27 @@ class LearningRateTooLow:
         yield Example("only the first layers hardly move", _vanishing())
 
 
+def _ratios(history: History, tensors_M: NDArray[np.intp]) -> Floats:
+    """Return the update/weight ratios of the window, of shape (T, M), those of embeddings of the rows that were read."""
+    ratio_TM = history.param.window("update.ratio")[:, tensors_M]
+    if np.array_equal(tensors_M, depth(history).matrices_M):
+        return ratio_TM
+    read_TM = 1 - history.param.window("grad.zero_frac")[:, tensors_M]
+    ratios_TM: Floats = ratio_TM / np.sqrt(np.where(read_TM > 0, read_TM, np.nan))
+    return ratios_TM
+
+
 def _stuck(*, lr: float) -> History:
     made = Synthetic(steps=60, lr=lr)
+    made.loss_T[:] = 2.3
+    return made.history()
+
+
+def _looked_up(*, lr: float, unread: float) -> History:
+    """Return a run of embeddings only, of which a batch leaves so many rows alone."""
+    made = Synthetic(steps=60, lr=lr)
+    made.info = replace(made.info, layers=tuple(replace(i, module_type="Embedding") for i in made.info.layers))
+    made.zero_frac_TL[:] = unread
     made.loss_T[:] = 2.3
     return made.history()
 

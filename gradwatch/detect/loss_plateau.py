@@ -12,6 +12,7 @@ import numpy as np
 
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
+from gradwatch.detect._follow_on import settled
 from gradwatch.detect._noted import noted
 from gradwatch.detect._robust import median, trend
 from gradwatch.detect._sequential import aligned_blocks, stall
@@ -105,7 +106,7 @@ class LossPlateau:
         yield self._finding(
             history,
             f"the loss is {newest:.4g} after {history.step} steps and was {first:.4g} in the beginning",
-            severity=Severity.INFO if "+" in history.info.optimizer else Severity.WARNING,
+            severity=Severity.INFO if "+" in history.info.optimizer else settled(history, self.kind),
         )
 
     def _finding(

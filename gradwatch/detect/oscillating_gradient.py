@@ -12,6 +12,7 @@ import numpy as np
 
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
+from gradwatch.detect._follow_on import settled
 from gradwatch.detect._robust import Floats, log10
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
@@ -76,7 +77,7 @@ class OscillatingGradient:
             kind=self.kind,
             layer=None,
             step=history.step,
-            severity=Severity.WARNING,
+            severity=settled(history, self.kind),
             message=f"the gradient norm swings by a factor of {10**spread:.3g}, and the loss bounces back to its start",
             evidence=(
                 Quantity(name="spread of grad_norm.before_clip", value=spread, unit="decades"),

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning, is_learned
 from gradwatch.detect._depth import depth
+from gradwatch.detect._follow_on import settled
 from gradwatch.detect._scope import scopes
 from gradwatch.detect._silence import most_silent, silent_units
 from gradwatch.history.store import History
@@ -59,6 +60,10 @@ class RisingSparsity:
         steady: Fraction of pairs of blocks, 0..1, of which the later must be the higher. 0.85: Kendall's tau of 0.7,
             which 6 blocks without trend reach once in 36 tensors and 10 blocks once in 900.
         blocks: Least number of blocks. 6: fewer make no trend.
+        creeping: Blocks of the window between a fifth and four fifths of the rise. 5: envelopes of healthy runs that
+            rose by 0.35 to 0.5 went through there in 3 at most.
+        most: Envelope, 0..1, at which it need not creep. 0.75: as many units as fire for random inputs, half of them,
+            are gone, and half of those that were left.
     """
 
     code: ClassVar[str] = "GW104"
@@ -68,6 +73,8 @@ class RisingSparsity:
     level: float = 0.35
     steady: float = 0.85
     blocks: int = 6
+    creeping: int = 5
+    most: float = 0.75
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module whose gradient gets sparser."""
@@ -87,7 +94,7 @@ class RisingSparsity:
         whole = len(zero_TL) // BLOCK
         low_BL = zero_TL[len(zero_TL) - whole * BLOCK :, maybe].reshape(whole, BLOCK, -1).min(axis=1)
         ill_L = np.zeros(len(newest_L), np.bool_)
-        ill_L[maybe] = self._is_rising(low_BL)
+        ill_L[maybe] = self._is_rising(low_BL) & self._is_creeping(low_BL, first_L)
         for layer, group in scopes(history, ill_L, kind=self.kind):
             mine = np.isin(maybe, group)
             yield self._finding(history, layer, low_BL[:, mine], rise=float((low_BL[-1] - first_L)[mine].max()))
@@ -105,6 +112,13 @@ class RisingSparsity:
         is_rising_L: NDArray[np.bool_] = (steady_L >= self.steady) & (recent_L >= STILL)
         return is_rising_L
 
+    def _is_creeping(self, low_BL: NDArray[np.floating], first_L: NDArray[np.floating]) -> NDArray[np.bool_]:
+        """Say of which tensors the lower envelope took its time, or left hardly a unit."""
+        part_BL = (low_BL - first_L) / (low_BL[-1] - first_L)
+        is_slow_L = np.count_nonzero((part_BL > 0.2) & (part_BL < 0.8), axis=0) >= self.creeping
+        is_creeping_L: NDArray[np.bool_] = is_slow_L | (low_BL[-1] >= self.most)
+        return is_creeping_L
+
     def _finding(self, history: History, layer: str | None, low_BL: NDArray[np.floating], *, rise: float) -> Finding:
         low_B = low_BL.mean(axis=1)
         percent = 100 * low_B[-1]
@@ -115,7 +129,7 @@ class RisingSparsity:
             kind=self.kind,
             layer=layer,
             step=history.step,
-            severity=Severity.INFO if is_learned(history) else Severity.WARNING,
+            severity=Severity.INFO if is_learned(history) else settled(history, self.kind),
             message=f"the gradient of {layer or 'the whole model'} gets sparser: {percent:.0f} % are always zero",
             evidence=(
                 Quantity(name="grad.zero_frac", value=float(low_B[-1]), unit="0..1"),
@@ -133,8 +147,12 @@ class RisingSparsity:
         sick = Synthetic(steps=200).rising_sparsity(6, onset=10, rate=0.004)
         yield Example("units die one by one", sick.history(), sick.names(6))
         yield Example("a healthy run", Synthetic(steps=200).history())
-        settled = Synthetic(steps=200).rising_sparsity(6, onset=0, rate=0.02, most=0.5)
-        yield Example("a layer settles within its first steps", settled.history())
+        early = Synthetic(steps=200).rising_sparsity(6, onset=0, rate=0.02, most=0.5)
+        yield Example("a layer settles within its first steps", early.history())
+        places = Synthetic(steps=200).rising_sparsity(6, onset=40, rate=0.006, most=0.5)
+        yield Example("half of the units fall silent within eighty steps", places.history())
+        gone = Synthetic(steps=200).rising_sparsity(6, onset=40, rate=0.008)
+        yield Example("nearly all units fall silent within a hundred", gone.history(), gone.names(6))
         hinge = Synthetic(steps=240).rising_sparsity(6, onset=20, rate=0.002)
         hinge.zero_frac_TL[:, 6] = np.clip(hinge.zero_frac_TL[:, 6] + 0.3 * np.sin(hinge.t_T / 15), 0, 0.95)
         yield Example("zeros come and go", hinge.history())

@@ -12,6 +12,7 @@ import numpy as np
 
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
+from gradwatch.detect._follow_on import settled
 from gradwatch.detect._robust import median
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
@@ -82,14 +83,15 @@ class SaturatedActivation:
             may_be_sure = is_softmax or (is_last and _has_learned(history))
             has_got_there = saturated_A[a] >= self.late and not may_be_sure
             early = self.early + OF_UNIT_INPUTS.get(activation.module_type, 0.0)
-            if not has_got_there and not (is_early and always_A[a] >= early):
+            is_from_start = is_early and always_A[a] >= early
+            if not has_got_there and not is_from_start:
                 continue
             yield Finding(
                 code=self.code,
                 kind=self.kind,
                 layer=activation.name,
                 step=history.step,
-                severity=Severity.WARNING,
+                severity=Severity.WARNING if is_from_start else settled(history, self.kind),
                 message=f"{100 * saturated_A[a]:.0f} % of the outputs of {activation.name} lie in its flat tails",
                 evidence=(
                     Quantity(name="act.saturated_frac", value=float(saturated_A[a]), unit="0..1"),

@@ -1,0 +1,71 @@
+"""What follows from what: a symptom that an earlier finding explains is told, but it is no illness of its own."""
+
+from __future__ import annotations
+
+from gradwatch.history.store import History
+from gradwatch.records import Severity
+
+OVERSHOT = frozenset({"exploding-gradient", "learning-rate-too-high", "missing-zero-grad", "non-finite"})
+"""Updates that throw the weights far off."""
+
+FOLLOWS: dict[str, frozenset[str]] = {
+    # units and layers that were thrown to where no gradient is, or that a cut or a swamped part no longer steers
+    "rising-sparsity": OVERSHOT
+    | {"dead-layer", "dead-relu", "gradient-spike", "layer-imbalance", "no-gradient", "poor-initialization"},
+    "dead-relu": OVERSHOT,
+    "dead-layer": OVERSHOT
+    | {
+        "dead-relu",
+        "fp16-underflow",
+        "no-gradient",
+        "poor-initialization",
+        "saturated-activation",
+        "vanishing-gradient",
+    },
+    "saturated-activation": OVERSHOT | {"gradient-spike", "poor-initialization"},
+    # sums of gradients grow, and with them all that is made of them
+    "learning-rate-too-high": frozenset({"missing-zero-grad", "non-finite"}),
+    "exploding-gradient": frozenset({"missing-zero-grad"}),
+    "gradient-spike": frozenset({"missing-zero-grad", "exploding-gradient"}),
+    "oscillating-gradient": frozenset({"missing-zero-grad", "exploding-gradient"}),
+    # a gradient that does not arrive moves nothing, whatever the rate
+    "learning-rate-too-low": frozenset(
+        {
+            "dead-relu",
+            "fp16-underflow",
+            "loss-scale-collapse",
+            "no-gradient",
+            "saturated-activation",
+            "vanishing-gradient",
+        }
+    ),
+    # by its definition what nothing else explains
+    "loss-plateau": OVERSHOT
+    | {
+        "dead-layer",
+        "dead-relu",
+        "fp16-underflow",
+        "layer-imbalance",
+        "learning-rate-too-low",
+        "loss-scale-collapse",
+        "no-gradient",
+        "not-optimized",
+        "oscillating-gradient",
+        "poor-initialization",
+        "probabilities-into-loss",
+        "saturated-activation",
+        "vanishing-gradient",
+    },
+}
+"""Kinds of findings, and those of which they are a consequence by their mechanism."""
+
+
+def settled(history: History, kind: str) -> Severity:
+    """Return the severity of a finding as far as it stands by itself: a warning, or info where another explains it."""
+    return Severity.INFO if is_explained(history, kind) else Severity.WARNING
+
+
+def is_explained(history: History, kind: str) -> bool:
+    """Say whether a kind of finding is a consequence of one that was found before, at warning or above."""
+    roots = FOLLOWS[kind]
+    return any(finding.kind in roots and finding.severity >= Severity.WARNING for finding in history.findings)

@@ -1,0 +1,74 @@
+"""Symptoms that an earlier finding explains are told, and do not count as illnesses of their own."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gradwatch.detect import detectors
+from gradwatch.detect._follow_on import FOLLOWS, is_explained, settled
+from gradwatch.history.synthetic import Synthetic
+from gradwatch.records import Finding, Severity
+
+SICK = Finding(code="GW107", kind="layer-imbalance", layer="head", step=10, severity=Severity.WARNING, message="large")
+
+
+@pytest.fixture
+def history():
+    return Synthetic(steps=30).history()
+
+
+def test_a_symptom_that_nothing_explains_is_a_warning(history):
+    assert settled(history, "rising-sparsity") == Severity.WARNING
+
+
+def test_a_symptom_that_an_earlier_finding_explains_is_for_information(history):
+    history.report(SICK)
+
+    assert settled(history, "rising-sparsity") == Severity.INFO
+    assert settled(history, "gradient-spike") == Severity.WARNING, "a large head makes no single spike"
+
+
+def test_what_is_for_information_explains_nothing(history):
+    history.report(replace(SICK, severity=Severity.INFO))
+
+    assert not is_explained(history, "rising-sparsity")
+
+
+def test_only_kinds_that_exist_follow_from_each_other_and_none_from_itself():
+    kinds = {detector.kind for detector in detectors()}
+
+    assert set(FOLLOWS) <= kinds
+    assert all(roots <= kinds for roots in FOLLOWS.values())
+    assert all(kind not in roots for kind, roots in FOLLOWS.items())
+
+
+def test_no_two_kinds_excuse_each_other():
+    assert not [(kind, root) for kind, roots in FOLLOWS.items() for root in roots if kind in FOLLOWS.get(root, ())]
+
+
+def test_an_explosion_after_a_jump_of_the_rate_is_told_as_the_jump(replay):
+    made = Synthetic(steps=140).exploding(onset=60, rate=1.15)
+    made.lr_T[60:] *= 100
+
+    found = {f.kind: f.severity for f in replay(made.history(), detectors())}
+
+    assert found["learning-rate-too-high"] == Severity.WARNING
+    assert found["exploding-gradient"] == Severity.INFO
+
+
+def test_an_explosion_at_a_steady_rate_stays_critical(replay):
+    found = {
+        f.kind: f.severity for f in replay(Synthetic(steps=140).exploding(onset=60, rate=1.15).history(), detectors())
+    }
+
+    assert found["exploding-gradient"] == Severity.CRITICAL
+
+
+def test_a_plateau_behind_a_rate_that_is_too_low_is_for_information(replay):
+    made = Synthetic(steps=200, lr=1e-8)
+    made.loss_T[:] = 2.3 * np.exp(0.03 * made.rng.standard_normal(made.steps))
+
+    found = {f.kind: f.severity for f in replay(made.history(), detectors())}
+
+    assert found == {"learning-rate-too-low": Severity.WARNING, "loss-plateau": Severity.INFO}
