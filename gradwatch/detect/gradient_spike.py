@@ -17,7 +17,7 @@ from gradwatch.detect._robust import median
 from gradwatch.detect._scope import scopes
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
-from gradwatch.records import Finding, Quantity, Severity
+from gradwatch.records import Finding, Quantity
 
 PAST = 32
 """Steps that say what is usual: enough for a median, few enough to follow a schedule."""

@@ -18,7 +18,7 @@ from gradwatch.detect._follow_on import settled
 from gradwatch.detect._robust import Floats, median
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
-from gradwatch.records import Finding, Quantity, Severity
+from gradwatch.records import Finding, Quantity
 
 BEGINNING = 8
 """Steps that say where the loss began."""
@@ -131,7 +131,7 @@ class LearningRateTooLow:
 
 
 def _ratios(history: History, tensors_M: NDArray[np.intp]) -> Floats:
-    """Return the update/weight ratios of the window, of shape (T, M), those of embeddings of the rows that were read."""
+    """Return the update/weight ratios of the window, of shape (T, M), of embeddings those of the rows read."""
     ratio_TM = history.param.window("update.ratio")[:, tensors_M]
     if np.array_equal(tensors_M, depth(history).matrices_M):
         return ratio_TM

@@ -16,7 +16,7 @@ from gradwatch.detect._follow_on import settled
 from gradwatch.detect._robust import Floats, log10
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
-from gradwatch.records import Finding, Quantity, Severity
+from gradwatch.records import Finding, Quantity
 
 
 @final
