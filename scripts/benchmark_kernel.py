@@ -2,11 +2,9 @@
 
     python scripts/benchmark_kernel.py [--rounds 200] [--only tiny,mlp] [--threads 1]
 
-On the real gradients of each workload of `benchmark_watch.py`: all six statistics, and a histogram of every gradient,
-beside the time of `torch.dot` per tensor, which reads the same bytes once. Medians, interleaved call by call.
-
-A histogram is a pass of its own. What it would save to count in the pass of the statistics is the read, so it is timed
-on a piece that stays in the first-level cache too: where an element takes as long there, counting is what it costs.
+On the real gradients of each workload of `benchmark_watch.py`: all six statistics, and these with a histogram of every
+gradient from the same read, beside the time of `torch.dot` per tensor, which reads the same bytes once. Medians,
+interleaved call by call.
 
 Memory is that of all tensors and arrays that the monitor holds besides the model's own after a step that samples
 everything, without the kept copy of the weights, which is there only where the optimizer is one that needs it, and
@@ -29,11 +27,8 @@ from torch import Tensor, nn
 
 import gradwatch
 from gradwatch.monitor import Schedule
-from gradwatch.probe import kernel as kernels
 from gradwatch.probe.gradients import GradientProbe
-from gradwatch.probe.histograms import NUM_BINS
-
-IN_CACHE = 4096  # floats: 16 KiB
+from gradwatch.probe.histograms import empty
 
 
 def median_us(seconds: list[float]) -> float:
@@ -42,28 +37,15 @@ def median_us(seconds: list[float]) -> float:
 
 
 def times(params: list[nn.Parameter], rounds: int) -> dict[str, float]:
-    """Return the microseconds of one read, of all statistics, and of all histograms."""
-    native = kernels.choose("native")
-    assert native is not None, "asked for by name"
+    """Return the microseconds of one read, of all statistics, and of those with all histograms."""
     grads = [p.grad.detach().flatten() for p in params if p.grad is not None]
-    probe, counts_LB = GradientProbe(params), torch.zeros((len(params), NUM_BINS), dtype=torch.int64)
+    probe, counts_LB = GradientProbe(params, kernel="native"), empty(params)
     arms: dict[str, Callable[[], object]] = {
         "read": lambda: [torch.dot(g, g) for g in grads],
         "statistics": probe.read,
-        "histograms": lambda: native.histograms(tuple(params), True, counts_LB),
+        "histograms": lambda: probe.read(counts_LB=counts_LB),
     }
     return {name: median_us(seconds) for name, seconds in interleaved(arms, rounds=rounds).items()}
-
-
-def warm_ns(rounds: int) -> float:
-    """Return the nanoseconds that a histogram takes per element which lies in the first-level cache."""
-    native = kernels.choose("native")
-    assert native is not None, "asked for by name"
-    piece = torch.randn(IN_CACHE)
-    many = (piece,) * 256  # one call, the same piece again and again
-    counts_LB = torch.zeros((len(many), NUM_BINS), dtype=torch.int64)
-    seconds = interleaved({"": lambda: native.histograms(many, False, counts_LB)}, rounds=rounds)[""]
-    return 1e3 * median_us(seconds) / (len(many) * IN_CACHE)
 
 
 def held(root: Any, *, known: set[int]) -> Iterator[int]:
@@ -108,24 +90,20 @@ def memory(name: str) -> tuple[int, int]:
 def main() -> None:
     """Measure and print the table."""
     options = parse(parser(__doc__, WORKLOADS, rounds=200))
-    warm = warm_ns(options.rounds)
-    print("| gradients of | one read, µs | six statistics | ratio | histograms | ns an element | memory kept |")
+    print("| gradients of | one read, µs | six statistics | ratio | with histograms | ratio | memory kept |")
     print("|---|---|---|---|---|---|---|")
     for name in options.only:
         params_bytes, kept = memory(name)
         of = loop(WORKLOADS[name])
         x, y = next(of.batches)
         nn.functional.cross_entropy(of.model(x).flatten(0, -2), y.flatten()).backward()
-        params = list(of.model.parameters())
-        us = times(params, options.rounds)
-        each = 1e3 * us["histograms"] / sum(p.numel() for p in params)
+        us = times(list(of.model.parameters()), options.rounds)
+        read, six, both = us["read"], us["statistics"], us["histograms"]
         print(
-            f"| {WORKLOADS[name].title} | {us['read']:,.0f} | {us['statistics']:,.0f} | "
-            f"{us['statistics'] / us['read']:.2f} | {us['histograms']:,.0f} | {each:.2f} | "
-            f"{kept / 2**10:,.0f} KiB, {kept / params_bytes:.2%} |",
+            f"| {WORKLOADS[name].title} | {read:,.0f} | {six:,.0f} | {six / read:.2f} | "
+            f"{both:,.0f} | {both / read:.2f} | {kept / 2**10:,.0f} KiB, {kept / params_bytes:.2%} |",
             flush=True,
         )
-    print(f"\nA histogram takes {warm:.2f} ns for an element that lies in the first-level cache.")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from gradwatch import catalogue
 from gradwatch.history.store import Floats
 from gradwatch.monitor.late import Values
 from gradwatch.optim import Watched
+from gradwatch.probe import histograms
 from gradwatch.probe.gradients import GradientProbe
 from gradwatch.probe.histograms import HistogramProbe
 from gradwatch.probe.traces import TraceProbe
@@ -85,6 +86,7 @@ class Part:
         self._updates = UpdateProbe(params)
         self._traces = TraceProbe(params, optimizer)
         self._histograms = HistogramProbe(params)
+        self._counted_LB: Tensor | None = None
         self._watched = optimizer if isinstance(optimizer, Watched) and optimizer.can_watch(params) else None
         self._column_indices = tuple(range(row_SL.shape[1]) if isinstance(columns, slice) else map(int, columns))
         self._captured: dict[str, Tensor] = {}
@@ -133,10 +135,16 @@ class Part:
         trainable = [p for p in self.params if p.requires_grad and p.is_leaf]
         return [p.register_post_accumulate_grad_hook(self._accumulated) for p in trainable]
 
-    def read_gradients(self, *, inverse_scale: float = 1.0) -> float:
-        """Write the statistics of the gradients into the row and return their total norm."""
+    def read_gradients(self, *, inverse_scale: float = 1.0, is_counting: bool = False) -> float:
+        """Write the statistics of the gradients into the row and return their total norm.
+
+        Args:
+            inverse_scale: Factor that undoes a loss scale.
+            is_counting: Whether `read_histograms` follows: then values are counted in the same read.
+        """
         row_SP = self._row_SL
-        read_SP = self._gradients.read(inverse_scale=inverse_scale, out_SL=self._out_SL)
+        self._counted_LB = histograms.empty(self.params) if is_counting else None
+        read_SP = self._gradients.read(inverse_scale=inverse_scale, out_SL=self._out_SL, counts_LB=self._counted_LB)
         if self._out_SL is None:
             row_SP = to_host(read_SP)
             self._row_SL[GRAD, self._columns] = row_SP
@@ -287,7 +295,8 @@ class Part:
 
     def read_histograms(self, counts_2LB: NDArray[np.int64]) -> None:
         """Write the histograms of gradients and weights into those of the model."""
-        counts_2LB[:, self._columns] = to_host(self._histograms.read())
+        counts_2LB[:, self._columns] = to_host(self._histograms.read(gradients_LB=self._counted_LB))
+        self._counted_LB = None
 
     def put_rates(self, optimizer: dict[str, float]) -> None:
         """Write the learning rates of the groups by their name in the catalogue."""

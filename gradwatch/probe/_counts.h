@@ -35,15 +35,21 @@ EVERY_CPU static uint64_t checksum_of(const void *data, size_t bytes)
 
 /* Histogram: the exponent and the two highest mantissa bits of a float are its bin, four to an octave. */
 enum {
-    TABLES = 2,                        /* by turns: neighbours that fall into one bin would wait for each other */
     BIN_SHIFT = 21,
-    KEYS = 1 << 10,                    /* of magnitudes; the sign doubles them */
-    LOWEST_KEY = (127 - 40) * 4,       /* 2^-40: what is smaller counts as zero */
-    HIGHEST_KEY = (127 + 16) * 4,      /* 2^16: what is larger, Inf too, counts in the outermost bin */
-    INFINITE_KEY = 255 * 4,            /* from here on: Inf or NaN */
+    LOWEST_KEY = (127 - 40) * 4,         /* 2^-40: what is smaller counts as zero */
+    HIGHEST_KEY = (127 + 16) * 4,        /* 2^16: what is larger, Inf too, counts in the outermost bin */
     SIDE = HIGHEST_KEY - LOWEST_KEY + 1, /* bins on either side of the one for zero */
-    BINS = 2 * SIDE + 1
+    BINS = 2 * SIDE + 1,
+    PIECE = BLOCK / 4
 };
+
+/* Counts so far, and where the values of a piece count: within 4 KiB, so that no store of one looks, by the last bits of
+ * its address, as if it were to what is loaded next of the other. Zeros count lane by lane, behind the bins: many in one
+ * place would wait for each other. */
+typedef struct {
+    uint32_t table[BINS + LANES];
+    uint32_t places[PIECE];
+} Counts;
 
 /* A block as the bits of floats for any kind: doubles are rounded. */
 INLINE const uint32_t *rounded_bits(const void *data, size_t begin, size_t n, Kind kind, uint32_t *buffer)
@@ -53,59 +59,67 @@ INLINE const uint32_t *rounded_bits(const void *data, size_t begin, size_t n, Ki
         return float_bits(data, begin, n, kind, buffer);
     for (size_t i = 0; i < n; i++)
         buffer[i] = bits_of((float)x[i]);
+    for (size_t i = n; i % LANES; i++)
+        buffer[i] = 0;
     return buffer;
 }
 
-INLINE int64_t count_between(const uint32_t *table, int begin, int end)
+/* Find where each value of a piece counts; `n` is a multiple of LANES. */
+INLINE void find_places(const uint32_t *bits, size_t n, uint32_t *places)
 {
-    uint64_t count = 0;
-    for (int key = begin; key < end; key++)
-        count += table[key];
-    return (int64_t)count;
+    for (size_t i = 0; i < n; i += LANES)
+        for (int l = 0; l < LANES; l++) {
+            int32_t step = (int32_t)((bits[i + l] & MAGNITUDE_MASK) >> BIN_SHIFT) - (LOWEST_KEY - 1);
+            step = step < 0 ? 0 : step > SIDE ? SIDE : step;
+            int32_t bin = bits[i + l] >> 31 ? SIDE - step : SIDE + step;
+            places[i + l] = (uint32_t)(step ? bin : BINS + l);
+        }
 }
 
-/* Add a table of one sign to the bins: outwards from `zero_bin`, upwards with `step` 1 and downwards with -1. */
-INLINE void add_side(const uint32_t *table, int64_t *zero_bin, int step)
+/* Add a block, in vectors as far as they go. One table for all: stores to one cache line go two at a time. */
+INLINE void count_block(const uint32_t *bits, size_t length, Counts *counts)
 {
-    *zero_bin += count_between(table, 0, LOWEST_KEY);
-    for (int bin = 1; bin < SIDE; bin++)
-        zero_bin[step * bin] += table[LOWEST_KEY + bin - 1];
-    zero_bin[step * SIDE] += count_between(table, HIGHEST_KEY, KEYS);
+    for (size_t begin = 0, n; begin < length; begin += n) {
+        n = length - begin < PIECE ? length - begin : PIECE;
+        find_places(bits + begin, padded_length(n), counts->places);
+        for (size_t i = 0; i < n; i++)
+            counts->table[counts->places[i]]++;
+    }
 }
 
 /* NaN was counted as if it were Inf of the same sign: take it out again. */
-static void drop_nan(const uint32_t *bits, size_t n, int64_t *counts)
+INLINE void drop_nan(const uint32_t *bits, size_t n, int64_t *out)
 {
     for (size_t i = 0; i < n; i++)
         if ((bits[i] & MAGNITUDE_MASK) > (uint32_t)INFINITE_BITS)
-            counts[bits[i] >> 31 ? 0 : BINS - 1]--;
+            out[bits[i] >> 31 ? 0 : BINS - 1]--;
 }
 
-/* Add the counts of at most 2^32 values to `counts`: BINS of them, from the most negative bin to the most positive. */
-EVERY_CPU static void histogram_of(const void *data, size_t n, Kind kind, int64_t *counts)
+/* Write what was counted of at most 2^32 values: BINS of them, from the most negative bin to the most positive. */
+INLINE void write_counts(const Counts *counts, const void *data, size_t n, Kind kind, int64_t *out)
 {
-    uint32_t tables[TABLES][2 * KEYS] = {{0}};
+    const uint32_t *table = counts->table;
     uint32_t narrow[BLOCK];
-    int64_t special = 0;
+    for (int bin = 0; bin < BINS; bin++)
+        out[bin] = table[bin];
+    for (int lane = 0; lane < LANES; lane++)
+        out[SIDE] += table[BINS + lane];
+    for (size_t begin = 0, length; (table[0] || table[BINS - 1]) && begin < n; begin += length) {
+        length = block_length(n - begin);
+        drop_nan(rounded_bits(data, begin, length, kind, narrow), length, out);
+    }
+}
+
+EVERY_CPU static void histogram_of(const void *data, size_t n, Kind kind, int64_t *out)
+{
+    Counts counts;
+    uint32_t narrow[BLOCK];
+    memset(counts.table, 0, sizeof counts.table);
     for (size_t begin = 0, length; begin < n; begin += length) {
         length = block_length(n - begin);
-        const uint32_t *bits = rounded_bits(data, begin, length, kind, narrow);
-        size_t i = 0;
-        for (; i + TABLES <= length; i += TABLES)
-            for (int t = 0; t < TABLES; t++)
-                tables[t][bits[i + t] >> BIN_SHIFT]++;
-        for (; i < length; i++)
-            tables[0][bits[i] >> BIN_SHIFT]++;
+        count_block(rounded_bits(data, begin, length, kind, narrow), length, &counts);
     }
-    for (int t = 0; t < TABLES; t++) {
-        add_side(tables[t], counts + SIDE, 1);
-        add_side(tables[t] + KEYS, counts + SIDE, -1);
-        special += count_between(tables[t], INFINITE_KEY, KEYS) + count_between(tables[t] + KEYS, INFINITE_KEY, KEYS);
-    }
-    for (size_t begin = 0, length; special && begin < n; begin += length) {
-        length = block_length(n - begin);
-        drop_nan(rounded_bits(data, begin, length, kind, narrow), length, counts);
-    }
+    write_counts(&counts, data, n, kind, out);
 }
 
 #endif

@@ -14,38 +14,52 @@
 #include "_sums.h"
 #include "_views.h"
 
-static void write_column(const View *view, double scale, float *row, Py_ssize_t stride)
+/* Write the statistics of a tensor, and its histogram where there is room for it. */
+static void write_column(const View *view, double scale, float *row, Py_ssize_t stride, int64_t *counts)
 {
     Totals totals;
     if (view->state != PLAIN || !view->numel) {
         write_nothing(view->state == PLAIN, row, (size_t)stride);
         return;
     }
-    totals_of(view->data, view->numel, view->kind, &totals);
+    if (counts)
+        totals_and_counts_of(view->data, view->numel, view->kind, &totals, counts);
+    else
+        totals_of(view->data, view->numel, view->kind, &totals);
     write_totals(&totals, view->numel, scale, row, (size_t)stride);
 }
 
+/* Room for the histograms of as many tensors, all zero. NULL with a Python error where there is too little. */
+static int64_t *empty_counts(PyObject *tensor, Py_ssize_t length)
+{
+    size_t bytes = (size_t)length * BINS * sizeof(int64_t);
+    int64_t *counts = output(tensor, bytes);
+    return counts ? memset(counts, 0, bytes) : NULL;
+}
+
 PyDoc_STRVAR(statistics_doc,
-             "statistics(tensors, gradients, out_SL, scale) -> list[int] | None\n\n"
-             "Write the six statistics of each tensor, or of its gradient, into out_SL of shape (6, L), float32.");
+             "statistics(tensors, gradients, out_SL, scale, out_LB) -> list[int] | None\n\n"
+             "Write the six statistics of each tensor, or of its gradient, into out_SL of shape (6, L), float32; where\n"
+             "out_LB is not None, what histograms() writes there, from the same read.");
 
 static PyObject *statistics(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     Views all;
     (void)self;
-    if (!has_arguments(nargs, 4))
+    if (!has_arguments(nargs, 5))
         return NULL;
     double scale = PyFloat_AsDouble(args[3]);
     if ((scale == -1 && PyErr_Occurred()) || gather(args[0], args[1] == Py_True, &all))
         return NULL;
     float *row = output(args[2], 6 * (size_t)all.length * sizeof(float));
-    if (!row) {
+    int64_t *counts = row && args[4] != Py_None ? empty_counts(args[4], all.length) : NULL;
+    if (!row || (args[4] != Py_None && !counts)) {
         forget(&all);
         return NULL;
     }
     PyThreadState *saved = all.bytes > QUICK_BYTES ? PyEval_SaveThread() : NULL;
     for (Py_ssize_t i = 0; i < all.length; i++)
-        write_column(&all.views[i], scale, row + i, all.length);
+        write_column(&all.views[i], scale, row + i, all.length, counts ? counts + i * BINS : NULL);
     if (saved)
         PyEval_RestoreThread(saved);
     return left_out(&all);
@@ -133,12 +147,11 @@ static PyObject *histograms(PyObject *self, PyObject *const *args, Py_ssize_t na
     (void)self;
     if (!has_arguments(nargs, 3) || gather(args[0], args[1] == Py_True, &all))
         return NULL;
-    int64_t *counts = output(args[2], (size_t)all.length * BINS * sizeof(int64_t));
+    int64_t *counts = empty_counts(args[2], all.length);
     if (!counts) {
         forget(&all);
         return NULL;
     }
-    memset(counts, 0, (size_t)all.length * BINS * sizeof(int64_t));
     PyThreadState *saved = all.bytes > QUICK_BYTES ? PyEval_SaveThread() : NULL;
     for (Py_ssize_t i = 0; i < all.length; i++)
         if (all.views[i].state == PLAIN)

@@ -1,8 +1,9 @@
-/* Statistics of a tensor, its norm, and how far it moved, in one read each. Plain C99, no Python. */
+/* Statistics of a tensor, with its histogram, and how far it moved, in one read each. Plain C99, no Python. */
 #ifndef GRADWATCH_SUMS_H
 #define GRADWATCH_SUMS_H
 
 #include "_blocks.h"
+#include "_counts.h"
 
 typedef struct {
     double sum, squares, deviations; /* of x, of x^2, of (x - mean)^2 */
@@ -107,21 +108,26 @@ INLINE void sum_up(const FloatSums *sums, Totals *totals)
     totals->zeros = sums->zeros;
 }
 
-INLINE void float_totals(const void *data, size_t n, Kind kind, Totals *totals)
+/* With `counts`, each block is counted there while it lies in the cache. */
+INLINE void float_totals(const void *data, size_t n, Kind kind, Totals *totals, Counts *counts)
 {
     FloatSums sums = {{0}, {0}, 0, 0, 0, 0};
     uint32_t narrow[BLOCK];
     for (size_t begin = 0, length; begin < n; begin += length) {
         length = block_length(n - begin);
-        add_block(&sums, float_bits(data, begin, length, kind, narrow), length);
+        const uint32_t *bits = float_bits(data, begin, length, kind, narrow);
+        add_block(&sums, bits, length);
+        if (counts)
+            count_block(bits, length, counts);
     }
     sum_up(&sums, totals);
 }
 
-INLINE void double_totals(const double *x, size_t n, Totals *totals)
+INLINE void double_totals(const double *x, size_t n, Totals *totals, Counts *counts)
 {
     double sum[LANES] = {0}, squares[LANES] = {0};
     double wide[BLOCK];
+    uint32_t narrow[BLOCK];
     int64_t absmax = 0;
     uint64_t zeros = 0;
     for (size_t begin = 0, length; begin < n; begin += length) {
@@ -136,6 +142,8 @@ INLINE void double_totals(const double *x, size_t n, Totals *totals)
         }
         add_to_lanes(sum, block, 0, padded_length(length));
         add_squares_to_lanes(squares, block, NULL, 0, padded_length(length));
+        if (counts)
+            count_block(rounded_bits(block, 0, length, F64, narrow), length, counts);
     }
     totals->sum = folded(sum);
     totals->squares = folded(squares);
@@ -189,13 +197,27 @@ INLINE void complete(const void *data, size_t n, Kind kind, Totals *totals)
 }
 
 /* All that the six statistics of a tensor follow from, in one read or two. */
-EVERY_CPU static void totals_of(const void *data, size_t n, Kind kind, Totals *totals)
+INLINE void read_all(const void *data, size_t n, Kind kind, Totals *totals, Counts *counts)
 {
     if (kind == F64)
-        double_totals(data, n, totals);
+        double_totals(data, n, totals, counts);
     else
-        float_totals(data, n, kind, totals);
+        float_totals(data, n, kind, totals, counts);
     complete(data, n, kind, totals);
+}
+
+EVERY_CPU static void totals_of(const void *data, size_t n, Kind kind, Totals *totals)
+{
+    read_all(data, n, kind, totals, NULL);
+}
+
+/* The same, and its histogram. */
+EVERY_CPU static void totals_and_counts_of(const void *data, size_t n, Kind kind, Totals *totals, int64_t *out)
+{
+    Counts counts;
+    memset(counts.table, 0, sizeof counts.table);
+    read_all(data, n, kind, totals, &counts);
+    write_counts(&counts, data, n, kind, out);
 }
 
 /* Sums of squares of `before` and of `after - before`, in double: updates may be tiny, and memory is the limit here. */

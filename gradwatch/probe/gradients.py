@@ -1,6 +1,6 @@
 """Read all gradients of a model once and reduce them to one small row of statistics."""
 
-# S = statistics (the first six of catalogue.PARAM), L = parameter tensors
+# S = statistics (the first six of catalogue.PARAM), L = parameter tensors, B = bins
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Literal, final
 
 import torch
 
+from gradwatch.probe import histograms, reduce, sharded
 from gradwatch.probe import kernel as kernels
-from gradwatch.probe import reduce, sharded
 from gradwatch.probe.transfer import on_device
 
 
@@ -38,13 +38,20 @@ class GradientProbe:
         """What reads the gradients: `native` (one pass over each) or `torch` (several operations on each)."""
         return "torch" if self._native is None else "native"
 
-    def read(self, *, inverse_scale: float | torch.Tensor = 1.0, out_SL: torch.Tensor | None = None) -> torch.Tensor:
+    def read(
+        self,
+        *,
+        inverse_scale: float | torch.Tensor = 1.0,
+        out_SL: torch.Tensor | None = None,
+        counts_LB: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Compute the statistics of all gradients as they are now.
 
         Args:
             inverse_scale: Factor that undoes a loss scale, for gradients that are still scaled; one that is a tensor is
                 on their device, and they are not on the CPU.
             out_SL: Where to write them, contiguous float32; only where the first parameter is on the CPU.
+            counts_LB: Where to write the histograms of the gradients from the same read; see `histograms.empty`.
 
         Returns:
             Tensor of shape (S, L), float32, on the device of the first parameter, in the order of `catalogue.PARAM`.
@@ -56,13 +63,17 @@ class GradientProbe:
         if self._native is None:
             device = self._params[0].device if self._params else torch.device("cpu")
             row_SL = torch.empty(self._shape_SL, dtype=torch.float32, device=device) if out_SL is None else out_SL
-            return self._complete(row_SL.fill_(math.nan), range(len(self._params)), inverse_scale)
+            return self._complete(row_SL.fill_(math.nan), range(len(self._params)), inverse_scale, counts_LB)
         row_SL = torch.empty(self._shape_SL, dtype=torch.float32, device="cpu") if out_SL is None else out_SL
-        rest: Sequence[int] | None = self._native.statistics(self._params, True, row_SL, inverse_scale)
-        return row_SL if rest is None else self._complete(row_SL, rest, inverse_scale)
+        rest: Sequence[int] | None = self._native.statistics(self._params, True, row_SL, inverse_scale, counts_LB)
+        return row_SL if rest is None else self._complete(row_SL, rest, inverse_scale, counts_LB)
 
     def _complete(
-        self, row_SL: torch.Tensor, columns: Iterable[int], inverse_scale: float | torch.Tensor
+        self,
+        row_SL: torch.Tensor,
+        columns: Iterable[int],
+        inverse_scale: float | torch.Tensor,
+        counts_LB: torch.Tensor | None,
     ) -> torch.Tensor:
         """Fill in the columns that need torch operations, device by device."""
         by_device: defaultdict[torch.device, list[int]] = defaultdict(list)
@@ -80,4 +91,7 @@ class GradientProbe:
             part_SL[:4] *= inverse_scale
             index = on_device(tuple(indices), row_SL.device)
             row_SL.index_copy_(1, index, part_SL.to(row_SL.device, non_blocking=True))
+            if counts_LB is not None:
+                for i, grad in zip(indices, grads, strict=True):
+                    histograms.count(grad, out_B=counts_LB[i])
         return row_SL

@@ -49,16 +49,20 @@ class HistogramProbe:
         on_cpu = any(p.device.type == "cpu" for p in self._params)
         self._native = kernels.choose(kernel) if on_cpu else None
 
-    def read(self) -> torch.Tensor:
+    def read(self, *, gradients_LB: torch.Tensor | None = None) -> torch.Tensor:
         """Count the values of all gradients and weights as they are now.
+
+        Args:
+            gradients_LB: Counts of the gradients, where they are known from the read of their statistics.
 
         Returns:
             Counts of shape (2, L, B), int64, on the device of the first parameter: gradients, then weights. NaN is in
             no bin. A parameter without gradient has all zero counts; a sparse gradient counts as if its zeros were
             stored, a complex tensor by magnitude.
         """
-        counts_LB = [self._count(gradients=True), self._count(gradients=False)]
-        return torch.stack(counts_LB)
+        if gradients_LB is None:
+            gradients_LB = self._count(gradients=True)
+        return torch.stack([gradients_LB, self._count(gradients=False)])
 
     def _count(self, *, gradients: bool) -> torch.Tensor:
         counts_LB = torch.zeros((len(self._params), NUM_BINS), dtype=torch.int64, device="cpu")
@@ -71,9 +75,20 @@ class HistogramProbe:
         for i in others:
             tensor = self._params[i].grad if gradients else self._params[i]
             if tensor is not None:
-                counts_B = sharded.join_counts(_histogram(sharded.local_part(tensor)), tensor)
-                counts_LB[i] = counts_B.to(counts_LB.device, non_blocking=True)
+                count(tensor, out_B=counts_LB[i])
         return counts_LB
+
+
+def empty(params: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return room for a histogram of each parameter, all zero, of shape (L, B), on the device of the first."""
+    device = params[0].device if params else torch.device("cpu")
+    return torch.zeros((len(params), NUM_BINS), dtype=torch.int64, device=device)
+
+
+def count(tensor: torch.Tensor, *, out_B: torch.Tensor) -> None:
+    """Write the histogram of a tensor of any layout, dtype and device, by torch operations."""
+    counts_B = sharded.join_counts(_histogram(sharded.local_part(tensor)), tensor)
+    out_B.copy_(counts_B, non_blocking=True)
 
 
 def _histogram(tensor: torch.Tensor) -> torch.Tensor:
