@@ -10,6 +10,8 @@ from typing import Generic, TypeVar, final
 
 T = TypeVar("T")
 
+AT_ONCE = 256
+"""Items that are handed over together at most: what came in meanwhile need not wait long for its turn."""
 GATHER_S = 0.25
 """Time between two looks at what came in: many items at once find their code and data in the caches."""
 LINGER_S = 1.0
@@ -18,20 +20,20 @@ LINGER_S = 1.0
 
 @final
 class Background(Generic[T]):
-    """Hands items to a function in the order in which they came; the caller waits only where it asks to.
+    """Hands items to a function, several at once, in the order in which they came; the caller waits only if it asks to.
 
     What the function raises ends the work on all that waits, and is raised in the caller by its next call. The thread
     is no daemon: a program that ends has its last items worked off.
 
     Args:
-        process: Called with one item at a time, on one thread at a time.
+        process: Called with the items that have come in, on one thread at a time.
         then: Called when no item is left for now.
         limit: Items that may wait; a caller that brings more works them off itself.
         name: Name of the thread.
     """
 
     def __init__(
-        self, process: Callable[[T], None], *, then: Callable[[], None] | None = None, limit: int, name: str
+        self, process: Callable[[list[T]], object], *, then: Callable[[], None] | None = None, limit: int, name: str
     ) -> None:
         self._process = process
         self._then = then
@@ -105,7 +107,7 @@ class Background(Generic[T]):
             began = time.thread_time()
             try:
                 while self._items and self._error is None:
-                    self._process(self._items.popleft())
+                    self._process([self._items.popleft() for _ in range(min(len(self._items), AT_ONCE))])
                 if self._then and self._error is None:
                     self._then()
             except Exception as error:  # for the caller, who finds it at its next call

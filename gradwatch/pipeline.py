@@ -6,16 +6,16 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, final
+from typing import Protocol, final
 
 import numpy as np
 
 from gradwatch import catalogue
 from gradwatch.background import Background
-from gradwatch.detect import Detector
+from gradwatch.detect import ChoosyDetector, Detector
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.history.header import Status
-from gradwatch.history.store import Floats, Histograms, History
+from gradwatch.history.store import Floats, Histograms, History, Row
 from gradwatch.records import Diagnosis, Event, Finding
 from gradwatch.render import Sink
 
@@ -49,19 +49,9 @@ class Recorder(Protocol):
         ...
 
 
-class Row(NamedTuple):
-    """One optimizer step on its way into the history; see `History.append`."""
-
-    step: int
-    run: Mapping[str, float]
-    param_SL: Floats
-    act_SL: Floats | None = None
-    histograms: Histograms | None = None
-
-
 @final
 class Intake:
-    """Takes rows into a history, one at a time: written down, looked at, shown.
+    """Takes rows into a history, in their order: written down, looked at, shown.
 
     A detector or a sink that raises is switched off with one warning: no mistake of the monitor's stops a training.
     What the user can mend, such as a full disk under the recorder, is raised.
@@ -69,7 +59,7 @@ class Intake:
     Args:
         history: Where rows and findings are kept.
         detectors: Asked at every step that is a multiple of their `every`.
-        sinks: Shown every step and finding.
+        sinks: Shown every finding and, of steps that come together, at least those at which a detector is asked.
         recorder: Writes the history to disk, or None.
 
     Attributes:
@@ -91,29 +81,37 @@ class Intake:
         self._sinks = list(sinks)
         self._unshown = self._unwritten = 0
         self._period = math.lcm(*(d.every for d in self._detectors))
-        self._due_at: dict[int, tuple[Detector, ...]] = {}
+        self._due_at: dict[int, tuple[list[Detector], list[ChoosyDetector], list[Detector]]] = {}
 
-    def take(self, row: Row, *, waiting: int = 0) -> None:
-        """Take one optimizer step in.
+    def take(self, rows: Sequence[Row], *, waiting: int = 0) -> None:
+        """Take optimizer steps in, one after the other.
 
         Args:
-            row: The step.
-            waiting: Steps that wait behind it. Where they are many, sinks are not shown this one, and are told so.
+            rows: The steps.
+            waiting: Steps that wait behind them. Where they are many, sinks are not shown these, and are told so.
         """
-        self.history.append(row.step, run=row.run, param_SL=row.param_SL, act_SL=row.act_SL)
-        if row.histograms:
-            self.history.histograms = row.histograms
-        self._unwritten += 1
-        if self._unwritten == WRITTEN_WITHIN:
+        first = 0
+        for last, row in enumerate(rows, start=1):
+            asked = self._asked_at(row)
+            if asked or row.histograms or last - first == WRITTEN_WITHIN or last == len(rows):
+                self._take_together(rows[first:last], asked, waiting=waiting + len(rows) - last)
+                first = last
+
+    def _take_together(self, rows: Sequence[Row], asked: Sequence[Detector], *, waiting: int) -> None:
+        """Take in steps of which only the last is of interest to detectors."""
+        self.history.extend(rows)
+        self.history.histograms = rows[-1].histograms or self.history.histograms
+        self._unwritten += len(rows)
+        if self._unwritten >= WRITTEN_WITHIN:
             self.write()
-        for finding in self._detect(row.step):
+        for finding in self._detect(asked):
             self.news.append(finding)
             if self.recorder:
                 self.write()
                 self.recorder.report(finding)
             self._show("report", finding)
         if waiting > SHOWN_WITHIN:
-            self._unshown += 1
+            self._unshown += len(rows)
         elif self._sinks:
             self._show("write", self.history)
             if self._unshown:
@@ -145,25 +143,44 @@ class Intake:
         self.note(Event(kind="not-shown", step=self.history.step, text=text, values={"steps": float(self._unshown)}))
         self._unshown = 0
 
-    def _detect(self, step: int) -> Iterator[Finding]:
-        for detector in self._due(step):
+    def _detect(self, asked: Sequence[Detector]) -> Iterator[Finding]:
+        for detector in asked:
             try:
                 found = [finding for finding in detector.detect(self.history) if self.history.report(finding)]
             except Exception as error:  # whatever a plugin raises must not stop the training
-                self._detectors.remove(detector)
-                self._due_at.clear()
-                _switched_off(f"detector {detector.kind}", error)
+                self._give_up(detector, error)
                 continue
             yield from found
 
-    def _due(self, step: int) -> tuple[Detector, ...]:
-        """Return the detectors that are asked at a step."""
-        phase = step % self._period
-        if phase not in self._due_at:
-            if len(self._due_at) == MOST_PHASES:
-                self._due_at.clear()
-            self._due_at[phase] = tuple(d for d in self._detectors if not phase % d.every)
+    def _give_up(self, detector: Detector, error: Exception) -> None:
+        self._detectors.remove(detector)
+        self._due_at.clear()
+        _switched_off(f"detector {detector.kind}", error)
+
+    def _asked_at(self, row: Row) -> Sequence[Detector]:
+        """Return the detectors that are asked at a step: those that are due, and may find something."""
+        phase = row.step % self._period
+        due, choosy, others = self._due_at.get(phase) or self._remember(phase)
+        for detector in choosy:
+            if not self._is_ruled_out(detector, row):
+                return due
+        return others
+
+    def _remember(self, phase: int) -> tuple[list[Detector], list[ChoosyDetector], list[Detector]]:
+        """Return the detectors that are due at a phase of the period: all, those that may know better, the others."""
+        if len(self._due_at) == MOST_PHASES:
+            self._due_at.clear()
+        due = [d for d in self._detectors if not phase % d.every]
+        choosy = [d for d in due if isinstance(d, ChoosyDetector)]
+        self._due_at[phase] = due, choosy, [d for d in due if d not in choosy]
         return self._due_at[phase]
+
+    def _is_ruled_out(self, detector: ChoosyDetector, row: Row) -> bool:
+        try:
+            return detector.rules_out(row.run)
+        except Exception as error:  # as above
+            self._give_up(detector, error)
+            return True
 
     def _show(self, method: str, *args: object) -> None:
         for sink in tuple(self._sinks):
@@ -254,11 +271,16 @@ class Pipeline:
             diagnoses = self._intake.end_sinks()
         return diagnoses
 
-    def _take(self, item: Row | Event) -> None:
-        if isinstance(item, Event):
+    def _take(self, items: Sequence[Row | Event]) -> None:
+        rows: list[Row] = []
+        for item in items:
+            if isinstance(item, Row):
+                rows.append(item)
+                continue
+            self._intake.take(rows)
             self._intake.note(item)
-        else:
-            self._intake.take(item, waiting=len(self._background))
+            rows = []
+        self._intake.take(rows, waiting=len(self._background))
 
 
 def redetect(stored: History, detectors: Sequence[Detector]) -> History:
@@ -273,12 +295,16 @@ def redetect(stored: History, detectors: Sequence[Detector]) -> History:
     act_row = {int(step): i for i, step in enumerate(act_steps_T)}
     noted = deque(sorted(stored.events, key=lambda event: event.step))
     assert np.array_equal(param_steps_T, run_steps_T), "both tables have a row per optimizer step"
+    rows: list[Row] = []
     for i, step in enumerate(run_steps_T.tolist()):
-        act_SL = act_TSL[act_row[step]] if step in act_row else None
-        run = dict(zip(stored.run.statistics, run_TS[i].tolist(), strict=True))
+        if noted and noted[0].step <= step:
+            intake.take(rows)
+            rows = []
         while noted and noted[0].step <= step:
             intake.note(noted.popleft())
-        intake.take(Row(step, run, param_TSL[i], act_SL))
+        run = dict(zip(stored.run.statistics, run_TS[i].tolist(), strict=True))
+        rows.append(Row(step, run, param_TSL[i], act_TSL[act_row[step]] if step in act_row else None))
+    intake.take(rows)
     intake.history.events.extend(noted)
     return intake.history
 

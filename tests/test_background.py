@@ -20,8 +20,8 @@ def impatient(monkeypatch):
 def test_items_are_worked_off_in_their_order_on_another_thread():
     seen, threads = [], set()
 
-    def process(item):
-        seen.append(item)
+    def process(items):
+        seen.extend(items)
         threads.add(threading.current_thread().name)
 
     work = Background(process, limit=1000, name="apart")
@@ -35,7 +35,7 @@ def test_items_are_worked_off_in_their_order_on_another_thread():
 
 def test_finish_returns_when_nothing_is_left():
     seen = []
-    work = Background(lambda item: (time.sleep(0.002), seen.append(item)), limit=1000, name="slow")
+    work = Background(lambda items: (time.sleep(0.002 * len(items)), seen.extend(items)), limit=1000, name="slow")
     for i in range(10):
         work.put(i)
         time.sleep(0.001)
@@ -49,7 +49,7 @@ def test_finish_returns_when_nothing_is_left():
 def test_a_caller_that_brings_too_much_works_it_off_and_nothing_is_dropped(monkeypatch):
     monkeypatch.setattr(background, "GATHER_S", 60.0)
     seen = []
-    work = Background(seen.append, limit=3, name="full")
+    work = Background(seen.extend, limit=3, name="full")
     work._is_running = True  # a thread that is asleep
 
     for i in range(10):
@@ -60,8 +60,8 @@ def test_a_caller_that_brings_too_much_works_it_off_and_nothing_is_dropped(monke
 
 
 def test_what_the_work_raises_is_raised_by_the_next_call_and_once():
-    def process(item):
-        raise ValueError(f"cannot do {item}")
+    def process(items):
+        raise ValueError(f"cannot do {items[0]}")
 
     work = Background(process, limit=1000, name="broken")
     work.put("this")
@@ -73,12 +73,13 @@ def test_what_the_work_raises_is_raised_by_the_next_call_and_once():
 
 def test_an_error_ends_the_work_on_what_waited_behind_it(monkeypatch):
     monkeypatch.setattr(background, "GATHER_S", 60.0)
+    monkeypatch.setattr(background, "AT_ONCE", 1)
     seen = []
 
-    def process(item):
-        if item == 1:
+    def process(items):
+        if items == [1]:
             raise ValueError("one")
-        seen.append(item)
+        seen.extend(items)
 
     work = Background(process, limit=1000, name="broken")
     work._is_running = True
@@ -95,9 +96,9 @@ def test_an_error_ends_the_work_on_what_waited_behind_it(monkeypatch):
 def test_work_may_ask_for_its_own_end_without_waiting_for_itself():
     seen = []
 
-    def process(item):
+    def process(items):
         work.finish()
-        seen.append(item)
+        seen.extend(items)
 
     work = Background(process, limit=1000, name="itself")
     work.put(1)
@@ -108,7 +109,7 @@ def test_work_may_ask_for_its_own_end_without_waiting_for_itself():
 
 def test_the_thread_ends_when_nothing_comes_and_the_next_item_starts_another():
     seen = []
-    work = Background(seen.append, limit=1000, name="comes and goes")
+    work = Background(seen.extend, limit=1000, name="comes and goes")
     for i in range(3):
         work.put(i)
         until(lambda: not [t for t in threading.enumerate() if t.name == "comes and goes"])
@@ -119,7 +120,7 @@ def test_the_thread_ends_when_nothing_comes_and_the_next_item_starts_another():
 def test_no_item_is_lost_while_the_thread_is_about_to_end(monkeypatch):
     monkeypatch.setattr(background, "LINGER_S", 0.0)
     seen = []
-    work = Background(seen.append, limit=10_000, name="brief")
+    work = Background(seen.extend, limit=10_000, name="brief")
     for i in range(300):
         work.put(i)
         time.sleep(0.001 if i % 3 else 0.0015)
@@ -129,7 +130,7 @@ def test_no_item_is_lost_while_the_thread_is_about_to_end(monkeypatch):
 
 
 def test_it_says_how_much_processor_time_the_work_took():
-    work = Background(lambda item: sum(range(200_000)), limit=1000, name="counts")
+    work = Background(lambda items: sum(range(200_000)), limit=1000, name="counts")
     work.put(1)
     work.finish()
     once = work.busy_s
@@ -142,7 +143,7 @@ def test_it_says_how_much_processor_time_the_work_took():
 def test_a_program_that_ends_has_its_last_items_worked_off():
     program = (
         "import sys; from gradwatch.background import Background\n"
-        "work = Background(lambda item: print(item), limit=9, name='last')\n"
+        "work = Background(lambda items: print(*items, sep='\\n'), limit=9, name='last')\n"
         "for i in range(3): work.put(i)\n"
         "sys.exit(4)\n"
     )

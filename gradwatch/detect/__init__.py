@@ -49,6 +49,15 @@ class Detector(Protocol):
         ...
 
 
+@runtime_checkable
+class ChoosyDetector(Detector, Protocol):
+    """A detector that is asked often, and knows by a glance that most steps are none of its business."""
+
+    def rules_out(self, run: Mapping[str, float]) -> bool:
+        """Say whether the statistics of the run at a step, by name, rule it out that anything is found at it."""
+        ...
+
+
 def detectors(settings: Mapping[str, Mapping[str, Any]] | None = None) -> tuple[Detector, ...]:
     """Return every detector of this package and of the entry points `gradwatch.detectors`, in the order of their code.
 

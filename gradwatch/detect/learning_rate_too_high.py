@@ -88,8 +88,9 @@ class LearningRateTooHigh:
         matrices_M = depth(history).matrices_M
         if not len(matrices_M):
             return
-        yield from self._replaced(history)
-        if history.step >= self.every and not np.isnan(history.param.newest("weight.l2")[matrices_M[0]]):
+        if np.fmax.reduce(history.param.window("update.ratio", self.every + 1), axis=None) >= self.ratio:
+            yield from self._replaced(history)
+        if history.step >= self.every and history.param.newest("weight.l2")[matrices_M[0]] >= 0:  # nan is not
             yield from self._grown(history)
 
     def _replaced(self, history: History) -> Iterator[Finding]:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -17,6 +17,8 @@ from gradwatch.detect._scope import first_scope
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
+
+NORM = "grad_norm.before_clip"
 
 WITHHELD = "loss-withheld"
 """Event of the first step whose loss was None."""
@@ -57,12 +59,13 @@ class NonFinite:
     kind: ClassVar[str] = "non-finite"
     every: int = 1
 
+    def rules_out(self, run: Mapping[str, float]) -> bool:
+        """Say whether loss and gradients of a step are finite, where each step is looked at by itself."""
+        is_finite = math.isfinite(run.get("loss", math.nan)) and math.isfinite(run.get(NORM, math.nan))
+        return is_finite and self.every == 1
+
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield where NaN or Inf entered, at the step it did; steps after it that are as sick are no news."""
-        newest = history.run.newest
-        is_finite = math.isfinite(newest("loss")[0]) and math.isfinite(newest("grad_norm.before_clip")[0])
-        if is_finite and self.every == 1:
-            return
         missing_T = _missing(history, self.every + 1)
         sick_T = _sick(history, missing_T)
         first = int(np.argmax(sick_T))
@@ -156,7 +159,7 @@ def _missing(history: History, length: int) -> NDArray[np.bool_]:
     hands over none. The first that was handed over as NaN is noted, and not missing.
     """
     is_nan_T, was_skipped_T = np.isnan(history.scalar("loss")), history.scalar("skipped") == 1
-    norm_T = history.scalar("grad_norm.before_clip")
+    norm_T = history.scalar(NORM)
     is_due_T = np.zeros(len(is_nan_T), np.bool_)
     if not any(event.kind == WITHHELD for event in history.events):
         is_due_T[2:] = ~is_nan_T[1:-1] & ~is_nan_T[:-2]

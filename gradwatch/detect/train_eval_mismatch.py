@@ -18,6 +18,19 @@ from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Event, Finding, Quantity, Severity
 
+NOTED = frozenset(
+    {
+        "mode-training",
+        "validations-differ",
+        "mode-frozen",
+        "mode-validation",
+        "norm-stuck",
+        "norm-hasty",
+        "norm-distance",
+    }
+)
+"""Kinds of events that tell of it."""
+
 RECENT = 16
 """Steps whose median loss a validation loss is compared with: the noise of single batches is gone from it."""
 
@@ -68,7 +81,7 @@ class TrainEvalMismatch:
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the modes and for the statistics."""
-        if not history.events:
+        if not any(event.kind in NOTED for event in history.events):
             return
         ratio = _validation_over_training(history)
         for event in noted(history, "mode-training"):

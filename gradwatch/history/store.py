@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from gradwatch.records import Event, Finding, RunInfo
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["WINDOW", "Floats", "Histograms", "History", "Table"]
+__all__ = ["WINDOW", "Floats", "Histograms", "History", "Row", "Table"]
 
 VALIDATION = ("val_loss", "val_accuracy")
 
@@ -42,6 +43,16 @@ class Histograms:
     edges_B: NDArray[Any]
     grad_LB: NDArray[Any]
     weight_LB: NDArray[Any]
+
+
+class Row(NamedTuple):
+    """One optimizer step on its way into the history; see `History.append`."""
+
+    step: int
+    run: Mapping[str, float]
+    param_SL: Floats
+    act_SL: Floats | None = None
+    histograms: Histograms | None = None
 
 
 @final
@@ -102,20 +113,27 @@ class History:
             param_SL: Values of shape (S, L) in the order of `catalogue.PARAM` and `info.layers`.
             act_SL: The same for activations, on the steps that sampled them.
         """
-        row = {**self._blank_run, **run}  # in the order of the statistics
-        if len(row) > len(self._blank_run):
-            unknown = ", ".join(sorted(run.keys() - self._blank_run.keys()))
-            raise ValueError(f"no statistic of the run is called {unknown}; there are {', '.join(self.run.statistics)}")
-        row_S = np.fromiter(row.values(), np.float64, len(row))
-        self.param.append(step, param_SL)
-        if act_SL is not None:
-            self.act.append(step, act_SL)
-        self.run.append(step, row_S[:, None])
-        self.trained_s += self._pace.counted(row["step_ms"] / 1e3)
-        for name in VALIDATION:
-            if row[name] == row[name]:  # nan equals nothing
-                self._marked.append(step)
-                break
+        self.extend([Row(step, run, param_SL, act_SL)])
+
+    def extend(self, rows: Sequence[Row]) -> None:
+        """Record optimizer steps, one after the other."""
+        blank, width = self._blank_run, len(self._blank_run)
+        runs = [{**blank, **row.run} for row in rows]  # in the order of the statistics
+        for run in runs:
+            if len(run) > width:
+                unknown, known = ", ".join(sorted(run.keys() - blank.keys())), ", ".join(self.run.statistics)
+                raise ValueError(f"no statistic of the run is called {unknown}; there are {known}")
+        values = itertools.chain.from_iterable(run.values() for run in runs)
+        run_TS1 = np.fromiter(values, np.float64, width * len(runs)).reshape(-1, width, 1)
+        sampled = [row for row in rows if row.act_SL is not None]
+        self.param.append([row.step for row in rows], [row.param_SL for row in rows])
+        if sampled:
+            self.act.append([row.step for row in sampled], [row.act_SL for row in sampled if row.act_SL is not None])
+        self.run.append([row.step for row in rows], run_TS1)
+        for row, run in zip(rows, runs, strict=True):
+            self.trained_s += self._pace.counted(run["step_ms"] / 1e3)
+            if run["val_loss"] == run["val_loss"] or run["val_accuracy"] == run["val_accuracy"]:  # nan equals nothing
+                self._marked.append(row.step)
 
     def report(self, finding: Finding) -> bool:
         """Take in a finding, where it is news: the first of its kind and layer, or graver than before.

@@ -58,20 +58,28 @@ class Table:
         """Return how many steps are kept."""
         return len(self.kept_steps())
 
-    def append(self, step: int, row_SL: Floats) -> None:
-        """Record one step, with values of shape (S, L). Steps must grow."""
-        if step <= self.last_step:
-            raise ValueError(f"step {step} does not follow step {self.last_step}: recorded steps must grow")
-        if row_SL.shape != self.shape:
-            raise ValueError(f"step {step} has values of shape {row_SL.shape}, expected {self.shape}")
-        i = self._len
-        if i == 2 * WINDOW:
-            self._slide()
-            i = WINDOW
-        self._steps_T[i] = step
-        self._values_TSL[i] = row_SL
-        self._len = i + 1
-        self.last_step = step
+    def append(self, steps: Sequence[int], rows: Sequence[Floats] | Floats) -> None:
+        """Record steps, with values of shape (S, L) each. Steps must grow."""
+        self._check(steps, rows)
+        first = 0
+        while first < len(steps):
+            if self._len == 2 * WINDOW:
+                self._slide()
+            last = min(len(steps), first + 2 * WINDOW - self._len)
+            end = self._len + last - first
+            self._steps_T[self._len : end] = steps[first:last]
+            self._values_TSL[self._len : end] = rows[first:last]
+            self._len, self.last_step = end, steps[last - 1]
+            first = last
+
+    def _check(self, steps: Sequence[int], rows: Sequence[Floats] | Floats) -> None:
+        newest = self.last_step
+        for step, row_SL in zip(steps, rows, strict=True):
+            if step <= newest:
+                raise ValueError(f"step {step} does not follow step {newest}: recorded steps must grow")
+            if row_SL.shape != self.shape:
+                raise ValueError(f"step {step} has values of shape {row_SL.shape}, expected {self.shape}")
+            newest = step
 
     def extend(self, steps_T: Steps, values_TSL: Floats) -> None:
         """Take over many recorded steps at once, as they were read from disk. The table must be empty."""

@@ -20,7 +20,7 @@ class Sink(Protocol):
     """
 
     def write(self, history: History) -> None:
-        """Look at the newest step. Called after every optimizer step; under a microsecond where nothing is due."""
+        """Look at the newest step: of those that come fast, not each is shown. Quick where nothing is due."""
         ...
 
     def report(self, finding: Finding) -> None:

@@ -26,7 +26,7 @@ def row(step):
 def filled(steps, **kwargs):
     t = table(**kwargs)
     for step in range(steps):
-        t.append(step, row(step))
+        t.append([step], [row(step)])
     return t
 
 
@@ -71,12 +71,12 @@ def test_memory_is_bounded_not_only_what_is_shown():
 def test_table_rejects_a_step_that_does_not_grow():
     t = filled(5)
     with pytest.raises(ValueError, match="step 4 does not follow step 4"):
-        t.append(4, row(4))
+        t.append([4], [row(4)])
 
 
 def test_table_rejects_values_that_would_be_broadcast():
     with pytest.raises(ValueError, match=r"shape \(2, 1\), expected \(2, 2\)"):
-        table().append(0, row(0)[:, :1])
+        table().append([0], [row(0)[:, :1]])
 
 
 def test_an_empty_table_has_empty_answers():
@@ -93,7 +93,7 @@ def test_extend_equals_appending():
     two.extend(*one.rows())
     for t in (one, two):
         for step in range(1500, 2200):
-            t.append(step, row(step))
+            t.append([step], [row(step)])
 
     assert np.array_equal(one.rows()[0], two.rows()[0])
     assert np.array_equal(one.rows()[1], two.rows()[1])
@@ -103,7 +103,7 @@ def test_steps_with_gaps_are_thinned_alike():
     sampled = range(0, 30_000, 10)
     t = table()
     for step in sampled:
-        t.append(step, row(step))
+        t.append([step], [row(step)])
     all_T = np.array(sampled)
 
     assert np.array_equal(t.kept_steps(), all_T[thinning.kept(all_T, newest=29_990, length=LENGTH)])
@@ -114,7 +114,7 @@ def test_truncate_forgets_what_came_after():
     t.truncate(700)
     assert t.last_step == 700
     assert t.newest("x")[0] == 700
-    t.append(701, row(701))
+    t.append([701], [row(701)])
     assert t.steps(2).tolist() == [700, 701]
 
 
@@ -122,7 +122,7 @@ def test_truncate_before_the_first_step_empties():
     t = filled(10)
     t.truncate(-1)
     assert (len(t), t.last_step) == (0, -1)
-    t.append(0, row(0))
+    t.append([0], [row(0)])
     assert len(t) == 1
 
 
@@ -144,7 +144,7 @@ def test_state_is_a_copy():
     state = t.state()
     before = state["values"].copy()
     for step in range(300, 900):
-        t.append(step, row(step))
+        t.append([step], [row(step)])
     assert np.array_equal(state["values"], before)
 
 

@@ -1,0 +1,104 @@
+"""The pipeline: rows that come together are taken in as if each had come by itself."""
+
+import warnings
+
+import pytest
+
+from gradwatch import pipeline
+from gradwatch.detect import detectors
+from gradwatch.history.store import History, Row
+from gradwatch.pipeline import Intake
+
+ALL = detectors()
+EXAMPLES = [(d.kind, example) for d in ALL for example in type(d).examples()]
+
+
+def rows(history):
+    """The rows of a history, as they were fed."""
+    steps_T, param_TSL = history.param.rows()
+    _, run_TS1 = history.run.rows()
+    act_steps_T, act_TSL = history.act.rows()
+    act = dict(zip(act_steps_T.tolist(), act_TSL, strict=True))
+    for step, param_SL, run_S1 in zip(steps_T.tolist(), param_TSL, run_TS1, strict=True):
+        yield Row(step, dict(zip(history.run.statistics, run_S1[:, 0].tolist(), strict=True)), param_SL, act.get(step))
+
+
+def intake(history, **parts):
+    taken = Intake(History(history.info, groups=history.groups), **parts)
+    taken.history.events.extend(history.events)
+    return taken
+
+
+@pytest.mark.parametrize(("kind", "example"), EXAMPLES, ids=[f"{kind}: {example.name}" for kind, example in EXAMPLES])
+def test_rows_that_come_together_give_the_findings_of_rows_that_come_one_by_one(kind, example):
+    together, apart = intake(example.history, detectors=ALL), intake(example.history, detectors=ALL)
+
+    together.take(list(rows(example.history)))
+    for row in rows(example.history):
+        apart.take([row])
+
+    assert repr(together.history.findings) == repr(apart.history.findings)  # nan equals nothing
+
+
+class Listening:
+    """A sink that keeps what it was shown."""
+
+    def __init__(self):
+        self.steps, self.histograms = [], []
+
+    def write(self, history):
+        self.steps.append(history.step)
+        self.histograms.append(history.histograms)
+
+    def report(self, finding):
+        pass
+
+    def close(self, history, diagnoses):
+        pass
+
+
+def test_sinks_see_each_step_at_which_detectors_are_asked_and_each_histogram(monkeypatch):
+    history, sink = EXAMPLES[0][1].history, Listening()
+    made = [row._replace(histograms=object()) if row.step in (11, 12) else row for row in rows(history)]
+
+    intake(history, detectors=[d for d in ALL if d.every == 5], sinks=[sink]).take(made)
+
+    assert {5, 10, 11, 12, 15, history.step} <= set(sink.steps)
+    assert made[11].histograms in sink.histograms
+
+
+def test_what_waits_on_the_way_to_the_disk_is_in_the_window_of_the_history():
+    written = []
+
+    class Recorder:
+        def append(self):
+            written.append(taken.history.step)
+
+    history = EXAMPLES[0][1].history
+    taken = intake(history, recorder=Recorder())
+    taken.take(list(rows(history)))
+
+    assert written[0] < 2 * pipeline.WRITTEN_WITHIN
+
+
+def test_a_detector_that_fails_to_rule_a_step_out_is_switched_off():
+    class Broken:
+        code, kind, every = "GW999", "broken", 1
+
+        def rules_out(self, run):
+            raise RuntimeError("no rule")
+
+        def detect(self, history):
+            raise AssertionError("nobody asks it")
+
+        @classmethod
+        def examples(cls):
+            return iter(())
+
+    history = EXAMPLES[0][1].history
+    taken = intake(history, detectors=[Broken()])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        taken.take(list(rows(history)))
+
+    assert [str(w.message) for w in caught] == ["gradwatch: detector broken is switched off: RuntimeError: no rule"]
