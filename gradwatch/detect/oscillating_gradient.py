@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, final
@@ -13,10 +14,11 @@ import numpy as np
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
 from gradwatch.detect._follow_on import settled
-from gradwatch.detect._robust import Floats, log10
+from gradwatch.detect._noted import noted
+from gradwatch.detect._robust import Floats, log10, median
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
-from gradwatch.records import Finding, Quantity
+from gradwatch.records import Event, Finding, Quantity
 
 
 @final
@@ -24,11 +26,15 @@ from gradwatch.records import Finding, Quantity
 class OscillatingGradient:
     """Norms that swing up and down while the loss gets nowhere.
 
-    What it measures: over the newest 48 steps, without their trend, the spread of the logarithm of the total norm
-    (from its 10 % to its 90 % quantile), how often it crosses its middle, and its correlation from one step to the
-    next. Noise of small batches is as wide but uncorrelated; an optimizer that overshoots alternates (correlation
-    towards -1), data in a bad order swing in waves (towards 1). At least twice within the window the loss must have
-    come back up to where the run began, from a third of that.
+    What it measures: two things. (1) Over the newest 48 steps, without their trend, the spread of the logarithm of the
+    total norm (from its 10 % to its 90 % quantile), how often it crosses its middle, and its correlation from one step
+    to the next. Noise of small batches is as wide but uncorrelated; an optimizer that overshoots alternates (towards
+    -1), data in a bad order swing in waves (towards 1). At least twice within the window the loss must have
+    come back up to where the run began, from a third of that. (2) Where the tape says that the loss is a cross entropy
+    of several classes, the gradient of the output's bias: the mean over the batch of predicted probabilities minus
+    labels. With n samples that are drawn at random it falls to 1 / root n as soon as the shares of the classes are
+    learned. Near 1 it says that nearly all of the batch are of one class, and of one that was not predicted; step after
+    step, with a loss above that of not knowing, that each batch takes back what the one before taught.
 
     Why it matters: what one update learns the next one undoes.
 
@@ -49,6 +55,10 @@ class OscillatingGradient:
         crossings: Least number of crossings of the middle. 6: three full swings.
         return_to: Loss that the peaks must reach, in units of the largest of the first 8 steps. 0.75: nearly all that
             was learned is lost again.
+        one_sided: Gradient of the output's bias, in units of what a batch of one class gives, for (2). 0.6: 16 random
+            samples give 0.25 on average.
+        share: Share of the newest 48 steps, 0..1, at which the gradient and the loss must be so. 0.5: what was learned
+            of a class while it came may lower the loss at the others.
     """
 
     code: ClassVar[str] = "GW105"
@@ -58,11 +68,15 @@ class OscillatingGradient:
     correlation: float = 0.4
     crossings: int = 6
     return_to: float = 0.75
+    one_sided: float = 0.6
+    share: float = 0.5
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""
         if history.step < LENGTH + BEGINNING:
             return
+        for event in noted(history, CLASSES):
+            yield from self._one_sided(history, event)
         loss_T = np.sort(history.scalar("loss", LENGTH))
         low, high = float(loss_T[LENGTH // 10]), float(loss_T[-LENGTH // 10])
         if not high > 3 * abs(low):  # also where one is nan
@@ -88,6 +102,33 @@ class OscillatingGradient:
             ),
         )
 
+    def _one_sided(self, history: History, event: Event) -> Iterator[Finding]:
+        """Yield a finding where the batches hold one class each, and seldom the one that was predicted."""
+        of, knowing_nothing = event.values, float(beginning(history, "loss", 1)[0])
+        loss_T = history.scalar("loss", LENGTH)
+        if of["samples"] < SAMPLES or of["classes"] < CLASSES_AT_LEAST or not loss_T.max() > knowing_nothing > 0:
+            return
+        scale = knowing_nothing / math.log(of["classes"])
+        size_T = history.param.window("grad.l2", LENGTH)[:, _place(history, event)] / scale
+        is_ill_T = (size_T >= self.one_sided) & (loss_T >= knowing_nothing)
+        if not is_ill_T.mean() >= self.share:
+            return
+        size = float(median(size_T))
+        yield Finding(
+            code=self.code,
+            kind=self.kind,
+            layer=None,
+            step=history.step,
+            severity=settled(history, self.kind),
+            message="nearly all samples of a batch are of one class, and seldom of the one that the last ones taught",
+            evidence=(
+                Quantity(name="labels minus predictions, mean over the batch", value=size),
+                Quantity(name="the same of as many random samples, at most", value=of["samples"] ** -0.5),
+                Quantity(name="loss at step 0", value=knowing_nothing),
+                Quantity(name="loss, median of 48 steps", value=float(median(loss_T))),
+            ),
+        )
+
     def _comes_back(self, history: History) -> bool:
         """Say whether the loss has been far below its start, and back up there, again and again."""
         first = float(np.fmax.reduce(beginning(history, "loss", BEGINNING)))
@@ -107,7 +148,19 @@ class OscillatingGradient:
         yield Example("noise of tiny batches", Synthetic(steps=140, noise=1.5).history())
         yield Example("the swings grow, as values in Q-learning do", _bouncing(period=12, level=0.02, growth=0.02))
         yield Example("norms alternate, but the run learns", Synthetic(steps=140).oscillating().history())
+        yield Example("batches of one class each, of which some is learned", _sorted(gradient=0.85, loss=1.1), (None,))
+        yield Example("random batches of labels that nobody can learn", _sorted(gradient=0.2, loss=1.1))
+        yield Example("classes of unlike shares, before they are learned", _sorted(gradient=0.85, loss=0.9))
 
+
+CLASSES = "tape-classes"
+"""Event of a loss that is a cross entropy; its layer is the output's bias."""
+
+CLASSES_AT_LEAST = 3
+"""Classes below which a batch of one class, with the other predicted, is what a share of 97 % looks like at first."""
+
+SAMPLES = 16
+"""Samples from which on random ones hardly ever are of one class."""
 
 LENGTH = 48
 """Steps of the window: four waves of a dozen steps, and few enough for an early word."""
@@ -117,6 +170,11 @@ GROWTH = 1.25
 
 BEGINNING = 8
 """Steps that say where the loss began."""
+
+
+def _place(history: History, event: Event) -> int:
+    """Return which parameter tensor an event is about."""
+    return next(i for i, layer in enumerate(history.info.layers) if layer.name == event.layer)
 
 
 def _is_growing(history: History, high: float) -> bool:
@@ -138,6 +196,15 @@ def _swing(log_T: Floats) -> tuple[float, float, int]:
     power = float(rest_T @ rest_T)
     correlation = float(rest_T[1:] @ rest_T[:-1]) / power if power > 0 else 0.0
     return float(high - low), correlation, int(np.count_nonzero(above_T[1:] != above_T[:-1]))
+
+
+def _sorted(*, gradient: float, loss: float) -> History:
+    """Return a run over ten classes with a gradient of the output's bias, and a loss in units of the first."""
+    made = Synthetic(steps=80)
+    made.note(CLASSES, layer=made.names(11)[0], text="of ten", values={"samples": 32.0, "classes": 10.0})
+    made.loss_T[:] = 2.3 * np.where(made.t_T > 0, loss, 1.0)
+    made.grad_l2_TL[:, 11] = gradient
+    return made.history()
 
 
 def _bouncing(*, period: int, level: float = 0.9, growth: float = 0.0) -> History:

@@ -33,6 +33,9 @@ RECENT = 100
 START = 20
 """Steps that count as the start: few detectors wait longer for what was there from the first step on."""
 
+ONE_SIDED = "labels minus predictions, mean over the batch"
+"""Evidence of batches that hold one class each."""
+
 TOLD = {
     "non-finite": ("tape-singular", "tape-log-of-softmax"),
     "no-gradient": ("tape-constant", "tape-cut"),
@@ -115,15 +118,15 @@ def signs(history: History, leading: Finding) -> frozenset[str]:
     the 100 steps before the finding, or has fallen to a hundredth. `first`, `at-start`, `late`: found at step 0, within
     the first 20 steps, or after 40. `calm`: the norms of the 16 steps before were within ten times the usual. `faint`:
     the outputs of a tanh or ReLU hardly vary. `whole`, `zero`, `waves`, `held`: the finding concerns the whole run, the
-    gradient is zero and not None, it comes in waves, an optimizer holds the layer. `broadcast`, `singular`, `constant`,
-    `over-batch`, `heads`, `unregistered`: the tape of the loss says so. `statistics`: what disagrees is the statistics
-    of a normalisation, not a mode. `noisy`: the gradient noise scale is more than ten times the batch. `rising`: the
-    learning rate tripled over the 60 steps before the finding, little by little. `moderate`: the optimizer is SGD, at a
-    rate of 0.1 at most, and the gradient `steep` or the run `at-start`, so that large updates come from large
-    gradients. `spiked`: a single spike of the gradient was found by then, after the start. `steep`: the gradient norm
-    was a thousand times the loss. `zeroed`: most weight matrices are zero at first. `gain`: what was measured is the
-    gain of the backward pass. `last`: the finding concerns the last activation. `bad-batch`, `good-batch`: the inputs
-    whose loss was not finite hold NaN or Inf, or none.
+    gradient is zero and not None, it comes in waves or by class, an optimizer holds the layer.
+    `broadcast`, `singular`, `constant`, `over-batch`, `heads`, `unregistered`: the tape of the loss says so.
+    `statistics`: what disagrees is the statistics of a normalisation, not a mode. `noisy`: the gradient noise scale is
+    more than ten times the batch. `rising`: the learning rate tripled over the 60 steps before the finding, little by
+    little. `moderate`: the optimizer is SGD, at a rate of 0.1 at most, and the gradient `steep` or the run `at-start`,
+    so that large updates come from large gradients. `spiked`: a single spike of the gradient was found by then, after
+    the start. `steep`: the gradient norm was a thousand times the loss. `zeroed`: most weight matrices are zero at
+    first. `gain`: what was measured is the gain of the backward pass. `last`: the finding concerns the last activation.
+    `bad-batch`, `good-batch`: the inputs whose loss was not finite hold NaN or Inf, or none.
     """
     info = history.info
     types = {a.module_type for a in info.activations}
@@ -155,7 +158,7 @@ def signs(history: History, leading: Finding) -> frozenset[str]:
         "faint": _is_faint(history),
         "whole": leading.layer is None,
         "zero": evidence.get("gradient is None") == 0,
-        "waves": evidence.get("correlation from step to step", 0.0) > 0,
+        "waves": evidence.get("correlation from step to step", 0.0) > 0 or ONE_SIDED in evidence,
         "broadcast": "tape-broadcast" in kinds,
         "singular": bool(kinds & {"tape-singular", "tape-log-of-softmax"}),
         "constant": "tape-constant" in kinds,

@@ -27,13 +27,14 @@ def mlp(outputs=3, *last):
 
 
 def read(model, loss_of, *, step=0, backward=True, **context):
-    """Return the events of a loss as (kind, layer), and the events."""
+    """Return the events of a loss that tell of a mistake as (kind, layer), and as they are."""
     tape = Tape(model, *describe(model))
     loss = loss_of(model)
     if backward:
         loss.backward()
     events = tape.read(loss, step=step, **context)
-    return {(event.kind.removeprefix("tape-"), event.layer) for event in events}, events
+    told = [event for event in events if event.kind != "tape-classes"]
+    return {(event.kind.removeprefix("tape-"), event.layer) for event in told}, told
 
 
 def half(model):

@@ -1,0 +1,44 @@
+"""Find on the tape of a loss the bias whose gradient says how far the classes of a batch are from those predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from torch import Tensor
+
+from gradwatch.probe.graph import Graph, Node, is_leaf, operation, shape
+from gradwatch.probe.loss_rules import LINEAR
+from gradwatch.records import LayerInfo
+
+Fact = tuple[str, str | None, str, dict[str, float]]
+"""Kind, layer, text and values of an event to be."""
+
+
+def facts(graph: Graph, index: Mapping[Tensor, int], layers: Sequence[LayerInfo]) -> Iterator[Fact]:
+    """Yield the output's bias where the loss is one cross entropy of the scores that it is added to.
+
+    Its gradient is the mean over the batch of predicted probabilities minus labels, times what the loss is scaled by.
+
+    Args:
+        graph: Tape of a loss.
+        index: Place of each parameter of the model.
+        layers: What they are.
+    """
+    nodes = graph.of("NllLoss")
+    made_by = graph.through(graph.first(nodes[0])) if len(nodes) == 1 else None
+    if made_by is None or operation(made_by) != "LogSoftmax" or len(shape(made_by)) != 2:
+        return
+    samples, classes = shape(made_by)
+    bias = _bias(graph, graph.through(graph.first(made_by)))
+    if bias is not None and bias in index and bias.shape == (classes,):
+        text = f"a cross entropy of {samples} samples and {classes} classes"
+        values = {"samples": float(samples), "classes": float(classes)}
+        yield "tape-classes", layers[index[bias]].name, text, values
+
+
+def _bias(graph: Graph, node: Node | None) -> Tensor | None:
+    """Return the vector that a linear layer adds to its output."""
+    if node is None or operation(node) not in LINEAR:
+        return None
+    leaves = [child.variable for child in graph.inputs(node) if is_leaf(child)]
+    return next((leaf for leaf in leaves if leaf.ndim == 1), None)

@@ -1,0 +1,50 @@
+"""The output's bias is found where its gradient tells the classes of a batch, and nowhere else."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gradwatch.probe.layout import describe
+from gradwatch.probe.tape import Tape
+
+X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(16) % 5
+
+
+def classes(model, loss):
+    """Return the layers and values of the events that tell of classes."""
+    return [(e.layer, e.values) for e in Tape(model, *describe(model)).read(loss, step=0) if e.kind == "tape-classes"]
+
+
+def network(*, bias=True):
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 5, bias=bias))
+
+
+def test_the_bias_before_a_cross_entropy_is_told_with_samples_and_classes():
+    model = network()
+
+    assert classes(model, F.cross_entropy(model(X), Y)) == [("2.bias", {"samples": 16.0, "classes": 5.0})]
+
+
+def test_positions_of_a_sequence_count_as_samples():
+    model = network()
+
+    ((_, found),) = classes(model, 3 * F.cross_entropy(model(X.view(4, 4, 8)).flatten(0, 1), Y))
+
+    assert found["samples"] == 16
+
+
+@pytest.mark.parametrize(
+    "loss", [lambda z: z.square().mean(), lambda z: F.cross_entropy(z, Y) + F.cross_entropy(-z, Y)]
+)
+def test_other_losses_and_sums_of_several_tell_nothing(loss):
+    model = network()
+
+    assert classes(model, loss(model(X))) == []
+
+
+def test_scores_without_a_bias_tell_nothing():
+    model = network(bias=False)
+
+    assert classes(model, F.cross_entropy(model(X), Y)) == []
