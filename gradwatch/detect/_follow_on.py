@@ -28,13 +28,17 @@ FOLLOWS: dict[str, frozenset[str]] = {
     "exploding-gradient": frozenset({"missing-zero-grad"}),
     "gradient-spike": frozenset({"missing-zero-grad", "exploding-gradient"}),
     "oscillating-gradient": frozenset({"missing-zero-grad", "exploding-gradient"}),
-    # a gradient that does not arrive moves nothing, whatever the rate
-    "learning-rate-too-low": frozenset(
+    # one layer was thrown further than the others
+    "layer-imbalance": OVERSHOT,
+    # a gradient that does not arrive moves nothing, nor does a usual one weights that were thrown far off
+    "learning-rate-too-low": OVERSHOT
+    | frozenset(
         {
             "dead-relu",
             "fp16-underflow",
             "loss-scale-collapse",
             "no-gradient",
+            "poor-initialization",
             "saturated-activation",
             "vanishing-gradient",
         }

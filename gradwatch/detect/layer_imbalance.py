@@ -12,6 +12,7 @@ import numpy as np
 
 from gradwatch.detect import Example
 from gradwatch.detect._depth import depth, matrix_sizes
+from gradwatch.detect._follow_on import settled
 from gradwatch.detect._noted import noted
 from gradwatch.detect._robust import log10, median
 from gradwatch.detect._scope import first_scope
@@ -21,6 +22,12 @@ from gradwatch.records import Finding, Quantity, Severity
 
 HEADS = "tape-heads"
 """Event of several last layers that share what lies before them; its values are their places in the model."""
+
+SMALL = 0.05
+"""Size of a weight matrix, in units of the one that keeps the size of the signal, below which it started near zero."""
+
+USUAL = 0.01
+"""Update/weight ratio up to which a layer learns as usual, at ten times the 1e-3 that rates are chosen for."""
 
 EARLY = 64
 """Steps in which heads are compared: later one of them may have learned all there is, and its gradient is gone."""
@@ -36,7 +43,9 @@ class LayerImbalance:
 
     What it measures: the size of a gradient element (root mean square) in each weight matrix, and how far the largest
     lies above the second largest, at every step of a window. Biases, norms, scalars and embeddings are left out: their
-    gradients are of another size by nature, and so is that of the output layer of a deeper network. And, in the first
+    gradients are of another size by nature, and so is that of the output layer of a deeper network. The same for the
+    update/weight ratios, where one update replaces `replaced` of a matrix and next to nothing of all others. And, in
+    the first
     64 steps, the same among the heads of a model, as the tape tells them: last layers side by side, whose gradients
     meet in what they share. There the largest decides what is learned, and the others train on what is left.
 
@@ -57,6 +66,7 @@ class LayerImbalance:
         decades: Lead over the second largest, in powers of ten. 2.5: the largest lead in healthy runs was 1.1
             (`scripts/study_healthy.py`); planted faults start at 3.
         steps: Newest steps of which the smallest lead counts. 10: a batch alone is no imbalance.
+        replaced: Update/weight ratio at which a lead over the other matrices counts. 0.5: half of the matrix is gone.
     """
 
     code: ClassVar[str] = "GW107"
@@ -64,6 +74,7 @@ class LayerImbalance:
     every: int = 10
     decades: float = 2.5
     steps: int = 10
+    replaced: float = 0.5
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the layer that dwarfs the others."""
@@ -72,6 +83,7 @@ class LayerImbalance:
         shape = depth(history)
         if len(shape.matrices_M) < 3:
             return
+        yield from self._replaced(history)
         newest_M = np.sort(matrix_sizes(history, history.param.newest("grad.l2")))  # nan comes last
         known_M = newest_M if newest_M[-1] == newest_M[-1] else newest_M[~np.isnan(newest_M)]
         if len(known_M) < 3 or not 0 < 10**self.decades * known_M[-2] <= known_M[-1] < np.inf:
@@ -94,7 +106,7 @@ class LayerImbalance:
             kind=self.kind,
             layer=layer,
             step=history.step,
-            severity=Severity.WARNING,
+            severity=settled(history, self.kind),
             message=f"the gradient of {layer} is at least {10**lead:,.5g} times that of any other layer",
             evidence=(
                 Quantity(name="smallest lead over the second largest", value=lead, unit="decades"),
@@ -102,6 +114,31 @@ class LayerImbalance:
                     name="lead over the median layer", value=float(level_M[top] - median(level_M)), unit="decades"
                 ),
                 Quantity(name="gradient element", value=float(10 ** level_M[top])),
+            ),
+        )
+
+    def _replaced(self, history: History) -> Iterator[Finding]:
+        """Yield a finding for the layer that an update replaces, while it hardly moves the others."""
+        shape = depth(history)
+        ratio_M = history.param.newest("update.ratio")[shape.matrices_M]
+        if not np.fmax.reduce(ratio_M) >= self.replaced:  # nan, where it was not measured, is not
+            return
+        gain_M = history.param.newest("weight.l2")[shape.matrices_M] / shape.root_fan_out_M
+        ratio_M = np.where(gain_M > SMALL, ratio_M, np.nan)
+        second, largest = np.sort(ratio_M[~np.isnan(ratio_M)])[-2:] if np.count_nonzero(gain_M > SMALL) > 2 else (1, 0)
+        if not (self.replaced <= largest < np.inf and second <= min(USUAL, largest * 10**-self.decades)):
+            return
+        layer = first_scope(history, int(shape.matrices_M[np.nanargmax(ratio_M)]))
+        yield Finding(
+            code=self.code,
+            kind=self.kind,
+            layer=layer,
+            step=history.step,
+            severity=settled(history, self.kind),
+            message=f"an update replaces {100 * largest:.3g} % of {layer} and {100 * second:.1g} % of others at most",
+            evidence=(
+                Quantity(name="update.ratio", value=float(largest)),
+                Quantity(name="update.ratio of the second largest", value=float(second)),
             ),
         )
 
@@ -142,7 +179,15 @@ class LayerImbalance:
         yield Example("one of two heads has targets in millimetres", tasks.history(), tasks.names(11))
         even = Synthetic(steps=40).imbalance(11, factor=50).note(HEADS, values=heads)
         yield Example("two heads, one with fifty times the gradient", even.history())
+        rates = Synthetic(steps=40)
+        rates.update_factor_TL[:, 4] = 1e4
+        yield Example(
+            "one layer has a rate of its own, ten thousand times the others'", rates.history(), rates.names(4)
+        )
         yield Example("a healthy run", Synthetic(steps=40).history())
+        all_of_it = Synthetic(steps=40)
+        all_of_it.update_factor_TL[:] = 1e4
+        yield Example("updates replace all layers: that is the rate", all_of_it.history())
         yield Example(
             "fifty times the others is usual for an output layer",
             Synthetic(steps=40).imbalance(11, factor=50).history(),

@@ -83,7 +83,7 @@ class LearningRateTooHigh:
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""
         rate_T = history.scalar("lr.0", SPAN_OF_JUMP)
-        if rate_T[-1] >= self.jump * np.fmin.reduce(rate_T):
+        if np.fmax.reduce(rate_T) >= self.jump * np.fmin.reduce(rate_T):
             yield from self._jumped(history)
         matrices_M = depth(history).matrices_M
         if not len(matrices_M):
@@ -193,6 +193,9 @@ class LearningRateTooHigh:
         large.weight_l2_TL *= 1 + 0.2 * large.t_T[:, None]
         yield Example("the weights are several times larger after twenty steps", large.history(), (None,))
         yield Example("the rate jumps tenfold, and the loss after it", _jump(factor=10, loss=4), (None,))
+        glitch = Synthetic(steps=90)
+        glitch.lr_T[60], glitch.loss_T[61:] = 1.0, 4 * glitch.loss_T[61:]
+        yield Example("the rate is a thousandfold for one step", glitch.history(), (None,))
         yield Example("one update is larger than the weights", _overwritten(), (None,))
         yield Example("a healthy run", Synthetic(steps=60).history())
         linear = Synthetic(steps=60, lr=0.1)

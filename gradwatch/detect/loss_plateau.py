@@ -14,7 +14,7 @@ from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._noted import noted
-from gradwatch.detect._robust import median, trend
+from gradwatch.detect._robust import median, slope, trend
 from gradwatch.detect._sequential import aligned_blocks, stall
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
@@ -34,6 +34,10 @@ MOVING = 0.1
 """Growth of the weights over the window that shows that something is being learned. Runs that learned nothing grew by
 1 to 2 %, matrix factorisations on their way out of a saddle by 25 % and more."""
 
+AHEAD = 4
+"""Windows to come in which a trend must bring a fall that counts: a network that learns random labels by heart, the
+biases first, falls for sure and by a thousandth."""
+
 BLOCK = 4
 """Steps per block of which the median counts in the sequential test."""
 
@@ -48,7 +52,8 @@ class LossPlateau:
 
     What it measures: two things. (1) The tape: predictions (n, 1) against targets (n) make n x n differences, and what
     is learned of them is the mean, whatever the loss does meanwhile. (2) The median loss of the newest 48 steps against
-    that of the first 16, and its trend over the window (up to 256 steps, without the first 32). After at least
+    that of the first 16, and its trend over the window (up to 256 steps, without the first 32), which counts if four
+    more windows like it would bring a fall. After at least
     `patience` steps, and a twentieth of the planned ones, at a rate that is not rising any more, the loss is neither
     lower than in the beginning nor on its way down, and neither the gradient norm grows nor do the weights, as they do
     when a plateau is about to end: embeddings that are multiplied leave a saddle that way. How long that takes follows
@@ -139,7 +144,9 @@ class LossPlateau:
         is_skipping = (history.scalar("skipped", WINDOW) == 1).any()
         if is_warming_up or is_skipping or not (np.isfinite(loss_T).all() and np.isfinite(norm_T).all()):
             return True
-        return trend(loss_T) < self.trend or trend(norm_T) > 4 or _is_growing(history)
+        to_come = -slope(loss_T) * AHEAD * len(loss_T)
+        is_falling = trend(loss_T) < self.trend and to_come >= self.fall * abs(float(loss_T[0]))
+        return is_falling or trend(norm_T) > 4 or _is_growing(history)
 
     @classmethod
     def examples(cls) -> Iterator[Example]:
@@ -148,6 +155,9 @@ class LossPlateau:
         text = "prediction and target of shapes (16, 1) and (16,) make 16 x 16 differences"
         broadcast = Synthetic(steps=20).note(BROADCAST, layer="layers.11", text=text)
         yield Example("targets are broadcast against predictions", broadcast.history(), ("layers.11",))
+        drift = _flat_run()
+        drift.loss_T[:] = 2.3 * (1 - 2e-5 * drift.t_T) * np.exp(0.003 * drift.rng.standard_normal(drift.steps))
+        yield Example("random labels: a fall that is sure, and next to nothing", drift.history(), (None,))
         yield Example("a healthy run", Synthetic(steps=200).history())
         yield Example("a slow but steady fall", _flat(fall=0.06))
         warm = _flat_run()

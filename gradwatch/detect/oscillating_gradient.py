@@ -104,11 +104,12 @@ class OscillatingGradient:
 
     def _one_sided(self, history: History, event: Event) -> Iterator[Finding]:
         """Yield a finding where the batches hold one class each, and seldom the one that was predicted."""
-        of, knowing_nothing = event.values, float(beginning(history, "loss", 1)[0])
-        loss_T = history.scalar("loss", LENGTH)
+        of, loss_T = event.values, history.scalar("loss", LENGTH)
+        nats = math.log(of["classes"])
+        knowing_nothing = nats * of["nat"] if "nat" in of else float(beginning(history, "loss", 1)[0])
         if of["samples"] < SAMPLES or of["classes"] < CLASSES_AT_LEAST or not loss_T.max() > knowing_nothing > 0:
             return
-        scale = knowing_nothing / math.log(of["classes"])
+        scale = knowing_nothing / nats
         size_T = history.param.window("grad.l2", LENGTH)[:, _place(history, event)] / scale
         is_ill_T = (size_T >= self.one_sided) & (loss_T >= knowing_nothing)
         if not is_ill_T.mean() >= self.share:
@@ -124,7 +125,7 @@ class OscillatingGradient:
             evidence=(
                 Quantity(name="labels minus predictions, mean over the batch", value=size),
                 Quantity(name="the same of as many random samples, at most", value=of["samples"] ** -0.5),
-                Quantity(name="loss at step 0", value=knowing_nothing),
+                Quantity(name="loss of knowing nothing", value=knowing_nothing),
                 Quantity(name="loss, median of 48 steps", value=float(median(loss_T))),
             ),
         )

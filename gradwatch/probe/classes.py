@@ -14,10 +14,15 @@ Fact = tuple[str, str | None, str, dict[str, float]]
 """Kind, layer, text and values of an event to be."""
 
 
+SUM = 2
+"""What a node of the tape calls a sum over the samples: `at::Reduction`."""
+
+
 def facts(graph: Graph, index: Mapping[Tensor, int], layers: Sequence[LayerInfo]) -> Iterator[Fact]:
     """Yield the output's bias where the loss is one cross entropy of the scores that it is added to.
 
     Its gradient is the mean over the batch of predicted probabilities minus labels, times what the loss is scaled by.
+    Where the loss is nothing but that cross entropy, its value has a unit: `nat` is what one nat per sample comes to.
 
     Args:
         graph: Tape of a loss.
@@ -33,6 +38,8 @@ def facts(graph: Graph, index: Mapping[Tensor, int], layers: Sequence[LayerInfo]
     if bias is not None and bias in index and bias.shape == (classes,):
         text = f"a cross entropy of {samples} samples and {classes} classes"
         values = {"samples": float(samples), "classes": float(classes)}
+        if graph.nodes[0] is nodes[0]:
+            values["nat"] = float(samples if getattr(nodes[0], "_saved_reduction", None) == SUM else 1)
         yield "tape-classes", layers[index[bias]].name, text, values
 
 

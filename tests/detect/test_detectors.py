@@ -122,12 +122,17 @@ def _rescaled(history: History, factor: float) -> History:
     for t, step in enumerate(steps_T.tolist()):
         row = dict(zip(history.run.statistics, run_TSL[t, :, 0].tolist(), strict=True))
         copy.append(step, run=row, param_SL=param_TSL[t], act_SL=act_TSL[act_row[step]] if step in act_row else None)
-    copy.events.extend(history.events)
+    scaled = {"nat": factor}
+    copy.events.extend(
+        dataclasses.replace(e, values={name: scaled.get(name, 1.0) * value for name, value in e.values.items()})
+        for e in history.events
+    )
     return copy
 
 
 # layer-imbalance leaves the output layer out; no-gradient takes numbered layers behind others for experts
 ORDERED = {"vanishing-gradient", "exploding-gradient", "dead-layer", "non-finite", "not-optimized", "no-gradient"}
+ORDERED |= {"poor-initialization"}  # small weights lose the signal on its way to the output layer
 UNORDERED = [d for d in ALL if d.kind not in ORDERED and d.kind != "layer-imbalance"]
 
 

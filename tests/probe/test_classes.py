@@ -24,7 +24,7 @@ def network(*, bias=True):
 def test_the_bias_before_a_cross_entropy_is_told_with_samples_and_classes():
     model = network()
 
-    assert classes(model, F.cross_entropy(model(X), Y)) == [("2.bias", {"samples": 16.0, "classes": 5.0})]
+    assert classes(model, F.cross_entropy(model(X), Y)) == [("2.bias", {"samples": 16.0, "classes": 5.0, "nat": 1.0})]
 
 
 def test_positions_of_a_sequence_count_as_samples():
@@ -33,6 +33,15 @@ def test_positions_of_a_sequence_count_as_samples():
     ((_, found),) = classes(model, 3 * F.cross_entropy(model(X.view(4, 4, 8)).flatten(0, 1), Y))
 
     assert found["samples"] == 16
+    assert "nat" not in found, "three times a cross entropy is none"
+
+
+def test_a_sum_over_samples_has_a_nat_for_each():
+    model = network()
+
+    ((_, found),) = classes(model, F.cross_entropy(model(X), Y, reduction="sum"))
+
+    assert found["nat"] == 16
 
 
 @pytest.mark.parametrize(
