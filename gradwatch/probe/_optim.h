@@ -143,6 +143,7 @@ static int find_moments(Walk *walk, Item *item, PyObject *state, PyObject *param
     item->largest = s->is_amsgrad ? state_floats(walk, state, name_max_exp_avg_sq, like) : NULL;
     walk->counts[i] = state_floats(walk, state, name_step, NULL);
     item->count = walk->counts[i] ? (double)*walk->counts[i] + !walk->moved : 0;
+    set_pace(item);
     return item->first && item->second && walk->counts[i] && (item->largest || !s->is_amsgrad);
 }
 

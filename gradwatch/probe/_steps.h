@@ -29,6 +29,7 @@ typedef struct {
     const Settings *settings;
     float *weight, *grad, *first, *second, *largest; /* first: momentum; second, largest: Adam only */
     double count;                                    /* steps, this one included */
+    float step_size, root, inverse;                  /* Adam; root corrects the second moment, inverse is its reciprocal */
     size_t numel;
     int is_fresh;                                    /* the momentum of SGD starts as the gradient */
     float *column, *change;                          /* where statistics go, or null */
@@ -54,6 +55,26 @@ INLINE float multiply_add(float a, float b, float c, int fused)
     return a * b + c;
 }
 
+/* The constants of Adam that depend on the count. */
+static void set_pace(Item *item)
+{
+    const Settings *s = item->settings;
+    item->step_size = (float)(s->lr / (1 - pow(s->beta1, item->count)));
+    item->root = (float)sqrt(1 - pow(s->beta2_exact, item->count));
+    item->inverse = 1 / item->root;
+}
+
+/* x / root for x >= 0, to the bit: with the rounded reciprocal and the remainder at hand the quotient is rounded right
+ * (Markstein, doi:10.1147/rd.341.0111, theorem 8.1), and dividing is what an Adam step is slow at. */
+INLINE float over_root(float x, float root, float inverse, int fused)
+{
+    if (!fused)
+        return x / root;
+    float near = x * inverse;
+    float exact = multiply_add(multiply_add(-near, root, x, 1), inverse, near, 1);
+    return near <= FLT_MAX ? exact : near;
+}
+
 INLINE void adam_floats(const Item *item, size_t begin, size_t n, int is_tail, int fused, int is_coupled, int is_amsgrad)
 {
     const Settings *s = item->settings;
@@ -63,8 +84,7 @@ INLINE void adam_floats(const Item *item, size_t begin, size_t n, int is_tail, i
     const float sign = s->sign, decay = s->decay, keep = s->keep, eps = s->eps, beta2 = s->beta2, rest2 = s->rest2;
     const int is_small = s->lerp < 0.5f;
     const float weight = is_small ? s->lerp : s->lerp - 1;
-    const float step_size = (float)(s->lr / (1 - pow(s->beta1, item->count)));
-    const float root = (float)sqrt(1 - pow(s->beta2_exact, item->count));
+    const float step_size = item->step_size, root = item->root, inverse = item->inverse;
     for (size_t i = 0; i < n; i++) {
         float x = g[i] * sign, p = w[i];
         if (is_coupled)
@@ -81,7 +101,7 @@ INLINE void adam_floats(const Item *item, size_t begin, size_t n, int is_tail, i
             square = (is_tail ? !(old < square) : old > square || old != old) ? old : square;
             largest[i] = square;
         }
-        w[i] = p - step_size * mean / (sqrtf(square) / root + eps);
+        w[i] = p - step_size * mean / (over_root(sqrtf(square), root, inverse, fused) + eps);
     }
 }
 
@@ -138,40 +158,6 @@ INLINE void move_part(const Item *item, size_t begin, size_t n, int is_tail, int
         adam_part(item, begin, n, is_tail, fused);
     else
         sgd_part(item, begin, n, is_tail, fused);
-}
-
-/* Sums of squares of weights and updates, block by block, in the order of change_of. */
-typedef struct {
-    double weights[LANES], updates[LANES];
-} ChangeSums;
-
-INLINE void add_change(ChangeSums *sums, const float *before, const float *after, size_t n)
-{
-    double weights[LANES] = {0}, updates[LANES] = {0};
-    for (size_t i = 0; i < n; i += LANES)
-        for (int l = 0; l < LANES; l++) {
-            double w = before[i + l], d = after[i + l] - w;
-            weights[l] += w * w;
-            updates[l] += d * d;
-        }
-    for (int l = 0; l < LANES; l++) {
-        sums->weights[l] += weights[l];
-        sums->updates[l] += updates[l];
-    }
-}
-
-/* The same for any length; `before` has room up to a multiple of LANES. */
-INLINE void add_padded_change(ChangeSums *sums, float *before, const float *after, size_t n)
-{
-    float last[LANES] = {0};
-    size_t whole = n / LANES * LANES;
-    add_change(sums, before, after, whole);
-    if (n == whole)
-        return;
-    for (size_t i = n; i % LANES; i++)
-        before[i] = 0;
-    memcpy(last, after + whole, (n - whole) * sizeof *last);
-    add_change(sums, before + whole, last, LANES);
 }
 
 INLINE void write_change(double weight, double update, float *out, size_t stride)

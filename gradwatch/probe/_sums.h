@@ -74,7 +74,7 @@ INLINE void add_block(FloatSums *sums, const uint32_t *bits, size_t length)
 {
     size_t padded = padded_length(length);
     double wide[BLOCK];
-    FloatBlock block;
+    FloatBlock block = {{0}, {0}, 0, 0};
     if (!sums->is_begun)
         sums->has_vanished = (block.max = largest(bits, LANES)) && block.max < SMALLEST_FAST;
     if (sums->has_vanished) {
@@ -220,21 +220,86 @@ EVERY_CPU static void totals_and_counts_of(const void *data, size_t n, Kind kind
     write_counts(&counts, data, n, kind, out);
 }
 
-/* Sums of squares of `before` and of `after - before`, in double: updates may be tiny, and memory is the limit here. */
+/* Sums of squares of weights and updates. */
+typedef struct {
+    double weights[LANES], updates[LANES];
+} ChangeSums;
+
+/* Squares of differences from y, or of x where y is null, lane by lane. One array of lanes per loop stays in registers. */
+INLINE void read_squares(const float *x, const float *y, size_t n, float *out)
+{
+    float squares[LANES] = {0};
+    for (size_t i = 0; i < n; i += LANES)
+        for (int l = 0; l < LANES; l++) {
+            float d = y ? x[i + l] - y[i + l] : x[i + l];
+            squares[l] += d * d;
+        }
+    memcpy(out, squares, sizeof squares);
+}
+
+#define LEAST_SQUARES 7.9e-31f /* 2^-100: a block's squares that sum up to less may have vanished */
+
+INLINE int is_summed(const float *squares)
+{
+    float sum = 0;
+    for (int l = 0; l < LANES; l++)
+        sum += squares[l];
+    return sum >= LEAST_SQUARES && sum <= FLT_MAX;
+}
+
+/* Add at most a block, in full lanes. One whose squares a float cannot hold is read again, in double, from the cache. */
+INLINE void add_change(ChangeSums *sums, const float *before, const float *after, size_t n)
+{
+    double wide_before[BLOCK], wide_after[BLOCK];
+    float weights[LANES], updates[LANES];
+    read_squares(before, NULL, n, weights);
+    read_squares(after, before, n, updates);
+    if (is_summed(weights) && is_summed(updates)) {
+        for (int l = 0; l < LANES; l++) {
+            sums->weights[l] += weights[l];
+            sums->updates[l] += updates[l];
+        }
+        return;
+    }
+    const double *w = doubles(before, 0, n, F32, 0, wide_before), *v = doubles(after, 0, n, F32, 0, wide_after);
+    add_squares_to_lanes(sums->weights, w, NULL, 0, n);
+    add_squares_to_lanes(sums->updates, v, w, 0, n);
+}
+
+/* The same for any length. */
+INLINE void add_padded_change(ChangeSums *sums, const float *before, const float *after, size_t n)
+{
+    float last_before[LANES] = {0}, last_after[LANES] = {0};
+    size_t whole = n / LANES * LANES;
+    if (whole)
+        add_change(sums, before, after, whole);
+    if (n == whole)
+        return;
+    memcpy(last_before, before + whole, (n - whole) * sizeof *before);
+    memcpy(last_after, after + whole, (n - whole) * sizeof *after);
+    add_change(sums, last_before, last_after, LANES);
+}
+
+/* Sums of squares of `before` and of `after - before`: in float for floats, else in double, as halves may differ by less
+ * than a half can tell. */
 EVERY_CPU static void change_of(const void *before, const void *after, size_t n, Kind kind, double *weight,
                                 double *update)
 {
-    double weights[LANES] = {0}, updates[LANES] = {0};
+    ChangeSums sums = {{0}, {0}};
     double wide_before[BLOCK], wide_after[BLOCK];
     for (size_t begin = 0, length; begin < n; begin += length) {
         length = block_length(n - begin);
+        if (kind == F32) {
+            add_padded_change(&sums, (const float *)before + begin, (const float *)after + begin, length);
+            continue;
+        }
         const double *w = doubles(before, begin, length, kind, 0, wide_before);
         const double *v = doubles(after, begin, length, kind, 0, wide_after);
-        add_squares_to_lanes(weights, w, NULL, 0, padded_length(length));
-        add_squares_to_lanes(updates, v, w, 0, padded_length(length));
+        add_squares_to_lanes(sums.weights, w, NULL, 0, padded_length(length));
+        add_squares_to_lanes(sums.updates, v, w, 0, padded_length(length));
     }
-    *weight = folded(weights);
-    *update = folded(updates);
+    *weight = folded(sums.weights);
+    *update = folded(sums.updates);
 }
 
 #endif

@@ -24,8 +24,7 @@ INLINE void weights_before(const Item *item, size_t begin, size_t n, float *rest
         return;
     }
     const float *restrict v = (s->is_amsgrad ? item->largest : item->second) + begin;
-    const float step_size = (float)(s->lr / (1 - pow(s->beta1, item->count)));
-    const float root = (float)sqrt(1 - pow(s->beta2_exact, item->count));
+    const float step_size = item->step_size, root = item->root;
     const float eps = s->eps, keep = s->keep;
     for (size_t i = 0; i < n; i++) {
         float update = step_size * m[i] / (sqrtf(v[i]) / root + eps), old = w[i] + update;

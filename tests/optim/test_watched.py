@@ -115,6 +115,22 @@ def test_thousands_of_steps_stay_the_same(name):
     assert_same(theirs, ours)
 
 
+@pytest.mark.skipif(not HAS_SAME_BITS, reason="without fused multiply-add, compilers differ in the last bit")
+@pytest.mark.parametrize(("name", "options"), [("AdamW", {}), ("Adam", {"amsgrad": True}), ("SGD", {"momentum": 0.9})])
+def test_gradients_beyond_all_bounds_move_weights_as_in_torch(name, options):
+    specials = [np.inf, -np.inf, np.nan, 3e38, -1e30, 1e19, 1e-19, 1e-30, 1e-45, 0.0, -0.0, 1.0]
+    (theirs, torchs), (ours, watched) = pair(name, [(40, 12)], **options)
+    rng = np.random.default_rng(7)
+
+    for _ in range(30):
+        grad = torch.from_numpy(rng.permuted(np.tile(np.float32(specials), (40, 1)), axis=0))
+        grad[::2] = torch.from_numpy(10.0 ** rng.uniform(-45, 38, (20, 12))).float()
+        theirs[0].grad, ours[0].grad = grad.clone(), grad.clone()
+        torchs.step()
+        watched.step()
+        torch.testing.assert_close(ours[0], theirs[0], rtol=0, atol=0, equal_nan=True)
+
+
 @every_kind
 def test_the_default_step_of_torch_differs_by_rounding_alone(name):
     theirs, ours = parameters(), parameters()

@@ -44,6 +44,31 @@ def test_ratios_equal_the_obvious_ones(kernel, seed, length, dtype, step):
 
 
 @every_kernel
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    length=st.sampled_from([1, 16, 17, 1024, 1030, 3000]),
+    decade=st.integers(-36, 37),
+    ratio=st.sampled_from([1.0, 1e-2, 1e-4]),
+    still=st.sampled_from([0.0, 0.5, 0.999]),
+)
+def test_ratios_hold_at_any_size_of_the_weights(kernel, seed, length, decade, ratio, still):
+    rng = np.random.default_rng(seed)
+    weight = torch.from_numpy(rng.uniform(0.1, 0.9, length) * 10.0**decade).float()
+    update = torch.from_numpy(rng.normal(size=length) * (rng.random(length) >= still)) * ratio * 10.0**decade
+    param = torch.nn.Parameter(weight.clone())
+    probe = UpdateProbe([param], kernel=kernel)
+
+    probe.before()
+    with torch.no_grad():
+        param.copy_((weight.double() + update).float())
+    row_S = transfer.to_host(probe.after())[:, 0]
+
+    expected_S = reference.update_statistics(weight, param)
+    np.testing.assert_allclose(row_S, expected_S, rtol=1e-5, err_msg="weights of some parts may not move at all")
+
+
+@every_kernel
 def test_tiny_updates_are_not_lost(kernel):
     param = torch.nn.Parameter(torch.full((50,), 1e-25))
     probe = UpdateProbe([param], kernel=kernel)
