@@ -2,7 +2,7 @@
 
     python scripts/benchmark_kernel.py [--rounds 200] [--only tiny,mlp] [--threads 1]
 
-On the real gradients of each workload of `benchmark_watch.py`: all six statistics, and these with a histogram of every
+On the real gradients of each workload of `workloads.py`: all six statistics, and these with a histogram of every
 gradient from the same read, beside the time of `torch.dot` per tensor, which reads the same bytes once. Medians,
 interleaved call by call.
 
@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmark_watch import WORKLOADS, loop
 from side_by_side import interleaved, parse, parser
 from torch import Tensor, nn
+from workloads import WORKLOADS, loop
 
 import gradwatch
 from gradwatch.monitor import Schedule

@@ -16,9 +16,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from benchmark_watch import WORKLOADS, Loop, Workload, loop
 from side_by_side import Seconds, interleaved, parse, parser, ratio, timed, warm_up
 from torch import Tensor
+from workloads import WORKLOADS, Loop, Workload, loop
 
 from gradwatch import optim
 

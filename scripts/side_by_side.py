@@ -14,6 +14,15 @@ Seconds = dict[str, list[float]]
 """Of each arm the seconds of its stretches, round by round."""
 
 
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+chosen = "wall"
+
+
+def clock() -> float:
+    """Return the seconds of the clock that was chosen: those of the wall, or of the processor on all threads."""
+    return CLOCKS[chosen]()
+
+
 def parser(doc: str | None, names: Iterable[str], *, rounds: int) -> argparse.ArgumentParser:
     """Return the options of a benchmark: how many rounds, of which workloads, on how many threads."""
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)

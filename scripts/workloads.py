@@ -1,0 +1,123 @@
+"""What the benchmarks train: models of five sizes, their batches, and a loop over them written by hand."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradwatch.models import _torchvision, gpt, mlp
+from gradwatch.records import DataSpec
+
+NUM_BATCHES = 64
+
+Batches = list[tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model, its batches, and how many steps one stretch takes."""
+
+    title: str
+    stretch: int
+    model: Callable[[], nn.Module]
+    batches: Callable[[], Batches]
+
+
+def blocks(num: int, width: int) -> nn.Module:
+    """Return a residual stack with four small tensors per block."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.linear = nn.LayerNorm(width), nn.Linear(width, width)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = x + 0.1 * self.linear(self.norm(x)).relu()
+            return out
+
+    return nn.Sequential(*(Block() for _ in range(num)), nn.Linear(width, 10))
+
+
+def labelled(shape: tuple[int, ...], classes: int = 10) -> Batches:
+    """Return batches of noise with labels."""
+    return [(torch.randn(shape), torch.randint(classes, shape[:1])) for _ in range(NUM_BATCHES)]
+
+
+def texts(batch: int, length: int, vocabulary: int) -> Batches:
+    """Return batches of random tokens, each to be predicted from those before it."""
+    tokens = [torch.randint(vocabulary, (batch, length + 1)) for _ in range(NUM_BATCHES)]
+    return [(t[:, :-1], t[:, 1:]) for t in tokens]
+
+
+def classes(*shape: int) -> DataSpec:
+    """Return what a model must know of inputs of a shape in ten classes."""
+    return DataSpec(input_shape=shape, outputs=10, kind="classes")
+
+
+WORKLOADS = {
+    "tiny": Workload(
+        "784-128-10, batch 32",
+        400,
+        lambda: nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10)),
+        lambda: labelled((32, 784)),
+    ),
+    "mlp": Workload(
+        "MLP 30 x 256, batch 128",
+        20,
+        lambda: mlp.build(classes(256), depth=30, width=256, residual=True),
+        lambda: labelled((128, 256)),
+    ),
+    "resnet18": Workload(
+        "ResNet-18, 32 x 32, batch 64",
+        4,
+        lambda: _torchvision.build(classes(3, 32, 32), name="resnet18"),
+        lambda: labelled((64, 3, 32, 32)),
+    ),
+    "gpt": Workload(
+        "GPT 6 x 256, sequence 128, batch 8",
+        4,
+        lambda: gpt.build(DataSpec(input_shape=(128,), outputs=96, kind="tokens"), layers=6, heads=8, width=256),
+        lambda: texts(8, 128, 96),
+    ),
+    "many": Workload("1,030 small tensors", 5, lambda: blocks(257, 48), lambda: labelled((64, 48))),
+}
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A hand-written loop, and the places where a tool may take hold."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    batches: Iterator[tuple[Tensor, Tensor]]
+    steps: int
+
+    def run(self, before_update: Callable[[], None] | None = None, after: Callable[..., None] | None = None) -> None:
+        """Train one stretch."""
+        for x, y in itertools.islice(self.batches, self.steps):
+            loss = nn.functional.cross_entropy(self.model(x).flatten(0, -2), y.flatten())
+            self.optimizer.zero_grad()
+            loss.backward()
+            if before_update:
+                before_update()
+            self.optimizer.step()
+            if after:
+                after(loss, batch=x)
+
+
+def loop(workload: Workload, optimizer: Callable[..., torch.optim.Optimizer] | None = None) -> Loop:
+    """Return a loop over a new model of a workload; with torch's fused AdamW unless told otherwise."""
+    torch.manual_seed(0)
+    model = workload.model().train()
+    made = (optimizer or fused)(model.parameters(), lr=1e-4)
+    return Loop(model, made, itertools.cycle(workload.batches()), workload.stretch)
+
+
+def fused(params: Any, lr: float) -> torch.optim.Optimizer:
+    """Return torch's fastest AdamW."""
+    return torch.optim.AdamW(params, lr=lr, fused=True)
