@@ -225,16 +225,25 @@ typedef struct {
     double weights[LANES], updates[LANES];
 } ChangeSums;
 
-/* Squares of differences from y, or of x where y is null, lane by lane. One array of lanes per loop stays in registers. */
+INLINE float squared_difference(const float *x, const float *y, size_t i)
+{
+    float d = y ? x[i] - y[i] : x[i];
+    return d * d;
+}
+
+/* Squares of differences from y, or of x where y is null, lane by lane. In twice as many lanes, and one array of them,
+ * they stay in registers, and additions need not wait for each other. */
 INLINE void read_squares(const float *x, const float *y, size_t n, float *out)
 {
-    float squares[LANES] = {0};
-    for (size_t i = 0; i < n; i += LANES)
-        for (int l = 0; l < LANES; l++) {
-            float d = y ? x[i + l] - y[i + l] : x[i + l];
-            squares[l] += d * d;
-        }
-    memcpy(out, squares, sizeof squares);
+    float squares[2 * LANES] = {0};
+    size_t i = 0;
+    for (; i + 2 * LANES <= n; i += 2 * LANES)
+        for (int l = 0; l < 2 * LANES; l++)
+            squares[l] += squared_difference(x, y, i + l);
+    for (int l = 0; l < LANES && i < n; l++)
+        squares[l] += squared_difference(x, y, i + l);
+    for (int l = 0; l < LANES; l++)
+        out[l] = squares[l] + squares[l + LANES];
 }
 
 #define LEAST_SQUARES 7.9e-31f /* 2^-100: a block's squares that sum up to less may have vanished */
