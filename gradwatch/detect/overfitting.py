@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -23,8 +24,10 @@ class Overfitting:
     """A training loss that falls while the validation loss rises.
 
     What it measures: the validation losses of the whole run: how far and for how many validations in a row they have
-    been above the best one, the newest of them the highest, while the training loss went on falling. Validation that
-    is noisy (a large rate before a normalisation's averages) goes up and down again.
+    been above the best one, the newest of them the highest, while the training loss went on falling. Half of that rise
+    and a little more will do where `streak` validations in a row were each above the one before: of values without a
+    trend so many are in rising order once in (streak + 1)!, 5040 times, whatever their noise. Validation that is noisy
+    (a large rate before a normalisation's averages) goes up and down again.
 
     Why it matters: from the best validation on, the model learns what holds for its training data only.
 
@@ -38,20 +41,29 @@ class Overfitting:
     loss); Zhang et al. 2017, https://arxiv.org/abs/1611.03530.
 
     Args:
-        every: Steps between two looks, each at all validations since the last. 10: a validation costs more.
+        every: Steps between two looks, each at all validations since the last. 1: only a step that was validated is
+            looked at, and the last one of a run is too.
         patience: Validations in a row above the best. 4: noise seldom agrees so often.
         rise: Rise above the best, as a fraction of it. 0.2: those that did not go on rising stayed below
             0.1 (`scripts/study_healthy.py`).
+        streak: Validations in a row, each above the one before. 6: by chance once in 5040.
+        steady: Rise above the best, as a fraction of it, after such a streak. 0.15: between 0.1 and 0.2.
         fall: Training loss, in units of that around the best validation, below which it counts as falling.
             0.8: a plateau's noise stays above.
     """
 
     code: ClassVar[str] = "GW504"
     kind: ClassVar[str] = "overfitting"
-    every: int = 10
+    every: int = 1
     patience: int = 4
     rise: float = 0.2
+    streak: int = 6
+    steady: float = 0.15
     fall: float = 0.8
+
+    def rules_out(self, run: Mapping[str, float]) -> bool:
+        """Say whether nothing was validated at a step, where each step is looked at by itself."""
+        return self.every == 1 and math.isnan(run.get("val_loss", math.nan))
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""
@@ -88,6 +100,9 @@ class Overfitting:
 
     def _has_risen(self, val_V: Floats, best: int) -> bool:
         """Say whether the newest validations are clearly above the best, and nearly each above the one before."""
+        is_steady = len(val_V) > self.streak and bool((np.diff(val_V[-self.streak - 1 :]) > 0).all())
+        if is_steady and val_V[-1] > val_V[best] * (1 + self.steady) > 0:
+            return True
         newest_V = val_V[-self.patience :]
         is_above = val_V[best] > 0 and newest_V.min() > val_V[best] * (1 + self.rise / 2)
         is_rising = newest_V[-1] >= val_V[best:].max() / 1.05
@@ -99,6 +114,10 @@ class Overfitting:
         yield Example("the validation loss turns at step 80", _validated(turn=80, slope=0.01), (None,))
         yield Example("a healthy run", Synthetic(steps=240).history())
         yield Example("the validation loss follows the training loss down", _validated(turn=240, slope=0))
+        yield Example(
+            "it rises by a sixth, at each of many validations", _validated(turn=60, slope=0.0012, noise=0), (None,)
+        )
+        yield Example("it rises by a sixth, up and down", _validated(turn=60, slope=0.0012, noise=0.05))
         yield Example("it rises by a twentieth", _validated(turn=80, slope=0.0004))
         yield Example("it rises, and the training loss does too", _validated(turn=80, slope=0.01, train=0.01))
         yield Example("it is noisy", _validated(turn=80, slope=0, noise=0.15))
