@@ -14,11 +14,15 @@ from numpy.typing import NDArray
 from gradwatch.detect import Example
 from gradwatch.detect._depth import depth, matrix_sizes
 from gradwatch.detect._follow_on import settled
+from gradwatch.detect._noted import noted
 from gradwatch.detect._robust import log10, median
 from gradwatch.detect._scope import scopes
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
+
+SIDE_BY_SIDE = "tape-side-by-side"
+"""Event of modules that are built alike and do not lie behind one another."""
 
 SELECTIVE = 3
 """Times that a gradient went away or came back: what dies goes once, what is chosen by some samples comes and goes."""
@@ -37,8 +41,10 @@ class DeadLayer:
     Why it matters: the layer no longer learns, and everything that has to pass through it is what it was.
 
     When it is wrong: a branch whose gate starts near zero and opens late. An expert that is hardly ever chosen came and
-    went before (info). A gradient that is None is a choice of the loop's and not counted here (no-gradient tells it
-    from the start). Where all layers go to zero together the loss has: a hinge that is satisfied, a fit without noise.
+    went before (info). Where the tape says that modules which are built alike stand side by side, as experts do, one
+    that nothing is sent to any more is for information until half of them are like it: then the router has collapsed. A
+    gradient that is None is a choice of the loop's and not counted here (no-gradient tells it from the start). Where
+    all layers go to zero together the loss has: a hinge that is satisfied, a fit without noise.
 
     What to do: look at what multiplies the layer: a gate with an extreme bias, a norm whose scale is zero and frozen,
     a saturated activation, units that died after a large step.
@@ -76,7 +82,8 @@ class DeadLayer:
             if layer is None:
                 continue  # nobody is left who learns: that is another illness, or success
             largest = float(np.fmax.reduce(l2_TL[:, group], axis=None))
-            comes_and_goes = largest == 0 and _turns(history, group) >= SELECTIVE
+            is_chosen = _turns(history, group) >= SELECTIVE or _is_one_of_many(history, layer, newest_L)
+            comes_and_goes = largest == 0 and is_chosen
             what = "no gradient any more" if largest == 0 else "next to no gradient"
             yield Finding(
                 code=self.code,
@@ -142,6 +149,10 @@ class DeadLayer:
         expert = Synthetic(steps=120).dead(5, onset=60)
         expert.grad_l2_TL[20:60:7, 5] = 0
         yield Example("an expert that was chosen now and then is chosen no more", expert.history(), expert.names(5))
+        routed = Synthetic(steps=120).dead(5, onset=60).note(SIDE_BY_SIDE, layer="layers", values={"modules": 12.0})
+        yield Example(
+            "one of twelve experts is chosen no more, from one step to the next", routed.history(), routed.names(5)
+        )
         hinge = Synthetic(steps=120)
         hinge.grad_l2_TL[60:] = 0
         yield Example("the loss is zero, and with it every gradient", hinge.history())
@@ -149,6 +160,19 @@ class DeadLayer:
             "a layer without gradient from the start is no-gradient",
             Synthetic(steps=80).no_gradient(5, zero=True).history(),
         )
+
+
+def _is_one_of_many(history: History, name: str, newest_L: NDArray[np.floating]) -> bool:
+    """Say whether a module lies in one of several that stand side by side, of which more than half have a gradient."""
+    for event in noted(history, SIDE_BY_SIDE):
+        if event.layer is None or not name.startswith(f"{event.layer}."):
+            continue
+        depth_of = event.layer.count(".") + 1
+        inside = [i for i, la in enumerate(history.info.layers) if la.name.startswith(f"{event.layer}.")]
+        alive = {history.info.layers[i].name.split(".")[depth_of] for i in inside if newest_L[i] > 0}
+        if 2 * len(alive) > event.values["modules"]:
+            return True
+    return False
 
 
 def _turns(history: History, group: list[int]) -> int:

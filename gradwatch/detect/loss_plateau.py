@@ -53,13 +53,13 @@ class LossPlateau:
     What it measures: two things. (1) The tape: predictions (n, 1) against targets (n) make n x n differences, and what
     is learned of them is the mean, whatever the loss does meanwhile. (2) The median loss of the newest 48 steps against
     that of the first 16, and its trend over the window (up to 256 steps, without the first 32), which counts if four
-    more windows like it would bring a fall. After at least
-    `patience` steps, and a twentieth of the planned ones, at a rate that is not rising any more, the loss is neither
-    lower than in the beginning nor on its way down, and neither the gradient norm grows nor do the weights, as they do
-    when a plateau is about to end: embeddings that are multiplied leave a saddle that way. How long that takes follows
-    from the losses: the evidence of a sequential test adds up over blocks of 4 steps, of which one that stands still
-    seldom sets a new low. Of runs whose blocks set one every second time, noise included, the test lets at most
-    the fraction `error` pass within a window, however often it looks (Ville's inequality).
+    more windows like it would bring a fall, and in any case for half of `patience` more. After at least `patience`
+    steps, and a twentieth of the planned ones, at a rate that is not rising any more, the loss is neither lower than in
+    the beginning nor on its way down, and neither the gradient norm grows nor do the weights, as they do when a plateau
+    is about to end: embeddings that are multiplied leave a saddle that way. How long that takes follows from the
+    losses: the evidence of a sequential test adds up over blocks of 4 steps, of which one that stands still seldom sets
+    a new low. Of runs whose blocks set one every second time, noise included, the test lets at most the fraction
+    `error` pass within a window, however often it looks (Ville's inequality).
 
     Why it matters: nothing is being learned, whatever the gradients look like.
 
@@ -145,7 +145,8 @@ class LossPlateau:
         if is_warming_up or is_skipping or not (np.isfinite(loss_T).all() and np.isfinite(norm_T).all()):
             return True
         to_come = -slope(loss_T) * AHEAD * len(loss_T)
-        is_falling = trend(loss_T) < self.trend and to_come >= self.fall * abs(float(loss_T[0]))
+        may_be_slow = history.step < 3 * self.patience // 2
+        is_falling = trend(loss_T) < self.trend and (may_be_slow or to_come >= self.fall * abs(float(loss_T[0])))
         return is_falling or trend(norm_T) > 4 or _is_growing(history)
 
     @classmethod
@@ -155,7 +156,7 @@ class LossPlateau:
         text = "prediction and target of shapes (16, 1) and (16,) make 16 x 16 differences"
         broadcast = Synthetic(steps=20).note(BROADCAST, layer="layers.11", text=text)
         yield Example("targets are broadcast against predictions", broadcast.history(), ("layers.11",))
-        drift = _flat_run()
+        drift = Synthetic(steps=240)
         drift.loss_T[:] = 2.3 * (1 - 2e-5 * drift.t_T) * np.exp(0.003 * drift.rng.standard_normal(drift.steps))
         yield Example("random labels: a fall that is sure, and next to nothing", drift.history(), (None,))
         yield Example("a healthy run", Synthetic(steps=200).history())

@@ -60,8 +60,8 @@ class PoorInitialization:
         every: Steps between two looks. 10: only the first has a step 0 to look at.
         gain: Gain at which a layer counts as drawn too large. 4: healthy runs had 1.45 at most, that of He, trained
             networks among them (`scripts/study_healthy.py`); a standard normal weight of 16 inputs and more has 4.
-        surprise: Loss of step 0, in units of log C, at which to report. 4: fresh networks that are fine had 1.5 at
-            most; a standard normal layer of 100 inputs has about 4 with ten classes.
+        surprise: Loss of step 0, in units of log C, at which to report. 10: fresh networks that are fine had 1.5 at
+            most, and a trained one that meets new labels is as sure of its old ones as its loss was low, a few units.
         faint: Gain below which a hidden layer was drawn too small. 0.1: a sixth of PyTorch's default; the 0.02 of GPT-2
             comes to 0.14 at a width of 48, and stands behind a normalisation.
         lost: Powers of ten by which the median weight's gradient is below that of the output's bias. 2.5: that gains of
@@ -74,7 +74,7 @@ class PoorInitialization:
     kind: ClassVar[str] = "poor-initialization"
     every: int = 10
     gain: float = 4.0
-    surprise: float = 4.0
+    surprise: float = 10.0
     faint: float = 0.1
     lost: float = 2.5
     layers: int = 2
@@ -180,8 +180,8 @@ class PoorInitialization:
         yield Example("the whole model is", _drawn(8.0, None), (None,))
         yield Example("weights so small that the signal is lost", *_faint(gain=0.01, lost=4))
         yield Example("small weights, and a gradient that comes through", _faint(gain=0.05, lost=1)[0])
-        yield Example("a first loss of ten times log C", _guessed(loss=23.0), (None,))
-        yield Example("a first loss a little above log C", _guessed(loss=3.2))
+        yield Example("a first loss far above log C", _guessed(loss=40.0), (None,))
+        yield Example("a trained network meets new labels", _guessed(loss=12.0))
         yield Example("a healthy run", Synthetic(steps=20).history())
         yield Example("He initialisation, and a little more", _drawn(2.0, None))
         drawn = (1.0, 1.0)

@@ -41,7 +41,7 @@ def _heads(graph: Graph, index: Mapping[Tensor, int]) -> dict[int, Node]:
     waiting, seen = deque([graph.nodes[0]]), {graph.nodes[0]}
     while waiting and len(heads) <= MOST:
         node = waiting.popleft()
-        weight = _weight(graph, node, index)
+        weight = weight_of(graph, node, index)
         if weight is not None:
             heads.setdefault(weight, node)
             continue
@@ -51,7 +51,7 @@ def _heads(graph: Graph, index: Mapping[Tensor, int]) -> dict[int, Node]:
     return heads
 
 
-def _weight(graph: Graph, node: Node, index: Mapping[Tensor, int]) -> int | None:
+def weight_of(graph: Graph, node: Node, index: Mapping[Tensor, int]) -> int | None:
     """Return the parameter that an operation multiplies by."""
     if operation(node) not in LINEAR:
         return None

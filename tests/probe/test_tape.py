@@ -26,6 +26,10 @@ def mlp(outputs=3, *last):
     return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, outputs), *last)
 
 
+DESCRIPTIONS = ("tape-classes", "tape-side-by-side")
+"""Events that tell how a model is made, and of no mistake."""
+
+
 def read(model, loss_of, *, step=0, backward=True, **context):
     """Return the events of a loss that tell of a mistake as (kind, layer), and as they are."""
     tape = Tape(model, *describe(model))
@@ -33,7 +37,7 @@ def read(model, loss_of, *, step=0, backward=True, **context):
     if backward:
         loss.backward()
     events = tape.read(loss, step=step, **context)
-    told = [event for event in events if event.kind != "tape-classes"]
+    told = [event for event in events if event.kind not in DESCRIPTIONS]
     return {(event.kind.removeprefix("tape-"), event.layer) for event in told}, told
 
 
