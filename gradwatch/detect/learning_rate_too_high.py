@@ -21,6 +21,9 @@ from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
 
+SAMPLES = 3
+"""Measurements of updates in a row that must be large."""
+
 SPAN = 20
 """Steps over which growth is measured: two samples of the weights at the default schedule."""
 
@@ -43,11 +46,13 @@ LEARNED = 0.5
 class LearningRateTooHigh:
     """Updates that are too large for the weights they move.
 
-    What it measures: three things. (1) The update/weight ratio, as the median over the weight matrices: an update as
+    What it measures: four things. (1) The update/weight ratio, as the median over the weight matrices: an update as
     large as what it moves replaces it. (2) How much the norms of the weight matrices have grown over the last 20 steps,
     as the median over matrices: where a few updates make weights several times larger, what they were drawn as or had
     learned is gone. (3) A learning rate that rises beyond all that it was before, by `jump`, and a loss that is higher
-    after it than before.
+    after it than before. (4) A loss that, as median over 20 steps, is `above_start` times what it was before the first
+    update, while at each of the newest 3 measurements an update was `large` beside the weights: what is learned is
+    overshot each time.
 
     Why it matters: beyond 2 / curvature each step overshoots the valley by more than it came from.
 
@@ -68,6 +73,9 @@ class LearningRateTooHigh:
         growth: Growth of the weights within 20 steps, in powers of ten. 0.5: 3.2 times.
         jump: Rise of the learning rate over its largest value before, as a factor. 3: milestones fall, warm-ups
             rise in small steps.
+        above_start: Loss in units of the first at which (4) reports. 3: targets that move, as values in Q-learning do,
+            raise it as much, by updates that are small.
+        large: Update/weight ratio, median over matrices, for (4). 0.05: fifty times the 1e-3 that rates are chosen for.
         worse: Loss after the jump in units of that before. 1.5: a batch is noisier than that seldom, the median of 6
             never was.
     """
@@ -78,6 +86,8 @@ class LearningRateTooHigh:
     ratio: float = 1.0
     growth: float = 0.5
     jump: float = 3.0
+    above_start: float = 3.0
+    large: float = 0.05
     worse: float = 1.5
 
     def detect(self, history: History) -> Iterator[Finding]:
@@ -90,6 +100,8 @@ class LearningRateTooHigh:
             return
         if np.fmax.reduce(history.param.window("update.ratio", self.every + 1), axis=None) >= self.ratio:
             yield from self._replaced(history)
+        if history.run.newest("loss")[0] > self.above_start * beginning(history, "loss", 1)[0] > 0:
+            yield from self._overshot(history)
         if history.step >= self.every and history.param.newest("weight.l2")[matrices_M[0]] >= 0:  # nan is not
             yield from self._grown(history)
 
@@ -117,6 +129,34 @@ class LearningRateTooHigh:
             message=f"one update at a learning rate of {rate:g} is {ratio:,.5g} times as large as the weights it moves",
             evidence=(
                 Quantity(name="update.ratio, median", value=ratio),
+                Quantity(name="lr.0", value=rate),
+            ),
+        )
+
+    def _overshot(self, history: History) -> Iterator[Finding]:
+        """Yield a finding where updates are large, and have left the loss far above where it was before the first."""
+        first, loss_T = float(beginning(history, "loss", 1)[0]), history.scalar("loss", SPAN)
+        matrices_M = depth(history).matrices_M
+        ratio_TM = history.param.window("update.ratio")[:, matrices_M]
+        measured_T = np.flatnonzero(~np.isnan(ratio_TM).all(axis=1))[-SAMPLES:]
+        if len(loss_T) < SPAN or len(measured_T) < SAMPLES or not float(median(loss_T)) >= self.above_start * first:
+            return
+        gain_M = history.param.window("weight.l2")[measured_T[-1], matrices_M] / depth(history).root_fan_out_M
+        ratio_T = median(np.where(gain_M > SMALL, ratio_TM[measured_T], np.nan).T)
+        if not ratio_T.min() >= self.large:  # nan, of matrices that started near zero, is not
+            return
+        rate = float(history.run.newest("lr.0")[0])
+        times = float(median(loss_T)) / first
+        yield Finding(
+            code=self.code,
+            kind=self.kind,
+            layer=None,
+            step=history.step,
+            severity=settled(history, self.kind),
+            message=f"the loss is {times:,.3g} times that before the first update, at a learning rate of {rate:g}",
+            evidence=(
+                Quantity(name="loss in units of the first", value=times),
+                Quantity(name="update.ratio, median, smallest of 3", value=float(ratio_T.min())),
                 Quantity(name="lr.0", value=rate),
             ),
         )
@@ -193,6 +233,10 @@ class LearningRateTooHigh:
         large.weight_l2_TL *= 1 + 0.2 * large.t_T[:, None]
         yield Example("the weights are several times larger after twenty steps", large.history(), (None,))
         yield Example("the rate jumps tenfold, and the loss after it", _jump(factor=10, loss=4), (None,))
+        yield Example(
+            "updates are a fifth of the weights, and the loss is far above its start", _above(lr=20.0), (None,)
+        )
+        yield Example("the loss is far above its start, as values in Q-learning are", _above(lr=0.001))
         glitch = Synthetic(steps=90)
         glitch.lr_T[60], glitch.loss_T[61:] = 1.0, 4 * glitch.loss_T[61:]
         yield Example("the rate is a thousandfold for one step", glitch.history(), (None,))
@@ -217,6 +261,12 @@ def _jump(*, factor: float, loss: float, first: float = 0.001) -> History:
     made = Synthetic(steps=90)
     made.lr_T[:40], made.lr_T[40:60], made.lr_T[60:] = first, 0.001, 0.001 * factor
     made.loss_T[60:] *= loss
+    return made.history()
+
+
+def _above(*, lr: float) -> History:
+    made = Synthetic(steps=60, optimizer="SGD", lr=lr)
+    made.loss_T[1:] = 40 * made.loss_T[0] * np.exp(made.rng.standard_normal(59))
     return made.history()
 
 

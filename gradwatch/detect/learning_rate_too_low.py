@@ -20,6 +20,12 @@ from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity
 
+SPREAD = 10
+"""Ratio of the largest update to the median up to which all layers move alike; where gradients vanish it is larger."""
+
+SMALL = 0.05
+"""Size of a weight matrix, in units of the one that keeps the size of the signal, below which it started near zero."""
+
 BEGINNING = 8
 """Steps that say where the loss began."""
 
@@ -29,11 +35,12 @@ BEGINNING = 8
 class LearningRateTooLow:
     """Updates that change nothing, while there is much left to learn.
 
-    What it measures: the update/weight ratio of the weight matrices, of which even the largest must be below `ratio` in
-    `samples` samples in a row, while the rate is not rising and the loss is still a good part of what it was at the
-    start. If it was larger before, it must have been that low for a third of the run so far: what a schedule ends
-    with takes a fiftieth (cosine) to a quarter (milestones) of a run. A model that is nothing but embeddings is judged
-    by the rows that a batch looked up: a table moves by the root of their share less than they do.
+    What it measures: the update/weight ratio of the weight matrices, of which the median must be below `ratio` and even
+    the largest below ten times that, in `samples` samples in a row (but for matrices that began near zero, of which
+    nothing can be said), while the rate is not rising and the loss is still a good part of what it was at the start. If
+    it was larger before, it must have been that low for a third of the run so far: what a schedule ends with takes a
+    fiftieth (cosine) to a quarter (milestones) of a run. A model that is nothing but embeddings is judged by the rows
+    that a batch looked up: a table moves by the root of their share less than they do.
 
     Why it matters: at 1e-5 per step ten thousand steps change a weight by a tenth of itself at most.
 
@@ -67,9 +74,9 @@ class LearningRateTooLow:
         shape = depth(history)
         matrices_M = shape.matrices_M if len(shape.matrices_M) else shape.tables_E
         newest_M = history.param.newest("update.ratio")[matrices_M]
-        if not np.fmax.reduce(newest_M, initial=-1) < self.ratio or np.isnan(newest_M).all():
+        if np.isnan(newest_M).all() or not float(median(newest_M)) < self.ratio:
             return
-        ratio_T = np.fmax.reduce(_ratios(history, matrices_M), axis=1)
+        ratio_T = _level(_ratios(history, matrices_M))
         steps_T = history.param.steps()[~np.isnan(ratio_T)]
         ratio_T = ratio_T[~np.isnan(ratio_T)]
         moved = np.flatnonzero(ratio_T >= self.ratio)
@@ -94,9 +101,9 @@ class LearningRateTooLow:
             layer=None,
             step=history.step,
             severity=settled(history, self.kind),
-            message=f"for {still} steps no weight has moved by more than {ratio_T[first:].max():.1g} of itself",
+            message=f"for {still} steps the weights have moved by {ratio_T[first:].max():.1g} of themselves a step",
             evidence=(
-                Quantity(name="update.ratio, largest", value=float(ratio_T[first:].max())),
+                Quantity(name="update.ratio, median", value=float(ratio_T[first:].max())),
                 Quantity(name="lr.0", value=rate),
                 Quantity(name="loss", value=float(history.run.newest("loss")[0])),
             ),
@@ -119,6 +126,9 @@ class LearningRateTooLow:
         yield Example("a scheduler meant for epochs is stepped per batch", _decayed(over=8.0), (None,))
         yield Example("a rate of 1e-8 for embeddings", _looked_up(lr=1e-8, unread=0.5), (None,))
         yield Example("embeddings of which a batch reads a row in ten thousand", _looked_up(lr=1e-6, unread=0.9999))
+        yield Example(
+            "one matrix is of zeros at first, as a token for the class is", _stuck(lr=1e-8, opened=1e6), (None,)
+        )
         yield Example("a healthy run", Synthetic(steps=60).history())
         warm = Synthetic(steps=60, lr=1e-8)
         warm.lr_T *= 1 + warm.t_T
@@ -130,19 +140,31 @@ class LearningRateTooLow:
         yield Example("only the first layers hardly move", _vanishing())
 
 
+def _level(ratio_TM: Floats) -> Floats:
+    """Return the median ratio of each step, or a tenth of the largest where that is more; nan where none is known."""
+    level_T: Floats = np.fmax(median(ratio_TM.T), np.fmax.reduce(ratio_TM, axis=1) / SPREAD)
+    return level_T
+
+
 def _ratios(history: History, tensors_M: NDArray[np.intp]) -> Floats:
     """Return the update/weight ratios of the window, of shape (T, M), of embeddings those of the rows read."""
     ratio_TM = history.param.window("update.ratio")[:, tensors_M]
-    if np.array_equal(tensors_M, depth(history).matrices_M):
-        return ratio_TM
+    shape = depth(history)
+    if np.array_equal(tensors_M, shape.matrices_M):
+        first_M = beginning(history, "weight.l2", 1)[0, tensors_M]  # measured at the first step
+        return np.where(first_M <= SMALL * shape.root_fan_out_M, np.nan, ratio_TM)
     read_TM = 1 - history.param.window("grad.zero_frac")[:, tensors_M]
     ratios_TM: Floats = ratio_TM / np.sqrt(np.where(read_TM > 0, read_TM, np.nan))
     return ratios_TM
 
 
-def _stuck(*, lr: float) -> History:
+def _stuck(*, lr: float, opened: float = 1.0) -> History:
+    """Return a run at a rate, of which the last matrix began near zero and moves that much more."""
     made = Synthetic(steps=60, lr=lr)
     made.loss_T[:] = 2.3
+    if opened > 1:
+        made.weight_l2_TL[:, -1] = 1e-3
+        made.update_factor_TL[:, -1] = opened
     return made.history()
 
 
