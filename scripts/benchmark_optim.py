@@ -4,8 +4,8 @@
 
 Both train the same model with the same loop, written by hand, without a monitor. The watched one writes at every step
 the six statistics of every gradient; `+ updates` is that with weight norms and update/weight ratios as well.
-Shown are a whole step, as the ratio to the loop with torch's optimizer in the same round, median and quartiles; and the
-call of `step()` alone, with gradients that stay, as the least of many.
+Shown are the call of `step()` alone, with gradients that stay, and a whole step, each as the ratio to torch's optimizer
+in the same round, median and quartiles.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from side_by_side import Seconds, interleaved, parse, parser, ratio, timed, warm_up
+from side_by_side import Seconds, interleaved, parse, parser, ratio, warm_up
 from torch import Tensor
-from workloads import WORKLOADS, Loop, Workload, loop
+from workloads import WORKLOADS, Workload, loop
 
 from gradwatch import optim
 
 WARM_UP_S = 2.0
-CALLS = 300
+CALLS = 100
 OPTIONS: dict[str, dict[str, Any]] = {"AdamW": {}, "Adam": {}, "SGD": {"momentum": 0.9}}
 
 
@@ -43,14 +43,8 @@ def watched(kind: str, params: Any, lr: float, *, updates: bool) -> torch.optim.
     return made
 
 
-def least_step(one: Loop) -> float:
-    """Return the least time of a call of the optimizer alone."""
-    one.run()
-    return min(timed(one.optimizer.step) for _ in range(CALLS))
-
-
-def measure(workload: Workload, kind: str, rounds: int) -> tuple[Seconds, dict[str, float]]:
-    """Return the seconds of each arm's stretches, round by round, and those of its step alone."""
+def measure(workload: Workload, kind: str, rounds: int) -> tuple[Seconds, Seconds]:
+    """Return the seconds of each arm's calls of `step()`, and of its stretches, round by round."""
     arms = {
         "torch": loop(workload, partial(torchs, kind)),
         "watched": loop(workload, partial(watched, kind, updates=False)),
@@ -58,7 +52,17 @@ def measure(workload: Workload, kind: str, rounds: int) -> tuple[Seconds, dict[s
     }
     stretches = {name: one.run for name, one in arms.items()}
     warm_up(stretches.values(), seconds=WARM_UP_S)
-    return interleaved(stretches, rounds=rounds), {name: least_step(one) for name, one in arms.items()}
+    alone = interleaved({name: one.optimizer.step for name, one in arms.items()}, rounds=CALLS)
+    return alone, interleaved(stretches, rounds=rounds)
+
+
+def cells(seconds: Seconds, *, steps: int) -> list[str]:
+    """Return the milliseconds of a step of torch's, and the ratios of the others to it."""
+    base = seconds["torch"]
+    return [
+        f"{1e3 * statistics.median(base) / steps:.3g}",
+        *(ratio(seconds[arm], base) for arm in ("watched", "+ updates")),
+    ]
 
 
 def main() -> None:
@@ -67,17 +71,15 @@ def main() -> None:
     asked.add_argument("--optimizer", choices=OPTIONS, default="AdamW")
     options = parse(asked)
     warnings.simplefilter("error", RuntimeWarning)  # a watched step that torch had to make is no watched step
-    print(f"| step | torch's fused {options.optimizer}, ms | watched | + updates | step() alone of each, µs |")
-    print("|---|---|---|---|---|")
+    print(
+        f"| | step() of torch's fused {options.optimizer}, ms | watched | + updates | whole, ms | watched | + updates |"
+    )
+    print("|---" * 7 + "|")
     for name in options.only:
         workload = WORKLOADS[name]
-        seconds, alone = measure(workload, options.optimizer, options.rounds)
-        base = seconds["torch"]
-        cells = [workload.title, f"{1e3 * statistics.median(base) / workload.stretch:.2f}"]
-        for arm in ("watched", "+ updates"):
-            cells.append(ratio(seconds[arm], base))
-        cells.append(" / ".join(f"{1e6 * s:.0f}" for s in alone.values()))
-        print("| " + " | ".join(cells) + " |", flush=True)
+        alone, whole = measure(workload, options.optimizer, options.rounds)
+        row = [workload.title, *cells(alone, steps=1), *cells(whole, steps=workload.stretch)]
+        print("| " + " | ".join(row) + " |", flush=True)
 
 
 if __name__ == "__main__":
