@@ -58,7 +58,7 @@ class Budget:
         self.schedule = schedule
         self.factor = 1
         self._every = math.gcd(schedule.updates, schedule.activations, schedule.histograms)
-        self._watch_s = self._optional_s = self._wall_s = 0.0
+        self._spent: list[tuple[float, float, float]] = []
         self._pace = Pace()
         self.next_review = SETTLING
         self._close_until = 0
@@ -82,9 +82,7 @@ class Budget:
             optional_s: Those of them that went into what this schedules.
             wall_s: Seconds from the last step to this one.
         """
-        self._watch_s += watch_s
-        self._optional_s += optional_s
-        self._wall_s += self._pace.counted(wall_s)
+        self._spent.append((watch_s, optional_s, wall_s))
 
     def look_closer(self, step: int) -> None:
         """Keep to the schedule for a while, since something was found."""
@@ -96,16 +94,18 @@ class Budget:
             return False
         self.next_review = step + REVIEW_EVERY * self.factor
         before = self.factor
-        if self.schedule.budget and self._wall_s:
-            self.factor = self._affordable()
-        self._watch_s = self._optional_s = self._wall_s = 0.0
+        wall_s = sum(self._pace.counted(wall_s) for _, _, wall_s in self._spent)
+        if self.schedule.budget and wall_s:
+            self.factor = self._affordable(wall_s)
+        self._spent.clear()
         return self.factor != before
 
-    def _affordable(self) -> int:
+    def _affordable(self, wall_s: float) -> int:
         """Return the smallest factor at which the cost would have been within the budget."""
-        fixed_s = self._watch_s - self._optional_s
-        left_s = self.schedule.budget * self._wall_s - fixed_s
-        scheduled_s = self._optional_s * self.factor
+        optional_s = sum(optional_s for _, optional_s, _ in self._spent)
+        fixed_s = sum(watch_s for watch_s, _, _ in self._spent) - optional_s
+        left_s = self.schedule.budget * wall_s - fixed_s
+        scheduled_s = optional_s * self.factor
         factor = 1
         while factor < MOST and scheduled_s / factor > left_s:
             factor *= 2

@@ -95,6 +95,7 @@ class Collector:
         has_scaler: Whether the loss is scaled.
         row_SL: What was read since `begin`; nan where nothing was.
         is_updated: Whether an optimizer has moved its parameters since `begin`.
+        is_plain: Whether the newest update was read by the shortest way, and there is no more to it.
         optimizer: Loss scale and learning rates of the newest update, by their names in the catalogue.
         watch_s: Seconds that were spent in hooks and `observe` since `begin`.
         device: That of the first parameter.
@@ -131,6 +132,7 @@ class Collector:
         self._budget = budget
         self._measure_clipped = measure_clipped
         self._is_hooked = hooked
+        self._is_simple = hooked and not late and self._scaler is None and len(self._parts) == 1
         self._handles: list[RemovableHandle] = []
         for part in self._parts if hooked else ():
             before, after = _hook(self._before_update, part), _hook(self._after_update, part)
@@ -149,11 +151,16 @@ class Collector:
         """The newest loss scale that was looked up; 1 without a scaler."""
         return self._scale
 
+    @property
+    def plain_norm(self) -> float:
+        """Total norm of the gradients of a plain update."""
+        return self._parts[0].norm
+
     def begin(self, step: int) -> None:
         """Make ready for the next row, that of an optimizer step."""
         self.row_SL.fill(math.nan)
         self._step = step
-        self.is_updated = False
+        self.is_updated = self.is_plain = False
         self.optimizer: dict[str, float] = {}
         self.watch_s = self.optional_s = 0.0
         self._counts_2LB: NDArray[np.int64] | None = None
@@ -161,6 +168,7 @@ class Collector:
             part.begin()
         self._due_updates, due_activations, self._due_histograms = self._budget.due(step)
         self._due_activations = due_activations and self._activations is not None
+        self._may_be_plain = self._is_simple and not (self._due_updates or due_activations or self._due_histograms)
         if self._due_activations:
             self._arm()
         if self._is_late:
@@ -303,6 +311,29 @@ class Collector:
 
     def _before_update(self, part: Part, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         began = time.perf_counter()
+        self.is_plain = self._may_be_plain and len(args) == 1 and not kwargs and self._describe_plainly(part)
+        if not self.is_plain:
+            self._look_closely(part, args, kwargs)
+        part.stepped_from = time.perf_counter()
+        self.watch_s += part.stepped_from - began
+
+    def _describe_plainly(self, part: Part) -> bool:
+        """Do in one go all there is to most updates, and say whether it was one of them."""
+        optimizer = part.optimizer
+        if getattr(optimizer, "grad_scale", None) is not None or getattr(optimizer, "found_inf", None) is not None:
+            return False
+        try:
+            is_plain = part.read_plainly(self.optimizer)
+        except Exception:  # the closer look meets it too, and says so
+            return False
+        if is_plain:
+            self.optimizer["loss_scale"] = 1.0
+            part.is_updated = self.is_updated = True
+            part.awaits_closure = False
+        return is_plain
+
+    def _look_closely(self, part: Part, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Describe an update that may be anything."""
         part.is_updated = True
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         part.awaits_closure = closure is not None  # it computes the gradients, as often as it pleases
@@ -310,10 +341,10 @@ class Collector:
         self.is_updated |= part.is_updated
         if self._due_updates or is_capturing(part.params):
             self._keep_weights(part)
-        part.stepped_from = time.perf_counter()
-        self.watch_s += part.stepped_from - began
 
     def _after_update(self, part: Part, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.is_plain and not part.is_awaiting:
+            return
         began = time.perf_counter()
         extra_s = part.extra(began - part.stepped_from)
         self.optional_s += extra_s

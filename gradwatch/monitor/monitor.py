@@ -29,6 +29,7 @@ from gradwatch.pipeline import Pipeline
 from gradwatch.probe.activations import ActivationProbe
 from gradwatch.probe.batch_hash import checksums, finite_flag, hash_batch, is_finite
 from gradwatch.probe.facts import Facts
+from gradwatch.probe.kernel import choose
 from gradwatch.probe.micro_batch import MicroBatchProbe
 from gradwatch.records import Diagnosis, Finding
 
@@ -104,6 +105,7 @@ class Monitor:
         self._accumulate = accumulate
         is_split = accumulate > 1 and len(optimizers) == 1
         self._micro = MicroBatchProbe(params, accumulate, is_late=is_late) if is_split else None
+        self._native = None if self._micro else choose()
         self._idle, self._interval = 0, 1
         self._cuda = next((p.device for p in params if p.device.type == "cuda"), None)
         self._memory, self._looked = math.nan, -math.inf
@@ -114,7 +116,8 @@ class Monitor:
         self._notes = Notes(pipeline.note)
         self._found = pipeline.found
         self._num_findings = len(self._found)
-        self._fed_s, self._busy_s = 0.0, pipeline.busy_s
+        self._fed_s, self._busy_s, self._ended = 0.0, pipeline.busy_s, 0.0
+        self._run: dict[str, float] = {}
         self._begin(pipeline.next_step)
         self._recorded = self._ended
 
@@ -169,6 +172,10 @@ class Monitor:
         if self._is_closed:
             warn_once(self, "close", "step() after close() records nothing")
             return
+        is_bare = val_loss is None and grad_norm is None and not statistics
+        if is_bare and self._collector.is_plain and self._describe_plainly(loss, batch, began):
+            self._pass_on(None, began)
+            return
         collector, run = self._collector, self._run
         if self._post is not None:
             self._post.deliver()
@@ -190,10 +197,34 @@ class Monitor:
         act_SA = collector.read_activations()
         if self._facts:
             self._note_facts(self._facts, loss)
+        self._pass_on(act_SA, began)
+
+    def _describe_plainly(self, loss: Tensor | float | None, batch: Any, began: float) -> bool:
+        """Describe in one go a step at which nothing is to be said but its numbers; say whether it was one."""
+        if self._native is None or self._calls or self._interval != 1 or self._idle:
+            return False
+        seen = self._native.look(loss, batch)
+        norm = self._collector.plain_norm
+        if seen is None or not math.isfinite(seen[0] + norm):
+            return False
+        if self._facts and not self._facts.pass_by(self._step):
+            return False
+        run = self._run = self._collector.optimizer
+        run["loss"], run["batch_hash"], samples = seen
+        run["grad_norm.before_clip"] = run["grad_norm.after_clip"] = norm
+        run["skipped"] = 0.0
+        run["step_ms"] = step_ms = 1e3 * (began - self._ended)
+        run["samples_per_s"] = 1e3 * samples / step_ms
+        run["peak_memory_bytes"] = self._peak_memory()
+        return True
+
+    def _pass_on(self, act_SA: Floats | None, began: float) -> None:
+        """Send the row off that is made, and make ready for the next."""
+        collector = self._collector
         fed = time.perf_counter()
         busy_s = self.pipeline.busy_s
         watch_s = self._fed_s + collector.watch_s + fed - began + busy_s - self._busy_s
-        run["watch_ms"] = 1e3 * watch_s
+        self._run["watch_ms"] = 1e3 * watch_s
         self._budget.charge(watch_s=watch_s, optional_s=collector.optional_s, wall_s=fed - self._recorded)
         self._recorded, self._busy_s = fed, busy_s
         self._feed(act_SA)
@@ -259,7 +290,7 @@ class Monitor:
             self.close("interrupted" if issubclass(kind, KeyboardInterrupt) else "failed")
 
     def _begin(self, step: int) -> None:
-        self._run: dict[str, float] = {}
+        self._run = {}
         self._calls = 0
         self._losses: Tensor | None = None  # their sum, as far as the device has them
         self._step = step

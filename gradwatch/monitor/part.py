@@ -83,6 +83,7 @@ class Part:
         # groups that are added later have no place in the history
         self._rates = [f"lr.{i}" for i in range(first_group, first_group + len(optimizer.param_groups))]
         self._gradients = GradientProbe(params)
+        self._read_quickly = None if self._out_SL is None else self._gradients.quick(self._out_SL)
         self._updates = UpdateProbe(params)
         self._traces = TraceProbe(params, optimizer)
         self._histograms = HistogramProbe(params)
@@ -135,6 +136,30 @@ class Part:
         trainable = [p for p in self.params if p.requires_grad and p.is_leaf]
         return [p.register_post_accumulate_grad_hook(self._accumulated) for p in trainable]
 
+    def read_plainly(self, told: dict[str, float]) -> bool:
+        """Do in one go what a plain update asks for: learning rates that are numbers, gradients that lie in memory.
+
+        Args:
+            told: Where the learning rates go.
+
+        Returns:
+            Whether that was all; otherwise the update takes a closer look.
+        """
+        groups = self.optimizer.param_groups
+        if self._read_quickly is None or self.is_observed or len(groups) != len(self._rates):
+            return False
+        for name, group in zip(self._rates, groups, strict=True):
+            told[name] = rate = group["lr"]
+            if type(rate) is not float:
+                return False
+        if self._watched is not None:
+            self._awaited = self._watched.gradients_SL = self._out_SL
+        elif self._read_quickly() is not None:
+            return False
+        else:
+            self.is_read, self.norm = True, total_norm(self._row_SL)
+        return True
+
     def read_gradients(self, *, inverse_scale: float = 1.0, is_counting: bool = False) -> float:
         """Write the statistics of the gradients into the row and return their total norm.
 
@@ -167,14 +192,15 @@ class Part:
         """Take over what the step has written; say whether it was to."""
         if self._watched is None or self._awaited is None:
             return False
-        read_SP = to_host(self._awaited)[:, self._columns]
-        norm = total_norm(read_SP)
-        if self._awaited is self._clipped_SL:
-            self.clipped_norm = norm
+        if self._awaited is self._out_SL:
+            self.is_read, self.norm = True, total_norm(self._row_SL)
+        elif self._awaited is self._clipped_SL:
+            self.clipped_norm = total_norm(to_host(self._awaited)[:, self._columns])
         else:
+            read_SP = to_host(self._awaited)[:, self._columns]
             if self._row.is_cuda:
                 self._row_SL[GRAD, self._columns] = read_SP
-            self.is_read, self.norm = True, norm
+            self.is_read, self.norm = True, total_norm(read_SP)
         self._awaited = self._watched.gradients_SL = None
         return True
 

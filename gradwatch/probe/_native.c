@@ -138,6 +138,72 @@ static PyObject *checksum(PyObject *self, PyObject *tensor)
     return PyLong_FromUnsignedLongLong(sum);
 }
 
+/* Add what a part of a batch holds to its hash, as `joined` in batch_hash.py does. False where it is not plain. */
+static int hash_part(PyObject *part, uint64_t *total, double *samples)
+{
+    View view;
+    DLTensor seen;
+    look_closely(part, 1, 1, &view, &seen);
+    if (view.state != PLAIN || view.bytes > QUICK_BYTES)
+        return 0;
+    if (*samples != *samples && seen.ndim)
+        *samples = (double)seen.shape[0];
+    *total = (*total ^ *total >> 29) * GOLDEN + checksum_of(view.data, view.bytes);
+    return 1;
+}
+
+static int hash_parts(PyObject *batch, uint64_t *total, double *samples)
+{
+    int is_list = PyList_CheckExact(batch);
+    if (!is_list && !PyTuple_CheckExact(batch)) {
+        *total = 1;
+        return hash_part(batch, total, samples);
+    }
+    Py_ssize_t length = is_list ? PyList_Size(batch) : PyTuple_Size(batch);
+    *total = (uint64_t)length;
+    for (Py_ssize_t i = 0; i < length; i++)
+        if (!hash_part(is_list ? PyList_GetItem(batch, i) : PyTuple_GetItem(batch, i), total, samples))
+            return 0;
+    return 1;
+}
+
+/* The only value of a plain float32 or float64 tensor, or a Python float. False for anything else. */
+static int only_value(PyObject *object, double *value)
+{
+    View view;
+    if (PyFloat_CheckExact(object)) {
+        *value = PyFloat_AsDouble(object);
+        return 1;
+    }
+    look_at(object, 0, 0, &view);
+    if (view.state != PLAIN || view.numel != 1 || (view.kind != F32 && view.kind != F64))
+        return 0;
+    *value = view.kind == F32 ? *(const float *)view.data : *(const double *)view.data;
+    return 1;
+}
+
+PyDoc_STRVAR(look_doc, "look(loss, batch) -> tuple[float, float, float] | None\n\n"
+                       "Return the loss, the hash of the batch and its samples, nan where it has none; None where one of\n"
+                       "them takes a closer look. The batch is None, a tensor, or a list or tuple of tensors.");
+
+static PyObject *look(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    double loss, hash = NAN, samples = NAN;
+    uint64_t total;
+    (void)self;
+    if (!has_arguments(nargs, 2))
+        return NULL;
+    if (!exchange || !only_value(args[0], &loss))
+        return Py_NewRef(Py_None);
+    if (args[1] != Py_None) {
+        if (!hash_parts(args[1], &total, &samples))
+            return Py_NewRef(Py_None);
+        total = (total ^ total >> 32) * GOLDEN;
+        hash = (double)(((total ^ total >> 29) * GOLDEN) >> 16);
+    }
+    return Py_BuildValue("ddd", loss, hash, samples);
+}
+
 PyDoc_STRVAR(histograms_doc, "histograms(tensors, gradients, out_LB) -> list[int] | None\n\n"
                              "Write how many values of each tensor fall into each of BINS bins; out_LB is int64.");
 
@@ -227,7 +293,7 @@ static PyObject *bind(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 #define FAST(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, name##_doc}
 
 static PyMethodDef methods[] = {
-    FAST(bind), FAST(statistics), FAST(keep), FAST(changes), FAST(histograms), FAST(step), FAST(traces), FAST(activation),
+    FAST(bind), FAST(statistics), FAST(look), FAST(keep), FAST(changes), FAST(histograms), FAST(step), FAST(traces), FAST(activation),
     {"checksum", checksum, METH_O, checksum_doc},
     {NULL, NULL, 0, NULL},
 };

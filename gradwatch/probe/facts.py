@@ -61,6 +61,16 @@ class Facts:
         if isinstance(loss_fn, nn.Module):
             self._handles.append(loss_fn.register_forward_hook(_AfterLoss(self)))
 
+    def pass_by(self, step: int) -> bool:
+        """Say whether there is nothing to look at after an optimizer step without validation, whose numbers are finite.
+
+        Then that step is over; otherwise it wants to be `read`.
+        """
+        is_over = not (is_due(step) or self._waiting or self._handles) and self._modes.pass_by()
+        if is_over:
+            self._step = step + 1
+        return is_over
+
     def read(self, loss: Any, *, step: int, is_validated: bool, is_spoilt: bool) -> list[Event]:
         """Return what is new, after an optimizer step.
 

@@ -99,6 +99,16 @@ class Modes:
             handle.remove()
         self._handles.clear()
 
+    def pass_by(self) -> bool:
+        """Say whether nothing can be new after an optimizer step without validation, seen by hooks; then it is over."""
+        if not self._live:
+            return True
+        if not self._is_quiet or self._off:
+            return False
+        self._usual.append(self._calls)
+        self._calls = Calls()
+        return True
+
     def read(self, *, step: int, is_validated: bool) -> list[Event]:
         """Return what is new about modes, after an optimizer step.
 
@@ -106,13 +116,9 @@ class Modes:
             step: Optimizer step.
             is_validated: Whether a validation loss was handed over with it.
         """
-        if not self._live:
-            return []
-        if not self._is_hooked:
+        if not self._is_hooked and self._live:
             self.before_update(self._live)  # nobody changes a mode between the update and here
-        if self._is_quiet and not is_validated and not self._off:
-            self._usual.append(self._calls)
-            self._calls = Calls()
+        if not self._live or (not is_validated and self.pass_by()):
             return []
         found = [*self._norms.settings(), *self._training(), *(self._validation() if is_validated else ())]
         news = [fact for fact in found if fact[:2] not in self._said]

@@ -1,0 +1,138 @@
+"""The plain step: most steps are recorded by the shortest way, and their rows are those of the long one."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from watch.loops import batches, loss_of, make
+
+import gradwatch
+from gradwatch import optim
+from gradwatch.monitor import Schedule
+from gradwatch.monitor.collector import Collector
+from gradwatch.monitor.monitor import Monitor
+
+TIMES = {"step_ms", "watch_ms", "samples_per_s", "peak_memory_bytes"}
+SCHEDULE = Schedule(updates=10, activations=10, histograms=0, budget=0)
+STEPS = 45
+
+
+class Embedded(nn.Module):
+    """A model with sparse gradients, normalisation, dropout and a parameter that nothing uses."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(20, 8, sparse=True)
+        self.body = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
+        self.unused = nn.Parameter(torch.zeros(4))
+
+    def forward(self, x):
+        return self.body(self.embedding((x[:, 0].abs() * 7).long() % 20))
+
+
+def usual(i, model, optimizer, monitor, x, y):
+    optimizer.zero_grad()
+    loss = loss_of(model, x, y)
+    loss.backward()
+    optimizer.step()
+    monitor.step(loss, batch=x)
+
+
+def with_everything_at_times(i, model, optimizer, monitor, x, y):
+    optimizer.zero_grad()
+    loss = loss_of(model, x, y)
+    if i == 23:
+        loss = loss * math.nan
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5) if i in (13, 14) else None
+    if i not in (17, 23):  # two updates are left out
+        optimizer.step()
+    if i == 27:
+        monitor.observe()
+    optimizer.param_groups[0]["lr"] *= 0.9
+    options = {"val_loss": 1.5} if i in (19, 33) else {}
+    handed = {0: loss, 1: loss.item(), 2: loss.detach().double()}[i % 3]
+    monitor.step(handed, batch=[(x, y), [x, y], {"x": x}, x.numpy(), None][i % 5], grad_norm=norm, **options)
+
+
+def with_closures(i, model, optimizer, monitor, x, y):
+    def closure():
+        optimizer.zero_grad()
+        loss = loss_of(model, x, y)
+        loss.backward()
+        return loss
+
+    if i % 4:
+        loss = closure()
+        optimizer.step()
+    else:
+        loss = optimizer.step(closure)
+    monitor.step(loss, batch=x)
+
+
+def trained(update, make_model, make_optimizer):
+    model = make_model().train()
+    optimizer = make_optimizer(model)
+    with gradwatch.watch(model, optimizer, schedule=SCHEDULE) as monitor:
+        for i, (x, y) in enumerate(batches(STEPS)):
+            torch.manual_seed(i)
+            update(i, model, optimizer, monitor, x, y)
+    return monitor.history, [p.detach().clone() for p in model.parameters()]
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def adamw(model):
+    return torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+
+
+def watched(model):
+    return optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def several_groups(model):
+    first, *others = model.parameters()
+    return torch.optim.RMSprop([{"params": [first], "lr": 1e-3}, {"params": others, "lr": torch.tensor(1e-3)}])
+
+
+UPDATES = [usual, with_everything_at_times, with_closures]
+MODELS = [(make, sgd), (make, adamw), (make, watched), (make, several_groups), (Embedded, sgd)]
+
+
+@pytest.mark.filterwarnings("ignore:gradwatch")
+@pytest.mark.parametrize(("update", "made"), list(itertools.product(UPDATES, MODELS)), ids=str)
+def test_a_row_is_the_same_by_the_shortest_way_and_by_the_long_one(update, made, monkeypatch):
+    short, weights = trained(update, *made)
+    monkeypatch.setattr(Collector, "_describe_plainly", lambda *_: False)
+    long, expected = trained(update, *made)
+
+    assert all(torch.equal(a, b) for a, b in zip(weights, expected, strict=True))
+    for table in ("param", "act", "run"):
+        ours, theirs = getattr(short, table), getattr(long, table)
+        np.testing.assert_array_equal(ours.rows()[0], theirs.rows()[0])
+        for name in set(ours.statistics) - TIMES:
+            np.testing.assert_array_equal(short[name], long[name], err_msg=name)
+    assert [e.to_json() for e in short.events] == [e.to_json() for e in long.events]
+
+
+@pytest.mark.parametrize("make_optimizer", [sgd, adamw, watched])
+def test_steps_at_which_nothing_is_sampled_go_the_shortest_way(make_optimizer, monkeypatch):
+    plain = []
+    describe = Monitor._describe_plainly
+
+    def noting(self, *args):
+        is_plain = describe(self, *args)
+        plain.append(self.next_step) if is_plain else None
+        return is_plain
+
+    monkeypatch.setattr(Monitor, "_describe_plainly", noting)
+    trained(usual, make, make_optimizer)
+
+    assert plain[-4:] == [41, 42, 43, 44]
+    assert len(plain) > 0.7 * STEPS
