@@ -31,14 +31,15 @@ class PoorInitialization:
     its elements times the root of its fan-in, the factor by which it multiplies a signal of independent parts. 1 keeps
     the variance (Xavier), 1.41 does behind a ReLU (He), 0.58 is PyTorch's default. Layers with a normalisation right
     behind them are left out: it divides the gain away. Embeddings count where the tape says that they do a matrix's
-    work: rows of two that are multiplied and summed over d dimensions, with a gain of both deviations times the root
-    of d; one that is the output layer too, behind a normalisation, with its deviation times the root of d. And, before
-    the first step, whether two matrices in a row are each filled with one number: then all units get the same
-    gradient, and stay copies of each other (Goodfellow et al. 2016, Deep Learning, sec. 8.4). Where the tape says that
-    the loss is the cross entropy of C classes, the loss of step 0: who knows nothing has log C, and what is above
-    it by far was sure of the wrong class before it had seen any, by weights or inputs that are too large. And the
-    other side, in models without normalisation: hidden layers with gains below `faint`, where what the median weight
-    gets of the gradient is `lost` decades below that of the output's bias.
+    work: rows of two that are multiplied and summed over d dimensions, with a gain of both deviations times the root of
+    d; one that is the output layer too, behind a normalisation, with its deviation times the root of d. And, before the
+    first step, whether two matrices in a row are each filled with one number: then all units get the same gradient, and
+    stay copies of each other (Goodfellow et al. 2016, Deep Learning, sec. 8.4). Where the tape says that the loss is
+    the cross entropy of C classes, the loss of step 0: who knows nothing has log C, and what is above it by far was
+    sure of the wrong class before it had seen any, by weights or inputs that are too large (info: shortcuts over many
+    layers add up to it as well, and training mends it within some steps). And the other side, in models without
+    normalisation: hidden layers with gains below `faint`, where what the median weight gets of the gradient is `lost`
+    decades below that of the output's bias.
 
     Why it matters: gains multiply. Three layers of 17 make 5,000: logits and losses in the hundreds, saturated units,
     and thousands of steps that only undo it. A product of two embeddings from N(0, 1) over 48 dimensions has a standard
@@ -136,7 +137,7 @@ class PoorInitialization:
                 kind=self.kind,
                 layer=None,
                 step=history.step,
-                severity=Severity.WARNING,
+                severity=Severity.INFO,
                 message=f"the loss of step 0 is {loss:.4g}, {units:.3g} times that of knowing nothing: scales are off",
                 evidence=(
                     Quantity(name="loss at step 0", value=loss),
