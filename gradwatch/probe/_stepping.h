@@ -39,7 +39,7 @@ static int take_arguments(Walk *walk, PyObject *const *args, PyObject *columns, 
 static void carry_out(Walk *walk, Mover mover, int threads)
 {
     PyThreadState *saved = walk->bytes > QUICK_BYTES ? PyEval_SaveThread() : NULL;
-    move_all(&walk->step, mover, walk->bytes > THREADED_BYTES ? threads : 1);
+    move_all(&walk->step, mover, walk->bytes, threads);
     for (size_t i = 0; i < walk->step.length && !walk->step.is_skipped && !walk->moved; i++)
         if (walk->counts[i])
             *walk->counts[i] += 1;
