@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, final
@@ -32,6 +33,9 @@ USUAL = 0.01
 EARLY = 64
 """Steps in which heads are compared: later one of them may have learned all there is, and its gradient is gone."""
 
+LOWER = 0.1
+"""Rate of a layer's group, in units of the lowest of the others', at which somebody has made up for its gradient."""
+
 FEW = 4
 """Weight matrices up to which the output layer counts as well: with more it leads by nature."""
 
@@ -56,7 +60,7 @@ class LayerImbalance:
     imbalance from the updates, but not from clipping, weight decay or the condition of the problem.
 
     What to do: bring the layer's inputs to unit scale (raw features in metres or years beside standardised ones),
-    weight its loss, or give it a learning rate of its own.
+    weight its loss, or give it a learning rate of its own; where it has a lower one, that is for information.
 
     Source: LeCun et al. 1998, "Efficient BackProp", sec. 4.3 on input scale and 4.7 on learning rates per layer,
     https://doi.org/10.1007/3-540-49430-8_2.
@@ -106,7 +110,7 @@ class LayerImbalance:
             kind=self.kind,
             layer=layer,
             step=history.step,
-            severity=settled(history, self.kind),
+            severity=Severity.INFO if _has_lower_rate(history, top) else settled(history, self.kind),
             message=f"the gradient of {layer} is at least {10**lead:,.5g} times that of any other layer",
             evidence=(
                 Quantity(name="smallest lead over the second largest", value=lead, unit="decades"),
@@ -196,3 +200,13 @@ class LayerImbalance:
             "a single spike is no imbalance", Synthetic(steps=41).spike(step=40, factor=1e5, layers=4).history()
         )
         yield Example("vanishing gradients have a second largest", Synthetic(steps=40).vanishing(decades=12).history())
+        known = Synthetic(steps=40).imbalance(4, factor=1e4).own_rate(4, factor=1e-3)
+        yield Example("a layer of another unit has a rate of its own: for information", known.history(), known.names(4))
+
+
+def _has_lower_rate(history: History, top: int) -> bool:
+    """Say whether the group of a weight matrix has a far lower rate than those of all others."""
+    groups = [history.info.layers[i].group for i in depth(history).matrices_M]
+    rates = [math.nan if group is None else float(history.run.newest(f"lr.{group}")[0]) for group in groups]
+    others = [rate for i, rate in enumerate(rates) if i != top and groups[i] != groups[top]]
+    return bool(others) and rates[top] <= LOWER * min(others)

@@ -69,6 +69,7 @@ class Synthetic:
         self.width, self.numel = width, width * width
         self.t_T = np.arange(steps)
         self.events: list[Event] = []
+        self.rates: list[float] = []
         self.info = physics.describe(
             layers=layers,
             activations=activations,
@@ -117,7 +118,7 @@ class Synthetic:
 
     def replay(self, until: int | None = None) -> Iterator[History]:
         """Yield one growing history after each of its steps, as a live run would see it."""
-        history = History(self.info)
+        history = History(self.info, groups=1 + len(self.rates))
         run, param_TSL = self._run(), self._param_TSL()
         remembered = (self.silent_TA, self.silent_since_TA, np.full(self.silent_TA.shape, self.width))
         measured = (self.dead_frac_TA, self.saturated_frac_TA, self.act_mean_TA, self.act_std_TA)
@@ -274,6 +275,13 @@ class Synthetic:
             self._change(i, trainable=False, group=None)
         return self.no_gradient(layer)
 
+    def own_rate(self, layer: int, *, factor: float) -> Self:
+        """Put a layer into a group of its own, whose rate is so many times that of the others."""
+        self.rates.append(factor)
+        self._change(layer % self.layers, group=len(self.rates))
+        self.update_factor_TL[:, layer] *= factor
+        return self
+
     # inside
 
     def _pick(self, layers: Layers) -> list[int]:
@@ -305,6 +313,7 @@ class Synthetic:
             "skipped": self.skipped_T,
             "batch_hash": self.batch_hash_T,
             "lr.0": self.lr_T,
+            **{f"lr.{i}": factor * self.lr_T for i, factor in enumerate(self.rates, start=1)},
         }
         return physics.run_statistics(grad_l2_TL=self.grad_l2_TL, nonfinite_TL=self.nonfinite_TL, measured=measured)
 
