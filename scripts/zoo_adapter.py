@@ -7,13 +7,13 @@ from typing import Any
 from torch import nn
 from zoo.protocol import Finding  # type: ignore[import-not-found]
 
-import gradwatch
+from gradwatch import Monitor, watch
 
 
 class Adapter:
     """Passes a script's steps to a monitor, and its findings back in the zoo's own words."""
 
-    def __init__(self, monitor: gradwatch.Monitor) -> None:
+    def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
 
     def step(self, loss: Any, **context: Any) -> None:
@@ -30,4 +30,4 @@ class Adapter:
 def attach(model: nn.Module, optimizer: Any, **options: Any) -> Adapter:
     """Watch a script's model. Options as the zoo gives them: scaler, accumulate, loss_fn."""
     known = {k: v for k, v in options.items() if k in {"scaler", "accumulate", "loss_fn"}}
-    return Adapter(gradwatch.watch(model, optimizer, **known))
+    return Adapter(watch(model, optimizer, **known))
