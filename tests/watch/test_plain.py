@@ -105,8 +105,12 @@ UPDATES = [usual, with_everything_at_times, with_closures]
 MODELS = [(make, sgd), (make, adamw), (make, watched), (make, several_groups), (Embedded, sgd)]
 
 
+def named(argument):
+    return "-".join(f.__name__ for f in (argument if isinstance(argument, tuple) else (argument,)))
+
+
 @pytest.mark.filterwarnings("ignore:gradwatch")
-@pytest.mark.parametrize(("update", "made"), list(itertools.product(UPDATES, MODELS)), ids=str)
+@pytest.mark.parametrize(("update", "made"), list(itertools.product(UPDATES, MODELS)), ids=named)
 def test_a_row_is_the_same_by_the_shortest_way_and_by_the_long_one(update, made, monkeypatch):
     short, weights = trained(update, *made)
     monkeypatch.setattr(Collector, "_describe_plainly", lambda *_: False)
