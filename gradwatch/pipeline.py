@@ -59,7 +59,7 @@ class Intake:
     Args:
         history: Where rows and findings are kept.
         detectors: Asked at every step that is a multiple of their `every`.
-        sinks: Shown every finding and, of steps that come together, at least those at which a detector is asked.
+        sinks: Shown every finding, and at least each step that is a multiple of their `every`, where they have one.
         recorder: Writes the history to disk, or None.
 
     Attributes:
@@ -79,6 +79,7 @@ class Intake:
         self.news: list[Finding] = []
         self._detectors = list(detectors)
         self._sinks = list(sinks)
+        self._shown_every = {every for sink in sinks if (every := getattr(sink, "every", 1))}
         self._unshown = self._unwritten = 0
         self._period = math.lcm(*(d.every for d in self._detectors))
         self._due_at: dict[int, tuple[list[Detector], list[ChoosyDetector], list[Detector]]] = {}
@@ -93,7 +94,8 @@ class Intake:
         first = 0
         for last, row in enumerate(rows, start=1):
             asked = self._asked_at(row)
-            if asked or row.histograms or last - first == WRITTEN_WITHIN or last == len(rows):
+            is_shown = any(row.step % every == 0 for every in self._shown_every)
+            if asked or is_shown or row.histograms or last - first == WRITTEN_WITHIN or last == len(rows):
                 self._take_together(rows[first:last], asked, waiting=waiting + len(rows) - last)
                 first = last
 

@@ -43,6 +43,8 @@ def test_rows_that_come_together_give_the_findings_of_rows_that_come_one_by_one(
 class Listening:
     """A sink that keeps what it was shown."""
 
+    every = 0
+
     def __init__(self):
         self.steps, self.histograms = [], []
 
@@ -65,6 +67,27 @@ def test_sinks_see_each_step_at_which_detectors_are_asked_and_each_histogram(mon
 
     assert {5, 10, 11, 12, 15, history.step} <= set(sink.steps)
     assert made[11].histograms in sink.histograms
+
+
+@pytest.mark.parametrize("every", [1, 3, 20])
+def test_sinks_see_each_step_that_they_ask_for(every):
+    history, sink = EXAMPLES[0][1].history, Listening()
+    sink.every = every
+
+    intake(history, sinks=[sink]).take(list(rows(history)))
+
+    assert set(range(0, history.step + 1, every)) <= set(sink.steps)
+
+
+def test_a_sink_that_asks_for_nothing_sees_each_step():
+    class Plain(Listening):
+        every = property()
+
+    history, sink = EXAMPLES[0][1].history, Plain()
+
+    intake(history, sinks=[sink]).take(list(rows(history)))
+
+    assert sink.steps == list(range(history.step + 1))
 
 
 def test_what_waits_on_the_way_to_the_disk_is_in_the_window_of_the_history():

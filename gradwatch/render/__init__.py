@@ -17,10 +17,13 @@ class Sink(Protocol):
 
     A sink that raises is switched off with one warning: it never stops a training. So it lets go of screen and files
     before it raises. Its `close` is called however the training ends, by an error or an interrupt too.
+
+    Where it has an attribute `every`, it is sure to be shown the steps that are a multiple of that, 0 for none; without
+    one, each step.
     """
 
     def write(self, history: History) -> None:
-        """Look at the newest step: of those that come fast, not each is shown. Quick where nothing is due."""
+        """Look at the newest step. Under a microsecond where nothing is due."""
         ...
 
     def report(self, finding: Finding) -> None:

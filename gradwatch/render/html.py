@@ -43,6 +43,8 @@ class Html:
         config_text: The config, shown as text.
     """
 
+    every = 0
+
     def __init__(self, *, directory: Path, config_text: str = "") -> None:
         self._directory = directory
         self._config_text = config_text

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -71,6 +72,7 @@ class TensorBoard:
         self._summaries = Summaries()
         self._config_text = config_text
         self._hparams = dict(hparams or {})
+        self.every = math.gcd(every, layers_every, picture_every)
         self._run = Share(every, fraction=0.0015)
         self._layer = Share(layers_every, fraction=0.0015)
         self._picture = Share(picture_every, fraction=0.0015, first=picture_every, expected_s=PICTURE_S)
