@@ -299,7 +299,7 @@ def redetect(stored: History, detectors: Sequence[Detector]) -> History:
     assert np.array_equal(param_steps_T, run_steps_T), "both tables have a row per optimizer step"
     rows: list[Row] = []
     for i, step in enumerate(run_steps_T.tolist()):
-        if noted and noted[0].step <= step:
+        if len(rows) == WRITTEN_WITHIN or (noted and noted[0].step <= step):
             intake.take(rows)
             rows = []
         while noted and noted[0].step <= step:
