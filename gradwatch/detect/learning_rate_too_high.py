@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import numpy as np
@@ -14,7 +15,7 @@ from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
 from gradwatch.detect._depth import depth
 from gradwatch.detect._follow_on import settled
-from gradwatch.detect._robust import log10, median
+from gradwatch.detect._robust import block_medians, log10, median
 from gradwatch.detect._schedule import SPAN as SPAN_OF_JUMP
 from gradwatch.detect._schedule import last_jump
 from gradwatch.history.store import History
@@ -52,7 +53,9 @@ class LearningRateTooHigh:
     learned is gone. (3) A learning rate that rises beyond all that it was before, by `jump`, and a loss that is higher
     after it than before. (4) A loss that, as median over 20 steps, is `above_start` times what it was before the first
     update, while at each of the newest 3 measurements an update was `large` beside the weights: what is learned is
-    overshot each time.
+    overshot each time. It is critical, where nothing else was found before it, once what was learned is lost: the run
+    is non-finite, or the loss, as median over 6 steps, is `lost` times the lowest that it was and no lower than in the
+    beginning.
 
     Why it matters: beyond 2 / curvature each step overshoots the valley by more than it came from.
 
@@ -78,6 +81,8 @@ class LearningRateTooHigh:
         large: Update/weight ratio, median over matrices, for (4). 0.05: fifty times the 1e-3 that rates are chosen for.
         worse: Loss after the jump in units of that before. 1.5: a batch is noisier than that seldom, the median of 6
             never was.
+        lost: Loss in units of its best at which all that was learned is gone. 3: noise moves a median of 6 by less than
+            `worse`, the best one down and the newest one up: 2.25.
     """
 
     code: ClassVar[str] = "GW302"
@@ -89,9 +94,16 @@ class LearningRateTooHigh:
     above_start: float = 3.0
     large: float = 0.05
     worse: float = 1.5
+    lost: float = 3.0
 
     def detect(self, history: History) -> Iterator[Finding]:
-        """Yield a finding for the run."""
+        """Yield a finding for the run, one that was made before too: the loss may be lost by now."""
+        before = [f for f in history.findings if f.kind == self.kind and f.severity == Severity.WARNING]
+        for finding in (*before, *self._found(history)):
+            is_lost = finding.severity == Severity.WARNING and _is_first(history, finding) and self._is_lost(history)
+            yield self._critical(history, finding) if is_lost else finding
+
+    def _found(self, history: History) -> Iterator[Finding]:
         rate_T = history.scalar("lr.0", SPAN_OF_JUMP)
         if np.fmax.reduce(rate_T) >= self.jump * np.fmin.reduce(rate_T):
             yield from self._jumped(history)
@@ -104,6 +116,19 @@ class LearningRateTooHigh:
             yield from self._overshot(history)
         if history.step >= self.every and history.param.newest("weight.l2")[matrices_M[0]] >= 0:  # nan is not
             yield from self._grown(history)
+
+    def _critical(self, history: History, finding: Finding) -> Finding:
+        newest = Quantity(name="loss", value=float(median(history.scalar("loss", AFTER))))
+        best = Quantity(name="best loss", value=_best(history))
+        message = f"{finding.message}; what was learned is lost"
+        return replace(finding, severity=Severity.CRITICAL, message=message, evidence=(*finding.evidence, newest, best))
+
+    def _is_lost(self, history: History) -> bool:
+        """Say whether the run has become non-finite, or its loss is far above its best and as high as it began."""
+        if any(f.kind == "non-finite" and f.severity == Severity.CRITICAL for f in history.findings):
+            return True
+        first, newest = float(median(beginning(history, "loss", AFTER))), float(median(history.scalar("loss", AFTER)))
+        return newest >= first > 0 and newest >= self.lost * _best(history) > 0
 
     def _replaced(self, history: History) -> Iterator[Finding]:
         """Yield a finding where an update since the last look, or at it, was larger than the weights it moved."""
@@ -255,6 +280,18 @@ class LearningRateTooHigh:
         yield Example("weights grow over the whole run", slow.history())
         yield Example("the rate jumps, and the loss goes on falling", _jump(factor=10, loss=1))
         yield Example("a restart to a rate that it has had", _jump(factor=10, loss=4, first=0.01))
+
+
+def _is_first(history: History, finding: Finding) -> bool:
+    """Say whether no other kind was found before, at warning or above."""
+    others = (f for f in history.findings if f.kind != finding.kind and f.severity >= Severity.WARNING)
+    return all(f.step >= finding.step for f in others)
+
+
+def _best(history: History) -> float:
+    """Return the lowest loss of the run, as median over `AFTER` steps."""
+    loss_T = history["loss"]
+    return float(np.fmin.reduce(block_medians(loss_T, AFTER))) if len(loss_T) >= AFTER else math.nan
 
 
 def _jump(*, factor: float, loss: float, first: float = 0.001) -> History:

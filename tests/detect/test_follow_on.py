@@ -53,8 +53,44 @@ def test_an_explosion_after_a_jump_of_the_rate_is_told_as_the_jump(replay):
 
     found = {f.kind: f.severity for f in replay(made.history(), detectors())}
 
-    assert found["learning-rate-too-high"] == Severity.WARNING
+    assert found["learning-rate-too-high"] == Severity.CRITICAL, "the loss is lost, and the jump is why"
     assert found["exploding-gradient"] == Severity.INFO
+
+
+def test_a_jump_of_the_rate_that_costs_less_than_was_learned_stays_a_warning(replay):
+    made = Synthetic(steps=140)
+    made.lr_T[60:] *= 100
+    made.loss_T[60:] *= 1.8
+
+    found = {f.kind: f.severity for f in replay(made.history(), detectors())}
+
+    assert found == {"learning-rate-too-high": Severity.WARNING}
+
+
+def test_a_rate_is_critical_once_the_loss_is_lost_and_is_told_where_it_was_found_first(replay):
+    made = Synthetic(steps=140)
+    made.lr_T[60:] *= 100
+    made.loss_T[60:] *= 1.8
+    made.loss_T[90:] *= 20
+
+    (before,) = replay(made.history(until=90), detectors())
+    (after, *_) = replay(made.history(), detectors())
+
+    assert (before.kind, before.severity) == ("learning-rate-too-high", Severity.WARNING)
+    assert (after.kind, after.severity) == ("learning-rate-too-high", Severity.CRITICAL)
+    assert (after.step, after.layer) == (before.step, before.layer)
+    assert after.message.endswith("what was learned is lost")
+
+
+def test_a_lost_loss_is_not_laid_to_the_rate_where_something_else_was_found_before(replay):
+    made = Synthetic(steps=140).imbalance(-1)
+    made.lr_T[60:] *= 100
+    made.loss_T[60:] *= 40
+
+    found = {f.kind: f.severity for f in replay(made.history(), detectors())}
+
+    assert found["layer-imbalance"] == Severity.WARNING
+    assert found["learning-rate-too-high"] == Severity.WARNING
 
 
 def test_an_explosion_at_a_steady_rate_stays_critical(replay):

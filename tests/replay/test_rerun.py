@@ -121,7 +121,7 @@ def test_what_is_found_in_the_clinic_is_the_same_to_the_last_bit(name, tmp_path,
     ("name", "steps", "precision"),
     [
         *(("vanishing-gradient", 12, precision) for precision in ("fp32", "bf16", "fp16")),
-        *(("dead-relu", 150, precision) for precision in ("fp32", "bf16", "fp16")),
+        *(("dead-relu", 68, precision) for precision in ("fp32", "bf16", "fp16")),
         ("non-finite", 250, "bf16"),
     ],
 )
