@@ -1,6 +1,6 @@
 """What watching costs in a loop of one's own, beside what others charge for less.
 
-    python scripts/benchmark_watch.py [--rounds 25] [--only tiny,mlp] [--arms bare,stock] [--steps 20] [--clock wall]
+    python scripts/benchmark_watch.py [--rounds 8] [--processes 5] [--only tiny,mlp] [--arms bare,stock] [--steps 20]
 
 The bare loop is written by hand, with torch's fused AdamW. `stock` is the same loop under `gradwatch.watch` with
 everything on at its defaults: all statistics at every step, detectors, history on disk, TensorBoard. `watched` is that
@@ -10,25 +10,30 @@ and so is one that does not take a model, with its reason.
 
 Each round runs a stretch of steps of every arm, in an order that changes from round to round, so that what else the
 machine does hits all arms alike; a stretch under gradwatch ends when its thread has taken everything in. Shown is the
-median over rounds of the ratio to the bare loop in the same round, with the quartiles. `--clock cpu` counts the
-processor time of all threads, as if none of them ran beside another: an upper bound, which a machine that is busy with
-something else still tells.
+median over rounds of the ratio to the bare loop in the same round, with the quartiles. Two loops with the same code
+differ by up to 3 % for as long as their process lives, as their memory happens to lie; so each workload is measured in
+several processes, and `again`, the bare loop once more, tells what of a ratio is noise. `--clock cpu` counts
+the processor time of all threads, as if none of them ran beside another: an upper bound, which a machine that is busy
+with something else still tells.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.util
+import multiprocessing
 import statistics
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import side_by_side
 import torch
 from peers import NEEDS, PEERS, Arm, MakeArm
-from side_by_side import clock, parse, parser, ratio
+from side_by_side import Seconds, clock, parse, parser, ratio
 from workloads import WORKLOADS, Loop, Workload, loop
 
 import gradwatch
@@ -71,20 +76,23 @@ def under_watch(of: Loop, stack: contextlib.ExitStack) -> Arm:
 
 ARMS: dict[str, tuple[str, MakeArm]] = {
     "bare": ("by hand, fused AdamW", bare),
+    "again": ("the same once more", bare),
     "unfused": ("by hand, AdamW as it comes", unfused),
     "stock": ("**gradwatch**, torch's optimizer", stock),
     "watched": ("**gradwatch**, its own AdamW", watched),
 } | PEERS
 
 
-def measure(workload: Workload, names: list[str], rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of each arm's stretches, round by round."""
+def measure(name: str, names: list[str], options: argparse.Namespace) -> Seconds:
+    """Return the seconds of each arm's stretches, round by round; in a new process, which knows no options yet."""
+    side_by_side.prepare(options)
+    workload = resized(WORKLOADS[name], options.steps)
     with contextlib.ExitStack() as stack:
         made = {name: ARMS[name][1](workload, stack) for name in names}
         arms = {name: arm for name, arm in made.items() if is_warm(name, arm)}
-        seconds: dict[str, list[float]] = {name: [] for name in arms}
+        seconds: Seconds = {name: [] for name in arms}
         order = [*arms]
-        for i in range(rounds):
+        for i in range(options.rounds):
             for name in order[i % len(order) :] + order[: i % len(order)]:
                 seconds[name].append(timed(arms[name]))
     return seconds
@@ -111,10 +119,19 @@ def timed(arm: Arm) -> float:
     return told if isinstance(told, float) else clock() - began
 
 
-def column(name: str, arms: list[str], *, steps: int | None, rounds: int) -> tuple[str, dict[str, str]]:
+def resized(workload: Workload, steps: int | None) -> Workload:
+    """Return a workload with so many steps in a stretch; its own number for None."""
+    return replace(workload, stretch=steps or workload.stretch)
+
+
+def column(name: str, arms: list[str], options: argparse.Namespace) -> tuple[str, dict[str, str]]:
     """Measure a workload, print each arm's line, and return the heading of its column and the cells of the arms."""
-    workload = replace(WORKLOADS[name], stretch=steps or WORKLOADS[name].stretch)
-    seconds = measure(workload, arms, rounds)
+    seconds: Seconds = {}
+    for _ in range(options.processes):
+        with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as process:
+            for arm, times in process.submit(measure, name, arms, options).result().items():
+                seconds.setdefault(arm, []).extend(times)
+    workload = resized(WORKLOADS[name], options.steps)
     cells = {arm: ratio(seconds[arm], seconds["bare"]) if arm != "bare" else "1" for arm in seconds}
     for arm, text in cells.items():
         print(f"{name} {arm}: {text}", flush=True)
@@ -123,15 +140,15 @@ def column(name: str, arms: list[str], *, steps: int | None, rounds: int) -> tup
 
 def main() -> None:
     """Measure and print the table."""
-    asked = parser(__doc__, WORKLOADS, rounds=25)
+    asked = parser(__doc__, WORKLOADS, rounds=8)
+    asked.add_argument("--processes", type=int, default=5, help="processes that go through all rounds, in turn")
     asked.add_argument("--arms", default=",".join(ARMS), help="arms, comma-separated")
     asked.add_argument("--steps", type=int, help="steps of a stretch; fewer for what is slow")
     asked.add_argument("--clock", choices=side_by_side.CLOCKS, default="wall")
     options = parse(asked)
-    side_by_side.chosen = options.clock
     arms = [n for n in options.arms.split(",") if importlib.util.find_spec(NEEDS.get(n, "torch"))]
     arms = ["bare", *(n for n in arms if n != "bare")]
-    columns = dict(column(name, arms, steps=options.steps, rounds=options.rounds) for name in options.only)
+    columns = dict(column(name, arms, options) for name in options.only)
     print("| | " + " | ".join(columns) + " |")
     print("|---" * (len(columns) + 1) + "|")
     for arm in arms:

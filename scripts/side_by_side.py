@@ -33,12 +33,19 @@ def parser(doc: str | None, names: Iterable[str], *, rounds: int) -> argparse.Ar
 
 
 def parse(of: argparse.ArgumentParser) -> argparse.Namespace:
-    """Return the options that were given, with `only` as a list, and set torch to so many threads."""
+    """Return the options that were given, with `only` as a list, and make this process ready for them."""
     options = of.parse_args()
     options.only = options.only.split(",")
+    prepare(options)
+    return options
+
+
+def prepare(options: argparse.Namespace) -> None:
+    """Set threads, warnings and, where there is a choice, the clock of this process to the options."""
+    global chosen
     torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore")
-    return options
+    chosen = getattr(options, "clock", chosen)
 
 
 def timed(call: Callable[[], object]) -> float:
