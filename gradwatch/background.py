@@ -27,19 +27,28 @@ class Background(Generic[T]):
 
     Args:
         process: Called with the items that have come in, on one thread at a time.
+        source: Called for what is ready and was not put, which comes behind all that was; None where nothing is.
         then: Called when no item is left for now.
         limit: Items that may wait; a caller that brings more works them off itself.
         name: Name of the thread.
     """
 
     def __init__(
-        self, process: Callable[[list[T]], object], *, then: Callable[[], None] | None = None, limit: int, name: str
+        self,
+        process: Callable[[list[T]], object],
+        *,
+        source: Callable[[], T | None] | None = None,
+        then: Callable[[], None] | None = None,
+        limit: int,
+        name: str,
     ) -> None:
         self._process = process
+        self._source = source
         self._then = then
         self._limit = limit
         self._name = name
         self._items: deque[T] = deque()
+        self._gathering = threading.Lock()
         self._working = threading.Lock()
         self._starting = threading.Lock()
         self._worker: int | None = None
@@ -58,8 +67,27 @@ class Background(Generic[T]):
         return bool(self._items) or self._working.locked()
 
     def put(self, item: T) -> None:
-        """Leave an item to the thread."""
+        """Leave an item to the thread, behind what the source has ready."""
+        self._gather()
         self._items.append(item)
+        self._see_to_it()
+
+    def pull(self) -> None:
+        """Leave to the thread what the source has ready."""
+        self._gather()
+        if self._items:
+            self._see_to_it()
+
+    def _gather(self) -> None:
+        if self._source is None:
+            return
+        with self._gathering:  # else what one thread has taken could come behind what another takes next
+            item = self._source()
+            if item is not None:
+                self._items.append(item)
+
+    def _see_to_it(self) -> None:
+        """See to it that what waits is worked off in time."""
         if self._error is not None or len(self._items) > self._limit:
             self.finish()
         if not self._is_running:
@@ -69,6 +97,7 @@ class Background(Generic[T]):
         """Return when all items have been worked off; at once where the function itself asks."""
         if self._worker == threading.get_ident():
             return
+        self._gather()
         if self.is_busy:
             self._work_off()
         error, self._error = self._error, None
@@ -86,6 +115,7 @@ class Background(Generic[T]):
         idle_s = 0.0
         while True:
             time.sleep(GATHER_S)
+            self._gather()
             idle_s = 0.0 if self._items else idle_s + GATHER_S
             if self._items and self._error is None:
                 self._work_off()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, final
 
 import numpy as np
@@ -15,7 +15,8 @@ from gradwatch.background import Background
 from gradwatch.detect import ChoosyDetector, Detector
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.history.header import Status
-from gradwatch.history.store import Floats, Histograms, History, Row
+from gradwatch.history.store import Floats, Histograms, History, Rows, joined
+from gradwatch.history.table import Steps
 from gradwatch.records import Diagnosis, Event, Finding
 from gradwatch.render import Sink
 
@@ -78,32 +79,34 @@ class Intake:
         self.recorder = recorder
         self.news: list[Finding] = []
         self._detectors = list(detectors)
+        self._choosy = [d for d in self._detectors if isinstance(d, ChoosyDetector)]
+        self._given_up: set[int] = set()
         self._sinks = list(sinks)
         self._shown_every = {every for sink in sinks if (every := getattr(sink, "every", 1))}
         self._unshown = self._unwritten = 0
         self._period = math.lcm(*(d.every for d in self._detectors))
-        self._due_at: dict[int, tuple[list[Detector], list[ChoosyDetector], list[Detector]]] = {}
+        self._due_at: dict[int, list[Detector]] = {}
 
-    def take(self, rows: Sequence[Row], *, waiting: int = 0) -> None:
-        """Take optimizer steps in, one after the other.
+    def take(self, rows: Rows, *, waiting: int = 0) -> None:
+        """Take optimizer steps in, and look at the history as it is after those at which somebody wants to.
 
         Args:
             rows: The steps.
             waiting: Steps that wait behind them. Where they are many, sinks are not shown these, and are told so.
         """
+        asked = self._asked(rows)
+        shown = {i for every in self._shown_every for i in np.flatnonzero(rows.steps_T % every == 0).tolist()}
+        stops = sorted({i + 1 for i in (*asked, *shown)} | {rows.num_steps})
         first = 0
-        for last, row in enumerate(rows, start=1):
-            asked = self._asked_at(row)
-            is_shown = any(row.step % every == 0 for every in self._shown_every)
-            if asked or is_shown or row.histograms or last - first == WRITTEN_WITHIN or last == len(rows):
-                self._take_together(rows[first:last], asked, waiting=waiting + len(rows) - last)
-                first = last
+        for stop in self.history.taking(rows, stops=stops):
+            if stop == rows.num_steps:
+                self.history.histograms = rows.histograms or self.history.histograms
+            self._look(asked.get(stop - 1, ()), stop - first, waiting=waiting + rows.num_steps - stop)
+            first = stop
 
-    def _take_together(self, rows: Sequence[Row], asked: Sequence[Detector], *, waiting: int) -> None:
-        """Take in steps of which only the last is of interest to detectors."""
-        self.history.extend(rows)
-        self.history.histograms = rows[-1].histograms or self.history.histograms
-        self._unwritten += len(rows)
+    def _look(self, asked: Sequence[Detector], count: int, *, waiting: int) -> None:
+        """Look at the newest of some steps that were taken in."""
+        self._unwritten += count
         if self._unwritten >= WRITTEN_WITHIN:
             self.write()
         for finding in self._detect(asked):
@@ -113,7 +116,7 @@ class Intake:
                 self.recorder.report(finding)
             self._show("report", finding)
         if waiting > SHOWN_WITHIN:
-            self._unshown += len(rows)
+            self._unshown += count
         elif self._sinks:
             self._show("write", self.history)
             if self._unshown:
@@ -147,6 +150,8 @@ class Intake:
 
     def _detect(self, asked: Sequence[Detector]) -> Iterator[Finding]:
         for detector in asked:
+            if id(detector) in self._given_up:  # a few steps before
+                continue
             try:
                 found = [finding for finding in detector.detect(self.history) if self.history.report(finding)]
             except Exception as error:  # whatever a plugin raises must not stop the training
@@ -155,34 +160,46 @@ class Intake:
             yield from found
 
     def _give_up(self, detector: Detector, error: Exception) -> None:
-        self._detectors.remove(detector)
+        self._given_up.add(id(detector))
+        self._detectors = [d for d in self._detectors if d is not detector]
+        self._choosy = [d for d in self._choosy if d is not detector]
         self._due_at.clear()
         _switched_off(f"detector {detector.kind}", error)
 
-    def _asked_at(self, row: Row) -> Sequence[Detector]:
-        """Return the detectors that are asked at a step: those that are due, and may find something."""
-        phase = row.step % self._period
-        due, choosy, others = self._due_at.get(phase) or self._remember(phase)
-        for detector in choosy:
-            if not self._is_ruled_out(detector, row):
-                return due
-        return others
+    def _asked(self, rows: Rows) -> dict[int, list[Detector]]:
+        """Return the detectors that are asked at steps, by the place of the step: due, and not ruled out."""
+        run = dict(zip(self.history.run.statistics, rows.run_TS.T, strict=True))
+        not_ruled_out: dict[int, list[Detector]] = {}
+        for detector in tuple(self._choosy):
+            for i in self._places_for(detector, rows.steps_T, run):
+                not_ruled_out.setdefault(i, []).append(detector)
+        asked = {}
+        for i, step in enumerate(rows.steps_T.tolist()):
+            due = self._due(step % self._period)
+            if choosy := not_ruled_out.get(i):
+                asked[i] = [d for d in self._detectors if d in due or d in choosy]
+            elif due:
+                asked[i] = due
+        return asked
 
-    def _remember(self, phase: int) -> tuple[list[Detector], list[ChoosyDetector], list[Detector]]:
-        """Return the detectors that are due at a phase of the period: all, those that may know better, the others."""
-        if len(self._due_at) == MOST_PHASES:
-            self._due_at.clear()
-        due = [d for d in self._detectors if not phase % d.every]
-        choosy = [d for d in due if isinstance(d, ChoosyDetector)]
-        self._due_at[phase] = due, choosy, [d for d in due if d not in choosy]
-        return self._due_at[phase]
+    def _due(self, phase: int) -> list[Detector]:
+        """Return the detectors that are asked at each step of a phase of the period, whatever it is like."""
+        due = self._due_at.get(phase)
+        if due is None:
+            if len(self._due_at) == MOST_PHASES:
+                self._due_at.clear()
+            due = [d for d in self._detectors if not phase % d.every and d not in self._choosy]
+            self._due_at[phase] = due
+        return due
 
-    def _is_ruled_out(self, detector: ChoosyDetector, row: Row) -> bool:
+    def _places_for(self, detector: ChoosyDetector, steps_T: Steps, run: Mapping[str, Floats]) -> list[int]:
+        """Return the places of the steps at which a detector is due that does not rule them out."""
         try:
-            return detector.rules_out(row.run)
+            due_T = (steps_T % detector.every == 0) & ~detector.rules_out(steps_T, run)
         except Exception as error:  # as above
             self._give_up(detector, error)
-            return True
+            return []
+        return np.flatnonzero(due_T).tolist()
 
     def _show(self, method: str, *args: object) -> None:
         for sink in tuple(self._sinks):
@@ -202,6 +219,7 @@ class Pipeline:
     Attributes:
         news: Findings that nobody has acted on yet; whoever does takes them out. It grows while rows are taken in.
         found: All findings so far, whatever still waits; it grows likewise.
+        source: Called, on whatever thread, for rows that follow what was fed; None where there are none.
     """
 
     def __init__(
@@ -213,11 +231,14 @@ class Pipeline:
         recorder: Recorder | None = None,
     ) -> None:
         self._intake = Intake(history, detectors=detectors, sinks=sinks, recorder=recorder)
+        self.source: Callable[[], Rows | None] = _nothing
         self.news = self._intake.news
         self.found = history.findings
         row_bytes = len(history.info.layers) * len(catalogue.PARAM) * np.dtype(np.float32).itemsize
         limit = max(2 * SHOWN_WITHIN, WAITING_BYTES // max(row_bytes, 1))
-        self._background = Background(self._take, then=self._intake.write, limit=limit, name="gradwatch")
+        self._background: Background[Rows | Event] = Background(
+            self._take, source=self._gather, then=self._intake.write, limit=limit, name="gradwatch"
+        )
         self._newest = history.step
 
     @property
@@ -246,9 +267,14 @@ class Pipeline:
         act_SL: Floats | None = None,
         histograms: Histograms | None = None,
     ) -> None:
-        """Send one optimizer step through. Arguments as in `History.append`; `param_SL` may be changed afterwards."""
+        """Send one optimizer step through. Arguments as in `History.row`; `param_SL` may be changed afterwards."""
+        rows = self._intake.history.row(step, run=run, param_SL=param_SL.copy(), act_SL=act_SL, histograms=histograms)
+        self._background.put(rows)
         self._newest = step
-        self._background.put(Row(step, run, param_SL.copy(), act_SL, histograms))
+
+    def pull(self) -> None:
+        """See to it that what the source has is taken in in time."""
+        self._background.pull()
 
     def finish(self) -> None:
         """Return when all that was fed has been taken in."""
@@ -273,16 +299,34 @@ class Pipeline:
             diagnoses = self._intake.end_sinks()
         return diagnoses
 
-    def _take(self, items: Sequence[Row | Event]) -> None:
-        rows: list[Row] = []
+    def _gather(self) -> Rows | None:
+        rows = self.source()
+        if rows is not None:
+            self._newest = int(rows.steps_T[-1])
+        return rows
+
+    def _take(self, items: Sequence[Rows | Event]) -> None:
+        parts: list[Rows] = []
         for item in items:
-            if isinstance(item, Row):
-                rows.append(item)
+            if isinstance(item, Event):
+                self._take_rows(parts)
+                self._intake.note(item)
                 continue
-            self._intake.take(rows)
-            self._intake.note(item)
-            rows = []
-        self._intake.take(rows, waiting=len(self._background))
+            parts.append(item)
+            if item.is_sampled or sum(part.num_steps for part in parts) >= WRITTEN_WITHIN:
+                self._take_rows(parts)
+        self._take_rows(parts)
+
+    def _take_rows(self, parts: list[Rows]) -> None:
+        """Take rows in together, and out of the list."""
+        if parts:
+            rows = joined(parts)
+            parts.clear()
+            self._intake.take(rows, waiting=max(0, self._newest - int(rows.steps_T[-1])))
+
+
+def _nothing() -> None:
+    return None
 
 
 def redetect(stored: History, detectors: Sequence[Detector]) -> History:
@@ -297,16 +341,23 @@ def redetect(stored: History, detectors: Sequence[Detector]) -> History:
     act_row = {int(step): i for i, step in enumerate(act_steps_T)}
     noted = deque(sorted(stored.events, key=lambda event: event.step))
     assert np.array_equal(param_steps_T, run_steps_T), "both tables have a row per optimizer step"
-    rows: list[Row] = []
+    first = 0
+
+    def take(end: int) -> None:
+        nonlocal first
+        if end > first:
+            act_SL = act_TSL[act_row[newest]] if (newest := int(run_steps_T[end - 1])) in act_row else None
+            intake.take(Rows(run_steps_T[first:end], run_TS[first:end], param_TSL[first:end], act_SL))
+            first = end
+
     for i, step in enumerate(run_steps_T.tolist()):
-        if len(rows) == WRITTEN_WITHIN or (noted and noted[0].step <= step):
-            intake.take(rows)
-            rows = []
+        if i - first == WRITTEN_WITHIN or (noted and noted[0].step <= step):
+            take(i)
         while noted and noted[0].step <= step:
             intake.note(noted.popleft())
-        run = dict(zip(stored.run.statistics, run_TS[i].tolist(), strict=True))
-        rows.append(Row(step, run, param_TSL[i], act_TSL[act_row[step]] if step in act_row else None))
-    intake.take(rows)
+        if step in act_row:
+            take(i + 1)
+    take(len(run_steps_T))
     intake.history.events.extend(noted)
     return intake.history
 

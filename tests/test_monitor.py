@@ -69,7 +69,7 @@ FAULTS = {
     "the peak memory": [(monitor, "peak_memory")],
     "the loss": [(monitor, "number")],
     "the look at the optimizer": [(part.Part, "put_rates")],
-    "the recording": [(History, "extend"), (Pipeline, "feed")],
+    "the recording": [(History, "taking"), (Pipeline, "feed")],
     "the diagnosis": [(Pipeline, "close")],
 }
 PLACES = [(name, *place) for name, places in FAULTS.items() for place in places]

@@ -6,7 +6,7 @@ import pytest
 
 from gradwatch import pipeline
 from gradwatch.detect import detectors
-from gradwatch.history.store import History, Row
+from gradwatch.history.store import History, joined
 from gradwatch.pipeline import Intake
 
 ALL = detectors()
@@ -20,7 +20,20 @@ def rows(history):
     act_steps_T, act_TSL = history.act.rows()
     act = dict(zip(act_steps_T.tolist(), act_TSL, strict=True))
     for step, param_SL, run_S1 in zip(steps_T.tolist(), param_TSL, run_TS1, strict=True):
-        yield Row(step, dict(zip(history.run.statistics, run_S1[:, 0].tolist(), strict=True)), param_SL, act.get(step))
+        run = dict(zip(history.run.statistics, run_S1[:, 0].tolist(), strict=True))
+        yield history.row(step, run=run, param_SL=param_SL, act_SL=act.get(step))
+
+
+def blocks(rows, length=pipeline.WRITTEN_WITHIN):
+    """The same rows, as many together as may be: only the last of each may be sampled."""
+    parts = []
+    for row in rows:
+        parts.append(row)
+        if row.is_sampled or len(parts) == length:
+            yield joined(parts)
+            parts = []
+    if parts:
+        yield joined(parts)
 
 
 def intake(history, **parts):
@@ -33,9 +46,10 @@ def intake(history, **parts):
 def test_rows_that_come_together_give_the_findings_of_rows_that_come_one_by_one(kind, example):
     together, apart = intake(example.history, detectors=ALL), intake(example.history, detectors=ALL)
 
-    together.take(list(rows(example.history)))
+    for block in blocks(rows(example.history)):
+        together.take(block)
     for row in rows(example.history):
-        apart.take([row])
+        apart.take(row)
 
     assert repr(together.history.findings) == repr(apart.history.findings)  # nan equals nothing
 
@@ -61,9 +75,11 @@ class Listening:
 
 def test_sinks_see_each_step_at_which_detectors_are_asked_and_each_histogram(monkeypatch):
     history, sink = EXAMPLES[0][1].history, Listening()
-    made = [row._replace(histograms=object()) if row.step in (11, 12) else row for row in rows(history)]
+    made = [row._replace(histograms=object()) if row.steps_T[0] in (11, 12) else row for row in rows(history)]
 
-    intake(history, detectors=[d for d in ALL if d.every == 5], sinks=[sink]).take(made)
+    taken = intake(history, detectors=[d for d in ALL if d.every == 5], sinks=[sink])
+    for block in blocks(made):
+        taken.take(block)
 
     assert {5, 10, 11, 12, 15, history.step} <= set(sink.steps)
     assert made[11].histograms in sink.histograms
@@ -74,7 +90,9 @@ def test_sinks_see_each_step_that_they_ask_for(every):
     history, sink = EXAMPLES[0][1].history, Listening()
     sink.every = every
 
-    intake(history, sinks=[sink]).take(list(rows(history)))
+    taken = intake(history, sinks=[sink])
+    for block in blocks(rows(history)):
+        taken.take(block)
 
     assert set(range(0, history.step + 1, every)) <= set(sink.steps)
 
@@ -85,7 +103,9 @@ def test_a_sink_that_asks_for_nothing_sees_each_step():
 
     history, sink = EXAMPLES[0][1].history, Plain()
 
-    intake(history, sinks=[sink]).take(list(rows(history)))
+    taken = intake(history, sinks=[sink])
+    for block in blocks(rows(history)):
+        taken.take(block)
 
     assert sink.steps == list(range(history.step + 1))
 
@@ -99,7 +119,8 @@ def test_what_waits_on_the_way_to_the_disk_is_in_the_window_of_the_history():
 
     history = EXAMPLES[0][1].history
     taken = intake(history, recorder=Recorder())
-    taken.take(list(rows(history)))
+    for block in blocks(rows(history)):
+        taken.take(block)
 
     assert written[0] < 2 * pipeline.WRITTEN_WITHIN
 
@@ -108,7 +129,7 @@ def test_a_detector_that_fails_to_rule_a_step_out_is_switched_off():
     class Broken:
         code, kind, every = "GW999", "broken", 1
 
-        def rules_out(self, run):
+        def rules_out(self, steps_T, run):
             raise RuntimeError("no rule")
 
         def detect(self, history):
@@ -122,6 +143,7 @@ def test_a_detector_that_fails_to_rule_a_step_out_is_switched_off():
     taken = intake(history, detectors=[Broken()])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        taken.take(list(rows(history)))
+        for block in blocks(rows(history)):
+            taken.take(block)
 
     assert [str(w.message) for w in caught] == ["gradwatch: detector broken is switched off: RuntimeError: no rule"]

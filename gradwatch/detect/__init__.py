@@ -1,13 +1,19 @@
 """The Detector interface, and all detectors there are: read the history at its newest step, yield what is ill now."""
 
+# T = steps
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gradwatch import plugins
 from gradwatch.history.store import History
+from gradwatch.history.table import Floats, Steps
 from gradwatch.records import Finding
 
 
@@ -53,8 +59,13 @@ class Detector(Protocol):
 class ChoosyDetector(Detector, Protocol):
     """A detector that is asked often, and knows by a glance that most steps are none of its business."""
 
-    def rules_out(self, run: Mapping[str, float]) -> bool:
-        """Say whether the statistics of the run at a step, by name, rule it out that anything is found at it."""
+    def rules_out(self, steps_T: Steps, run: Mapping[str, Floats]) -> NDArray[np.bool_]:
+        """Say at which steps it is ruled out that anything is found.
+
+        Args:
+            steps_T: The steps.
+            run: Statistics of the run at each of them by name, of shape (T,).
+        """
         ...
 
 

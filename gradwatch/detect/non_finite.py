@@ -16,6 +16,7 @@ from gradwatch.detect import Example
 from gradwatch.detect._scope import first_scope
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
+from gradwatch.history.table import Floats, Steps
 from gradwatch.records import Finding, Quantity, Severity
 
 NORM = "grad_norm.before_clip"
@@ -59,10 +60,10 @@ class NonFinite:
     kind: ClassVar[str] = "non-finite"
     every: int = 1
 
-    def rules_out(self, run: Mapping[str, float]) -> bool:
-        """Say whether loss and gradients of a step are finite, where each step is looked at by itself."""
-        is_finite = math.isfinite(run.get("loss", math.nan)) and math.isfinite(run.get(NORM, math.nan))
-        return is_finite and self.every == 1
+    def rules_out(self, steps_T: Steps, run: Mapping[str, Floats]) -> NDArray[np.bool_]:
+        """Say at which steps loss and gradients are finite, where each step is looked at by itself."""
+        finite_T: NDArray[np.bool_] = np.isfinite(run["loss"]) & np.isfinite(run[NORM]) & (self.every == 1)
+        return finite_T
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield where NaN or Inf entered, at the step it did; steps after it that are as sick are no news."""

@@ -4,17 +4,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect._robust import Floats, median
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
+from gradwatch.history.table import Steps
 from gradwatch.records import Finding, Quantity, Severity
 
 
@@ -61,9 +62,9 @@ class Overfitting:
     steady: float = 0.15
     fall: float = 0.8
 
-    def rules_out(self, run: Mapping[str, float]) -> bool:
-        """Say whether nothing was validated at a step, where each step is looked at by itself."""
-        return self.every == 1 and math.isnan(run.get("val_loss", math.nan))
+    def rules_out(self, steps_T: Steps, run: Mapping[str, Floats]) -> NDArray[np.bool_]:
+        """Say at which steps nothing was validated, where each step is looked at by itself."""
+        return np.isnan(run["val_loss"]) & (self.every == 1)
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""

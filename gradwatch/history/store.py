@@ -4,9 +4,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
@@ -22,7 +21,7 @@ from gradwatch.records import Event, Finding, RunInfo
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["WINDOW", "Floats", "Histograms", "History", "Row", "Table"]
+__all__ = ["WINDOW", "Floats", "Histograms", "History", "Rows", "Table"]
 
 VALIDATION = ("val_loss", "val_accuracy")
 
@@ -45,14 +44,40 @@ class Histograms:
     weight_LB: NDArray[Any]
 
 
-class Row(NamedTuple):
-    """One optimizer step on its way into the history; see `History.append`."""
+class Rows(NamedTuple):
+    """Optimizer steps on their way into the history.
 
-    step: int
-    run: Mapping[str, float]
-    param_SL: Floats
+    Args:
+        steps_T: The steps, growing.
+        run_TS: Statistics of the run, float64, in the order of `History.run.statistics`.
+        param_TSL: Statistics of every layer, in the order of `catalogue.PARAM` and `RunInfo.layers`.
+        act_SL: Statistics of the activations at the last of the steps, where it sampled them.
+        histograms: Histograms at the last of the steps, likewise.
+    """
+
+    steps_T: NDArray[np.int64]
+    run_TS: Floats
+    param_TSL: Floats
     act_SL: Floats | None = None
     histograms: Histograms | None = None
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps there are."""
+        return len(self.steps_T)
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the last step holds more than every step does."""
+        return self.act_SL is not None or self.histograms is not None
+
+
+def joined(parts: Sequence[Rows]) -> Rows:
+    """Return rows that follow each other as one; only the last of them may be sampled."""
+    if len(parts) == 1:
+        return parts[0]
+    steps_T, run_TS, param_TSL = (np.concatenate(arrays) for arrays in zip(*(p[:3] for p in parts), strict=True))
+    return Rows(steps_T, run_TS, param_TSL, *parts[-1][3:])
 
 
 @final
@@ -88,6 +113,8 @@ class History:
         self.act = self._table(tuple(a.name for a in info.activations), catalogue.ACT_NAMES, "<f4")
         self.run = self._table(("",), catalogue.run_names(groups), "<f8")
         self._blank_run = dict.fromkeys(self.run.statistics, math.nan)
+        self._step_ms = self.run.statistics.index("step_ms")
+        self._validation = [self.run.statistics.index(name) for name in VALIDATION]
 
     @property
     def step(self) -> int:
@@ -104,36 +131,64 @@ class History:
         """What happened besides the statistics, in the order in which it was noted. `note` adds to it."""
         return self._events
 
-    def append(self, step: int, *, run: Mapping[str, float], param_SL: Floats, act_SL: Floats | None = None) -> None:
-        """Record one optimizer step.
+    def row(
+        self,
+        step: int,
+        *,
+        run: Mapping[str, float],
+        param_SL: Floats,
+        act_SL: Floats | None = None,
+        histograms: Histograms | None = None,
+    ) -> Rows:
+        """Return one optimizer step as it goes into the history; the arrays are not copied.
 
         Args:
-            step: Optimizer step, from 0; must grow.
+            step: Optimizer step, from 0.
             run: Statistics of the run by name; those left out are nan.
             param_SL: Values of shape (S, L) in the order of `catalogue.PARAM` and `info.layers`.
             act_SL: The same for activations, on the steps that sampled them.
+            histograms: Histograms, on the steps that have them.
         """
-        self.extend([Row(step, run, param_SL, act_SL)])
+        whole = {**self._blank_run, **run}  # in the order of the statistics
+        if len(whole) > len(self._blank_run):
+            unknown, known = ", ".join(sorted(run.keys() - self._blank_run.keys())), ", ".join(self.run.statistics)
+            raise ValueError(f"no statistic of the run is called {unknown}; there are {known}")
+        run_TS = np.fromiter(whole.values(), np.float64, len(whole))[None]
+        return Rows(np.array([step]), run_TS, param_SL[None], act_SL, histograms)
 
-    def extend(self, rows: Sequence[Row]) -> None:
-        """Record optimizer steps, one after the other."""
-        blank, width = self._blank_run, len(self._blank_run)
-        runs = [{**blank, **row.run} for row in rows]  # in the order of the statistics
-        for run in runs:
-            if len(run) > width:
-                unknown, known = ", ".join(sorted(run.keys() - blank.keys())), ", ".join(self.run.statistics)
-                raise ValueError(f"no statistic of the run is called {unknown}; there are {known}")
-        values = itertools.chain.from_iterable(run.values() for run in runs)
-        run_TS1 = np.fromiter(values, np.float64, width * len(runs)).reshape(-1, width, 1)
-        sampled = [row for row in rows if row.act_SL is not None]
-        self.param.append([row.step for row in rows], [row.param_SL for row in rows])
-        if sampled:
-            self.act.append([row.step for row in sampled], [row.act_SL for row in sampled if row.act_SL is not None])
-        self.run.append([row.step for row in rows], run_TS1)
-        for row, run in zip(rows, runs, strict=True):
-            self.trained_s += self._pace.counted(run["step_ms"] / 1e3)
-            if run["val_loss"] == run["val_loss"] or run["val_accuracy"] == run["val_accuracy"]:  # nan equals nothing
-                self._marked.append(row.step)
+    def append(self, step: int, *, run: Mapping[str, float], param_SL: Floats, act_SL: Floats | None = None) -> None:
+        """Record one optimizer step. Arguments as for `row`; the step must grow."""
+        self.extend(self.row(step, run=run, param_SL=param_SL, act_SL=act_SL))
+
+    def extend(self, rows: Rows) -> None:
+        """Record optimizer steps, which must grow."""
+        for _ in self.taking(rows, stops=[rows.num_steps]):
+            pass
+
+    def taking(self, rows: Rows, *, stops: Iterable[int]) -> Iterator[int]:
+        """Record optimizer steps a few at a time, so that one may look at the history as it was at some of them.
+
+        Args:
+            rows: The steps, which must grow.
+            stops: How many of the steps are to be there each time, growing; the last is all.
+
+        Yields:
+            Each of the stops, when so many steps are there, and no later one.
+        """
+        seconds = (rows.run_TS[:, self._step_ms] / 1e3).tolist()
+        validated_T = self._is_validated(rows.run_TS)
+        self.param.lay(rows.steps_T, rows.param_TSL)
+        self.run.lay(rows.steps_T, rows.run_TS[:, :, None])
+        first = 0
+        for stop in stops:
+            self.param.reveal(stop - first)
+            self.run.reveal(stop - first)
+            if rows.act_SL is not None and stop == rows.num_steps:
+                self.act.append(rows.steps_T[-1:], rows.act_SL[None])
+            self.trained_s += sum(map(self._pace.counted, seconds[first:stop]))
+            self._marked += rows.steps_T[first:stop][validated_T[first:stop]].tolist()
+            yield stop
+            first = stop
 
     def report(self, finding: Finding) -> bool:
         """Take in a finding, where it is news: the first of its kind and layer, or graver than before.
@@ -203,9 +258,11 @@ class History:
     def mark_validation(self) -> None:
         """Look up the steps on which validation was measured, after rows were put in that `append` did not see."""
         steps_T, values_TSL = self.run.rows(thin=False)
-        columns = [self.run.statistics.index(name) for name in VALIDATION]
-        measured_T = ~np.isnan(values_TSL[:, columns, 0]).all(axis=1)
-        self._marked[:] = steps_T[measured_T].tolist()
+        self._marked[:] = steps_T[self._is_validated(values_TSL[:, :, 0])].tolist()
+
+    def _is_validated(self, run_TS: Floats) -> NDArray[np.bool_]:
+        validated_T: NDArray[np.bool_] = np.logical_or.reduce(~np.isnan(run_TS[:, self._validation]), axis=1)
+        return validated_T
 
     def scalar(self, statistic: str, length: int = WINDOW) -> NDArray[np.float64]:
         """Return a statistic of the run over the newest steps, of shape (at most length,)."""

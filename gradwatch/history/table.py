@@ -58,28 +58,32 @@ class Table:
         """Return how many steps are kept."""
         return len(self.kept_steps())
 
-    def append(self, steps: Sequence[int], rows: Sequence[Floats] | Floats) -> None:
-        """Record steps, with values of shape (S, L) each. Steps must grow."""
-        self._check(steps, rows)
-        first = 0
-        while first < len(steps):
-            if self._len == 2 * WINDOW:
-                self._slide()
-            last = min(len(steps), first + 2 * WINDOW - self._len)
-            end = self._len + last - first
-            self._steps_T[self._len : end] = steps[first:last]
-            self._values_TSL[self._len : end] = rows[first:last]
-            self._len, self.last_step = end, steps[last - 1]
-            first = last
+    def append(self, steps: Sequence[int] | Steps, rows: Sequence[Floats] | Floats) -> None:
+        """Record at most `WINDOW` steps, with values of shape (S, L) each. Steps must grow."""
+        self.lay(np.asarray(steps), np.asarray(rows))
+        self.reveal(len(steps))
 
-    def _check(self, steps: Sequence[int], rows: Sequence[Floats] | Floats) -> None:
-        newest = self.last_step
-        for step, row_SL in zip(steps, rows, strict=True):
-            if step <= newest:
-                raise ValueError(f"step {step} does not follow step {newest}: recorded steps must grow")
-            if row_SL.shape != self.shape:
-                raise ValueError(f"step {step} has values of shape {row_SL.shape}, expected {self.shape}")
-            newest = step
+    def lay(self, steps_T: Steps, values_TSL: Floats) -> None:
+        """Lay at most `WINDOW` steps behind the newest, for `reveal` to record them. Steps must grow."""
+        self._check(steps_T, values_TSL)
+        if self._len + len(steps_T) > 2 * WINDOW:
+            self._slide()
+        laid = slice(self._len, self._len + len(steps_T))
+        self._steps_T[laid], self._values_TSL[laid] = steps_T, values_TSL
+
+    def reveal(self, count: int) -> None:
+        """Record so many of the steps that were laid."""
+        self._len += count
+        self.last_step = int(self._steps_T[self._len - 1])
+
+    def _check(self, steps_T: Steps, values_TSL: Floats) -> None:
+        assert len(steps_T) <= WINDOW, f"a table takes in at most {WINDOW} steps at once"
+        steps = steps_T.tolist()
+        for step, before in zip(steps, [self.last_step, *steps], strict=False):
+            if step <= before:
+                raise ValueError(f"step {step} does not follow step {before}: recorded steps must grow")
+        if values_TSL.shape[1:] != self.shape:
+            raise ValueError(f"step {steps[0]} has values of shape {values_TSL.shape[1:]}, expected {self.shape}")
 
     def extend(self, steps_T: Steps, values_TSL: Floats) -> None:
         """Take over many recorded steps at once, as they were read from disk. The table must be empty."""
@@ -179,9 +183,10 @@ class Table:
 
     def _slide(self) -> None:
         """Move all but the newest window to the older part."""
-        self._archive(self._steps_T[:WINDOW].copy(), self._values_TSL[:WINDOW].copy())
-        self._steps_T[:WINDOW] = self._steps_T[WINDOW:]
-        self._values_TSL[:WINDOW] = self._values_TSL[WINDOW:]
+        older, newest = slice(self._len - WINDOW), slice(self._len - WINDOW, self._len)
+        self._archive(self._steps_T[older].copy(), self._values_TSL[older].copy())
+        self._steps_T[:WINDOW] = self._steps_T[newest].copy()
+        self._values_TSL[:WINDOW] = self._values_TSL[newest].copy()
         self._len = WINDOW
         if self.last_step // self.segment_length != self._thinned_at:
             self._thin()
