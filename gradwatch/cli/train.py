@@ -48,17 +48,19 @@ def command(
     Exits with 0 where the run is healthy, 1 with findings, 2 on a mistake in the config, 3 where it was interrupted
     and can be resumed.
     """
-    from gradwatch.config.load import load_config, warnings
-
-    checked = load_config(_file(config, resume), overrides or [], changes=set_files or [])
-    for warning in warnings(checked):
-        complain("warning", warning)
-
-    from gradwatch.train.loop import train  # torch, now that the config is known to be right
-
     try:
+        from gradwatch.config.load import load_config, warnings
+
+        checked = load_config(_file(config, resume), overrides or [], changes=set_files or [])
+        for warning in warnings(checked):
+            complain("warning", warning)
+
+        from gradwatch.train.loop import train  # torch, now that the config is known to be right
+
         outcome = train(checked, resume=resume, log_format=log_format.value)
     except KeyboardInterrupt as quit_at_once:  # the second Ctrl-C, or one before training
+        if not hasattr(quit_at_once, "__notes__"):
+            quit_at_once.add_note("interrupted before the training began; nothing was lost")
         show_notes(quit_at_once)
         raise
     if outcome.ending == "interrupted":

@@ -81,7 +81,10 @@ def test_ctrl_c_before_training_is_what_shells_expect(gradwatch, config, monkeyp
 
     monkeypatch.setattr("gradwatch.config.load.load_config", interrupt)
 
-    assert gradwatch("train", config).code == 130, "3 would say that there is a run to go on with"
+    result = gradwatch("train", config)
+
+    assert result.code == 130, "3 would say that there is a run to go on with"
+    assert "note: interrupted before the training began" in result.err
 
 
 def test_warnings_are_lines_of_their_own_and_those_of_the_user_s_code_say_where(gradwatch, config, monkeypatch):
