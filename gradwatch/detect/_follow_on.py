@@ -27,7 +27,10 @@ FOLLOWS: dict[str, frozenset[str]] = {
     "learning-rate-too-high": frozenset({"missing-zero-grad", "non-finite"}),
     "exploding-gradient": frozenset({"missing-zero-grad"}),
     "gradient-spike": frozenset({"missing-zero-grad", "exploding-gradient"}),
-    "oscillating-gradient": frozenset({"missing-zero-grad", "exploding-gradient"}),
+    # an output that is thrown about, or that nothing moves, predicts one class too, whatever the batches hold
+    "oscillating-gradient": frozenset(
+        {"missing-zero-grad", "exploding-gradient", "not-optimized", "poor-initialization"}
+    ),
     # one layer was thrown further than the others
     "layer-imbalance": OVERSHOT,
     # a gradient that does not arrive moves nothing, nor does a usual one weights that were thrown far off

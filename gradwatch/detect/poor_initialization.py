@@ -21,6 +21,15 @@ from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, LayerInfo, Quantity, Severity
 
+CLASSES = "tape-classes"
+"""Event of a loss that is the cross entropy of some classes."""
+
+RECURRENT = ("GRU", "LSTM", "RNN")
+"""How the names of recurrent modules begin."""
+
+IMPOSSIBLE = 103.3
+"""Loss in nats from which the probability of the right class is zero in float32, whose smallest number is 1.4e-45."""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,16 +46,20 @@ class PoorInitialization:
     stay copies of each other (Goodfellow et al. 2016, Deep Learning, sec. 8.4). Where the tape says that the loss is
     the cross entropy of C classes, the loss of step 0: who knows nothing has log C, and what is above it by far was
     sure of the wrong class before it had seen any, by weights or inputs that are too large (info: shortcuts over many
-    layers add up to it as well, and training mends it within some steps). And the other side, in models without
-    normalisation: hidden layers with gains below `faint`, where what the median weight gets of the gradient is `lost`
-    decades below that of the output's bias.
+    layers add up to it as well, and training mends it within some steps; a warning above 103.3 nats, where float32 has
+    no probability left for the right class). Weights that were drawn about a number other than zero add up what their
+    inputs have in common: their gain is that number times the fan-in. A matrix of a module of one's own counts where
+    the tape says that the model multiplies by it. And the other side, in models without normalisation: hidden layers
+    with gains below `faint`, where what the median weight gets of the gradient is `lost` decades below that of the
+    output's bias; and nothing but matrices of zeros, of which each keeps the gradient from all others.
 
     Why it matters: gains multiply. Three layers of 17 make 5,000: logits and losses in the hundreds, saturated units,
     and thousands of steps that only undo it. A product of two embeddings from N(0, 1) over 48 dimensions has a standard
     deviation of 7, whatever is to be predicted.
 
     When it is wrong: a first layer that is scaled up on purpose (sinusoidal networks, random features), or a trained
-    network with sharp weights: one such layer alone is reported as info. Weights of zero that open a branch are left
+    network with sharp weights: one such layer alone is reported as info, unless it is recurrent, and multiplies at
+    each step of a sequence, or the first loss is a `surprise` too. Weights of zero that open a branch are left
     out, and so are small ones that a normalisation or a shortcut makes up for: the gradient shows it.
 
     What to do: kaiming_normal_ or kaiming_uniform_ for ReLU, xavier for tanh and sigmoid, or PyTorch's default, in the
@@ -85,13 +98,19 @@ class PoorInitialization:
         if history.step >= self.every or history.param.steps()[0] != 0:
             return
         yield from self._copies(history)
-        yield from self._surprised(history)
+        yield from self._closed(history)
         yield from self._faint(history)
+        yield from self._large(history)
+        yield from self._surprised(history)
+
+    def _large(self, history: History) -> Iterator[Finding]:
+        """Yield what was drawn too large."""
         embedding_L = _embedding_gains(history)
         gain_L = np.fmax(_gains(history), embedding_L)
         large = np.flatnonzero(gain_L >= self.gain)  # nan, for every other tensor, is not
         modules = {history.info.layers[i].module for i in large}
-        is_harmful = len(modules) >= self.layers or bool((embedding_L >= self.gain).any())
+        is_alone = len(modules) < self.layers and not any(_is_recurrent(history.info.layers[i]) for i in large)
+        is_harmful = not is_alone or bool((embedding_L >= self.gain).any()) or self._surprise(history) >= self.surprise
         severity = Severity.WARNING if is_harmful else Severity.INFO
         ill_L = np.array([layer.module in modules for layer in history.info.layers])
         tables = [(history.info.layers[i].name, [int(i)]) for i in np.flatnonzero(embedding_L >= self.gain)]
@@ -125,25 +144,49 @@ class PoorInitialization:
                 evidence=(Quantity(name="deviation of the weights", value=0.0),),
             )
 
-    def _surprised(self, history: History) -> Iterator[Finding]:
-        """Yield the run where its first loss is far above that of knowing nothing."""
-        loss = float(history.scalar("loss")[0])
-        for event in noted(history, "tape-classes"):
-            units = loss / (event.values.get("nat", math.nan) * math.log(event.values["classes"]))
-            if not self.surprise <= units < math.inf:  # also where no unit is known
-                continue
-            yield Finding(
-                code=self.code,
-                kind=self.kind,
-                layer=None,
-                step=history.step,
-                severity=Severity.INFO,
-                message=f"the loss of step 0 is {loss:.4g}, {units:.3g} times that of knowing nothing: scales are off",
-                evidence=(
-                    Quantity(name="loss at step 0", value=loss),
-                    Quantity(name="logarithm of the number of classes", value=math.log(event.values["classes"])),
-                ),
+    def _surprise(self, history: History) -> float:
+        """Return the loss of step 0 in units of that of knowing nothing, nan where it has no unit."""
+        for event in noted(history, CLASSES):
+            return float(history.scalar("loss")[0]) / (
+                event.values.get("nat", math.nan) * math.log(event.values["classes"])
             )
+        return math.nan
+
+    def _surprised(self, history: History) -> Iterator[Finding]:
+        """Yield the run where its first loss is far above that of knowing nothing, and no layer is known to be why."""
+        units = self._surprise(history)
+        if not self.surprise <= units < math.inf or any(f.kind == self.kind for f in history.findings):
+            return
+        (event, *_) = noted(history, CLASSES)
+        loss, nats = float(history.scalar("loss")[0]), units * math.log(event.values["classes"])
+        yield Finding(
+            code=self.code,
+            kind=self.kind,
+            layer=None,
+            step=history.step,
+            severity=Severity.WARNING if nats > IMPOSSIBLE else Severity.INFO,
+            message=f"the loss of step 0 is {loss:.4g}, {units:.3g} times that of knowing nothing: scales are off",
+            evidence=(
+                Quantity(name="loss at step 0", value=loss),
+                Quantity(name="logarithm of the number of classes", value=math.log(event.values["classes"])),
+            ),
+        )
+
+    def _closed(self, history: History) -> Iterator[Finding]:
+        """Yield the run where all matrices are zero: each keeps the gradient from all others."""
+        shape, infos = depth(history), history.info.layers
+        weight_M, grad_M = (history.param.window(name)[0, shape.matrices_M] for name in ("weight.l2", "grad.l2"))
+        if len(weight_M) < self.layers or weight_M.any() or grad_M.any() or not all(info.trainable for info in infos):
+            return
+        yield Finding(
+            code=self.code,
+            kind=self.kind,
+            layer=None,
+            step=history.step,
+            severity=Severity.WARNING,
+            message="all weights begin at zero, and get no gradient: each keeps it from all others",
+            evidence=(Quantity(name="matrices of zeros", value=float(len(weight_M))),),
+        )
 
     def _faint(self, history: History) -> Iterator[Finding]:
         """Yield the layers drawn so small that neither the signal nor its gradient comes through."""
@@ -182,7 +225,12 @@ class PoorInitialization:
         yield Example("weights so small that the signal is lost", *_faint(gain=0.01, lost=4))
         yield Example("small weights, and a gradient that comes through", _faint(gain=0.05, lost=1)[0])
         yield Example("a first loss far above log C", _guessed(loss=40.0), (None,))
+        yield Example("a first loss that float32 has no probability for", _guessed(loss=2e3), (None,))
         yield Example("a trained network meets new labels", _guessed(loss=12.0))
+        yield Example("weights drawn from 0 to 1 in a layer of one's own", *_one_sided(mean=0.5))
+        yield Example("factors of a matrix, drawn from 0 to 1", _one_sided(mean=0.5, inputs=4)[0])
+        yield Example("all is zero", _zeros(*range(12)), (None,))
+        yield Example("branches of zeros", _zeros(3, 5, 11))
         yield Example("a healthy run", Synthetic(steps=20).history())
         yield Example("He initialisation, and a little more", _drawn(2.0, None))
         drawn = (1.0, 1.0)
@@ -197,23 +245,38 @@ class PoorInitialization:
 
 
 def _gains(history: History) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Return the gain of each weight at the first step, nan where there is none to speak of."""
-    l2_L = history.param.window("weight.l2")[0]
-    infos = history.info.layers
-    return np.array([_gain(infos[i], float(l2_L[i])) if _counts(infos, i) else math.nan for i in range(len(infos))])
+    """Return the gain of each weight at the first step, nan where there is none to speak of.
+
+    Of a weight that was drawn about a number other than zero it is that number times the inputs, for a signal whose
+    parts have a sign in common, where that is more.
+    """
+    infos, l2_L = history.info.layers, history.param.window("weight.l2")[0]
+    inputs_L = np.array([math.prod(info.shape[1:]) if _counts(infos, i) else math.nan for i, info in enumerate(infos)])
+    for event in noted(history, "tape-matrix"):
+        weight = int(event.values["weight"])
+        inputs_L[weight] = math.nan if _is_normalised(infos, weight) else event.values["inputs"]
+    mean_L = np.zeros(len(infos))
+    for event in noted(history, "weights-offset"):
+        mean_L[int(event.values["place"])] = abs(event.values["mean"])
+    rms_L = l2_L / np.array([math.sqrt(max(1, math.prod(info.shape))) for info in infos])
+    return np.asarray(np.fmax(rms_L * np.sqrt(inputs_L), mean_L * inputs_L), np.float64)
 
 
 def _counts(infos: tuple[LayerInfo, ...], i: int) -> bool:
     """Say whether a tensor is a weight that multiplies the signal, with nothing behind it that divides it again."""
-    info = infos[i]
-    behind = next((other for other in infos[i + 1 :] if other.module != info.module), None)
-    is_normalised = behind is not None and "Norm" in behind.module_type
-    return len(info.shape) >= 2 and info.module_type.startswith(("Linear", "Conv")) and not is_normalised
+    is_weight = len(infos[i].shape) >= 2 and infos[i].module_type.startswith(("Linear", "Conv", *RECURRENT))
+    return is_weight and not _is_normalised(infos, i)
 
 
-def _gain(info: LayerInfo, l2: float) -> float:
-    """Return the root mean square of a weight's elements times the root of its fan-in."""
-    return l2 / math.sqrt(math.prod(info.shape)) * math.sqrt(math.prod(info.shape[1:]))
+def _is_normalised(infos: tuple[LayerInfo, ...], i: int) -> bool:
+    """Say whether the next module with parameters is a normalisation."""
+    behind = next((other for other in infos[i + 1 :] if other.module != infos[i].module), None)
+    return behind is not None and "Norm" in behind.module_type
+
+
+def _is_recurrent(info: LayerInfo) -> bool:
+    """Say whether a weight multiplies its own result, step after step of a sequence."""
+    return info.module_type.startswith(RECURRENT) and "weight_hh" in info.name
 
 
 def _embedding_gains(history: History) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -246,6 +309,24 @@ def _guessed(*, loss: float) -> History:
     made.note("tape-classes", layer=made.names(11)[0], values={"samples": 32.0, "classes": 10.0, "nat": 1.0})
     made.loss_T[0] = loss
     return made.history()
+
+
+def _one_sided(*, mean: float, inputs: int = 64) -> tuple[History, tuple[str, ...]]:
+    """Return a run of two weights of a module of one's own, drawn uniformly about a mean of 0.5."""
+    made, weights = Synthetic(steps=20), (3, 4)
+    infos = [replace(info, module_type="Dense") for info in made.info.layers]
+    made.info = replace(made.info, layers=tuple(infos))
+    for i in weights:
+        made.note("weights-offset", layer=infos[i].name, values={"place": i, "mean": mean})
+        made.note("tape-matrix", layer=infos[i].name, values={"weight": i, "inputs": inputs})
+    return edited(made.history(), "weight.l2", 0.577 * 64, layers=weights), made.names(weights)
+
+
+def _zeros(*closed: int) -> History:
+    """Return a run of which some matrices begin at zero and get no gradient."""
+    made = Synthetic(steps=20)
+    made.grad_l2_TL[:, closed] = 0
+    return edited(made.history(), "weight.l2", 0.0, layers=closed)
 
 
 def _drawn(gain: float, layers: tuple[int, ...] | None) -> History:

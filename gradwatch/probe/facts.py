@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from gradwatch.probe import symmetry
+from gradwatch.probe import offsets, symmetry
 from gradwatch.probe.layout import Models
 from gradwatch.probe.modes import Modes
 from gradwatch.probe.tape import Tape, is_due
@@ -54,7 +54,7 @@ class Facts:
         self._step = 0
         self._waiting = [
             Event(kind=kind, step=0, layer=layer, text=text, values=values)
-            for kind, layer, text, values in symmetry.facts(params, layers)
+            for kind, layer, text, values in (*symmetry.facts(params, layers), *offsets.facts(params, layers))
             if (kind, layer) not in said
         ]
         self._handles: list[RemovableHandle] = []
