@@ -32,6 +32,9 @@ AFTER = 6
 """Steps before and after a jump of the rate that show what the loss does. (The start of a warm-up is no jump.)"""
 
 
+CLIMB = 4
+"""Steps in a row at which a loss that runs away has risen: noise does so once in 120 times."""
+
 SMALL = 0.05
 """Size of a weight matrix, in units of the one that keeps the size of the signal, below which it started near zero."""
 
@@ -47,15 +50,16 @@ LEARNED = 0.5
 class LearningRateTooHigh:
     """Updates that are too large for the weights they move.
 
-    What it measures: four things. (1) The update/weight ratio, as the median over the weight matrices: an update as
+    What it measures: five things. (1) The update/weight ratio, as the median over the weight matrices: an update as
     large as what it moves replaces it. (2) How much the norms of the weight matrices have grown over the last 20 steps,
     as the median over matrices: where a few updates make weights several times larger, what they were drawn as or had
     learned is gone. (3) A learning rate that rises beyond all that it was before, by `jump`, and a loss that is higher
     after it than before. (4) A loss that, as median over 20 steps, is `above_start` times what it was before the first
     update, while at each of the newest 3 measurements an update was `large` beside the weights: what is learned is
-    overshot each time. It is critical, where nothing else was found before it, once what was learned is lost: the run
-    is non-finite, or the loss, as median over 6 steps, is `lost` times the lowest that it was and no lower than in the
-    beginning.
+    overshot each time. (5) Within the first 20 steps, a loss that has risen at each of the last 4 and is `runaway`
+    times the first, where the first update was `large`. It is critical, where nothing else was found before it, once
+    what was learned is lost: the run is non-finite, or the loss, as median over 6 steps, is `lost` times the lowest
+    that it was and no lower than in the beginning.
 
     Why it matters: beyond 2 / curvature each step overshoots the valley by more than it came from.
 
@@ -79,6 +83,7 @@ class LearningRateTooHigh:
         above_start: Loss in units of the first at which (4) reports. 3: targets that move, as values in Q-learning do,
             raise it as much, by updates that are small.
         large: Update/weight ratio, median over matrices, for (4). 0.05: fifty times the 1e-3 that rates are chosen for.
+        runaway: Loss in units of the first for (5). 100: a start without warm-up overshoots by tens, and comes back.
         worse: Loss after the jump in units of that before. 1.5: a batch is noisier than that seldom, the median of 6
             never was.
         lost: Loss in units of its best at which all that was learned is gone. 3: noise moves a median of 6 by less than
@@ -93,6 +98,7 @@ class LearningRateTooHigh:
     jump: float = 3.0
     above_start: float = 3.0
     large: float = 0.05
+    runaway: float = 100.0
     worse: float = 1.5
     lost: float = 3.0
 
@@ -107,6 +113,8 @@ class LearningRateTooHigh:
         rate_T = history.scalar("lr.0", SPAN_OF_JUMP)
         if np.fmax.reduce(rate_T) >= self.jump * np.fmin.reduce(rate_T):
             yield from self._jumped(history)
+        if history.step < SPAN:
+            yield from self._ran_away(history)
         matrices_M = depth(history).matrices_M
         if not len(matrices_M):
             return
@@ -182,6 +190,30 @@ class LearningRateTooHigh:
             evidence=(
                 Quantity(name="loss in units of the first", value=times),
                 Quantity(name="update.ratio, median, smallest of 3", value=float(ratio_T.min())),
+                Quantity(name="lr.0", value=rate),
+            ),
+        )
+
+    def _ran_away(self, history: History) -> Iterator[Finding]:
+        """Yield a finding where the loss has done nothing but climb since the first update."""
+        shape, loss_T = depth(history), history.scalar("loss", SPAN)
+        if len(loss_T) <= CLIMB or not loss_T[-1] >= self.runaway * loss_T[0] > 0 or not np.isfinite(loss_T[-1]):
+            return
+        tensors_M = shape.matrices_M if len(shape.matrices_M) else shape.tables_E
+        ratio = float(median(beginning(history, "update.ratio", 1)[0, tensors_M])) if len(tensors_M) else np.nan
+        if not (np.diff(loss_T[-CLIMB - 1 :]) > 0).all() or not ratio >= self.large:
+            return
+        rate, times = float(history.run.newest("lr.0")[0]), float(loss_T[-1] / loss_T[0])
+        yield Finding(
+            code=self.code,
+            kind=self.kind,
+            layer=None,
+            step=history.step,
+            severity=settled(history, self.kind),
+            message=f"the loss has climbed {times:,.3g} times since the first update, at a learning rate of {rate:g}",
+            evidence=(
+                Quantity(name="loss in units of the first", value=times),
+                Quantity(name="update.ratio of the first update, median", value=ratio),
                 Quantity(name="lr.0", value=rate),
             ),
         )
@@ -262,6 +294,8 @@ class LearningRateTooHigh:
             "updates are a fifth of the weights, and the loss is far above its start", _above(lr=20.0), (None,)
         )
         yield Example("the loss is far above its start, as values in Q-learning are", _above(lr=0.001))
+        yield Example("the loss climbs from the first update on", _running_away(lr=100.0), (None,))
+        yield Example("it climbs by what the data become, while updates are small", _running_away(lr=1e-4))
         glitch = Synthetic(steps=90)
         glitch.lr_T[60], glitch.loss_T[61:] = 1.0, 4 * glitch.loss_T[61:]
         yield Example("the rate is a thousandfold for one step", glitch.history(), (None,))
@@ -304,6 +338,12 @@ def _jump(*, factor: float, loss: float, first: float = 0.001) -> History:
 def _above(*, lr: float) -> History:
     made = Synthetic(steps=60, optimizer="SGD", lr=lr)
     made.loss_T[1:] = 40 * made.loss_T[0] * np.exp(made.rng.standard_normal(59))
+    return made.history()
+
+
+def _running_away(*, lr: float) -> History:
+    made = Synthetic(steps=12, optimizer="SGD", lr=lr)
+    made.loss_T[:] = 2.3 * 4.0**made.t_T
     return made.history()
 
 

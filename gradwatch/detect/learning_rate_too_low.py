@@ -26,6 +26,13 @@ SPREAD = 10
 SMALL = 0.05
 """Size of a weight matrix, in units of the one that keeps the size of the signal, below which it started near zero."""
 
+SPAN = 32
+"""Steps over which a warm-up is looked at."""
+
+FASTER = 1.1
+"""Slope of the second half of them in units of the first's above which the rate rises faster and faster: it may soon be
+anywhere. Of a straight line the slopes are the same."""
+
 BEGINNING = 8
 """Steps that say where the loss began."""
 
@@ -37,10 +44,11 @@ class LearningRateTooLow:
 
     What it measures: the update/weight ratio of the weight matrices, of which the median must be below `ratio` and even
     the largest below ten times that, in `samples` samples in a row (but for matrices that began near zero, of which
-    nothing can be said), while the rate is not rising and the loss is still a good part of what it was at the start. If
-    it was larger before, it must have been that low for a third of the run so far: what a schedule ends with takes a
-    fiftieth (cosine) to a quarter (milestones) of a run. A model that is nothing but embeddings is judged by the rows
-    that a batch looked up: a table moves by the root of their share less than they do.
+    nothing can be said), while the rate is not rising, or rises so slowly in a straight line that the ratio would take
+    more than `horizon` further steps to reach ten times `ratio`, and the loss is still a good part of
+    what it was at the start. If it was larger before, it must have been that low for a third of the run so far: what a
+    schedule ends with takes a fiftieth (cosine) to a quarter (milestones) of a run. A model that is nothing but
+    embeddings is judged by the rows that a batch looked up: a table moves by the root of their share less than they do.
 
     Why it matters: at 1e-5 per step ten thousand steps change a weight by a tenth of itself at most.
 
@@ -60,6 +68,8 @@ class LearningRateTooLow:
         samples: Samples in a row. 3: twenty steps at the default schedule.
         left: Loss, in units of that of the first 8 steps, above which there is something left to learn. 0.1: runs at
             the end of their schedule were below, but for noisy problems.
+        horizon: Steps that a warm-up may still need to a ratio that moves something. 10000: the longest that are in
+            use, from 2000 to 10000 (GPT-3's is 375 million tokens, some hundred steps), are through by then.
     """
 
     code: ClassVar[str] = "GW303"
@@ -68,6 +78,7 @@ class LearningRateTooLow:
     ratio: float = 1e-5
     samples: int = 3
     left: float = 0.1
+    horizon: int = 10_000
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""
@@ -85,7 +96,7 @@ class LearningRateTooLow:
             return
         still = int(history.step - steps_T[first])
         is_tail = len(moved) > 0 and 3 * still < history.step
-        if is_tail or self._is_warming_up(history) or not self._is_left(history):
+        if is_tail or self._is_warming_up(history, float(ratio_T[-1])) or not self._is_left(history):
             return
         is_held = any(layer.group is not None for layer in history.info.layers)
         if (
@@ -109,10 +120,15 @@ class LearningRateTooLow:
             ),
         )
 
-    def _is_warming_up(self, history: History) -> bool:
-        """Say whether the rate is rising."""
-        rate_T = history.scalar("lr.0", 32)
-        return bool(rate_T[-1] > rate_T[0])
+    def _is_warming_up(self, history: History, level: float) -> bool:
+        """Say whether the rate is rising, in a way that will bring it somewhere from the update/weight ratio it has."""
+        rate_T = history.scalar("lr.0", SPAN)
+        middle, last = len(rate_T) // 2, len(rate_T) - 1
+        early, late = (rate_T[middle] - rate_T[0]) / middle, (rate_T[last] - rate_T[middle]) / (last - middle)
+        if not late > 0 or late > FASTER * early:
+            return bool(late > 0)
+        to_come = (10 * self.ratio / level - 1) * rate_T[last] / late if level > 0 else np.inf
+        return bool(to_come <= self.horizon)
 
     def _is_left(self, history: History) -> bool:
         """Say whether the loss is still a good part of what it was."""
@@ -130,9 +146,12 @@ class LearningRateTooLow:
             "one matrix is of zeros at first, as a token for the class is", _stuck(lr=1e-8, opened=1e6), (None,)
         )
         yield Example("a healthy run", Synthetic(steps=60).history())
-        warm = Synthetic(steps=60, lr=1e-8)
+        warm = Synthetic(steps=60, lr=1e-7)
         warm.lr_T *= 1 + warm.t_T
         yield Example("a long warm-up begins", warm.history())
+        yield Example("a warm-up that would take a hundred thousand steps", _warming(over=1e6), (None,))
+        yield Example("a warm-up of ten thousand steps", _warming(over=1e4))
+        yield Example("a rate that doubles every 50 steps", _warming(doubling=50.0))
         yield Example("a schedule ends at zero", _decayed(over=150.0))
         learned = Synthetic(steps=120, lr=1e-8)
         learned.loss_T[8:] *= 0.01
@@ -182,6 +201,14 @@ def _decayed(*, over: float) -> History:
     made = Synthetic(steps=200)
     made.lr_T *= 10.0 ** (-np.maximum(made.t_T - 200 + 1.1 * over if over > 50 else made.t_T, 0) / over * 2)
     made.loss_T[:] = np.maximum(made.loss_T, 0.8)
+    return made.history()
+
+
+def _warming(*, over: float = 1.0, doubling: float = 0.0) -> History:
+    """Return a run whose rate rises to a usual one in a straight line of so many steps, or doubles now and then."""
+    made = Synthetic(steps=120)
+    made.lr_T = 1e-8 * 2 ** (made.t_T / doubling) if doubling else 1e-3 * (made.t_T + 1) / over
+    made.loss_T[:] = 2.3
     return made.history()
 
 

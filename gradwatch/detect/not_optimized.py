@@ -22,6 +22,12 @@ from gradwatch.records import Finding, Quantity, Severity
 USUAL = 1e-5
 """Update/weight ratio that some tensor must have: where none has, the learning rate is too low for all."""
 
+SMALL = 256
+"""Elements of a tensor whose norm an update of any direction changes."""
+
+SEVERAL = 2
+"""Such tensors that must agree."""
+
 NEGLIGIBLE = 1e-4
 """Size of a gradient element, in units of the largest tensor's, below which it need not move anything.
 
@@ -39,16 +45,20 @@ class NotOptimized:
     their update is measured and is not zero (somebody else moves them); (2) tensors that an optimizer holds, with a
     gradient and a learning rate, whose measured updates are exactly zero, one after the other, while others' are not;
     (3) parameters on the tape of the loss that the model holds in a plain list, tuple or dict, where `parameters()`
-    does not see them, and that nothing has moved from step 0 to step 8.
+    does not see them, and that nothing has moved from step 0 to step 8; (4) updates that something takes back: between
+    `samples` + 1 measurements the norms of all small tensors change by less than `kept` of a single update, though ten
+    lie between two of them; (5) a group of which the rate is zero, while others move.
 
     Why it matters: the gradient is computed, shown and clipped like any other, and then thrown away.
 
-    When it is wrong: a backbone left out on purpose without freezing it. Where what is left out comes first in the
-    model and everything behind it is optimized, that is how fine-tuning a head looks: info, with the advice to freeze.
+    When it is wrong: a backbone left out on purpose without freezing it. Where what is left out, or has a rate of zero,
+    comes first in the model and everything behind it is optimized, that is how fine-tuning a head looks: info, with the
+    advice to freeze.
 
     What to do: build the optimizer after the last change to the model (a replaced head is the usual reason); compare
     the parameters of the groups with the model's; make sure that every tensor matches one rule of a grouping by name;
     keep layers in nn.ModuleList or nn.ModuleDict, parameters in nn.ParameterList.
+    Look at what is done between two steps: a target network or an average that is copied the wrong way round.
     Updates that are lost in rounding need float32 master weights, or stochastic rounding.
 
     Source: pytorch/pytorch documentation of torch.optim ("construct the optimizer after moving or changing the
@@ -56,19 +66,24 @@ class NotOptimized:
 
     Args:
         every: Steps between two looks. 10: updates are measured that often.
-        samples: Measured updates in a row that must be zero for (2). 3: no accident.
+        samples: Measured updates in a row that must be zero for (2), or taken back for (4). 3: no accident.
+        kept: Change of a norm between two measurements, in units of an update, for (4). 0.02: an update that points
+            anywhere changes the norm of n numbers by one divided by the root of n of itself, 0.06 for 256.
     """
 
     code: ClassVar[str] = "GW301"
     kind: ClassVar[str] = "not-optimized"
     every: int = 10
     samples: int = 3
+    kept: float = 0.02
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module that is not optimized."""
         yield from self._unregistered(history)
         shape = depth(history)
         ratio_L = history.param.newest("update.ratio")
+        if (ratio_L > USUAL).any():
+            yield from self._taken_back(history)
         if not shape.unowned and np.count_nonzero(ratio_L > 0) >= shape.num_trainable:
             return
         if shape.unowned:
@@ -107,14 +122,45 @@ class NotOptimized:
         """Yield what an optimizer holds and does not move."""
         ratio_TL = history.param.window("update.ratio")
         ratio_TL = ratio_TL[~np.isnan(ratio_TL).all(axis=1)][-self.samples :]
-        if len(ratio_TL) < self.samples or not (ratio_TL > USUAL).any(axis=1).all():
+        matrices_M = depth(history).matrices_M
+        usual_TM = ratio_TL[:, matrices_M] if len(matrices_M) else ratio_TL  # what began at zero moves by any rate
+        if len(ratio_TL) < self.samples or not (usual_TM > USUAL).any(axis=1).all():
             return
-        rate_G = np.array([history.run.newest(f"lr.{g}")[0] for g in range(history.groups)])
-        held_L = np.array([layer.group is not None and rate_G[layer.group] > 0 for layer in history.info.layers])
+        rate_G = np.array([np.fmax.reduce(history.scalar(f"lr.{g}")) for g in range(history.groups)])
+        group_L = np.array([history.groups if la.group is None else la.group for la in history.info.layers])
+        rate_L = np.append(rate_G, np.nan)[group_L]
         size_L = history.param.newest("grad.l2") / depth(history).root_numel_L
-        stuck_L = held_L & (ratio_TL == 0).all(axis=0) & (size_L > NEGLIGIBLE * np.fmax.reduce(size_L))
+        stuck_L = (ratio_TL == 0).all(axis=0) & (size_L > NEGLIGIBLE * np.fmax.reduce(size_L))
         yield from self._findings(
-            history, stuck_L, Severity.WARNING, "has a gradient and a learning rate but never moves"
+            history, stuck_L & (rate_L > 0), Severity.WARNING, "has a gradient and a learning rate but never moves"
+        )
+        is_first = not stuck_L.any() or np.flatnonzero(rate_L == 0).max(initial=-1) < np.argmax(rate_L > 0)
+        severity = Severity.INFO if is_first else Severity.WARNING
+        yield from self._findings(history, stuck_L & (rate_L == 0), severity, "gets gradients at a learning rate of 0")
+
+    def _taken_back(self, history: History) -> Iterator[Finding]:
+        """Yield the run where updates are made and nothing comes of them."""
+        small_L = depth(history).trainable_L & (depth(history).root_numel_L <= SMALL**0.5)
+        ratio_TL, norm_TL = (history.param.window(name)[:, small_L] for name in ("update.ratio", "weight.l2"))
+        known_T = ~np.isnan(ratio_TL).all(axis=1)
+        ratio_TL, norm_TL = ratio_TL[known_T][-self.samples - 1 :], norm_TL[known_T][-self.samples - 1 :]
+        moved_L = (ratio_TL > USUAL).all(axis=0)
+        if len(ratio_TL) <= self.samples or np.count_nonzero(moved_L) < SEVERAL:
+            return
+        change_TL = np.abs(np.diff(norm_TL[:, moved_L], axis=0)) / (ratio_TL * norm_TL)[:-1, moved_L]
+        if not (change_TL < self.kept).all():
+            return
+        yield Finding(
+            code=self.code,
+            kind=self.kind,
+            layer=None,
+            step=history.step,
+            severity=Severity.WARNING,
+            message="the weights are back after each update to what they were before: something overwrites them",
+            evidence=(
+                Quantity(name="largest change of a norm within ten steps, in updates", value=float(change_TL.max())),
+                Quantity(name="update.ratio, median", value=float(np.nanmedian(ratio_TL[-1]))),
+            ),
         )
 
     def _findings(self, history: History, ill_L: NDArray[np.bool_], severity: Severity, what: str) -> Iterator[Finding]:
@@ -142,6 +188,11 @@ class NotOptimized:
         text = "the loss reaches 8 tensors in `convs`, a plain container that parameters() does not see"
         hidden = Synthetic(steps=20).note("parameters-unregistered", layer="convs", text=text, values={"tensors": 8.0})
         yield Example("layers are kept in a plain list", hidden.history(), ("convs",))
+        yield Example("another model is copied over the trained one", _taken_back(kept=0.0), (None,))
+        yield Example("so is an average that hardly follows it", _taken_back(kept=1e-4), (None,))
+        yield Example("weights that move by what is updated", _taken_back(kept=0.2))
+        yield Example("a group in the middle has a rate of 0", _at_zero(6), ("layers.6.weight",))
+        yield Example("the first layer has, as frozen ones do: for information", _at_zero(0), ("layers.0.weight",))
         yield Example("a healthy run", Synthetic(steps=40).history())
         yield Example("somebody else moves it", _left_out(5, moves=True))
         skipped = Synthetic(steps=40, precision="fp16")
@@ -154,6 +205,18 @@ def _left_out(*layers: int, moves: bool) -> History:
     infos = tuple(replace(info, group=None) if i in layers else info for i, info in enumerate(made.info.layers))
     made.info = replace(made.info, layers=infos)
     made.update_factor_TL[:, layers] = float(moves)
+    return made.history()
+
+
+def _taken_back(*, kept: float) -> History:
+    """Return a run of small weights of whose updates a part is kept."""
+    made = Synthetic(steps=60, width=16)
+    made.weight_l2_TL = 4 * (1 + 1e-3 * kept * made.t_T[:, None] * np.ones((60, 12)))
+    return made.history()
+
+
+def _at_zero(layer: int) -> History:
+    made = Synthetic(steps=60).own_rate(layer, factor=0.0)
     return made.history()
 
 
