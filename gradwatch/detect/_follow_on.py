@@ -33,7 +33,8 @@ FOLLOWS: dict[str, frozenset[str]] = {
     ),
     # one layer was thrown further than the others
     "layer-imbalance": OVERSHOT,
-    # a gradient that does not arrive moves nothing, nor does a usual one weights that were thrown far off
+    # a gradient that does not arrive moves nothing, nor does a usual one weights that were thrown far off, nor any what
+    # no optimizer holds
     "learning-rate-too-low": OVERSHOT
     | frozenset(
         {
@@ -41,6 +42,7 @@ FOLLOWS: dict[str, frozenset[str]] = {
             "fp16-underflow",
             "loss-scale-collapse",
             "no-gradient",
+            "not-optimized",
             "poor-initialization",
             "saturated-activation",
             "vanishing-gradient",

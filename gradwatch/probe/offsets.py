@@ -85,9 +85,9 @@ def _offsets(params: Sequence[Tensor], group: Sequence[int]) -> Iterator[tuple[i
     """Yield those of some parameters of one device that have a mean, in one wait."""
     flat = [params[i].detach().reshape(-1).float() for i in group]
     means_GS = to_host(torch.stack([torch.stack([x.mean(), x.square().mean().sqrt()]) for x in flat]))
-    for i, (mean, size) in zip(group, means_GS.tolist(), strict=True):
+    for i, (mean, size) in zip(group, means_GS, strict=True):
         if abs(mean) >= ONE_SIDED * size > 0:
-            yield i, mean
+            yield i, float(mean)
 
 
 def _leaf(graph: Graph, node: Node | None) -> tuple[Tensor, bool] | None:
