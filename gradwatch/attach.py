@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ from gradwatch.probe.activations import ActivationProbe
 from gradwatch.probe.facts import Facts
 from gradwatch.probe.layout import describe, named_modules
 from gradwatch.probe.leftover import watch_leftovers
-from gradwatch.records import Event, Finding, RunInfo
+from gradwatch.records import ActivationInfo, Event, Finding, RunInfo
 from gradwatch.render import Sink
 
 PRECISION = {torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -98,6 +98,8 @@ def watch(
     )
     history = History(info, groups=sum(len(o.param_groups) for o in optimizers))
     pipeline, recorder = _pipeline(history, run, detect)
+    if activations:
+        activations.find_functions(functools.partial(lay_out, history, pipeline, recorder))
     keeper = _keeper(record, run, models, optimizers=optimizers, scaler=scaler)
     return Monitor(
         params,
@@ -268,6 +270,10 @@ class _Recorder:
         """Note how the run ended, and let go of its files."""
         self._attempt(functools.partial(self._writer.close, status), always=True)
 
+    def lay_out(self) -> None:
+        """Write down how the rows of the history lie."""
+        self._attempt(self._writer.lay_out)
+
     def rewrite_header(self) -> None:
         """Write down again what the history is a history of."""
         self._attempt(lambda: Header.of(self._history, "running").write(self._directory))
@@ -313,6 +319,25 @@ class _AutocastHook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _AutocastHook, (None,)  # copied or saved with the model, it does nothing
+
+
+class LayoutWriter(Protocol):
+    """Writes down how the rows of a history lie: see `gradwatch.history.disk.Writer`."""
+
+    def lay_out(self) -> None:
+        """Write it down anew."""
+        ...
+
+
+def lay_out(
+    history: History, pipeline: Pipeline, writer: LayoutWriter | None, activations: tuple[ActivationInfo, ...]
+) -> bool:
+    """Make room in a history for activations that showed in its first step; say whether there is any."""
+    is_on_its_way = pipeline.next_step > history.step + 1  # a row
+    has_room = not is_on_its_way and history.lay_out(activations)
+    if has_room and writer:
+        writer.lay_out()
+    return has_room
 
 
 def _change_precision(history: History, recorder: _Recorder | None, precision: str) -> None:

@@ -18,7 +18,7 @@ from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
 
 HAVE_A_DEAD_SIDE = ("ReLU", "ReLU6", "Threshold")
-"""Module types whose gradient is exactly zero on one side. GELU, SiLU, ELU and LeakyReLU leave some everywhere."""
+"""Activations whose gradient is exactly zero on one side. GELU, SiLU, ELU and LeakyReLU leave some everywhere."""
 
 
 @final
@@ -26,16 +26,17 @@ HAVE_A_DEAD_SIDE = ("ReLU", "ReLU6", "Threshold")
 class DeadRelu:
     """Units whose ReLU never fires.
 
-    What it measures: per ReLU module the fraction of units (channels of a convolution, features elsewhere) that are
-    zero for every sample of the batch, as the smallest value over successive sampled batches: a unit that is silent in
-    one batch and not in the next is selective, not dead. The evidence says how many units have fired at no sampled
-    step since which step, which the probe remembers at a few bits per unit.
+    What it measures: per ReLU, module or function (`fc1.relu` is the `torch.relu` behind `fc1`), the fraction of units
+    (channels of a convolution, features elsewhere) that are zero for every sample of the batch, as the smallest value
+    over successive sampled batches: a unit that is silent in one batch and not in the next is selective, not dead. The
+    evidence says how many units have fired at no sampled step since which step, which the probe remembers at a few bits
+    per unit.
 
     Why it matters: a unit that never fires gets no gradient and can never come back. Where all units of a module are
     dead the signal ends there: everything before it stops learning.
 
     When it is wrong: tiny batches silence selective units by chance; wide, sparse layers (mixtures, dictionaries) are
-    meant to be silent mostly. Functional `relu` calls are no modules and are not seen (rising-sparsity sees some).
+    meant to be silent mostly. Of functional calls, those in a compiled or a checkpointed region are not seen.
 
     What to do: find what pushed the inputs below zero: a bias initialised far below zero, a large step (learning rate
     too high or without warm-up), inputs that were not normalised. LeakyReLU or GELU let a gradient through; He

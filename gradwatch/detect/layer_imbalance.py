@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect._depth import depth, matrix_sizes
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._noted import noted
-from gradwatch.detect._robust import log10, median
+from gradwatch.detect._robust import Floats, log10, median
 from gradwatch.detect._scope import first_scope
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
@@ -38,6 +39,10 @@ LOWER = 0.1
 
 FEW = 4
 """Weight matrices up to which the output layer counts as well: with more it leads by nature."""
+
+INPUT = 0.1
+"""Size of an output layer's inputs (of its weight's gradient in units of its bias's) below which it does not lead: the
+others lag behind, and what they pass on to it is next to nothing."""
 
 
 @final
@@ -90,18 +95,15 @@ class LayerImbalance:
         yield from self._replaced(history)
         newest_M = np.sort(matrix_sizes(history, history.param.newest("grad.l2")))  # nan comes last
         known_M = newest_M if newest_M[-1] == newest_M[-1] else newest_M[~np.isnan(newest_M)]
-        if len(known_M) < 3 or not 0 < 10**self.decades * known_M[-2] <= known_M[-1] < np.inf:
+        if len(known_M) < 3 or not 0 < known_M[-2] <= known_M[-1] < np.inf:
+            return
+        if not (known_M[-2:] >= 10**self.decades * known_M[-3:-1]).any():
             return
         l2_TL = history.param.window("grad.l2", self.steps)
         level_M = log10(matrix_sizes(history, median(l2_TL)))
         if len(l2_TL) < self.steps or np.isnan(level_M).all():
             return
-        top = int(np.nanargmax(level_M))
-        if top == len(level_M) - 1 and len(level_M) > FEW:
-            return
-        size_TM = l2_TL[:, shape.matrices_M] / shape.root_numel_L[shape.matrices_M]
-        rest_T = np.fmax.reduce(np.delete(size_TM, top, axis=1), axis=1)
-        lead = float(np.fmin.reduce(log10(size_TM[:, top]) - log10(rest_T)))
+        top, lead = self._leader(history, l2_TL, level_M)
         if not lead >= self.decades:
             return
         layer = first_scope(history, int(shape.matrices_M[top]))
@@ -111,7 +113,8 @@ class LayerImbalance:
             layer=layer,
             step=history.step,
             severity=Severity.INFO if _has_lower_rate(history, top) else settled(history, self.kind),
-            message=f"the gradient of {layer} is at least {10**lead:,.5g} times that of any other layer",
+            message=f"the gradient of {layer} is at least {10**lead:,.5g} times that of any other "
+            + ("layer" if level_M[top] == np.nanmax(level_M) else "layer before the output"),
             evidence=(
                 Quantity(name="smallest lead over the second largest", value=lead, unit="decades"),
                 Quantity(
@@ -128,8 +131,9 @@ class LayerImbalance:
         if not np.fmax.reduce(ratio_M) >= self.replaced:  # nan, where it was not measured, is not
             return
         gain_M = history.param.newest("weight.l2")[shape.matrices_M] / shape.root_fan_out_M
-        ratio_M = np.where(gain_M > SMALL, ratio_M, np.nan)
-        second, largest = np.sort(ratio_M[~np.isnan(ratio_M)])[-2:] if np.count_nonzero(gain_M > SMALL) > 2 else (1, 0)
+        counts_M = (gain_M > SMALL) | self._is_leading(matrix_sizes(history, history.param.newest("grad.l2")))
+        ratio_M = np.where(counts_M, ratio_M, np.nan)
+        second, largest = np.sort(ratio_M[~np.isnan(ratio_M)])[-2:] if np.count_nonzero(counts_M) > 2 else (1, 0)
         if not (self.replaced <= largest < np.inf and second <= min(USUAL, largest * 10**-self.decades)):
             return
         layer = first_scope(history, int(shape.matrices_M[np.nanargmax(ratio_M)]))
@@ -145,6 +149,40 @@ class LayerImbalance:
                 Quantity(name="update.ratio of the second largest", value=float(second)),
             ),
         )
+
+    def _leader(self, history: History, l2_TL: Floats, level_M: Floats) -> tuple[int, float]:
+        """Return the matrix with the largest gradient and its smallest lead over the second, in decades.
+
+        Where the output layer has the largest by nature, or for what is fed to it, the others are compared; what leads
+        these has to stand out from a group, rather than to be the upper end of a slope.
+        """
+        shape = depth(history)
+        log_TM = log10(l2_TL[:, shape.matrices_M] / shape.root_numel_L[shape.matrices_M])
+        top, lead = _lead(log_TM, level_M)
+        if top < len(level_M) - 1:
+            return top, lead
+        if lead >= self.decades and len(level_M) <= FEW and not self._has_no_input(history, l2_TL):
+            return top, lead
+        rest_M = np.sort(level_M[:-1][~np.isnan(level_M[:-1])])
+        if len(rest_M) < 3 or rest_M[-1] - rest_M[-2] < rest_M[-2] - rest_M[0]:
+            return top, 0.0
+        return _lead(log_TM[:, :-1], level_M[:-1])
+
+    def _has_no_input(self, history: History, l2_TL: Floats) -> bool:
+        """Say whether the gradient of the output layer's weight is far below that of its bias."""
+        shape = depth(history)
+        if shape.output_bias is None:
+            return False
+        pair = [int(shape.matrices_M[-1]), shape.output_bias]
+        weight, bias = median(l2_TL[:, pair]) / shape.root_numel_L[pair]
+        return bool(weight < INPUT * bias)
+
+    def _is_leading(self, size_M: Floats) -> NDArray[np.bool_]:
+        """Say which matrix has a gradient far above all others': a small one that a factor behind it makes up for."""
+        known_M = np.sort(size_M[~np.isnan(size_M)])
+        second = known_M[-2] if len(known_M) > 1 else np.inf
+        is_leading_M: NDArray[np.bool_] = size_M >= 10**self.decades * second
+        return is_leading_M & (second > 0)
 
     def _heads(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the head that dwarfs the others."""
@@ -199,9 +237,19 @@ class LayerImbalance:
         yield Example(
             "a single spike is no imbalance", Synthetic(steps=41).spike(step=40, factor=1e5, layers=4).history()
         )
+        fed = Synthetic(steps=40).imbalance(4, factor=1e4)
+        fed.grad_l2_TL[:, -1] = 3 * fed.grad_l2_TL[:, 4]
+        yield Example("the output layer has as large a gradient, for what it is fed", fed.history(), fed.names(4))
         yield Example("vanishing gradients have a second largest", Synthetic(steps=40).vanishing(decades=12).history())
         known = Synthetic(steps=40).imbalance(4, factor=1e4).own_rate(4, factor=1e-3)
         yield Example("a layer of another unit has a rate of its own: for information", known.history(), known.names(4))
+
+
+def _lead(log_TM: Floats, level_M: Floats) -> tuple[int, float]:
+    """Return the matrix with the highest level, and its smallest lead over the largest other one."""
+    top = int(np.nanargmax(level_M))
+    rest_T = np.fmax.reduce(np.delete(log_TM, top, axis=1), axis=1)
+    return top, float(np.fmin.reduce(log_TM[:, top] - rest_T))
 
 
 def _has_lower_rate(history: History, top: int) -> bool:

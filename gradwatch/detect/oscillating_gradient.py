@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
@@ -26,7 +27,7 @@ from gradwatch.records import Event, Finding, Quantity
 class OscillatingGradient:
     """Norms that swing up and down while the loss gets nowhere.
 
-    What it measures: two things. (1) Over the newest 48 steps, without their trend, the spread of the logarithm of the
+    What it measures: three things. (1) Over the newest 48 steps, without their trend, the spread of the log of the
     total norm (from its 10 % to its 90 % quantile), how often it crosses its middle, and its correlation from one step
     to the next. Noise of small batches is as wide but uncorrelated; an optimizer that overshoots alternates (towards
     -1), data in a bad order swing in waves (towards 1). At least twice within the window the loss must have
@@ -34,12 +35,16 @@ class OscillatingGradient:
     of several classes, the gradient of the output's bias: the mean over the batch of predicted probabilities minus
     labels. With n samples that are drawn at random it falls to 1 / root n as soon as the shares of the classes are
     learned. Near 1 it says that nearly all of the batch are of one class, and of one that was not predicted; step after
-    step, with a loss above that of not knowing, that each batch takes back what the one before taught.
+    step, with a loss above that of not knowing, that each batch takes back what the one before taught. (3) Whether the
+    norms are of two kinds that come in turn, every second to fourth step, with a gap of `decades` between their medians
+    and no value of one among the other's, while the same tensors have gradients in both: batches of two sources. Where
+    the kind with the small gradients has learned nothing, and has as high a loss as the other, it is not heard.
 
     Why it matters: what one update learns the next one undoes.
 
-    When it is wrong: tasks in turn whose losses differ by that much and stay as high as in the beginning. A loss whose
-    swings grow from window to window follows targets that move, as values in Q-learning do, and is left out.
+    When it is wrong: tasks in turn whose losses differ by that much and stay as high as in the beginning; those that
+    have layers of their own are known by them. A loss whose swings grow from window to window follows targets that
+    move, as values in Q-learning do, and is left out.
 
     What to do: shuffle the data (class after class is the usual reason for waves); lower the learning rate or the
     momentum (the usual reason for alternation); enlarge the batch.
@@ -78,13 +83,14 @@ class OscillatingGradient:
         for event in noted(history, CLASSES):
             yield from self._one_sided(history, event)
         loss_T = np.sort(history.scalar("loss", LENGTH))
+        yield from self._in_turn(history)
         low, high = float(loss_T[LENGTH // 10]), float(loss_T[-LENGTH // 10])
         if not high > 3 * abs(low):  # also where one is nan
             return
         log_T = log10(history.scalar("grad_norm.before_clip", LENGTH))
         spread, correlation, crossings = _swing(log_T)
         is_swinging = spread >= self.decades and abs(correlation) >= self.correlation and crossings >= self.crossings
-        if not is_swinging or not self._comes_back(history) or _is_growing(history, high):
+        if not is_swinging or not self._comes_back(history) or _is_growing(history, high) or _takes_turns(history):
             return
         yield Finding(
             code=self.code,
@@ -130,6 +136,49 @@ class OscillatingGradient:
             ),
         )
 
+    def _in_turn(self, history: History) -> Iterator[Finding]:
+        """Yield a finding where the batches of one source in turn drown those of another."""
+        log_T = log10(history.scalar("grad_norm.before_clip", LENGTH))
+        if np.isnan(log_T).any() or np.ptp(log_T) < self.decades or "+" in history.info.optimizer:
+            return
+        loss_T = history.scalar("loss", LENGTH)
+        for period in PERIODS:
+            turn_T = (history.step - np.arange(LENGTH)[::-1]) % period
+            phase = int(np.argmax([_distance(log_T, turn_T == i) for i in range(period)]))
+            is_one_T = turn_T == phase
+            gap = float(median(log_T[is_one_T]) - median(log_T[~is_one_T]))
+            if not _distance(log_T, is_one_T) > 0 or abs(gap) < self.decades:
+                continue
+            is_quiet_T = is_one_T if gap < 0 else ~is_one_T
+            first = self._first_loss(history, period, phase, is_one=gap < 0)
+            quiet, loud = float(median(loss_T[is_quiet_T])), float(median(loss_T[~is_quiet_T]))
+            if quiet > UNHEARD * first > 0 and quiet > loud / 3 and _have_the_same_gradients(history, is_quiet_T):
+                yield self._turns(history, period=period, gap=abs(gap), loss=quiet, first=first)
+            return
+
+    def _first_loss(self, history: History, period: int, phase: int, *, is_one: bool) -> float:
+        """Return the median loss with which one kind of batches began."""
+        loss_T = beginning(history, "loss")
+        is_phase_T = np.array([step % period == phase for step in history.run.kept_steps()[: len(loss_T)].tolist()])
+        return float(median(loss_T[is_phase_T if is_one else ~is_phase_T]))
+
+    def _turns(self, history: History, *, period: int, gap: float, loss: float, first: float) -> Finding:
+        return Finding(
+            code=self.code,
+            kind=self.kind,
+            layer=None,
+            step=history.step,
+            severity=settled(history, self.kind),
+            message=f"gradient norms are of two kinds in turn, {10**gap:.3g} times apart: one every {period} steps, "
+            "and what gives the smaller ones is not learned",
+            evidence=(
+                Quantity(name="gap between the medians of the two kinds", value=gap, unit="decades"),
+                Quantity(name="period", value=float(period), unit="steps"),
+                Quantity(name="loss of the batches with small gradients", value=loss),
+                Quantity(name="the same in the beginning", value=first),
+            ),
+        )
+
     def _comes_back(self, history: History) -> bool:
         """Say whether the loss has been far below its start, and back up there, again and again."""
         first = float(np.fmax.reduce(beginning(history, "loss", BEGINNING)))
@@ -145,6 +194,11 @@ class OscillatingGradient:
         """Yield histories that fire, that stay quiet, and near misses."""
         yield Example("an optimizer overshoots at every step", _bouncing(period=2), (None,))
         yield Example("the data come class after class", _bouncing(period=12), (None,))
+        yield Example("every second batch has inputs of another scale", _of_two_sources(learned=0.95), (None,))
+        yield Example("two tasks in turn, of which both are learned", _of_two_sources(learned=0.4))
+        tasks = _made_to_bounce(period=2)
+        tasks.grad_l2_TL[1::2, 11] = np.nan
+        yield Example("two tasks in turn, each with a head and a loss of its own", tasks.history())
         yield Example("a healthy run", Synthetic(steps=140).history())
         yield Example("noise of tiny batches", Synthetic(steps=140, noise=1.5).history())
         yield Example("the swings grow, as values in Q-learning do", _bouncing(period=12, level=0.02, growth=0.02))
@@ -166,6 +220,12 @@ SAMPLES = 16
 LENGTH = 48
 """Steps of the window: four waves of a dozen steps, and few enough for an early word."""
 
+PERIODS = (2, 3, 4)
+"""Steps after which the same source has its turn again."""
+
+UNHEARD = 0.9
+"""Part of its first loss that batches of a source keep which is not learned."""
+
 GROWTH = 1.25
 """Growth of the loss's peaks from one window to the next beyond which they do not come back to where they were."""
 
@@ -176,6 +236,24 @@ BEGINNING = 8
 def _place(history: History, event: Event) -> int:
     """Return which parameter tensor an event is about."""
     return next(i for i, layer in enumerate(history.info.layers) if layer.name == event.layer)
+
+
+def _distance(log_T: Floats, is_one_T: NDArray[np.bool_]) -> float:
+    """Return by how much all values of one kind lie above or below all others; negative where they overlap."""
+    one_T, other_T = log_T[is_one_T], log_T[~is_one_T]
+    return float(max(one_T.min() - other_T.max(), other_T.min() - one_T.max()))
+
+
+def _have_the_same_gradients(history: History, is_one_T: NDArray[np.bool_]) -> bool:
+    """Say whether each tensor that one kind of steps moves is moved by the other as well: they are no two tasks."""
+    moves_TL = history.param.window("grad.l2", LENGTH) > 0
+    return bool((moves_TL[is_one_T].any(axis=0) == moves_TL[~is_one_T].any(axis=0)).all())
+
+
+def _takes_turns(history: History) -> bool:
+    """Say whether a tensor is moved at some steps and not at others: tasks in turn, each with a loss of its own."""
+    share_L = (history.param.window("grad.l2", LENGTH) > 0).mean(axis=0)
+    return bool(((share_L > 0.2) & (share_L < 0.8)).any())
 
 
 def _is_growing(history: History, high: float) -> bool:
@@ -208,8 +286,21 @@ def _sorted(*, gradient: float, loss: float) -> History:
     return made.history()
 
 
+def _of_two_sources(*, learned: float) -> History:
+    """Return a run whose odd steps have forty times the gradient, while the loss of the even ones ends at a share."""
+    made = Synthetic(steps=140)
+    made.grad_l2_TL[1::2] *= 40
+    made.loss_T[:] = np.where(made.t_T % 2, np.maximum(20.0 * 0.9**made.t_T, 0.8), 2.3)
+    made.loss_T[20::2] = 2.3 * learned
+    return made.history()
+
+
 def _bouncing(*, period: int, level: float = 0.9, growth: float = 0.0) -> History:
     """Return a run whose norm and loss swing together and whose loss gets nowhere, or grows."""
+    return _made_to_bounce(period=period, level=level, growth=growth).history()
+
+
+def _made_to_bounce(*, period: int, level: float = 0.9, growth: float = 0.0) -> Synthetic:
     made = Synthetic(steps=140).oscillating(factor=60, onset=12, period=period)
     made.loss_T[12:] = level * np.exp(growth * made.t_T[12:] + 2 * np.sin(2 * np.pi * (made.t_T[12:] + 0.5) / period))
-    return made.history()
+    return made

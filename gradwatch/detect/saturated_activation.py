@@ -18,11 +18,13 @@ from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
 
-FLAT_ON_BOTH_SIDES = ("Sigmoid", "Tanh", "Hardsigmoid", "Hardtanh")
-"""Module types whose tails are flat on both sides. ReLU6, ELU and their kin are meant to rest on one of theirs."""
+FLAT_ON_BOTH_SIDES = ("Sigmoid", "Tanh", "Hardsigmoid", "Hardtanh", "Gate", "Clamp")
+"""Activations whose tails are flat on both sides. ReLU6, ELU and their kin are meant to rest on one of theirs."""
 
-OF_UNIT_INPUTS = {"Hardtanh": 0.32}
-"""Share of standard normal inputs, 0..1, that a function clips: erfc(1 / sqrt 2) beyond +-1. Smooth ones have 0.03."""
+USUAL = {"Hardtanh": 0.32, "Gate": 0.6, "Clamp": 0.6}
+"""Share, 0..1, that may lie in the tails from the start. A hard tanh clips erfc(1 / sqrt 2) of standard normal inputs;
+smooth ones 0.03. A gate (a sigmoid or tanh that multiplies) may be shut at first for most, and a clamp is there to cut
+off: they count where nearly all is, as what becomes so later does."""
 
 BEGINNING = 50
 """Steps that count as the beginning: what is saturated there is so by scale, not by what was learned."""
@@ -33,11 +35,12 @@ BEGINNING = 50
 class SaturatedActivation:
     """Units that sit in the flat tails of their function.
 
-    What it measures: per sigmoid, tanh and softmax module the fraction of outputs where the slope has fallen below 5 %
-    of its maximum (for a softmax: rows where one entry has more than 0.99), as the smallest value over successive
-    sampled batches. A third is reported where it was so from the first batch on, before anything was learned that could
-    justify it. What gets there later is reported where nearly all is saturated, and not for a softmax, nor for the last
-    module where the loss has fallen by a fifth or is that of several optimizers: they become sure by learning.
+    What it measures: per sigmoid, tanh and softmax, module or function, the fraction of outputs where the slope has
+    fallen below 5 % of its maximum (for a softmax: rows where one entry has more than 0.99, though a mask left it more
+    than one), as the smallest value over successive sampled batches. A third is reported where it was so from the first
+    batch on, before anything was learned that could justify it. What gets there later is reported where nearly all is
+    saturated, and not for a softmax, nor for the last module where the loss has fallen by a fifth or is that of several
+    optimizers: they become sure by learning.
 
     Why it matters: gradients through such a unit shrink twentyfold and more; what lies before it barely learns.
 
@@ -51,9 +54,9 @@ class SaturatedActivation:
 
     Args:
         every: Steps between two looks. 10: activations are sampled that often.
-        early: Saturated fraction, 0..1, above what inputs of unit scale have (0.32 for a hard tanh, next to nothing for
-            the others), to report if it was so from the start. 0.3: fresh networks that are fine begin below 0.15
-            (`scripts/study_healthy.py`); a pretrained one had 0.43.
+        early: Saturated fraction, 0..1, above what is usual (0.32 for a hard tanh, 0.6 for gates and clamps, next to
+            nothing for the others), to report if it was so from the start. 0.3: fresh networks that are fine begin
+            below 0.15 (`scripts/study_healthy.py`); a pretrained one had 0.43.
         late: The same for what became so. 0.9: healthy tanh layers of trained networks had up to 0.66.
         samples: Successive samples of which the smallest counts. 2: two batches that agree.
     """
@@ -82,7 +85,7 @@ class SaturatedActivation:
             is_last = a == len(history.info.activations) - 1
             may_be_sure = is_softmax or (is_last and _has_learned(history))
             has_got_there = saturated_A[a] >= self.late and not may_be_sure
-            early = self.early + OF_UNIT_INPUTS.get(activation.module_type, 0.0)
+            early = self.early + USUAL.get(activation.module_type, 0.0)
             is_from_start = is_early and always_A[a] >= early
             if not has_got_there and not is_from_start:
                 continue
@@ -109,6 +112,9 @@ class SaturatedActivation:
         yield Example("a healthy run", Synthetic(steps=100, activations=3).history())
         yield Example("a tanh layer uses its tails, once trained", _with(0, "Tanh", fraction=0.6, onset=60))
         yield Example("a hard tanh clips a third of normalised inputs", _with(1, "Hardtanh", fraction=0.34, onset=0))
+        yield Example("gates are shut for good from the start", _with(1, "Gate", fraction=0.95, onset=0), ("acts.1",))
+        yield Example("half of the gates are shut at first", _with(1, "Gate", fraction=0.5, onset=0))
+        yield Example("a clamp cuts off a third", _with(1, "Clamp", fraction=0.35, onset=0))
         yield Example("the output's sigmoid becomes sure", _with(2, "Sigmoid", fraction=0.97, onset=60))
         stuck = _made(2, "Tanh", fraction=1.0, onset=30)
         stuck.loss_T[:] = 2500

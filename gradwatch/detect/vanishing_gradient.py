@@ -13,6 +13,7 @@ import numpy as np
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
 from gradwatch.detect._depth import depth, module_levels, spread
+from gradwatch.detect._noted import noted
 from gradwatch.detect._robust import climb, median
 from gradwatch.detect._scope import first_scope
 from gradwatch.history.store import History
@@ -24,6 +25,9 @@ STEPS = 10
 
 HEALING = 50
 """Steps after which a mild fall that comes from the initialisation is gone, if it goes."""
+
+HIDDEN_SOFTMAX = "tape-hidden-softmax"
+"""Event of a layer whose activation is a softmax; its values are the weights before and behind it."""
 
 NEGLIGIBLE = 6.0
 """Decades at which a common learning rate moves the first layers by less than float32 resolves (2^-24 = 6e-8)."""
@@ -38,7 +42,8 @@ class VanishingGradient:
     over 10 steps, and how many decades a line through their logarithms falls towards the input. The output layer is
     left out: few units share all of the loss there, so that its elements are the largest by nature. The line has to
     explain three quarters of the variance, and no single step between two modules may hold most of the fall: a cliff
-    is a dead layer or a cut graph.
+    is a dead layer or a cut graph. Where the tape shows hidden layers whose activation is a softmax, two layers are
+    enough, and the output counts: the slope p (1 - p) is about 1 / units, and each divides gradients by that number.
 
     Why it matters: the first layers see what all others build on, and they hardly move. With SGD their updates are as
     small as their gradients; Adam rescales them, but below its eps (1e-8) it cannot, and what it rescales is noise.
@@ -70,6 +75,7 @@ class VanishingGradient:
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield one finding, for the module at the input end of the line."""
+        yield from self._through_softmax(history)
         shape = depth(history)
         if len(shape.starts_D) < self.modules or spread(history) < 10 ** (min(self.decades, self.at_once) / 2):
             return
@@ -100,6 +106,36 @@ class VanishingGradient:
             ),
         )
 
+    def _through_softmax(self, history: History) -> Iterator[Finding]:
+        """Yield a finding for the first layer whose activation is a softmax, where that makes gradients vanish."""
+        softmax = list(noted(history, HIDDEN_SOFTMAX))
+        l2_TL = history.param.window("grad.l2", STEPS)
+        if not softmax or len(l2_TL) < STEPS or any(f.kind == self.kind for f in history.findings):
+            return
+        first = min(int(event.values["before"]) for event in softmax)
+        last = max(int(event.values["behind"]) for event in softmax)
+        size = median(l2_TL)[[first, last]] / depth(history).root_numel_L[[first, last]]
+        if not 0 < size[0] < size[1] < np.inf:
+            return
+        fall = float(np.log10(size[1] / size[0]))
+        if fall < self.decades or (fall < self.at_once and not self._is_stuck(history)):
+            return
+        layer = first_scope(history, first)
+        yield Finding(
+            code=self.code,
+            kind=self.kind,
+            layer=layer,
+            step=history.step,
+            severity=Severity.CRITICAL if fall >= NEGLIGIBLE else Severity.WARNING,
+            message=f"gradients shrink by {fall:.1f} decades towards {layer}, through a softmax as hidden activation",
+            evidence=(
+                Quantity(name="fall over depth", value=fall, unit="decades"),
+                Quantity(name="hidden layers with a softmax", value=float(len(softmax))),
+                Quantity(name="gradient element at the first", value=float(size[0])),
+                Quantity(name="gradient element behind the last", value=float(size[1])),
+            ),
+        )
+
     def _is_stuck(self, history: History) -> bool:
         """Say whether the loss is still where it began, after the steps in which a mild fall heals by itself."""
         if history.step < HEALING:
@@ -114,6 +150,11 @@ class VanishingGradient:
         yield Example("twelve layers lose eight decades", sick.history(), sick.names(0))
         late = Synthetic(steps=80).vanishing(decades=5, onset=40)
         yield Example("saturation sets in at step 40", late.history(), late.names(0))
+        flat = Synthetic(steps=80).note(HIDDEN_SOFTMAX, layer="layers.9.weight", values={"before": 9, "behind": 11})
+        flat.grad_l2_TL[:, 9] *= 1e-5
+        yield Example("a softmax in a hidden layer divides gradients by its units", flat.history(), flat.names(9))
+        learns = Synthetic(steps=80).note(HIDDEN_SOFTMAX, layer="layers.9.weight", values={"before": 9, "behind": 11})
+        yield Example("a softmax over a few prototypes is no obstacle", learns.history())
         yield Example("a healthy run", Synthetic(steps=40).history())
         yield Example("a fall of 1.5 decades is usual", Synthetic(steps=40).vanishing(decades=1.5).history())
         shrinking = Synthetic(steps=120)

@@ -50,12 +50,15 @@ class Writer:
 
     def _open(self) -> None:
         """Take up the files where the history stands."""
-        self._writers = [
+        self._writers = self._segment_writers()
+        self._findings = files.open_at_end(self._directory / FINDINGS.name)
+        self._events = files.open_at_end(self._directory / EVENTS.name)
+
+    def _segment_writers(self) -> list[segments.SegmentWriter]:
+        return [
             segments.SegmentWriter(self._directory / "history" / folder, tables)
             for folder, tables in shared_tables(self._history).items()
         ]
-        self._findings = files.open_at_end(self._directory / FINDINGS.name)
-        self._events = files.open_at_end(self._directory / EVENTS.name)
 
     def _let_go(self) -> None:
         """Close the files."""
@@ -102,6 +105,13 @@ class Writer:
         """Write the steps of the history that have not been written yet, which must be in its window."""
         for writer in self._writers:
             writer.append()
+
+    def lay_out(self) -> None:
+        """Write down how the rows of the history lie, which changed before the first of them."""
+        Header.of(self._history, "running").write(self._directory)
+        for writer in self._writers:
+            writer.close()
+        self._writers = self._segment_writers()
 
     def report(self, finding: Finding) -> None:
         """Write a finding, as made at the newest step of the history."""

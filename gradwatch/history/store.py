@@ -16,7 +16,7 @@ from gradwatch import catalogue
 from gradwatch.history import events, thinning
 from gradwatch.history.table import WINDOW, Floats, Table
 from gradwatch.pace import Pace
-from gradwatch.records import Event, Finding, RunInfo
+from gradwatch.records import ActivationInfo, Event, Finding, RunInfo
 
 if TYPE_CHECKING:
     import pandas
@@ -130,6 +130,16 @@ class History:
     def events(self) -> list[Event]:
         """What happened besides the statistics, in the order in which it was noted. `note` adds to it."""
         return self._events
+
+    def lay_out(self, activations: tuple[ActivationInfo, ...]) -> bool:
+        """Settle which activations there are, and say whether that could be done: before the first row."""
+        if len(self.param):
+            return False
+        begins_after = self.act.last_step
+        self.info = replace(self.info, activations=activations)
+        self.act = self._table(tuple(a.name for a in activations), catalogue.ACT_NAMES, "<f4")
+        self.act.last_step = begins_after
+        return True
 
     def row(
         self,

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import sys
@@ -260,6 +261,11 @@ class Collector:
     def histograms(self, step: int) -> Histograms | None:
         """Return the histograms, where they were due."""
         return _as_histograms(step, self._counts_2LB)
+
+    def state(self) -> dict[str, Any]:
+        """Return what further rows depend on: since when units are silent, and which activations are watched."""
+        infos = self._activations.infos if self._activations else ()
+        return self.silence.state() | {"activations": [dataclasses.asdict(info) for info in infos]}
 
     def detach(self) -> None:
         """Take every hook off the model and the optimizers."""

@@ -261,11 +261,11 @@ class Monitor:
 
     def state(self) -> dict[str, Any]:
         """Return what further rows depend on, plain data and arrays."""
-        return self._collector.silence.state()
+        return self._collector.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave."""
-        self._collector.silence.restore(state)
+        self._collector.silence.restore(state)  # what was watched is settled before there is a monitor
 
     def restart(self) -> None:
         """Make ready for the step after the newest in the history, which has gone back."""

@@ -28,15 +28,20 @@ class Slot:
     """One watched module and what was summed over the calls of the current step. It keeps no activation."""
 
     def __init__(self, rules: Rules, *, channels_first: bool | None, limit: int, native: ModuleType | None) -> None:
-        self.rules = rules
-        self.channels_first = channels_first
         self.limit = limit
-        self.native = native if rules.softmax_dim is None else None
-        self._ranges = torch.tensor([*(rules.dead or NOWHERE), *(rules.saturated or NOWHERE)], device="cpu")
+        self._kernel = native
+        self.learn(rules, channels_first=channels_first)
         self._totals = torch.zeros(4, dtype=torch.float64, device="cpu")
         self.totals = to_host(self._totals)  # shares the memory
         self._inside: list[torch.Tensor] = []  # (C,) of each call, for the native code to write to
         self.clear()
+
+    def learn(self, rules: Rules, *, channels_first: bool | None) -> None:
+        """Take it from now on that this is what to look for."""
+        self.rules = rules
+        self.channels_first = channels_first
+        self.native = self._kernel if rules.softmax_dim is None else None
+        self._ranges = torch.tensor([*(rules.dead or NOWHERE), *(rules.saturated or NOWHERE)], device="cpu")
 
     def clear(self) -> None:
         """Forget the step before."""
@@ -60,8 +65,7 @@ class Slot:
         rules = self.rules
         self.moments = _plus(self.moments, _moments(x))
         if rules.softmax_dim is not None:
-            winner = x.amax(-1)  # whose slope is p (1 - p)
-            self.saturated = _plus(self.saturated, (winner > 0.5 + SIGMOID_EDGE).mean(dtype=torch.float32) * x.numel())
+            self.saturated = _plus(self.saturated, _sure(x) * x.numel())
         elif rules.saturated is not None:
             self.saturated = _plus(self.saturated, _outside(x, rules.saturated) * x.numel())
         if rules.dead is not None:
@@ -146,6 +150,17 @@ def _outside(x: torch.Tensor, interval: Range) -> torch.Tensor:
     """Return the fraction of values at or beyond either bound."""
     low, high = interval
     return ((x <= low) | (x >= high)).mean(dtype=torch.float32)
+
+
+def _sure(x: torch.Tensor) -> torch.Tensor:
+    """Return the fraction of rows of a softmax in which one entry has nearly everything.
+
+    Rows that a mask has left no choice do not count, unless they are most of all.
+    """
+    is_sure = x.amax(-1) > 0.5 + SIGMOID_EDGE  # its slope is p (1 - p)
+    is_free = (x != 0).sum(-1) > 1
+    among_free = (is_sure & is_free).sum(dtype=torch.float32) / is_free.sum(dtype=torch.float32).clamp_min(1)
+    return torch.where(is_free.mean(dtype=torch.float32) >= 0.5, among_free, is_sure.mean(dtype=torch.float32))
 
 
 def _never_left(x: torch.Tensor, interval: Range) -> torch.Tensor:

@@ -9,7 +9,7 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Self, final
 
@@ -18,8 +18,10 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from gradwatch.probe import kernel as kernels
-from gradwatch.probe.activation_rules import rules_of
+from gradwatch.probe.activation_rules import Rules, rules_of
 from gradwatch.probe.activation_slot import Slot, statistics
+from gradwatch.probe.functions import Functions, Seen
+from gradwatch.probe.graph import Node
 from gradwatch.probe.layout import Models, named_modules
 from gradwatch.records import ActivationInfo
 
@@ -28,6 +30,8 @@ _ONCE_UNDER_CHECKPOINT = "skip_fwd_side_effects_in_bwd_under_checkpoint"
 
 _CHANNELS_FIRST = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
 _FEATURES_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.MultiheadAttention, nn.RNNBase)
+_HAVE_A_FAST_PATH = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
+"""Modules that compute otherwise in evaluation where a hook is on them or in them."""
 
 
 def _counts(module: nn.Module) -> bool:
@@ -55,6 +59,7 @@ class _AfterForward:
     def __call__(self, module: nn.Module, inputs: Any, output: Any) -> None:
         if self._probe is not None and self._probe.is_armed and isinstance(output, torch.Tensor) and output.numel():
             self._probe.attempt(_add, self._slot, module, output)
+            self._probe.know(output)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _AfterForward, ()
@@ -76,6 +81,38 @@ class _BeforeForward:
         return _BeforeForward, ()
 
 
+@final
+class _Enter:
+    """The hook before a module that may be outermost. A copy of it, made or saved with the model, does nothing."""
+
+    def __init__(self, probe: ActivationProbe | None = None) -> None:
+        self._probe = probe
+
+    def __call__(self, module: nn.Module, inputs: Any) -> None:
+        if not torch.compiler.is_compiling() and self._probe is not None and self._probe.is_armed:
+            self._probe.depth += 1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Enter, ()
+
+
+@final
+class _Leave:
+    """The hook behind it. A copy of it, made or saved with the model, does nothing."""
+
+    def __init__(self, probe: ActivationProbe | None = None) -> None:
+        self._probe = probe
+
+    def __call__(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if not torch.compiler.is_compiling() and self._probe is not None and self._probe.is_armed:
+            self._probe.depth -= 1
+            if self._probe.depth == 0:
+                self._probe.attempt(self._probe.look, module, output)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Leave, ()
+
+
 def _add(slot: Slot, module: nn.Module, output: torch.Tensor) -> None:
     if _counts(module):
         slot.add(output)
@@ -93,7 +130,9 @@ class ActivationProbe:
     """Statistics of every activation module of a model, over all forward calls of an optimizer step.
 
     Its hooks do nothing until it is armed, and after the first step are there only while it is. They see activations
-    that are modules (`nn.ReLU()`), not functions (`F.relu`). Units are channels or features: dimension 1 after a
+    that are modules (`nn.ReLU()`); those that are functions (`F.relu`) are read off the tape that the outermost modules
+    leave behind, once somebody has said that they are wanted (`find_functions`): `fc1.relu` is the one behind `fc1`.
+    Which there are shows at the first step. Units are channels or features: dimension 1 after a
     convolution, batch or group norm, the last after a linear layer, embedding or layer norm, whichever module comes
     before in the model's order; where none does, dimension 1 of outputs with four or more dimensions. A module that is
     called several times in a forward pass has its units once per call.
@@ -111,27 +150,38 @@ class ActivationProbe:
 
     Attributes:
         is_armed: Whether the hooks sum up.
-        infos: The watched modules in the order of the model.
+        infos: The watched activations in the order of the model.
         spent_s: Seconds that hooks took since `arm`.
+        depth: Calls under way of modules that may be outermost ones.
     """
 
     def __init__(self, model: Models, *, max_elements: int = 65536, kernel: kernels.Kernel = "auto") -> None:
         self.is_armed = False
         self.spent_s = 0.0
+        self.depth = 0
         self._slots: list[Slot] = []
         self._is_traced = False
         self._places: list[Callable[[], RemovableHandle]] = []
         self._handles: list[RemovableHandle] = []
         self._tracing: tuple[Any, Any] | None = None  # configuration of torch.compile, and what it was
+        self._model, self._limit, self._native = model, max_elements, kernels.choose(kernel)
+        self._functions: Functions | None = None
+        self._tell: Callable[[tuple[ActivationInfo, ...]], bool] | None = None
+        self._known: set[Node] = set()  # of modules, in the forward pass under way
+        self._outermost: dict[nn.Module, None] = {}  # that may be
+        self._called: dict[nn.Module, None] = {}  # that were
+        self._found: dict[ActivationInfo, Slot] = {}
+        self._order: dict[ActivationInfo, float] = {}
         infos: list[ActivationInfo] = []
         channels_first: bool | None = None
-        for name, module in named_modules(model):
+        for place, (name, module) in enumerate(named_modules(model)):
             if isinstance(module, (*_CHANNELS_FIRST, *_FEATURES_LAST)):
                 channels_first = isinstance(module, _CHANNELS_FIRST)
             rules = rules_of(module)
             if rules is not None:
                 infos.append(ActivationInfo(name=name, module_type=type(module).__name__))
-                slot = Slot(rules, channels_first=channels_first, limit=max_elements, native=kernels.choose(kernel))
+                self._order[infos[-1]] = place
+                slot = Slot(rules, channels_first=channels_first, limit=max_elements, native=self._native)
                 self._slots.append(slot)
                 self._places.append(partial(module.register_forward_hook, _AfterForward(self, slot)))
         for root in model.values() if isinstance(model, Mapping) else [model]:
@@ -152,12 +202,36 @@ class ActivationProbe:
         self._places.clear()
         self._unhook()
 
+    def find_functions(self, tell: Callable[[tuple[ActivationInfo, ...]], bool]) -> None:
+        """Watch activations that are functions too.
+
+        Args:
+            tell: Called with all `infos`, once, after the first step, where it called functions. It says whether there
+                is room for them; else they are not watched.
+        """
+        self._functions, self._tell = Functions(self._model), tell
+        self._outermost = dict.fromkeys(_may_be_outermost(self._model))
+        self._unhook()
+        self._hook_up()
+
+    def expect(self, infos: tuple[ActivationInfo, ...]) -> None:
+        """Take the layout of a history that has begun: what is in it is watched, and nothing else."""
+        if set(self.infos) <= set(infos):
+            of = dict(zip(self.infos, self._slots, strict=True))
+            self._found = {info: self._new_slot() for info in infos if info not in of}
+            self.infos, self._slots = infos, [of.get(info) or self._found[info] for info in infos]
+            self._functions = Functions(self._model) if self._found else None
+            self._outermost = dict.fromkeys(_may_be_outermost(self._model) if self._found else ())
+            self._unhook()
+            self._hook_up()
+
     def arm(self) -> None:
         """Start to sum up, from the next forward call on; what was summed before is dropped."""
         self._disarm()
         self._hook_up()
         self.is_armed = True
         self.spent_s = 0.0
+        self.depth = 0
         for slot in self._slots:
             slot.clear()
         dynamo = sys.modules.get("torch._dynamo")  # importing it takes a second, and is the business of torch.compile
@@ -168,6 +242,9 @@ class ActivationProbe:
     def _hook_up(self) -> None:
         if not self._handles:
             self._handles = [register() for register in self._places]
+            for module in self._outermost if self._functions else ():
+                self._handles.append(module.register_forward_pre_hook(_Enter(self)))
+                self._handles.append(module.register_forward_hook(_Leave(self)))
 
     def _unhook(self) -> None:
         for handle in self._handles:
@@ -176,6 +253,7 @@ class ActivationProbe:
 
     def _disarm(self) -> None:
         self.is_armed = False
+        self._known.clear()
         if self._tracing:
             config, before = self._tracing
             setattr(config, _ONCE_UNDER_CHECKPOINT, before)
@@ -189,6 +267,8 @@ class ActivationProbe:
             `infos`; nan where a notion does not apply and where a module was not called. None where the probe was not
             armed or nothing was called.
         """
+        if self.is_armed and self._functions:
+            self._settle()
         called = [i for i, slot in enumerate(self._slots) if slot.is_called] if self.is_armed else []
         self._disarm()
         if not called:
@@ -201,6 +281,53 @@ class ActivationProbe:
         whole_SA = row_SA.new_full((row_SA.shape[0], len(self._slots)), math.nan)
         whole_SA[:, called] = row_SA
         return whole_SA
+
+    def know(self, output: torch.Tensor) -> None:
+        """Note that an output was seen as that of a module."""
+        if self._functions and not torch.compiler.is_compiling() and output.grad_fn is not None:
+            self._known.add(output.grad_fn)
+
+    def look(self, module: nn.Module, output: Any) -> None:
+        """Read what functions gave in the forward call of a module that no other one called."""
+        if self._functions is None or not _counts(module):
+            return
+        self._called[module] = None
+        for slot in self._found.values():
+            slot.call = 0
+        for seen in self._functions.look(output, known=self._known):
+            if (place := self._slot_of(seen)) is not None:
+                place.add(seen.output)
+        self._known.clear()
+
+    def _slot_of(self, seen: Seen) -> Slot | None:
+        """Return where a function is summed up, None where there is no room for it."""
+        info = ActivationInfo(name=seen.name, module_type=seen.function.kind)
+        slot = self._found.get(info)
+        if slot is None and self._tell:
+            slot = self._found[info] = self._new_slot()
+            self._order[info] = seen.place + 0.5
+        if slot is not None and not slot.is_called:
+            slot.learn(seen.function.rules, channels_first=seen.channels_first)
+        return slot
+
+    def _new_slot(self) -> Slot:
+        return Slot(Rules(), channels_first=None, limit=self._limit, native=self._native)
+
+    def _settle(self) -> None:
+        """Make out, after the first step, which modules are the outermost and which functions there are."""
+        if self._called and len(self._called) < len(self._outermost):
+            self._outermost = self._called
+        if self._tell is None:
+            return
+        tell, self._tell = self._tell, None
+        if not self._found:
+            return
+        of = dict(zip(self.infos, self._slots, strict=True)) | self._found
+        infos = tuple(sorted(of, key=lambda info: self._order[info]))
+        if tell(infos):
+            self.infos, self._slots = infos, [of[info] for info in infos]
+        else:
+            self._found, self._functions = {}, None
 
     def dead_units(self) -> list[torch.Tensor | None]:
         """Return, after `read`, which units of each module never fired; None of those that have none or did not run."""
@@ -220,3 +347,14 @@ class ActivationProbe:
             self.close()
             text = f"the probe of activations is switched off: {type(error).__name__}: {error}"
             warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=3)
+
+
+def _may_be_outermost(models: Models) -> Iterator[nn.Module]:
+    """Yield the modules that a loop may call: all but those inside of compiled ones and of torch's transformers."""
+    closed: set[nn.Module] = set()
+    for _, module in named_modules(models):
+        is_compiled = hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+        if is_compiled or module in closed or isinstance(module, _HAVE_A_FAST_PATH):
+            closed.update(module.modules())
+        else:
+            yield module

@@ -9,7 +9,7 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
-from gradwatch.probe import classes, embeddings, heads, offsets, siblings
+from gradwatch.probe import classes, embeddings, heads, hidden, offsets, siblings
 from gradwatch.probe.formulas import suspects
 from gradwatch.probe.graph import Graph, Node, operation, shape
 from gradwatch.probe.layout import Models, named_modules
@@ -99,6 +99,7 @@ class Tape:
         facts = [*self._of_loss(graph), *embeddings.facts(graph, self._index, self._layers)]
         facts += [*heads.facts(graph, self._index, self._layers), *self._strays.facts(graph, self._index, step=step)]
         facts += classes.facts(graph, self._index, self._layers)
+        facts += hidden.facts(graph, self._index, self._layers)
         facts += siblings.facts(graph, self._index, self._layers)
         facts += offsets.matrices(graph, self._index, self._layers)
         if is_whole and graph.is_complete and not graph.of(*OPAQUE):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradwatch import build
-from gradwatch.attach import inspect
+from gradwatch.attach import inspect, lay_out
 from gradwatch.config.schema import Config, TrainSection
 from gradwatch.detect import detectors
 from gradwatch.errors import CheckpointError
@@ -26,7 +27,7 @@ from gradwatch.monitor import Monitor, Schedule
 from gradwatch.pipeline import Pipeline
 from gradwatch.probe.activations import ActivationProbe
 from gradwatch.probe.facts import Facts
-from gradwatch.records import Diagnosis, RunInfo
+from gradwatch.records import ActivationInfo, Diagnosis, RunInfo
 from gradwatch.render import LogFormat
 from gradwatch.state.randomness import random_state, set_random_state
 from gradwatch.train import checkpoint
@@ -150,6 +151,8 @@ class Session:
         activations = None
         if watch.enabled and watch.activations_every:
             activations = ActivationProbe(self.model, max_elements=watch.activation_elements)
+            known = (saved or {}).get("monitor", {}).get("activations", ())
+            activations.expect(tuple(ActivationInfo(**info) for info in known))
         params, info = inspect(
             {"": self.model} if watch.enabled else {},
             [self.optimizer] if watch.enabled else [],
@@ -165,6 +168,8 @@ class Session:
         if self.writer:
             stack.enter_context(self.writer)
         pipeline = self._pipeline(history, log_format=log_format, resumed_at=self.progress.step if saved else None)
+        if activations and not len(history.param):
+            activations.find_functions(functools.partial(lay_out, history, pipeline, self.writer))
         stack.callback(pipeline.end_sinks)  # also after an error: a live view must give the screen back
         if not watch.enabled:
             return pipeline, None

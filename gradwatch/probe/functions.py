@@ -1,0 +1,249 @@
+"""Find activations that are functions, such as `torch.relu(x)`, on the tape of a forward pass, before a backward."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+
+from gradwatch.probe.activation_rules import Rules, rules_of
+from gradwatch.probe.graph import LAYOUT, Node, is_leaf, operation
+from gradwatch.probe.layout import Models, named_modules
+from gradwatch.probe.loss_rules import LINEAR
+
+MOST_NODES = 2_000
+"""Nodes of one forward pass that are looked at, the nearest to its output first: 4 ms."""
+
+MOST_FUNCTIONS = 256
+"""Activations of one forward pass that are read."""
+
+MOST_CALLS = 4
+"""Calls of one of them within a forward pass that are read: a cell is called as often as a sequence is long."""
+
+NEAR = 64
+"""Nodes within which the matrix lies whose units an activation is of: norms, biases, heads come in between."""
+
+RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+"""Modules whose gates are meant to be shut now and then."""
+
+OPERATIONS = frozenset({"Clamp", "Hardsigmoid", "Hardtanh", "Relu", "Sigmoid", "Softmax", "Tanh", "Threshold"})
+"""What detectors judge; others have a slope everywhere."""
+
+PRODUCT = "a product of two values"
+"""What uses a gate: a product with a constant, as dropout is, does not make one."""
+
+_HOOKED: Callable[..., Any] = lambda saved: saved  # noqa: E731 - stands for a hook where torch does not tell of any
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Function:
+    """What an operation computes.
+
+    Args:
+        kind: Name of the module type that does the same; `Gate` for a sigmoid or tanh that multiplies.
+        rules: What to look for in it.
+        module: That module, where the operation keeps its input; None where it keeps its output.
+    """
+
+    kind: str
+    rules: Rules
+    module: nn.Module | None = None
+
+
+class Seen(NamedTuple):
+    """One call of a function: name and place of the matrix behind whose output it comes, and what it gave."""
+
+    name: str
+    place: int
+    channels_first: bool | None
+    function: Function
+    output: Tensor
+
+
+@final
+class Functions:
+    """Reads what functions give off the graph that a forward pass has left behind.
+
+    A backward frees what the graph keeps; before it, reading is looking at memory that is there. Nothing is computed
+    again: what hooks on saved tensors hold, as activation checkpointing and offloading do, is left alone. Compiled
+    regions are one node, and show nothing.
+
+    Hidden activations count, with a matrix on both their sides, and those right behind the last one: what a loss that
+    is part of the model computes does not.
+
+    Args:
+        models: A model, or several by name.
+    """
+
+    def __init__(self, models: Models) -> None:
+        self._owners: dict[Tensor, tuple[str, int, nn.Module]] = {}
+        for place, (name, module) in enumerate(named_modules(models)):
+            owner = name.partition(".parametrizations.")[0].removesuffix(".parametrizations")
+            for param in module.parameters(recurse=False):
+                self._owners.setdefault(param, (owner, place, module))
+
+    def look(self, output: Any, *, known: set[Node]) -> Iterator[Seen]:
+        """Yield the calls of functions that led to the output of a forward pass.
+
+        Args:
+            output: Any nest of tensors.
+            known: Nodes of activations that were seen as modules.
+        """
+        if torch._C._functorch.peek_interpreter_stack() is not None:  # a transform: these are no plain tensors
+            return
+        roots = [tensor.grad_fn for tensor in _tensors(output) if tensor.grad_fn is not None]
+        calls: dict[str, int] = {}
+        for node, users in _activations(roots):
+            found = None if node in known or len(calls) == MOST_FUNCTIONS else self._owner(node)
+            function = _function(node, users) if found else None
+            if not found or not function or isinstance(found[2], RECURRENT):
+                continue
+            name = f"{found[0]}.{function.kind.lower()}" if found[0] else function.kind.lower()
+            calls[name] = calls.get(name, 0) + 1
+            output = _output(node, function) if calls[name] <= MOST_CALLS else None
+            if output is not None and output.numel():
+                yield Seen(name, found[1], _is_channels_first(found[2]), function, output)
+
+    def _owner(self, node: Node) -> tuple[str, int, nn.Module] | None:
+        """Return the module of the nearest matrix, or else of the nearest parameter, that an activation is made of."""
+        waiting, seen = deque([node]), {node}
+        nearest = None
+        while waiting and len(seen) < NEAR:
+            at = waiting.popleft()
+            if is_leaf(at) and at.variable in self._owners:
+                nearest = nearest or self._owners[at.variable]
+                if at.variable.ndim > 1:
+                    return self._owners[at.variable]
+            new = [child for child, _ in at.next_functions if child is not None and child not in seen]
+            seen.update(new)
+            waiting.extend(new)
+        return nearest
+
+
+def _activations(roots: Sequence[Node]) -> Iterator[tuple[Node, set[str]]]:
+    """Yield the activations behind some nodes that are hidden or follow a matrix, with the names of what uses them."""
+    outer, users = _walk(roots, stop=True)
+    behind = [child for node in outer if operation(node) in LINEAR for child, _ in node.next_functions if child]
+    inner, users_inside = _walk(behind, stop=False)
+    for node in inner:
+        if operation(node) in OPERATIONS:
+            yield node, users_inside.get(node, set()) | users.get(node, set())
+    inside = set(inner)
+    for node in outer:
+        if operation(node) in OPERATIONS and node not in inside and _follows_a_matrix(node):
+            yield node, users.get(node, set())
+
+
+def _walk(roots: Sequence[Node], *, stop: bool) -> tuple[list[Node], dict[Node, set[str]]]:
+    """Return nodes in the order of their distance, and the names of the operations that use each activation.
+
+    Args:
+        roots: Where to begin.
+        stop: Whether to go no further than to products with a matrix.
+    """
+    nodes: list[Node] = []
+    users: dict[Node, set[str]] = {}
+    waiting, seen = deque(dict.fromkeys(roots)), set(roots)
+    while waiting and len(nodes) < MOST_NODES:
+        node = waiting.popleft()
+        nodes.append(node)
+        name = operation(node)
+        if stop and name in LINEAR:
+            continue
+        children = [child for child, _ in node.next_functions if child is not None]
+        for child in children:
+            if operation(child) in OPERATIONS:
+                users.setdefault(child, set()).add(PRODUCT if name == "Mul" and len(children) > 1 else name)
+            if child not in seen:
+                seen.add(child)
+                waiting.append(child)
+    return nodes, users
+
+
+def _follows_a_matrix(node: Node) -> bool:
+    """Say whether an activation is that of a matrix product, with nothing but changes of layout in between."""
+    children = [child for child, _ in node.next_functions if child is not None]
+    while len(children) == 1 and operation(children[0]) in LAYOUT:
+        children = [child for child, _ in children[0].next_functions if child is not None]
+    return len(children) == 1 and operation(children[0]) in LINEAR
+
+
+def _function(node: Node, users: set[str]) -> Function | None:
+    """Return what a node computes, or None where that is no activation."""
+    name = operation(node)
+    if name == "Softmax":
+        dim = int(node._saved_dim)
+        return _of_module(nn.Softmax(dim if dim < 1 << 63 else dim - (1 << 64)), keeps_output=True)
+    if name in ("Sigmoid", "Tanh"):
+        is_gate = PRODUCT in users and not users & LINEAR
+        module = nn.Sigmoid() if name == "Sigmoid" else nn.Tanh()
+        return _of_module(module, keeps_output=True, kind="Gate" if is_gate else None)
+    if name == "Relu":
+        return _of_module(nn.ReLU(), keeps_output=True)
+    if name == "Hardsigmoid":
+        return _of_module(nn.Hardsigmoid(), keeps_output=False)
+    if name == "Threshold":
+        return _of_module(nn.ReLU(), keeps_output=False) if node._saved_threshold == 0 else None
+    return _bounded(name, node)
+
+
+def _bounded(name: str, node: Node) -> Function | None:
+    """Return what a node computes that cuts values off."""
+    low, high = (node._saved_min_val, node._saved_max_val) if name == "Hardtanh" else (node._saved_min, node._saved_max)
+    if low is None:
+        return None
+    if high is None:
+        return _of_module(nn.ReLU(), keeps_output=False) if low == 0 else None
+    if name == "Hardtanh" and (low, high) == (0, 6):
+        return _of_module(nn.ReLU6(), keeps_output=False)
+    kind = None if name == "Hardtanh" else "Clamp"
+    return _of_module(nn.Hardtanh(float(low), float(high)), keeps_output=False, kind=kind) if low < high else None
+
+
+def _of_module(module: nn.Module, *, keeps_output: bool, kind: str | None = None) -> Function:
+    rules = rules_of(module)
+    assert rules is not None, "these are all activations"
+    return Function(kind or type(module).__name__, rules, None if keeps_output else module)
+
+
+def _output(node: Node, function: Function) -> Tensor | None:
+    """Return what an activation gave, or None where that is not there as it was."""
+    name = "result" if function.module is None else "self"
+    raw = getattr(node, f"_raw_saved_{name}", None)
+    if raw is None or getattr(raw, "unpack_hook", _HOOKED) is not None:
+        return None
+    try:
+        kept: Tensor = getattr(node, f"_saved_{name}").detach()
+    except RuntimeError:  # freed by a backward, or written over since
+        return None
+    if function.module is None:
+        return kept
+    with torch.no_grad():
+        return Tensor(function.module(kept))
+
+
+def _is_channels_first(module: nn.Module) -> bool | None:
+    """Say where the units of a matrix' output lie; None where only the number of dimensions tells."""
+    if isinstance(module, nn.modules.conv._ConvNd):
+        return True
+    return False if isinstance(module, (nn.Linear, nn.Embedding, nn.MultiheadAttention)) else None
+
+
+def _tensors(value: Any, depth: int = 3) -> Iterator[Tensor]:
+    """Yield the tensors of what a forward pass returned."""
+    if isinstance(value, Tensor):
+        yield value
+    elif depth and isinstance(value, Mapping):
+        for part in value.values():
+            yield from _tensors(part, depth - 1)
+    elif depth and isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _tensors(part, depth - 1)
+    elif depth and hasattr(value, "__dataclass_fields__"):
+        for name in value.__dataclass_fields__:
+            yield from _tensors(getattr(value, name, None), depth - 1)
