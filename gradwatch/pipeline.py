@@ -249,7 +249,8 @@ class Pipeline:
 
     @property
     def next_step(self) -> int:
-        """The step after the newest that was fed."""
+        """The step after the newest that was fed, or that the source has."""
+        self.pull()
         newest = self._newest if self._background.is_busy else self._intake.history.step
         return newest + 1
 

@@ -344,6 +344,9 @@ class Silent:
     def feed(self, step, **row):
         self.next_step = step + 1
 
+    def pull(self):
+        self.source()
+
     def finish(self):
         pass
 

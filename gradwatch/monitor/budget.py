@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import final
 
@@ -58,8 +59,8 @@ class Budget:
         self.schedule = schedule
         self.factor = 1
         self._every = math.gcd(schedule.updates, schedule.activations, schedule.histograms)
-        self._spent: list[tuple[float, float, float]] = []
         self._pace = Pace()
+        self._forget()
         self.next_review = SETTLING
         self._close_until = 0
 
@@ -74,6 +75,18 @@ class Budget:
         schedule, is_due = self.schedule, self.is_due
         return is_due(schedule.updates, step), is_due(schedule.activations, step), is_due(schedule.histograms, step)
 
+    def next_due(self, step: int) -> int:
+        """Return the first step from one on at which something is due; one that is never reached where nothing is."""
+        schedule = self.schedule
+        scheduled = [every for every in (schedule.updates, schedule.activations, schedule.histograms) if every > 0]
+        return min((self._next(every, step) for every in scheduled), default=sys.maxsize)
+
+    def _next(self, every: int, step: int) -> int:
+        scheduled = -(-step // every) * every
+        if scheduled < self._close_until:
+            return scheduled
+        return -(-step // (every * self.factor)) * every * self.factor
+
     def charge(self, *, watch_s: float, optional_s: float, wall_s: float) -> None:
         """Note what a step took.
 
@@ -82,7 +95,9 @@ class Budget:
             optional_s: Those of them that went into what this schedules.
             wall_s: Seconds from the last step to this one.
         """
-        self._spent.append((watch_s, optional_s, wall_s))
+        self._watch_s += watch_s
+        self._optional_s += optional_s
+        self._wall_s += self._pace.counted(wall_s)
 
     def look_closer(self, step: int) -> None:
         """Keep to the schedule for a while, since something was found."""
@@ -94,18 +109,19 @@ class Budget:
             return False
         self.next_review = step + REVIEW_EVERY * self.factor
         before = self.factor
-        wall_s = sum(self._pace.counted(wall_s) for _, _, wall_s in self._spent)
-        if self.schedule.budget and wall_s:
-            self.factor = self._affordable(wall_s)
-        self._spent.clear()
+        if self.schedule.budget and self._wall_s:
+            self.factor = self._affordable()
+        self._forget()
         return self.factor != before
 
-    def _affordable(self, wall_s: float) -> int:
+    def _forget(self) -> None:
+        """Begin to count anew."""
+        self._watch_s = self._optional_s = self._wall_s = 0.0
+
+    def _affordable(self) -> int:
         """Return the smallest factor at which the cost would have been within the budget."""
-        optional_s = sum(optional_s for _, optional_s, _ in self._spent)
-        fixed_s = sum(watch_s for watch_s, _, _ in self._spent) - optional_s
-        left_s = self.schedule.budget * wall_s - fixed_s
-        scheduled_s = optional_s * self.factor
+        left_s = self.schedule.budget * self._wall_s - (self._watch_s - self._optional_s)
+        scheduled_s = self._optional_s * self.factor
         factor = 1
         while factor < MOST and scheduled_s / factor > left_s:
             factor *= 2

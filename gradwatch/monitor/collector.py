@@ -26,6 +26,7 @@ from gradwatch.monitor.dispensable import dispensable, warn_once
 from gradwatch.monitor.late import DeviceClock, Values
 from gradwatch.monitor.measure import number
 from gradwatch.monitor.part import LINEAR, Arrived, Part, parts_of, total_norm
+from gradwatch.monitor.plain import Hook, PlainSteps
 from gradwatch.probe.activations import ActivationProbe
 from gradwatch.probe.histograms import NUM_BINS, bin_edges
 from gradwatch.probe.silence import Silence
@@ -96,7 +97,7 @@ class Collector:
         has_scaler: Whether the loss is scaled.
         row_SL: What was read since `begin`; nan where nothing was.
         is_updated: Whether an optimizer has moved its parameters since `begin`.
-        is_plain: Whether the newest update was read by the shortest way, and there is no more to it.
+        plain: Records plain steps, once it is armed; None where none can be plain.
         optimizer: Loss scale and learning rates of the newest update, by their names in the catalogue.
         watch_s: Seconds that were spent in hooks and `observe` since `begin`.
         device: That of the first parameter.
@@ -133,14 +134,24 @@ class Collector:
         self._budget = budget
         self._measure_clipped = measure_clipped
         self._is_hooked = hooked
-        self._is_simple = hooked and not late and self._scaler is None and len(self._parts) == 1
+        self.plain: PlainSteps | None = None
+        self._is_plain = False
         self._handles: list[RemovableHandle] = []
         for part in self._parts if hooked else ():
             before, after = _hook(self._before_update, part), _hook(self._after_update, part)
+            if not late and self._scaler is None and len(self._parts) == 1:
+                self.plain = part.plain_steps(before=before, after=after)
+            if self.plain is not None:
+                before, after = self.plain.native.before, self.plain.native.after
             self._handles.append(part.optimizer.register_step_pre_hook(before))
             self._handles.append(part.optimizer.register_step_post_hook(after))
             if len(self._parts) > 1:  # between `observe` and a step, another optimizer's loss may add to the gradients
                 self._handles += part.watch_backward()
+
+    @property
+    def num_groups(self) -> int:
+        """How many groups the optimizers had at the beginning."""
+        return sum(part.num_groups for part in self._parts)
 
     @property
     def is_due(self) -> bool:
@@ -152,16 +163,11 @@ class Collector:
         """The newest loss scale that was looked up; 1 without a scaler."""
         return self._scale
 
-    @property
-    def plain_norm(self) -> float:
-        """Total norm of the gradients of a plain update."""
-        return self._parts[0].norm
-
     def begin(self, step: int) -> None:
         """Make ready for the next row, that of an optimizer step."""
         self.row_SL.fill(math.nan)
         self._step = step
-        self.is_updated = self.is_plain = False
+        self.is_updated = False
         self.optimizer: dict[str, float] = {}
         self.watch_s = self.optional_s = 0.0
         self._counts_2LB: NDArray[np.int64] | None = None
@@ -169,7 +175,6 @@ class Collector:
             part.begin()
         self._due_updates, due_activations, self._due_histograms = self._budget.due(step)
         self._due_activations = due_activations and self._activations is not None
-        self._may_be_plain = self._is_simple and not (self._due_updates or due_activations or self._due_histograms)
         if self._due_activations:
             self._arm()
         if self._is_late:
@@ -315,28 +320,31 @@ class Collector:
 
         return leave
 
+    def go_plainly(self) -> None:
+        """Leave what comes to the plain steps, which are armed."""
+        self._is_plain = True
+        self._parts[0].await_plain_steps()
+
+    def leave_plain_steps(self) -> None:
+        """Go on by the long way with the step under way, where plain steps were recorded until now."""
+        if self.plain is None or not self._is_plain:
+            return
+        self._is_plain = False
+        native, part = self.plain.native, self._parts[0]
+        begun = self.plain.leave()
+        self._step = native.step
+        self.watch_s += native.spent_s
+        part.leave_plain_steps(begun, native.fastest_s)
+        if begun is not None:
+            self.is_updated, part.stepped_from = True, native.began
+            self.optimizer = {"loss_scale": 1.0} | {f"lr.{i}": rate for i, rate in enumerate(begun.rates)}
+
     def _before_update(self, part: Part, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         began = time.perf_counter()
-        self.is_plain = self._may_be_plain and len(args) == 1 and not kwargs and self._describe_plainly(part)
-        if not self.is_plain:
-            self._look_closely(part, args, kwargs)
+        self.leave_plain_steps()
+        self._look_closely(part, args, kwargs)
         part.stepped_from = time.perf_counter()
         self.watch_s += part.stepped_from - began
-
-    def _describe_plainly(self, part: Part) -> bool:
-        """Do in one go all there is to most updates, and say whether it was one of them."""
-        optimizer = part.optimizer
-        if getattr(optimizer, "grad_scale", None) is not None or getattr(optimizer, "found_inf", None) is not None:
-            return False
-        try:
-            is_plain = part.read_plainly(self.optimizer)
-        except Exception:  # the closer look meets it too, and says so
-            return False
-        if is_plain:
-            self.optimizer["loss_scale"] = 1.0
-            part.is_updated = self.is_updated = True
-            part.awaits_closure = False
-        return is_plain
 
     def _look_closely(self, part: Part, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Describe an update that may be anything."""
@@ -349,9 +357,8 @@ class Collector:
             self._keep_weights(part)
 
     def _after_update(self, part: Part, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.is_plain and not part.is_awaiting:
-            return
         began = time.perf_counter()
+        self.leave_plain_steps()
         extra_s = part.extra(began - part.stepped_from)
         self.optional_s += extra_s
         if self._is_late:
@@ -489,12 +496,12 @@ def _as_histograms(step: int, counts_2LB: NDArray[np.int64] | None) -> Histogram
     return Histograms(step=step, edges_B=bin_edges(), grad_LB=grad_LB, weight_LB=weight_LB)
 
 
-def _hook(method: Callable[..., None], part: Part) -> Callable[..., None]:
+def _hook(method: Callable[..., None], part: Part) -> Hook:
     """Return a method as the hook of one part, left alone by torch.compile where that is in use."""
-    plain = functools.partial(method, part)
+    plain: Hook = functools.partial(method, part)
     if "torch._dynamo" not in sys.modules:  # importing it takes a second
         return plain
-    disabled: Callable[..., None] = torch.compiler.disable(plain)
+    disabled: Hook = torch.compiler.disable(plain)
 
     def hook(*args: Any) -> None:
         if torch.compiler.is_compiling():

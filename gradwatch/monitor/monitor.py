@@ -29,7 +29,6 @@ from gradwatch.pipeline import Pipeline
 from gradwatch.probe.activations import ActivationProbe
 from gradwatch.probe.batch_hash import checksums, finite_flag, hash_batch, is_finite
 from gradwatch.probe.facts import Facts
-from gradwatch.probe.kernel import choose
 from gradwatch.probe.micro_batch import MicroBatchProbe
 from gradwatch.records import Diagnosis, Finding
 
@@ -105,7 +104,6 @@ class Monitor:
         self._accumulate = accumulate
         is_split = accumulate > 1 and len(optimizers) == 1
         self._micro = MicroBatchProbe(params, accumulate, is_late=is_late) if is_split else None
-        self._native = None if self._micro else choose()
         self._idle, self._interval = 0, 1
         self._cuda = next((p.device for p in params if p.device.type == "cuda"), None)
         self._memory, self._looked = math.nan, -math.inf
@@ -118,8 +116,15 @@ class Monitor:
         self._num_findings = len(self._found)
         self._fed_s, self._busy_s, self._ended = 0.0, pipeline.busy_s, 0.0
         self._run: dict[str, float] = {}
+        is_plain = keeper is None and self._micro is None and pipeline.history.groups == self._collector.num_groups
+        self._plain = self._collector.plain if is_plain else None
+        self._record = _not_plain if self._plain is None else self._plain.native.record
+        self._is_ahead = False  # of what this knows, plain steps are
+        if self._plain is not None:
+            pipeline.source = self._plain.gather
         self._begin(pipeline.next_step)
         self._recorded = self._ended
+        self._go_plainly()
 
     @property
     def history(self) -> History:
@@ -130,7 +135,7 @@ class Monitor:
     @property
     def next_step(self) -> int:
         """The optimizer step that is under way."""
-        return self._step
+        return self._plain.native.step if self._plain is not None and self._is_ahead else self._step
 
     def observe(self, optimizer: Optimizer | None = None) -> float:
         """Measure the gradients as they are now, which must be those of the loss, and return their total L2 norm.
@@ -140,6 +145,7 @@ class Monitor:
         Args:
             optimizer: Whose gradients; where none is named, those of all optimizers that have not stepped yet.
         """
+        self._catch_up()
         return self._collector.observe(optimizer)
 
     def step(
@@ -168,14 +174,17 @@ class Monitor:
                 and their statistics are scaled back.
             statistics: Statistics of the run by their name in the catalogue; they override the monitor's own.
         """
+        is_recorded = self._record(loss, batch, val_loss, grad_norm, statistics)
+        if is_recorded:
+            return
+        if is_recorded is None:
+            self._take_turn()
+            return
         began = time.perf_counter()
         if self._is_closed:
             warn_once(self, "close", "step() after close() records nothing")
             return
-        is_bare = val_loss is None and grad_norm is None and not statistics
-        if is_bare and self._collector.is_plain and self._describe_plainly(loss, batch, began):
-            self._pass_on(None, began)
-            return
+        self._catch_up()
         collector, run = self._collector, self._run
         if self._post is not None:
             self._post.deliver()
@@ -199,24 +208,45 @@ class Monitor:
             self._note_facts(self._facts, loss)
         self._pass_on(act_SA, began)
 
-    def _describe_plainly(self, loss: Tensor | float | None, batch: Any, began: float) -> bool:
-        """Describe in one go a step at which nothing is to be said but its numbers; say whether it was one."""
-        if self._native is None or self._calls or self._interval != 1 or self._idle:
-            return False
-        seen = self._native.look(loss, batch)
-        norm = self._collector.plain_norm
-        if seen is None or not math.isfinite(seen[0] + norm):
-            return False
-        if self._facts and not self._facts.pass_by(self._step):
-            return False
-        run = self._run = self._collector.optimizer
-        run["loss"], run["batch_hash"], samples = seen
-        run["grad_norm.before_clip"] = run["grad_norm.after_clip"] = norm
-        run["skipped"] = 0.0
-        run["step_ms"] = step_ms = 1e3 * (began - self._ended)
-        run["samples_per_s"] = 1e3 * samples / step_ms
-        run["peak_memory_bytes"] = self._peak_memory()
-        return True
+    def _go_plainly(self) -> None:
+        """Record steps natively from the one under way on, as long as nothing is due."""
+        if self._plain is None or self._is_closed or self._interval != 1 or self._idle:
+            return
+        step, facts = self._step, self._facts
+        until = min(self._budget.next_due(step), self._budget.next_review + 1)
+        if step >= until:
+            return
+        native = self._plain.native
+        native.memory, native.carried_s = self._peak_memory(), self._fed_s
+        native.ended, native.recorded = self._ended, self._recorded
+        glance = None if facts is None or facts.is_over(step) else facts.pass_by
+        self._plain.arm(step, until=until, found=self._found, glance=glance, deadline=self._ended + MEMORY_EVERY_S)
+        self._collector.go_plainly()
+        self._is_ahead = True
+
+    def _catch_up(self) -> None:
+        """Go on by the long way from where plain steps have come to."""
+        if self._plain is None or not self._is_ahead:
+            return
+        native, self._is_ahead = self._plain.native, False
+        self._collector.leave_plain_steps()
+        self._plain.charge(self._budget)
+        self._step, self._ended, self._recorded = native.step, native.ended, native.recorded
+        self._fed_s = native.carried_s
+
+    def _take_turn(self) -> None:
+        """Do between plain steps what Python has to do at times, and go on."""
+        self._catch_up()
+        began, busy_s = self._ended, self.pipeline.busy_s
+        self._pull()
+        if self._step > self._budget.next_review or len(self._found) != self._num_findings:
+            self._step -= 1
+            self._adapt()
+            self._step += 1
+        self._begin(self._step)
+        self._fed_s += self._ended - began + busy_s - self._busy_s
+        self._busy_s = busy_s
+        self._go_plainly()
 
     def _pass_on(self, act_SA: Floats | None, began: float) -> None:
         """Send the row off that is made, and make ready for the next."""
@@ -234,6 +264,7 @@ class Monitor:
             self._adapt()
         self._begin(self._step + 1)
         self._fed_s = self._ended - fed  # charged to the next step
+        self._go_plainly()
 
     def findings(self) -> tuple[Finding, ...]:
         """Return all that was found so far, in the order of its finding."""
@@ -248,6 +279,7 @@ class Monitor:
 
     def detach(self) -> None:
         """Take every hook off the model and the optimizers; `step` records nothing more."""
+        self._catch_up()
         self._is_closed = True
         self._collector.detach()
         if self._facts:
@@ -257,6 +289,7 @@ class Monitor:
 
     def charge(self, seconds: float) -> None:
         """Count time that was spent for watching elsewhere, since the last step."""
+        self._catch_up()
         self._fed_s += seconds
 
     def state(self) -> dict[str, Any]:
@@ -270,7 +303,9 @@ class Monitor:
     def restart(self) -> None:
         """Make ready for the step after the newest in the history, which has gone back."""
         self._deliver(wait=True)
+        self._catch_up()
         self._begin(self.pipeline.next_step)
+        self._go_plainly()
 
     def close(self, status: Status = "finished") -> tuple[Diagnosis, ...]:
         """Detach, end the run for sinks and disk, and return the diagnoses."""
@@ -484,6 +519,10 @@ class Monitor:
         row_SL = self._collector.row_SL
         self.pipeline.feed(self._step, run=self._run, param_SL=row_SL, act_SL=act_SA, histograms=histograms)
 
+    @dispensable("the recording")
+    def _pull(self) -> None:
+        self.pipeline.pull()
+
     @dispensable("the recorder of incidents")
     def _conclude(self, keeper: Keeper) -> None:
         self.pipeline.finish()
@@ -498,3 +537,8 @@ class Monitor:
     @dispensable("the diagnosis")
     def _end(self, status: Status) -> tuple[Diagnosis, ...]:
         return self.pipeline.close(status)
+
+
+def _not_plain(*_: object) -> bool | None:
+    """Record nothing, and say so."""
+    return False

@@ -18,10 +18,12 @@ from torch.utils.hooks import RemovableHandle
 from gradwatch import catalogue
 from gradwatch.history.store import Floats
 from gradwatch.monitor.late import Values
+from gradwatch.monitor.plain import Begun, Hook, PlainSteps
 from gradwatch.optim import Watched
 from gradwatch.probe import histograms
 from gradwatch.probe.gradients import GradientProbe
 from gradwatch.probe.histograms import HistogramProbe
+from gradwatch.probe.kernel import choose
 from gradwatch.probe.traces import TraceProbe
 from gradwatch.probe.transfer import is_capturing, on_device, to_float, to_host
 from gradwatch.probe.updates import UpdateProbe
@@ -83,7 +85,6 @@ class Part:
         # groups that are added later have no place in the history
         self._rates = [f"lr.{i}" for i in range(first_group, first_group + len(optimizer.param_groups))]
         self._gradients = GradientProbe(params)
-        self._read_quickly = None if self._out_SL is None else self._gradients.quick(self._out_SL)
         self._updates = UpdateProbe(params)
         self._traces = TraceProbe(params, optimizer)
         self._histograms = HistogramProbe(params)
@@ -104,6 +105,11 @@ class Part:
     def is_awaiting(self) -> bool:
         """Whether the step under way is to write the statistics of the gradients that it reads."""
         return self._awaited is not None
+
+    @property
+    def num_groups(self) -> int:
+        """How many groups the optimizer had when the part was made."""
+        return len(self._rates)
 
     @property
     def has_later_groups(self) -> bool:
@@ -136,29 +142,44 @@ class Part:
         trainable = [p for p in self.params if p.requires_grad and p.is_leaf]
         return [p.register_post_accumulate_grad_hook(self._accumulated) for p in trainable]
 
-    def read_plainly(self, told: dict[str, float]) -> bool:
-        """Do in one go what a plain update asks for: learning rates that are numbers, gradients that lie in memory.
+    def plain_steps(self, *, before: Hook, after: Hook) -> PlainSteps | None:
+        """Return what records plain steps of the optimizer; None where none of them can be plain.
 
         Args:
-            told: Where the learning rates go.
-
-        Returns:
-            Whether that was all; otherwise the update takes a closer look.
+            before: The hook of the long way before an update.
+            after: The same after it.
         """
-        groups = self.optimizer.param_groups
-        if self._read_quickly is None or self.is_observed or len(groups) != len(self._rates):
-            return False
-        for name, group in zip(self._rates, groups, strict=True):
-            told[name] = rate = group["lr"]
-            if type(rate) is not float:
-                return False
+        extension, scaled = choose(), ("grad_scale", "found_inf")
+        if extension is None or self._out_SL is None or any(hasattr(type(self.optimizer), name) for name in scaled):
+            return None
+        own_SL = None if self._watched is None else self._out_SL
+        groups = len(self._rates)
+        return PlainSteps(extension, self.params, groups=groups, own_SL=own_SL, before=before, after=after)
+
+    def await_plain_steps(self) -> None:
+        """Have a watched optimizer write the statistics of all gradients from now on."""
         if self._watched is not None:
-            self._awaited = self._watched.gradients_SL = self._out_SL
-        elif self._read_quickly() is not None:
-            return False
+            self._watched.gradients_SL = self._out_SL
+
+    def leave_plain_steps(self, begun: Begun | None, fastest_s: float) -> None:
+        """Go on by the long way, with an update that has begun, or with none.
+
+        Args:
+            begun: How far it has come.
+            fastest_s: The least that an update took lately.
+        """
+        self._usual_s = min(fastest_s, RISE * self._usual_s)
+        if self._watched is not None:
+            self._watched.gradients_SL = self._awaited = None
+        if begun is None:
+            self._row_SL.fill(math.nan)  # of the step before
+            return
+        self.is_updated = True
+        if begun.read_SL is None:
+            self.await_gradients()
         else:
+            self._row_SL[GRAD] = begun.read_SL
             self.is_read, self.norm = True, total_norm(self._row_SL)
-        return True
 
     def read_gradients(self, *, inverse_scale: float = 1.0, is_counting: bool = False) -> float:
         """Write the statistics of the gradients into the row and return their total norm.

@@ -9,25 +9,13 @@
 #include <Python.h>
 
 #include "_activations.h"
-#include "_counts.h"
+#include "_batches.h"
+#include "_columns.h"
+#include "_plain.h"
 #include "_stepping.h"
-#include "_sums.h"
-#include "_views.h"
 
-/* Write the statistics of a tensor, and its histogram where there is room for it. */
-static void write_column(const View *view, double scale, float *row, Py_ssize_t stride, int64_t *counts)
-{
-    Totals totals;
-    if (view->state != PLAIN || !view->numel) {
-        write_nothing(view->state == PLAIN, row, (size_t)stride);
-        return;
-    }
-    if (counts)
-        totals_and_counts_of(view->data, view->numel, view->kind, &totals, counts);
-    else
-        totals_of(view->data, view->numel, view->kind, &totals);
-    write_totals(&totals, view->numel, scale, row, (size_t)stride);
-}
+/* Raised with each change of what Python may call or hand over here: `kernel.py` takes no other revision than its own. */
+#define REVISION 2
 
 /* Room for the histograms of as many tensors, all zero. NULL with a Python error where there is too little. */
 static int64_t *empty_counts(PyObject *tensor, Py_ssize_t length)
@@ -57,11 +45,7 @@ static PyObject *statistics(PyObject *self, PyObject *const *args, Py_ssize_t na
         forget(&all);
         return NULL;
     }
-    PyThreadState *saved = all.bytes > QUICK_BYTES ? PyEval_SaveThread() : NULL;
-    for (Py_ssize_t i = 0; i < all.length; i++)
-        write_column(&all.views[i], scale, row + i, all.length, counts ? counts + i * BINS : NULL);
-    if (saved)
-        PyEval_RestoreThread(saved);
+    write_columns(&all, scale, row, counts);
     return left_out(&all);
 }
 
@@ -138,70 +122,16 @@ static PyObject *checksum(PyObject *self, PyObject *tensor)
     return PyLong_FromUnsignedLongLong(sum);
 }
 
-/* Add what a part of a batch holds to its hash, as `joined` in batch_hash.py does. False where it is not plain. */
-static int hash_part(PyObject *part, uint64_t *total, double *samples)
-{
-    View view;
-    DLTensor seen;
-    look_closely(part, 1, 1, &view, &seen);
-    if (view.state != PLAIN || view.bytes > QUICK_BYTES)
-        return 0;
-    if (*samples != *samples && seen.ndim)
-        *samples = (double)seen.shape[0];
-    *total = (*total ^ *total >> 29) * GOLDEN + checksum_of(view.data, view.bytes);
-    return 1;
-}
+PyDoc_STRVAR(batch_hash_doc, "batch_hash(batch) -> int | None\n\n"
+                             "Hash of a tensor, or of a list or tuple of tensors; None for what takes a closer look.");
 
-static int hash_parts(PyObject *batch, uint64_t *total, double *samples)
+static PyObject *batch_hash(PyObject *self, PyObject *object)
 {
-    int is_list = PyList_CheckExact(batch);
-    if (!is_list && !PyTuple_CheckExact(batch)) {
-        *total = 1;
-        return hash_part(batch, total, samples);
-    }
-    Py_ssize_t length = is_list ? PyList_Size(batch) : PyTuple_Size(batch);
-    *total = (uint64_t)length;
-    for (Py_ssize_t i = 0; i < length; i++)
-        if (!hash_part(is_list ? PyList_GetItem(batch, i) : PyTuple_GetItem(batch, i), total, samples))
-            return 0;
-    return 1;
-}
-
-/* The only value of a plain float32 or float64 tensor, or a Python float. False for anything else. */
-static int only_value(PyObject *object, double *value)
-{
-    View view;
-    if (PyFloat_CheckExact(object)) {
-        *value = PyFloat_AsDouble(object);
-        return 1;
-    }
-    look_at(object, 0, 0, &view);
-    if (view.state != PLAIN || view.numel != 1 || (view.kind != F32 && view.kind != F64))
-        return 0;
-    *value = view.kind == F32 ? *(const float *)view.data : *(const double *)view.data;
-    return 1;
-}
-
-PyDoc_STRVAR(look_doc, "look(loss, batch) -> tuple[float, float, float] | None\n\n"
-                       "Return the loss, the hash of the batch and its samples, nan where it has none; None where one of\n"
-                       "them takes a closer look. The batch is None, a tensor, or a list or tuple of tensors.");
-
-static PyObject *look(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    double loss, hash = NAN, samples = NAN;
-    uint64_t total;
+    Batch batch;
     (void)self;
-    if (!has_arguments(nargs, 2))
-        return NULL;
-    if (!exchange || !only_value(args[0], &loss))
+    if (!exchange || !read_batch(object, &batch))
         return Py_NewRef(Py_None);
-    if (args[1] != Py_None) {
-        if (!hash_parts(args[1], &total, &samples))
-            return Py_NewRef(Py_None);
-        total = (total ^ total >> 32) * GOLDEN;
-        hash = (double)(((total ^ total >> 29) * GOLDEN) >> 16);
-    }
-    return Py_BuildValue("ddd", loss, hash, samples);
+    return PyLong_FromUnsignedLongLong(batch.hash);
 }
 
 PyDoc_STRVAR(histograms_doc, "histograms(tensors, gradients, out_LB) -> list[int] | None\n\n"
@@ -293,8 +223,9 @@ static PyObject *bind(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 #define FAST(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, name##_doc}
 
 static PyMethodDef methods[] = {
-    FAST(bind), FAST(statistics), FAST(look), FAST(keep), FAST(changes), FAST(histograms), FAST(step), FAST(traces), FAST(activation),
+    FAST(bind), FAST(statistics), FAST(keep), FAST(changes), FAST(histograms), FAST(step), FAST(traces), FAST(activation),
     {"checksum", checksum, METH_O, checksum_doc},
+    {"batch_hash", batch_hash, METH_O, batch_hash_doc},
     {NULL, NULL, 0, NULL},
 };
 
@@ -306,5 +237,11 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__native(void)
 {
     grad_name = PyUnicode_InternFromString("grad");
-    return grad_name && intern_names() ? PyModule_Create(&definition) : NULL;
+    PyObject *module = grad_name && intern_names() && intern_plain_names() ? PyModule_Create(&definition) : NULL;
+    PyObject *plain = module ? PyType_FromSpec(&plain_spec) : NULL;
+    if (!plain || PyModule_AddObjectRef(module, "Plain", plain)
+        || PyModule_AddIntConstant(module, "REVISION", REVISION))
+        Py_CLEAR(module);
+    Py_XDECREF(plain);
+    return module;
 }

@@ -1,9 +1,45 @@
 """Types of the native extension; what each function does stands in its docstring, in `_native.c`."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, final
 
 from torch import Tensor
+
+REVISION: int
+
+@final
+class Plain:
+    step: int
+    filled: int
+    phase: int
+    spent_s: float
+    fastest_s: float
+    began: float
+    ended: float
+    recorded: float
+    carried_s: float
+    memory: float
+    def __new__(
+        cls,
+        params: tuple[Tensor, ...],
+        own_SL: Tensor | None,
+        places: tuple[int, ...],
+        width: int,
+        groups: int,
+        before: Callable[..., object],
+        after: Callable[..., object],
+        clock: Callable[[], float],
+        hypot: Callable[..., float],
+        /,
+    ) -> Plain: ...
+    def before(self, optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> None: ...
+    def after(self, optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> None: ...
+    def record(
+        self, loss: object, batch: object, val_loss: object, grad_norm: object, statistics: object, /
+    ) -> bool | None: ...
+    def use(self, steps_N: Tensor, run_NR: Tensor, param_NSL: Tensor, wall_N: Tensor, /) -> None: ...
+    def arm(self, step: int, until: int, found: list[Any], glance: object, deadline: float, /) -> None: ...
+    def disarm(self) -> int: ...
 
 def bind(tensor_type: type, parameter_type: type, /) -> None: ...
 def statistics(
@@ -38,5 +74,5 @@ def traces(
     threads: int,
     /,
 ) -> int: ...
-def look(loss: object, batch: object, /) -> tuple[float, float, float] | None: ...
+def batch_hash(batch: object, /) -> int | None: ...
 def checksum(tensor: Tensor, /) -> int | None: ...

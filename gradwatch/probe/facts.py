@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from gradwatch.probe import offsets, symmetry
 from gradwatch.probe.layout import Models
 from gradwatch.probe.modes import Modes
-from gradwatch.probe.tape import Tape, is_due
+from gradwatch.probe.tape import LOOKS, Tape, is_due
 from gradwatch.records import Event, LayerInfo
 
 
@@ -60,6 +60,10 @@ class Facts:
         self._handles: list[RemovableHandle] = []
         if isinstance(loss_fn, nn.Module):
             self._handles.append(loss_fn.register_forward_hook(_AfterLoss(self)))
+
+    def is_over(self, step: int) -> bool:
+        """Say whether `pass_by` would say so at each step from one on, and so need not be asked."""
+        return step > max(LOOKS) and not (self._waiting or self._handles) and self._modes.is_idle
 
     def pass_by(self, step: int) -> bool:
         """Say whether there is nothing to look at after an optimizer step without validation, whose numbers are finite.

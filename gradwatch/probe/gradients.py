@@ -4,10 +4,9 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, final
 
 import torch
@@ -68,18 +67,6 @@ class GradientProbe:
         row_SL = torch.empty(self._shape_SL, dtype=torch.float32, device="cpu") if out_SL is None else out_SL
         rest: Sequence[int] | None = self._native.statistics(self._params, True, row_SL, inverse_scale, counts_LB)
         return row_SL if rest is None else self._complete(row_SL, rest, inverse_scale, counts_LB)
-
-    def quick(self, out_SL: torch.Tensor) -> Callable[[], object] | None:
-        """Return what does the same by a single native call, where all gradients are plain tensors on the CPU.
-
-        It returns None, or something else where they are not and `read` has to do it. None where no extension is built.
-
-        Args:
-            out_SL: Where to write them, contiguous float32 on the CPU.
-        """
-        if self._native is None:
-            return None
-        return functools.partial(self._native.statistics, self._params, True, out_SL, 1.0, None)
 
     def _complete(
         self,

@@ -11,11 +11,25 @@ import torch
 Kernel = Literal["auto", "native", "torch"]
 
 
+REVISION = 2
+"""Revision of the extension that this package calls, as in `_native.c`."""
+
+
 def _load() -> ModuleType | None:
-    """Import the extension and show it what a tensor is. None where it was not built or this torch lends no tensors."""
+    """Import the extension and show it what a tensor is.
+
+    None where it was not built or this torch lends no tensors, and, with a warning, where it is of another revision.
+    """
     try:
         from gradwatch.probe import _native
 
+        revision = getattr(_native, "REVISION", 1)
+        if revision != REVISION:
+            text = (
+                f"gradwatch.probe._native: got revision {revision}, expected {REVISION}: torch operations work for it"
+            )
+            warnings.warn(f"{text}; build it anew with pip install -e .", RuntimeWarning, stacklevel=2)
+            return None
         _native.bind(torch.Tensor, torch.nn.Parameter)
     except (ImportError, AttributeError, ValueError, RuntimeError):
         return None

@@ -99,6 +99,11 @@ class Modes:
             handle.remove()
         self._handles.clear()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no module does something else in training than in evaluation."""
+        return not self._live
+
     def pass_by(self) -> bool:
         """Say whether nothing can be new after an optimizer step without validation, seen by hooks; then it is over."""
         if not self._live:

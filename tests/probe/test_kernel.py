@@ -21,3 +21,11 @@ def test_a_torch_that_lends_no_tensors_is_left_to_torch_operations(monkeypatch):
     monkeypatch.setattr(torch, "Tensor", Old)
 
     assert kernels._load() is None, "no table, no extension"
+
+
+def test_an_extension_of_another_revision_is_named_and_left_alone(monkeypatch):
+    native = pytest.importorskip("gradwatch.probe._native")
+    monkeypatch.setattr(native, "REVISION", kernels.REVISION - 1)
+
+    with pytest.warns(RuntimeWarning, match=f"got revision {kernels.REVISION - 1}, expected {kernels.REVISION}"):
+        assert kernels._load() is None

@@ -1,7 +1,11 @@
 """The plain step: most steps are recorded by the shortest way, and their rows are those of the long one."""
 
+import gc
 import itertools
 import math
+import sys
+import time
+import weakref
 
 import numpy as np
 import pytest
@@ -12,8 +16,8 @@ from watch.loops import batches, loss_of, make
 import gradwatch
 from gradwatch import optim
 from gradwatch.monitor import Schedule
-from gradwatch.monitor.collector import Collector
-from gradwatch.monitor.monitor import Monitor
+from gradwatch.monitor.part import Part
+from gradwatch.monitor.plain import PlainSteps
 
 TIMES = {"step_ms", "watch_ms", "samples_per_s", "peak_memory_bytes"}
 SCHEDULE = Schedule(updates=10, activations=10, histograms=0, budget=0)
@@ -74,6 +78,42 @@ def with_closures(i, model, optimizer, monitor, x, y):
     monitor.step(loss, batch=x)
 
 
+def with_surprises(i, model, optimizer, monitor, x, y):
+    optimizer.zero_grad()
+    loss = loss_of(model, x, y)
+    loss.backward()
+    if i == 12:
+        optimizer.step()  # twice in one row
+    if i in (13, 14):
+        optimizer.param_groups[0]["lr"] = torch.tensor(1e-3) if i == 13 else 1e-3
+    if i == 16:
+        refused = optimizer.register_step_pre_hook(refuse)
+        with pytest.raises(ArithmeticError):
+            optimizer.step()
+        refused.remove()
+    else:
+        optimizer.step()
+    if i == 18:
+        monitor.findings()
+    if i == 22:
+        monitor.charge(1e-6)
+    if i == 24:
+        optimizer.step()
+    monitor.step(loss, batch=x if i % 7 else x.t())
+    if i == 26:
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    if i == 28:
+        del optimizer.param_groups[-1]
+    if i == 34:
+        monitor.restart()
+    if i == 37:
+        monitor.detach()
+
+
+def refuse(*_):
+    raise ArithmeticError("not this one")
+
+
 def trained(update, make_model, make_optimizer):
     model = make_model().train()
     optimizer = make_optimizer(model)
@@ -101,7 +141,7 @@ def several_groups(model):
     return torch.optim.RMSprop([{"params": [first], "lr": 1e-3}, {"params": others, "lr": torch.tensor(1e-3)}])
 
 
-UPDATES = [usual, with_everything_at_times, with_closures]
+UPDATES = [usual, with_everything_at_times, with_closures, with_surprises]
 MODELS = [(make, sgd), (make, adamw), (make, watched), (make, several_groups), (Embedded, sgd)]
 
 
@@ -113,7 +153,7 @@ def named(argument):
 @pytest.mark.parametrize(("update", "made"), list(itertools.product(UPDATES, MODELS)), ids=named)
 def test_a_row_is_the_same_by_the_shortest_way_and_by_the_long_one(update, made, monkeypatch):
     short, weights = trained(update, *made)
-    monkeypatch.setattr(Collector, "_describe_plainly", lambda *_: False)
+    monkeypatch.setattr(Part, "plain_steps", lambda *_, **__: None)
     long, expected = trained(update, *made)
 
     assert all(torch.equal(a, b) for a, b in zip(weights, expected, strict=True))
@@ -127,16 +167,47 @@ def test_a_row_is_the_same_by_the_shortest_way_and_by_the_long_one(update, made,
 
 @pytest.mark.parametrize("make_optimizer", [sgd, adamw, watched])
 def test_steps_at_which_nothing_is_sampled_go_the_shortest_way(make_optimizer, monkeypatch):
-    plain = []
-    describe = Monitor._describe_plainly
+    plain, gather = [], PlainSteps.gather
 
-    def noting(self, *args):
-        is_plain = describe(self, *args)
-        plain.append(self.next_step) if is_plain else None
-        return is_plain
+    def noting(self):
+        rows = gather(self)
+        plain.extend([] if rows is None else rows.steps_T)
+        return rows
 
-    monkeypatch.setattr(Monitor, "_describe_plainly", noting)
+    monkeypatch.setattr(PlainSteps, "gather", noting)
     trained(usual, make, make_optimizer)
 
     assert plain[-4:] == [41, 42, 43, 44]
     assert len(plain) > 0.7 * STEPS
+
+
+@pytest.mark.parametrize("make_optimizer", [adamw, watched])
+def test_a_thousand_plain_steps_hold_on_to_nothing(make_optimizer):
+    model = make()
+    optimizer, (x, y) = make_optimizer(model), next(batches(1))
+    monitor = gradwatch.watch(model, optimizer, schedule=Schedule(updates=0, activations=0, histograms=0))
+    counts, blocks = [], []
+    for i in range(2000):
+        optimizer.zero_grad(set_to_none=False)
+        loss = loss_of(model, x, y)
+        loss.backward()
+        optimizer.step()
+        monitor.step(loss, batch=x)
+        if i % 500 == 499:
+            monitor.history.truncate(20)  # what it holds is no leak
+            monitor.restart()
+            gc.collect()
+            held = [*model.parameters(), optimizer, x, loss, monitor._plain.native]
+            counts.append([sys.getrefcount(it) for it in held])
+            blocks.append(sys.getallocatedblocks())
+    gone = weakref.ref(monitor), weakref.ref(monitor._plain)
+    monitor.close()
+    del monitor, held
+    end = time.monotonic() + 20
+    while any(it() for it in gone) and time.monotonic() < end:  # the thread lingers for a second
+        time.sleep(0.1)
+        gc.collect()
+
+    assert counts[1] == counts[-1]
+    assert blocks[-1] < blocks[1] + 300, "objects, for a thousand steps"
+    assert [it() for it in gone] == [None, None]
