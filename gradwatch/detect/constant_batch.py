@@ -7,9 +7,14 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 from gradwatch.detect import Example
+from gradwatch.detect._edited import edited
+from gradwatch.detect._noted import noted
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
+
+LBFGS = "LBFGS"
+"""The optimizer that wants the same function at every step."""
 
 
 @final
@@ -17,16 +22,19 @@ from gradwatch.records import Finding, Quantity, Severity
 class ConstantBatch:
     """The same batch, step after step.
 
-    What it measures: the 48-bit hash of each step's inputs. Two different batches share one with a chance of
-    2^-48; a window of equal ones is the same batch.
+    What it measures: three things. (1) The 48-bit hash of each step's inputs. Two different batches share one with a
+    chance of 2^-48; a window of equal ones is the same batch. (2) Two hashes in turn, for `turns` steps. (3) The
+    samples of steps 0, 1, 8, 10, 20 and 30, batches of at most 256 on the CPU: where each has one in the first batch
+    that is far nearer than two samples of a batch are to each other, they are the same, in another order or with noise.
 
     Why it matters: the model learns this one batch by heart; the loss falls beautifully and means nothing.
 
     When it is wrong: full-batch training, where the batch is all there is, and the deliberate check that a model can
     overfit one batch. Batch sizes are chosen and sizes of data sets are not: more than `chosen` samples that are no
     power of two are taken for all the data, and so is any batch that L-BFGS gets, whose line searches want the same
-    function at every step (info), unless other batches came before. Random augmentation after the hash is taken is not
-    seen.
+    function at every step (info), unless other batches came before. For (2) and (3) only
+    a power of two counts as chosen. Random augmentation that is not small, or comes after the batch was handed over, is
+    not seen.
 
     What to do: look for `next(iter(loader))` inside the loop, a generator that is seeded in every step, a sampler or
     stream that is made anew each time, or an index that is never advanced.
@@ -37,6 +45,8 @@ class ConstantBatch:
         every: Steps between two looks. 5: the first one may be long enough.
         repeats: Equal batches in a row at which to report. 6: an oversampled or repeated batch (repeated
             augmentation, several updates per batch in reinforcement learning: 3 to 5) is no fault.
+        turns: Steps that two batches must come in turn. 40: updates on the two halves of what a policy has collected
+            take turns for 3 to 30 epochs of two steps in reinforcement learning, mostly 10.
         chosen: Samples up to which a batch of any size counts as chosen. 256: few data sets are smaller.
     """
 
@@ -44,28 +54,53 @@ class ConstantBatch:
     kind: ClassVar[str] = "constant-batch"
     every: int = 5
     repeats: int = 6
+    turns: int = 40
     chosen: int = 256
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""
-        hash_T = history.scalar("batch_hash", self.repeats)
-        if len(hash_T) < self.repeats or not (hash_T == hash_T[-1]).all():  # nan equals nothing
+        for event in noted(history, "batch-alike"):
+            distance = Quantity(name="distance to the nearest, median", value=event.values["distance"], unit="of usual")
+            text = f"the samples of the first {event.step + 1} steps are the same, in another order or with noise"
+            yield self._finding(history, text, distance, is_chosen=self._is_chosen(history, event.values["samples"]))
+        hash_T = history.scalar("batch_hash", self.turns)
+        if len(hash_T) < self.repeats:
             return
-        yield Finding(
+        if (hash_T[-self.repeats :] == hash_T[-1]).all():  # nan equals nothing
+            evidence = Quantity(name="equal batches in a row, at least", value=float(self.repeats), unit="steps")
+            text = f"the same batch came in each of the last {self.repeats} steps"
+            is_chosen = not self._is_all_there_is(history) or _has_moved(history)
+            yield self._finding(history, text, evidence, is_chosen=is_chosen)
+        elif (
+            len(hash_T) == self.turns
+            and (hash_T[2:] == hash_T[:-2]).all()
+            and self._is_chosen(history, _samples(history))
+        ):
+            evidence = Quantity(name="steps in which two batches came in turn", value=float(self.turns), unit="steps")
+            yield self._finding(history, f"two batches came in turn for {self.turns} steps", evidence)
+
+    def _finding(self, history: History, message: str, *evidence: Quantity, is_chosen: bool = True) -> Finding:
+        return Finding(
             code=self.code,
             kind=self.kind,
             layer=None,
             step=history.step,
-            severity=Severity.INFO if self._is_all_there_is(history) and not _has_moved(history) else Severity.WARNING,
-            message=f"the same batch came in each of the last {self.repeats} steps",
-            evidence=(Quantity(name="equal batches in a row, at least", value=float(self.repeats), unit="steps"),),
+            severity=Severity.WARNING if is_chosen else Severity.INFO,
+            message=message,
+            evidence=evidence,
         )
+
+    def _is_chosen(self, history: History, samples: float) -> bool:
+        """Say whether so many samples are a power of two, as sizes are that somebody chose."""
+        return (
+            history.info.optimizer != LBFGS and samples <= self.chosen and round(samples).bit_count() == 1
+        )  # nan, unknown, is not less
 
     def _is_all_there_is(self, history: History) -> bool:
         """Say whether the batch has the size of a data set, or is what the optimizer needs, rather than chosen."""
-        if history.info.optimizer == "LBFGS":
+        if history.info.optimizer == LBFGS:
             return True
-        samples = float(history.run.newest("samples_per_s")[0] * history.run.newest("step_ms")[0]) / 1e3
+        samples = _samples(history)
         return samples > self.chosen and round(samples).bit_count() != 1  # nan, unknown, is not greater
 
     @classmethod
@@ -81,6 +116,12 @@ class ConstantBatch:
         searched.info = replace(searched.info, optimizer="LBFGS")
         searched.batch_hash_T[:] = searched.batch_hash_T[0]
         yield Example("L-BFGS gets all data at every step: for information", searched.history(), (None,))
+        yield Example("two batches in turn", _in_turn(2), (None,))
+        yield Example("an epoch of three batches that nobody shuffles", _in_turn(3))
+        yield Example("two batches that are all the data", _in_turn(2, samples=75))
+        values = {"distance": 0.1, "samples": 32.0}
+        alike = Synthetic(steps=40).note("batch-alike", step=30, text="the same samples", values=values)
+        yield Example("the same samples, with noise", alike.history(), (None,))
         yield Example("a healthy run", Synthetic(steps=40).history())
         repeated = Synthetic(steps=40)
         repeated.batch_hash_T = repeated.batch_hash_T[repeated.t_T // 4]
@@ -88,6 +129,19 @@ class ConstantBatch:
         unknown = Synthetic(steps=40)
         unknown.batch_hash_T[:] = float("nan")
         yield Example("nobody hands over the batches", unknown.history())
+
+
+def _in_turn(batches: int, *, samples: int = 32) -> History:
+    """Return a run of so many batches over and over."""
+    made = Synthetic(steps=60)
+    made.batch_hash_T = made.batch_hash_T[made.t_T % batches]
+    history = edited(made.history(), "step_ms", 1.0, missing=True)
+    return edited(history, "samples_per_s", 1e3 * samples, missing=True)
+
+
+def _samples(history: History) -> float:
+    """Return the size of the newest batch, nan where it is not known."""
+    return float(history.run.newest("samples_per_s")[0] * history.run.newest("step_ms")[0]) / 1e3
 
 
 def _has_moved(history: History) -> bool:

@@ -30,6 +30,7 @@ from gradwatch.probe.activations import ActivationProbe
 from gradwatch.probe.batch_hash import checksums, finite_flag, hash_batch, is_finite
 from gradwatch.probe.facts import Facts
 from gradwatch.probe.micro_batch import MicroBatchProbe
+from gradwatch.probe.samples import Samples
 from gradwatch.records import Diagnosis, Finding
 
 MEMORY_EVERY_S = 0.1  # from one look at the peak memory to the next: asking the kernel takes 2 to 70 us
@@ -108,6 +109,7 @@ class Monitor:
         self._cuda = next((p.device for p in params if p.device.type == "cuda"), None)
         self._memory, self._looked = math.nan, -math.inf
         self._facts = facts
+        self._samples = Samples()
         self._hooks = [*hooks, *(self._micro.attach() if self._micro else ())]
         self._keeper = keeper
         self._is_closed = False
@@ -202,6 +204,7 @@ class Monitor:
             return
         if batch is not None and collector.has_optimizers:
             self._describe_batch(batch)
+            self._compare_batch(batch)
         collector.read_updates()
         act_SA = collector.read_activations()
         if self._facts:
@@ -501,6 +504,11 @@ class Monitor:
             self._notes.batch(step=self._step, is_clean=is_finite(batch))
         if "samples_per_s" not in run and (samples := num_samples(batch)) is not None:
             run["samples_per_s"] = 1e3 * samples / run["step_ms"]
+
+    @dispensable("the look at samples")
+    def _compare_batch(self, batch: Any) -> None:
+        if event := self._samples.look(batch, step=self._step):
+            self.pipeline.note(event)
 
     def _peak_memory(self) -> float:
         """Return the peak memory as it was at the last look."""

@@ -52,8 +52,13 @@ def checksums(inputs: Any, *, kernel: kernels.Kernel = "auto") -> list[int | tor
 
 def is_finite(inputs: Any) -> bool:
     """Say whether no tensor of a batch, nested as in `hash_batch`, holds NaN or Inf."""
-    leaves = (leaf for leaf in _leaves(inputs, _DEPTH) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point())
+    leaves = (leaf for leaf in tensors(inputs) if leaf.is_floating_point())
     return all(transfer.to_float(torch.isfinite(leaf).all()) for leaf in leaves)
+
+
+def tensors(inputs: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a batch, nested as in `hash_batch`, in order."""
+    return (leaf for leaf in _leaves(inputs, _DEPTH) if isinstance(leaf, torch.Tensor))
 
 
 def joined(parts: Sequence[int]) -> int:
@@ -67,7 +72,7 @@ def joined(parts: Sequence[int]) -> int:
 
 def finite_flag(inputs: Any, device: torch.device) -> torch.Tensor | None:
     """Return the same of the tensors of a batch that are on a device, as a flag there; None where it has none there."""
-    leaves = [leaf for leaf in _leaves(inputs, _DEPTH) if isinstance(leaf, torch.Tensor) and leaf.device == device]
+    leaves = [leaf for leaf in tensors(inputs) if leaf.device == device]
     flags = [torch.isfinite(leaf).all() for leaf in leaves if leaf.is_floating_point()]
     return torch.stack(flags).all() if flags else None
 

@@ -37,12 +37,25 @@ def is_probability(graph: Graph, node: Node | None, *, depth: int = 6) -> bool:
         return True
     if name in ("Stack", "Cat", "Add", "Mean"):  # of an ensemble
         return bool(inputs) and all(is_probability(graph, child, depth=depth - 1) for child in inputs)
+    if name in ("Mul", "Bmm", "Mm"):  # of a mixture: what a gate gives, times what its experts say
+        return len(inputs) == 2 and all(is_probability(graph, child, depth=depth - 1) for child in inputs)
+    if name == "Sum":
+        return _is_mixture(graph, graph.through(graph.first(node)), depth=depth)
     if name == "Div" and len(inputs) == 1:
         return operation(inputs[0]) == "Add" and is_probability(graph, inputs[0], depth=depth - 1)
     if name == "Div" and operation(inputs[0]) == "Exp":  # a softmax by hand
         total = graph.through(inputs[1])
         return total is not None and operation(total) == "Sum" and graph.first(total) is inputs[0]
     return False
+
+
+def _is_mixture(graph: Graph, node: Node | None, *, depth: int) -> bool:
+    """Say whether terms that are summed up are probabilities, weighed by a softmax."""
+    if node is None or operation(node) != "Mul":
+        return False
+    factors = [graph.through(child) for child in graph.inputs(node)]
+    is_weighed = any(factor is not None and operation(factor) == "Softmax" for factor in factors)
+    return is_weighed and is_probability(graph, node, depth=depth - 1)
 
 
 def _log_softmax(graph: Graph, node: Node) -> Fact | None:

@@ -26,7 +26,7 @@ def mlp(outputs=3, *last):
     return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, outputs), *last)
 
 
-DESCRIPTIONS = ("tape-classes", "tape-side-by-side")
+DESCRIPTIONS = ("tape-classes", "tape-matrix", "tape-side-by-side")
 """Events that tell how a model is made, and of no mistake."""
 
 
@@ -71,6 +71,13 @@ class Experts(nn.Module):
         return (self.gate(x)[:, :, None] * torch.stack([e(x) for e in self.experts], 1)).sum(1)
 
 
+class Mixture(Experts):
+    """The same, of experts that give probabilities."""
+
+    def forward(self, x):
+        return (self.gate(x)[:, :, None] * torch.stack([e(x).softmax(1) for e in self.experts], 1)).sum(1)
+
+
 def policy(model):
     return -torch.distributions.Categorical(logits=model(X)).log_prob(CLASSES).mean()
 
@@ -105,6 +112,7 @@ PROBABILITIES = {
     "a policy's logits": (mlp(3, nn.Softmax(1)), policy, "3"),
     "by hand": (mlp(), by_hand, "2"),
     "an ensemble's mean": (mlp(3, nn.Softmax(1)), lambda m: F.cross_entropy((m(X) + m(-X)) / 2, CLASSES), "3"),
+    "a mixture's sum": (Mixture(), lambda m: F.cross_entropy(m(X), CLASSES), "gate.1"),
     "under autocast": (mlp(3, nn.Softmax(1)), half, "3"),
     "one of two losses": (
         mlp(3, nn.Softmax(1)),

@@ -1,0 +1,55 @@
+"""Batches of the same samples are told, in another order or with noise; other batches of the same data are not."""
+
+import pytest
+import torch
+
+from gradwatch.probe.samples import LOOKS, MOST, Samples
+
+
+def looked(batch_at, steps=40):
+    """Return what is said of a run, and when."""
+    torch.manual_seed(0)
+    samples = Samples()
+    events = [samples.look(batch_at(step), step=step) for step in range(steps)]
+    return [(event.step, event.values["samples"]) for event in events if event]
+
+
+X = torch.randn(500, 1, 6, 6, generator=torch.Generator().manual_seed(1))
+SAME = X[:32]
+
+
+@pytest.mark.parametrize(
+    "batch_at",
+    [
+        pytest.param(lambda _: SAME, id="as they are"),
+        pytest.param(lambda _: SAME[torch.randperm(32)], id="in another order"),
+        pytest.param(lambda _: SAME + 0.05 * torch.randn_like(SAME), id="with noise"),
+        pytest.param(lambda _: {"image": SAME[torch.randperm(32)], "label": torch.arange(32)}, id="in a dict"),
+        pytest.param(lambda _: torch.arange(96).view(32, 3)[torch.randperm(32)], id="as token ids"),
+    ],
+)
+def test_the_same_samples_are_told_at_the_last_look(batch_at):
+    assert looked(batch_at) == [(LOOKS[-1], 32.0)]
+
+
+@pytest.mark.parametrize(
+    "batch_at",
+    [
+        pytest.param(lambda _: X[torch.randint(0, 500, (32,))], id="drawn"),
+        pytest.param(lambda step: X[32 * (step % 10) :][:32], id="an epoch of ten in order"),
+        pytest.param(lambda step: X[32 * (step % 2) :][:32], id="two in turn, which hashes tell"),
+        pytest.param(lambda _: (torch.arange(64.0)[:, None] + torch.rand(64, 1)) / 64, id="points on a shaken grid"),
+        pytest.param(lambda _: torch.randint(0, 2, (64, 2)).float(), id="few distinct samples"),
+        pytest.param(lambda step: SAME if step < 20 else X[32:64], id="data that come late"),
+        pytest.param(lambda _: X[: MOST + 1], id="what may be all the data"),
+        pytest.param(lambda _: torch.ones(32), id="plain numbers"),
+        pytest.param(lambda _: None, id="none"),
+    ],
+)
+def test_other_samples_of_the_same_kind_are_not(batch_at):
+    assert looked(batch_at) == []
+
+
+def test_a_run_that_goes_on_is_not_compared_with_a_batch_that_nobody_saw():
+    samples = Samples()
+    assert [samples.look(SAME, step=step) for step in (20, 30)] == [None, None]
