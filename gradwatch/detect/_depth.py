@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import final
 from weakref import WeakKeyDictionary
@@ -16,6 +17,9 @@ from numpy.typing import NDArray
 from gradwatch.detect._robust import Floats, log10
 from gradwatch.history.store import History
 from gradwatch.records import LayerInfo
+
+RECURRENT = ("RNN", "LSTM", "GRU")
+"""Module types that hold several layers, one after the other: `weight_ih_l0` belongs to the first of them."""
 
 SELDOM_READ = ("Embedding", "EmbeddingBag")
 """Module types whose gradient holds only the rows that a batch looked up: its size says how many those were."""
@@ -33,8 +37,9 @@ class Depth:
         matrices_M: Trainable weight matrices and kernels in the order of the model, without embeddings.
         tables_E: Trainable embeddings.
         root_fan_out_M: Root of the number of outputs: the norm of a weight that keeps the size of the signal.
-        chain_K: These and the other trainable tensors of their modules (biases), module after module.
-        starts_D: Where each module starts in `chain_K`.
+        chain_K: These and the other trainable tensors of their modules (biases), module after module; of recurrent
+            modules layer after layer.
+        starts_D: Where each module, or layer of a recurrent one, starts in `chain_K`.
         units_L: Whether a tensor has one element per unit: biases, and weights of modules that have no such tensor.
         output_bias: Bias of the last module with a weight matrix, or None where it has none.
         unowned: Trainable tensors that no optimizer holds.
@@ -67,6 +72,12 @@ def depth(history: History) -> Depth:
 def is_matrix(layer: LayerInfo) -> bool:
     """Say whether a tensor is a weight matrix or kernel whose gradient is full at every step."""
     return layer.trainable and len(layer.shape) >= 2 and layer.module_type not in SELDOM_READ
+
+
+def stage(layer: LayerInfo) -> tuple[str, str]:
+    """Return what a tensor stands in a line with: its module, and its layer in a recurrent one."""
+    place = re.search(r"_l\d+", layer.name) if layer.module_type in RECURRENT else None
+    return layer.module, place.group() if place else ""
 
 
 def matrix_sizes(history: History, l2_L: Floats) -> Floats:
@@ -117,10 +128,10 @@ def spread(history: History) -> float:
 def _measure(layers: tuple[LayerInfo, ...]) -> Depth:
     trainable_L = np.array([layer.trainable for layer in layers], np.bool_)
     matrices = [i for i, layer in enumerate(layers) if is_matrix(layer)]
-    parts: dict[str, list[int]] = {layers[i].module: [] for i in matrices}
+    parts: dict[tuple[str, str], list[int]] = {stage(layers[i]): [] for i in matrices}
     for i, layer in enumerate(layers):
-        if layer.trainable and layer.module in parts:
-            parts[layer.module].append(i)
+        if layer.trainable and stage(layer) in parts:
+            parts[stage(layer)].append(i)
     with_bias = {layer.module for layer in layers if layer.trainable and len(layer.shape) == 1}
     units_L = [
         layer.trainable

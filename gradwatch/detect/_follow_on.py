@@ -48,6 +48,8 @@ FOLLOWS: dict[str, frozenset[str]] = {
             "vanishing-gradient",
         }
     ),
+    # a validation in the wrong mode, or by statistics of other batches, does not tell how well the model fits
+    "overfitting": frozenset({"train-eval-mismatch"}),
     # by its definition what nothing else explains
     "loss-plateau": OVERSHOT
     | {

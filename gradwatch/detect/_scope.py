@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwatch.detect._depth import stage
 from gradwatch.history.store import History
 
 Scope = tuple[str | None, list[int]]
@@ -50,8 +51,13 @@ def _groups(history: History, ill_L: NDArray[np.bool_]) -> list[Scope]:
 
 
 def first_scope(history: History, tensor: int) -> str:
-    """Return the name for one tensor's module: the module's, or the tensor's where it is the module's only one."""
+    """Return the name for one tensor's module: the module's, or the tensor's where it is the module's only one.
+
+    In a recurrent module of several layers that is the tensor's too: the module stands for all of them.
+    """
     layers = history.info.layers
+    if len({stage(layer) for layer in layers if layer.module == layers[tensor].module}) > 1:
+        return layers[tensor].name
     siblings = [layer for layer in layers if layer.module == layers[tensor].module and layer.trainable]
     return layers[tensor].module if len(siblings) > 1 and layers[tensor].module else layers[tensor].name
 

@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
+from gradwatch.detect._follow_on import settled
 from gradwatch.detect._robust import Floats, median
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.history.table import Steps
-from gradwatch.records import Finding, Quantity, Severity
+from gradwatch.records import Finding, Quantity
 
 
 @final
@@ -87,7 +88,7 @@ class Overfitting:
             kind=self.kind,
             layer=None,
             step=history.step,
-            severity=Severity.WARNING,
+            severity=settled(history, self.kind),
             message=f"the validation loss is {rise:.0f} % above that of step {steps_V[best]}, the training loss fell",
             evidence=(
                 Quantity(name="best val_loss", value=float(val_V[best])),

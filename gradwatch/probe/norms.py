@@ -110,7 +110,8 @@ def is_blank(norm: Norm) -> bool:
 
 
 def _is_tracking(norm: Norm) -> bool:
-    return norm.training and bool(norm.momentum) and norm.num_batches_tracked is not None
+    """Say whether statistics follow the batches; the mode does not tell, which a validation may have left behind."""
+    return bool(norm.momentum) and norm.num_batches_tracked is not None
 
 
 def _snapshot(norm: Norm) -> Snapshot:

@@ -4,10 +4,12 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 
 from gradwatch.detect._depth import depth, matrix_sizes, module_levels
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
+from gradwatch.probe.layout import describe
 from gradwatch.records import LayerInfo
 
 
@@ -75,3 +77,10 @@ def test_a_model_without_weight_matrices_has_no_depth():
 
     assert len(shape.matrices_M) == 0
     assert shape.output_bias is None
+
+
+def test_a_recurrent_module_counts_by_its_layers():
+    model = torch.nn.Sequential(torch.nn.GRU(3, 4, num_layers=3, bidirectional=True), torch.nn.Linear(8, 2))
+    shape = depth(History(dataclasses.replace(Synthetic(layers=1, steps=1).info, layers=describe(model)[1])))
+
+    assert shape.starts_D.tolist() == [0, 8, 16, 24], "eight tensors each: two weights and two biases per direction"

@@ -4,10 +4,12 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 
 from gradwatch.detect._scope import first_scope, scopes
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
+from gradwatch.probe.layout import describe
 from gradwatch.records import Finding, LayerInfo, Severity
 
 NAMES = (
@@ -82,3 +84,11 @@ def test_a_tensor_stands_for_its_module_where_that_has_more(history):
     assert first_scope(history, NAMES.index("body.0.fc.bias")) == "body.0.fc"
     assert first_scope(history, NAMES.index("stem.weight")) == "stem.weight"
     assert first_scope(history, NAMES.index("scale")) == "scale"
+
+
+def test_a_layer_of_a_recurrent_module_is_named_by_its_tensor():
+    model = torch.nn.ModuleDict({"encoder": torch.nn.LSTM(3, 4, num_layers=2), "gate": torch.nn.GRU(4, 4)})
+    info = dataclasses.replace(Synthetic(layers=1, steps=1).info, layers=describe(model)[1])
+
+    assert first_scope(History(info), 4) == "encoder.weight_ih_l1"
+    assert first_scope(History(info), 8) == "gate", "it has one layer, and stands for it"

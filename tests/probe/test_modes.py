@@ -151,12 +151,17 @@ def test_a_momentum_that_lets_nothing_in_or_nothing_stay_is_found(momentum):
     assert train(net(momentum=momentum))[0] == [(0, "warning", "1")]
 
 
-def test_statistics_that_do_not_follow_are_found_where_they_harm():
+@pytest.mark.parametrize("validate", [right, forgets], ids=["train() after a validation", "train() before a step"])
+def test_statistics_that_do_not_follow_are_found_where_they_harm(validate):
     model = net(momentum=1e-4, dropout=0)
     nn.init.normal_(model[0].weight, std=3)  # a spread that running statistics near 1 do not have
-    found, events = train(model, validate=right, every=20, steps=120, lr=3e-2)
+    found, events = train(model, validate=validate, before=set_training, every=20, steps=120, lr=3e-2)
     assert [(severity, layer) for _, severity, layer in found] == [("warning", "1")]
     assert {e.kind for e in events} == {"norm-distance"}
+
+
+def set_training(model, step):
+    model.train()
 
 
 def eval_norms(model, step):
