@@ -25,6 +25,7 @@ from gradwatch.monitor.dispensable import dispensable, warn_once
 from gradwatch.monitor.late import LateRow, Post, Values
 from gradwatch.monitor.measure import num_samples, number, peak_memory
 from gradwatch.monitor.notes import Notes
+from gradwatch.monitor.rhythm import Rhythm
 from gradwatch.pipeline import Pipeline
 from gradwatch.probe.activations import ActivationProbe
 from gradwatch.probe.batch_hash import checksums, finite_flag, hash_batch, is_finite
@@ -102,10 +103,9 @@ class Monitor:
             late=is_late,
         )
         self._is_hooked = hooked
-        self._accumulate = accumulate
+        self._rhythm = Rhythm(accumulate)
         is_split = accumulate > 1 and len(optimizers) == 1
         self._micro = MicroBatchProbe(params, accumulate, is_late=is_late) if is_split else None
-        self._idle, self._interval = 0, 1
         self._cuda = next((p.device for p in params if p.device.type == "cuda"), None)
         self._memory, self._looked = math.nan, -math.inf
         self._facts = facts
@@ -213,7 +213,7 @@ class Monitor:
 
     def _go_plainly(self) -> None:
         """Record steps natively from the one under way on, as long as nothing is due."""
-        if self._plain is None or self._is_closed or self._interval != 1 or self._idle:
+        if self._plain is None or self._is_closed or not self._rhythm.is_even:
             return
         step, facts = self._step, self._facts
         until = min(self._budget.next_due(step), self._budget.next_review + 1)
@@ -242,10 +242,7 @@ class Monitor:
         self._catch_up()
         began, busy_s = self._ended, self.pipeline.busy_s
         self._pull()
-        if self._step > self._budget.next_review or len(self._found) != self._num_findings:
-            self._step -= 1
-            self._adapt()
-            self._step += 1
+        self._adapt(self._step - 1)
         self._begin(self._step)
         self._fed_s += self._ended - began + busy_s - self._busy_s
         self._busy_s = busy_s
@@ -263,8 +260,7 @@ class Monitor:
         self._feed(act_SA)
         if self._keeper:
             self._conclude(self._keeper)
-        if self._step >= self._budget.next_review or len(self._found) != self._num_findings:
-            self._adapt()
+        self._adapt(self._step)
         self._begin(self._step + 1)
         self._fed_s = self._ended - fed  # charged to the next step
         self._go_plainly()
@@ -329,7 +325,7 @@ class Monitor:
 
     def _begin(self, step: int) -> None:
         self._run = {}
-        self._calls = 0
+        self._rhythm.calls = 0
         self._losses: Tensor | None = None  # their sum, as far as the device has them
         self._step = step
         self._collector.begin(step)
@@ -340,20 +336,8 @@ class Monitor:
     def _is_between_updates(self, is_updated: bool) -> bool:
         """Say whether a call of `step` ends a micro-batch whose update is still to come."""
         if not self._collector.has_scaler:
-            self._learn_rhythm(is_updated)
-        return not is_updated and self._calls < self._accumulate and not self._collector.scale_fell()
-
-    def _learn_rhythm(self, is_updated: bool) -> None:
-        """Take it for accumulation where updates come every so many calls, twice in a row."""
-        if not is_updated:
-            self._idle += self._calls >= self._accumulate
-            return
-        interval, self._idle = self._idle + 1, 0
-        if interval == self._interval > 1:
-            self._accumulate *= interval
-            text = f"the optimizer steps once in {self._accumulate} calls of step(), which now make one row together"
-            warn_once(self, "rhythm", f"{text}: call it after optimizer steps, or give accumulate={self._accumulate}")
-        self._interval = interval
+            self._rhythm.learn(is_updated=is_updated)
+        return not (is_updated or self._rhythm.is_full or self._collector.scale_fell())
 
     def _find_out(
         self,
@@ -365,10 +349,10 @@ class Monitor:
     ) -> bool:
         """Put together what the hooks saw since the last row, and say whether it makes one."""
         collector, run = self._collector, self._run
-        self._calls += 1
+        self._rhythm.calls += 1
         self._add_losses(loss, val_loss)
         is_updated = collector.is_updated or not collector.has_optimizers
-        is_steady = is_updated and self._interval == 1 and not self._idle  # an update at each call, as ever
+        is_steady = is_updated and self._rhythm.is_even  # an update at each call, as ever
         if not is_steady and not is_complete and self._is_between_updates(is_updated):
             return False
         if not is_updated:
@@ -381,14 +365,14 @@ class Monitor:
             run["grad_norm.before_clip"], run["grad_norm.after_clip"] = collector.norms(grad_norm)
         return True
 
-    def _adapt(self) -> None:
-        """Measure what is optional as often as the budget and the newest findings have it."""
+    def _adapt(self, step: int) -> None:
+        """Measure what is optional as often as the budget and the newest findings have it, after a step."""
         budget, num_findings = self._budget, len(self._found)
         if num_findings != self._num_findings:
             self._num_findings = num_findings
-            budget.look_closer(self._step)
-        if budget.review(self._step):
-            self._notes.thinned(budget.factor, step=self._step, budget=budget.schedule.budget)
+            budget.look_closer(step)
+        if budget.review(step):
+            self._notes.thinned(budget.factor, step=step, budget=budget.schedule.budget)
 
     @dispensable("the loss")
     def _add_losses(self, loss: Tensor | float | None, val_loss: Tensor | float | None) -> None:
@@ -402,7 +386,8 @@ class Monitor:
         if value != value:  # in the row, a loss that was not given looks like one that is NaN
             self._notes.nan(step=self._step, is_given=loss is not None)
         before = self._run.get("loss", 0.0)
-        self._run["loss"] = (before * (self._calls - 1) + value) / self._calls
+        calls = self._rhythm.calls
+        self._run["loss"] = (before * (calls - 1) + value) / calls
         if val_loss is not None:
             self._run["val_loss"] = value = number(val_loss)
             has_moved = not self._is_hooked or self._collector.is_updated
@@ -451,7 +436,7 @@ class Monitor:
         late = LateRow(
             step=self._step,
             run=run,
-            calls=self._calls,
+            calls=self._rhythm.calls,
             leave=collector.leaver(),
             told=told,
             checksums=parts,
@@ -463,8 +448,7 @@ class Monitor:
         )
         post.send(tensors, functools.partial(self._arrive, late))
         self._recorded, fed = now, time.perf_counter()
-        if self._step >= self._budget.next_review or len(self._found) != self._num_findings:
-            self._adapt()
+        self._adapt(self._step)
         self._begin(self._step + 1)
         self._fed_s = self._ended - fed
 
