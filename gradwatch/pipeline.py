@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, final
 
 import numpy as np
@@ -148,16 +148,18 @@ class Intake:
         self.note(Event(kind="not-shown", step=self.history.step, text=text, values={"steps": float(self._unshown)}))
         self._unshown = 0
 
-    def _detect(self, asked: Sequence[Detector]) -> Iterator[Finding]:
+    def _detect(self, asked: Sequence[Detector]) -> list[Finding]:
+        news: list[Finding] = []
         for detector in asked:
             if id(detector) in self._given_up:  # a few steps before
                 continue
             try:
-                found = [finding for finding in detector.detect(self.history) if self.history.report(finding)]
+                for finding in detector.detect(self.history):
+                    if self.history.report(finding):
+                        news.append(finding)
             except Exception as error:  # whatever a plugin raises must not stop the training
                 self._give_up(detector, error)
-                continue
-            yield from found
+        return news
 
     def _give_up(self, detector: Detector, error: Exception) -> None:
         self._given_up.add(id(detector))
