@@ -5,6 +5,9 @@ from __future__ import annotations
 from gradwatch.history.store import History
 from gradwatch.records import Quantity
 
+HAVE_A_DEAD_SIDE = ("ReLU", "ReLU6", "Threshold")
+"""Activations whose gradient is exactly zero on one side. GELU, SiLU, ELU and LeakyReLU leave some everywhere."""
+
 
 def silent_units(history: History, activation: int) -> tuple[Quantity, ...]:
     """Return how many units of an activation module have not fired since which step, or nothing where none is silent.

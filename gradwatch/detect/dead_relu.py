@@ -12,13 +12,10 @@ import numpy as np
 
 from gradwatch.detect import Example
 from gradwatch.detect._follow_on import settled
-from gradwatch.detect._silence import silent_units
+from gradwatch.detect._silence import HAVE_A_DEAD_SIDE, silent_units
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
-
-HAVE_A_DEAD_SIDE = ("ReLU", "ReLU6", "Threshold")
-"""Activations whose gradient is exactly zero on one side. GELU, SiLU, ELU and LeakyReLU leave some everywhere."""
 
 
 @final

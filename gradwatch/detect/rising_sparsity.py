@@ -16,7 +16,7 @@ from gradwatch.detect._beginning import beginning, is_learned
 from gradwatch.detect._depth import depth
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._scope import scopes
-from gradwatch.detect._silence import most_silent, silent_units
+from gradwatch.detect._silence import HAVE_A_DEAD_SIDE, most_silent, silent_units
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -24,6 +24,9 @@ from gradwatch.records import Finding, Quantity, Severity
 BLOCK = 16
 """Steps per block, of which the smallest zero fraction counts: what is zero in every batch is dead, not selective."""
 
+
+SAMPLES = 64
+"""Sampled steps that are looked at: 640 steps, where every tenth is sampled."""
 
 STILL = 0.03
 """Rise over the newest third that shows that it goes on: three in a hundred units."""
@@ -37,7 +40,9 @@ class RisingSparsity:
     What it measures: the fraction of exact zeros in a gradient, as the smallest value of blocks of 16 steps: a lower
     envelope that selective units do not move. It is read where one element stands for one unit, in the bias, and in
     the weight only of modules without one (a weight's zeros multiply those of both its sides). The envelope has to rise
-    by `rise` since the first steps, in nearly all blocks of the window, and to be still rising in its newest third.
+    by `rise` since the first steps, in nearly all blocks of the window, and to be still rising in its newest third. The
+    same for the fraction of units of a ReLU that fire for no sample, at the sampled steps: where a penalty is part of
+    the loss no gradient is exactly zero, and these tell it alone.
 
     Why it matters: each unit that falls silent for every batch has no gradient and stays silent. The loss does not
     show it until little capacity is left.
@@ -80,6 +85,11 @@ class RisingSparsity:
         """Yield a finding for each module whose gradient gets sparser."""
         if history.step < self.blocks * BLOCK:
             return
+        yield from self._of_gradients(history)
+        yield from self._of_units(history)
+
+    def _of_gradients(self, history: History) -> Iterator[Finding]:
+        """Yield a finding for each module whose gradient gets sparser."""
         newest_L = history.param.newest("grad.zero_frac")
         maybe_L = (newest_L >= self.level) & (newest_L < 1) & depth(history).units_L
         if not maybe_L.any():
@@ -98,6 +108,41 @@ class RisingSparsity:
         for layer, group in scopes(history, ill_L, kind=self.kind):
             mine = np.isin(maybe, group)
             yield self._finding(history, layer, low_BL[:, mine], rise=float((low_BL[-1] - first_L)[mine].max()))
+
+    def _of_units(self, history: History) -> Iterator[Finding]:
+        """Yield a finding for each ReLU whose units fall silent, unless a gradient has told it."""
+        if not history.info.activations or any(f.kind == self.kind for f in history.findings):
+            return
+        steps_T = history.act.steps(SAMPLES)
+        if len(steps_T) < self.blocks or not np.fmax.reduce(history.act.newest("act.dead_frac")) >= self.level:
+            return
+        ends_T = np.flatnonzero(steps_T[1:] // BLOCK > steps_T[:-1] // BLOCK)  # the last sample of each block of steps
+        dead_TA = history.act.window("act.dead_frac", SAMPLES)
+        low_BA = np.minimum.reduceat(dead_TA, np.concatenate([[0], ends_T + 1]), axis=0)[:-1]  # the newest is not whole
+        if len(low_BA) < self.blocks:
+            return
+        first_A = beginning(history, "act.dead_frac", 2).min(axis=0)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            ill_A = self._is_high(low_BA[-1], first_A) & self._is_rising(low_BA) & self._is_creeping(low_BA, first_A)
+        for a in np.flatnonzero(ill_A).tolist():
+            if history.info.activations[a].module_type in HAVE_A_DEAD_SIDE:
+                yield self._silencing(history, a, before=float(first_A[a]), now=float(low_BA[-1, a]))
+
+    def _silencing(self, history: History, activation: int, *, before: float, now: float) -> Finding:
+        layer = history.info.activations[activation].name
+        return Finding(
+            code=self.code,
+            kind=self.kind,
+            layer=layer,
+            step=history.step,
+            severity=Severity.INFO if is_learned(history) else settled(history, self.kind),
+            message=f"units of {layer} fall silent one by one: {100 * now:.0f} % fire for no sample",
+            evidence=(
+                Quantity(name="act.dead_frac", value=now, unit="0..1"),
+                Quantity(name="act.dead_frac of the first samples", value=before, unit="0..1"),
+                *silent_units(history, activation),
+            ),
+        )
 
     def _is_high(self, low_L: NDArray[np.floating], first_L: NDArray[np.floating]) -> NDArray[np.bool_]:
         """Say of which tensors the lower envelope has come far above where it began."""
@@ -146,6 +191,11 @@ class RisingSparsity:
         """Yield histories that fire, that stay quiet, and near misses."""
         sick = Synthetic(steps=200).rising_sparsity(6, onset=10, rate=0.004)
         yield Example("units die one by one", sick.history(), sick.names(6))
+        yield Example(
+            "units die one by one under a penalty that leaves no gradient at zero", _silenced(0.004), ("acts.1",)
+        )
+        yield Example("half of the units of a ReLU fall silent together", _silenced(0.02, most=0.5))
+        yield Example("a ReLU is as selective as the batch wants it", _silenced(0.002, wave=0.3))
         yield Example("a healthy run", Synthetic(steps=200).history())
         early = Synthetic(steps=200).rising_sparsity(6, onset=0, rate=0.02, most=0.5)
         yield Example("a layer settles within its first steps", early.history())
@@ -160,3 +210,11 @@ class RisingSparsity:
             "a quarter of an embedding is never looked up",
             Synthetic(steps=200).rising_sparsity(6, onset=-1000, most=0.9).history(),
         )
+
+
+def _silenced(rate: float, *, most: float = 0.9, wave: float = 0.0) -> History:
+    """Return a run in which a part of the units of a ReLU falls silent per step from step 20 on, beside a wave."""
+    made = Synthetic(steps=240, activations=3)
+    dead_T = 0.02 + rate * np.maximum(made.t_T - 20, 0) + wave * (1 + np.sin(made.t_T / 15))
+    made.dead_frac_TA[:, 1] = np.minimum(dead_T, most)
+    return made.history()
