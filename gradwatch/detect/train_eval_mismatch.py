@@ -21,6 +21,7 @@ from gradwatch.records import Event, Finding, Quantity, Severity
 NOTED = frozenset(
     {
         "mode-training",
+        "function-active",
         "validations-differ",
         "mode-frozen",
         "mode-validation",
@@ -41,9 +42,11 @@ class TrainEvalMismatch:
     """Dropout or batch normalisation does in one phase what it should do in the other.
 
     What it measures: the mode of every dropout and batch normalisation while the optimizer moves the weights around it;
-    the mode of the model in the forward calls that made a validation loss; momentum and running statistics of batch
-    normalisations; and, around each validation, how far the running statistics are from those of the next batch. Two
-    validation losses that differ although no update came between are told too (info: they may be of two data sets).
+    the mode of the model in the forward calls that made a validation loss; in the second validation, the functions that
+    are called in evaluation mode, since `F.dropout(x)` drops there too unless it is told `training=self.training`;
+    momentum and running statistics of batch normalisations; and, around each validation, how far the running statistics
+    are from those of the next batch. Two validation losses that differ although no update came between are told too
+    (info: they may be of two data sets).
 
     Why it matters: in evaluation mode nothing is dropped, and activations are normalised by statistics that no longer
     follow the weights: training drifts, or overfits. In training mode validation is noisy, and leaks into the running
@@ -53,7 +56,8 @@ class TrainEvalMismatch:
     those whose scale is frozen too, and a part that was in evaluation mode from the start, as a pretrained encoder is
     that somebody put there or a hub sent so, are reported as info; its dropout as a warning once validation is `worse`.
     Dropout that stays on at test time on purpose (MC dropout) is no mistake either, where only the dropout is in
-    training mode. Evaluation of another object (an averaged copy) is not seen.
+    training mode, or where the same inputs are evaluated more than once (info). Evaluation of another object (an
+    averaged copy) is not seen, nor are functions in models that hold torch's own attention or are compiled.
 
     What to do: call model.train() before each training pass and model.eval() before each evaluation, in the loop rather
     than once; a model from a hub comes in evaluation mode. PyTorch's momentum is one minus TensorFlow's. Where batches
@@ -86,6 +90,10 @@ class TrainEvalMismatch:
         ratio = _validation_over_training(history)
         for event in noted(history, "mode-training"):
             yield self._finding(history, event, _severity(event, is_harmful=ratio >= self.worse), event.text)
+        for event in noted(history, "function-active"):
+            is_sampling = event.values["evaluations of the same inputs"] > 0
+            severity = Severity.INFO if is_sampling else Severity.WARNING
+            yield self._finding(history, event, severity, f"{event.text} (in {event.layer or 'the model'})")
         for event in noted(history, "validations-differ"):
             yield self._finding(history, event, Severity.INFO, event.text)
         for event in noted(history, "mode-frozen"):
@@ -134,6 +142,9 @@ class TrainEvalMismatch:
         yield Example("an encoder overfits, and its dropout is off", overfits, ("layers.2",))
         twice = Synthetic(steps=60).note("validations-differ", step=40, text="0.7 and 0.9", values={"difference": 0.2})
         yield Example("two validations of the same weights disagree", twice.history(), (None,))
+        values = {"evaluations of the same inputs": 0.0}
+        dropping = Synthetic(steps=60).note("function-active", step=40, layer="layers.2", text="dropout", values=values)
+        yield Example("a function drops in evaluation", dropping.history(), ("layers.2",))
         noisy = Synthetic(steps=60).note(
             "mode-validation", step=40, text="measured in training mode", values={"calls": 1.0}
         )

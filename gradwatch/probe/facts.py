@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gradwatch.probe import offsets, symmetry
+from gradwatch.probe.functional import Fact, Functional
 from gradwatch.probe.layout import Models
 from gradwatch.probe.modes import Modes
 from gradwatch.probe.tape import LOOKS, Tape, is_due
@@ -48,9 +49,10 @@ class Facts:
         across_steps: bool = True,
         hooked: bool = True,
     ) -> None:
-        said = {(event.kind, event.layer) for event in known}
+        said = self._said = {(event.kind, event.layer) for event in known}
         self._tape = Tape(models, params, layers, said=said)
         self._modes = Modes(models, optimizers, said=said, across_steps=across_steps, hooked=hooked)
+        self._functional = Functional(models, list(models.values()) if isinstance(models, Mapping) else [models])
         self._step = 0
         self._waiting = [
             Event(kind=kind, step=0, layer=layer, text=text, values=values)
@@ -85,6 +87,8 @@ class Facts:
             is_spoilt: Whether the loss or a gradient is not finite.
         """
         self._step = step + 1
+        if is_validated:
+            self._waiting += [Event(kind=k, step=step, layer=n, text=t, values=v) for k, n, t, v in self._evaluated()]
         if not (is_due(step) or is_spoilt or self._waiting or self._handles):
             return self._modes.read(step=step, is_validated=is_validated)
         news = [*self._waiting, *self._tape.read(loss, step=step, is_spoilt=is_spoilt)]
@@ -92,6 +96,12 @@ class Facts:
         if self._handles and not is_due(step):
             self.forget_loss()
         return news + self._modes.read(step=step, is_validated=is_validated)
+
+    def _evaluated(self) -> list[Fact]:
+        """Return what the evaluation did that was looked at, and look at the next where none was yet."""
+        found = list(self._functional.facts())
+        self._functional.arm()
+        return [fact for fact in found if fact[:2] not in self._said]
 
     def after_loss(self, loss: Any) -> None:
         """Look at what the loss function gave, while the step is one of those that are looked at."""
@@ -101,6 +111,7 @@ class Facts:
     def close(self) -> None:
         """Take all hooks off."""
         self.forget_loss()
+        self._functional.close()
         self._modes.close()
 
     def forget_loss(self) -> None:
