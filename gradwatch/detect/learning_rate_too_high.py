@@ -32,6 +32,10 @@ AFTER = 6
 """Steps before and after a jump of the rate that show what the loss does. (The start of a warm-up is no jump.)"""
 
 
+HARMED = 1.05
+"""Loss after an update, in units of that before, from which on it is worse: where nothing has been learned yet, as at a
+cold start of embeddings, batches alone make a hundredth."""
+
 CLIMB = 4
 """Steps in a row at which a loss that runs away has risen: noise does so once in 120 times."""
 
@@ -76,7 +80,7 @@ class LearningRateTooHigh:
     Args:
         every: Steps between two looks. 5: half of the steps between two measurements of the weights.
         ratio: Update/weight ratio at which to report. 1: an update as large as its weights replaces them. It did harm
-            where the loss is no lower five steps later than it was before, or the update ten times as large as they.
+            where the loss is higher five steps later than it was before, or the update ten times as large as they.
         growth: Growth of the weights within 20 steps, in powers of ten. 0.5: 3.2 times.
         jump: Rise of the learning rate over its largest value before, as a factor. 3: milestones fall, warm-ups
             rise in small steps.
@@ -149,7 +153,8 @@ class LearningRateTooHigh:
         gain_M = history.param.window("weight.l2", age)[at, shape.matrices_M] / shape.root_fan_out_M
         ratio = float(median(np.where(gain_M > SMALL, ratio_TM[at], np.nan)))
         loss_T = history.scalar("loss", age)
-        is_worse = age - at > 3 and not float(median(loss_T[at + 1 :])) < loss_T[at]
+        harmful = loss_T[at] + (HARMED - 1) * abs(loss_T[at])
+        is_worse = age - at > 3 and not float(median(loss_T[at + 1 :])) < harmful
         if not self.ratio <= ratio < np.inf or not (is_worse or ratio >= 10 * self.ratio):
             return
         rate = float(history.run.newest("lr.0")[0])
