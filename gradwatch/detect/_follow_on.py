@@ -31,6 +31,8 @@ FOLLOWS: dict[str, frozenset[str]] = {
     "oscillating-gradient": frozenset(
         {"missing-zero-grad", "exploding-gradient", "not-optimized", "poor-initialization"}
     ),
+    # updates that float32 loses beside weights as large as that
+    "not-optimized": OVERSHOT,
     # one layer was thrown further than the others
     "layer-imbalance": OVERSHOT,
     # a gradient that does not arrive moves nothing, nor does a usual one weights that were thrown far off, nor any what

@@ -48,6 +48,9 @@ DEFAULT = 0.577
 LEARNED = 0.5
 """Part of the first loss that must be gone for growth to do no harm; a third is gone with the mean of the targets."""
 
+LINEAR = 0.1
+"""The same of a model of one matrix, which was not drawn as anything that could be lost."""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +61,13 @@ class LearningRateTooHigh:
     large as what it moves replaces it. (2) How much the norms of the weight matrices have grown over the last 20 steps,
     as the median over matrices: where a few updates make weights several times larger, what they were drawn as or had
     learned is gone. (3) A learning rate that rises beyond all that it was before, by `jump`, and a loss that is higher
-    after it than before. (4) A loss that, as median over 20 steps, is `above_start` times what it was before the first
-    update, while at each of the newest 3 measurements an update was `large` beside the weights: what is learned is
-    overshot each time. (5) Within the first 20 steps, a loss that has risen at each of the last 4 and is `runaway`
-    times the first, where the first update was `large`. It is critical, where nothing else was found before it, once
-    what was learned is lost: the run is non-finite, or the loss, as median over 6 steps, is `lost` times the lowest
-    that it was and no lower than in the beginning.
+    after it than before, or one that rises by that step by step while updates are `large`. (4) A loss that, as median
+    over 20 steps, is `above_start` times what it was before the first update, while at each of the newest 3
+    measurements an update was `large` beside the weights: what is learned is overshot each time. (5) Within the first
+    20 steps, a loss that has risen at each of the last 4 and is `runaway` times the first, where the first update was
+    `large`. It is critical, where nothing else was found before it, once what was learned is lost: the run is
+    non-finite, or the loss, as median over 6 steps, is `lost` times the lowest that it was and no lower than in the
+    beginning.
 
     Why it matters: beyond 2 / curvature each step overshoots the valley by more than it came from.
 
@@ -117,6 +121,7 @@ class LearningRateTooHigh:
         rate_T = history.scalar("lr.0", SPAN_OF_JUMP)
         if np.fmax.reduce(rate_T) >= self.jump * np.fmin.reduce(rate_T):
             yield from self._jumped(history)
+            yield from self._outgrown(history)
         if history.step < SPAN:
             yield from self._ran_away(history)
         matrices_M = depth(history).matrices_M
@@ -253,7 +258,8 @@ class LearningRateTooHigh:
     def _is_learning(self, history: History) -> bool:
         """Say whether the loss has fallen well below that of the first step, before any update."""
         first = float(beginning(history, "loss", 1)[0])
-        return float(median(history.scalar("loss", AFTER))) < first - LEARNED * abs(first)
+        part = LEARNED if len(depth(history).matrices_M) > 1 else LINEAR
+        return float(median(history.scalar("loss", AFTER))) < first - part * abs(first)
 
     def _jumped(self, history: History) -> Iterator[Finding]:
         for group in range(history.groups):
@@ -283,6 +289,36 @@ class LearningRateTooHigh:
             )
             return
 
+    def _outgrown(self, history: History) -> Iterator[Finding]:
+        """Yield a finding where the rate rises step by step, and the loss since it was lowest with it."""
+        rate_T, loss_T = history.scalar("lr.0", SPAN_OF_JUMP), history.scalar("loss", SPAN_OF_JUMP)
+        if len(loss_T) < 4 * AFTER:
+            return
+        rate_B, loss_B = block_medians(rate_T, AFTER), block_medians(loss_T, AFTER)
+        best = int(np.argmin(loss_B[:-2]))
+        rate, low, rose = float(rate_T[-1]), float(loss_B[best]), float(rate_B[-1] / rate_B[best])
+        if not loss_B[-2:].min() >= self.worse * low > 0 or not rose >= self.jump or self._had(history, 0, rate):
+            return
+        ratio_TM = history.param.window("update.ratio", SPAN_OF_JUMP)[:, depth(history).matrices_M]
+        ratio = float(np.fmax.reduce(median(ratio_TM.T)))
+        if not ratio >= self.large:
+            return
+        yield Finding(
+            code=self.code,
+            kind=self.kind,
+            layer=None,
+            step=history.step,
+            severity=settled(history, self.kind),
+            message=f"the learning rate has risen {rose:,.3g} times since the loss was lowest, and the loss with it",
+            evidence=(
+                Quantity(name="lr.0", value=rate),
+                Quantity(name="lr.0 where the loss was lowest", value=rate / rose),
+                Quantity(name="lowest loss, median of 6", value=low),
+                Quantity(name="loss, median of 6", value=float(loss_B[-1])),
+                Quantity(name="update.ratio, median, largest of 64 steps", value=ratio),
+            ),
+        )
+
     def _had(self, history: History, group: int, rate: float) -> bool:
         """Say whether the rate was nearly as high in the part of the run that the window does not show."""
         earlier_T = history[f"lr.{group}"][:-SPAN_OF_JUMP]
@@ -304,6 +340,8 @@ class LearningRateTooHigh:
         glitch = Synthetic(steps=90)
         glitch.lr_T[60], glitch.loss_T[61:] = 1.0, 4 * glitch.loss_T[61:]
         yield Example("the rate is a thousandfold for one step", glitch.history(), (None,))
+        yield Example("the rate rises and rises, and the loss with it", _rising(lr=20.0), (None,))
+        yield Example("it does so while updates are small", _rising(lr=0.001))
         yield Example("one update is larger than the weights", _overwritten(), (None,))
         yield Example("a healthy run", Synthetic(steps=60).history())
         linear = Synthetic(steps=60, lr=0.1)
@@ -337,6 +375,13 @@ def _jump(*, factor: float, loss: float, first: float = 0.001) -> History:
     made = Synthetic(steps=90)
     made.lr_T[:40], made.lr_T[40:60], made.lr_T[60:] = first, 0.001, 0.001 * factor
     made.loss_T[60:] *= loss
+    return made.history()
+
+
+def _rising(*, lr: float) -> History:
+    made = Synthetic(steps=120, optimizer="SGD", lr=lr)
+    made.lr_T *= 1 + made.t_T
+    made.loss_T[40:] *= 4
     return made.history()
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect._depth import depth
+from gradwatch.detect._follow_on import settled
 from gradwatch.detect._noted import noted
 from gradwatch.detect._scope import scopes
 from gradwatch.history.store import History
@@ -53,7 +54,7 @@ class NotOptimized:
 
     When it is wrong: a backbone left out on purpose without freezing it. Where what is left out, or has a rate of zero,
     comes first in the model and everything behind it is optimized, that is how fine-tuning a head looks: info, with the
-    advice to freeze.
+    advice to freeze; but for a group that holds no parameter, which nobody makes on purpose.
 
     What to do: build the optimizer after the last change to the model (a replaced head is the usual reason); compare
     the parameters of the groups with the model's; make sure that every tensor matches one rule of a grouping by name;
@@ -112,6 +113,8 @@ class NotOptimized:
         held = [i for i, layer in enumerate(history.info.layers) if layer.group is not None]
         if not held:
             severity, why = Severity.CRITICAL, "no optimizer holds any parameter of the model"
+        elif empty := [event.text for event in history.events if event.kind == "group-empty"]:
+            severity, why = Severity.WARNING, empty[0]
         elif max(left) < min(held):
             severity, why = Severity.INFO, "everything behind it is: freeze it if that is meant"
         else:
@@ -132,7 +135,10 @@ class NotOptimized:
         size_L = history.param.newest("grad.l2") / depth(history).root_numel_L
         stuck_L = (ratio_TL == 0).all(axis=0) & (size_L > NEGLIGIBLE * np.fmax.reduce(size_L))
         yield from self._findings(
-            history, stuck_L & (rate_L > 0), Severity.WARNING, "has a gradient and a learning rate but never moves"
+            history,
+            stuck_L & (rate_L > 0),
+            settled(history, self.kind),
+            "has a gradient and a learning rate but never moves",
         )
         is_first = not stuck_L.any() or np.flatnonzero(rate_L == 0).max(initial=-1) < np.argmax(rate_L > 0)
         severity = Severity.INFO if is_first else Severity.WARNING
@@ -183,6 +189,7 @@ class NotOptimized:
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
         yield Example("a new head is in no group", _left_out(11, moves=False), ("layers.11.weight",))
+        yield Example("what comes first was given as a generator that was used up", _used_up(), ("layers.0.weight",))
         yield Example("no parameter is", _left_out(*range(12), moves=False), (None,))
         yield Example("an update is lost in rounding", _stuck(4), ("layers.4.weight",))
         text = "the loss reaches 8 tensors in `convs`, a plain container that parameters() does not see"
@@ -201,11 +208,20 @@ class NotOptimized:
 
 
 def _left_out(*layers: int, moves: bool) -> History:
+    return _made_without(*layers, moves=moves).history()
+
+
+def _used_up() -> History:
+    made = _made_without(0, moves=False)
+    return made.note("group-empty", text="group 0 of the optimizer holds no parameter", values={"group": 0.0}).history()
+
+
+def _made_without(*layers: int, moves: bool) -> Synthetic:
     made = Synthetic(steps=20)
     infos = tuple(replace(info, group=None) if i in layers else info for i, info in enumerate(made.info.layers))
     made.info = replace(made.info, layers=infos)
     made.update_factor_TL[:, layers] = float(moves)
-    return made.history()
+    return made
 
 
 def _taken_back(*, kept: float) -> History:

@@ -38,13 +38,14 @@ class OscillatingGradient:
     step, with a loss above that of not knowing, that each batch takes back what the one before taught. (3) Whether the
     norms are of two kinds that come in turn, every second to fourth step, with a gap of `decades` between their medians
     and no value of one among the other's, while the same tensors have gradients in both: batches of two sources. Where
-    the kind with the small gradients has learned nothing, and has as high a loss as the other, it is not heard.
+    the kind with the small gradients has learned nothing, and has as high a loss as the other, it is not heard. Nor is
+    it, whatever tensors and losses are its own, where the gap is of 2.5 decades.
 
     Why it matters: what one update learns the next one undoes.
 
-    When it is wrong: tasks in turn whose losses differ by that much and stay as high as in the beginning; those that
-    have layers of their own are known by them. A loss whose swings grow from window to window follows targets that
-    move, as values in Q-learning do, and is left out.
+    When it is wrong: tasks in turn whose losses differ by that much and stay as high as in the beginning; up to 2.5
+    decades those that have layers of their own are known by them. A loss whose swings grow from window to window
+    follows targets that move, as values in Q-learning do, and is left out.
 
     What to do: shuffle the data (class after class is the usual reason for waves); lower the learning rate or the
     momentum (the usual reason for alternation); enlarge the batch.
@@ -152,7 +153,8 @@ class OscillatingGradient:
             is_quiet_T = is_one_T if gap < 0 else ~is_one_T
             first = self._first_loss(history, period, phase, is_one=gap < 0)
             quiet, loud = float(median(loss_T[is_quiet_T])), float(median(loss_T[~is_quiet_T]))
-            if quiet > UNHEARD * first > 0 and quiet > loud / 3 and _have_the_same_gradients(history, is_quiet_T):
+            is_one_task = quiet > loud / 3 and _have_the_same_gradients(history, is_quiet_T)
+            if quiet > UNHEARD * first > 0 and (is_one_task or abs(gap) >= DROWNED):
                 yield self._turns(history, period=period, gap=abs(gap), loss=quiet, first=first)
             return
 
@@ -199,6 +201,9 @@ class OscillatingGradient:
         tasks = _made_to_bounce(period=2)
         tasks.grad_l2_TL[1::2, 11] = np.nan
         yield Example("two tasks in turn, each with a head and a loss of its own", tasks.history())
+        tasks = _made_of_two_sources(learned=0.95, apart=1000)
+        tasks.grad_l2_TL[1::2, 11] = np.nan
+        yield Example("two tasks in turn, one a thousand times as loud, the other unlearned", tasks.history(), (None,))
         yield Example("a healthy run", Synthetic(steps=140).history())
         yield Example("noise of tiny batches", Synthetic(steps=140, noise=1.5).history())
         yield Example("the swings grow, as values in Q-learning do", _bouncing(period=12, level=0.02, growth=0.02))
@@ -225,6 +230,9 @@ PERIODS = (2, 3, 4)
 
 UNHEARD = 0.9
 """Part of its first loss that batches of a source keep which is not learned."""
+
+DROWNED = 2.5
+"""Decades between two tasks in turn from which on one rate cannot serve both; see `layer-imbalance`."""
 
 GROWTH = 1.25
 """Growth of the loss's peaks from one window to the next beyond which they do not come back to where they were."""
@@ -287,12 +295,16 @@ def _sorted(*, gradient: float, loss: float) -> History:
 
 
 def _of_two_sources(*, learned: float) -> History:
-    """Return a run whose odd steps have forty times the gradient, while the loss of the even ones ends at a share."""
+    return _made_of_two_sources(learned=learned, apart=40).history()
+
+
+def _made_of_two_sources(*, learned: float, apart: float) -> Synthetic:
+    """Return a run whose odd steps have larger gradients, while the loss of the even ones ends at a share."""
     made = Synthetic(steps=140)
-    made.grad_l2_TL[1::2] *= 40
+    made.grad_l2_TL[1::2] *= apart
     made.loss_T[:] = np.where(made.t_T % 2, np.maximum(20.0 * 0.9**made.t_T, 0.8), 2.3)
     made.loss_T[20::2] = 2.3 * learned
-    return made.history()
+    return made
 
 
 def _bouncing(*, period: int, level: float = 0.9, growth: float = 0.0) -> History:

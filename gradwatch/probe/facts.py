@@ -14,6 +14,7 @@ from gradwatch.probe import offsets, symmetry
 from gradwatch.probe.functional import Fact, Functional
 from gradwatch.probe.layout import Models
 from gradwatch.probe.modes import Modes
+from gradwatch.probe.strays import empty_groups
 from gradwatch.probe.tape import LOOKS, Tape, is_due
 from gradwatch.records import Event, LayerInfo
 
@@ -56,7 +57,11 @@ class Facts:
         self._step = 0
         self._waiting = [
             Event(kind=kind, step=0, layer=layer, text=text, values=values)
-            for kind, layer, text, values in (*symmetry.facts(params, layers), *offsets.facts(params, layers))
+            for kind, layer, text, values in (
+                *symmetry.facts(params, layers),
+                *offsets.facts(params, layers),
+                *empty_groups(optimizers),
+            )
             if (kind, layer) not in said
         ]
         self._handles: list[RemovableHandle] = []

@@ -1,4 +1,4 @@
-"""Find layers that a model computes with and does not know: those kept in a plain list, which nothing updates."""
+"""Find parameters that nobody was told of: layers in a plain list, and groups of an optimizer that hold none."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from gradwatch.probe.graph import Graph
 from gradwatch.probe.layout import Models, named_modules
@@ -65,6 +66,14 @@ class Strays:
                 params = list(_parameters(value)) if isinstance(value, (list, tuple, dict)) else []
                 if params:
                     yield f"{module_name}.{name}" if module_name else name, params
+
+
+def empty_groups(optimizers: Sequence[Optimizer]) -> Iterator[Fact]:
+    """Yield the first group that holds no parameter, as one that was made of a generator which was used up."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    empty = [i for i, group in enumerate(groups) if not group["params"]]
+    if empty:
+        yield "group-empty", None, f"group {empty[0]} of the optimizer holds no parameter", {"group": float(empty[0])}
 
 
 def _parameters(value: Any, *, depth: int = 2) -> Iterator[Tensor]:

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import gradwatch
 from gradwatch.probe.layout import describe
 from gradwatch.probe.tape import Tape
 
@@ -61,3 +62,25 @@ def test_a_critic_that_the_model_does_not_hold_is_none_of_its_business():
 
 def test_one_look_says_nothing():
     assert found(Hidden(list), steps=8) == []
+
+
+def test_a_backbone_given_as_a_generator_that_was_used_up_is_found_and_one_left_out_is_for_information():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    backbone = (p for p in model[0].parameters())
+    assert sum(p.numel() for p in backbone) == 72, "which uses it up"
+    groups = [{"params": list(backbone)}, {"params": model[2].parameters()}]
+
+    assert severities(model, torch.optim.SGD(groups, 0.1)) == [("0", "warning")]
+    assert severities(model, torch.optim.SGD(model[2].parameters(), 0.1)) == [("0", "info")]
+
+
+def severities(model, optimizer):
+    """Train and return which layers are called not optimized, and how gravely."""
+    with gradwatch.watch(model, optimizer) as monitor:
+        for _ in range(12):
+            loss = (model(X) - 1).square().mean()
+            loss.backward()
+            optimizer.step()
+            model.zero_grad()
+            monitor.step(loss)
+    return [(f.layer, str(f.severity)) for f in monitor.findings() if f.kind == "not-optimized"]
