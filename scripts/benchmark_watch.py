@@ -8,13 +8,13 @@ with `gradwatch.optim.AdamW`, which measures in its step. The others are what th
 every step unless said; those of packages that are not installed (wandb, lightning, composer, cockpit) are left out,
 and so is one that does not take a model, with its reason.
 
-Each round runs a stretch of steps of every arm, in an order that changes from round to round, so that what else the
-machine does hits all arms alike; a stretch under gradwatch ends when its thread has taken everything in. Shown is the
-median over rounds of the ratio to the bare loop in the same round, with the quartiles. Two loops with the same code
-differ by up to 3 % for as long as their process lives, as their memory happens to lie; so each workload is measured in
-several processes, and `again`, the bare loop once more, tells what of a ratio is noise. `--clock cpu` counts
-the processor time of all threads, as if none of them ran beside another: an upper bound, which a machine that is busy
-with something else still tells.
+Each round runs a stretch of steps of every arm, in an order that is drawn anew, so that what else the machine does, and
+what the arm before left in the caches, hits all arms alike; a stretch under gradwatch ends when its thread has taken
+everything in. Shown is the median over rounds of the ratio to the bare loop in the same round, with the quartiles. Two
+loops with the same code differ by up to 3 % for as long as their process lives, as their memory happens to lie; so each
+workload is measured in several processes, and `again`, the bare loop once more, tells what of a ratio is noise.
+`--clock cpu` counts the processor time of all threads, as if none of them ran beside another: an upper bound, which a
+machine that is busy with something else still tells.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import argparse
 import contextlib
 import importlib.util
 import multiprocessing
+import random
 import statistics
 import tempfile
 import time
@@ -91,9 +92,8 @@ def measure(name: str, names: list[str], options: argparse.Namespace) -> Seconds
         made = {name: ARMS[name][1](workload, stack) for name in names}
         arms = {name: arm for name, arm in made.items() if is_warm(name, arm)}
         seconds: Seconds = {name: [] for name in arms}
-        order = [*arms]
         for i in range(options.rounds):
-            for name in order[i % len(order) :] + order[: i % len(order)]:
+            for name in random.Random(i).sample([*arms], len(arms)):  # what ran before leaves its traces in the caches
                 seconds[name].append(timed(arms[name]))
     return seconds
 
