@@ -73,8 +73,8 @@ class LearningRateTooHigh:
 
     When it is wrong: weights drawn near zero on purpose grow by many times; such matrices count from the size of
     default initialisation on, and not at all below a twentieth of the usual. A linear model whose classes are far apart
-    wants large weights: where half of the first loss is gone, growth does no harm (info). A restart to a rate that the
-    run has had before is no jump.
+    wants large weights: growth does no harm (info) where half of the first loss is gone, or in a linear model a tenth.
+    A restart to a rate that the run has had before is no jump.
 
     What to do: a tenth of the rate is the first thing to try; warm up over the first few hundred steps; clip.
 
@@ -134,6 +134,20 @@ class LearningRateTooHigh:
         if history.step >= self.every and history.param.newest("weight.l2")[matrices_M[0]] >= 0:  # nan is not
             yield from self._grown(history)
 
+    def _finding(
+        self, history: History, message: str, *evidence: Quantity, severity: Severity | None = None
+    ) -> Finding:
+        """Return a finding for the run, by default as grave as it is by itself."""
+        return Finding(
+            code=self.code,
+            kind=self.kind,
+            layer=None,
+            step=history.step,
+            severity=settled(history, self.kind) if severity is None else severity,
+            message=message,
+            evidence=evidence,
+        )
+
     def _critical(self, history: History, finding: Finding) -> Finding:
         newest = Quantity(name="loss", value=float(median(history.scalar("loss", AFTER))))
         best = Quantity(name="best loss", value=_best(history))
@@ -163,17 +177,11 @@ class LearningRateTooHigh:
         if not self.ratio <= ratio < np.inf or not (is_worse or ratio >= 10 * self.ratio):
             return
         rate = float(history.run.newest("lr.0")[0])
-        yield Finding(
-            code=self.code,
-            kind=self.kind,
-            layer=None,
-            step=history.step,
-            severity=settled(history, self.kind),
-            message=f"one update at a learning rate of {rate:g} is {ratio:,.5g} times as large as the weights it moves",
-            evidence=(
-                Quantity(name="update.ratio, median", value=ratio),
-                Quantity(name="lr.0", value=rate),
-            ),
+        yield self._finding(
+            history,
+            f"one update at a learning rate of {rate:g} is {ratio:,.5g} times as large as the weights it moves",
+            Quantity(name="update.ratio, median", value=ratio),
+            Quantity(name="lr.0", value=rate),
         )
 
     def _overshot(self, history: History) -> Iterator[Finding]:
@@ -190,18 +198,12 @@ class LearningRateTooHigh:
             return
         rate = float(history.run.newest("lr.0")[0])
         times = float(median(loss_T)) / first
-        yield Finding(
-            code=self.code,
-            kind=self.kind,
-            layer=None,
-            step=history.step,
-            severity=settled(history, self.kind),
-            message=f"the loss is {times:,.3g} times that before the first update, at a learning rate of {rate:g}",
-            evidence=(
-                Quantity(name="loss in units of the first", value=times),
-                Quantity(name="update.ratio, median, smallest of 3", value=float(ratio_T.min())),
-                Quantity(name="lr.0", value=rate),
-            ),
+        yield self._finding(
+            history,
+            f"the loss is {times:,.3g} times that before the first update, at a learning rate of {rate:g}",
+            Quantity(name="loss in units of the first", value=times),
+            Quantity(name="update.ratio, median, smallest of 3", value=float(ratio_T.min())),
+            Quantity(name="lr.0", value=rate),
         )
 
     def _ran_away(self, history: History) -> Iterator[Finding]:
@@ -214,18 +216,12 @@ class LearningRateTooHigh:
         if not (np.diff(loss_T[-CLIMB - 1 :]) > 0).all() or not ratio >= self.large:
             return
         rate, times = float(history.run.newest("lr.0")[0]), float(loss_T[-1] / loss_T[0])
-        yield Finding(
-            code=self.code,
-            kind=self.kind,
-            layer=None,
-            step=history.step,
-            severity=settled(history, self.kind),
-            message=f"the loss has climbed {times:,.3g} times since the first update, at a learning rate of {rate:g}",
-            evidence=(
-                Quantity(name="loss in units of the first", value=times),
-                Quantity(name="update.ratio of the first update, median", value=ratio),
-                Quantity(name="lr.0", value=rate),
-            ),
+        yield self._finding(
+            history,
+            f"the loss has climbed {times:,.3g} times since the first update, at a learning rate of {rate:g}",
+            Quantity(name="loss in units of the first", value=times),
+            Quantity(name="update.ratio of the first update, median", value=ratio),
+            Quantity(name="lr.0", value=rate),
         )
 
     def _grown(self, history: History) -> Iterator[Finding]:
@@ -241,18 +237,13 @@ class LearningRateTooHigh:
         if not growth >= self.growth:
             return
         rate = float(history.run.newest("lr.0")[0])
-        yield Finding(
-            code=self.code,
-            kind=self.kind,
-            layer=None,
-            step=history.step,
+        yield self._finding(
+            history,
+            f"the weights grew {10**growth:,.4g} times within {SPAN} steps at a learning rate of {rate:g}",
+            Quantity(name="growth of weight.l2, median", value=growth, unit="decades"),
+            Quantity(name="update.ratio, median", value=_update_ratio(history)),
+            Quantity(name="lr.0", value=rate),
             severity=Severity.INFO if self._is_learning(history) else settled(history, self.kind),
-            message=f"the weights grew {10**growth:,.4g} times within {SPAN} steps at a learning rate of {rate:g}",
-            evidence=(
-                Quantity(name="growth of weight.l2, median", value=growth, unit="decades"),
-                Quantity(name="update.ratio, median", value=_update_ratio(history)),
-                Quantity(name="lr.0", value=rate),
-            ),
         )
 
     def _is_learning(self, history: History) -> bool:
@@ -272,20 +263,15 @@ class LearningRateTooHigh:
             before, after = float(median(loss_T[max(0, at - AFTER) : at])), float(median(loss_T[at + 1 :]))
             if after <= self.worse * before:
                 continue
-            yield Finding(
-                code=self.code,
-                kind=self.kind,
-                layer=None,
-                step=history.step,
+            yield self._finding(
+                history,
+                f"the learning rate rose {rate_T[at] / highest:,.5g} times, and the loss with it",
+                Quantity(name="jump at step", value=float(history.run.steps(SPAN_OF_JUMP)[at])),
+                Quantity(name=f"lr.{group} before", value=highest),
+                Quantity(name=f"lr.{group} after", value=float(rate_T[at])),
+                Quantity(name="loss before", value=before),
+                Quantity(name="loss after", value=after),
                 severity=Severity.WARNING,
-                message=f"the learning rate rose {rate_T[at] / highest:,.5g} times, and the loss with it",
-                evidence=(
-                    Quantity(name="jump at step", value=float(history.run.steps(SPAN_OF_JUMP)[at])),
-                    Quantity(name=f"lr.{group} before", value=highest),
-                    Quantity(name=f"lr.{group} after", value=float(rate_T[at])),
-                    Quantity(name="loss before", value=before),
-                    Quantity(name="loss after", value=after),
-                ),
             )
             return
 
@@ -303,20 +289,14 @@ class LearningRateTooHigh:
         ratio = float(np.fmax.reduce(median(ratio_TM.T)))
         if not ratio >= self.large:
             return
-        yield Finding(
-            code=self.code,
-            kind=self.kind,
-            layer=None,
-            step=history.step,
-            severity=settled(history, self.kind),
-            message=f"the learning rate has risen {rose:,.3g} times since the loss was lowest, and the loss with it",
-            evidence=(
-                Quantity(name="lr.0", value=rate),
-                Quantity(name="lr.0 where the loss was lowest", value=rate / rose),
-                Quantity(name="lowest loss, median of 6", value=low),
-                Quantity(name="loss, median of 6", value=float(loss_B[-1])),
-                Quantity(name="update.ratio, median, largest of 64 steps", value=ratio),
-            ),
+        yield self._finding(
+            history,
+            f"the learning rate has risen {rose:,.3g} times since the loss was lowest, and the loss with it",
+            Quantity(name="lr.0", value=rate),
+            Quantity(name="lr.0 where the loss was lowest", value=rate / rose),
+            Quantity(name="lowest loss, median of 6", value=low),
+            Quantity(name="loss, median of 6", value=float(loss_B[-1])),
+            Quantity(name="update.ratio, median, largest of 64 steps", value=ratio),
         )
 
     def _had(self, history: History, group: int, rate: float) -> bool:
