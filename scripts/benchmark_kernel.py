@@ -7,8 +7,10 @@ gradient from the same read, beside the time of `torch.dot` per tensor, which re
 interleaved call by call.
 
 Memory is that of all tensors and arrays that the monitor holds besides the model's own after a step that samples
-everything, without the kept copy of the weights, which is there only where the optimizer is one that needs it, and
-without the rows of the history, which are on their way to disk.
+everything, without the kept copy of the weights, which is there only where the optimizer is one that needs it. What
+stands beside the model, on its device, is told apart from the history, which is in the host's memory: all statistics
+of the newest steps, as many as a detector may ask for, twice over, and rows on their way there. Older ones add what
+thinning leaves of them.
 """
 
 from __future__ import annotations
@@ -73,8 +75,8 @@ def held(root: Any, *, known: set[int]) -> Iterator[int]:
             waiting += gc.get_referents(thing)
 
 
-def memory(name: str) -> tuple[int, int]:
-    """Return the bytes of a workload's parameters, and those that the monitor holds."""
+def memory(name: str) -> tuple[int, int, int]:
+    """Return the bytes of a workload's parameters, those that the monitor holds beside them, and its history's."""
     of = loop(WORKLOADS[name])
     params = list(of.model.parameters())
     with gradwatch.watch(of.model, of.optimizer, schedule=Schedule(updates=1, activations=1)) as monitor:
@@ -83,17 +85,18 @@ def memory(name: str) -> tuple[int, int]:
         others = {
             t.data_ptr() for p in params for t in (p, p.grad, *of.optimizer.state.get(p, {}).values()) if t is not None
         }
-        kept = sum(held(monitor._collector, known=others))
-    return sum(p.nbytes for p in params), kept
+        history = sum(held([monitor.pipeline, monitor._collector.plain], known=others))
+        beside = sum(held(monitor._collector, known=others))
+    return sum(p.nbytes for p in params), beside, history
 
 
 def main() -> None:
     """Measure and print the table."""
     options = parse(parser(__doc__, WORKLOADS, rounds=200))
-    print("| gradients of | one read, µs | six statistics | ratio | with histograms | ratio | memory kept |")
-    print("|---|---|---|---|---|---|---|")
+    print("| gradients of | read, µs | six statistics | ratio | with histograms | ratio | memory beside | history |")
+    print("|---|---|---|---|---|---|---|---|")
     for name in options.only:
-        params_bytes, kept = memory(name)
+        params_bytes, beside, history = memory(name)
         of = loop(WORKLOADS[name])
         x, y = next(of.batches)
         nn.functional.cross_entropy(of.model(x).flatten(0, -2), y.flatten()).backward()
@@ -101,7 +104,8 @@ def main() -> None:
         read, six, both = us["read"], us["statistics"], us["histograms"]
         print(
             f"| {WORKLOADS[name].title} | {read:,.0f} | {six:,.0f} | {six / read:.2f} | "
-            f"{both:,.0f} | {both / read:.2f} | {kept / 2**10:,.0f} KiB, {kept / params_bytes:.2%} |",
+            f"{both:,.0f} | {both / read:.2f} | {beside / 2**10:,.0f} KiB, {beside / params_bytes:.2%} | "
+            f"{history / 2**20:,.1f} MiB |",
             flush=True,
         )
 
