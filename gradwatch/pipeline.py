@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, final
 
 import numpy as np
@@ -14,15 +15,15 @@ from gradwatch import catalogue
 from gradwatch.background import Background
 from gradwatch.detect import ChoosyDetector, Detector
 from gradwatch.diagnose.rank import diagnose
+from gradwatch.history.ahead import Ahead
 from gradwatch.history.header import Status
 from gradwatch.history.store import Floats, Histograms, History, Rows, joined
-from gradwatch.history.table import Steps
 from gradwatch.records import Diagnosis, Event, Finding
 from gradwatch.render import Sink
 
 SHOWN_WITHIN = 1024
 """Steps that may wait to be shown; where more do, sinks see only the newest."""
-WRITTEN_WITHIN = 32
+WRITTEN_WITHIN = 128
 """Steps that are written down together where they come fast."""
 MOST_PHASES = 1000
 """Steps of a period that are remembered with the detectors that are due; a period is mostly of 20."""
@@ -83,7 +84,7 @@ class Intake:
         self._given_up: set[int] = set()
         self._sinks = list(sinks)
         self._shown_every = {every for sink in sinks if (every := getattr(sink, "every", 1))}
-        self._unshown = self._unwritten = 0
+        self._unshown = self._unwritten = self._num_found = 0
         self._period = math.lcm(*(d.every for d in self._detectors))
         self._due_at: dict[int, list[Detector]] = {}
 
@@ -94,15 +95,28 @@ class Intake:
             rows: The steps.
             waiting: Steps that wait behind them. Where they are many, sinks are not shown these, and are told so.
         """
-        asked = self._asked(rows)
-        shown = {i for every in self._shown_every for i in np.flatnonzero(rows.steps_T % every == 0).tolist()}
-        stops = sorted({i + 1 for i in (*asked, *shown)} | {rows.num_steps})
+        asked: dict[int, list[Detector]] = {}
         first = 0
-        for stop in self.history.taking(rows, stops=stops):
+        for stop in self.history.taking(rows, stops=self._stops(rows, asked)):
             if stop == rows.num_steps:
                 self.history.histograms = rows.histograms or self.history.histograms
-            self._look(asked.get(stop - 1, ()), stop - first, waiting=waiting + rows.num_steps - stop)
+            self._look(asked.get(stop, ()), stop - first, waiting=waiting + rows.num_steps - stop)
             first = stop
+
+    def _stops(self, rows: Rows, asked: dict[int, list[Detector]]) -> Iterator[int]:
+        """Yield after how many of the steps somebody wants to look; put into `asked` which detectors do."""
+        shown_T = functools.reduce(np.logical_or, [rows.steps_T % e == 0 for e in self._shown_every], np.False_)
+        shown = {*(np.flatnonzero(shown_T) + 1).tolist(), rows.num_steps}
+        first = 0
+        while first < rows.num_steps:
+            asked.clear()
+            asked.update(self._asked(rows, first))
+            num_found = self._num_found
+            for stop in sorted(asked.keys() | {stop for stop in shown if stop > first}):
+                yield stop
+                first = stop
+                if self._num_found > num_found:
+                    break  # detectors may think otherwise of the steps to come
 
     def _look(self, asked: Sequence[Detector], count: int, *, waiting: int) -> None:
         """Look at the newest of some steps that were taken in."""
@@ -110,6 +124,7 @@ class Intake:
         if self._unwritten >= WRITTEN_WITHIN:
             self.write()
         for finding in self._detect(asked):
+            self._num_found += 1
             self.news.append(finding)
             if self.recorder:
                 self.write()
@@ -168,20 +183,20 @@ class Intake:
         self._due_at.clear()
         _switched_off(f"detector {detector.kind}", error)
 
-    def _asked(self, rows: Rows) -> dict[int, list[Detector]]:
-        """Return the detectors that are asked at steps, by the place of the step: due, and not ruled out."""
-        run = dict(zip(self.history.run.statistics, rows.run_TS.T, strict=True))
+    def _asked(self, rows: Rows, first: int) -> dict[int, list[Detector]]:
+        """Return the detectors that are asked after so many steps of those behind the first: due, and not ruled out."""
         not_ruled_out: dict[int, list[Detector]] = {}
+        aheads = {e: Ahead(self.history, every=e, act_SA=rows.act_SL) for e in {d.every for d in self._choosy}}
         for detector in tuple(self._choosy):
-            for i in self._places_for(detector, rows.steps_T, run):
-                not_ruled_out.setdefault(i, []).append(detector)
+            for place in self._places_for(detector, aheads[detector.every]):
+                not_ruled_out.setdefault(first + place, []).append(detector)
         asked = {}
-        for i, step in enumerate(rows.steps_T.tolist()):
+        for i, step in enumerate(rows.steps_T[first:].tolist(), start=first):
             due = self._due(step % self._period)
             if choosy := not_ruled_out.get(i):
-                asked[i] = [d for d in self._detectors if d in due or d in choosy]
+                asked[i + 1] = [d for d in self._detectors if d in due or d in choosy]
             elif due:
-                asked[i] = due
+                asked[i + 1] = due
         return asked
 
     def _due(self, phase: int) -> list[Detector]:
@@ -194,14 +209,13 @@ class Intake:
             self._due_at[phase] = due
         return due
 
-    def _places_for(self, detector: ChoosyDetector, steps_T: Steps, run: Mapping[str, Floats]) -> list[int]:
-        """Return the places of the steps at which a detector is due that does not rule them out."""
+    def _places_for(self, detector: ChoosyDetector, ahead: Ahead) -> list[int]:
+        """Return the places ahead at which a detector is due that does not rule them out."""
         try:
-            due_T = (steps_T % detector.every == 0) & ~detector.rules_out(steps_T, run)
+            return ahead.places_D[~detector.rules_out(ahead)].tolist() if len(ahead) else []
         except Exception as error:  # as above
             self._give_up(detector, error)
             return []
-        return np.flatnonzero(due_T).tolist()
 
     def _show(self, method: str, *args: object) -> None:
         for sink in tuple(self._sinks):

@@ -1,6 +1,6 @@
 """The Detector interface, and all detectors there are: read the history at its newest step, yield what is ill now."""
 
-# T = steps
+# D = steps that are looked at
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch import plugins
+from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
-from gradwatch.history.table import Floats, Steps
 from gradwatch.records import Finding
 
 
@@ -59,12 +59,10 @@ class Detector(Protocol):
 class ChoosyDetector(Detector, Protocol):
     """A detector that is asked often, and knows by a glance that most steps are none of its business."""
 
-    def rules_out(self, steps_T: Steps, run: Mapping[str, Floats]) -> NDArray[np.bool_]:
-        """Say at which steps it is ruled out that anything is found.
+    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
+        """Say at which of the next steps it is ruled out that `detect` yields anything, of shape (D,).
 
-        Args:
-            steps_T: The steps.
-            run: Statistics of the run at each of them by name, of shape (T,).
+        The findings and events are those that there are; where others come, the steps behind them are asked about anew.
         """
         ...
 

@@ -87,13 +87,13 @@ def matrix_sizes(history: History, l2_L: Floats) -> Floats:
 
     Args:
         history: Whose tensors.
-        l2_L: L2 norm of each gradient, of shape (L,).
+        l2_L: L2 norm of each gradient, of shape (L,), or (D, L) for several steps.
 
     Returns:
-        Sizes of shape (M,), nan where a norm is missing.
+        Sizes of shape (M,) or (D, M), nan where a norm is missing.
     """
     shape = depth(history)
-    sizes_M: Floats = l2_L[shape.matrices_M] / shape.root_numel_L[shape.matrices_M]
+    sizes_M: Floats = l2_L[..., shape.matrices_M] / shape.root_numel_L[shape.matrices_M]
     return sizes_M
 
 
@@ -117,12 +117,17 @@ def spread(history: History) -> float:
     It takes a microsecond where `module_levels` of a window takes many: a profile over depth cannot be steep where its
     ends are alike. Where a gradient is zero or missing nothing is known, and the ratio is infinite.
     """
+    return float(spreads(history, history.param.newest("grad.l2")))
+
+
+def spreads(history: History, l2_TL: Floats) -> Floats:
+    """Return the same at several steps: shape (T,), or () for gradients of one step, of shape (L,)."""
     shape = depth(history)
-    l2_L = history.param.newest("grad.l2")
-    rms_K = l2_L[shape.chain_K] / shape.root_numel_L[shape.chain_K]
-    level_D = np.maximum.reduceat(rms_K, shape.starts_D)[:-1]
-    low, high = float(level_D.min()), float(level_D.max())
-    return high / low if low > 0 else math.inf  # nan is not above 0
+    rms_TK = l2_TL[..., shape.chain_K] / shape.root_numel_L[shape.chain_K]
+    level_TD = np.maximum.reduceat(rms_TK, shape.starts_D, axis=-1)[..., :-1]
+    low_T, high_T = level_TD.min(axis=-1).astype(np.float64), level_TD.max(axis=-1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(low_T > 0, high_T / low_T, np.inf)  # nan is not above 0
 
 
 def _measure(layers: tuple[LayerInfo, ...]) -> Depth:

@@ -6,12 +6,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gradwatch.detect import Example
 from gradwatch.detect._edited import edited
 from gradwatch.detect._noted import noted
+from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
+
+ALIKE = "batch-alike"
+"""Event of samples that come again and again, in another order or with noise."""
 
 LBFGS = "LBFGS"
 """The optimizer that wants the same function at every step."""
@@ -57,9 +64,16 @@ class ConstantBatch:
     turns: int = 40
     chosen: int = 256
 
+    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
+        """Say at which steps the batch is neither the one before nor the one before that."""
+        hash_DW = ahead.scalars("batch_hash", 3)
+        is_alike_D = (hash_DW[:, 2:] == hash_DW[:, :2]).any(axis=1)
+        is_noted = any(event.kind == ALIKE for event in ahead.history.events)
+        return np.asarray(~is_alike_D & (not is_noted and self.repeats > 1 and self.turns > 2), np.bool_)
+
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""
-        for event in noted(history, "batch-alike"):
+        for event in noted(history, ALIKE):
             distance = Quantity(name="distance to the nearest, median", value=event.values["distance"], unit="of usual")
             text = f"the samples of the first {event.step + 1} steps are the same, in another order or with noise"
             yield self._finding(history, text, distance, is_chosen=self._is_chosen(history, event.values["samples"]))
@@ -120,7 +134,7 @@ class ConstantBatch:
         yield Example("an epoch of three batches that nobody shuffles", _in_turn(3))
         yield Example("two batches that are all the data", _in_turn(2, samples=75))
         values = {"distance": 0.1, "samples": 32.0}
-        alike = Synthetic(steps=40).note("batch-alike", step=30, text="the same samples", values=values)
+        alike = Synthetic(steps=40).note(ALIKE, step=30, text="the same samples", values=values)
         yield Example("the same samples, with noise", alike.history(), (None,))
         yield Example("a healthy run", Synthetic(steps=40).history())
         repeated = Synthetic(steps=40)

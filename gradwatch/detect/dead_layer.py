@@ -17,6 +17,7 @@ from gradwatch.detect._follow_on import settled
 from gradwatch.detect._noted import noted
 from gradwatch.detect._robust import log10, median
 from gradwatch.detect._scope import scopes
+from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -64,6 +65,14 @@ class DeadLayer:
     every: int = 10
     steps: int = 20
     decades: float = 5.0
+
+    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
+        """Say at which steps the weight matrices have gradients of like sizes."""
+        size_DM = matrix_sizes(ahead.history, ahead.newest("grad.l2"))
+        if not size_DM.shape[1]:
+            return np.ones(len(ahead), np.bool_)
+        largest_D = size_DM.max(axis=1)
+        return np.asarray((size_DM.min(axis=1) > largest_D * 10**-self.decades) | (largest_D == 0), np.bool_)
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module that has stopped learning."""

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._silence import HAVE_A_DEAD_SIDE, silent_units
+from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -58,6 +60,10 @@ class DeadRelu:
     fraction: float = 0.85
     jump: float = 0.6
     samples: int = 2
+
+    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
+        """Say that nothing is found where hardly a unit is dead."""
+        return np.full(len(ahead), not (ahead.samples("act.dead_frac") >= min(self.jump, self.fraction)).any())
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each ReLU module with dead units."""

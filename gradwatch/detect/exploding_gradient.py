@@ -9,16 +9,19 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
-from gradwatch.detect._depth import depth, module_levels, spread
+from gradwatch.detect._depth import depth, module_levels, spread, spreads
 from gradwatch.detect._follow_on import is_explained
 from gradwatch.detect._robust import block_medians, climb, log10, median
 from gradwatch.detect._schedule import SPAN, last_jump
 from gradwatch.detect._scope import first_scope, scopes
+from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
+from gradwatch.history.table import WINDOW, Floats
 from gradwatch.records import Finding, Quantity, Severity
 
 BLOCK = 8
@@ -80,6 +83,33 @@ class ExplodingGradient:
     decades: float = 4.0
     gain: float = 2.5
     modules: int = 5
+
+    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
+        """Say at which steps norms are neither steep over depth nor above what they were."""
+        norm_D, l2_DL = ahead.scalar("grad_norm.before_clip"), ahead.newest("grad.l2")
+        newest_D = np.sort(ahead.scalars("grad_norm.before_clip", BLOCK), axis=1)[:, BLOCK // 2 - 1]
+        lowest = np.fmin.reduce(ahead.history.run.ahead("grad_norm.before_clip", before=WINDOW), axis=None)
+        is_early_D = ahead.counts_D < 5 * BLOCK
+        looks_D = is_early_D | (ahead.steps_D % (2 * self.every) == 0)
+        may_D = (norm_D >= OVERFLOW) | (~is_early_D & (newest_D > self.factor * lowest))
+        return np.asarray(
+            ~(may_D | (looks_D & (self._may_be_steep(ahead.history, l2_DL) | self._may_gain(ahead.history, l2_DL)))),
+            np.bool_,
+        )
+
+    def _may_be_steep(self, history: History, l2_DL: Floats) -> NDArray[np.bool_]:
+        """Say at which steps the ends of the profile over depth are far apart."""
+        if len(depth(history).starts_D) < self.modules:
+            return np.zeros(len(l2_DL), np.bool_)
+        return ~(spreads(history, l2_DL) < 10 ** (self.decades / 2))
+
+    def _may_gain(self, history: History, l2_DL: Floats) -> NDArray[np.bool_]:
+        """Say at which steps a weight's gradient is far larger than that of the output's bias."""
+        shape = depth(history)
+        if shape.output_bias is None or len(shape.matrices_M) < 2:
+            return np.zeros(len(l2_DL), np.bool_)
+        largest_D = np.fmax.reduce(l2_DL[:, shape.matrices_M], axis=1)
+        return np.asarray(l2_DL[:, shape.output_bias] * 10**self.gain < largest_D)
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run, or for the modules that climb while others do not."""

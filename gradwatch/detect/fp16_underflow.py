@@ -15,6 +15,7 @@ from gradwatch.detect import Example
 from gradwatch.detect._depth import depth
 from gradwatch.detect._edited import edited
 from gradwatch.detect._scope import scopes
+from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -63,6 +64,12 @@ class Fp16Underflow:
     units: float = 32.0
     zero_frac: float = 0.1
     rows: int = 3
+
+    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
+        """Say at which steps no largest element is small."""
+        absmax_DL, scale_D = ahead.newest("grad.absmax"), ahead.scalar("loss_scale")
+        unit_D = QUANTUM / np.where(scale_D > 0, scale_D, 1.0)
+        return np.asarray(~(absmax_DL < 64 * self.units * unit_D[:, None]).any(axis=1), np.bool_)
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module whose gradients underflow."""

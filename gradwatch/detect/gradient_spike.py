@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._robust import median
 from gradwatch.detect._scope import scopes
+from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity
@@ -58,6 +60,12 @@ class GradientSpike:
     every: int = 5
     factor: float = 40.0
     above_largest: float = 20.0
+
+    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
+        """Say at which steps no norm since the last look is far above the largest of those before."""
+        norm_DW = ahead.scalars("grad_norm.before_clip", PAST + self.every)
+        past_D = np.fmax.reduce(norm_DW[:, : -self.every], axis=1)
+        return np.asarray(~(np.fmax.reduce(norm_DW[:, -self.every :], axis=1) > self.above_largest * past_D), np.bool_)
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module, or the run, whose gradient was a spike since the last look."""

@@ -18,6 +18,7 @@ from gradwatch.detect._follow_on import settled
 from gradwatch.detect._noted import noted
 from gradwatch.detect._robust import Floats, log10, median
 from gradwatch.detect._scope import first_scope
+from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -84,6 +85,17 @@ class LayerImbalance:
     decades: float = 2.5
     steps: int = 10
     replaced: float = 0.5
+
+    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
+        """Say at which steps neither the gradient nor the update of a weight matrix stands out."""
+        matrices_M = depth(ahead.history).matrices_M
+        if len(matrices_M) < 3:
+            return ahead.steps_D >= EARLY
+        size_DM = np.sort(matrix_sizes(ahead.history, ahead.newest("grad.l2")), axis=1)
+        with np.errstate(invalid="ignore"):
+            stands_out_D = ~(size_DM[:, -2:] < 10**self.decades * size_DM[:, -3:-1]).all(axis=1)  # nan may hide it
+        is_replaced_D = (ahead.newest("update.ratio")[:, matrices_M] >= self.replaced).any(axis=1)
+        return ~stands_out_D & ~is_replaced_D & (ahead.steps_D >= EARLY)
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the layer that dwarfs the others."""

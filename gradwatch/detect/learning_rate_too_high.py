@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
@@ -18,6 +19,7 @@ from gradwatch.detect._follow_on import settled
 from gradwatch.detect._robust import block_medians, log10, median
 from gradwatch.detect._schedule import SPAN as SPAN_OF_JUMP
 from gradwatch.detect._schedule import last_jump
+from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -109,6 +111,28 @@ class LearningRateTooHigh:
     runaway: float = 100.0
     worse: float = 1.5
     lost: float = 3.0
+
+    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
+        """Say at which steps rate, updates and loss are as they should be, and the weights were not measured."""
+        history, matrices_M = ahead.history, depth(ahead.history).matrices_M
+        was_found = any(f.kind == self.kind and f.severity == Severity.WARNING for f in history.findings)
+        if was_found or not len(history.run.steps(1)):
+            return np.zeros(len(ahead), np.bool_)
+        rate_DW = ahead.scalars("lr.0", SPAN_OF_JUMP)
+        may_D = np.fmax.reduce(rate_DW, axis=1) >= self.jump * np.fmin.reduce(rate_DW, axis=1)
+        may_D |= ahead.steps_D < SPAN
+        if len(matrices_M):
+            may_D |= ahead.scalar("loss") > self.above_start * beginning(history, "loss", 1)[0]
+            may_D |= ahead.windows("weight.l2", 1, int(matrices_M[0]))[:, 0] >= 0
+            may_D |= self._replaces(ahead)
+        return np.asarray(~may_D, np.bool_)
+
+    def _replaces(self, ahead: Ahead) -> NDArray[np.bool_]:
+        """Say at which of the next steps an update was larger than what it moved, since the last look."""
+        before = min(self.every, len(ahead.history.run.steps(self.every)))
+        ratio_TL = ahead.history.param.ahead("update.ratio", before=before)
+        age_DT = before + ahead.places_D[:, None] - np.flatnonzero((ratio_TL >= self.ratio).any(axis=1))
+        return np.asarray(((age_DT >= 0) & (age_DT <= self.every)).any(axis=1), np.bool_)
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run, one that was made before too: the loss may be lost by now."""

@@ -16,6 +16,7 @@ from gradwatch.detect._beginning import beginning
 from gradwatch.detect._depth import depth
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._robust import Floats, median
+from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity
@@ -79,6 +80,12 @@ class LearningRateTooLow:
     samples: int = 3
     left: float = 0.1
     horizon: int = 10_000
+
+    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
+        """Say at which steps no update is small, or none was measured."""
+        shape = depth(ahead.history)
+        ratio_DM = ahead.newest("update.ratio")[:, shape.matrices_M if len(shape.matrices_M) else shape.tables_E]
+        return np.asarray(~(ratio_DM < self.ratio).any(axis=1), np.bool_)
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""

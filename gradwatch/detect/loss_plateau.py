@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
@@ -16,6 +17,7 @@ from gradwatch.detect._follow_on import settled
 from gradwatch.detect._noted import noted
 from gradwatch.detect._robust import median, slope, trend
 from gradwatch.detect._sequential import aligned_blocks, stall
+from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -93,6 +95,18 @@ class LossPlateau:
     error: float = 0.001
     fall: float = 0.03
     trend: float = -1.5
+
+    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
+        """Say which steps come too early, and at which the loss has fallen."""
+        history, patience = ahead.history, max(self.patience, (ahead.history.info.total_steps or 0) // 20)
+        if any(event.kind == BROADCAST for event in history.events):
+            return np.zeros(len(ahead), np.bool_)
+        if len(beginning(history, "loss", BEGINNING)) < BEGINNING:
+            return ahead.steps_D < patience
+        least = (1 - self.fall) * float(median(beginning(history, "loss", BEGINNING)))
+        loss_DW = ahead.scalars("loss", WINDOW)
+        has_fallen_D = (np.fmin.reduce(loss_DW, axis=1) < least / 2) | ~(median(loss_DW.T) >= least)
+        return np.asarray((ahead.steps_D < patience) | has_fallen_D | (not least > 0), np.bool_)
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""

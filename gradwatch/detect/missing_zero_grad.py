@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect._robust import log10
+from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
-from gradwatch.history.table import Floats, Steps
 from gradwatch.records import Event, Finding, Quantity, Severity
 
 KEPT = "gradients-kept"
@@ -71,10 +71,9 @@ class MissingZeroGrad:
     first: float = 1.25
     noise: float = 0.1
 
-    def rules_out(self, steps_T: Steps, run: Mapping[str, Floats]) -> NDArray[np.bool_]:
+    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
         """Say which steps come after all looks at the first ones."""
-        late_T: NDArray[np.bool_] = steps_T >= STEPS - 1 + self.every
-        return late_T
+        return ahead.steps_D >= STEPS - 1 + self.every
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from gradwatch.detect import Example
 from gradwatch.detect._depth import depth
 from gradwatch.detect._scope import scopes
+from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import WINDOW, History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -58,6 +59,11 @@ class NoGradient:
     kind: ClassVar[str] = "no-gradient"
     every: int = 10
     patience: int = 8
+
+    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
+        """Say at which steps all have a gradient, and which come after the last look."""
+        reached_D = np.count_nonzero(ahead.newest("grad.l2") > 0, axis=1) >= depth(ahead.history).num_trainable
+        return np.asarray(reached_D | (ahead.steps_D >= WINDOW), np.bool_)
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module that no gradient has ever reached."""

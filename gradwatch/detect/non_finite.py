@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect._scope import first_scope
+from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
-from gradwatch.history.table import Floats, Steps
 from gradwatch.records import Finding, Quantity, Severity
 
 NORM = "grad_norm.before_clip"
@@ -60,10 +60,9 @@ class NonFinite:
     kind: ClassVar[str] = "non-finite"
     every: int = 1
 
-    def rules_out(self, steps_T: Steps, run: Mapping[str, Floats]) -> NDArray[np.bool_]:
+    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
         """Say at which steps loss and gradients are finite, where each step is looked at by itself."""
-        finite_T: NDArray[np.bool_] = np.isfinite(run["loss"]) & np.isfinite(run[NORM]) & (self.every == 1)
-        return finite_T
+        return np.isfinite(ahead.scalar("loss")) & np.isfinite(ahead.scalar(NORM)) & (self.every == 1)
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield where NaN or Inf entered, at the step it did; steps after it that are as sick are no news."""

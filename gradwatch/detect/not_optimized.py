@@ -16,9 +16,13 @@ from gradwatch.detect._depth import depth
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._noted import noted
 from gradwatch.detect._scope import scopes
+from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
+
+UNREGISTERED = "parameters-unregistered"
+"""Event of tensors that the model computes with and does not register."""
 
 USUAL = 1e-5
 """Update/weight ratio that some tensor must have: where none has, the learning rate is too low for all."""
@@ -78,6 +82,14 @@ class NotOptimized:
     samples: int = 3
     kept: float = 0.02
 
+    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
+        """Say at which steps no update was measured."""
+        is_noted = any(event.kind == UNREGISTERED for event in ahead.history.events)
+        if is_noted or depth(ahead.history).unowned:
+            return np.zeros(len(ahead), np.bool_)
+        ratio_DL = ahead.newest("update.ratio")
+        return np.asarray(~((ratio_DL > USUAL) | (ratio_DL == 0)).any(axis=1), np.bool_)
+
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module that is not optimized."""
         yield from self._unregistered(history)
@@ -94,7 +106,7 @@ class NotOptimized:
 
     def _unregistered(self, history: History) -> Iterator[Finding]:
         """Yield what the model computes with and does not know."""
-        for event in noted(history, "parameters-unregistered"):
+        for event in noted(history, UNREGISTERED):
             yield Finding(
                 code=self.code,
                 kind=self.kind,
@@ -193,7 +205,7 @@ class NotOptimized:
         yield Example("no parameter is", _left_out(*range(12), moves=False), (None,))
         yield Example("an update is lost in rounding", _stuck(4), ("layers.4.weight",))
         text = "the loss reaches 8 tensors in `convs`, a plain container that parameters() does not see"
-        hidden = Synthetic(steps=20).note("parameters-unregistered", layer="convs", text=text, values={"tensors": 8.0})
+        hidden = Synthetic(steps=20).note(UNREGISTERED, layer="convs", text=text, values={"tensors": 8.0})
         yield Example("layers are kept in a plain list", hidden.history(), ("convs",))
         yield Example("another model is copied over the trained one", _taken_back(kept=0.0), (None,))
         yield Example("so is an average that hardly follows it", _taken_back(kept=1e-4), (None,))

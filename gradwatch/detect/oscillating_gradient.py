@@ -17,6 +17,7 @@ from gradwatch.detect._beginning import beginning
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._noted import noted
 from gradwatch.detect._robust import Floats, log10, median
+from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Event, Finding, Quantity
@@ -77,18 +78,35 @@ class OscillatingGradient:
     one_sided: float = 0.6
     share: float = 0.5
 
+    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
+        """Say at which steps norms and loss swing by little, and the loss is below that of knowing nothing."""
+        log_DW, loss_DW = log10(ahead.scalars(NORM, LENGTH)), np.sort(ahead.scalars("loss", LENGTH), axis=1)
+        swings_D = (np.ptp(log_DW, axis=1) >= self.decades) | (loss_DW[:, HIGH] > 3 * np.abs(loss_DW[:, LOW]))
+        for event in ahead.history.events:
+            if event.kind == CLASSES:
+                swings_D |= self._may_be_one_sided(ahead, event)
+        return np.asarray(~swings_D | (ahead.counts_D < LENGTH) | (ahead.steps_D < LENGTH + BEGINNING), np.bool_)
+
+    def _may_be_one_sided(self, ahead: Ahead, event: Event) -> NDArray[np.bool_]:
+        """Say at which steps the gradient of the output's bias is mostly that of batches of one class."""
+        if not len(ahead.history.run.steps(1)):
+            return np.ones(len(ahead), np.bool_)
+        scale = _knowing_nothing(ahead.history, event) / math.log(event.values["classes"])
+        size_DW = ahead.windows("grad.l2", LENGTH, _place(ahead.history, event))
+        return np.asarray((size_DW >= self.one_sided * scale * (1 - ROUNDING)).mean(axis=1) >= self.share)
+
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""
-        if history.step < LENGTH + BEGINNING:
+        if history.step < LENGTH + BEGINNING or len(history.run.steps(LENGTH)) < LENGTH:
             return
         for event in noted(history, CLASSES):
             yield from self._one_sided(history, event)
         loss_T = np.sort(history.scalar("loss", LENGTH))
         yield from self._in_turn(history)
-        low, high = float(loss_T[LENGTH // 10]), float(loss_T[-LENGTH // 10])
+        low, high = float(loss_T[LOW]), float(loss_T[HIGH])
         if not high > 3 * abs(low):  # also where one is nan
             return
-        log_T = log10(history.scalar("grad_norm.before_clip", LENGTH))
+        log_T = log10(history.scalar(NORM, LENGTH))
         spread, correlation, crossings = _swing(log_T)
         is_swinging = spread >= self.decades and abs(correlation) >= self.correlation and crossings >= self.crossings
         if not is_swinging or not self._comes_back(history) or _is_growing(history, high) or _takes_turns(history):
@@ -112,8 +130,7 @@ class OscillatingGradient:
     def _one_sided(self, history: History, event: Event) -> Iterator[Finding]:
         """Yield a finding where the batches hold one class each, and seldom the one that was predicted."""
         of, loss_T = event.values, history.scalar("loss", LENGTH)
-        nats = math.log(of["classes"])
-        knowing_nothing = nats * of["nat"] if "nat" in of else float(beginning(history, "loss", 1)[0])
+        nats, knowing_nothing = math.log(of["classes"]), _knowing_nothing(history, event)
         if of["samples"] < SAMPLES or of["classes"] < CLASSES_AT_LEAST or not loss_T.max() > knowing_nothing > 0:
             return
         scale = knowing_nothing / nats
@@ -139,7 +156,7 @@ class OscillatingGradient:
 
     def _in_turn(self, history: History) -> Iterator[Finding]:
         """Yield a finding where the batches of one source in turn drown those of another."""
-        log_T = log10(history.scalar("grad_norm.before_clip", LENGTH))
+        log_T = log10(history.scalar(NORM, LENGTH))
         if np.isnan(log_T).any() or np.ptp(log_T) < self.decades or "+" in history.info.optimizer:
             return
         loss_T = history.scalar("loss", LENGTH)
@@ -225,6 +242,14 @@ SAMPLES = 16
 LENGTH = 48
 """Steps of the window: four waves of a dozen steps, and few enough for an early word."""
 
+LOW, HIGH = LENGTH // 10, -LENGTH // 10
+"""Places of the 10 % and the 90 % quantile of a window that is sorted."""
+
+NORM = "grad_norm.before_clip"
+
+ROUNDING = 1e-6
+"""Relative error of what is computed in float32, with room to spare."""
+
 PERIODS = (2, 3, 4)
 """Steps after which the same source has its turn again."""
 
@@ -239,6 +264,12 @@ GROWTH = 1.25
 
 BEGINNING = 8
 """Steps that say where the loss began."""
+
+
+def _knowing_nothing(history: History, event: Event) -> float:
+    """Return the loss of a model that has learned nothing; that of the first step, where its unit is not known."""
+    of = event.values
+    return math.log(of["classes"]) * of["nat"] if "nat" in of else float(beginning(history, "loss", 1)[0])
 
 
 def _place(history: History, event: Event) -> int:
@@ -269,7 +300,7 @@ def _is_growing(history: History, high: float) -> bool:
     loss_T = np.sort(history.scalar("loss", 2 * LENGTH)[:-LENGTH])
     if len(loss_T) < LENGTH:
         return False
-    low_before, high_before = float(loss_T[LENGTH // 10]), float(loss_T[-LENGTH // 10])
+    low_before, high_before = float(loss_T[LOW]), float(loss_T[HIGH])
     return high_before > 3 * abs(low_before) and high > GROWTH * high_before
 
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from gradwatch.detect import Example
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._robust import Floats, median
+from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
-from gradwatch.history.table import Steps
 from gradwatch.records import Finding, Quantity
 
 
@@ -63,9 +63,9 @@ class Overfitting:
     steady: float = 0.15
     fall: float = 0.8
 
-    def rules_out(self, steps_T: Steps, run: Mapping[str, Floats]) -> NDArray[np.bool_]:
+    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
         """Say at which steps nothing was validated, where each step is looked at by itself."""
-        return np.isnan(run["val_loss"]) & (self.every == 1)
+        return np.isnan(ahead.scalar("val_loss")) & (self.every == 1)
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""

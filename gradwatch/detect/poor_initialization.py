@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect._depth import depth
@@ -17,6 +18,7 @@ from gradwatch.detect._edited import edited
 from gradwatch.detect._noted import noted
 from gradwatch.detect._robust import median
 from gradwatch.detect._scope import scopes
+from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, LayerInfo, Quantity, Severity
@@ -92,6 +94,10 @@ class PoorInitialization:
     faint: float = 0.1
     lost: float = 2.5
     layers: int = 2
+
+    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
+        """Say which steps come after the first ones."""
+        return ahead.steps_D >= self.every
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module whose weights were drawn too large."""

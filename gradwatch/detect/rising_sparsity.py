@@ -17,6 +17,7 @@ from gradwatch.detect._depth import depth
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._scope import scopes
 from gradwatch.detect._silence import HAVE_A_DEAD_SIDE, most_silent, silent_units
+from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -80,6 +81,13 @@ class RisingSparsity:
     blocks: int = 6
     creeping: int = 5
     most: float = 0.75
+
+    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
+        """Say at which steps neither a gradient nor a ReLU is sparse."""
+        newest_DL, dead_KA = ahead.newest("grad.zero_frac"), ahead.samples("act.dead_frac")
+        is_sparse_DL = (newest_DL >= self.level) & (newest_DL < 1) & depth(ahead.history).units_L
+        is_sparse_D = is_sparse_DL.any(axis=1) | (dead_KA >= self.level).any()
+        return ~is_sparse_D | (ahead.steps_D < self.blocks * BLOCK)
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module whose gradient gets sparser."""

@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._robust import median
+from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -67,6 +69,11 @@ class SaturatedActivation:
     early: float = 0.3
     late: float = 0.9
     samples: int = 2
+
+    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
+        """Say that nothing is found where hardly an output is in the tails."""
+        largest = float(np.fmax.reduce(ahead.samples("act.saturated_frac"), axis=None, initial=-np.inf))
+        return ~(largest >= np.where(ahead.steps_D < BEGINNING, min(self.early, self.late), self.late))
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each saturated module."""

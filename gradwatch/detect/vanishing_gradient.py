@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
-from gradwatch.detect._depth import depth, module_levels, spread
+from gradwatch.detect._depth import depth, module_levels, spread, spreads
 from gradwatch.detect._noted import noted
 from gradwatch.detect._robust import climb, median
 from gradwatch.detect._scope import first_scope
+from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -72,6 +74,13 @@ class VanishingGradient:
     decades: float = 2.5
     at_once: float = 4.0
     modules: int = 5
+
+    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
+        """Say at which steps the ends of the profile over depth are alike."""
+        is_noted = any(event.kind == HIDDEN_SOFTMAX for event in ahead.history.events)
+        if is_noted or len(depth(ahead.history).starts_D) < self.modules:
+            return np.full(len(ahead), not is_noted)
+        return spreads(ahead.history, ahead.newest("grad.l2")) < 10 ** (min(self.decades, self.at_once) / 2)
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield one finding, for the module at the input end of the line."""

@@ -180,7 +180,8 @@ class History:
 
         Args:
             rows: The steps, which must grow.
-            stops: How many of the steps are to be there each time, growing; the last is all.
+            stops: How many of the steps are to be there each time, growing; the last is all. The first is asked for
+                when all are laid, so that they may depend on what is `Ahead`, each next one after the look at the last.
 
         Yields:
             Each of the stops, when so many steps are there, and no later one.

@@ -50,7 +50,7 @@ class Table:
         # twice the window: it slides back only once in WINDOW steps
         self._steps_T = np.empty(2 * WINDOW, np.int64)
         self._values_TSL: Floats = np.empty((2 * WINDOW, *self.shape), self.dtype)
-        self._len = 0
+        self._len = self._laid = 0
         self._old: dict[int, tuple[Steps, Floats]] = {}
         self._thinned_at = 0
 
@@ -70,10 +70,12 @@ class Table:
             self._slide()
         laid = slice(self._len, self._len + len(steps_T))
         self._steps_T[laid], self._values_TSL[laid] = steps_T, values_TSL
+        self._laid = len(steps_T)
 
     def reveal(self, count: int) -> None:
         """Record so many of the steps that were laid."""
         self._len += count
+        self._laid -= count
         self.last_step = int(self._steps_T[self._len - 1])
 
     def _check(self, steps_T: Steps, values_TSL: Floats) -> None:
@@ -128,6 +130,15 @@ class Table:
         """Return a statistic over the newest recorded steps, of shape (at most length, L), oldest first."""
         assert length <= WINDOW, f"a window has at most {WINDOW} steps"
         return self._values_TSL[max(0, self._len - length) : self._len, self._index[statistic]]
+
+    def ahead_steps(self) -> Steps:
+        """Return the steps that are laid and not recorded yet."""
+        return self._steps_T[self._len : self._len + self._laid]
+
+    def ahead(self, statistic: str, *, before: int = 0) -> Floats:
+        """Return a statistic over the newest recorded steps, at most `before` of them, and those that are laid."""
+        assert before <= WINDOW, f"a window has at most {WINDOW} steps"
+        return self._values_TSL[max(0, self._len - before) : self._len + self._laid, self._index[statistic]]
 
     def newest(self, statistic: str) -> Floats:
         """Return a statistic at the newest step, of shape (L,)."""
@@ -218,6 +229,6 @@ class Table:
 
     def _clear(self) -> None:
         self._old.clear()
-        self._len = 0
+        self._len = self._laid = 0
         self.last_step = -1
         self._thinned_at = 0
