@@ -23,6 +23,8 @@ FOLLOWS: dict[str, frozenset[str]] = {
         "vanishing-gradient",
     },
     "saturated-activation": OVERSHOT | {"gradient-spike", "poor-initialization"},
+    # a factor of zero that nothing moves, or all of them at zero, keep the gradient from the other
+    "no-gradient": frozenset({"not-optimized", "poor-initialization"}),
     # sums of gradients grow, and with them all that is made of them
     "learning-rate-too-high": frozenset({"missing-zero-grad", "non-finite"}),
     "exploding-gradient": frozenset({"missing-zero-grad"}),

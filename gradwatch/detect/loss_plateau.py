@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, final
@@ -22,8 +23,14 @@ from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
 
-BROADCAST = "tape-broadcast"
-"""Event of a loss that compares every prediction with every target."""
+MISLAID = ("tape-broadcast", "tape-mixed")
+"""Events of a loss that compares every prediction with every target, or scores of several places with one target."""
+
+CHANCE = "tape-chance"
+"""Event of a loss that is a cross entropy: what it is for a model that knows nothing."""
+
+OPPONENT = "tape-opponent"
+"""Event of another learner between the model and the loss."""
 
 BEGINNING = 16
 """Steps that say where the loss began."""
@@ -53,8 +60,10 @@ class LossPlateau:
     """A loss that has not fallen since the run began.
 
     What it measures: two things. (1) The tape: predictions (n, 1) against targets (n) make n x n differences, and what
-    is learned of them is the mean, whatever the loss does meanwhile. (2) The median loss of the newest 48 steps against
-    that of the first 16, and its trend over the window (up to 256 steps, without the first 32), which counts if four
+    is learned of them is the mean, whatever the loss does meanwhile; and a softmax that goes over other values than the
+    outputs of one place, since `view` was used where axes should be swapped, has classes mixed with time. (2) The
+    median loss of the newest 48 steps against that of the first 16 (or, of a cross entropy of C classes, against log C
+    where that is less), and its trend over the window (up to 256 steps, without the first 32), which counts if four
     more windows like it would bring a fall, and in any case for half of `patience` more. After at least `patience`
     steps, and a twentieth of the planned ones, at a rate that is not rising any more, the loss is neither lower than in
     the beginning nor on its way down, and neither the gradient norm grows nor do the weights, as they do when a plateau
@@ -66,7 +75,8 @@ class LossPlateau:
     Why it matters: nothing is being learned, whatever the gradients look like.
 
     When it is wrong: a loss that is no measure of success (policy gradient; with several optimizers it is taken for the
-    value of a game between them, and reported as info); tasks that are learned in a sudden transition after a long
+    value of a game between them, and reported as info, as where parameters of another learner stand between the model
+    and the loss); tasks that are learned in a sudden transition after a long
     plateau (CTC, arithmetic).
 
     What to do: first look at the other findings: a plateau is what most illnesses end in. Then at the loss itself:
@@ -99,33 +109,35 @@ class LossPlateau:
     def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
         """Say which steps come too early, and at which the loss has fallen."""
         history, patience = ahead.history, max(self.patience, (ahead.history.info.total_steps or 0) // 20)
-        if any(event.kind == BROADCAST for event in history.events):
+        if any(event.kind in MISLAID for event in history.events):
             return np.zeros(len(ahead), np.bool_)
         if len(beginning(history, "loss", BEGINNING)) < BEGINNING:
             return ahead.steps_D < patience
-        least = (1 - self.fall) * float(median(beginning(history, "loss", BEGINNING)))
+        least = (1 - self.fall) * _start(history)[0]
         loss_DW = ahead.scalars("loss", WINDOW)
         has_fallen_D = (np.fmin.reduce(loss_DW, axis=1) < least / 2) | ~(median(loss_DW.T) >= least)
         return np.asarray((ahead.steps_D < patience) | has_fallen_D | (not least > 0), np.bool_)
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""
-        for event in noted(history, BROADCAST):
+        for event in (event for kind in MISLAID for event in noted(history, kind)):
             yield self._finding(history, f"the loss cannot fall as it should: {event.text}", layer=event.layer)
         if history.step < max(self.patience, (history.info.total_steps or 0) // 20):
             return
-        least = (1 - self.fall) * float(median(beginning(history, "loss", BEGINNING)))
+        first, since = _start(history)
+        least = (1 - self.fall) * first
         if least <= 0 or np.fmin.reduce(history.scalar("loss", WINDOW)) < least / 2:
             return
-        newest, first = float(median(history.scalar("loss", WINDOW))), least / (1 - self.fall)
+        newest = float(median(history.scalar("loss", WINDOW)))
         if not least <= newest <= 2 * self._highest(history) or self._is_on_its_way(history):
             return
         if _evidence(history) < 1 / self.error:
             return
+        is_game = "+" in history.info.optimizer or any(noted(history, OPPONENT))
         yield self._finding(
             history,
-            f"the loss is {newest:.4g} after {history.step} steps and was {first:.4g} in the beginning",
-            severity=Severity.INFO if "+" in history.info.optimizer else settled(history, self.kind),
+            f"the loss is {newest:.4g} after {history.step} steps and {first:.4g} {since}",
+            severity=Severity.INFO if is_game else settled(history, self.kind),
         )
 
     def _finding(
@@ -168,7 +180,7 @@ class LossPlateau:
         """Yield histories that fire, that stay quiet, and near misses."""
         yield Example("the loss stays where it was", _flat(), (None,))
         text = "prediction and target of shapes (16, 1) and (16,) make 16 x 16 differences"
-        broadcast = Synthetic(steps=20).note(BROADCAST, layer="layers.11", text=text)
+        broadcast = Synthetic(steps=20).note(MISLAID[0], layer="layers.11", text=text)
         yield Example("targets are broadcast against predictions", broadcast.history(), ("layers.11",))
         drift = Synthetic(steps=240)
         drift.loss_T[:] = 2.3 * (1 - 2e-5 * drift.t_T) * np.exp(0.003 * drift.rng.standard_normal(drift.steps))
@@ -181,12 +193,27 @@ class LossPlateau:
         saddle = _flat_run()
         saddle.weight_l2_TL *= 1 + 0.002 * saddle.t_T[:, None]
         yield Example("the weights grow: a saddle is being left", saddle.history())
+        guessing = _flat_run().note(CHANCE, values={"nat": 1.0, "classes": 6.0})
+        guessing.loss_T[20:] *= 1.8 / 2.3
+        yield Example("a loss that falls to log C and stays there", guessing.history(), (None,))
+        played = _flat_run().note(OPPONENT)
+        yield Example("a critic keeps up: for information", played.history(), (None,))
         floor = Synthetic(steps=240)
         floor.loss_T[60:] = 0.9 * np.exp(0.02 * floor.rng.standard_normal(180))
         yield Example("a floor after a fall, as label smoothing has", floor.history())
         late = _flat_run()
         late.loss_T[120:] *= np.exp(-0.02 * (late.t_T[120:] - 120))
         yield Example("a plateau that ends", late.history())
+
+
+def _start(history: History) -> tuple[float, str]:
+    """Return the loss from which learning begins, and what it is."""
+    first = float(median(beginning(history, "loss", BEGINNING)))
+    for event in noted(history, CHANCE):
+        knowing_nothing = event.values["nat"] * math.log(event.values["classes"])
+        if knowing_nothing < first:
+            return knowing_nothing, "for who knows nothing"
+    return first, "in the beginning"
 
 
 def _evidence(history: History) -> float:

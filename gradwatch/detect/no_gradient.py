@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect._depth import depth
+from gradwatch.detect._follow_on import is_explained
 from gradwatch.detect._scope import scopes
 from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import WINDOW, History
@@ -41,7 +42,8 @@ class NoGradient:
     rate warms up, the wait is five times as long. A module that is built like those that come and go is taken for
     an expert that nothing was sent to (info). A bias with a gradient of zero whose weight has one is reached by a loss
     that does not change when its outputs shift, as a hinge or a distance between two outputs does not (info). Zeros
-    behind a ReLU that never fires are reported as dead-relu, at the ReLU.
+    behind a ReLU that never fires are reported as dead-relu, at the ReLU; those beside weights of zero that nothing
+    moves, as of a factor of LoRA that no optimizer holds, follow from these (info).
 
     What to do: look for `detach()`, `.data`, `.item()`, `.numpy()` or `torch.no_grad()` between the layer and the loss,
     for a module whose output is not used, and for a softmax over a single unit or another constant before the loss.
@@ -99,6 +101,7 @@ class NoGradient:
         for layer, group in scopes(history, ill_L, kind=self.kind):
             is_routed = routed.issuperset(history.info.layers[i].shape for i in group)
             is_harmless = is_routed or (value != "None" and all(_is_cancelled(history, i) for i in group))
+            is_harmless |= value != "None" and is_explained(history, self.kind)
             severity = Severity.INFO if is_harmless else Severity.CRITICAL if layer is None else Severity.WARNING
             yield Finding(
                 code=self.code,

@@ -23,7 +23,7 @@ from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, LayerInfo, Quantity, Severity
 
-CLASSES = "tape-classes"
+CHANCE = "tape-chance"
 """Event of a loss that is the cross entropy of some classes."""
 
 RECURRENT = ("GRU", "LSTM", "RNN")
@@ -152,10 +152,8 @@ class PoorInitialization:
 
     def _surprise(self, history: History) -> float:
         """Return the loss of step 0 in units of that of knowing nothing, nan where it has no unit."""
-        for event in noted(history, CLASSES):
-            return float(history.scalar("loss")[0]) / (
-                event.values.get("nat", math.nan) * math.log(event.values["classes"])
-            )
+        for event in noted(history, CHANCE):
+            return float(history.scalar("loss")[0]) / (event.values["nat"] * math.log(event.values["classes"]))
         return math.nan
 
     def _surprised(self, history: History) -> Iterator[Finding]:
@@ -163,7 +161,7 @@ class PoorInitialization:
         units = self._surprise(history)
         if not self.surprise <= units < math.inf or any(f.kind == self.kind for f in history.findings):
             return
-        (event, *_) = noted(history, CLASSES)
+        (event, *_) = noted(history, CHANCE)
         loss, nats = float(history.scalar("loss")[0]), units * math.log(event.values["classes"])
         yield Finding(
             code=self.code,
@@ -312,7 +310,7 @@ def _faint(*, gain: float, lost: float) -> tuple[History, tuple[str, ...]]:
 def _guessed(*, loss: float) -> History:
     """Return a run over ten classes that begins at a loss."""
     made = Synthetic(steps=20)
-    made.note("tape-classes", layer=made.names(11)[0], values={"samples": 32.0, "classes": 10.0, "nat": 1.0})
+    made.note(CHANCE, values={"classes": 10.0, "nat": 1.0})
     made.loss_T[0] = loss
     return made.history()
 

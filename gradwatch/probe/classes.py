@@ -1,12 +1,13 @@
-"""Find on the tape of a loss the bias whose gradient says how far the classes of a batch are from those predicted."""
+"""Find on the tape of a loss what it is for who knows nothing, and the bias whose gradient says how the classes are."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from gradwatch.probe.graph import Graph, Node, is_leaf, operation, shape
+from gradwatch.probe.graph import LAYOUT, Graph, Node, is_leaf, operation, shape
 from gradwatch.probe.loss_rules import LINEAR
 from gradwatch.records import LayerInfo
 
@@ -41,6 +42,29 @@ def facts(graph: Graph, index: Mapping[Tensor, int], layers: Sequence[LayerInfo]
         if graph.nodes[0] is nodes[0]:
             values["nat"] = float(samples if getattr(nodes[0], "_saved_reduction", None) == SUM else 1)
         yield "tape-classes", layers[index[bias]].name, text, values
+
+
+def chance(graph: Graph) -> Iterator[Fact]:
+    """Yield the loss of a model that knows nothing: log C of each sample, where the loss is one cross entropy.
+
+    Args:
+        graph: Tape of a loss.
+    """
+    root = next((node for node in graph.nodes if operation(node) not in LAYOUT), graph.nodes[0])
+    if operation(root) in ("NllLoss", "NllLoss2D"):
+        made_by = graph.through(graph.first(root))
+        if made_by is None or operation(made_by) != "LogSoftmax" or len(shape(made_by)) < 2:
+            return
+        sizes, dim = shape(made_by), made_by._saved_dim
+        classes = sizes[dim if dim < len(sizes) else dim - (1 << 64)]
+    elif operation(root) == "BinaryCrossEntropyWithLogits" and (before := graph.first(root)) is not None:
+        sizes, classes = (*shape(before), 2), 2
+    else:
+        return
+    nat = math.prod(sizes) / classes if getattr(root, "_saved_reduction", None) == SUM else 1.0
+    if classes > 1:
+        text = f"a cross entropy of {classes} classes"
+        yield "tape-chance", None, text, {"nat": nat, "classes": float(classes)}
 
 
 def _bias(graph: Graph, node: Node | None) -> Tensor | None:

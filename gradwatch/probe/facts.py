@@ -51,7 +51,7 @@ class Facts:
         hooked: bool = True,
     ) -> None:
         said = self._said = {(event.kind, event.layer) for event in known}
-        self._tape = Tape(models, params, layers, said=said)
+        self._tape = Tape(models, params, layers, optimizers=optimizers, said=said)
         self._modes = Modes(models, optimizers, said=said, across_steps=across_steps, hooked=hooked)
         self._functional = Functional(models, list(models.values()) if isinstance(models, Mapping) else [models])
         self._step = 0

@@ -8,8 +8,10 @@ from itertools import groupby
 from typing import Any, final
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from gradwatch.probe import classes, embeddings, heads, hidden, offsets, siblings
+from gradwatch.probe import classes, embeddings, heads, hidden, offsets, opponents, siblings
+from gradwatch.probe.axes import mixed
 from gradwatch.probe.formulas import suspects
 from gradwatch.probe.graph import Graph, Node, operation, shape
 from gradwatch.probe.layout import Models, named_modules
@@ -70,16 +72,24 @@ class Tape:
         models: A model, or several by name.
         params: Its parameters, in the order of `layers`.
         layers: What they are.
+        optimizers: The optimizers that are watched.
         said: Kind and layer of what was said before.
     """
 
     def __init__(
-        self, models: Models, params: Sequence[Tensor], layers: Sequence[LayerInfo], *, said: Iterable[Said] = ()
+        self,
+        models: Models,
+        params: Sequence[Tensor],
+        layers: Sequence[LayerInfo],
+        *,
+        optimizers: Sequence[Optimizer] = (),
+        said: Iterable[Said] = (),
     ) -> None:
         self._layers = layers
         self._index = {param: i for i, param in enumerate(params)}
         self._last_activation = _last_activations(models)
         self._strays = Strays(models)
+        self._held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
         self._autopsies = 0
         self._said = set(said)
 
@@ -98,7 +108,8 @@ class Tape:
         graph = Graph(loss)
         facts = [*self._of_loss(graph), *embeddings.facts(graph, self._index, self._layers)]
         facts += [*heads.facts(graph, self._index, self._layers), *self._strays.facts(graph, self._index, step=step)]
-        facts += classes.facts(graph, self._index, self._layers)
+        facts += [*classes.facts(graph, self._index, self._layers), *classes.chance(graph)]
+        facts += opponents.facts(graph, self._index, self._held)
         facts += hidden.facts(graph, self._index, self._layers)
         facts += siblings.facts(graph, self._index, self._layers)
         facts += offsets.matrices(graph, self._index, self._layers)
@@ -119,6 +130,7 @@ class Tape:
         found = [rule(graph, node) for name, rule in RULES.items() for node in graph.of(name)]
         found += [divergence(graph, node) for node in graph.side(REDUCTIONS)]
         found += [_broadcast(graph, node) for node in graph.side(LOSS_SIDE)]
+        found += mixed(graph)
         count: Counter[str] = Counter()
         for fact in found:
             if fact is not None and count[fact.kind] < MOST_PLACES:

@@ -1,10 +1,14 @@
 """The output's bias is found where its gradient tells the classes of a batch, and nowhere else."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from gradwatch.probe.classes import chance
+from gradwatch.probe.graph import Graph
 from gradwatch.probe.layout import describe
 from gradwatch.probe.tape import Tape
 
@@ -57,3 +61,37 @@ def test_scores_without_a_bias_tell_nothing():
     model = network(bias=False)
 
     assert classes(model, F.cross_entropy(model(X), Y)) == []
+
+
+UNITS = {
+    "of samples": (lambda z: F.cross_entropy(z, Y), 1.0, 5.0),
+    "summed": (lambda z: F.cross_entropy(z, Y, reduction="sum"), 16.0, 5.0),
+    "of places": (lambda z: F.cross_entropy(z.view(4, 4, 5).transpose(1, 2), Y.view(4, 4)), 1.0, 5.0),
+    "of pixels, summed": (
+        lambda z: F.cross_entropy(z.view(2, 2, 4, 5).permute(0, 3, 1, 2), Y.view(2, 2, 4), reduction="sum"),
+        16.0,
+        5.0,
+    ),
+    "of yes and no": (lambda z: F.binary_cross_entropy_with_logits(z, torch.ones(16, 5)), 1.0, 2.0),
+    "of yes and no, summed": (
+        lambda z: F.binary_cross_entropy_with_logits(z, torch.ones(16, 5), reduction="sum"),
+        80.0,
+        2.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_the_loss_of_knowing_nothing_is_told_in_its_unit(name):
+    loss, nat, number = UNITS[name]
+    scores = torch.zeros(16, 5, requires_grad=True)
+
+    ((kind, _, _, values),) = chance(Graph(loss(scores)))
+
+    assert (kind, values) == ("tape-chance", {"nat": nat, "classes": number})
+    assert float(loss(scores)) == pytest.approx(nat * math.log(number))
+
+
+def test_a_cross_entropy_beside_another_loss_has_no_unit():
+    scores = torch.zeros(16, 5, requires_grad=True)
+    assert list(chance(Graph(F.cross_entropy(scores, Y) + scores.square().mean()))) == []
