@@ -18,6 +18,7 @@ from gradwatch.detect._follow_on import is_explained
 from gradwatch.detect._robust import block_medians, climb, log10, median
 from gradwatch.detect._schedule import SPAN, last_jump
 from gradwatch.detect._scope import first_scope, scopes
+from gradwatch.detect._words import factor
 from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
@@ -155,7 +156,7 @@ class ExplodingGradient:
                 layer=layer,
                 step=history.step,
                 severity=Severity.INFO if is_told else Severity.CRITICAL,
-                message=f"the gradient norm{whose} has climbed {climb:,.5g} times above its past, and the loss with it",
+                message=f"the gradient norm{whose} has climbed {factor(climb)} times above its past, the loss too",
                 evidence=(
                     Quantity(name="climb of grad_norm.before_clip", value=climb),
                     Quantity(name="grad_norm.before_clip", value=float(history.scalar("grad_norm.before_clip")[-1])),
@@ -215,7 +216,7 @@ class ExplodingGradient:
             layer=layer,
             step=history.step,
             severity=Severity.WARNING,
-            message=f"the backward pass multiplies what the loss sends in by {10**gain:,.5g}, most of all at {layer}",
+            message=f"the backward pass multiplies what the loss sends in by {factor(10**gain)}, most at {layer}",
             evidence=(
                 Quantity(name="gain of the backward pass", value=gain, unit="decades"),
                 Quantity(name="grad.l2 of the output's bias", value=float(inflow)),

@@ -16,6 +16,7 @@ from gradwatch.detect._beginning import beginning
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._robust import median
 from gradwatch.detect._scope import scopes
+from gradwatch.detect._words import factor
 from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
@@ -100,7 +101,7 @@ class GradientSpike:
                 layer=layer,
                 step=history.step,
                 severity=settled(history, self.kind),
-                message=f"the gradient{whose} at step {step} was {spike / usual:,.5g} times the usual",
+                message=f"the gradient{whose} at step {step} was {factor(spike / usual)} times the usual",
                 evidence=(
                     Quantity(name="spike at step", value=float(step)),
                     Quantity(name="grad_norm.before_clip", value=spike),

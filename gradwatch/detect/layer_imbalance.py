@@ -18,6 +18,7 @@ from gradwatch.detect._follow_on import settled
 from gradwatch.detect._noted import noted
 from gradwatch.detect._robust import Floats, log10, median
 from gradwatch.detect._scope import first_scope
+from gradwatch.detect._words import factor
 from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
@@ -125,7 +126,7 @@ class LayerImbalance:
             layer=layer,
             step=history.step,
             severity=Severity.INFO if _has_lower_rate(history, top) else settled(history, self.kind),
-            message=f"the gradient of {layer} is at least {10**lead:,.5g} times that of any other "
+            message=f"the gradient of {layer} is at least {factor(10**lead)} times that of any other "
             + ("layer" if level_M[top] == np.nanmax(level_M) else "layer before the output"),
             evidence=(
                 Quantity(name="smallest lead over the second largest", value=lead, unit="decades"),
@@ -215,8 +216,8 @@ class LayerImbalance:
                 layer=layer,
                 step=history.step,
                 severity=Severity.WARNING,
-                message=f"the gradient of {layer} is at least {10**lead:,.5g} times that of any other head: what they "
-                "share learns for it alone",
+                message=f"the gradient of {layer} is at least {factor(10**lead)} times that of any other head: what "
+                "they share learns for it alone",
                 evidence=(
                     Quantity(name="smallest lead over the second largest head", value=lead, unit="decades"),
                     Quantity(name="gradient element", value=float(10 ** log_TH[-1, top])),

@@ -19,6 +19,7 @@ from gradwatch.detect._follow_on import settled
 from gradwatch.detect._robust import block_medians, log10, median
 from gradwatch.detect._schedule import SPAN as SPAN_OF_JUMP
 from gradwatch.detect._schedule import last_jump
+from gradwatch.detect._words import factor
 from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
@@ -203,7 +204,7 @@ class LearningRateTooHigh:
         rate = float(history.run.newest("lr.0")[0])
         yield self._finding(
             history,
-            f"one update at a learning rate of {rate:g} is {ratio:,.5g} times as large as the weights it moves",
+            f"one update at a learning rate of {rate:g} is {factor(ratio)} times as large as the weights it moves",
             Quantity(name="update.ratio, median", value=ratio),
             Quantity(name="lr.0", value=rate),
         )
@@ -224,7 +225,7 @@ class LearningRateTooHigh:
         times = float(median(loss_T)) / first
         yield self._finding(
             history,
-            f"the loss is {times:,.3g} times that before the first update, at a learning rate of {rate:g}",
+            f"the loss is {factor(times)} times that before the first update, at a learning rate of {rate:g}",
             Quantity(name="loss in units of the first", value=times),
             Quantity(name="update.ratio, median, smallest of 3", value=float(ratio_T.min())),
             Quantity(name="lr.0", value=rate),
@@ -242,7 +243,7 @@ class LearningRateTooHigh:
         rate, times = float(history.run.newest("lr.0")[0]), float(loss_T[-1] / loss_T[0])
         yield self._finding(
             history,
-            f"the loss has climbed {times:,.3g} times since the first update, at a learning rate of {rate:g}",
+            f"the loss has climbed {factor(times)} times since the first update, at a learning rate of {rate:g}",
             Quantity(name="loss in units of the first", value=times),
             Quantity(name="update.ratio of the first update, median", value=ratio),
             Quantity(name="lr.0", value=rate),
@@ -263,7 +264,7 @@ class LearningRateTooHigh:
         rate = float(history.run.newest("lr.0")[0])
         yield self._finding(
             history,
-            f"the weights grew {10**growth:,.4g} times within {SPAN} steps at a learning rate of {rate:g}",
+            f"the weights grew {factor(10**growth)} times within {SPAN} steps at a learning rate of {rate:g}",
             Quantity(name="growth of weight.l2, median", value=growth, unit="decades"),
             Quantity(name="update.ratio, median", value=_update_ratio(history)),
             Quantity(name="lr.0", value=rate),
@@ -289,7 +290,7 @@ class LearningRateTooHigh:
                 continue
             yield self._finding(
                 history,
-                f"the learning rate rose {rate_T[at] / highest:,.5g} times, and the loss with it",
+                f"the learning rate rose {factor(rate_T[at] / highest)} times, and the loss with it",
                 Quantity(name="jump at step", value=float(history.run.steps(SPAN_OF_JUMP)[at])),
                 Quantity(name=f"lr.{group} before", value=highest),
                 Quantity(name=f"lr.{group} after", value=float(rate_T[at])),
@@ -315,7 +316,7 @@ class LearningRateTooHigh:
             return
         yield self._finding(
             history,
-            f"the learning rate has risen {rose:,.3g} times since the loss was lowest, and the loss with it",
+            f"the learning rate has risen {factor(rose)} times since the loss was lowest, and the loss with it",
             Quantity(name="lr.0", value=rate),
             Quantity(name="lr.0 where the loss was lowest", value=rate / rose),
             Quantity(name="lowest loss, median of 6", value=low),

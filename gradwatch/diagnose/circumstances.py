@@ -24,6 +24,9 @@ CENTRED = ("Tanh", "ReLU", "LeakyReLU", "GELU", "SiLU", "ELU")
 FAINT = 0.01
 """Standard deviation of such an output below which the signal is lost; near 1 is what initialisations aim at."""
 
+SHUT = 0.01
+"""Mean and standard deviation below which an activation passes nothing on: a sigmoid at -4.6, for every sample."""
+
 DEEP = 8
 """Modules with a weight matrix from which on a network counts as deep: products over fewer factors stay moderate."""
 
@@ -111,25 +114,30 @@ def numbers(history: History, *, until: int) -> Numbers:
 def signs(history: History, leading: Finding) -> frozenset[str]:
     """Return the circumstances that hold for a finding: the names that causes look at.
 
-    `saturating`, `softmax`, `relu`, `recurrent`: module types that the model has. `deep`, `unnormalised`: its depth,
-    and that no module normalises. `linear`: several weight matrices, and no module between them that is not linear.
-    `unclipped`: no gradient was ever clipped. `fp16`, `scaled`, `unscaled`: precision,
-    and whether a GradScaler scales the loss. `jumped`, `decayed`: the learning rate rose threefold beyond all before in
-    the 100 steps before the finding, or has fallen to a hundredth. `first`, `at-start`, `late`: found at step 0, within
-    the first 20 steps, or after 40. `calm`: the norms of the 16 steps before were within ten times the usual. `faint`:
-    the outputs of a tanh or ReLU hardly vary. `whole`, `zero`, `waves`, `held`: the finding concerns the whole run, the
-    gradient is zero and not None, it comes in waves or by class, an optimizer holds the layer.
-    `broadcast`, `singular`, `constant`, `over-batch`, `heads`, `unregistered`: the tape of the loss says so.
-    `statistics`: what disagrees is the statistics of a normalisation, not a mode. `noisy`: the gradient noise scale is
-    more than ten times the batch. `rising`: the learning rate tripled over the 60 steps before the finding, little by
-    little. `moderate`: the optimizer is SGD, at a rate of 0.1 at most, and the gradient `steep` or the run `at-start`,
-    so that large updates come from large gradients. `spiked`: a single spike of the gradient was found by then, after
-    the start. `steep`: the gradient norm was a thousand times the loss. `zeroed`: most weight matrices are zero at
-    first. `gain`: what was measured is the gain of the backward pass. `last`: the finding concerns the last activation.
-    `bad-batch`, `good-batch`: the inputs whose loss was not finite hold NaN or Inf, or none.
+    `saturating`, `relu`, `recurrent`: module types that the model has. `softmax`: the finding concerns one, or a tensor
+    of a model that has one. `embedding`: it concerns an embedding. `deep`, `unnormalised`: its depth, and that no
+    module normalises. `linear`: several weight matrices, and no module between them that is not linear. `unclipped`: no
+    gradient was ever clipped. `fp16`, `scaled`, `unscaled`: precision, and whether a GradScaler scales the loss.
+    `jumped`, `decayed`: the learning rate rose threefold beyond all before in the 100 steps before the finding, or has
+    fallen to a hundredth. `first`, `at-start`, `late`: found at step 0, within the first 20 steps, or after 40. `calm`:
+    the norms of the 16 steps before were within ten times the usual. `faint`: the outputs of a tanh or ReLU hardly
+    vary. `whole`, `zero`, `waves`, `held`: the finding concerns the whole run, the gradient is zero and not None, it
+    comes in waves or by class, an optimizer holds the layer. `broadcast`, `singular`, `constant`, `over-batch`,
+    `heads`, `unregistered`: the tape of the loss says so. `statistics`: what disagrees is the statistics of a
+    normalisation, not a mode. `noisy`: the gradient noise scale is more than ten times the batch. `rising`: the
+    learning rate tripled over the 60 steps before the finding, little by little. `moderate`: the optimizer is SGD, at a
+    rate of 0.1 at most, and the gradient `steep` or the run `at-start`, so that large updates come from large
+    gradients. `spiked`: a single spike of the gradient was found by then, after the start. `steep`: the gradient norm
+    was a thousand times the loss. `zeroed`: most weight matrices are zero at first. `gain`: what was measured is the
+    gain of the backward pass. `last`: the finding concerns the last activation, which is no softmax. `shut`: it
+    concerns an activation that is next to zero for every sample. `bad-batch`, `good-batch`: the inputs whose loss was
+    not finite hold NaN or Inf, or none.
     """
     info = history.info
     types = {a.module_type for a in info.activations}
+    own = {a.module_type for a in info.activations if a.name == leading.layer}
+    is_softmax = any(module_type.startswith("Softmax") for module_type in own or types)
+    ill = _tensors(history, leading.layer)
     modules = {layer.module_type for layer in info.layers}
     rate_T = history["lr.0"]
     jump = numbers(history, until=leading.step).jumped_at
@@ -139,7 +147,8 @@ def signs(history: History, leading: Finding) -> frozenset[str]:
     clipped_T = history["grad_norm.after_clip"] < 0.999 * history["grad_norm.before_clip"]
     holds = {
         "saturating": bool(types & set(SATURATING)),
-        "softmax": "Softmax" in types,
+        "softmax": is_softmax,
+        "embedding": bool(ill) and all("Embedding" in layer.module_type for layer in ill),
         "relu": "ReLU" in types,
         "recurrent": bool(modules & set(RECURRENT)),
         "deep": len({layer.module for layer in info.layers if len(layer.shape) >= 2}) >= DEEP,
@@ -173,10 +182,11 @@ def signs(history: History, leading: Finding) -> frozenset[str]:
         "steep": is_steep,
         "zeroed": _is_zeroed(history),
         "gain": "gain of the backward pass" in evidence,
-        "last": bool(info.activations) and leading.layer == info.activations[-1].name,
+        "last": bool(info.activations) and leading.layer == info.activations[-1].name and not is_softmax,
+        "shut": all(abs(evidence.get(name, math.inf)) < SHUT for name in ("act.mean", "act.std")),
         "bad-batch": "batch-nonfinite" in kinds,
         "good-batch": "batch-finite" in kinds,
-        "held": any(layer.group is not None for layer in _tensors(history, leading.layer)),
+        "held": any(layer.group is not None for layer in ill),
     }
     return frozenset(name for name, is_so in holds.items() if is_so)
 

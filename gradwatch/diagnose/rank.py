@@ -117,7 +117,7 @@ def _diagnosis(history: History, best: _Candidate) -> Diagnosis:
     leading = best.findings[0]
     facts = numbers(history, until=leading.step)
     followed = {f.kind: f.step for f in reversed(best.findings) if f.kind != leading.kind}
-    parts = [f"At step {leading.step} {leading.message}.", best.cause.because]
+    parts = [f"At step {leading.step}, {leading.message}.", best.cause.because]
     parts += [f"The tape of the loss says: {text}." for text in told(history, leading)]
     if facts.jumped_at is not None and "jumped" in best.cause.signs and best.cause.signs["jumped"] > 1:
         parts.append(f"The learning rate had risen beyond all before it at step {facts.jumped_at}.")
@@ -145,7 +145,7 @@ def _unexplained(findings: tuple[Finding, ...]) -> Diagnosis:
         cause=f"{first.kind}, unexplained",
         certainty=0.0,
         findings=findings,
-        because=f"At step {first.step} {first.message}. No cause in the table leads to it in these circumstances.",
+        because=f"At step {first.step}, {first.message}. No cause in the table leads to it in these circumstances.",
         confirm=f"`gradwatch explain {first.code}` says what the symptom is and what else to look at; compare the "
         f"steps before {first.step} with those after, layer by layer.",
         remedies=(),

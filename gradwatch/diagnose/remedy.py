@@ -66,6 +66,8 @@ def _raise_rate(findings: Sequence[Finding], numbers: Numbers) -> Remedy | None:
 
 
 def _clip(findings: Sequence[Finding], numbers: Numbers) -> Remedy | None:
+    if any(f.kind == "vanishing-gradient" for f in findings):
+        return None  # they are too small
     # what was too large from the start says nothing about what is usual
     norm = _round(CLIP * numbers.usual_norm) if findings[0].step > START else 1.0
     norm = norm if norm > 0 else 1.0  # nan is not
@@ -148,6 +150,9 @@ KNOWN: dict[str, Callable[[Sequence[Finding], Numbers], Remedy | None]] = {
     ),
     "over_classes": _words("take the softmax over the classes: dim=1"),
     "master_weights": _words("keep float32 master weights for {where}, and use autocast for the forward pass"),
+    "small_embeddings": _words(
+        "draw {where} with a standard deviation of 0.02 to 0.1: nn.init.normal_(embedding.weight, std=0.05)"
+    ),
     "zero_grad": _words("call optimizer.zero_grad() once per update"),
     "advance_iterator": _words("make the data iterator once, before the loop, and seed no generator inside it"),
     "fit_range": _words("leave {where} out of the output, or bring the targets into its range"),

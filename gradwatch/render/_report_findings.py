@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import math
 import re
 from collections.abc import Iterator, Sequence
 from html import escape
 
 from gradwatch.detect import detectors
 from gradwatch.history.store import History
-from gradwatch.records import Diagnosis, Finding, Quantity, Remedy, Severity
+from gradwatch.records import Diagnosis, Finding, Remedy, Severity
 from gradwatch.render import _units as units
 from gradwatch.render._diagnosis import patch_yaml
 from gradwatch.render._report_trend import trend
@@ -103,12 +102,9 @@ def _place(finding: Finding) -> str:
 def _evidence(finding: Finding) -> str:
     if not finding.evidence:
         return ""
-    items = "".join(f"<div><dt>{escape(q.name)}</dt><dd>{escape(_measured(q))}</dd></div>" for q in finding.evidence)
+    shown = [(escape(q.name), escape(units.quantity(q))) for q in finding.evidence]
+    items = "".join(f"<div><dt>{name}</dt><dd>{measured}</dd></div>" for name, measured in shown)
     return f'<dl class="evidence" aria-label="Evidence">{items}</dl>'
-
-
-def _measured(evidence: Quantity) -> str:
-    return "NaN" if math.isnan(evidence.value) else units.quantity(evidence)  # what is evidence is not missing
 
 
 def _further(findings: Sequence[Finding]) -> str:

@@ -60,7 +60,9 @@ def duration(seconds: float) -> str:
 
 
 def quantity(evidence: Quantity) -> str:
-    """Return a number of evidence with its unit; fractions as percent."""
+    """Return a number of evidence with its unit; fractions as percent. What is evidence is not missing: nan is NaN."""
+    if math.isnan(evidence.value):
+        return "NaN"
     unit = evidence.unit or _UNITS.get(evidence.name, "")
     if unit == FRACTION:
         return percent(evidence.value)

@@ -146,3 +146,49 @@ def test_layers_without_anything_between_them_are_told_from_those_with_activatio
     history = made.history()
     history.report(plateau)
     assert "no nonlinearity between them" in diagnose(history)[0].confirm, "a rival: functions cannot be seen"
+
+
+def of_an_activation(module_type, *, mean, std, place=1):
+    made = Synthetic(steps=40, activations=3)
+    acts = [replace(act, module_type=module_type) if i == place else act for i, act in enumerate(made.info.activations)]
+    made.info = replace(made.info, activations=tuple(acts))
+    evidence = (Quantity(name="act.mean", value=mean), Quantity(name="act.std", value=std))
+    return made.history(), found("saturated-activation", 10, layer=acts[place].name, evidence=evidence)
+
+
+def test_a_gate_that_is_shut_for_every_sample_is_not_laid_to_the_inputs():
+    history, finding = of_an_activation("Sigmoid", mean=2e-9, std=1e-10)
+
+    assert top(history, finding) == "a branch that is multiplied by zero"
+
+
+def test_a_sigmoid_at_both_ends_is_laid_to_its_inputs():
+    history, finding = of_an_activation("Sigmoid", mean=0.49, std=0.5)
+
+    assert top(history, finding) == "inputs of another scale"
+
+
+def test_a_softmax_that_is_the_only_activation_has_no_range_that_targets_could_miss():
+    history, finding = of_an_activation("Softmax", mean=0.05, std=0.19, place=2)
+
+    assert top(history, finding) == "scores that are not divided by the root of their dimension"
+
+
+def test_an_embedding_is_not_told_to_follow_the_rule_for_layers():
+    made = Synthetic(steps=40)
+    made.info = replace(made.info, layers=tuple(replace(la, module_type="Embedding") for la in made.info.layers))
+    history = made.history()
+    history.report(found("poor-initialization", 0, layer=made.info.layers[0].name))
+
+    (diagnosis,) = diagnose(history)
+
+    assert diagnosis.cause == "embeddings drawn too large"
+    assert "std=0.05" in diagnosis.remedies[0].text
+
+
+def test_who_draws_weights_too_small_is_not_told_to_clip():
+    history = Synthetic(steps=40).history()
+    history.report(found("poor-initialization", 0, layer="layers.0.weight"))
+    history.report(found("vanishing-gradient", 10, layer="layers.0.weight"))
+
+    assert not any("clip" in remedy.text for remedy in diagnose(history)[0].remedies)
