@@ -307,8 +307,9 @@ class LearningRateTooHigh:
             return
         rate_B, loss_B = block_medians(rate_T, AFTER), block_medians(loss_T, AFTER)
         best = int(np.argmin(loss_B[:-2]))
-        rate, low, rose = float(rate_T[-1]), float(loss_B[best]), float(rate_B[-1] / rate_B[best])
-        if not loss_B[-2:].min() >= self.worse * low > 0 or not rose >= self.jump or self._had(history, 0, rate):
+        rate, low, usual = float(rate_T[-1]), float(loss_B[best]), float(rate_B[best])
+        has_risen = rate_B[-1] >= self.jump * usual > 0
+        if not loss_B[-2:].min() >= self.worse * low > 0 or not has_risen or self._had(history, 0, rate):
             return
         ratio_TM = history.param.window("update.ratio", SPAN_OF_JUMP)[:, depth(history).matrices_M]
         ratio = float(np.fmax.reduce(median(ratio_TM.T)))
@@ -316,9 +317,9 @@ class LearningRateTooHigh:
             return
         yield self._finding(
             history,
-            f"the learning rate has risen {factor(rose)} times since the loss was lowest, and the loss with it",
+            f"the learning rate has risen {factor(rate / usual)} times since the loss was lowest, and the loss with it",
             Quantity(name="lr.0", value=rate),
-            Quantity(name="lr.0 where the loss was lowest", value=rate / rose),
+            Quantity(name="lr.0 where the loss was lowest", value=usual),
             Quantity(name="lowest loss, median of 6", value=low),
             Quantity(name="loss, median of 6", value=float(loss_B[-1])),
             Quantity(name="update.ratio, median, largest of 64 steps", value=ratio),
