@@ -70,7 +70,8 @@ static PyObject *keep_or_compare(PyObject *const *args, int compare)
             if (compare)
                 row[i] = row[all.length + i] = (float)NAN;
         } else if (!compare) {
-            memcpy(kept + offsets[i], view->data, view->bytes);
+            if (view->bytes) /* an empty tensor lies nowhere */
+                memcpy(kept + offsets[i], view->data, view->bytes);
         } else {
             double weight, update;
             change_of(kept + offsets[i], view->data, view->numel, view->kind, &weight, &update);

@@ -8,6 +8,7 @@ finite is left out of a chart, so that its axis stays useful, and counted in the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -175,13 +176,15 @@ def layer_points(history: History, seen: set[str]) -> dict[str, float]:
         sampled = statistic == "update.ratio"
         values_L = newest_known(history.param, statistic) if sampled else history.param.newest(statistic)
         for name, value in zip(history.param.layers, values_L.tolist(), strict=True):
-            points[f"{group}/{name}"] = value
+            tag = f"{group}/{name}"
+            if statistic == "grad.zero_frac" and value > 0:
+                seen.add(tag)
+            if statistic != "grad.zero_frac" or tag in seen:
+                points[tag] = value
     for statistic, group in ACT_CHARTS.items():
         for name, value in zip(history.act.layers, newest_known(history.act, statistic).tolist(), strict=True):
             points[f"{group}/{name}"] = value
-    zeros = f"{PARAM_CHARTS['grad.zero_frac']}/"
-    seen |= {tag for tag, value in points.items() if tag.startswith(zeros) and value > 0}
-    return {tag: v for tag, v in _finite(points).items() if not tag.startswith(zeros) or tag in seen}
+    return _finite(points)
 
 
 def _markers(history: History, rows: int) -> dict[str, float]:
@@ -211,7 +214,14 @@ def _flow(history: History, of: Sequence[Layer]) -> dict[str, float]:
 
 def _log_median(norms_M: Floats) -> float:
     usable_M = norms_M[np.isfinite(norms_M) & (norms_M > 0)]
-    return float(np.median(np.log10(usable_M))) if usable_M.size else float("nan")
+    return _quantiles(np.log10(usable_M), 0.5)[0] if usable_M.size else float("nan")
+
+
+def _quantiles(values_M: Floats, *parts: float) -> list[float]:
+    """Return quantiles with linear interpolation, as `np.quantile` does in ten times the time."""
+    places = np.array(parts) * (len(values_M) - 1)
+    quantiles: list[float] = np.interp(places, np.arange(len(values_M)), np.sort(values_M)).tolist()
+    return quantiles
 
 
 def _updates(history: History, of: Sequence[Layer]) -> dict[str, float]:
@@ -219,7 +229,7 @@ def _updates(history: History, of: Sequence[Layer]) -> dict[str, float]:
     usable_M = ratios_M[np.isfinite(ratios_M) & (ratios_M > 0)]
     if not usable_M.size:
         return {}
-    slow, middle, fast = np.quantile(np.log10(usable_M), [0.1, 0.5, 0.9]).tolist()
+    slow, middle, fast = _quantiles(np.log10(usable_M), 0.1, 0.5, 0.9)
     ratios = {"updates/log10_ratio_slowest": slow, "updates/log10_ratio_median": middle}
     band = {"updates/healthy_from": HEALTHY[0], "updates/healthy_to": HEALTHY[1]}
     return ratios | {"updates/log10_ratio_fastest": fast} | band
@@ -247,4 +257,4 @@ def _nonfinite(history: History, rows: int) -> dict[str, float]:
 
 
 def _finite(points: dict[str, float]) -> dict[str, float]:
-    return {tag: value for tag, value in points.items() if np.isfinite(value)}
+    return {tag: value for tag, value in points.items() if math.isfinite(value)}
