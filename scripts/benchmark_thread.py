@@ -1,7 +1,7 @@
 """What the monitor's own thread takes from the training beside it: `python scripts/benchmark_thread.py --only tiny`.
 
 The thread takes rows in a few times a second, for some milliseconds. The steps that ran meanwhile are compared with the
-median of those just before and after, which lie within a tenth of a second: so what else the machine does hits both.
+mean of those just before and after: so what else the machine does hits both.
 Told is how much longer they were, in units of the processor time that the thread took: 0 where it ran beside them for
 nothing, 1 where the training stood still, as it does where Python's lock or a processor is shared.
 """
@@ -68,7 +68,7 @@ def lost(ends_T: np.ndarray, turn: tuple[float, float, float]) -> float | None:
     if first <= NEAR or last + NEAR > len(step_s):
         return None
     during = slice(first - 1, last)
-    usual_s = np.median(np.concatenate([step_s[first - 1 - NEAR : first - 1], step_s[last : last + NEAR]]))
+    usual_s = np.mean(np.concatenate([step_s[first - 1 - NEAR : first - 1], step_s[last : last + NEAR]]))
     return float(np.sum(step_s[during] - usual_s))
 
 
