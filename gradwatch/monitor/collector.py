@@ -10,7 +10,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -24,58 +24,16 @@ from gradwatch.history.store import Floats, Histograms
 from gradwatch.monitor.budget import Budget
 from gradwatch.monitor.dispensable import dispensable, warn_once
 from gradwatch.monitor.late import DeviceClock, Values
+from gradwatch.monitor.left import Leaving, Left, as_histograms, reconciled
 from gradwatch.monitor.measure import number
-from gradwatch.monitor.part import LINEAR, Arrived, Part, parts_of, total_norm
+from gradwatch.monitor.part import Part, parts_of, total_norm
 from gradwatch.monitor.plain import Hook, PlainSteps
 from gradwatch.probe.activations import ActivationProbe
-from gradwatch.probe.histograms import NUM_BINS, bin_edges
+from gradwatch.probe.histograms import NUM_BINS
 from gradwatch.probe.silence import Silence
 from gradwatch.probe.transfer import is_capturing, to_float, to_host
 
 HISTOGRAMS = "the histograms"
-ROUNDING = 1e-5  # relative: total norms of the same gradients differ by less, whichever way they were summed
-
-
-class Left(NamedTuple):
-    """A row as it comes off the device: statistics, histograms, norms of each optimizer, what it says of the run."""
-
-    row_SL: NDArray[np.float32]
-    act_SA: Floats | None
-    counts_2LB: NDArray[np.int64] | None
-    parts: list[Arrived]
-    run: dict[str, float]
-
-    def norms(self, told: float | None) -> tuple[float, float]:
-        """Return the total norm before and after clipping; see `reconciled`."""
-        return reconciled(self.row_SL, self.norm, [part[:2] for part in self.parts], told)
-
-    @property
-    def norm(self) -> float:
-        """Total norm of the gradients as they were read."""
-        return total_norm(self.row_SL)
-
-    def histograms(self, step: int) -> Histograms | None:
-        """Return the histograms, where they were due."""
-        return _as_histograms(step, self.counts_2LB)
-
-
-def reconciled(
-    row_SL: NDArray[np.float32], norm: float, parts: Sequence[tuple[float, float | None]], told: float | None
-) -> tuple[float, float]:
-    """Return the total norm before and after clipping, and scale a row back that was read after it.
-
-    Args:
-        row_SL: The statistics.
-        norm: Their total norm.
-        parts: Norm of the gradients of each optimizer, as they were read and, where they were read twice, as clipped.
-        told: The norm that clipping returned, where the gradients were read after it.
-    """
-    if [clipped for _, clipped in parts if clipped is not None]:
-        return norm, math.hypot(*[read if clipped is None else clipped for read, clipped in parts])
-    if told is not None and math.isfinite(told) and 0 < norm * (1 + ROUNDING) < told:
-        row_SL[LINEAR] *= told / norm
-        return told, norm
-    return norm, norm
 
 
 @final
@@ -265,7 +223,7 @@ class Collector:
 
     def histograms(self, step: int) -> Histograms | None:
         """Return the histograms, where they were due."""
-        return _as_histograms(step, self._counts_2LB)
+        return as_histograms(step, self._counts_2LB)
 
     def state(self) -> dict[str, Any]:
         """Return what further rows depend on: since when units are silent, and which activations are watched."""
@@ -295,30 +253,15 @@ class Collector:
 
     def leaver(self) -> Callable[[Values], Left]:
         """Return what makes the row that is under way, from what was outgoing; `begin` may come in between."""
-        row_SL, step = self.row_SL.copy(), self._step
-        norms = [(part.norm, part.clipped_norm) for part in self._parts]
-        counts_2LB = self._counts_2LB
-        num_modules = len(self._activations.infos) if self._activations else 0
-
-        def leave(values: Values) -> Left:
-            arrived = []
-            run: dict[str, float] = {}
-            for i, part in enumerate(self._parts):
-                mine = {name.partition(".")[2]: v for name, v in values.items() if name.startswith(f"{i}.")}
-                told = part.place(mine, row_SL, counts_2LB)
-                norm, clipped = norms[i]
-                clipped = clipped if told.clipped_norm is None else told.clipped_norm
-                arrived.append(Arrived(norm if "grad" not in mine else told.norm, clipped, told.is_skipped))
-                run |= {n: float(v.reshape(-1)[0]) for n, v in mine.items() if n == "loss_scale" or n.startswith("lr.")}
-            if any("found_inf" in name for name in values):
-                run["skipped"] = float(all(part.is_skipped for part in arrived))
-            act_SA = None
-            if "act" in values:
-                dead = [values.get(f"dead.{a}") for a in range(num_modules)]
-                act_SA = np.concatenate([values["act"], self.silence.add(step, dead)])
-            return Left(row_SL, act_SA, counts_2LB, arrived, run)
-
-        return leave
+        return Leaving(
+            step=self._step,
+            row_SL=self.row_SL.copy(),
+            counts_2LB=self._counts_2LB,
+            parts=self._parts,
+            norms=[(part.norm, part.clipped_norm) for part in self._parts],
+            num_modules=len(self._activations.infos) if self._activations else 0,
+            silence=self.silence,
+        )
 
     def go_plainly(self) -> None:
         """Leave what comes to the plain steps, which are armed."""
@@ -487,13 +430,6 @@ class Collector:
             return None
         dead = [None if units is None else to_host(units) for units in self._activations.dead_units()]
         return np.concatenate([to_host(read), self.silence.add(self._step, dead)])
-
-
-def _as_histograms(step: int, counts_2LB: NDArray[np.int64] | None) -> Histograms | None:
-    if counts_2LB is None:
-        return None
-    grad_LB, weight_LB = counts_2LB
-    return Histograms(step=step, edges_B=bin_edges(), grad_LB=grad_LB, weight_LB=weight_LB)
 
 
 def _hook(method: Callable[..., None], part: Part) -> Hook:

@@ -16,7 +16,7 @@ from gradwatch.probe.batch_hash import joined
 from gradwatch.probe.transfer import Parcel
 
 if TYPE_CHECKING:
-    from gradwatch.monitor.collector import Left
+    from gradwatch.monitor.left import Left
 
 DEPTH = 8
 """Rows under way at most; the next one waits for the oldest. A GPU seldom runs more than a few steps behind."""

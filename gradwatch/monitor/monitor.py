@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -22,13 +21,13 @@ from gradwatch.incident.keeper import Keeper
 from gradwatch.monitor.budget import Budget, Schedule
 from gradwatch.monitor.collector import Collector
 from gradwatch.monitor.dispensable import dispensable, warn_once
-from gradwatch.monitor.late import LateRow, Post, Values
+from gradwatch.monitor.late_way import LateWay
 from gradwatch.monitor.measure import num_samples, number, peak_memory
 from gradwatch.monitor.notes import Notes
 from gradwatch.monitor.rhythm import Rhythm
 from gradwatch.pipeline import Pipeline
 from gradwatch.probe.activations import ActivationProbe
-from gradwatch.probe.batch_hash import checksums, finite_flag, hash_batch, is_finite
+from gradwatch.probe.batch_hash import hash_batch, is_finite
 from gradwatch.probe.facts import Facts
 from gradwatch.probe.micro_batch import MicroBatchProbe
 from gradwatch.probe.samples import Samples
@@ -89,7 +88,6 @@ class Monitor:
         devices = {p.device for p in params}
         is_on_one_gpu = len(devices) == 1 and next(iter(devices)).type == "cuda"
         is_late = is_on_one_gpu and hooked and keeper is None if late is None else late
-        self._post = Post() if is_late else None
         self.warned: set[str] = set()
         self._budget = Budget(schedule)
         self._collector = Collector(
@@ -124,6 +122,7 @@ class Monitor:
         self._is_ahead = False  # of what this knows, plain steps are
         if self._plain is not None:
             pipeline.source = self._plain.gather
+        self._late = self._late_way() if is_late else None
         self._begin(pipeline.next_step)
         self._recorded = self._ended
         self._go_plainly()
@@ -188,8 +187,7 @@ class Monitor:
             return
         self._catch_up()
         collector, run = self._collector, self._run
-        if self._post is not None:
-            self._post.deliver()
+        self._deliver()
         if self._is_hooked:
             if not self._find_out(loss, val_loss, grad_norm, is_complete=bool(statistics)):
                 return
@@ -199,8 +197,8 @@ class Monitor:
         if not self._is_hooked:
             collector.conclude(updated=not run["skipped"])
         run["peak_memory_bytes"] = self._peak_memory()
-        if self._post is not None:
-            self._send(self._post, loss, batch, grad_norm, began)
+        if self._late is not None:
+            self._send(self._late, loss, batch, grad_norm, began)
             return
         if batch is not None and collector.has_optimizers:
             self._describe_batch(batch)
@@ -361,7 +359,7 @@ class Monitor:
         if self._micro:
             run["grad_norm.micro"] = self._micro.norm
         run["skipped"] = float(not is_updated)
-        if self._post is None:
+        if self._late is None:
             run["grad_norm.before_clip"], run["grad_norm.after_clip"] = collector.norms(grad_norm)
         return True
 
@@ -377,7 +375,7 @@ class Monitor:
     @dispensable("the loss")
     def _add_losses(self, loss: Tensor | float | None, val_loss: Tensor | float | None) -> None:
         """Average the losses of the calls since the last row."""
-        if self._post is not None and isinstance(loss, Tensor) and self._is_remote(loss):
+        if self._late is not None and isinstance(loss, Tensor) and self._late.is_remote(loss):
             mean = loss.detach().float().mean()
             self._losses = mean if self._losses is None else self._losses + mean
             value = 0.0  # until it is known
@@ -401,84 +399,45 @@ class Monitor:
         for event in facts.read(loss, step=self._step, is_validated=is_validated, is_spoilt=is_spoilt):
             self.pipeline.note(event)
 
-    def _is_remote(self, tensor: Tensor) -> bool:
-        """Say whether looking at a tensor would have to wait. On the CPU, where tests play a GPU, all of them."""
-        return tensor.device == self._collector.device
+    def _late_way(self) -> LateWay:
+        """Return what sends rows off without waiting for the device."""
+        return LateWay(
+            pipeline=self.pipeline,
+            collector=self._collector,
+            budget=self._budget,
+            notes=self._notes,
+            facts=self._facts,
+            note_facts=self._note_facts,
+            micro=self._micro,
+            warned=self.warned,
+        )
 
     def _deliver(self, *, wait: bool = False) -> None:
         """Take in the rows that the device has computed."""
-        if self._post is not None:
-            self._post.deliver(wait=wait)
+        if self._late is not None:
+            self._late.deliver(wait=wait)
 
     @dispensable("the recording")
     def _send(
-        self, post: Post, loss: Tensor | float | None, batch: Any, grad_norm: Tensor | float | None, began: float
+        self, late: LateWay, loss: Tensor | float | None, batch: Any, grad_norm: Tensor | float | None, began: float
     ) -> None:
-        """Send the row off as it is, with what it takes to make it whole."""
-        collector, run = self._collector, self._run
-        end = collector.clock.begin(collector.device)
-        tensors = self._late_numbers(grad_norm)
-        parts = [] if batch is None or not collector.has_optimizers else checksums(batch)
-        remote = [part for part in parts if isinstance(part, Tensor)]
-        tensors |= {"batch": torch.stack(remote)} if remote else {}
-        flag = None if self._notes.knows_batch else finite_flag(batch, collector.device)
-        tensors |= {"finite": flag} if flag is not None else {}
-        if batch is not None and (samples := num_samples(batch)) is not None:
-            run["samples_per_s"] = 1e3 * samples / run["step_ms"]
-        collector.read_updates()
-        tensors |= collector.outgoing()
-        end()
-        if self._facts:
-            run["grad_norm.before_clip"] = 0.0  # whether the step is spoilt is not known yet
-            self._note_facts(self._facts, loss)
-        told = None if grad_norm is None or isinstance(grad_norm, Tensor) else float(grad_norm)
-        now = time.perf_counter()
-        late = LateRow(
-            step=self._step,
-            run=run,
+        """Send the row off as it is, and make ready for the next."""
+        self._recorded = late.send(
+            self._step,
+            run=self._run,
             calls=self._rhythm.calls,
-            leave=collector.leaver(),
-            told=told,
-            checksums=parts,
-            device_s=collector.clock.take(),
-            host_s=self._fed_s + collector.watch_s + now - began,
-            optional_s=collector.optional_s,
-            wall_s=now - self._recorded,
+            losses=self._losses,
             loss=loss,
+            batch=batch,
+            grad_norm=grad_norm,
+            host_s=self._fed_s,
+            began=began,
+            recorded=self._recorded,
         )
-        post.send(tensors, functools.partial(self._arrive, late))
-        self._recorded, fed = now, time.perf_counter()
+        fed = time.perf_counter()
         self._adapt(self._step)
         self._begin(self._step + 1)
         self._fed_s = self._ended - fed
-
-    def _late_numbers(self, grad_norm: Tensor | float | None) -> dict[str, Tensor]:
-        """Return the numbers of the step that only the device has."""
-        late = {"loss": self._losses, "told": grad_norm, "micro": self._micro.late if self._micro else None}
-        return {name: value.detach() for name, value in late.items() if isinstance(value, Tensor)}
-
-    @dispensable("the recording")
-    def _arrive(self, late: LateRow, values: Values) -> None:
-        """Make a row whole, and take it in."""
-        row, run = late.complete(values)
-        if math.isnan(run["loss"]) and "loss" in values:
-            self._notes.nan(step=late.step, is_given=True)
-        if not math.isfinite(run["loss"]) and "finite" in values:
-            self._notes.batch(step=late.step, is_clean=bool(values["finite"].all()))
-        if self._facts and not math.isfinite(run["loss"] + (0.0 if self._collector.has_scaler else row.norm)):
-            self._note_spoilt(self._facts, late)
-        busy_s = self.pipeline.busy_s
-        watch_s = max(late.host_s, late.device_s()) + busy_s - self._busy_s
-        self._busy_s = busy_s
-        run["watch_ms"] = 1e3 * watch_s
-        self._budget.charge(watch_s=watch_s, optional_s=late.optional_s, wall_s=late.wall_s)
-        histograms = row.histograms(late.step)
-        self.pipeline.feed(late.step, run=run, param_SL=row.row_SL, act_SL=row.act_SA, histograms=histograms)
-
-    @dispensable("the look at tape and modes")
-    def _note_spoilt(self, facts: Facts, late: LateRow) -> None:
-        for event in facts.read(late.loss, step=late.step, is_validated=False, is_spoilt=True):
-            self.pipeline.note(event)
 
     @dispensable("the batch hash")
     def _describe_batch(self, batch: Any) -> None:

@@ -202,10 +202,10 @@ def test_findings_wait_for_what_is_under_way(slow):
         watcher.step(loss, batch=x)
         assert watcher.next_step == watcher._step
 
-    assert len(watcher._post) == LATENCY + 1, "it looks before each step"
+    assert len(watcher._late) == LATENCY + 1, "it looks before each step"
     watcher.findings()
 
-    assert len(watcher._post) == 0
+    assert len(watcher._late) == 0
     assert watcher.history.step == STEPS - 1
     watcher.close()
 

@@ -1,0 +1,113 @@
+"""A row of statistics as it comes off the device: whole, with the norms of its gradients before and after clipping."""
+
+# L = parameter tensors, S = statistics, A = activation modules, B = bins
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.history.store import Floats, Histograms
+from gradwatch.monitor.late import Values
+from gradwatch.monitor.part import LINEAR, Arrived, Part, total_norm
+from gradwatch.probe.histograms import bin_edges
+from gradwatch.probe.silence import Silence
+
+ROUNDING = 1e-5  # relative: total norms of the same gradients differ by less, whichever way they were summed
+
+
+class Left(NamedTuple):
+    """A row as it comes off the device: statistics, histograms, norms of each optimizer, what it says of the run."""
+
+    row_SL: NDArray[np.float32]
+    act_SA: Floats | None
+    counts_2LB: NDArray[np.int64] | None
+    parts: list[Arrived]
+    run: dict[str, float]
+
+    def norms(self, told: float | None) -> tuple[float, float]:
+        """Return the total norm before and after clipping; see `reconciled`."""
+        return reconciled(self.row_SL, self.norm, [part[:2] for part in self.parts], told)
+
+    @property
+    def norm(self) -> float:
+        """Total norm of the gradients as they were read."""
+        return total_norm(self.row_SL)
+
+    def histograms(self, step: int) -> Histograms | None:
+        """Return the histograms, where they were due."""
+        return as_histograms(step, self.counts_2LB)
+
+
+def reconciled(
+    row_SL: NDArray[np.float32], norm: float, parts: Sequence[tuple[float, float | None]], told: float | None
+) -> tuple[float, float]:
+    """Return the total norm before and after clipping, and scale a row back that was read after it.
+
+    Args:
+        row_SL: The statistics.
+        norm: Their total norm.
+        parts: Norm of the gradients of each optimizer, as they were read and, where they were read twice, as clipped.
+        told: The norm that clipping returned, where the gradients were read after it.
+    """
+    if [clipped for _, clipped in parts if clipped is not None]:
+        return norm, math.hypot(*[read if clipped is None else clipped for read, clipped in parts])
+    if told is not None and math.isfinite(told) and 0 < norm * (1 + ROUNDING) < told:
+        row_SL[LINEAR] *= told / norm
+        return told, norm
+    return norm, norm
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """Makes a row that is under way, from what was outgoing; the next one may begin in between.
+
+    Args:
+        step: Optimizer step.
+        row_SL: What is known of the row.
+        counts_2LB: Where its histograms go, where they are due.
+        parts: Of the collector.
+        norms: Norm of the gradients of each part as they were read, and as clipped.
+        num_modules: How many activation modules are watched.
+        silence: Since when units have been silent.
+    """
+
+    step: int
+    row_SL: NDArray[np.float32]
+    counts_2LB: NDArray[np.int64] | None
+    parts: Sequence[Part]
+    norms: Sequence[tuple[float, float | None]]
+    num_modules: int
+    silence: Silence
+
+    def __call__(self, values: Values) -> Left:
+        """Return the row, whole."""
+        arrived = []
+        run: dict[str, float] = {}
+        for i, (part, (norm, clipped)) in enumerate(zip(self.parts, self.norms, strict=True)):
+            mine = {name.partition(".")[2]: v for name, v in values.items() if name.startswith(f"{i}.")}
+            told = part.place(mine, self.row_SL, self.counts_2LB)
+            clipped = clipped if told.clipped_norm is None else told.clipped_norm
+            arrived.append(Arrived(norm if "grad" not in mine else told.norm, clipped, told.is_skipped))
+            run |= {n: float(v.reshape(-1)[0]) for n, v in mine.items() if n == "loss_scale" or n.startswith("lr.")}
+        if any("found_inf" in name for name in values):
+            run["skipped"] = float(all(part.is_skipped for part in arrived))
+        act_SA = None
+        if "act" in values:
+            dead = [values.get(f"dead.{a}") for a in range(self.num_modules)]
+            act_SA = np.concatenate([values["act"], self.silence.add(self.step, dead)])
+        return Left(self.row_SL, act_SA, self.counts_2LB, arrived, run)
+
+
+def as_histograms(step: int, counts_2LB: NDArray[np.int64] | None) -> Histograms | None:
+    """Return counts as histograms, None where there are none."""
+    if counts_2LB is None:
+        return None
+    grad_LB, weight_LB = counts_2LB
+    return Histograms(step=step, edges_B=bin_edges(), grad_LB=grad_LB, weight_LB=weight_LB)
