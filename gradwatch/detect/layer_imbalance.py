@@ -6,14 +6,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
+from gradwatch.detect._beginning import beginning
 from gradwatch.detect._depth import depth, matrix_sizes
+from gradwatch.detect._edited import edited
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._noted import noted
 from gradwatch.detect._robust import Floats, log10, median
@@ -39,6 +41,18 @@ EARLY = 64
 LOWER = 0.1
 """Rate of a layer's group, in units of the lowest of the others', at which somebody has made up for its gradient."""
 
+NUMBERS = 16
+"""Elements of a parameter that is a few numbers, such as a coefficient of a formula."""
+
+TINY = 30.0
+"""First update, in units of a parameter, from which on it is of another unit than the rate is meant for."""
+
+MOST = 0.9
+"""Part of the norm of all gradients that is nearly all of it: the others make 0.44 together."""
+
+THROWS = 5
+"""Measured updates in a row that must be so."""
+
 FEW = 4
 """Weight matrices up to which the output layer counts as well: with more it leads by nature."""
 
@@ -58,7 +72,9 @@ class LayerImbalance:
     update/weight ratios, where one update replaces `replaced` of a matrix and next to nothing of all others. And, in
     the first
     64 steps, the same among the heads of a model, as the tape tells them: last layers side by side, whose gradients
-    meet in what they share. There the largest decides what is learned, and the others train on what is left.
+    meet in what they share. There the largest decides what is learned, and the others train on what is left. And a
+    parameter of up to 16 numbers, no bias, whose first update was 30 times itself and more: where updates stay as
+    large as it is, and nearly all of the gradient is its own, the rate of the others throws it about its place.
 
     Why it matters: one learning rate cannot serve both. What is right for the others makes this layer bounce, what is
     right for this one leaves the others where they are; clipping by the norm leaves room for this one only.
@@ -77,6 +93,8 @@ class LayerImbalance:
         decades: Lead over the second largest, in powers of ten. 2.5: the largest lead in healthy runs was 1.1
             (`scripts/study_healthy.py`); planted faults start at 3.
         steps: Newest steps of which the smallest lead counts. 10: a batch alone is no imbalance.
+        thrown: Update/weight ratio of a few numbers, in the median of 5 measurements, that throws them about. 0.1: what
+            finds its place takes updates of a fiftieth of itself and less after as many measurements.
         replaced: Update/weight ratio at which a lead over the other matrices counts. 0.5: half of the matrix is gone.
     """
 
@@ -85,21 +103,27 @@ class LayerImbalance:
     every: int = 10
     decades: float = 2.5
     steps: int = 10
+    thrown: float = 0.1
     replaced: float = 0.5
 
     def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
         """Say at which steps neither the gradient nor the update of a weight matrix stands out."""
         matrices_M = depth(ahead.history).matrices_M
         if len(matrices_M) < 3:
-            return ahead.steps_D >= EARLY
+            return (ahead.steps_D >= EARLY) & ~self._may_throw(ahead)
         size_DM = np.sort(matrix_sizes(ahead.history, ahead.newest("grad.l2")), axis=1)
         with np.errstate(invalid="ignore"):
             stands_out_D = ~(size_DM[:, -2:] < 10**self.decades * size_DM[:, -3:-1]).all(axis=1)  # nan may hide it
         is_replaced_D = (ahead.newest("update.ratio")[:, matrices_M] >= self.replaced).any(axis=1)
-        return ~stands_out_D & ~is_replaced_D & (ahead.steps_D >= EARLY)
+        return ~stands_out_D & ~is_replaced_D & (ahead.steps_D >= EARLY) & ~self._may_throw(ahead)
+
+    def _may_throw(self, ahead: Ahead) -> NDArray[np.bool_]:
+        """Say at which steps an update of a few numbers is as large as they are."""
+        return np.asarray((ahead.newest("update.ratio")[:, _few(ahead.history)] >= self.thrown).any(axis=1), np.bool_)
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the layer that dwarfs the others."""
+        yield from self._thrown(history)
         if history.step < EARLY:
             yield from self._heads(history)
         shape = depth(history)
@@ -162,6 +186,35 @@ class LayerImbalance:
                 Quantity(name="update.ratio of the second largest", value=float(second)),
             ),
         )
+
+    def _thrown(self, history: History) -> Iterator[Finding]:
+        """Yield a finding for each parameter of a few numbers that updates throw about zero, and the loss with it."""
+        few = _few(history)
+        if not few or not (history.param.newest("update.ratio")[few] >= self.thrown).any():
+            return
+        ratio_TF, grad_TF = (history.param.window(name)[:, few] for name in ("update.ratio", "grad.l2"))
+        known_T = ~np.isnan(ratio_TF).all(axis=1)
+        first_F = beginning(history, "update.ratio", 1)[0, few]
+        if np.count_nonzero(known_T) < THROWS:
+            return
+        share_TF = grad_TF / history.scalar("grad_norm.before_clip", len(grad_TF))[:, None]
+        ratio_F, share_F = median(ratio_TF[known_T][-THROWS:]), median(share_TF[known_T][-THROWS:])
+        for place in np.flatnonzero((first_F >= TINY) & (ratio_F >= self.thrown) & (share_F >= MOST)):
+            name = history.info.layers[few[place]].name
+            yield Finding(
+                code=self.code,
+                kind=self.kind,
+                layer=name,
+                step=history.step,
+                severity=settled(history, self.kind),
+                message=f"the first update of {name} was {first_F[place]:,.3g} times as large as itself, the newest "
+                f"are {ratio_F[place]:.2g} times, and nearly all of the gradient is its own",
+                evidence=(
+                    Quantity(name="update.ratio, first", value=float(first_F[place])),
+                    Quantity(name="update.ratio, median of the newest", value=float(ratio_F[place])),
+                    Quantity(name="its gradient, by the norm of all", value=float(share_F[place])),
+                ),
+            )
 
     def _leader(self, history: History, l2_TL: Floats, level_M: Floats) -> tuple[int, float]:
         """Return the matrix with the largest gradient and its smallest lead over the second, in decades.
@@ -254,8 +307,28 @@ class LayerImbalance:
         fed.grad_l2_TL[:, -1] = 3 * fed.grad_l2_TL[:, 4]
         yield Example("the output layer has as large a gradient, for what it is fed", fed.history(), fed.names(4))
         yield Example("vanishing gradients have a second largest", Synthetic(steps=40).vanishing(decades=12).history())
+        yield Example("a coefficient that is thrown about by updates of its own size", *_coefficient(thrown=True))
+        yield Example("a coefficient that grows out of its first size", _coefficient(thrown=False)[0])
         known = Synthetic(steps=40).imbalance(4, factor=1e4).own_rate(4, factor=1e-3)
         yield Example("a layer of another unit has a rate of its own: for information", known.history(), known.names(4))
+
+
+def _coefficient(*, thrown: bool) -> tuple[History, tuple[str, ...]]:
+    """Return a run with a number of 1e-5, of which each update of 5e-3 is as large as itself, or a hundredth of it."""
+    made = Synthetic(steps=80)
+    first, *rest = made.info.layers
+    made.info = replace(made.info, layers=(replace(first, name="nu", module="", shape=()), *rest))
+    history = edited(made.history(), "grad.l2", 50.0, layers=(0,))
+    weight_T = np.where(made.t_T > 0, 5e-3 if thrown else 0.5, 1e-5)
+    history = edited(history, "weight.l2", weight_T[:, None], layers=(0,))
+    return edited(history, "update.ratio", 5e-3 / weight_T[:, None], layers=(0,)), ("nu",)
+
+
+def _few(history: History) -> list[int]:
+    """Return the trainable tensors that are a few numbers, and no biases, which may well end near zero."""
+    layers = enumerate(history.info.layers)
+    is_few = ((i, math.prod(la.shape) <= NUMBERS and not la.name.endswith("bias")) for i, la in layers if la.trainable)
+    return [i for i, is_so in is_few if is_so]
 
 
 def _lead(log_TM: Floats, level_M: Floats) -> tuple[int, float]:

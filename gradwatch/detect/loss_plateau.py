@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, final
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect._beginning import beginning
+from gradwatch.detect._beginning import CHANCE, beginning, start
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._noted import noted
 from gradwatch.detect._robust import median, slope, trend
@@ -25,9 +24,6 @@ from gradwatch.records import Finding, Quantity, Severity
 
 MISLAID = ("tape-broadcast", "tape-mixed")
 """Events of a loss that compares every prediction with every target, or scores of several places with one target."""
-
-CHANCE = "tape-chance"
-"""Event of a loss that is a cross entropy: what it is for a model that knows nothing."""
 
 OPPONENT = "tape-opponent"
 """Event of another learner between the model and the loss."""
@@ -113,7 +109,7 @@ class LossPlateau:
             return np.zeros(len(ahead), np.bool_)
         if len(beginning(history, "loss", BEGINNING)) < BEGINNING:
             return ahead.steps_D < patience
-        least = (1 - self.fall) * _start(history)[0]
+        least = (1 - self.fall) * start(history)[0]
         loss_DW = ahead.scalars("loss", WINDOW)
         has_fallen_D = (np.fmin.reduce(loss_DW, axis=1) < least / 2) | ~(median(loss_DW.T) >= least)
         return np.asarray((ahead.steps_D < patience) | has_fallen_D | (not least > 0), np.bool_)
@@ -124,7 +120,7 @@ class LossPlateau:
             yield self._finding(history, f"the loss cannot fall as it should: {event.text}", layer=event.layer)
         if history.step < max(self.patience, (history.info.total_steps or 0) // 20):
             return
-        first, since = _start(history)
+        first, since = start(history)
         least = (1 - self.fall) * first
         if least <= 0 or np.fmin.reduce(history.scalar("loss", WINDOW)) < least / 2:
             return
@@ -204,16 +200,6 @@ class LossPlateau:
         late = _flat_run()
         late.loss_T[120:] *= np.exp(-0.02 * (late.t_T[120:] - 120))
         yield Example("a plateau that ends", late.history())
-
-
-def _start(history: History) -> tuple[float, str]:
-    """Return the loss from which learning begins, and what it is."""
-    first = float(median(beginning(history, "loss", BEGINNING)))
-    for event in noted(history, CHANCE):
-        knowing_nothing = event.values["nat"] * math.log(event.values["classes"])
-        if knowing_nothing < first:
-            return knowing_nothing, "for who knows nothing"
-    return first, "in the beginning"
 
 
 def _evidence(history: History) -> float:

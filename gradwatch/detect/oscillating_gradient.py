@@ -13,8 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect._beginning import beginning
+from gradwatch.detect._beginning import STEPS, beginning, start
+from gradwatch.detect._depth import depth
+from gradwatch.detect._edited import edited
 from gradwatch.detect._follow_on import settled
+from gradwatch.detect._in_turn import stretch, turning
 from gradwatch.detect._noted import noted
 from gradwatch.detect._robust import Floats, log10, median
 from gradwatch.history.ahead import Ahead
@@ -28,7 +31,7 @@ from gradwatch.records import Event, Finding, Quantity
 class OscillatingGradient:
     """Norms that swing up and down while the loss gets nowhere.
 
-    What it measures: three things. (1) Over the newest 48 steps, without their trend, the spread of the log of the
+    What it measures: four things. (1) Over the newest 48 steps, without their trend, the spread of the log of the
     total norm (from its 10 % to its 90 % quantile), how often it crosses its middle, and its correlation from one step
     to the next. Noise of small batches is as wide but uncorrelated; an optimizer that overshoots alternates (towards
     -1), data in a bad order swing in waves (towards 1). At least twice within the window the loss must have
@@ -40,7 +43,10 @@ class OscillatingGradient:
     norms are of two kinds that come in turn, every second to fourth step, with a gap of `decades` between their medians
     and no value of one among the other's, while the same tensors have gradients in both: batches of two sources. Where
     the kind with the small gradients has learned nothing, and has as high a loss as the other, it is not heard. Nor is
-    it, whatever tensors and losses are its own, where the gap is of 2.5 decades.
+    it, whatever tensors and losses are its own, where the gap is of 2.5 decades. (4) Stretches of batches in turn: at
+    least four jumps of the loss in one step from a third of where the run began back up to there, equally far apart; or
+    gradients that turn about after some steps and back after as many, while nothing at all is learned, as the means of
+    their elements show: the cosine of the angle with a fixed direction.
 
     Why it matters: what one update learns the next one undoes.
 
@@ -64,6 +70,8 @@ class OscillatingGradient:
             was learned is lost again.
         one_sided: Gradient of the output's bias, in units of what a batch of one class gives, for (2). 0.6: 16 random
             samples give 0.25 on average.
+        turn: Correlation of the gradients' directions after two turns, minus that after one, for (4). 0.8: four
+            standard deviations of what 48 random batches give.
         share: Share of the newest 48 steps, 0..1, at which the gradient and the loss must be so. 0.5: what was learned
             of a class while it came may lower the loss at the others.
     """
@@ -76,12 +84,15 @@ class OscillatingGradient:
     crossings: int = 6
     return_to: float = 0.75
     one_sided: float = 0.6
+    turn: float = 0.8
     share: float = 0.5
 
     def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
         """Say at which steps norms and loss swing by little, and the loss is below that of knowing nothing."""
         log_DW, loss_DW = log10(ahead.scalars(NORM, LENGTH)), np.sort(ahead.scalars("loss", LENGTH), axis=1)
-        swings_D = (np.ptp(log_DW, axis=1) >= self.decades) | (loss_DW[:, HIGH] > 3 * np.abs(loss_DW[:, LOW]))
+        swings_D = (np.ptp(log_DW, axis=1) >= self.decades) | (loss_DW[:, -1] > 3 * np.abs(loss_DW[:, LOW]))
+        is_known = len(ahead.history.run.steps(1)) > 0 and len(beginning(ahead.history, "loss")) == STEPS
+        swings_D |= (median(loss_DW.T) >= UNLEARNED * start(ahead.history)[0]) if is_known else True
         for event in ahead.history.events:
             if event.kind == CLASSES:
                 swings_D |= self._may_be_one_sided(ahead, event)
@@ -103,6 +114,8 @@ class OscillatingGradient:
             yield from self._one_sided(history, event)
         loss_T = np.sort(history.scalar("loss", LENGTH))
         yield from self._in_turn(history)
+        yield from self._in_stretches(history)
+        yield from self._turning(history)
         low, high = float(loss_T[LOW]), float(loss_T[HIGH])
         if not high > 3 * abs(low):  # also where one is nan
             return
@@ -170,7 +183,7 @@ class OscillatingGradient:
             is_quiet_T = is_one_T if gap < 0 else ~is_one_T
             first = self._first_loss(history, period, phase, is_one=gap < 0)
             quiet, loud = float(median(loss_T[is_quiet_T])), float(median(loss_T[~is_quiet_T]))
-            is_one_task = quiet > loud / 3 and _have_the_same_gradients(history, is_quiet_T)
+            is_one_task = (quiet > loud / 3 or quiet > WORSE * first) and _have_the_same_gradients(history, is_quiet_T)
             if quiet > UNHEARD * first > 0 and (is_one_task or abs(gap) >= DROWNED):
                 yield self._turns(history, period=period, gap=abs(gap), loss=quiet, first=first)
             return
@@ -198,6 +211,52 @@ class OscillatingGradient:
             ),
         )
 
+    def _in_stretches(self, history: History) -> Iterator[Finding]:
+        """Yield a finding where the loss jumps back to where the run began after every so many steps."""
+        first = float(np.fmax.reduce(beginning(history, "loss", BEGINNING)))
+        high = self.return_to * first
+        length = stretch(history.scalar("loss", 2 * LENGTH), high=high, low=high / 3)
+        if length is None or _takes_turns(history):
+            return
+        yield Finding(
+            code=self.code,
+            kind=self.kind,
+            layer=None,
+            step=history.step,
+            severity=settled(history, self.kind),
+            message=f"every {length} steps the loss jumps back to where it began: other batches come, and what was "
+            "learned of the last ones is lost",
+            evidence=(
+                Quantity(name="steps from jump to jump", value=float(length), unit="steps"),
+                Quantity(name="loss of the first steps, at most", value=first),
+                Quantity(name="loss, median of 48 steps", value=float(median(history.scalar("loss", LENGTH)))),
+            ),
+        )
+
+    def _turning(self, history: History) -> Iterator[Finding]:
+        """Yield a finding where gradients turn about after every so many steps, and nothing is learned."""
+        loss = float(median(history.scalar("loss", LENGTH)))
+        least = UNLEARNED * start(history)[0]
+        if not loss >= least > 0 or "+" in history.info.optimizer or _takes_turns(history):
+            return
+        mean_TL, l2_TL = (history.param.window(name, LENGTH) for name in ("grad.mean", "grad.l2"))
+        length, turn = turning(mean_TL, l2_TL, np.square(depth(history).root_numel_L))
+        if turn < self.turn:
+            return
+        yield Finding(
+            code=self.code,
+            kind=self.kind,
+            layer=None,
+            step=history.step,
+            severity=settled(history, self.kind),
+            message=f"the gradients point the other way every {length} steps, and the loss is where it began",
+            evidence=(
+                Quantity(name="correlation of directions after two turns, minus that after one", value=turn),
+                Quantity(name="steps from turn to turn", value=float(length), unit="steps"),
+                Quantity(name="loss, median of 48 steps", value=loss),
+            ),
+        )
+
     def _comes_back(self, history: History) -> bool:
         """Say whether the loss has been far below its start, and back up there, again and again."""
         first = float(np.fmax.reduce(beginning(history, "loss", BEGINNING)))
@@ -221,6 +280,13 @@ class OscillatingGradient:
         tasks = _made_of_two_sources(learned=0.95, apart=1000)
         tasks.grad_l2_TL[1::2, 11] = np.nan
         yield Example("two tasks in turn, one a thousand times as loud, the other unlearned", tasks.history(), (None,))
+        worse = _made_of_two_sources(learned=5.0, apart=40)
+        worse.loss_T[1::2] = 80.0
+        yield Example("one source unteaches the other, which has a smaller loss", worse.history(), (None,))
+        yield Example("two sources of ten batches each in turn", _in_stretches(10), (None,))
+        yield Example("a new task every forty steps", _in_stretches(40))
+        yield Example("what half of the batches teach the others unteach", _turned(back=True), (None,))
+        yield Example("random batches that teach nothing", _turned(back=False))
         yield Example("a healthy run", Synthetic(steps=140).history())
         yield Example("noise of tiny batches", Synthetic(steps=140, noise=1.5).history())
         yield Example("the swings grow, as values in Q-learning do", _bouncing(period=12, level=0.02, growth=0.02))
@@ -249,6 +315,12 @@ NORM = "grad_norm.before_clip"
 
 ROUNDING = 1e-6
 """Relative error of what is computed in float32, with room to spare."""
+
+UNLEARNED = 0.97
+"""Part of the loss in the beginning, or of knowing nothing, above which nothing was learned."""
+
+WORSE = 3.0
+"""Growth of the loss of one kind of batches from which on the other kind unteaches it."""
 
 PERIODS = (2, 3, 4)
 """Steps after which the same source has its turn again."""
@@ -323,6 +395,22 @@ def _sorted(*, gradient: float, loss: float) -> History:
     made.loss_T[:] = 2.3 * np.where(made.t_T > 0, loss, 1.0)
     made.grad_l2_TL[:, 11] = gradient
     return made.history()
+
+
+def _in_stretches(length: int) -> History:
+    """Return a run whose loss falls for some steps and jumps back again."""
+    made = Synthetic(steps=140)
+    made.loss_T[:] = 2.3 * np.exp(-3.0 * (made.t_T % length) / length)
+    return made.history()
+
+
+def _turned(*, back: bool) -> History:
+    """Return a run that learns nothing, of which the gradients' elements have means, in turn or at random."""
+    made = Synthetic(steps=140)
+    made.loss_T[:] = 2.3
+    sign_T = np.where(made.t_T % 2, 1.0, -1.0) if back else made.rng.standard_normal(140)
+    made.grad_l2_TL[:] = 1.0
+    return edited(made.history(), "grad.mean", 0.3 / 64 * sign_T[:, None])
 
 
 def _of_two_sources(*, learned: float) -> History:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
+from gradwatch.detect._beginning import CHANCE
 from gradwatch.detect._depth import depth
 from gradwatch.detect._edited import edited
 from gradwatch.detect._noted import noted
@@ -22,9 +23,6 @@ from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, LayerInfo, Quantity, Severity
-
-CHANCE = "tape-chance"
-"""Event of a loss that is the cross entropy of some classes."""
 
 RECURRENT = ("GRU", "LSTM", "RNN")
 """How the names of recurrent modules begin."""
