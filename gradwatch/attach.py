@@ -110,7 +110,7 @@ def watch(
         schedule=schedule,
         accumulate=accumulate,
         measure_clipped=True,
-        facts=_facts(models, params, info=info, optimizers=optimizers, loss_fn=loss_fn),
+        facts=_facts(models, params, info=info, optimizers=optimizers, loss_fn=loss_fn, activations=activations),
         hooks=[
             *_AutocastHook(functools.partial(_change_precision, history, recorder)).attach(models),
             *watch_leftovers(optimizers, pipeline.note),
@@ -203,10 +203,18 @@ def _facts(
     info: RunInfo,
     optimizers: Sequence[torch.optim.Optimizer],
     loss_fn: Callable[..., Any] | None,
+    activations: ActivationProbe | None,
 ) -> Facts | None:
     """Return a probe of tape and modes, or None and a warning where the model takes no hooks."""
     try:
-        return Facts(models, params=params, layers=info.layers, optimizers=optimizers, loss_fn=loss_fn)
+        return Facts(
+            models,
+            params=params,
+            layers=info.layers,
+            optimizers=optimizers,
+            loss_fn=loss_fn,
+            recurrences=activations.recurrences if activations else None,
+        )
     except Exception as error:  # as above
         text = f"the look at tape and modes is switched off: {type(error).__name__}: {error}"
         warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=3)

@@ -23,6 +23,8 @@ FOLLOWS: dict[str, frozenset[str]] = {
         "vanishing-gradient",
     },
     "saturated-activation": OVERSHOT | {"gradient-spike", "poor-initialization"},
+    # a first loss in the thousands is what a recurrence that explodes computes with any weights
+    "poor-initialization": frozenset({"exploding-gradient"}),
     # a factor of zero that nothing moves, or all of them at zero, keep the gradient from the other
     "no-gradient": frozenset({"not-optimized", "poor-initialization"}),
     # sums of gradients grow, and with them all that is made of them

@@ -11,6 +11,9 @@ from gradwatch.detect._robust import Floats, median
 STRETCHES = 4
 """Jumps in equal distances at which it is no chance any more."""
 
+TIMES = 4
+"""How often gradients must have turned to and fro within a window."""
+
 LONGEST = 24
 """Steps of the longest stretch: longer ones are tasks of their own, as in continual learning."""
 
@@ -60,9 +63,9 @@ def turning(mean_TL: Floats, l2_TL: Floats, numel_L: Floats) -> tuple[int, float
     length = len(cosine_TL)
     if not cosine_TL.shape[1]:
         return 1, 0.0
-    lags = range(1, length // 2)
+    halves = range(1, length // TIMES // 2 + 1)
+    lags = range(1, 2 * halves[-1] + 1)
     agree = [float(median((cosine_TL[k:] * cosine_TL[: length - k]).mean(axis=0))) for k in lags]
-    halves = range(1, len(agree) // 2 + 1)
     best = max(halves, key=lambda k: agree[2 * k - 1] - agree[k - 1])
     same, other = agree[2 * best - 1], agree[best - 1]
     return best, same - other if same > 0 > other else 0.0

@@ -15,6 +15,7 @@ from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
 from gradwatch.detect._depth import depth, module_levels, spread, spreads
 from gradwatch.detect._follow_on import is_explained
+from gradwatch.detect._noted import noted
 from gradwatch.detect._robust import block_medians, climb, log10, median
 from gradwatch.detect._schedule import SPAN, last_jump
 from gradwatch.detect._scope import first_scope, scopes
@@ -35,6 +36,9 @@ where all outputs shift by the same amount, as with a distance between two outpu
 MOST_OF_IT = 0.7
 """Share of the total norm from which one tensor makes up half of its square, so that the overflow is laid to it."""
 
+RECURRENCE = "tape-recurrence"
+"""Event of a gradient that grows on its way back through the uses of one parameter."""
+
 OVERFLOW = 1e18
 """Norm above which its square, as in Adam's second moment, leaves float32 (largest 3.4e38, whose root is 1.8e19)."""
 
@@ -44,13 +48,14 @@ OVERFLOW = 1e18
 class ExplodingGradient:
     """Gradient norms that climb exponentially, or are far too large already.
 
-    What it measures: four things. (1) A climb: the median of the newest 8 total norms against the largest block
+    What it measures: five things. (1) A climb: the median of the newest 8 total norms against the largest block
     median in the first half of the window (up to 256 steps), together with the loss: both have to be above all they
     were there, the norm by `factor` and the loss by `loss_factor`, and the loss above its start. (2) A blow-up over
     depth: in each module the size of a gradient element, and by how many decades a line through them rises towards the
     input, the mirror image of vanishing. (3) The gain of the backward pass: the gradient norm of the median weight
     matrix over that of the output layer's bias, which is what the loss itself sends in, whatever its units. (4) A norm
-    of 1e18 or more, whose square overflows in float32.
+    of 1e18 or more, whose square overflows in float32. (5) Where a forward pass uses one parameter on its own result
+    again and again, as cells in a loop and solvers of equations do, by how much the gradient grows on its way back.
 
     Why it matters: steps grow with the norm (under Adam they stay large and lose direction) until the loss is NaN.
 
@@ -73,6 +78,9 @@ class ExplodingGradient:
             layers have no depth, and to 1.2 in networks that have (`scripts/study_healthy.py`).
         gain: Gain of the backward pass at each of 8 steps, in powers of ten. 2.5: it stayed below 1.8 in healthy runs
             (`scripts/study_healthy.py`); a graph convolution without normalisation by degree has 3.2 over four layers.
+        recurrence: Growth from the last use of a parameter to its first, in powers of ten, beyond what a loss at
+            each of them adds. 3: a loss that counts late steps of a sequence less, as a discount of 0.95 over 100 steps
+            does, comes to 2.2.
         modules: Least number of modules with a weight matrix for the rise over depth. 5: fewer make no line.
     """
 
@@ -83,6 +91,7 @@ class ExplodingGradient:
     loss_factor: float = 2.0
     decades: float = 4.0
     gain: float = 2.5
+    recurrence: float = 3.0
     modules: int = 5
 
     def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
@@ -93,6 +102,8 @@ class ExplodingGradient:
         is_early_D = ahead.counts_D < 5 * BLOCK
         looks_D = is_early_D | (ahead.steps_D % (2 * self.every) == 0)
         may_D = (norm_D >= OVERFLOW) | (~is_early_D & (newest_D > self.factor * lowest))
+        if any(event.kind == RECURRENCE for event in ahead.history.events):
+            return np.zeros(len(ahead), np.bool_)
         return np.asarray(
             ~(may_D | (looks_D & (self._may_be_steep(ahead.history, l2_DL) | self._may_gain(ahead.history, l2_DL)))),
             np.bool_,
@@ -114,6 +125,7 @@ class ExplodingGradient:
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run, or for the modules that climb while others do not."""
+        yield from self._over_time(history)
         norm_T = history.scalar("grad_norm.before_clip")
         if OVERFLOW <= norm_T[-1] < np.inf:
             yield self._overflow(history, float(norm_T[-1]))
@@ -194,6 +206,26 @@ class ExplodingGradient:
             ),
         )
 
+    def _over_time(self, history: History) -> Iterator[Finding]:
+        """Yield a finding for the parameter through whose uses, one after another, the gradient grows."""
+        for event in noted(history, RECURRENCE):
+            growth, uses = event.values["growth"], event.values["uses"]
+            if growth < self.recurrence:
+                continue
+            yield Finding(
+                code=self.code,
+                kind=self.kind,
+                layer=event.layer,
+                step=history.step,
+                severity=Severity.CRITICAL if growth >= 2 * self.recurrence else Severity.WARNING,
+                message=f"the gradient grows by {growth:.1f} decades on its way back through {uses:.0f} uses of "
+                f"{event.layer}, one after another",
+                evidence=(
+                    Quantity(name="growth from the last use to the first", value=growth, unit="decades"),
+                    Quantity(name="growth at each use", value=10 ** (growth / uses), unit="times"),
+                ),
+            )
+
     def _gain(self, history: History) -> Iterator[Finding]:
         shape = depth(history)
         if shape.output_bias is None or len(shape.matrices_M) < 2 or any(f.kind == self.kind for f in history.findings):
@@ -249,6 +281,10 @@ class ExplodingGradient:
         yield Example("gradients grow by eight decades over depth", deep.history(), deep.names(0))
         yield Example("a sum over neighbours multiplies the gradient at each layer", *_amplified(3.2))
         yield Example("the weights' gradients are ten times the output bias's", _amplified(1.0)[0])
+        looped = Synthetic(steps=20).note(RECURRENCE, layer="layers.3.weight", values={"uses": 96, "growth": 4.7})
+        yield Example("a recurrence multiplies by more than one at each step", looped.history(), ("layers.3.weight",))
+        looped = Synthetic(steps=20).note(RECURRENCE, layer="layers.3.weight", values={"uses": 96, "growth": 2.2})
+        yield Example("a loss that counts late steps less", looped.history())
         layer = Synthetic(steps=140).exploding(onset=60, rate=1.2, layers=5)
         yield Example("one layer climbs alone", layer.history(), layer.names(5))
         yield Example("a healthy run", Synthetic(steps=140).history())

@@ -16,6 +16,7 @@ from gradwatch.detect._beginning import beginning
 from gradwatch.detect._depth import depth
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._robust import Floats, median
+from gradwatch.detect._scope import scopes
 from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
@@ -34,6 +35,9 @@ FASTER = 1.1
 """Slope of the second half of them in units of the first's above which the rate rises faster and faster: it may soon be
 anywhere. Of a straight line the slopes are the same."""
 
+SLIP = 1e-4
+"""Rate of a group, in units of the largest, that nobody chooses: fine-tuning has a hundredth, or a 200th in steps."""
+
 BEGINNING = 8
 """Steps that say where the loss began."""
 
@@ -50,6 +54,7 @@ class LearningRateTooLow:
     what it was at the start. If it was larger before, it must have been that low for a third of the run so far: what a
     schedule ends with takes a fiftieth (cosine) to a quarter (milestones) of a run. A model that is nothing but
     embeddings is judged by the rows that a batch looked up: a table moves by the root of their share less than they do.
+    Layers of a group whose rate is a ten thousandth of another's are judged for themselves.
 
     Why it matters: at 1e-5 per step ten thousand steps change a weight by a tenth of itself at most.
 
@@ -88,7 +93,8 @@ class LearningRateTooLow:
         return np.asarray(~(ratio_DM < self.ratio).any(axis=1), np.bool_)
 
     def detect(self, history: History) -> Iterator[Finding]:
-        """Yield a finding for the run."""
+        """Yield a finding for the run, or for a group of the optimizer whose rate is another's by a slip."""
+        yield from self._of_groups(history)
         shape = depth(history)
         matrices_M = shape.matrices_M if len(shape.matrices_M) else shape.tables_E
         newest_M = history.param.newest("update.ratio")[matrices_M]
@@ -127,6 +133,40 @@ class LearningRateTooLow:
             ),
         )
 
+    def _of_groups(self, history: History) -> Iterator[Finding]:
+        """Yield a finding for the layers of each group that has next to nothing of the others' rate."""
+        matrices_M = depth(history).matrices_M
+        is_small_M = history.param.newest("update.ratio")[matrices_M] < self.ratio
+        if history.groups < 2 or not is_small_M.any() or not self._is_left(history):
+            return
+        rate_TG = np.stack([history.scalar(f"lr.{g}", SPAN) for g in range(history.groups)], axis=1)
+        is_slow_G = (
+            (rate_TG[-1] > 0) & (rate_TG[-1] <= SLIP * np.fmax.reduce(rate_TG[-1])) & (rate_TG[-1] <= rate_TG[0])
+        )
+        ratio_TL = history.param.window("update.ratio")
+        ratio_TL = ratio_TL[~np.isnan(ratio_TL).all(axis=1)][-self.samples :]
+        if len(ratio_TL) < self.samples or not is_slow_G.any():
+            return
+        is_slow_L = np.append(is_slow_G, False)[[-1 if la.group is None else la.group for la in history.info.layers]]
+        still_L = is_slow_L & (ratio_TL < self.ratio).all(axis=0) & (history.param.newest("grad.l2") > 0)
+        if not (ratio_TL[:, ~is_slow_L] >= self.ratio).any(axis=1).all():
+            return
+        for layer, group in scopes(history, still_L, kind=self.kind):
+            own, others = (float(np.fmax.reduce(ratio_TL[-1, rows])) for rows in (group, ~is_slow_L))
+            yield Finding(
+                code=self.code,
+                kind=self.kind,
+                layer=layer,
+                step=history.step,
+                severity=settled(history, self.kind),
+                message=f"{layer or 'the whole model'} moves by {own:.1g} of itself a step, as its group has "
+                "next to nothing of the others' rate",
+                evidence=(
+                    Quantity(name="update.ratio", value=own),
+                    Quantity(name="update.ratio of the other groups, largest", value=others),
+                ),
+            )
+
     def _is_warming_up(self, history: History, level: float) -> bool:
         """Say whether the rate is rising, in a way that will bring it somewhere from the update/weight ratio it has."""
         rate_T = history.scalar("lr.0", SPAN)
@@ -152,6 +192,8 @@ class LearningRateTooLow:
         yield Example(
             "one matrix is of zeros at first, as a token for the class is", _stuck(lr=1e-8, opened=1e6), (None,)
         )
+        yield Example("a group has a millionth of the others' rate, by a slip", *_slowed(factor=1e-6))
+        yield Example("a group has a hundredth, as in fine-tuning", _slowed(factor=1e-2)[0])
         yield Example("a healthy run", Synthetic(steps=60).history())
         warm = Synthetic(steps=60, lr=1e-7)
         warm.lr_T *= 1 + warm.t_T
@@ -182,6 +224,11 @@ def _ratios(history: History, tensors_M: NDArray[np.intp]) -> Floats:
     read_TM = 1 - history.param.window("grad.zero_frac")[:, tensors_M]
     ratios_TM: Floats = ratio_TM / np.sqrt(np.where(read_TM > 0, read_TM, np.nan))
     return ratios_TM
+
+
+def _slowed(*, factor: float) -> tuple[History, tuple[str, ...]]:
+    made = Synthetic(steps=60).own_rate(4, factor=factor)
+    return made.history(), made.names(4)
 
 
 def _stuck(*, lr: float, opened: float = 1.0) -> History:

@@ -16,6 +16,7 @@ from gradwatch.detect import Example
 from gradwatch.detect._beginning import CHANCE
 from gradwatch.detect._depth import depth
 from gradwatch.detect._edited import edited
+from gradwatch.detect._follow_on import settled
 from gradwatch.detect._noted import noted
 from gradwatch.detect._robust import median
 from gradwatch.detect._scope import scopes
@@ -166,7 +167,7 @@ class PoorInitialization:
             kind=self.kind,
             layer=None,
             step=history.step,
-            severity=Severity.WARNING if nats > IMPOSSIBLE else Severity.INFO,
+            severity=settled(history, self.kind) if nats > IMPOSSIBLE else Severity.INFO,
             message=f"the loss of step 0 is {loss:.4g}, {units:.3g} times that of knowing nothing: scales are off",
             evidence=(
                 Quantity(name="loss at step 0", value=loss),

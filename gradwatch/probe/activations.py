@@ -23,6 +23,7 @@ from gradwatch.probe.activation_slot import Slot, statistics
 from gradwatch.probe.functions import Functions, Seen
 from gradwatch.probe.graph import Node
 from gradwatch.probe.layout import Models, named_modules
+from gradwatch.probe.recurrence import Recurrences
 from gradwatch.records import ActivationInfo
 
 # What a compiled graph may note down inside of activation checkpointing, without doing so again in the recomputation.
@@ -153,6 +154,7 @@ class ActivationProbe:
         infos: The watched activations in the order of the model.
         spent_s: Seconds that hooks took since `arm`.
         depth: Calls under way of modules that may be outermost ones.
+        recurrences: Reads gradients on their way back through a recurrence, where functions are watched; or None.
     """
 
     def __init__(self, model: Models, *, max_elements: int = 65536, kernel: kernels.Kernel = "auto") -> None:
@@ -166,6 +168,7 @@ class ActivationProbe:
         self._tracing: tuple[Any, Any] | None = None  # configuration of torch.compile, and what it was
         self._model, self._limit, self._native = model, max_elements, kernels.choose(kernel)
         self._functions: Functions | None = None
+        self.recurrences: Recurrences | None = None
         self._tell: Callable[[tuple[ActivationInfo, ...]], bool] | None = None
         self._known: set[Node] = set()  # of modules, in the forward pass under way
         self._outermost: dict[nn.Module, None] = {}  # that may be
@@ -201,6 +204,8 @@ class ActivationProbe:
         self._disarm()
         self._places.clear()
         self._unhook()
+        if self.recurrences:
+            self.recurrences.clear()
 
     def find_functions(self, tell: Callable[[tuple[ActivationInfo, ...]], bool]) -> None:
         """Watch activations that are functions too.
@@ -210,6 +215,7 @@ class ActivationProbe:
                 is room for them; else they are not watched.
         """
         self._functions, self._tell = Functions(self._model), tell
+        self.recurrences = Recurrences(self._model)
         self._outermost = dict.fromkeys(_may_be_outermost(self._model))
         self._unhook()
         self._hook_up()
@@ -234,6 +240,8 @@ class ActivationProbe:
         self.depth = 0
         for slot in self._slots:
             slot.clear()
+        if self.recurrences:
+            self.recurrences.clear()
         dynamo = sys.modules.get("torch._dynamo")  # importing it takes a second, and is the business of torch.compile
         if dynamo is not None and hasattr(dynamo.config, _ONCE_UNDER_CHECKPOINT):
             self._tracing = (dynamo.config, getattr(dynamo.config, _ONCE_UNDER_CHECKPOINT))
@@ -298,6 +306,8 @@ class ActivationProbe:
             if (place := self._slot_of(seen)) is not None:
                 place.add(seen.output)
         self._known.clear()
+        if self.recurrences:
+            self.recurrences.look(output)
 
     def _slot_of(self, seen: Seen) -> Slot | None:
         """Return where a function is summed up, None where there is no room for it."""

@@ -14,6 +14,7 @@ from gradwatch.probe import offsets, symmetry
 from gradwatch.probe.functional import Fact, Functional
 from gradwatch.probe.layout import Models
 from gradwatch.probe.modes import Modes
+from gradwatch.probe.recurrence import Recurrences
 from gradwatch.probe.strays import empty_groups
 from gradwatch.probe.tape import LOOKS, Tape, is_due
 from gradwatch.records import Event, LayerInfo
@@ -32,6 +33,7 @@ class Facts:
         layers: What they are.
         optimizers: The optimizers that move them.
         loss_fn: The loss function, where it is known.
+        recurrences: What reads gradients on their way back through a recurrence, or None.
         known: Events that were noted before, and are no news.
         across_steps: Whether to note what takes two steps to see; not where a run may be resumed between them.
         hooked: Whether modes are looked at by hooks; a loop that puts its model into training mode for each step, and
@@ -46,6 +48,7 @@ class Facts:
         layers: Sequence[LayerInfo],
         optimizers: Sequence[Optimizer],
         loss_fn: Callable[..., Any] | None = None,
+        recurrences: Recurrences | None = None,
         known: Iterable[Event] = (),
         across_steps: bool = True,
         hooked: bool = True,
@@ -55,6 +58,7 @@ class Facts:
         self._modes = Modes(models, optimizers, said=said, across_steps=across_steps, hooked=hooked)
         self._functional = Functional(models, list(models.values()) if isinstance(models, Mapping) else [models])
         self._step = 0
+        self._recurrences = recurrences
         self._waiting = [
             Event(kind=kind, step=0, layer=layer, text=text, values=values)
             for kind, layer, text, values in (
@@ -92,6 +96,8 @@ class Facts:
             is_spoilt: Whether the loss or a gradient is not finite.
         """
         self._step = step + 1
+        for kind, layer, text, values in self._recurrences.facts() if self._recurrences else ():
+            self._waiting.append(Event(kind=kind, step=step, layer=layer, text=text, values=values))
         if is_validated:
             self._waiting += [Event(kind=k, step=step, layer=n, text=t, values=v) for k, n, t, v in self._evaluated()]
         if not (is_due(step) or is_spoilt or self._waiting or self._handles):

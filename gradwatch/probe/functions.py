@@ -96,7 +96,7 @@ class Functions:
         """
         if torch._C._functorch.peek_interpreter_stack() is not None:  # a transform: these are no plain tensors
             return
-        roots = [tensor.grad_fn for tensor in _tensors(output) if tensor.grad_fn is not None]
+        roots = [tensor.grad_fn for tensor in tensors_of(output) if tensor.grad_fn is not None]
         calls: dict[str, int] = {}
         for node, users in _activations(roots):
             found = None if node in known or len(calls) == MOST_FUNCTIONS else self._owner(node)
@@ -234,16 +234,16 @@ def _is_channels_first(module: nn.Module) -> bool | None:
     return False if isinstance(module, (nn.Linear, nn.Embedding, nn.MultiheadAttention)) else None
 
 
-def _tensors(value: Any, depth: int = 3) -> Iterator[Tensor]:
+def tensors_of(value: Any, depth: int = 3) -> Iterator[Tensor]:
     """Yield the tensors of what a forward pass returned."""
     if isinstance(value, Tensor):
         yield value
     elif depth and isinstance(value, Mapping):
         for part in value.values():
-            yield from _tensors(part, depth - 1)
+            yield from tensors_of(part, depth - 1)
     elif depth and isinstance(value, (tuple, list)):
         for part in value:
-            yield from _tensors(part, depth - 1)
+            yield from tensors_of(part, depth - 1)
     elif depth and hasattr(value, "__dataclass_fields__"):
         for name in value.__dataclass_fields__:
-            yield from _tensors(getattr(value, name, None), depth - 1)
+            yield from tensors_of(getattr(value, name, None), depth - 1)

@@ -1,0 +1,173 @@
+"""Measure by how much a gradient grows on its way back through the uses of one parameter, one after another."""
+
+# U = uses of a parameter, in the order of the forward pass
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from gradwatch.probe.functions import tensors_of
+from gradwatch.probe.graph import LAYOUT, Node, is_leaf, operation
+from gradwatch.probe.layout import Models, describe
+from gradwatch.probe.transfer import to_host
+
+MOST_NODES = 10_000
+"""Nodes of one forward pass that are looked at."""
+
+USES = 12
+"""Uses in a row from which on a parameter is that of a recurrence: weights that are tied by hand have fewer."""
+
+MOST_READ = 24
+"""Of them that are measured, evenly spread."""
+
+TOLD = 2.0
+"""Growth from the last use to the first, in powers of ten, from which on it is told."""
+
+Fact = tuple[str, str | None, str, dict[str, float]]
+"""Kind, layer, text and values of an event to be."""
+
+
+@final
+class Recurrences:
+    """Reads gradients at the uses of a parameter that a forward pass applies to its own result again and again.
+
+    Cells in a loop, state-space models, solvers of differential equations, layers with tied weights: where each use
+    multiplies the gradient by a little more than 1, a hundred of them multiply it by a million. The graph that a
+    forward pass has left behind tells which uses there are; hooks on its nodes note the norms of what a backward
+    passes through them, and go with the graph. What torch computes in one node, as its LSTM may be, is not seen.
+    Gradients on a GPU are left alone, since reading them would wait.
+
+    Args:
+        models: A model, or several by name.
+    """
+
+    def __init__(self, models: Models) -> None:
+        params, layers = describe(models)
+        self._names: dict[Tensor, str] = {param: layer.name for param, layer in zip(params, layers, strict=True)}
+        self._handles: list[RemovableHandle] = []
+        self._norms_U: list[Tensor | None] = []
+        self._name, self._uses = "", 0
+        self._may_be, self._told = True, False
+
+    def clear(self) -> None:
+        """Forget the pass before, and take off what hooks it has left."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._norms_U = []
+
+    def look(self, output: Any) -> None:
+        """Find the uses of a parameter in what led to the output of a forward pass, and have their gradients read."""
+        roots = [tensor.grad_fn for tensor in tensors_of(output) if tensor.grad_fn is not None and tensor.is_cpu]
+        if not self._may_be or self._told or not roots:
+            return
+        self._may_be = False
+        for leaf, uses in _uses(roots):
+            if leaf in self._names and len(uses) >= USES:
+                self._may_be = True
+                if len(uses) > self._uses or not self._norms_U:
+                    self._read(self._names[leaf], uses)
+
+    def facts(self) -> Iterator[Fact]:
+        """Yield the parameter through whose uses the gradient has grown, after a backward pass."""
+        read_U = [norm for norm in self._norms_U if norm is not None]
+        is_whole = len(read_U) == len(self._norms_U) > 0
+        norms_U = to_host(torch.stack(read_U)) if is_whole else np.zeros(1)
+        self.clear()
+        growth = growth_of(norms_U)
+        if growth >= TOLD:
+            self._told = True
+            text = f"the gradient grows 10^{growth:.1f}-fold on its way back through {self._uses} uses"
+            yield "tape-recurrence", self._name, text, {"uses": float(self._uses), "growth": growth}
+
+    def _read(self, name: str, uses: list[Node]) -> None:
+        """Have the gradients at some uses read, if each follows from the one before."""
+        uses = sorted(uses, key=lambda node: node._sequence_nr())
+        if not _leads_to(uses[0], uses[-1]):
+            return
+        self.clear()
+        self._name, self._uses = name, len(uses)
+        places = np.linspace(0, len(uses) - 1, min(MOST_READ, len(uses))).astype(int).tolist()
+        self._norms_U = [None] * len(places)
+        for place, use in enumerate(places):
+            self._handles.append(uses[use].register_prehook(_Read(self._norms_U, place)))
+
+
+@final
+class _Read:
+    """The hook on a node: it notes the norm of the gradient that arrives."""
+
+    def __init__(self, norms_U: list[Tensor | None], place: int) -> None:
+        self._norms_U, self._place = norms_U, place
+
+    def __call__(self, gradients: tuple[Tensor | None, ...]) -> None:
+        gradient = gradients[0] if gradients else None
+        if gradient is not None:
+            self._norms_U[self._place] = gradient.detach().float().norm()
+
+
+def growth_of(norms_U: np.ndarray[Any, Any]) -> float:
+    """Return by how many powers of ten norms rise towards the first use, beyond what comes to them by the way.
+
+    A loss at each place of a sequence adds something at each use, so that a gradient that is only handed on grows as
+    the way does: hardly more than twofold over the earlier half of it, by which the growth is told.
+
+    Args:
+        norms_U: Norms at uses that are evenly spread, in the order of the forward pass, of shape (U,).
+    """
+    few, middle = len(norms_U) // 8, len(norms_U) // 2
+    if not few or not np.isfinite(norms_U).all() or not (norms_U > 0).all():
+        return 0.0
+    log_U = np.log10(norms_U)
+    rise = float(np.median(log_U[:few]) - np.median(log_U[middle : middle + few]))
+    return max(0.0, (rise - float(np.log10(2))) * (len(norms_U) - 1) / middle)
+
+
+def _uses(roots: list[Node]) -> Iterator[tuple[Tensor, list[Node]]]:
+    """Yield each leaf of a graph with the operations that use it, behind those that only change its layout."""
+    used_by: dict[Node, list[Node]] = {}
+    waiting, seen = list(dict.fromkeys(roots)), set(roots)
+    leaves: list[Node] = []
+    while waiting and len(seen) < MOST_NODES:
+        node = waiting.pop()
+        if is_leaf(node):
+            leaves.append(node)
+        for child, _ in node.next_functions:
+            if child is not None:
+                used_by.setdefault(child, []).append(node)
+                if child not in seen:
+                    seen.add(child)
+                    waiting.append(child)
+    for leaf in leaves:
+        yield leaf.variable, list(_behind_layout(leaf, used_by))
+
+
+def _behind_layout(leaf: Node, used_by: dict[Node, list[Node]]) -> Iterator[Node]:
+    waiting = list(used_by.get(leaf, ()))
+    while waiting:
+        node = waiting.pop()
+        if operation(node) in LAYOUT:
+            waiting += used_by.get(node, ())
+        else:
+            yield node
+
+
+def _leads_to(first: Node, last: Node) -> bool:
+    """Say whether an operation computes with what an earlier one has given."""
+    oldest = first._sequence_nr()
+    waiting, seen = [last], {last}
+    while waiting:
+        node = waiting.pop()
+        if node is first:
+            return True
+        for child, _ in node.next_functions:
+            if child is not None and child not in seen and child._sequence_nr() >= oldest:
+                seen.add(child)
+                waiting.append(child)
+    return False

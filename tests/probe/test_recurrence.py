@@ -1,0 +1,111 @@
+"""The growth of a gradient through the uses of one parameter is that of the recurrence, and told where there is one."""
+
+# B = samples, T = steps of a sequence, H = units
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gradwatch.probe.recurrence import Recurrences, growth_of
+
+B, T, H = 4, 96, 8
+
+
+class Loop(nn.Module):
+    """A state that is multiplied by a matrix of its own, or by numbers, at each step."""
+
+    def __init__(self, factor, *, elementwise=False, every=False):
+        super().__init__()
+        self.drive = nn.Linear(3, H)
+        self.decay = nn.Parameter(torch.full((H,), factor) if elementwise else factor * torch.eye(H))
+        self.elementwise, self.every = elementwise, every
+
+    def forward(self, x):
+        state, states = torch.zeros(B, H), []
+        for t in range(T):
+            state = (state * self.decay if self.elementwise else state @ self.decay.T) + self.drive(x[:, t])
+            states.append(state)
+        return torch.stack(states).sum(0) if self.every else state
+
+
+def told(model, loss=torch.Tensor.sum):
+    """Return what is told of one step."""
+    recurrences = Recurrences(model)
+    output = model(torch.randn(B, T, 3))
+    recurrences.look(output)
+    loss(output).backward()
+    return list(recurrences.facts())
+
+
+@pytest.mark.parametrize("elementwise", [True, False])
+def test_a_factor_above_one_is_told_with_the_growth_that_follows_from_it(elementwise):
+    ((kind, layer, _, values),) = told(Loop(1.12, elementwise=elementwise))
+
+    assert (kind, layer, values["uses"]) == ("tape-recurrence", "decay", T)
+    assert values["growth"] == pytest.approx(T * np.log10(1.12), rel=0.2)
+
+
+@pytest.mark.parametrize("factor", [0.9, 1.0])
+@pytest.mark.parametrize("every", [True, False])
+def test_a_factor_of_one_and_less_is_not_told_wherever_the_loss_looks(factor, every):
+    assert told(Loop(factor, every=every)) == []
+
+
+def test_uses_side_by_side_make_no_recurrence():
+    class Parallel(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shared = nn.Linear(3, H)
+
+        def forward(self, x):
+            return sum(10.0**-t * self.shared(x[:, t]) for t in range(24))
+
+    assert told(Parallel()) == []
+
+
+def test_a_cell_of_torch_in_a_loop_is_read():
+    class Cells(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = nn.RNNCell(3, H, nonlinearity="relu")
+            self.cell.weight_hh.data = 1.2 * torch.eye(H)
+            self.cell.bias_ih.data.fill_(1.0)
+
+        def forward(self, x):
+            state = torch.ones(B, H)
+            for t in range(T):
+                state = self.cell(0 * x[:, t], state)
+            return state
+
+    ((_, layer, _, values),) = told(Cells())
+    assert layer.startswith("cell.")
+    assert values["growth"] == pytest.approx(T * np.log10(1.2), rel=0.2)
+
+
+def test_gradients_and_hooks_are_as_they_were_afterwards():
+    model, other = Loop(1.1), Loop(1.1)
+    other.load_state_dict(model.state_dict())
+    recurrences, x = Recurrences(model), torch.randn(B, T, 3)
+    for it in (model, other):
+        output = it(x)
+        if it is model:
+            recurrences.look(output)
+        output.sum().backward()
+    list(recurrences.facts())
+
+    assert torch.equal(model.decay.grad, other.decay.grad)
+    assert not recurrences._handles
+
+
+def test_without_a_recurrence_nothing_is_looked_at_again():
+    model = nn.Linear(3, H)
+    recurrences = Recurrences(model)
+    recurrences.look(model(torch.randn(B, 3)))
+    recurrences.look(Loop(1.2)(torch.randn(B, T, 3)))
+    assert not recurrences._handles
+
+
+@pytest.mark.parametrize("norms", [np.zeros(1), np.array([1.0, 0.0] * 12), np.full(24, np.nan), np.full(24, np.inf)])
+def test_what_was_not_read_whole_has_no_growth(norms):
+    assert growth_of(norms) == 0.0
