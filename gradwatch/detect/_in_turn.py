@@ -11,7 +11,7 @@ from gradwatch.detect._robust import Floats, median
 STRETCHES = 4
 """Jumps in equal distances at which it is no chance any more."""
 
-TIMES = 4
+TIMES = 8
 """How often gradients must have turned to and fro within a window."""
 
 LONGEST = 24
