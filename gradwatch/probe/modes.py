@@ -26,6 +26,9 @@ PERSISTS = 3
 USUAL = 16
 """Rows without validation whose forward calls are what is usual."""
 
+CLOSED = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
+"""Modules that compute otherwise in evaluation where a hook is in them."""
+
 RATES = ("dropout", "dropout_p", "drop_prob")
 """Attributes in which modules that drop by a function keep the probability: attention, recurrent layers, timm."""
 
@@ -50,8 +53,8 @@ class Modes:
     """Notes in which mode modules are when an update is made, and when a validation loss was measured.
 
     A module trains in the mode that it has when the optimizer steps; the mode in which it evaluates is seen by a hook
-    on each whole model. Modules that do the same in both modes are not looked at; where a model has no others,
-    nothing is hooked.
+    on each whole model, and on one module inside for loops that evaluate by a part or a method of their own. Modules
+    that do the same in both modes are not looked at; where a model has no others, nothing is hooked.
 
     Args:
         models: A model, or several by name.
@@ -81,8 +84,9 @@ class Modes:
         self._trained: set[str] = set()
         self._said = set(said)
         self._is_quiet = False
-        self._calls = Calls()
+        self._calls = self._inner = Calls()
         self._usual: deque[Calls] = deque(maxlen=USUAL)
+        self._usual_inner: deque[Calls] = deque(maxlen=USUAL)
         self._is_hooked = hooked
         if not self._live or not hooked:
             return
@@ -92,6 +96,8 @@ class Modes:
             self._handles.append(optimizer.register_step_pre_hook(_untraced(hook)))
         for model, root in zip(called, self._roots, strict=True):
             self._handles.append(model.register_forward_pre_hook(_BeforeForward(self, root)))
+        if (inner := _witness(models, self._live)) is not None:
+            self._handles.append(inner.register_forward_pre_hook(_BeforeForward(self, inner, is_inner=True)))
 
     def close(self) -> None:
         """Take all hooks off."""
@@ -110,8 +116,7 @@ class Modes:
             return True
         if not self._is_quiet or self._off:
             return False
-        self._usual.append(self._calls)
-        self._calls = Calls()
+        self._go_on(is_usual=True)
         return True
 
     def read(self, *, step: int, is_validated: bool) -> list[Event]:
@@ -130,9 +135,7 @@ class Modes:
         self._said.update(fact[:2] for fact in news)
         news += self._norms.read(is_validated=is_validated)
         self._is_quiet = not is_validated  # else the next step is compared with it
-        if not is_validated:
-            self._usual.append(self._calls)
-        self._calls = Calls()
+        self._go_on(is_usual=not is_validated)
         return [
             Event(kind=kind, step=step, layer=layer, text=text, values=values) for kind, layer, text, values in news
         ]
@@ -149,13 +152,17 @@ class Modes:
             else:
                 self._off.setdefault(it.name, self._updates)
 
-    def before_forward(self, root: nn.Module) -> None:
-        """Count a forward call of a whole model, by its mode."""
-        calls, without = self._calls, not torch.is_grad_enabled()
-        if root.training:
-            self._calls = Calls(calls.training + 1, calls.without_gradients + without, calls.evaluation)
+    def before_forward(self, module: nn.Module, *, is_inner: bool = False) -> None:
+        """Count a forward call of a whole model, or of a module inside, by its mode."""
+        calls, without = self._inner if is_inner else self._calls, not torch.is_grad_enabled()
+        if module.training:
+            calls = Calls(calls.training + 1, calls.without_gradients + without, calls.evaluation)
         else:
-            self._calls = Calls(calls.training, calls.without_gradients, calls.evaluation + 1)
+            calls = Calls(calls.training, calls.without_gradients, calls.evaluation + 1)
+        if is_inner:
+            self._inner = calls
+        else:
+            self._calls = calls
 
     def _training(self) -> Iterator[Fact]:
         """Yield the modules that were in evaluation mode for some updates in a row, by what they belong to."""
@@ -191,19 +198,24 @@ class Modes:
 
     def _validation(self) -> Iterator[Fact]:
         """Yield that validation ran in training mode, where forward calls in no other mode can have made its loss."""
-        calls = self._calls
-        if calls.evaluation or (not self._usual and not calls.without_gradients):
+        if self._calls.evaluation or self._inner.evaluation:
             return
-        usual = (
-            Calls(*(max(counts) for counts in zip(*self._usual, strict=True))) if self._usual else Calls(sys.maxsize)
-        )
-        if calls.without_gradients > usual.without_gradients or calls.training > usual.training:
-            values = {"calls in training mode": float(calls.training), "calls in evaluation mode": 0.0}
-            yield "mode-validation", None, "the validation loss was measured in training mode", values
+        for calls, usual in ((self._calls, self._usual), (self._inner, self._usual_inner)):
+            if _are_more(calls, usual):
+                values = {"calls in training mode": float(calls.training), "calls in evaluation mode": 0.0}
+                yield "mode-validation", None, "the validation loss was measured in training mode", values
+                return
+
+    def _go_on(self, *, is_usual: bool) -> None:
+        """Count calls anew, those of the row that is over being usual ones or not."""
+        if is_usual:
+            self._usual.append(self._calls)
+            self._usual_inner.append(self._inner)
+        self._calls = self._inner = Calls()
 
 
 class Calls(NamedTuple):
-    """Forward calls of whole models since the last row: in training mode, of these without gradients, in evaluation."""
+    """Forward calls of modules since the last row: in training mode, of these without gradients, in evaluation mode."""
 
     training: int = 0
     without_gradients: int = 0
@@ -228,18 +240,36 @@ class _BeforeUpdate:
 
 @final
 class _BeforeForward:
-    """The hook on a whole model. A copy of it, made or saved with the model, does nothing."""
+    """The hook on a whole model, or on a module inside. A copy of it, made or saved with the model, does nothing."""
 
-    def __init__(self, modes: Modes | None = None, root: nn.Module | None = None) -> None:
-        self._modes = modes
-        self._root = root
+    def __init__(self, modes: Modes | None = None, module: nn.Module | None = None, *, is_inner: bool = False) -> None:
+        self._modes, self._module, self._is_inner = modes, module, is_inner
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:
-        if not torch.compiler.is_compiling() and self._modes is not None and self._root is not None:
-            self._modes.before_forward(self._root)
+        if not torch.compiler.is_compiling() and self._modes is not None and self._module is not None:
+            self._modes.before_forward(self._module, is_inner=self._is_inner)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _BeforeForward, ()
+
+
+def _are_more(calls: Calls, usual: Sequence[Calls]) -> bool:
+    """Say whether calls in training mode came besides those that a step makes."""
+    if not usual:
+        return calls.without_gradients > 0
+    return calls.without_gradients > max(row.without_gradients for row in usual) or calls.training > max(
+        row.training for row in usual
+    )
+
+
+def _witness(models: Models, live: Sequence[Live]) -> nn.Module | None:
+    """Return a module whose calls tell of those of a part of the model, where hooks do not change what is computed."""
+    closed: set[nn.Module] = set()
+    for _, module in named_modules(models):
+        if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None or isinstance(module, CLOSED):
+            closed.update(module.modules())
+    plain = (Norm, nn.modules.dropout._DropoutNd)
+    return next((it.module for it in live if isinstance(it.module, plain) and it.module not in closed), None)
 
 
 def _inner(model: nn.Module) -> nn.Module:

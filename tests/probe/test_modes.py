@@ -146,6 +146,25 @@ def test_validation_in_training_mode_is_found(validate):
     assert found == [(10, "warning", None)]
 
 
+def of_its_parts(model):
+    with torch.no_grad():
+        return F.cross_entropy(model.head(model.encoder(X)), Y)
+
+
+def of_its_parts_in_evaluation_mode(model):
+    model.eval()
+    loss = of_its_parts(model)
+    model.train()
+    return loss
+
+
+def test_validation_by_the_parts_of_a_model_is_found_too():
+    found, _ = train(Encoder(), validate=of_its_parts)
+    assert [(severity, layer) for _, severity, layer in found] == [("warning", None)]
+
+    assert train(Encoder(), validate=of_its_parts_in_evaluation_mode)[0] == []
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.99])
 def test_a_momentum_that_lets_nothing_in_or_nothing_stay_is_found(momentum):
     assert train(net(momentum=momentum))[0] == [(0, "warning", "1")]
