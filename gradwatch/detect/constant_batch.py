@@ -20,6 +20,9 @@ from gradwatch.records import Finding, Quantity, Severity
 ALIKE = "batch-alike"
 """Event of samples that come again and again, in another order or with noise."""
 
+INPUTS = "inputs-alike"
+"""Event of a model that is given the same samples, where nobody hands the batches over."""
+
 LBFGS = "LBFGS"
 """The optimizer that wants the same function at every step."""
 
@@ -33,6 +36,7 @@ class ConstantBatch:
     chance of 2^-48; a window of equal ones is the same batch. (2) Two hashes in turn, for `turns` steps. (3) The
     samples of steps 0, 1, 8, 10, 20 and 30, batches of at most 256 on the CPU: where each has one in the first batch
     that is far nearer than two samples of a batch are to each other, they are the same, in another order or with noise.
+    Where no batches are handed over, (3) looks at what a single model is given in training.
 
     Why it matters: the model learns this one batch by heart; the loss falls beautifully and means nothing.
 
@@ -68,12 +72,13 @@ class ConstantBatch:
         """Say at which steps the batch is neither the one before nor the one before that."""
         hash_DW = ahead.scalars("batch_hash", 3)
         is_alike_D = (hash_DW[:, 2:] == hash_DW[:, :2]).any(axis=1)
-        is_noted = any(event.kind == ALIKE for event in ahead.history.events)
+        is_noted = any(event.kind in (ALIKE, INPUTS) for event in ahead.history.events)
         return np.asarray(~is_alike_D & (not is_noted and self.repeats > 1 and self.turns > 2), np.bool_)
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""
-        for event in noted(history, ALIKE):
+        is_unknown = bool(np.isnan(history.scalar("batch_hash", 1)).all())
+        for event in (*noted(history, ALIKE), *(noted(history, INPUTS) if is_unknown else ())):
             distance = Quantity(name="distance to the nearest, median", value=event.values["distance"], unit="of usual")
             text = f"the samples of the first {event.step + 1} steps are the same, in another order or with noise"
             yield self._finding(history, text, distance, is_chosen=self._is_chosen(history, event.values["samples"]))
@@ -136,6 +141,10 @@ class ConstantBatch:
         values = {"distance": 0.1, "samples": 32.0}
         alike = Synthetic(steps=40).note(ALIKE, step=30, text="the same samples", values=values)
         yield Example("the same samples, with noise", alike.history(), (None,))
+        given = Synthetic(steps=40).note(INPUTS, step=30, text="the same samples", values=values)
+        yield Example("others are handed over than the model is given", given.history())
+        given.batch_hash_T[:] = float("nan")
+        yield Example("the model is given the same, and nobody hands it over", given.history(), (None,))
         yield Example("a healthy run", Synthetic(steps=40).history())
         repeated = Synthetic(steps=40)
         repeated.batch_hash_T = repeated.batch_hash_T[repeated.t_T // 4]

@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwatch.probe import offsets, symmetry
 from gradwatch.probe.functional import Fact, Functional
+from gradwatch.probe.inputs import Inputs
 from gradwatch.probe.layout import Models
 from gradwatch.probe.modes import Modes
 from gradwatch.probe.recurrence import Recurrences
@@ -56,6 +57,7 @@ class Facts:
         said = self._said = {(event.kind, event.layer) for event in known}
         self._tape = Tape(models, params, layers, optimizers=optimizers, said=said)
         self._modes = Modes(models, optimizers, said=said, across_steps=across_steps, hooked=hooked)
+        self._inputs = Inputs(models) if hooked and across_steps else None
         self._functional = Functional(models, list(models.values()) if isinstance(models, Mapping) else [models])
         self._step = 0
         self._recurrences = recurrences
@@ -74,7 +76,8 @@ class Facts:
 
     def is_over(self, step: int) -> bool:
         """Say whether `pass_by` would say so at each step from one on, and so need not be asked."""
-        return step > max(LOOKS) and not (self._waiting or self._handles) and self._modes.is_idle
+        is_idle = self._modes.is_idle and (self._inputs is None or self._inputs.is_over)
+        return step > max(LOOKS) and not (self._waiting or self._handles) and is_idle
 
     def pass_by(self, step: int) -> bool:
         """Say whether there is nothing to look at after an optimizer step without validation, whose numbers are finite.
@@ -83,7 +86,7 @@ class Facts:
         """
         is_over = not (is_due(step) or self._waiting or self._handles) and self._modes.pass_by()
         if is_over:
-            self._step = step + 1
+            self._begin(step + 1)
         return is_over
 
     def read(self, loss: Any, *, step: int, is_validated: bool, is_spoilt: bool) -> list[Event]:
@@ -95,11 +98,11 @@ class Facts:
             is_validated: Whether a validation loss came with it.
             is_spoilt: Whether the loss or a gradient is not finite.
         """
-        self._step = step + 1
-        for kind, layer, text, values in self._recurrences.facts() if self._recurrences else ():
-            self._waiting.append(Event(kind=kind, step=step, layer=layer, text=text, values=values))
-        if is_validated:
-            self._waiting += [Event(kind=k, step=step, layer=n, text=t, values=v) for k, n, t, v in self._evaluated()]
+        found = [*self._recurrences.facts()] if self._recurrences else []
+        found += [*self._inputs.facts()] if self._inputs else []
+        found += self._evaluated() if is_validated else []
+        self._waiting += [Event(kind=k, step=step, layer=n, text=t, values=v) for k, n, t, v in found]
+        self._begin(step + 1)
         if not (is_due(step) or is_spoilt or self._waiting or self._handles):
             return self._modes.read(step=step, is_validated=is_validated)
         news = [*self._waiting, *self._tape.read(loss, step=step, is_spoilt=is_spoilt)]
@@ -107,6 +110,11 @@ class Facts:
         if self._handles and not is_due(step):
             self.forget_loss()
         return news + self._modes.read(step=step, is_validated=is_validated)
+
+    def _begin(self, step: int) -> None:
+        self._step = step
+        if self._inputs:
+            self._inputs.step = step
 
     def _evaluated(self) -> list[Fact]:
         """Return what the evaluation did that was looked at, and look at the next where none was yet."""
@@ -123,6 +131,8 @@ class Facts:
         """Take all hooks off."""
         self.forget_loss()
         self._functional.close()
+        if self._inputs:
+            self._inputs.close()
         self._modes.close()
 
     def forget_loss(self) -> None:

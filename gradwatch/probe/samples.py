@@ -28,11 +28,15 @@ as median over the samples: 1 for samples of the same kind, 0 for the same ones,
 
 @final
 class Samples:
-    """Keeps the first batch of a run, as long as those that follow are made of the same samples."""
+    """Keeps the first batch of a run, as long as those that follow are made of the same samples.
+
+    Attributes:
+        is_over: Whether no further batch is of interest.
+    """
 
     def __init__(self) -> None:
         self._first: tuple[Tensor, Tensor] | None = None  # its rows, and how far each is from the nearest other one
-        self._is_over = False
+        self.is_over = False
 
     def look(self, batch: Any, *, step: int) -> Event | None:
         """Return that all batches looked at were alike, once that is so.
@@ -41,17 +45,17 @@ class Samples:
             batch: The step's inputs, any nest of tensors, of which the first with samples counts, if it is on a CPU.
             step: Optimizer step, counted from the beginning of the run.
         """
-        if self._is_over or step not in LOOKS:
+        if self.is_over or step not in LOOKS:
             return None
         rows = _rows(batch)
         if rows is None:
-            self._is_over = True
+            self.is_over = True
         elif step == LOOKS[0]:
             self._first = rows, _between(rows)
         else:
             distance = self._distance(rows)
-            self._is_over = not distance <= NEAR or step == LOOKS[-1]
-            if distance <= NEAR and self._is_over:
+            self.is_over = not distance <= NEAR or step == LOOKS[-1]
+            if distance <= NEAR and self.is_over:
                 values = {"distance": distance, "samples": float(len(rows))}
                 text = "the batches looked at are made of the same samples"
                 return Event(kind="batch-alike", step=step, text=text, values=values)

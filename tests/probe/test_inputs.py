@@ -1,0 +1,83 @@
+"""A loop that hands no batches over is told all the same that its model is given the same samples again and again."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import gradwatch
+from gradwatch.probe.inputs import _Before
+
+X = torch.randn(640, 6, generator=torch.Generator().manual_seed(0))
+Y = X.sum(1, keepdim=True)
+
+
+class Named(nn.Linear):
+    """A model that wants its inputs by name."""
+
+    def forward(self, *, x):
+        return super().forward(x)
+
+
+def train(rows_of, *, model=None, call=lambda model, x: model(x), hands_over=False, steps=40):
+    """Train on the rows of each step, and return the kinds of what was found and the hooks that are left."""
+    torch.manual_seed(0)
+    model = model or nn.Linear(6, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with gradwatch.watch(model, optimizer) as monitor:
+        for step in range(steps):
+            rows = rows_of(step)
+            loss = F.mse_loss(call(model, X[rows]), Y[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            monitor.step(loss, **({"batch": X[rows]} if hands_over else {}))
+    assert not model._forward_pre_hooks
+    return [(finding.kind, finding.step) for finding in monitor.findings()]
+
+
+def first(step):
+    return torch.arange(32)
+
+
+def shuffled(step):
+    return torch.randperm(32, generator=torch.Generator().manual_seed(step))
+
+
+def in_order(step):
+    return torch.arange(32) + 32 * (step % 10)
+
+
+def test_the_same_rows_are_found_in_any_order():
+    assert train(first) == [("constant-batch", 30)]
+    assert train(shuffled) == [("constant-batch", 30)]
+
+
+def test_inputs_that_are_given_by_name_are_seen():
+    assert train(first, model=Named(6, 1), call=lambda model, x: model(x=x)) == [("constant-batch", 30)]
+
+
+def test_an_epoch_that_nobody_shuffles_is_none_of_it():
+    assert train(in_order) == []
+
+
+@pytest.mark.parametrize("rows", [75, 512])
+def test_what_may_be_all_the_data_is_for_information_or_not_looked_at(rows):
+    assert train(lambda step: torch.arange(rows), steps=31) == ([("constant-batch", 30)] if rows < 256 else [])
+
+
+def test_a_batch_that_is_handed_over_is_told_of_once():
+    assert train(first, hands_over=True) == [("constant-batch", 5)]
+
+
+def test_a_copy_of_the_model_is_not_looked_at():
+    model = nn.Linear(6, 1)
+    with gradwatch.watch(model, torch.optim.SGD(model.parameters(), 0.01)):
+        kept, copied = (
+            [hook._inputs for hook in it._forward_pre_hooks.values() if isinstance(hook, _Before)]
+            for it in (model, copy.deepcopy(model))
+        )
+    assert kept != [None]
+    assert copied == [None]
