@@ -75,7 +75,9 @@ def is_matrix(layer: LayerInfo) -> bool:
 
 
 def stage(layer: LayerInfo) -> tuple[str, str]:
-    """Return what a tensor stands in a line with: its module, and its layer in a recurrent one."""
+    """Return what a tensor stands in a line with: its module, and its layer in a recurrent one or in a list of them."""
+    if layer.module_type == "ParameterList" and is_matrix(layer):
+        return layer.module, layer.name
     place = re.search(r"_l\d+", layer.name) if layer.module_type in RECURRENT else None
     return layer.module, place.group() if place else ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, final
@@ -23,6 +24,9 @@ ALIKE = "batch-alike"
 INPUTS = "inputs-alike"
 """Event of a model that is given the same samples, where nobody hands the batches over."""
 
+FEW = 12
+"""Samples up to which any number is chosen."""
+
 LBFGS = "LBFGS"
 """The optimizer that wants the same function at every step."""
 
@@ -42,10 +46,10 @@ class ConstantBatch:
 
     When it is wrong: full-batch training, where the batch is all there is, and the deliberate check that a model can
     overfit one batch. Batch sizes are chosen and sizes of data sets are not: more than `chosen` samples that are no
-    power of two are taken for all the data, and so is any batch that L-BFGS gets, whose line searches want the same
-    function at every step (info), unless other batches came before. For (2) and (3) only
-    a power of two counts as chosen. Random augmentation that is not small, or comes after the batch was handed over, is
-    not seen.
+    power of two are taken for all the data, as are 34 or 178 and other numbers that are not round, and so is any batch
+    that L-BFGS gets, whose line searches want the same function at every step (info), unless other batches came before.
+    For (2) and (3) only a power of two counts as chosen. Random augmentation that is not small, or comes after the
+    batch was handed over, is not seen.
 
     What to do: look for `next(iter(loader))` inside the loop, a generator that is seeded in every step, a sampler or
     stream that is made anew each time, or an index that is never advanced.
@@ -120,7 +124,9 @@ class ConstantBatch:
         if history.info.optimizer == LBFGS:
             return True
         samples = _samples(history)
-        return samples > self.chosen and round(samples).bit_count() != 1  # nan, unknown, is not greater
+        if math.isnan(samples):
+            return False
+        return not _is_usual(round(samples)) or (samples > self.chosen and round(samples).bit_count() != 1)
 
     @classmethod
     def examples(cls) -> Iterator[Example]:
@@ -149,16 +155,29 @@ class ConstantBatch:
         repeated = Synthetic(steps=40)
         repeated.batch_hash_T = repeated.batch_hash_T[repeated.t_T // 4]
         yield Example("four updates per batch", repeated.history())
+        graph = Synthetic(steps=40)
+        graph.batch_hash_T[:] = graph.batch_hash_T[0]
+        yield Example("a graph of 34 nodes at every step: for information", _sized(graph.history(), 34), (None,))
         unknown = Synthetic(steps=40)
         unknown.batch_hash_T[:] = float("nan")
         yield Example("nobody hands over the batches", unknown.history())
+
+
+def _is_usual(samples: int) -> bool:
+    """Say whether somebody may have chosen so many samples: few, or a round number of them."""
+    return samples <= FEW or any(samples % number == 0 for number in (8, 10, 25))
 
 
 def _in_turn(batches: int, *, samples: int = 32) -> History:
     """Return a run of so many batches over and over."""
     made = Synthetic(steps=60)
     made.batch_hash_T = made.batch_hash_T[made.t_T % batches]
-    history = edited(made.history(), "step_ms", 1.0, missing=True)
+    return _sized(made.history(), samples)
+
+
+def _sized(history: History, samples: int) -> History:
+    """Return the run with batches of so many samples."""
+    history = edited(history, "step_ms", 1.0, missing=True)
     return edited(history, "samples_per_s", 1e3 * samples, missing=True)
 
 

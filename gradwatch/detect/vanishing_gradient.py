@@ -28,6 +28,12 @@ STEPS = 10
 HEALING = 50
 """Steps after which a mild fall that comes from the initialisation is gone, if it goes."""
 
+RECURRENCE = "tape-recurrence"
+"""Event of a gradient that grows or shrinks on its way back through the uses of one parameter."""
+
+PLATEAU = "loss-plateau"
+"""Finding that nothing is learned: what lies far back in a sequence need not matter, where something is."""
+
 HIDDEN_SOFTMAX = "tape-hidden-softmax"
 """Event of a layer whose activation is a softmax; its values are the weights before and behind it."""
 
@@ -46,6 +52,8 @@ class VanishingGradient:
     explain three quarters of the variance, and no single step between two modules may hold most of the fall: a cliff
     is a dead layer or a cut graph. Where the tape shows hidden layers whose activation is a softmax, two layers are
     enough, and the output counts: the slope p (1 - p) is about 1 / units, and each divides gradients by that number.
+    Where a forward pass uses one parameter on its own result again and again, the fall from its last use to its first
+    counts likewise, once a plateau of the loss was found: what lies far back in a sequence need not matter.
 
     Why it matters: the first layers see what all others build on, and they hardly move. With SGD their updates are as
     small as their gradients; Adam rescales them, but below its eps (1e-8) it cannot, and what it rescales is noise.
@@ -77,7 +85,7 @@ class VanishingGradient:
 
     def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
         """Say at which steps the ends of the profile over depth are alike."""
-        is_noted = any(event.kind == HIDDEN_SOFTMAX for event in ahead.history.events)
+        is_noted = any(event.kind in (HIDDEN_SOFTMAX, RECURRENCE) for event in ahead.history.events)
         if is_noted or len(depth(ahead.history).starts_D) < self.modules:
             return np.full(len(ahead), not is_noted)
         return spreads(ahead.history, ahead.newest("grad.l2")) < 10 ** (min(self.decades, self.at_once) / 2)
@@ -85,6 +93,7 @@ class VanishingGradient:
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield one finding, for the module at the input end of the line."""
         yield from self._through_softmax(history)
+        yield from self._over_time(history)
         shape = depth(history)
         if len(shape.starts_D) < self.modules or spread(history) < 10 ** (min(self.decades, self.at_once) / 2):
             return
@@ -114,6 +123,27 @@ class VanishingGradient:
                 Quantity(name="gradient element before the output", value=float(10 ** level_D[places[-1]])),
             ),
         )
+
+    def _over_time(self, history: History) -> Iterator[Finding]:
+        """Yield a finding for the parameter through whose uses the gradient vanishes, where nothing is learned."""
+        is_plateau = any(f.kind == PLATEAU and f.severity >= Severity.WARNING for f in history.findings)
+        for event in noted(history, RECURRENCE) if is_plateau else ():
+            fall, uses = -event.values["growth"], event.values["uses"]
+            if fall < self.at_once:
+                continue
+            yield Finding(
+                code=self.code,
+                kind=self.kind,
+                layer=event.layer,
+                step=history.step,
+                severity=Severity.WARNING,
+                message=f"nothing is learned, and gradients shrink by {fall:.1f} decades on their way back through "
+                f"{uses:.0f} uses of {event.layer}",
+                evidence=(
+                    Quantity(name="fall from the last use to the first", value=fall, unit="decades"),
+                    Quantity(name="factor of each use", value=10 ** (-fall / uses), unit="times"),
+                ),
+            )
 
     def _through_softmax(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the first layer whose activation is a softmax, where that makes gradients vanish."""
@@ -162,6 +192,7 @@ class VanishingGradient:
         flat = Synthetic(steps=80).note(HIDDEN_SOFTMAX, layer="layers.9.weight", values={"before": 9, "behind": 11})
         flat.grad_l2_TL[:, 9] *= 1e-5
         yield Example("a softmax in a hidden layer divides gradients by its units", flat.history(), flat.names(9))
+        yield Example("a cell forgets, and what is to be learned lies in what it remembers", _forgetful().history())
         learns = Synthetic(steps=80).note(HIDDEN_SOFTMAX, layer="layers.9.weight", values={"before": 9, "behind": 11})
         yield Example("a softmax over a few prototypes is no obstacle", learns.history())
         yield Example("a healthy run", Synthetic(steps=40).history())
@@ -172,3 +203,9 @@ class VanishingGradient:
         yield Example(
             "one dead layer is a cliff, not a slope", Synthetic(steps=40).dead(0, onset=0, level=1e-12).history()
         )
+
+
+def _forgetful() -> Synthetic:
+    """Return a run of a recurrence whose gradients vanish on their way back."""
+    values = {"uses": 80.0, "growth": -20.0}
+    return Synthetic(steps=80).note(RECURRENCE, layer="layers.3.weight", values=values)

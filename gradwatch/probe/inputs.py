@@ -11,6 +11,9 @@ from torch import nn
 from gradwatch.probe.layout import Models
 from gradwatch.probe.samples import LOOKS, Samples
 
+COORDINATES = 4
+"""Numbers of a sample up to which it may be a point in space and time, of a grid that is all there is."""
+
 Fact = tuple[str, str | None, str, dict[str, float]]
 """Kind, layer, text and values of an event to be."""
 
@@ -55,7 +58,7 @@ class Inputs:
             return
         self._looked = self.step
         event = self._samples.look(inputs, step=self.step)
-        if event:
+        if event and event.values["features"] > COORDINATES:
             self._found.append(("inputs-alike", None, event.text, event.values))
 
     def facts(self) -> Iterator[Fact]:

@@ -1,4 +1,4 @@
-"""Measure by how much a gradient grows on its way back through the uses of one parameter, one after another."""
+"""Measure by how much a gradient grows or shrinks on its way back through the uses of one parameter."""
 
 # U = uses of a parameter, in the order of the forward pass
 
@@ -27,7 +27,10 @@ MOST_READ = 24
 """Of them that are measured, evenly spread."""
 
 TOLD = 2.0
-"""Growth from the last use to the first, in powers of ten, from which on it is told."""
+"""Growth from the last use to the first, or its opposite, in powers of ten, from which on it is told."""
+
+SMALLEST = 1.4e-45
+"""What is smaller is zero in float32."""
 
 Fact = tuple[str, str | None, str, dict[str, float]]
 """Kind, layer, text and values of an event to be."""
@@ -75,15 +78,15 @@ class Recurrences:
                     self._read(self._names[leaf], uses)
 
     def facts(self) -> Iterator[Fact]:
-        """Yield the parameter through whose uses the gradient has grown, after a backward pass."""
+        """Yield the parameter through whose uses the gradient has grown or shrunk, after a backward pass."""
         read_U = [norm for norm in self._norms_U if norm is not None]
         is_whole = len(read_U) == len(self._norms_U) > 0
         norms_U = to_host(torch.stack(read_U)) if is_whole else np.zeros(1)
         self.clear()
         growth = growth_of(norms_U)
-        if growth >= TOLD:
+        if abs(growth) >= TOLD:
             self._told = True
-            text = f"the gradient grows 10^{growth:.1f}-fold on its way back through {self._uses} uses"
+            text = f"the gradient changes by a factor of 10^{growth:.1f} on its way back through {self._uses} uses"
             yield "tape-recurrence", self._name, text, {"uses": float(self._uses), "growth": growth}
 
     def _read(self, name: str, uses: list[Node]) -> None:
@@ -113,7 +116,7 @@ class _Read:
 
 
 def growth_of(norms_U: np.ndarray[Any, Any]) -> float:
-    """Return by how many powers of ten norms rise towards the first use, beyond what comes to them by the way.
+    """Return by how many powers of ten norms rise towards the first use, beyond what comes to them by the way, or fall.
 
     A loss at each place of a sequence adds something at each use, so that a gradient that is only handed on grows as
     the way does: hardly more than twofold over the earlier half of it, by which the growth is told.
@@ -122,11 +125,12 @@ def growth_of(norms_U: np.ndarray[Any, Any]) -> float:
         norms_U: Norms at uses that are evenly spread, in the order of the forward pass, of shape (U,).
     """
     few, middle = len(norms_U) // 8, len(norms_U) // 2
-    if not few or not np.isfinite(norms_U).all() or not (norms_U > 0).all():
+    if not few or not np.isfinite(norms_U).all() or not norms_U[-1] > 0:
         return 0.0
-    log_U = np.log10(norms_U)
+    log_U = np.log10(np.maximum(norms_U, SMALLEST))
     rise = float(np.median(log_U[:few]) - np.median(log_U[middle : middle + few]))
-    return max(0.0, (rise - float(np.log10(2))) * (len(norms_U) - 1) / middle)
+    beyond = rise - float(np.log10(2)) if rise > 0 else rise
+    return beyond * (len(norms_U) - 1) / middle if beyond * rise > 0 else 0.0
 
 
 def _uses(roots: list[Node]) -> Iterator[tuple[Tensor, list[Node]]]:

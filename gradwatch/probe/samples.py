@@ -56,7 +56,7 @@ class Samples:
             distance = self._distance(rows)
             self.is_over = not distance <= NEAR or step == LOOKS[-1]
             if distance <= NEAR and self.is_over:
-                values = {"distance": distance, "samples": float(len(rows))}
+                values = {"distance": distance, "samples": float(len(rows)), "features": float(rows.shape[1])}
                 text = "the batches looked at are made of the same samples"
                 return Event(kind="batch-alike", step=step, text=text, values=values)
         return None

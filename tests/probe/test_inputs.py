@@ -68,6 +68,11 @@ def test_what_may_be_all_the_data_is_for_information_or_not_looked_at(rows):
     assert train(lambda step: torch.arange(rows), steps=31) == ([("constant-batch", 30)] if rows < 256 else [])
 
 
+def test_the_points_of_a_grid_are_all_there_is():
+    grid = torch.cartesian_prod(torch.linspace(0, 1, 8), torch.linspace(0, 1, 8))
+    assert train(lambda step: torch.arange(64), model=nn.Linear(2, 1), call=lambda model, x: model(grid)) == []
+
+
 def test_a_batch_that_is_handed_over_is_told_of_once():
     assert train(first, hands_over=True) == [("constant-batch", 5)]
 

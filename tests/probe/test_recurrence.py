@@ -46,10 +46,16 @@ def test_a_factor_above_one_is_told_with_the_growth_that_follows_from_it(element
     assert values["growth"] == pytest.approx(T * np.log10(1.12), rel=0.2)
 
 
-@pytest.mark.parametrize("factor", [0.9, 1.0])
 @pytest.mark.parametrize("every", [True, False])
-def test_a_factor_of_one_and_less_is_not_told_wherever_the_loss_looks(factor, every):
-    assert told(Loop(factor, every=every)) == []
+def test_a_factor_of_one_is_not_told_wherever_the_loss_looks(every):
+    assert told(Loop(1.0, every=every)) == []
+
+
+def test_a_factor_below_one_is_told_as_what_shrinks_unless_the_loss_looks_everywhere():
+    ((_, _, _, values),) = told(Loop(0.8))
+    assert values["growth"] == pytest.approx(T * np.log10(0.8), rel=0.2)
+
+    assert told(Loop(0.8, every=True)) == []
 
 
 def test_uses_side_by_side_make_no_recurrence():
