@@ -96,7 +96,8 @@ class Recurrences:
             return
         self.clear()
         self._name, self._uses = name, len(uses)
-        places = np.linspace(0, len(uses) - 1, min(MOST_READ, len(uses))).astype(int).tolist()
+        count = min(MOST_READ, len(uses))
+        places = [k * (len(uses) - 1) // (count - 1) for k in range(count)]
         self._norms_U = [None] * len(places)
         for place, use in enumerate(places):
             self._handles.append(uses[use].register_prehook(_Read(self._norms_U, place)))
