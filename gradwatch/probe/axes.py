@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 from operator import mul
 from typing import NamedTuple
 
-from gradwatch.probe.graph import Graph, Node, operation, shape
+from gradwatch.probe.graph import Graph, Node, is_leaf, operation, shape
 from gradwatch.probe.loss_rules import LINEAR, Fact
 
 VIEWS = frozenset({"Flatten", "Reshape", "ReshapeAlias", "Squeeze", "Unflatten", "UnsafeView", "Unsqueeze", "View"})
@@ -69,12 +69,17 @@ def _mixing(graph: Graph, softmax: Node, axis: int) -> tuple[Node, int] | None:
         elif name not in SAME or before != after:
             return None
         node = inputs[0]
-    if node is None or not shape(node):
+    if node is None or not shape(node) or not _has_weight(graph, node):
         return None
     sizes = shape(node)
     place = CHANNELS if operation(node) == "Convolution" else len(sizes) - 1
     is_other = is_torn or (axis != place and sizes[place] == classes)
     return (node, sizes[place]) if is_other else None
+
+
+def _has_weight(graph: Graph, node: Node) -> bool:
+    """Say whether a product is that of a layer: one of two computed tensors has scores in both directions."""
+    return any(is_leaf(made_by) for child in graph.inputs(node) if (made_by := graph.through(child)) is not None)
 
 
 TORN = -1

@@ -44,6 +44,8 @@ WHOLE = {
     "pictures": lambda: nn.Conv2d(3, 5, 1)(IMAGES),
     "a pointer to a place": lambda: nn.Linear(8, 1)(WORDS).squeeze(2),
     "a pointer into a picture": lambda: nn.Conv2d(3, 1, 1)(IMAGES).flatten(1),
+    "pairs of a batch against each other": lambda: nn.Linear(8, 5)(WORDS[:, 0]) @ nn.Linear(8, 5)(WORDS[:, 1]).T,
+    "the same pairs, the other way": lambda: (nn.Linear(8, 5)(WORDS[:, 0]) @ nn.Linear(8, 5)(WORDS[:, 1]).T).T,
     "several answers side by side": lambda: nn.Linear(8, 5 * C)(WORDS[:, 0]).view(B, 5, C).transpose(1, 2),
     "several answers, classes first": lambda: nn.Linear(8, 5 * C)(WORDS[:, 0]).view(B, C, 5),
 }
