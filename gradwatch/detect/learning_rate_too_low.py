@@ -15,11 +15,12 @@ from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
 from gradwatch.detect._depth import depth
 from gradwatch.detect._follow_on import settled
-from gradwatch.detect._robust import Floats, median
+from gradwatch.detect._robust import Floats, median, trend
 from gradwatch.detect._scope import scopes
 from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
+from gradwatch.history.table import WINDOW, Steps
 from gradwatch.records import Finding, Quantity
 
 SPREAD = 10
@@ -41,6 +42,15 @@ SLIP = 1e-4
 BEGINNING = 8
 """Steps that say where the loss began."""
 
+STANDING = 100
+"""Steps after which a loss that stands where it began says something."""
+
+STANDS = 0.99
+"""Part of the first loss above which it stands there: medians of 16 and of 50 losses differ by noise as much."""
+
+FALLING = -1.5
+"""Slope of the loss in its standard errors below which it is falling, as in `loss-plateau`."""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +65,8 @@ class LearningRateTooLow:
     schedule ends with takes a fiftieth (cosine) to a quarter (milestones) of a run. A model that is nothing but
     embeddings is judged by the rows that a batch looked up: a table moves by the root of their share less than they do.
     Layers of a group whose rate is a ten thousandth of another's are judged for themselves.
+    And, where the loss stands where it began after 100 steps, whether the weights have travelled by less than `travel`
+    of themselves in all of them.
 
     Why it matters: at 1e-5 per step ten thousand steps change a weight by a tenth of itself at most.
 
@@ -74,8 +86,10 @@ class LearningRateTooLow:
         samples: Samples in a row. 3: twenty steps at the default schedule.
         left: Loss, in units of that of the first 8 steps, above which there is something left to learn. 0.1: runs at
             the end of their schedule were below, but for noisy problems.
-        horizon: Steps that a warm-up may still need to a ratio that moves something. 10000: the longest that are in
-            use, from 2000 to 10000 (GPT-3's is 375 million tokens, some hundred steps), are through by then.
+        horizon: Steps that a warm-up may still need to a ratio that moves something. 2000: the longest that are in use,
+            10000 steps to the usual 1e-3, are there after a tenth of them.
+        travel: Sum of all update/weight ratios up to which nothing can have been learned. 0.01: a hundredth of the
+            weights, where careful fine-tuning moves by two hundredths in 100 steps.
     """
 
     code: ClassVar[str] = "GW303"
@@ -84,13 +98,14 @@ class LearningRateTooLow:
     ratio: float = 1e-5
     samples: int = 3
     left: float = 0.1
-    horizon: int = 10_000
+    horizon: int = 2000
+    travel: float = 0.01
 
     def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
         """Say at which steps no update is small, or none was measured."""
         shape = depth(ahead.history)
         ratio_DM = ahead.newest("update.ratio")[:, shape.matrices_M if len(shape.matrices_M) else shape.tables_E]
-        return np.asarray(~(ratio_DM < self.ratio).any(axis=1), np.bool_)
+        return np.asarray(~(ratio_DM < self._small).any(axis=1), np.bool_)
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run, or for a group of the optimizer whose rate is another's by a slip."""
@@ -98,37 +113,67 @@ class LearningRateTooLow:
         shape = depth(history)
         matrices_M = shape.matrices_M if len(shape.matrices_M) else shape.tables_E
         newest_M = history.param.newest("update.ratio")[matrices_M]
-        if np.isnan(newest_M).all() or not float(median(newest_M)) < self.ratio:
+        if np.isnan(newest_M).all() or not float(median(newest_M)) < self._small:
             return
         ratio_T = _level(_ratios(history, matrices_M))
         steps_T = history.param.steps()[~np.isnan(ratio_T)]
         ratio_T = ratio_T[~np.isnan(ratio_T)]
+        if len(ratio_T) < self.samples or self._is_warming_up(history, float(ratio_T[-1])):
+            return
+        if not _may_learn(history, matrices_M):
+            return
+        yield from self._negligible(history, steps_T, ratio_T)
+        yield from self._hardly_travelled(history, float(ratio_T.max()))
+
+    @property
+    def _small(self) -> float:
+        """Update/weight ratio up to which there is something to look at."""
+        return max(self.ratio, self.travel / STANDING)
+
+    def _negligible(self, history: History, steps_T: Steps, ratio_T: Floats) -> Iterator[Finding]:
+        """Yield a finding where updates are negligible now, and not just at the end of a schedule."""
         moved = np.flatnonzero(ratio_T >= self.ratio)
         first = int(moved[-1]) + 1 if len(moved) else 0
         if len(ratio_T) - first < self.samples:
             return
         still = int(history.step - steps_T[first])
         is_tail = len(moved) > 0 and 3 * still < history.step
-        if is_tail or self._is_warming_up(history, float(ratio_T[-1])) or not self._is_left(history):
+        if is_tail or not self._is_left(history) or (history.scalar("skipped", still + 1) == 1).any():
             return
-        is_held = any(layer.group is not None for layer in history.info.layers)
-        if (
-            not is_held
-            or not (history.param.newest("grad.l2")[matrices_M] > 0).any()
-            or (history.scalar("skipped", still + 1) == 1).any()
-        ):
+        largest = float(ratio_T[first:].max())
+        yield self._finding(
+            history, f"for {still} steps the weights have moved by {largest:.1g} of themselves a step", largest
+        )
+
+    def _hardly_travelled(self, history: History, largest: float) -> Iterator[Finding]:
+        """Yield a finding where all steps so far led nowhere, and the loss stands where it began."""
+        length = min(history.step + 1, WINDOW)
+        if not history.step >= STANDING or largest * history.step >= self.travel:
             return
-        rate = float(history.run.newest("lr.0")[0])
-        yield Finding(
+        if any(f.kind == self.kind for f in history.findings) or (history.scalar("skipped", length) == 1).any():
+            return
+        loss_T = history.scalar("loss", length)
+        first, newest = float(median(beginning(history, "loss"))), float(median(loss_T[-STANDING // 2 :]))
+        if not newest > STANDS * first > 0 or not trend(loss_T) > FALLING:
+            return
+        yield self._finding(
+            history,
+            f"in {history.step} steps the weights have moved by {100 * largest * history.step:.1g} % of themselves at "
+            "most, and the loss stands where it began",
+            largest,
+        )
+
+    def _finding(self, history: History, message: str, ratio: float) -> Finding:
+        return Finding(
             code=self.code,
             kind=self.kind,
             layer=None,
             step=history.step,
             severity=settled(history, self.kind),
-            message=f"for {still} steps the weights have moved by {ratio_T[first:].max():.1g} of themselves a step",
+            message=message,
             evidence=(
-                Quantity(name="update.ratio, median", value=float(ratio_T[first:].max())),
-                Quantity(name="lr.0", value=rate),
+                Quantity(name="update.ratio, median", value=ratio),
+                Quantity(name="lr.0", value=float(history.run.newest("lr.0")[0])),
                 Quantity(name="loss", value=float(history.run.newest("loss")[0])),
             ),
         )
@@ -200,12 +245,21 @@ class LearningRateTooLow:
         yield Example("a long warm-up begins", warm.history())
         yield Example("a warm-up that would take a hundred thousand steps", _warming(over=1e6), (None,))
         yield Example("a warm-up of ten thousand steps", _warming(over=1e4))
+        yield Example("one of ten thousand steps to a rate for fine-tuning", _warming(over=6e4), (None,))
+        yield Example("a loss that stands while weights creep", _standing(), (None,))
+        yield Example("a loss that falls while they do", _standing(fall=0.05))
         yield Example("a rate that doubles every 50 steps", _warming(doubling=50.0))
         yield Example("a schedule ends at zero", _decayed(over=150.0))
         learned = Synthetic(steps=120, lr=1e-8)
         learned.loss_T[8:] *= 0.01
         yield Example("there is nothing left to learn", learned.history())
         yield Example("only the first layers hardly move", _vanishing())
+
+
+def _may_learn(history: History, tensors_M: NDArray[np.intp]) -> bool:
+    """Say whether an optimizer holds what is watched, and gradients arrive."""
+    is_held = any(layer.group is not None for layer in history.info.layers)
+    return is_held and bool((history.param.newest("grad.l2")[tensors_M] > 0).any())
 
 
 def _level(ratio_TM: Floats) -> Floats:
@@ -263,6 +317,13 @@ def _warming(*, over: float = 1.0, doubling: float = 0.0) -> History:
     made = Synthetic(steps=120)
     made.lr_T = 1e-8 * 2 ** (made.t_T / doubling) if doubling else 1e-3 * (made.t_T + 1) / over
     made.loss_T[:] = 2.3
+    return made.history()
+
+
+def _standing(*, fall: float = 0.0) -> History:
+    """Return a run at a thirtieth of a usual rate, whose loss falls by a part."""
+    made = Synthetic(steps=140, lr=3e-5)
+    made.loss_T = 2.3 * (1 - fall * made.t_T / 140) * np.exp(0.01 * made.rng.standard_normal(made.steps))
     return made.history()
 
 
