@@ -127,7 +127,7 @@ class NotOptimized:
             severity, why = Severity.CRITICAL, "no optimizer holds any parameter of the model"
         elif empty := [event.text for event in history.events if event.kind == "group-empty"]:
             severity, why = Severity.WARNING, empty[0]
-        elif max(left) < min(held):
+        elif max(left) < min(held) and not all(_is_own(history, i, held) for i in left):
             severity, why = Severity.INFO, "everything behind it is: freeze it if that is meant"
         else:
             severity, why = Severity.WARNING, "no optimizer holds it"
@@ -212,11 +212,18 @@ class NotOptimized:
         yield Example("weights that move by what is updated", _taken_back(kept=0.2))
         yield Example("a group in the middle has a rate of 0", _at_zero(6), ("layers.6.weight",))
         yield Example("the first layer has, as frozen ones do: for information", _at_zero(0), ("layers.0.weight",))
+        yield Example("the model's own parameter is, which comes before all its layers", _own(), ("log_vars",))
         yield Example("a healthy run", Synthetic(steps=40).history())
         yield Example("somebody else moves it", _left_out(5, moves=True))
         skipped = Synthetic(steps=40, precision="fp16")
         skipped.skipped_T[:] = 1
         yield Example("updates that are skipped move nothing", skipped.history())
+
+
+def _is_own(history: History, tensor: int, held: list[int]) -> bool:
+    """Say whether a tensor stands first for being the own parameter of a module that holds all the others."""
+    module = history.info.layers[tensor].module
+    return all(history.info.layers[i].module.startswith(f"{module}." if module else "") for i in held)
 
 
 def _left_out(*layers: int, moves: bool) -> History:
@@ -234,6 +241,14 @@ def _made_without(*layers: int, moves: bool) -> Synthetic:
     made.info = replace(made.info, layers=infos)
     made.update_factor_TL[:, layers] = float(moves)
     return made
+
+
+def _own() -> History:
+    """Return a run in which no optimizer holds a parameter that belongs to the model as a whole."""
+    made = _made_without(0, moves=False)
+    own = replace(made.info.layers[0], name="log_vars", module="", shape=(2,))
+    made.info = replace(made.info, layers=(own, *made.info.layers[1:]))
+    return made.history()
 
 
 def _taken_back(*, kept: float) -> History:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import numpy as np
@@ -29,6 +29,9 @@ BLOCK = 16
 SAMPLES = 64
 """Sampled steps that are looked at: 640 steps, where every tenth is sampled."""
 
+SHARED = 0.9
+"""Zeros of a layer's weights in units of its bias's from which on its units are silent: they then have as many."""
+
 STILL = 0.03
 """Rise over the newest third that shows that it goes on: three in a hundred units."""
 
@@ -47,6 +50,9 @@ class RisingSparsity:
 
     Why it matters: each unit that falls silent for every batch has no gradient and stays silent. The loss does not
     show it until little capacity is left.
+
+    A bias counts only where its weights have as many zeros: a loss that is a difference gives it nothing where units
+    answer alike on both sides.
 
     When it is wrong: magnitude pruning makes zeros on purpose. A hinge or triplet loss has zeros where samples are
     satisfied; those come and go, and the envelope does not climb steadily. A network that settles in its first steps
@@ -104,7 +110,9 @@ class RisingSparsity:
             return
         zero_TL = history.param.window("grad.zero_frac")
         first_L = beginning(history, "grad.zero_frac", BLOCK).min(axis=0)
-        maybe_L &= self._is_high(zero_TL[-BLOCK:].min(axis=0), first_L)
+        low_L = zero_TL[-BLOCK:].min(axis=0)
+        maybe_L &= self._is_high(low_L, first_L)
+        maybe_L[[i for i in np.flatnonzero(maybe_L) if _is_cancelled(history, int(i), low_L)]] = False
         if not maybe_L.any():
             return
         maybe = np.flatnonzero(maybe_L)
@@ -211,6 +219,8 @@ class RisingSparsity:
         yield Example("half of the units fall silent within eighty steps", places.history())
         gone = Synthetic(steps=200).rising_sparsity(6, onset=40, rate=0.008)
         yield Example("nearly all units fall silent within a hundred", gone.history(), gone.names(6))
+        yield Example("a bias gets as much from either side of a difference", _biased(cancels=True))
+        yield Example("units die with their bias", _biased(cancels=False), ("layers.6.bias",))
         hinge = Synthetic(steps=240).rising_sparsity(6, onset=20, rate=0.002)
         hinge.zero_frac_TL[:, 6] = np.clip(hinge.zero_frac_TL[:, 6] + 0.3 * np.sin(hinge.t_T / 15), 0, 0.95)
         yield Example("zeros come and go", hinge.history())
@@ -218,6 +228,26 @@ class RisingSparsity:
             "a quarter of an embedding is never looked up",
             Synthetic(steps=200).rising_sparsity(6, onset=-1000, most=0.9).history(),
         )
+
+
+def _biased(*, cancels: bool) -> History:
+    """Return a run in which the gradient of a bias gets sparser, with or without that of its weights."""
+    made = Synthetic(steps=200).rising_sparsity(7, onset=10, rate=0.004)
+    weight = made.info.layers[6]
+    bias = replace(weight, name="layers.6.bias", shape=weight.shape[:1])
+    made.info = replace(made.info, layers=(*made.info.layers[:7], bias, *made.info.layers[8:]))
+    if not cancels:
+        made.rising_sparsity(6, onset=10, rate=0.004)
+    return made.history()
+
+
+def _is_cancelled(history: History, tensor: int, zero_L: NDArray[np.floating]) -> bool:
+    """Say whether a bias has zeros that its weights have not: what it gets cancels out, and its units live."""
+    own = history.info.layers[tensor]
+    mates = [i for i, la in enumerate(history.info.layers) if la.module == own.module and len(la.shape) >= 2]
+    if len(own.shape) != 1 or not mates:
+        return False
+    return bool(zero_L[mates].max() < SHARED * zero_L[tensor])
 
 
 def _silenced(rate: float, *, most: float = 0.9, wave: float = 0.0) -> History:

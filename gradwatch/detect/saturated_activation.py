@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect._beginning import beginning
+from gradwatch.detect._beginning import beginning, is_learned
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._robust import median
 from gradwatch.history.ahead import Ahead
@@ -31,6 +31,16 @@ off: they count where nearly all is, as what becomes so later does."""
 BEGINNING = 50
 """Steps that count as the beginning: what is saturated there is so by scale, not by what was learned."""
 
+SUDDEN = 40
+"""Steps within which outputs are driven into their tails from outside, by a temperature: learning multiplies the inputs
+of a function by ten only where updates are large, which `learning-rate-too-high` tells."""
+
+STAYS = 3
+"""Samples for which they must have been there: two more than chance needs."""
+
+MUCH = 0.2
+"""Part of the first loss that is much: who is sure and right has less, as 0.99 has a cross entropy of 0.01."""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +52,8 @@ class SaturatedActivation:
     than one), as the smallest value over successive sampled batches. A third is reported where it was so from the first
     batch on, before anything was learned that could justify it. What gets there later is reported where nearly all is
     saturated, and not for a softmax, nor for the last module where the loss has fallen by a fifth or is that of several
-    optimizers: they become sure by learning.
+    optimizers: they become sure by learning. These are reported where nearly all got there within 40 steps and stayed,
+    while a fifth of the loss is left: faster than learning does it, as by a temperature that falls too fast.
 
     Why it matters: gradients through such a unit shrink twentyfold and more; what lies before it barely learns.
 
@@ -94,7 +105,7 @@ class SaturatedActivation:
             has_got_there = saturated_A[a] >= self.late and not may_be_sure
             early = self.early + USUAL.get(activation.module_type, 0.0)
             is_from_start = is_early and always_A[a] >= early
-            if not has_got_there and not is_from_start:
+            if not (has_got_there or is_from_start or self._is_sudden(history, a)):
                 continue
             yield Finding(
                 code=self.code,
@@ -110,6 +121,19 @@ class SaturatedActivation:
                 ),
             )
 
+    def _is_sudden(self, history: History, activation: int) -> bool:
+        """Say whether nearly all outputs went into the tails at once, and much of the loss is left."""
+        if "+" in history.info.optimizer or is_learned(history, left=MUCH):
+            return False
+        saturated_T = history.act.window("act.saturated_frac")[:, activation]
+        steps_T = history.act.steps()[~np.isnan(saturated_T)]
+        saturated_T = saturated_T[~np.isnan(saturated_T)]
+        free = np.flatnonzero(saturated_T < self.early)
+        got_there = np.flatnonzero(saturated_T < self.late)
+        if not len(free) or len(saturated_T) - 1 - got_there[-1] < STAYS:
+            return False
+        return bool(steps_T[got_there[-1] + 1] - steps_T[free[-1]] <= SUDDEN)
+
     @classmethod
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
@@ -122,7 +146,13 @@ class SaturatedActivation:
         yield Example("gates are shut for good from the start", _with(1, "Gate", fraction=0.95, onset=0), ("acts.1",))
         yield Example("half of the gates are shut at first", _with(1, "Gate", fraction=0.5, onset=0))
         yield Example("a clamp cuts off a third", _with(1, "Clamp", fraction=0.35, onset=0))
-        yield Example("the output's sigmoid becomes sure", _with(2, "Sigmoid", fraction=0.97, onset=60))
+        yield Example("a temperature falls too fast", _with(1, "Softmax", fraction=0.97, onset=60), ("acts.1",))
+        sure = _made(2, "Sigmoid", fraction=0.97, onset=60)
+        sure.loss_T[60:] *= 0.02
+        yield Example("the output's sigmoid becomes sure", sure.history())
+        slow = _made(1, "Softmax", fraction=0.97, onset=60)
+        slow.saturated_frac_TA[:, 1] = np.minimum(0.012 * slow.t_T, 0.97)
+        yield Example("attention sharpens step by step", slow.history())
         stuck = _made(2, "Tanh", fraction=1.0, onset=30)
         stuck.loss_T[:] = 2500
         yield Example("the output's tanh cannot reach its targets", stuck.history(), ("acts.2",))
