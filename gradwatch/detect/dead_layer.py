@@ -28,6 +28,13 @@ SIDE_BY_SIDE = "tape-side-by-side"
 SELECTIVE = 3
 """Times that a gradient went away or came back: what dies goes once, what is chosen by some samples comes and goes."""
 
+GONE = 60
+"""Steps after which what came and went may be gone for good."""
+
+LONGER = 5
+"""Times that it must have been away longer than ever before: what is chosen at random with one chance p at each step
+has been away for 1.5 / p after two absences, and is for 7.5 / p once in two thousand."""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +49,11 @@ class DeadLayer:
     Why it matters: the layer no longer learns, and everything that has to pass through it is what it was.
 
     When it is wrong: a branch whose gate starts near zero and opens late. An expert that is hardly ever chosen came and
-    went before (info). Where the tape says that modules which are built alike stand side by side, as experts do, one
-    that nothing is sent to any more is for information until half of them are like it: then the router has collapsed. A
-    gradient that is None is a choice of the loop's and not counted here (no-gradient tells it from the start). Where
-    all layers go to zero together the loss has: a hinge that is satisfied, a fit without noise.
+    went before (info), until it has been away for 60 steps and five times as long as ever. Where the tape says that
+    modules which are built alike stand side by side, as experts do, one that nothing is sent to any more is for
+    information until half of them are like it: then the router has collapsed. A gradient that is None is a choice of
+    the loop's and not counted here (no-gradient tells it from the start). Where all layers go to zero together the loss
+    has: a hinge that is satisfied, a fit without noise.
 
     What to do: look at what multiplies the layer: a gate with an extreme bias, a norm whose scale is zero and frozen,
     a saturated activation, units that died after a large step.
@@ -91,15 +99,15 @@ class DeadLayer:
             if layer is None:
                 continue  # nobody is left who learns: that is another illness, or success
             largest = float(np.fmax.reduce(l2_TL[:, group], axis=None))
-            is_chosen = _turns(history, group) >= SELECTIVE or _is_one_of_many(history, layer, newest_L)
-            comes_and_goes = largest == 0 and is_chosen
+            is_chosen = _comes_and_goes(history, group) or _is_one_of_many(history, layer, newest_L)
+            is_harmless = largest == 0 and is_chosen
             what = "no gradient any more" if largest == 0 else "next to no gradient"
             yield Finding(
                 code=self.code,
                 kind=self.kind,
                 layer=layer,
                 step=history.step,
-                severity=Severity.INFO if comes_and_goes else settled(history, self.kind),
+                severity=Severity.INFO if is_harmless else settled(history, self.kind),
                 message=f"{layer} gets {what} while others learn",
                 evidence=(
                     Quantity(name=f"largest grad.l2 in {self.steps} steps", value=largest),
@@ -184,10 +192,13 @@ def _is_one_of_many(history: History, name: str, newest_L: NDArray[np.floating])
     return False
 
 
-def _turns(history: History, group: list[int]) -> int:
-    """Return how often the gradient of a group of tensors went away or came back within the window."""
-    is_there_T = np.any(history.param.window("grad.l2")[:, group] > 0, axis=1)
-    return int(np.count_nonzero(is_there_T[1:] != is_there_T[:-1]))
+def _comes_and_goes(history: History, group: list[int]) -> bool:
+    """Say whether the gradient of a group of tensors went away and came back, and has not been away for far longer."""
+    is_away_T = ~np.any(history.param.window("grad.l2")[:, group] > 0, axis=1)
+    away = [end - start for start, end in _runs(is_away_T)]
+    turns = int(np.count_nonzero(is_away_T[1:] != is_away_T[:-1]))
+    is_gone = is_away_T[-1] and away[-1] >= GONE and away[-1] >= LONGER * max(away[:-1], default=0)
+    return turns >= SELECTIVE and not is_gone
 
 
 def _runs(mask_M: NDArray[np.bool_]) -> list[tuple[int, int]]:
