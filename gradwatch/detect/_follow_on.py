@@ -25,8 +25,9 @@ FOLLOWS: dict[str, frozenset[str]] = {
     "saturated-activation": OVERSHOT | {"gradient-spike", "poor-initialization"},
     # a first loss in the thousands is what a recurrence that explodes computes with any weights
     "poor-initialization": frozenset({"exploding-gradient"}),
-    # a factor of zero that nothing moves, or all of them at zero, keep the gradient from the other
-    "no-gradient": frozenset({"not-optimized", "poor-initialization"}),
+    # a factor of zero that nothing moves, or all of them at zero, keep the gradient from the other; half precision
+    # flushes all of it
+    "no-gradient": frozenset({"fp16-underflow", "not-optimized", "poor-initialization"}),
     # sums of gradients grow, and with them all that is made of them
     "learning-rate-too-high": frozenset({"missing-zero-grad", "non-finite"}),
     "exploding-gradient": frozenset({"missing-zero-grad"}),
