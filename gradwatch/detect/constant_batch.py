@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect._edited import edited
+from gradwatch.detect._finding import finding_of
 from gradwatch.detect._noted import noted
 from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
@@ -103,14 +104,12 @@ class ConstantBatch:
             yield self._finding(history, f"two batches came in turn for {self.turns} steps", evidence)
 
     def _finding(self, history: History, message: str, *evidence: Quantity, is_chosen: bool = True) -> Finding:
-        return Finding(
-            code=self.code,
-            kind=self.kind,
-            layer=None,
-            step=history.step,
+        return finding_of(
+            self,
+            history,
+            message,
+            *evidence,
             severity=Severity.WARNING if is_chosen else Severity.INFO,
-            message=message,
-            evidence=evidence,
         )
 
     def _is_chosen(self, history: History, samples: float) -> bool:

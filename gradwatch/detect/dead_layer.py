@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect._depth import depth, matrix_sizes
+from gradwatch.detect._finding import finding_of
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._noted import noted
 from gradwatch.detect._robust import log10, median
@@ -102,18 +103,15 @@ class DeadLayer:
             is_chosen = _comes_and_goes(history, group) or _is_one_of_many(history, layer, newest_L)
             is_harmless = largest == 0 and is_chosen
             what = "no gradient any more" if largest == 0 else "next to no gradient"
-            yield Finding(
-                code=self.code,
-                kind=self.kind,
+            yield finding_of(
+                self,
+                history,
+                f"{layer} gets {what} while others learn",
+                Quantity(name=f"largest grad.l2 in {self.steps} steps", value=largest),
+                Quantity(name="median grad.l2 of all tensors", value=usual),
+                Quantity(name="gap below the median layer", value=self._gap(history, l2_TL, group), unit="decades"),
                 layer=layer,
-                step=history.step,
                 severity=Severity.INFO if is_harmless else settled(history, self.kind),
-                message=f"{layer} gets {what} while others learn",
-                evidence=(
-                    Quantity(name=f"largest grad.l2 in {self.steps} steps", value=largest),
-                    Quantity(name="median grad.l2 of all tensors", value=usual),
-                    Quantity(name="gap below the median layer", value=self._gap(history, l2_TL, group), unit="decades"),
-                ),
             )
 
     def _frozen(self, history: History, newest_L: NDArray[np.floating]) -> NDArray[np.bool_]:

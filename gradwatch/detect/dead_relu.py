@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
+from gradwatch.detect._finding import finding_of
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._silence import HAVE_A_DEAD_SIDE, silent_units
 from gradwatch.history.ahead import Ahead
@@ -87,18 +88,15 @@ class DeadRelu:
         share = "all" if dead == 1 else f"{100 * dead:.0f} %"
         severity = settled(history, self.kind) if dead >= self.fraction else Severity.INFO
         severity = Severity.CRITICAL if dead == 1 else severity  # nothing passes any more
-        return Finding(
-            code=self.code,
-            kind=self.kind,
+        return finding_of(
+            self,
+            history,
+            f"{share} of the units of {layer} fire for no sample{since}",
+            Quantity(name="act.dead_frac", value=dead, unit="0..1"),
+            Quantity(name=f"act.dead_frac {4 + self.samples} samples before", value=before, unit="0..1"),
+            *silent,
             layer=layer,
-            step=history.step,
             severity=severity,
-            message=f"{share} of the units of {layer} fire for no sample{since}",
-            evidence=(
-                Quantity(name="act.dead_frac", value=dead, unit="0..1"),
-                Quantity(name=f"act.dead_frac {4 + self.samples} samples before", value=before, unit="0..1"),
-                *silent,
-            ),
         )
 
     @classmethod

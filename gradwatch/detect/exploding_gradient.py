@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
 from gradwatch.detect._depth import depth, module_levels, spread, spreads
+from gradwatch.detect._finding import finding_of
 from gradwatch.detect._follow_on import is_explained
 from gradwatch.detect._noted import noted
 from gradwatch.detect._robust import block_medians, climb, log10, median
@@ -162,18 +163,15 @@ class ExplodingGradient:
         is_told = was_told or has_jumped or is_explained(history, self.kind)
         for layer, _ in [(None, [])] if is_whole else scopes(history, ill_L, kind=self.kind):
             whose = f" of {layer}" if layer else ""
-            yield Finding(
-                code=self.code,
-                kind=self.kind,
+            yield finding_of(
+                self,
+                history,
+                f"the gradient norm{whose} has climbed {factor(climb)} times above its past, the loss too",
+                Quantity(name="climb of grad_norm.before_clip", value=climb),
+                Quantity(name="grad_norm.before_clip", value=float(history.scalar("grad_norm.before_clip")[-1])),
+                Quantity(name="loss", value=float(history.scalar("loss")[-1])),
                 layer=layer,
-                step=history.step,
                 severity=Severity.INFO if is_told else Severity.CRITICAL,
-                message=f"the gradient norm{whose} has climbed {factor(climb)} times above its past, the loss too",
-                evidence=(
-                    Quantity(name="climb of grad_norm.before_clip", value=climb),
-                    Quantity(name="grad_norm.before_clip", value=float(history.scalar("grad_norm.before_clip")[-1])),
-                    Quantity(name="loss", value=float(history.scalar("loss")[-1])),
-                ),
             )
 
     def _over_depth(self, history: History) -> Iterator[Finding]:
@@ -192,18 +190,15 @@ class ExplodingGradient:
         if rise < self.decades:
             return
         layer = first_scope(history, int(shape.chain_K[shape.starts_D[places[0]]]))
-        yield Finding(
-            code=self.code,
-            kind=self.kind,
+        yield finding_of(
+            self,
+            history,
+            f"gradients grow by {rise:.1f} decades on their way back to {layer}",
+            Quantity(name="rise over depth", value=rise, unit="decades"),
+            Quantity(name="rise per module", value=rise / (len(places) - 1), unit="decades"),
+            Quantity(name="grad_norm.before_clip", value=float(history.run.newest("grad_norm.before_clip")[0])),
             layer=layer,
-            step=history.step,
             severity=Severity.CRITICAL if rise >= 1.5 * self.decades else Severity.WARNING,
-            message=f"gradients grow by {rise:.1f} decades on their way back to {layer}",
-            evidence=(
-                Quantity(name="rise over depth", value=rise, unit="decades"),
-                Quantity(name="rise per module", value=rise / (len(places) - 1), unit="decades"),
-                Quantity(name="grad_norm.before_clip", value=float(history.run.newest("grad_norm.before_clip")[0])),
-            ),
         )
 
     def _over_time(self, history: History) -> Iterator[Finding]:
@@ -212,18 +207,15 @@ class ExplodingGradient:
             growth, uses = event.values["growth"], event.values["uses"]
             if growth < self.recurrence:
                 continue
-            yield Finding(
-                code=self.code,
-                kind=self.kind,
-                layer=event.layer,
-                step=history.step,
-                severity=Severity.CRITICAL if growth >= 2 * self.recurrence else Severity.WARNING,
-                message=f"the gradient grows by {growth:.1f} decades on its way back through {uses:.0f} uses of "
+            yield finding_of(
+                self,
+                history,
+                f"the gradient grows by {growth:.1f} decades on its way back through {uses:.0f} uses of "
                 f"{event.layer}, one after another",
-                evidence=(
-                    Quantity(name="growth from the last use to the first", value=growth, unit="decades"),
-                    Quantity(name="growth at each use", value=10 ** (growth / uses), unit="times"),
-                ),
+                Quantity(name="growth from the last use to the first", value=growth, unit="decades"),
+                Quantity(name="growth at each use", value=10 ** (growth / uses), unit="times"),
+                layer=event.layer,
+                severity=Severity.CRITICAL if growth >= 2 * self.recurrence else Severity.WARNING,
             )
 
     def _gain(self, history: History) -> Iterator[Finding]:
@@ -242,18 +234,14 @@ class ExplodingGradient:
         if not gain >= self.gain:
             return
         layer = first_scope(history, int(matrices_M[np.nanargmax(median(l2_TL[:, matrices_M]))]))
-        yield Finding(
-            code=self.code,
-            kind=self.kind,
+        yield finding_of(
+            self,
+            history,
+            f"the backward pass multiplies what the loss sends in by {factor(10**gain)}, most at {layer}",
+            Quantity(name="gain of the backward pass", value=gain, unit="decades"),
+            Quantity(name="grad.l2 of the output's bias", value=float(inflow)),
+            Quantity(name="grad_norm.before_clip", value=float(history.run.newest("grad_norm.before_clip")[0])),
             layer=layer,
-            step=history.step,
-            severity=Severity.WARNING,
-            message=f"the backward pass multiplies what the loss sends in by {factor(10**gain)}, most at {layer}",
-            evidence=(
-                Quantity(name="gain of the backward pass", value=gain, unit="decades"),
-                Quantity(name="grad.l2 of the output's bias", value=float(inflow)),
-                Quantity(name="grad_norm.before_clip", value=float(history.run.newest("grad_norm.before_clip")[0])),
-            ),
         )
 
     def _overflow(self, history: History, norm: float) -> Finding:
@@ -261,14 +249,13 @@ class ExplodingGradient:
         widest = int(np.nanargmax(l2_L))  # one is there: the total is a number
         layer = first_scope(history, widest) if l2_L[widest] >= MOST_OF_IT * norm else None
         whose = f" of {layer}" if layer else ""
-        return Finding(
-            code=self.code,
-            kind=self.kind,
+        return finding_of(
+            self,
+            history,
+            f"the gradient norm{whose} is so large that its square overflows in float32",
+            Quantity(name="grad_norm.before_clip", value=norm),
             layer=layer,
-            step=history.step,
             severity=Severity.CRITICAL,
-            message=f"the gradient norm{whose} is so large that its square overflows in float32",
-            evidence=(Quantity(name="grad_norm.before_clip", value=norm),),
         )
 
     @classmethod

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from gradwatch.detect import Example
 from gradwatch.detect._depth import depth
 from gradwatch.detect._edited import edited
+from gradwatch.detect._finding import finding_of
 from gradwatch.detect._scope import scopes
 from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
@@ -122,18 +123,15 @@ class Fp16Underflow:
     def _finding(self, history: History, layer: str | None, group: list[int], unit: float) -> Finding:
         zero_frac = float(np.median(history.param.newest("grad.zero_frac")[group]))
         absmax = float(np.max(history.param.newest("grad.absmax")[group]))
-        return Finding(
-            code=self.code,
-            kind=self.kind,
+        return finding_of(
+            self,
+            history,
+            f"half precision flushes the gradient of {layer or 'the whole model'} to zero",
+            Quantity(name="grad.zero_frac", value=zero_frac, unit="0..1"),
+            Quantity(name="grad.absmax", value=absmax),
+            Quantity(name="smallest float16 / loss_scale", value=unit),
             layer=layer,
-            step=history.step,
             severity=Severity.CRITICAL if zero_frac >= 0.5 else Severity.WARNING,  # most of the gradient is gone
-            message=f"half precision flushes the gradient of {layer or 'the whole model'} to zero",
-            evidence=(
-                Quantity(name="grad.zero_frac", value=zero_frac, unit="0..1"),
-                Quantity(name="grad.absmax", value=absmax),
-                Quantity(name="smallest float16 / loss_scale", value=unit),
-            ),
         )
 
     @classmethod

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
+from gradwatch.detect._finding import finding_of
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._robust import median
 from gradwatch.detect._scope import scopes
@@ -95,20 +96,17 @@ class GradientSpike:
         step = int(history.param.steps(age)[0])
         for layer, _ in named:
             whose = f" of {layer}" if layer else ""
-            yield Finding(
-                code=self.code,
-                kind=self.kind,
+            yield finding_of(
+                self,
+                history,
+                f"the gradient{whose} at step {step} was {factor(spike / usual)} times the usual",
+                Quantity(name="spike at step", value=float(step)),
+                Quantity(name="grad_norm.before_clip", value=spike),
+                Quantity(name="median of the 32 steps before", value=usual),
+                Quantity(name="times the median", value=spike / usual),
+                Quantity(name="times the largest of the steps before", value=spike / highest),
                 layer=layer,
-                step=history.step,
                 severity=settled(history, self.kind),
-                message=f"the gradient{whose} at step {step} was {factor(spike / usual)} times the usual",
-                evidence=(
-                    Quantity(name="spike at step", value=float(step)),
-                    Quantity(name="grad_norm.before_clip", value=spike),
-                    Quantity(name="median of the 32 steps before", value=usual),
-                    Quantity(name="times the median", value=spike / usual),
-                    Quantity(name="times the largest of the steps before", value=spike / highest),
-                ),
             )
 
     @classmethod

@@ -16,6 +16,7 @@ from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
 from gradwatch.detect._depth import depth, matrix_sizes
 from gradwatch.detect._edited import edited
+from gradwatch.detect._finding import finding_of
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._noted import noted
 from gradwatch.detect._robust import Floats, log10, median
@@ -144,21 +145,16 @@ class LayerImbalance:
         if not lead >= self.decades:
             return
         layer = first_scope(history, int(shape.matrices_M[top]))
-        yield Finding(
-            code=self.code,
-            kind=self.kind,
-            layer=layer,
-            step=history.step,
-            severity=Severity.INFO if _has_lower_rate(history, top) else settled(history, self.kind),
-            message=f"the gradient of {layer} is at least {factor(10**lead)} times that of any other "
+        yield finding_of(
+            self,
+            history,
+            f"the gradient of {layer} is at least {factor(10**lead)} times that of any other "
             + ("layer" if level_M[top] == np.nanmax(level_M) else "layer before the output"),
-            evidence=(
-                Quantity(name="smallest lead over the second largest", value=lead, unit="decades"),
-                Quantity(
-                    name="lead over the median layer", value=float(level_M[top] - median(level_M)), unit="decades"
-                ),
-                Quantity(name="gradient element", value=float(10 ** level_M[top])),
-            ),
+            Quantity(name="smallest lead over the second largest", value=lead, unit="decades"),
+            Quantity(name="lead over the median layer", value=float(level_M[top] - median(level_M)), unit="decades"),
+            Quantity(name="gradient element", value=float(10 ** level_M[top])),
+            layer=layer,
+            severity=Severity.INFO if _has_lower_rate(history, top) else settled(history, self.kind),
         )
 
     def _replaced(self, history: History) -> Iterator[Finding]:
@@ -174,17 +170,14 @@ class LayerImbalance:
         if not (self.replaced <= largest < np.inf and second <= min(USUAL, largest * 10**-self.decades)):
             return
         layer = first_scope(history, int(shape.matrices_M[np.nanargmax(ratio_M)]))
-        yield Finding(
-            code=self.code,
-            kind=self.kind,
+        yield finding_of(
+            self,
+            history,
+            f"an update replaces {100 * largest:.3g} % of {layer} and {100 * second:.1g} % of others at most",
+            Quantity(name="update.ratio", value=float(largest)),
+            Quantity(name="update.ratio of the second largest", value=float(second)),
             layer=layer,
-            step=history.step,
             severity=settled(history, self.kind),
-            message=f"an update replaces {100 * largest:.3g} % of {layer} and {100 * second:.1g} % of others at most",
-            evidence=(
-                Quantity(name="update.ratio", value=float(largest)),
-                Quantity(name="update.ratio of the second largest", value=float(second)),
-            ),
         )
 
     def _thrown(self, history: History) -> Iterator[Finding]:
@@ -201,19 +194,16 @@ class LayerImbalance:
         ratio_F, share_F = median(ratio_TF[known_T][-THROWS:]), median(share_TF[known_T][-THROWS:])
         for place in np.flatnonzero((first_F >= TINY) & (ratio_F >= self.thrown) & (share_F >= MOST)):
             name = history.info.layers[few[place]].name
-            yield Finding(
-                code=self.code,
-                kind=self.kind,
-                layer=name,
-                step=history.step,
-                severity=settled(history, self.kind),
-                message=f"the first update of {name} was {first_F[place]:,.3g} times as large as itself, the newest "
+            yield finding_of(
+                self,
+                history,
+                f"the first update of {name} was {first_F[place]:,.3g} times as large as itself, the newest "
                 f"are {ratio_F[place]:.2g} times, and nearly all of the gradient is its own",
-                evidence=(
-                    Quantity(name="update.ratio, first", value=float(first_F[place])),
-                    Quantity(name="update.ratio, median of the newest", value=float(ratio_F[place])),
-                    Quantity(name="its gradient, by the norm of all", value=float(share_F[place])),
-                ),
+                Quantity(name="update.ratio, first", value=float(first_F[place])),
+                Quantity(name="update.ratio, median of the newest", value=float(ratio_F[place])),
+                Quantity(name="its gradient, by the norm of all", value=float(share_F[place])),
+                layer=name,
+                severity=settled(history, self.kind),
             )
 
     def _leader(self, history: History, l2_TL: Floats, level_M: Floats) -> tuple[int, float]:
@@ -263,18 +253,14 @@ class LayerImbalance:
             if lead < self.decades:
                 continue
             layer = first_scope(history, int(heads_H[top]))
-            yield Finding(
-                code=self.code,
-                kind=self.kind,
-                layer=layer,
-                step=history.step,
-                severity=Severity.WARNING,
-                message=f"the gradient of {layer} is at least {factor(10**lead)} times that of any other head: what "
+            yield finding_of(
+                self,
+                history,
+                f"the gradient of {layer} is at least {factor(10**lead)} times that of any other head: what "
                 "they share learns for it alone",
-                evidence=(
-                    Quantity(name="smallest lead over the second largest head", value=lead, unit="decades"),
-                    Quantity(name="gradient element", value=float(10 ** log_TH[-1, top])),
-                ),
+                Quantity(name="smallest lead over the second largest head", value=lead, unit="decades"),
+                Quantity(name="gradient element", value=float(10 ** log_TH[-1, top])),
+                layer=layer,
             )
 
     @classmethod

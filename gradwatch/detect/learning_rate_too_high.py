@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
 from gradwatch.detect._depth import depth
+from gradwatch.detect._finding import finding_of
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._robust import block_medians, log10, median
 from gradwatch.detect._schedule import SPAN as SPAN_OF_JUMP
@@ -163,14 +164,12 @@ class LearningRateTooHigh:
         self, history: History, message: str, *evidence: Quantity, severity: Severity | None = None
     ) -> Finding:
         """Return a finding for the run, by default as grave as it is by itself."""
-        return Finding(
-            code=self.code,
-            kind=self.kind,
-            layer=None,
-            step=history.step,
+        return finding_of(
+            self,
+            history,
+            message,
+            *evidence,
             severity=settled(history, self.kind) if severity is None else severity,
-            message=message,
-            evidence=evidence,
         )
 
     def _critical(self, history: History, finding: Finding) -> Finding:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
 from gradwatch.detect._depth import depth
+from gradwatch.detect._finding import finding_of
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._robust import Floats, median, trend
 from gradwatch.detect._scope import scopes
@@ -164,18 +165,14 @@ class LearningRateTooLow:
         )
 
     def _finding(self, history: History, message: str, ratio: float) -> Finding:
-        return Finding(
-            code=self.code,
-            kind=self.kind,
-            layer=None,
-            step=history.step,
+        return finding_of(
+            self,
+            history,
+            message,
+            Quantity(name="update.ratio, median", value=ratio),
+            Quantity(name="lr.0", value=float(history.run.newest("lr.0")[0])),
+            Quantity(name="loss", value=float(history.run.newest("loss")[0])),
             severity=settled(history, self.kind),
-            message=message,
-            evidence=(
-                Quantity(name="update.ratio, median", value=ratio),
-                Quantity(name="lr.0", value=float(history.run.newest("lr.0")[0])),
-                Quantity(name="loss", value=float(history.run.newest("loss")[0])),
-            ),
         )
 
     def _of_groups(self, history: History) -> Iterator[Finding]:
@@ -198,18 +195,15 @@ class LearningRateTooLow:
             return
         for layer, group in scopes(history, still_L, kind=self.kind):
             own, others = (float(np.fmax.reduce(ratio_TL[-1, rows])) for rows in (group, ~is_slow_L))
-            yield Finding(
-                code=self.code,
-                kind=self.kind,
-                layer=layer,
-                step=history.step,
-                severity=settled(history, self.kind),
-                message=f"{layer or 'the whole model'} moves by {own:.1g} of itself a step, as its group has "
+            yield finding_of(
+                self,
+                history,
+                f"{layer or 'the whole model'} moves by {own:.1g} of itself a step, as its group has "
                 "next to nothing of the others' rate",
-                evidence=(
-                    Quantity(name="update.ratio", value=own),
-                    Quantity(name="update.ratio of the other groups, largest", value=others),
-                ),
+                Quantity(name="update.ratio", value=own),
+                Quantity(name="update.ratio of the other groups, largest", value=others),
+                layer=layer,
+                severity=settled(history, self.kind),
             )
 
     def _is_warming_up(self, history: History, level: float) -> bool:

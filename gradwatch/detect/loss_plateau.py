@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import CHANCE, beginning, start
+from gradwatch.detect._finding import finding_of
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._noted import noted
 from gradwatch.detect._robust import median, slope, trend
@@ -139,18 +140,15 @@ class LossPlateau:
     def _finding(
         self, history: History, message: str, *, layer: str | None = None, severity: Severity = Severity.WARNING
     ) -> Finding:
-        return Finding(
-            code=self.code,
-            kind=self.kind,
+        return finding_of(
+            self,
+            history,
+            message,
+            Quantity(name="loss, first 16 steps", value=float(median(beginning(history, "loss", BEGINNING)))),
+            Quantity(name="loss, newest 48 steps", value=float(median(history.scalar("loss", WINDOW)))),
+            Quantity(name="steps", value=float(history.step), unit="steps"),
             layer=layer,
-            step=history.step,
             severity=severity,
-            message=message,
-            evidence=(
-                Quantity(name="loss, first 16 steps", value=float(median(beginning(history, "loss", BEGINNING)))),
-                Quantity(name="loss, newest 48 steps", value=float(median(history.scalar("loss", WINDOW)))),
-                Quantity(name="steps", value=float(history.step), unit="steps"),
-            ),
         )
 
     def _highest(self, history: History) -> float:

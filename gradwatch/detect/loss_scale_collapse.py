@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
+from gradwatch.detect._finding import finding_of
 from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
@@ -65,17 +66,13 @@ class LossScaleCollapse:
         scale = float(history.run.newest("loss_scale")[0])
         if skips < 4 or (skips < self.skips and not scale < self.scale):
             return
-        yield Finding(
-            code=self.code,
-            kind=self.kind,
-            layer=None,
-            step=history.step,
+        yield finding_of(
+            self,
+            history,
+            f"the GradScaler skipped the last {skips} updates; its scale has fallen to {scale:.3g}",
+            Quantity(name="skipped in a row", value=float(skips), unit="steps"),
+            Quantity(name="loss_scale", value=scale),
             severity=Severity.CRITICAL,
-            message=f"the GradScaler skipped the last {skips} updates; its scale has fallen to {scale:.3g}",
-            evidence=(
-                Quantity(name="skipped in a row", value=float(skips), unit="steps"),
-                Quantity(name="loss_scale", value=scale),
-            ),
         )
 
     @classmethod

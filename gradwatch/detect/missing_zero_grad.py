@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
+from gradwatch.detect._finding import finding_of
 from gradwatch.detect._robust import log10
 from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
-from gradwatch.records import Event, Finding, Quantity, Severity
+from gradwatch.records import Event, Finding, Quantity
 
 KEPT = "gradients-kept"
 """Event of an update before which no backward found the gradients cleared."""
@@ -113,14 +114,12 @@ class MissingZeroGrad:
 
     def _finding(self, history: History, message: str, *evidence: Quantity) -> Finding:
         kept = float(sum(event.kind == KEPT for event in history.events))
-        return Finding(
-            code=self.code,
-            kind=self.kind,
-            layer=None,
-            step=history.step,
-            severity=Severity.WARNING,
-            message=message,
-            evidence=(*evidence, Quantity(name="updates before which nothing was cleared", value=kept, unit="steps")),
+        return finding_of(
+            self,
+            history,
+            message,
+            *evidence,
+            Quantity(name="updates before which nothing was cleared", value=kept, unit="steps"),
         )
 
     @classmethod

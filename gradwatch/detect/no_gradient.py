@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect._depth import depth
+from gradwatch.detect._finding import finding_of
 from gradwatch.detect._follow_on import is_explained
 from gradwatch.detect._scope import scopes
 from gradwatch.history.ahead import Ahead
@@ -103,18 +104,15 @@ class NoGradient:
             is_harmless = is_routed or (value != "None" and all(_is_cancelled(history, i) for i in group))
             is_harmless |= value != "None" and is_explained(history, self.kind)
             severity = Severity.INFO if is_harmless else Severity.CRITICAL if layer is None else Severity.WARNING
-            yield Finding(
-                code=self.code,
-                kind=self.kind,
+            yield finding_of(
+                self,
+                history,
+                f"{layer or 'the whole model'} gets no gradient: {value} at every step",
+                Quantity(name="steps without gradient", value=float(steps), unit="steps"),
+                Quantity(name="tensors", value=float(len(group))),
+                Quantity(name="gradient is None", value=float(value == "None")),
                 layer=layer,
-                step=history.step,
                 severity=severity,
-                message=f"{layer or 'the whole model'} gets no gradient: {value} at every step",
-                evidence=(
-                    Quantity(name="steps without gradient", value=float(steps), unit="steps"),
-                    Quantity(name="tensors", value=float(len(group))),
-                    Quantity(name="gradient is None", value=float(value == "None")),
-                ),
             )
 
     @classmethod

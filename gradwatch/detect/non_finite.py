@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
+from gradwatch.detect._finding import finding_of
 from gradwatch.detect._scope import first_scope
 from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
@@ -84,18 +85,15 @@ class NonFinite:
             message = f"the gradient turned non-finite at {layer}" + (" while the loss was finite" if has_loss else "")
         else:
             layer, message = None, f"the loss became {loss}"
-        return Finding(
-            code=self.code,
-            kind=self.kind,
+        return finding_of(
+            self,
+            history,
+            message + ("; the update was skipped" if skipped else ""),
+            Quantity(name="loss", value=loss),
+            Quantity(name="layers with NaN or Inf", value=float(len(sick))),
+            Quantity(name="grad.nonfinite", value=float(np.nansum(nonfinite_L)), unit="elements"),
             layer=layer,
-            step=history.step,
             severity=Severity.WARNING if skipped else Severity.CRITICAL,
-            message=message + ("; the update was skipped" if skipped else ""),
-            evidence=(
-                Quantity(name="loss", value=loss),
-                Quantity(name="layers with NaN or Inf", value=float(len(sick))),
-                Quantity(name="grad.nonfinite", value=float(np.nansum(nonfinite_L)), unit="elements"),
-            ),
         )
 
     @classmethod

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect._depth import depth
+from gradwatch.detect._finding import finding_of
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._noted import noted
 from gradwatch.detect._scope import scopes
@@ -107,14 +108,12 @@ class NotOptimized:
     def _unregistered(self, history: History) -> Iterator[Finding]:
         """Yield what the model computes with and does not know."""
         for event in noted(history, UNREGISTERED):
-            yield Finding(
-                code=self.code,
-                kind=self.kind,
+            yield finding_of(
+                self,
+                history,
+                f"{event.text}: nothing updates them",
+                Quantity(name="tensors", value=event.values["tensors"]),
                 layer=event.layer,
-                step=history.step,
-                severity=Severity.WARNING,
-                message=f"{event.text}: nothing updates them",
-                evidence=(Quantity(name="tensors", value=event.values["tensors"]),),
             )
 
     def _left_out(self, history: History, ratio_L: NDArray[np.floating]) -> Iterator[Finding]:
@@ -168,33 +167,25 @@ class NotOptimized:
         change_TL = np.abs(np.diff(norm_TL[:, moved_L], axis=0)) / (ratio_TL * norm_TL)[:-1, moved_L]
         if not (change_TL < self.kept).all():
             return
-        yield Finding(
-            code=self.code,
-            kind=self.kind,
-            layer=None,
-            step=history.step,
-            severity=Severity.WARNING,
-            message="the weights are back after each update to what they were before: something overwrites them",
-            evidence=(
-                Quantity(name="largest change of a norm within ten steps, in updates", value=float(change_TL.max())),
-                Quantity(name="update.ratio, median", value=float(np.nanmedian(ratio_TL[-1]))),
-            ),
+        yield finding_of(
+            self,
+            history,
+            "the weights are back after each update to what they were before: something overwrites them",
+            Quantity(name="largest change of a norm within ten steps, in updates", value=float(change_TL.max())),
+            Quantity(name="update.ratio, median", value=float(np.nanmedian(ratio_TL[-1]))),
         )
 
     def _findings(self, history: History, ill_L: NDArray[np.bool_], severity: Severity, what: str) -> Iterator[Finding]:
         for layer, group in scopes(history, ill_L, kind=self.kind):
-            yield Finding(
-                code=self.code,
-                kind=self.kind,
+            yield finding_of(
+                self,
+                history,
+                f"{layer or 'the whole model'} {what}",
+                Quantity(name="tensors", value=float(len(group))),
+                Quantity(name="largest grad.l2", value=float(history.param.newest("grad.l2")[group].max())),
+                Quantity(name="update.ratio", value=0.0),
                 layer=layer,
-                step=history.step,
                 severity=severity,
-                message=f"{layer or 'the whole model'} {what}",
-                evidence=(
-                    Quantity(name="tensors", value=float(len(group))),
-                    Quantity(name="largest grad.l2", value=float(history.param.newest("grad.l2")[group].max())),
-                    Quantity(name="update.ratio", value=0.0),
-                ),
             )
 
     @classmethod

@@ -16,6 +16,7 @@ from gradwatch.detect import Example
 from gradwatch.detect._beginning import CHANCE, STEPS, beginning, start
 from gradwatch.detect._depth import depth
 from gradwatch.detect._edited import edited
+from gradwatch.detect._finding import finding_of
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._in_turn import stretch, turning
 from gradwatch.detect._noted import noted
@@ -124,20 +125,16 @@ class OscillatingGradient:
         is_swinging = spread >= self.decades and abs(correlation) >= self.correlation and crossings >= self.crossings
         if not is_swinging or not self._comes_back(history) or _is_growing(history, high) or _takes_turns(history):
             return
-        yield Finding(
-            code=self.code,
-            kind=self.kind,
-            layer=None,
-            step=history.step,
+        yield finding_of(
+            self,
+            history,
+            f"the gradient norm swings by a factor of {10**spread:.3g}, and the loss bounces back to its start",
+            Quantity(name="spread of grad_norm.before_clip", value=spread, unit="decades"),
+            Quantity(name="correlation from step to step", value=correlation),
+            Quantity(name="crossings of the middle in 48 steps", value=float(crossings)),
+            Quantity(name="loss, 10 % quantile", value=low),
+            Quantity(name="loss, 90 % quantile", value=high),
             severity=settled(history, self.kind),
-            message=f"the gradient norm swings by a factor of {10**spread:.3g}, and the loss bounces back to its start",
-            evidence=(
-                Quantity(name="spread of grad_norm.before_clip", value=spread, unit="decades"),
-                Quantity(name="correlation from step to step", value=correlation),
-                Quantity(name="crossings of the middle in 48 steps", value=float(crossings)),
-                Quantity(name="loss, 10 % quantile", value=low),
-                Quantity(name="loss, 90 % quantile", value=high),
-            ),
         )
 
     def _one_sided(self, history: History, event: Event) -> Iterator[Finding]:
@@ -152,19 +149,15 @@ class OscillatingGradient:
         if not is_ill_T.mean() >= self.share:
             return
         size = float(median(size_T))
-        yield Finding(
-            code=self.code,
-            kind=self.kind,
-            layer=None,
-            step=history.step,
+        yield finding_of(
+            self,
+            history,
+            "nearly all samples of a batch are of one class, and seldom of the one that the last ones taught",
+            Quantity(name="labels minus predictions, mean over the batch", value=size),
+            Quantity(name="the same of as many random samples, at most", value=of["samples"] ** -0.5),
+            Quantity(name="loss of knowing nothing", value=knowing_nothing),
+            Quantity(name="loss, median of 48 steps", value=float(median(loss_T))),
             severity=settled(history, self.kind),
-            message="nearly all samples of a batch are of one class, and seldom of the one that the last ones taught",
-            evidence=(
-                Quantity(name="labels minus predictions, mean over the batch", value=size),
-                Quantity(name="the same of as many random samples, at most", value=of["samples"] ** -0.5),
-                Quantity(name="loss of knowing nothing", value=knowing_nothing),
-                Quantity(name="loss, median of 48 steps", value=float(median(loss_T))),
-            ),
         )
 
     def _in_turn(self, history: History) -> Iterator[Finding]:
@@ -195,20 +188,16 @@ class OscillatingGradient:
         return float(median(loss_T[is_phase_T if is_one else ~is_phase_T]))
 
     def _turns(self, history: History, *, period: int, gap: float, loss: float, first: float) -> Finding:
-        return Finding(
-            code=self.code,
-            kind=self.kind,
-            layer=None,
-            step=history.step,
-            severity=settled(history, self.kind),
-            message=f"gradient norms are of two kinds in turn, {10**gap:.3g} times apart: one every {period} steps, "
+        return finding_of(
+            self,
+            history,
+            f"gradient norms are of two kinds in turn, {10**gap:.3g} times apart: one every {period} steps, "
             "and what gives the smaller ones is not learned",
-            evidence=(
-                Quantity(name="gap between the medians of the two kinds", value=gap, unit="decades"),
-                Quantity(name="period", value=float(period), unit="steps"),
-                Quantity(name="loss of the batches with small gradients", value=loss),
-                Quantity(name="the same in the beginning", value=first),
-            ),
+            Quantity(name="gap between the medians of the two kinds", value=gap, unit="decades"),
+            Quantity(name="period", value=float(period), unit="steps"),
+            Quantity(name="loss of the batches with small gradients", value=loss),
+            Quantity(name="the same in the beginning", value=first),
+            severity=settled(history, self.kind),
         )
 
     def _in_stretches(self, history: History) -> Iterator[Finding]:
@@ -218,19 +207,15 @@ class OscillatingGradient:
         length = stretch(history.scalar("loss", 2 * LENGTH), high=high, low=high / 3)
         if length is None or _takes_turns(history):
             return
-        yield Finding(
-            code=self.code,
-            kind=self.kind,
-            layer=None,
-            step=history.step,
-            severity=settled(history, self.kind),
-            message=f"every {length} steps the loss jumps back to where it began: other batches come, and what was "
+        yield finding_of(
+            self,
+            history,
+            f"every {length} steps the loss jumps back to where it began: other batches come, and what was "
             "learned of the last ones is lost",
-            evidence=(
-                Quantity(name="steps from jump to jump", value=float(length), unit="steps"),
-                Quantity(name="loss of the first steps, at most", value=first),
-                Quantity(name="loss, median of 48 steps", value=float(median(history.scalar("loss", LENGTH)))),
-            ),
+            Quantity(name="steps from jump to jump", value=float(length), unit="steps"),
+            Quantity(name="loss of the first steps, at most", value=first),
+            Quantity(name="loss, median of 48 steps", value=float(median(history.scalar("loss", LENGTH)))),
+            severity=settled(history, self.kind),
         )
 
     def _turning(self, history: History) -> Iterator[Finding]:
@@ -243,18 +228,14 @@ class OscillatingGradient:
         length, turn = turning(mean_TL, l2_TL, np.square(depth(history).root_numel_L))
         if turn < self.turn:
             return
-        yield Finding(
-            code=self.code,
-            kind=self.kind,
-            layer=None,
-            step=history.step,
+        yield finding_of(
+            self,
+            history,
+            f"the gradients point the other way every {length} steps, and the loss is where it began",
+            Quantity(name="correlation of directions after two turns, minus that after one", value=turn),
+            Quantity(name="steps from turn to turn", value=float(length), unit="steps"),
+            Quantity(name="loss, median of 48 steps", value=loss),
             severity=settled(history, self.kind),
-            message=f"the gradients point the other way every {length} steps, and the loss is where it began",
-            evidence=(
-                Quantity(name="correlation of directions after two turns, minus that after one", value=turn),
-                Quantity(name="steps from turn to turn", value=float(length), unit="steps"),
-                Quantity(name="loss, median of 48 steps", value=loss),
-            ),
         )
 
     def _comes_back(self, history: History) -> bool:

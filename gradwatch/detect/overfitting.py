@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
+from gradwatch.detect._finding import finding_of
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._robust import Floats, median
 from gradwatch.history.ahead import Ahead
@@ -83,21 +84,17 @@ class Overfitting:
         if not train < self.fall * before:
             return
         rise = 100 * float(val_V[-1] / val_V[best] - 1)
-        yield Finding(
-            code=self.code,
-            kind=self.kind,
-            layer=None,
-            step=history.step,
+        yield finding_of(
+            self,
+            history,
+            f"the validation loss is {rise:.0f} % above that of step {steps_V[best]}, the training loss fell",
+            Quantity(name="best val_loss", value=float(val_V[best])),
+            Quantity(name="val_loss", value=float(val_V[-1])),
+            Quantity(name="rise above the best", value=rise / 100, unit="0..1"),
+            Quantity(name="step of the best", value=float(steps_V[best])),
+            Quantity(name="loss around the best", value=before),
+            Quantity(name="loss", value=train),
             severity=settled(history, self.kind),
-            message=f"the validation loss is {rise:.0f} % above that of step {steps_V[best]}, the training loss fell",
-            evidence=(
-                Quantity(name="best val_loss", value=float(val_V[best])),
-                Quantity(name="val_loss", value=float(val_V[-1])),
-                Quantity(name="rise above the best", value=rise / 100, unit="0..1"),
-                Quantity(name="step of the best", value=float(steps_V[best])),
-                Quantity(name="loss around the best", value=before),
-                Quantity(name="loss", value=train),
-            ),
         )
 
     def _has_risen(self, val_V: Floats, best: int) -> bool:

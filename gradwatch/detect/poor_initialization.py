@@ -16,6 +16,7 @@ from gradwatch.detect import Example
 from gradwatch.detect._beginning import CHANCE
 from gradwatch.detect._depth import depth
 from gradwatch.detect._edited import edited
+from gradwatch.detect._finding import finding_of
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._noted import noted
 from gradwatch.detect._robust import median
@@ -122,31 +123,26 @@ class PoorInitialization:
         ill_L &= np.isnan(embedding_L)  # a table is named as such, also where the model has nothing else
         for layer, group in (*tables, *scopes(history, ill_L, kind=self.kind)):
             gain = float(np.fmax.reduce(gain_L[group]))
-            yield Finding(
-                code=self.code,
-                kind=self.kind,
+            yield finding_of(
+                self,
+                history,
+                f"{layer or 'the whole model'} was drawn with a gain of {gain:.1f} (1 to 1.4 keeps the signal)",
+                Quantity(name="gain", value=gain),
+                Quantity(name="layers drawn too large", value=float(len(modules))),
+                Quantity(name="loss at step 0", value=float(history.scalar("loss")[0])),
                 layer=layer,
-                step=history.step,
                 severity=severity,
-                message=f"{layer or 'the whole model'} was drawn with a gain of {gain:.1f} (1 to 1.4 keeps the signal)",
-                evidence=(
-                    Quantity(name="gain", value=gain),
-                    Quantity(name="layers drawn too large", value=float(len(modules))),
-                    Quantity(name="loss at step 0", value=float(history.scalar("loss")[0])),
-                ),
             )
 
     def _copies(self, history: History) -> Iterator[Finding]:
         """Yield the layers whose units are copies of each other."""
         for event in noted(history, "weights-alike"):
-            yield Finding(
-                code=self.code,
-                kind=self.kind,
+            yield finding_of(
+                self,
+                history,
+                f"{event.text} (in {event.layer})",
+                Quantity(name="deviation of the weights", value=0.0),
                 layer=event.layer,
-                step=history.step,
-                severity=Severity.WARNING,
-                message=f"{event.text} (in {event.layer})",
-                evidence=(Quantity(name="deviation of the weights", value=0.0),),
             )
 
     def _surprise(self, history: History) -> float:
@@ -162,17 +158,13 @@ class PoorInitialization:
             return
         (event, *_) = noted(history, CHANCE)
         loss, nats = float(history.scalar("loss")[0]), units * math.log(event.values["classes"])
-        yield Finding(
-            code=self.code,
-            kind=self.kind,
-            layer=None,
-            step=history.step,
+        yield finding_of(
+            self,
+            history,
+            f"the loss of step 0 is {loss:.4g}, {units:.3g} times that of knowing nothing: scales are off",
+            Quantity(name="loss at step 0", value=loss),
+            Quantity(name="logarithm of the number of classes", value=math.log(event.values["classes"])),
             severity=settled(history, self.kind) if nats > IMPOSSIBLE else Severity.INFO,
-            message=f"the loss of step 0 is {loss:.4g}, {units:.3g} times that of knowing nothing: scales are off",
-            evidence=(
-                Quantity(name="loss at step 0", value=loss),
-                Quantity(name="logarithm of the number of classes", value=math.log(event.values["classes"])),
-            ),
         )
 
     def _closed(self, history: History) -> Iterator[Finding]:
@@ -181,14 +173,11 @@ class PoorInitialization:
         weight_M, grad_M = (history.param.window(name)[0, shape.matrices_M] for name in ("weight.l2", "grad.l2"))
         if len(weight_M) < self.layers or weight_M.any() or grad_M.any() or not all(info.trainable for info in infos):
             return
-        yield Finding(
-            code=self.code,
-            kind=self.kind,
-            layer=None,
-            step=history.step,
-            severity=Severity.WARNING,
-            message="all weights begin at zero, and get no gradient: each keeps it from all others",
-            evidence=(Quantity(name="matrices of zeros", value=float(len(weight_M))),),
+        yield finding_of(
+            self,
+            history,
+            "all weights begin at zero, and get no gradient: each keeps it from all others",
+            Quantity(name="matrices of zeros", value=float(len(weight_M))),
         )
 
     def _faint(self, history: History) -> Iterator[Finding]:
@@ -206,18 +195,14 @@ class PoorInitialization:
         ill_L = np.isin([info.module for info in infos], [infos[i].module for i in faint])
         for layer, group in scopes(history, ill_L, kind=self.kind):
             gain = float(np.nanmin(gain_L[group]))
-            yield Finding(
-                code=self.code,
-                kind=self.kind,
+            yield finding_of(
+                self,
+                history,
+                f"{layer or 'the whole model'} was drawn with a gain of {gain:.1g} (1 to 1.4 keeps the signal)",
+                Quantity(name="gain", value=gain),
+                Quantity(name="layers drawn too small", value=float(len(faint))),
+                Quantity(name="gradient of the median weight by that of the output's bias", value=share),
                 layer=layer,
-                step=history.step,
-                severity=Severity.WARNING,
-                message=f"{layer or 'the whole model'} was drawn with a gain of {gain:.1g} (1 to 1.4 keeps the signal)",
-                evidence=(
-                    Quantity(name="gain", value=gain),
-                    Quantity(name="layers drawn too small", value=float(len(faint))),
-                    Quantity(name="gradient of the median weight by that of the output's bias", value=share),
-                ),
             )
 
     @classmethod

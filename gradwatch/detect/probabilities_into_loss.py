@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
+from gradwatch.detect._finding import finding_of
 from gradwatch.detect._noted import noted
 from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
-from gradwatch.records import Event, Finding, Quantity, Severity
+from gradwatch.records import Event, Finding, Quantity
 
 KINDS = ("tape-probabilities", "tape-scores", "tape-over-batch")
 
@@ -72,14 +73,12 @@ class ProbabilitiesIntoLoss:
             evidence.append(Quantity(name="lowest loss that it can reach", value=event.values["floor"]))
         if "classes" in event.values:
             evidence.append(Quantity(name="classes", value=event.values["classes"]))
-        return Finding(
-            code=self.code,
-            kind=self.kind,
+        return finding_of(
+            self,
+            history,
+            f"{event.text} (from {event.layer})" if event.layer else event.text,
+            *tuple(evidence),
             layer=event.layer,
-            step=history.step,
-            severity=Severity.WARNING,
-            message=f"{event.text} (from {event.layer})" if event.layer else event.text,
-            evidence=tuple(evidence),
         )
 
     @classmethod

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning, is_learned
 from gradwatch.detect._depth import depth
+from gradwatch.detect._finding import finding_of
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._scope import scopes
 from gradwatch.detect._silence import HAVE_A_DEAD_SIDE, most_silent, silent_units
@@ -146,18 +147,15 @@ class RisingSparsity:
 
     def _silencing(self, history: History, activation: int, *, before: float, now: float) -> Finding:
         layer = history.info.activations[activation].name
-        return Finding(
-            code=self.code,
-            kind=self.kind,
+        return finding_of(
+            self,
+            history,
+            f"units of {layer} fall silent one by one: {100 * now:.0f} % fire for no sample",
+            Quantity(name="act.dead_frac", value=now, unit="0..1"),
+            Quantity(name="act.dead_frac of the first samples", value=before, unit="0..1"),
+            *silent_units(history, activation),
             layer=layer,
-            step=history.step,
             severity=Severity.INFO if is_learned(history) else settled(history, self.kind),
-            message=f"units of {layer} fall silent one by one: {100 * now:.0f} % fire for no sample",
-            evidence=(
-                Quantity(name="act.dead_frac", value=now, unit="0..1"),
-                Quantity(name="act.dead_frac of the first samples", value=before, unit="0..1"),
-                *silent_units(history, activation),
-            ),
         )
 
     def _is_high(self, low_L: NDArray[np.floating], first_L: NDArray[np.floating]) -> NDArray[np.bool_]:
@@ -185,21 +183,18 @@ class RisingSparsity:
         percent = 100 * low_B[-1]
         quietest = most_silent(history)
         silent = () if quietest is None else silent_units(history, quietest)
-        return Finding(
-            code=self.code,
-            kind=self.kind,
-            layer=layer,
-            step=history.step,
-            severity=Severity.INFO if is_learned(history) else settled(history, self.kind),
-            message=f"the gradient of {layer or 'the whole model'} gets sparser: {percent:.0f} % are always zero",
-            evidence=(
-                Quantity(name="grad.zero_frac", value=float(low_B[-1]), unit="0..1"),
-                Quantity(name="rise since the first 16 steps", value=rise, unit="0..1"),
-                Quantity(
-                    name=f"grad.zero_frac {BLOCK * (len(low_B) - 1)} steps before", value=float(low_B[0]), unit="0..1"
-                ),
-                *silent,
+        return finding_of(
+            self,
+            history,
+            f"the gradient of {layer or 'the whole model'} gets sparser: {percent:.0f} % are always zero",
+            Quantity(name="grad.zero_frac", value=float(low_B[-1]), unit="0..1"),
+            Quantity(name="rise since the first 16 steps", value=rise, unit="0..1"),
+            Quantity(
+                name=f"grad.zero_frac {BLOCK * (len(low_B) - 1)} steps before", value=float(low_B[0]), unit="0..1"
             ),
+            *silent,
+            layer=layer,
+            severity=Severity.INFO if is_learned(history) else settled(history, self.kind),
         )
 
     @classmethod

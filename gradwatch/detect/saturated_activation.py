@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning, is_learned
+from gradwatch.detect._finding import finding_of
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._robust import median
 from gradwatch.history.ahead import Ahead
@@ -107,18 +108,15 @@ class SaturatedActivation:
             is_from_start = is_early and always_A[a] >= early
             if not (has_got_there or is_from_start or self._is_sudden(history, a)):
                 continue
-            yield Finding(
-                code=self.code,
-                kind=self.kind,
+            yield finding_of(
+                self,
+                history,
+                f"{100 * saturated_A[a]:.0f} % of the outputs of {activation.name} lie in its flat tails",
+                Quantity(name="act.saturated_frac", value=float(saturated_A[a]), unit="0..1"),
+                Quantity(name="act.mean", value=float(history.act.newest("act.mean")[a])),
+                Quantity(name="act.std", value=float(history.act.newest("act.std")[a])),
                 layer=activation.name,
-                step=history.step,
                 severity=Severity.WARNING if is_from_start else settled(history, self.kind),
-                message=f"{100 * saturated_A[a]:.0f} % of the outputs of {activation.name} lie in its flat tails",
-                evidence=(
-                    Quantity(name="act.saturated_frac", value=float(saturated_A[a]), unit="0..1"),
-                    Quantity(name="act.mean", value=float(history.act.newest("act.mean")[a])),
-                    Quantity(name="act.std", value=float(history.act.newest("act.std")[a])),
-                ),
             )
 
     def _is_sudden(self, history: History, activation: int) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
+from gradwatch.detect._finding import finding_of
 from gradwatch.detect._noted import noted
 from gradwatch.detect._robust import median
 from gradwatch.history.ahead import Ahead
@@ -122,14 +123,13 @@ class TrainEvalMismatch:
         evidence = [Quantity(name=name, value=value) for name, value in event.values.items()]
         if ratio is not None:
             evidence.append(Quantity(name="validation loss by training loss", value=ratio))
-        return Finding(
-            code=self.code,
-            kind=self.kind,
+        return finding_of(
+            self,
+            history,
+            message,
+            *tuple(evidence),
             layer=event.layer,
-            step=history.step,
             severity=severity,
-            message=message,
-            evidence=tuple(evidence),
         )
 
     @classmethod

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
 from gradwatch.detect._depth import depth, module_levels, spread, spreads
+from gradwatch.detect._finding import finding_of
 from gradwatch.detect._noted import noted
 from gradwatch.detect._robust import climb, median
 from gradwatch.detect._scope import first_scope
@@ -108,20 +109,17 @@ class VanishingGradient:
         if fall < self.decades or (fall < self.at_once and not self._is_stuck(history)):
             return
         layer = first_scope(history, int(shape.chain_K[shape.starts_D[places[0]]]))
-        yield Finding(
-            code=self.code,
-            kind=self.kind,
+        yield finding_of(
+            self,
+            history,
+            f"gradients shrink by {fall:.1f} decades towards {layer}",
+            Quantity(name="fall over depth", value=fall, unit="decades"),
+            Quantity(name="fall per module", value=fall / (len(places) - 1), unit="decades"),
+            Quantity(name="modules", value=float(len(places))),
+            Quantity(name="gradient element at the input", value=float(10 ** level_D[places[0]])),
+            Quantity(name="gradient element before the output", value=float(10 ** level_D[places[-1]])),
             layer=layer,
-            step=history.step,
             severity=Severity.CRITICAL if fall >= NEGLIGIBLE else Severity.WARNING,
-            message=f"gradients shrink by {fall:.1f} decades towards {layer}",
-            evidence=(
-                Quantity(name="fall over depth", value=fall, unit="decades"),
-                Quantity(name="fall per module", value=fall / (len(places) - 1), unit="decades"),
-                Quantity(name="modules", value=float(len(places))),
-                Quantity(name="gradient element at the input", value=float(10 ** level_D[places[0]])),
-                Quantity(name="gradient element before the output", value=float(10 ** level_D[places[-1]])),
-            ),
         )
 
     def _over_time(self, history: History) -> Iterator[Finding]:
@@ -131,18 +129,14 @@ class VanishingGradient:
             fall, uses = -event.values["growth"], event.values["uses"]
             if fall < self.at_once:
                 continue
-            yield Finding(
-                code=self.code,
-                kind=self.kind,
-                layer=event.layer,
-                step=history.step,
-                severity=Severity.WARNING,
-                message=f"nothing is learned, and gradients shrink by {fall:.1f} decades on their way back through "
+            yield finding_of(
+                self,
+                history,
+                f"nothing is learned, and gradients shrink by {fall:.1f} decades on their way back through "
                 f"{uses:.0f} uses of {event.layer}",
-                evidence=(
-                    Quantity(name="fall from the last use to the first", value=fall, unit="decades"),
-                    Quantity(name="factor of each use", value=10 ** (-fall / uses), unit="times"),
-                ),
+                Quantity(name="fall from the last use to the first", value=fall, unit="decades"),
+                Quantity(name="factor of each use", value=10 ** (-fall / uses), unit="times"),
+                layer=event.layer,
             )
 
     def _through_softmax(self, history: History) -> Iterator[Finding]:
@@ -160,19 +154,16 @@ class VanishingGradient:
         if fall < self.decades or (fall < self.at_once and not self._is_stuck(history)):
             return
         layer = first_scope(history, first)
-        yield Finding(
-            code=self.code,
-            kind=self.kind,
+        yield finding_of(
+            self,
+            history,
+            f"gradients shrink by {fall:.1f} decades towards {layer}, through a softmax as hidden activation",
+            Quantity(name="fall over depth", value=fall, unit="decades"),
+            Quantity(name="hidden layers with a softmax", value=float(len(softmax))),
+            Quantity(name="gradient element at the first", value=float(size[0])),
+            Quantity(name="gradient element behind the last", value=float(size[1])),
             layer=layer,
-            step=history.step,
             severity=Severity.CRITICAL if fall >= NEGLIGIBLE else Severity.WARNING,
-            message=f"gradients shrink by {fall:.1f} decades towards {layer}, through a softmax as hidden activation",
-            evidence=(
-                Quantity(name="fall over depth", value=fall, unit="decades"),
-                Quantity(name="hidden layers with a softmax", value=float(len(softmax))),
-                Quantity(name="gradient element at the first", value=float(size[0])),
-                Quantity(name="gradient element behind the last", value=float(size[1])),
-            ),
         )
 
     def _is_stuck(self, history: History) -> bool:
