@@ -5,22 +5,72 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gradwatch.monitor.budget import Budget
 from gradwatch.monitor.collector import Collector
 from gradwatch.monitor.dispensable import dispensable
-from gradwatch.monitor.late import LateRow, Post, Values
+from gradwatch.monitor.late import Post, Values
+from gradwatch.monitor.left import Left
 from gradwatch.monitor.measure import num_samples
 from gradwatch.monitor.notes import Notes
 from gradwatch.pipeline import Pipeline
-from gradwatch.probe.batch_hash import checksums, finite_flag
+from gradwatch.probe.batch_hash import checksums, finite_flag, joined
 from gradwatch.probe.facts import Facts
 from gradwatch.probe.micro_batch import MicroBatchProbe
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LateRow:
+    """What the host knows of a row that the device has not computed yet.
+
+    Args:
+        step: Optimizer step.
+        run: Statistics of the run that are known.
+        calls: How many losses are averaged.
+        leave: Makes the row, from what the device sent.
+        told: The norm that clipping returned, where the host knows it.
+        checksums: Of the batch, tensors for those that were sent.
+        device_s: Tells the seconds that the device spent, once the row has arrived.
+        host_s: Seconds that the host spent.
+        optional_s: Those of them that went into sampled statistics.
+        wall_s: Seconds since the row before.
+        loss: The loss as the loop handed it over.
+    """
+
+    step: int
+    run: dict[str, float]
+    calls: int
+    leave: Callable[[Values], Left]
+    told: float | None
+    checksums: Sequence[int | Tensor]
+    device_s: Callable[[], float]
+    host_s: float
+    optional_s: float
+    wall_s: float
+    loss: Any
+
+    def complete(self, values: Values) -> tuple[Left, dict[str, float]]:
+        """Return the row and all statistics of the run, from what the device sent."""
+        row = self.leave(values)
+        run = self.run | row.run
+        if "loss" in values:
+            run["loss"] += float(values["loss"]) / self.calls
+        if "micro" in values:
+            run["grad_norm.micro"] = float(values["micro"]) / run["loss_scale"]
+        if self.checksums:
+            sent = iter(values.get("batch", np.zeros(0, np.int64)))
+            run["batch_hash"] = float(joined([int(next(sent)) if isinstance(p, Tensor) else p for p in self.checksums]))
+        told = float(values["told"]) if "told" in values else self.told
+        run["grad_norm.before_clip"], run["grad_norm.after_clip"] = row.norms(told)
+        return row, run
 
 
 @final
