@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from side_by_side import interleaved, parse, parser, ratio, warm_up
+from side_by_side import interleaved, parse, parser, ratio, some, warm_up
 from torch import Tensor, nn
 
 import gradwatch
@@ -160,7 +160,7 @@ def arms(workload: Workload, mode: str, stack: contextlib.ExitStack) -> Iterator
 def main() -> int:
     """Measure, print the table, and say whether a step waited."""
     asked = parser(__doc__, WORKLOADS, rounds=15)
-    asked.add_argument("--modes", default=",".join(MODES), help="comma-separated")
+    asked.add_argument("--modes", type=some([*MODES]), default=[*MODES], help="comma-separated")
     asked.add_argument("--trace", type=Path, help="folder for the profiler's traces")
     options = parse(asked)
     if not torch.cuda.is_available():
@@ -169,7 +169,7 @@ def main() -> int:
     warnings.simplefilter("error", RuntimeWarning)  # where a kernel fails, torch operations would be measured
     waited: dict[str, Counter[str]] = {}
     print("| step | bare, ms | **gradwatch**, torch's AdamW | **gradwatch**, its own AdamW |\n|---|---|---|---|")
-    for name, mode in itertools.product(options.only, options.modes.split(",")):
+    for name, mode in itertools.product(options.only, options.modes):
         workload = WORKLOADS[name]
         with contextlib.ExitStack() as stack:
             steps = dict(arms(workload, mode, stack))

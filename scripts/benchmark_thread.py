@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from side_by_side import some
 from workloads import WORKLOADS, loop
 
 import gradwatch
@@ -75,12 +76,14 @@ def lost(ends_T: np.ndarray, turn: tuple[float, float, float]) -> float | None:
 def main() -> None:
     """Measure and print a line for each workload."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", default="tiny,mlp", help="workloads, comma-separated")
+    parser.add_argument(
+        "--only", type=some([*WORKLOADS]), default=["tiny", "mlp"], help=f"some of {','.join(WORKLOADS)}"
+    )
     parser.add_argument("--seconds", type=float, default=40.0, help="length of a run")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    for name in options.only.split(","):
+    for name in options.only:
         ends, turns = measure(name, options.seconds)
         told = [(turn, seconds) for turn in turns[FIRST:] if (seconds := lost(np.array(ends), turn)) is not None]
         used_s, lost_s = sum(turn[2] for turn, _ in told), sum(seconds for _, seconds in told)

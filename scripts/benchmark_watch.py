@@ -34,7 +34,7 @@ from pathlib import Path
 import side_by_side
 import torch
 from peers import NEEDS, PEERS, Arm, MakeArm
-from side_by_side import Seconds, clock, parse, parser, ratio
+from side_by_side import Seconds, clock, parse, parser, ratio, some
 from workloads import WORKLOADS, Loop, Workload, loop
 
 import gradwatch
@@ -142,11 +142,11 @@ def main() -> None:
     """Measure and print the table."""
     asked = parser(__doc__, WORKLOADS, rounds=8)
     asked.add_argument("--processes", type=int, default=5, help="processes that go through all rounds, in turn")
-    asked.add_argument("--arms", default=",".join(ARMS), help="arms, comma-separated")
+    asked.add_argument("--arms", type=some([*ARMS]), default=[*ARMS], help="arms, comma-separated")
     asked.add_argument("--steps", type=int, help="steps of a stretch; fewer for what is slow")
     asked.add_argument("--clock", choices=side_by_side.CLOCKS, default="wall")
     options = parse(asked)
-    arms = [n for n in options.arms.split(",") if importlib.util.find_spec(NEEDS.get(n, "torch"))]
+    arms = [n for n in options.arms if importlib.util.find_spec(NEEDS.get(n, "torch"))]
     arms = ["bare", *(n for n in arms if n != "bare")]
     columns = dict(column(name, arms, options) for name in options.only)
     print("| | " + " | ".join(columns) + " |")

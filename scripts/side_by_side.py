@@ -6,7 +6,7 @@ import argparse
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
@@ -27,15 +27,29 @@ def parser(doc: str | None, names: Iterable[str], *, rounds: int) -> argparse.Ar
     """Return the options of a benchmark: how many rounds, of which workloads, on how many threads."""
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--rounds", type=int, default=rounds)
-    made.add_argument("--only", default=",".join(names), help="workloads, comma-separated")
+    known = tuple(names)
+    made.add_argument(
+        "--only", type=some(known), default=known, help=f"workloads, of {','.join(known)}; comma-separated"
+    )
     made.add_argument("--threads", type=int, default=1)
     return made
 
 
+def some(known: Sequence[str]) -> Callable[[str], list[str]]:
+    """Return what reads a list of names, all of which must be known."""
+
+    def read(text: str) -> list[str]:
+        names = text.split(",")
+        if unknown := [name for name in names if name not in known]:
+            raise argparse.ArgumentTypeError(f"got {', '.join(unknown)}, expected some of {','.join(known)}")
+        return names
+
+    return read
+
+
 def parse(of: argparse.ArgumentParser) -> argparse.Namespace:
-    """Return the options that were given, with `only` as a list, and make this process ready for them."""
+    """Return the options that were given, and make this process ready for them."""
     options = of.parse_args()
-    options.only = options.only.split(",")
     prepare(options)
     return options
 
