@@ -31,7 +31,7 @@ from gradwatch.history.compare import Comparison, Gap, Parting
 from gradwatch.history.store import History
 from gradwatch.records import Finding
 from gradwatch.render import _units as units
-from gradwatch.render._facts import Facts, facts, verdict
+from gradwatch.render._facts import Facts, facts, verdict, watching
 from gradwatch.render._style import OK, SEVERITY, mark
 from gradwatch.render._trend import Glyphs, glyphs, sparkline
 from gradwatch.render.json import UNKNOWN, strict, word
@@ -190,7 +190,7 @@ def _outcome(runs: tuple[History, History], signs: Glyphs, width: int) -> Table:
         "validation": [_validation(run) for run in seen],
         "time": [units.duration(run.seconds) for run in seen],
         "samples/s": [units.number(run.samples_per_s) for run in seen],
-        "watching": [units.percent(run.watch_frac) for run in seen],
+        "watching": [watching(run) for run in seen],
     }
     for name, cells in rows.items():
         table.add_row(Text(name, "dim"), *cells)

@@ -12,8 +12,13 @@ from numpy.typing import NDArray
 
 from gradwatch.history.store import WINDOW, History
 from gradwatch.records import Severity
+from gradwatch.render import _units as units
 
 Floats = NDArray[np.floating[Any]]
+
+SHORT_S = 10.0
+"""Runs up to which a share of the time says little of a longer one: what each run pays once at its start, some 0.1 s
+for the tape, the first samples and the opening of files, is a percent of it and more."""
 
 
 @final
@@ -26,6 +31,7 @@ class Facts:
         seconds: Wall time of them, estimated over the kept steps.
         samples_per_s: Throughput over the same.
         watch_frac: Part of that time that the monitor took.
+        watch_s: The same in seconds.
         loss: Training loss at the newest step.
         val_loss: Newest validation loss.
         val_accuracy: Newest validation accuracy, 0..1.
@@ -35,6 +41,7 @@ class Facts:
     seconds: float
     samples_per_s: float
     watch_frac: float
+    watch_s: float
     loss: float
     val_loss: float
     val_accuracy: float
@@ -53,10 +60,21 @@ def facts(history: History) -> Facts:
         seconds=time_ms / 1e3 if known_T.any() else float("nan"),
         samples_per_s=samples / time_ms * 1e3 if time_ms > 0 and samples > 0 else float("nan"),
         watch_frac=watched / time_ms if time_ms > 0 else float("nan"),
+        watch_s=watched / 1e3 if time_ms > 0 else float("nan"),
         loss=newest(history, "loss"),
         val_loss=last_known(history, "val_loss")[1],
         val_accuracy=last_known(history, "val_accuracy")[1],
     )
+
+
+def watching(run: Facts) -> str:
+    """Return what watching took: its share of the time, and for a short run in seconds, too; missing where unknown."""
+    share = units.percent(run.watch_frac)
+    if share == units.MISSING:
+        return share
+    if run.seconds >= SHORT_S:
+        return f"{share} of the time"
+    return f"{units.duration(run.watch_s)} ({share})"
 
 
 def newest(history: History, statistic: str) -> float:

@@ -8,7 +8,7 @@ from rich.text import Text
 from gradwatch.history.store import History
 from gradwatch.records import Severity
 from gradwatch.render import _units as units
-from gradwatch.render._facts import Facts, facts, verdict
+from gradwatch.render._facts import Facts, facts, verdict, watching
 from gradwatch.render._series import broken
 from gradwatch.render._style import OK, SEVERITY, mark
 from gradwatch.render._trend import Glyphs, sparkline
@@ -56,5 +56,5 @@ def _learning(history: History, run: Facts, signs: Glyphs) -> Text:
 def _cost(run: Facts) -> Text:
     told = [f"{run.samples_per_s:,.0f} samples/s"] if np.isfinite(run.samples_per_s) else []
     if np.isfinite(run.watch_frac):
-        told.append(f"watching took {units.percent(run.watch_frac)} of the time")
+        told.append(f"watching took {watching(run)}")
     return Text("  " + "  ".join(told))

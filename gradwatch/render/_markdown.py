@@ -10,7 +10,7 @@ from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Finding, Severity
 from gradwatch.render import _units as units
 from gradwatch.render._diagnosis import patch_yaml
-from gradwatch.render._facts import facts
+from gradwatch.render._facts import facts, watching
 from gradwatch.render._trend import UNICODE
 
 MOST = 100
@@ -58,7 +58,7 @@ def run(history: History) -> str:
         "precision": info.precision + (", loss scaling" if info.loss_scaling else ""),
         "accumulate": f"{info.accumulate} micro-batches per step",
         "device": info.device,
-        "watching": f"{units.percent(seen.watch_frac)} of the time",
+        "watching": watching(seen),
         **info.versions,
     }
     return "\n".join(["| | |", "|---|---|", *(f"| {key} | {_cell(value)} |" for key, value in rows.items())])

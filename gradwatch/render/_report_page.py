@@ -18,7 +18,7 @@ from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Severity
 from gradwatch.render import _units as units
 from gradwatch.render._deeds import deeds
-from gradwatch.render._facts import facts, verdict
+from gradwatch.render._facts import facts, verdict, watching
 from gradwatch.render._layers import layers, norms_over_run
 from gradwatch.render._picture import draw
 from gradwatch.render._report_data import packed
@@ -118,7 +118,7 @@ def _facts(history: History) -> Iterator[tuple[str, str]]:
     yield "validation loss", units.number(run.val_loss)
     yield "accuracy", units.percent(run.val_accuracy)
     yield "throughput", f"{run.samples_per_s:,.0f} samples/s" if math.isfinite(run.samples_per_s) else units.MISSING
-    yield "watching took", units.percent(run.watch_frac)
+    yield "watching took", watching(run)
 
 
 def _environment(history: History) -> Iterator[tuple[str, str]]:
@@ -146,10 +146,10 @@ def _cost(history: History) -> str:
     known_T = watch_T[np.isfinite(watch_T)]
     if not known_T.size:
         return "<p>It was not measured.</p>"
-    share = facts(history).watch_frac
-    of_time = f" That is {units.percent(share)} of the time of the run." if math.isfinite(share) else ""
+    share = watching(facts(history))
+    in_all = f", in all {share}" if share != units.MISSING else ""
     middle, most = units.number(float(np.median(known_T))), units.number(float(known_T.max()))
-    return f"<p>Watching took {middle} ms in the median step and {most} ms in the slowest.{of_time}</p>"
+    return f"<p>Watching took {middle} ms in the median step and {most} ms in the slowest{in_all}.</p>"
 
 
 def _deeds(history: History, run: Path | None) -> str:

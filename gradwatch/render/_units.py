@@ -46,9 +46,11 @@ def percent(fraction: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time span, such as `41 s`, `3 min 12 s` or `2 h 5 min`."""
+    """Return a time span, such as `64 ms`, `41 s`, `3 min 12 s` or `2 h 5 min`."""
     if not math.isfinite(seconds):
         return MISSING
+    if 0 < seconds < 0.095:
+        return f"{1e3 * seconds:.0f} ms" if seconds >= 9.95e-4 else "<1 ms"
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)

@@ -1,12 +1,14 @@
 """What a run did, in numbers."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import RunInfo, Severity
-from gradwatch.render._facts import facts, last_known, newest, skipped, throughput, verdict
+from gradwatch.render._facts import SHORT_S, facts, last_known, newest, skipped, throughput, verdict, watching
 
 
 def test_facts_of_a_run_follow_from_its_history(healthy):
@@ -16,7 +18,19 @@ def test_facts_of_a_run_follow_from_its_history(healthy):
     assert seen.steps == 120
     assert seen.seconds == pytest.approx(step_ms.sum() / 1e3)
     assert seen.watch_frac == pytest.approx(120 * 0.1 / step_ms.sum())
+    assert seen.watch_s == pytest.approx(120 * 0.1 / 1e3)
     assert seen.val_accuracy == 0.875
+
+
+def test_what_watching_took_is_told_in_seconds_too_where_the_run_is_short(healthy):
+    short, blank = facts(healthy.history), facts(History(RunInfo(name="", created="", layers=())))
+    brief = dataclasses.replace(short, seconds=0.2, watch_s=0.0636, watch_frac=0.318)
+    usual = dataclasses.replace(short, seconds=SHORT_S, watch_s=0.13, watch_frac=0.013)
+
+    assert watching(brief) == "64 ms (31.8 %)"
+    assert watching(dataclasses.replace(usual, seconds=9.0)) == "0.1 s (1.3 %)"
+    assert watching(usual) == "1.3 % of the time"
+    assert watching(blank) == "-", "nothing is known of it"
 
 
 def test_thinned_steps_are_counted_in_the_time():
@@ -35,7 +49,7 @@ def test_nothing_is_known_of_a_run_without_steps():
     seen = facts(history)
 
     assert seen.steps == 0
-    assert np.isnan([seen.seconds, seen.samples_per_s, seen.watch_frac, seen.loss, seen.val_loss]).all()
+    assert np.isnan([seen.seconds, seen.samples_per_s, seen.watch_frac, seen.watch_s, seen.loss, seen.val_loss]).all()
     assert np.isnan(newest(history, "loss"))
     assert np.isnan(throughput(history)).all()
 

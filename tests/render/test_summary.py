@@ -24,7 +24,7 @@ def test_a_healthy_run_takes_three_lines(summary, healthy):
 
     assert re.fullmatch(r"✔ healthy  quick  120 steps in \d\.\d s", lines[0])
     assert re.fullmatch(r"  loss \S+ to \S+ [▁-█]{16}  validation loss 0\.700  accuracy 87\.5 %", lines[1])
-    last = r"  6,\d{3} samples/s  watching took 1\.\d % of the time  tensorboard --logdir runs"
+    last = r"  6,\d{3} samples/s  watching took 12 ms \(1\.0 %\)  tensorboard --logdir runs"
     assert re.fullmatch(last, lines[2])
     assert len(lines) == 3
 

@@ -38,7 +38,16 @@ def test_a_percentage_is_never_rounded_to_all_or_nothing(fraction, shown):
 
 @pytest.mark.parametrize(
     ("seconds", "shown"),
-    [(0.25, "0.2 s"), (41.4, "41 s"), (59.6, "1 min 0 s"), (192, "3 min 12 s"), (7500, "2 h 5 min"), (math.inf, "-")],
+    [
+        (0.0002, "<1 ms"),
+        (0.0643, "64 ms"),
+        (0.25, "0.2 s"),
+        (41.4, "41 s"),
+        (59.6, "1 min 0 s"),
+        (192, "3 min 12 s"),
+        (7500, "2 h 5 min"),
+        (math.inf, "-"),
+    ],
 )
 def test_a_duration_has_two_units_at_most(seconds, shown):
     assert units.duration(seconds) == shown
