@@ -40,15 +40,24 @@ enum {
     HIGHEST_KEY = (127 + 16) * 4,        /* 2^16: what is larger, Inf too, counts in the outermost bin */
     SIDE = HIGHEST_KEY - LOWEST_KEY + 1, /* bins on either side of the one for zero */
     BINS = 2 * SIDE + 1,
-    PIECE = BLOCK / 4
+    PIECE = BLOCK / 4,
+    TABLES = 4
 };
 
-/* Counts so far, and where the values of a piece count: within 4 KiB, so that no store of one looks, by the last bits of
- * its address, as if it were to what is loaded next of the other. Zeros count lane by lane, behind the bins: many in one
- * place would wait for each other. */
+#if defined(__GNUC__)
+#define LINE_ALIGNED __attribute__((aligned(64)))
+#elif defined(_MSC_VER)
+#define LINE_ALIGNED __declspec(align(64))
+#else
+#define LINE_ALIGNED
+#endif
+
+/* Counts so far, and where the values of a piece count. Neighbours count in different tables, and zeros lane by lane,
+ * behind the bins: many in one place would wait for each other. Places begin on a cache line, since a vector that is
+ * stored across two is slow to be loaded back. */
 typedef struct {
-    uint32_t table[BINS + LANES];
-    uint32_t places[PIECE];
+    LINE_ALIGNED uint32_t places[PIECE];
+    uint32_t tables[TABLES][BINS + LANES];
 } Counts;
 
 /* A block as the bits of floats for any kind: doubles are rounded. */
@@ -76,14 +85,18 @@ INLINE void find_places(const uint32_t *bits, size_t n, uint32_t *places)
         }
 }
 
-/* Add a block, in vectors as far as they go. One table for all: stores to one cache line go two at a time. */
+/* Add a block, in vectors as far as they go. */
 INLINE void count_block(const uint32_t *bits, size_t length, Counts *counts)
 {
     for (size_t begin = 0, n; begin < length; begin += n) {
         n = length - begin < PIECE ? length - begin : PIECE;
         find_places(bits + begin, padded_length(n), counts->places);
-        for (size_t i = 0; i < n; i++)
-            counts->table[counts->places[i]]++;
+        size_t i = 0;
+        for (; i + TABLES <= n; i += TABLES)
+            for (int t = 0; t < TABLES; t++)
+                counts->tables[t][counts->places[i + t]]++;
+        for (; i < n; i++)
+            counts->tables[0][counts->places[i]]++;
     }
 }
 
@@ -98,13 +111,15 @@ INLINE void drop_nan(const uint32_t *bits, size_t n, int64_t *out)
 /* Write what was counted of at most 2^32 values: BINS of them, from the most negative bin to the most positive. */
 INLINE void write_counts(const Counts *counts, const void *data, size_t n, Kind kind, int64_t *out)
 {
-    const uint32_t *table = counts->table;
     uint32_t narrow[BLOCK];
-    for (int bin = 0; bin < BINS; bin++)
-        out[bin] = table[bin];
-    for (int lane = 0; lane < LANES; lane++)
-        out[SIDE] += table[BINS + lane];
-    for (size_t begin = 0, length; (table[0] || table[BINS - 1]) && begin < n; begin += length) {
+    memset(out, 0, BINS * sizeof *out);
+    for (int t = 0; t < TABLES; t++) {
+        for (int bin = 0; bin < BINS; bin++)
+            out[bin] += counts->tables[t][bin];
+        for (int lane = 0; lane < LANES; lane++)
+            out[SIDE] += counts->tables[t][BINS + lane];
+    }
+    for (size_t begin = 0, length; (out[0] || out[BINS - 1]) && begin < n; begin += length) {
         length = block_length(n - begin);
         drop_nan(rounded_bits(data, begin, length, kind, narrow), length, out);
     }
@@ -114,7 +129,7 @@ EVERY_CPU static void histogram_of(const void *data, size_t n, Kind kind, int64_
 {
     Counts counts;
     uint32_t narrow[BLOCK];
-    memset(counts.table, 0, sizeof counts.table);
+    memset(counts.tables, 0, sizeof counts.tables);
     for (size_t begin = 0, length; begin < n; begin += length) {
         length = block_length(n - begin);
         count_block(rounded_bits(data, begin, length, kind, narrow), length, &counts);

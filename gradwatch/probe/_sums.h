@@ -215,7 +215,7 @@ EVERY_CPU static void totals_of(const void *data, size_t n, Kind kind, Totals *t
 EVERY_CPU static void totals_and_counts_of(const void *data, size_t n, Kind kind, Totals *totals, int64_t *out)
 {
     Counts counts;
-    memset(counts.table, 0, sizeof counts.table);
+    memset(counts.tables, 0, sizeof counts.tables);
     read_all(data, n, kind, totals, &counts);
     write_counts(&counts, data, n, kind, out);
 }
