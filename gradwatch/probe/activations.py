@@ -154,7 +154,8 @@ class ActivationProbe:
         infos: The watched activations in the order of the model.
         spent_s: Seconds that hooks took since `arm`.
         depth: Calls under way of modules that may be outermost ones.
-        recurrences: Reads gradients on their way back through a recurrence, where functions are watched; or None.
+        recurrences: Reads gradients on their way back through a recurrence, where the outermost modules are looked at;
+            or None.
     """
 
     def __init__(self, model: Models, *, max_elements: int = 65536, kernel: kernels.Kernel = "auto") -> None:
@@ -215,10 +216,7 @@ class ActivationProbe:
                 is room for them; else they are not watched.
         """
         self._functions, self._tell = Functions(self._model), tell
-        self.recurrences = Recurrences(self._model)
-        self._outermost = dict.fromkeys(_may_be_outermost(self._model))
-        self._unhook()
-        self._hook_up()
+        self._look_inside()
 
     def expect(self, infos: tuple[ActivationInfo, ...]) -> None:
         """Take the layout of a history that has begun: what is in it is watched, and nothing else."""
@@ -227,9 +225,19 @@ class ActivationProbe:
             self._found = {info: self._new_slot() for info in infos if info not in of}
             self.infos, self._slots = infos, [of.get(info) or self._found[info] for info in infos]
             self._functions = Functions(self._model) if self._found else None
-            self._outermost = dict.fromkeys(_may_be_outermost(self._model) if self._found else ())
-            self._unhook()
-            self._hook_up()
+            self._look_inside()
+
+    def _look_inside(self) -> None:
+        """Look from now on at what the outermost modules leave behind."""
+        self.recurrences = Recurrences(self._model)
+        self._outermost = dict.fromkeys(_may_be_outermost(self._model))
+        self._unhook()
+        self._hook_up()
+
+    @property
+    def _looks_inside(self) -> bool:
+        """Whether there is anything to look for in what the outermost modules leave behind."""
+        return self._functions is not None or (self.recurrences is not None and not self.recurrences.is_over)
 
     def arm(self) -> None:
         """Start to sum up, from the next forward call on; what was summed before is dropped."""
@@ -240,8 +248,10 @@ class ActivationProbe:
         self.depth = 0
         for slot in self._slots:
             slot.clear()
+        if self._functions:
+            self._functions.begin()
         if self.recurrences:
-            self.recurrences.clear()
+            self.recurrences.begin()
         dynamo = sys.modules.get("torch._dynamo")  # importing it takes a second, and is the business of torch.compile
         if dynamo is not None and hasattr(dynamo.config, _ONCE_UNDER_CHECKPOINT):
             self._tracing = (dynamo.config, getattr(dynamo.config, _ONCE_UNDER_CHECKPOINT))
@@ -250,7 +260,7 @@ class ActivationProbe:
     def _hook_up(self) -> None:
         if not self._handles:
             self._handles = [register() for register in self._places]
-            for module in self._outermost if self._functions else ():
+            for module in self._outermost if self._looks_inside else ():
                 self._handles.append(module.register_forward_pre_hook(_Enter(self)))
                 self._handles.append(module.register_forward_hook(_Leave(self)))
 
@@ -275,7 +285,7 @@ class ActivationProbe:
             `infos`; nan where a notion does not apply and where a module was not called. None where the probe was not
             armed or nothing was called.
         """
-        if self.is_armed and self._functions:
+        if self.is_armed:
             self._settle()
         called = [i for i, slot in enumerate(self._slots) if slot.is_called] if self.is_armed else []
         self._disarm()
@@ -297,12 +307,12 @@ class ActivationProbe:
 
     def look(self, module: nn.Module, output: Any) -> None:
         """Read what functions gave in the forward call of a module that no other one called."""
-        if self._functions is None or not _counts(module):
+        if not self._looks_inside or not _counts(module):
             return
         self._called[module] = None
         for slot in self._found.values():
             slot.call = 0
-        for seen in self._functions.look(output, known=self._known):
+        for seen in self._functions.look(output, known=self._known) if self._functions else ():
             if (place := self._slot_of(seen)) is not None:
                 place.add(seen.output)
         self._known.clear()
@@ -331,6 +341,7 @@ class ActivationProbe:
             return
         tell, self._tell = self._tell, None
         if not self._found:
+            self._functions = None
             return
         of = dict(zip(self.infos, self._slots, strict=True)) | self._found
         infos = tuple(sorted(of, key=lambda info: self._order[info]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
@@ -74,18 +75,23 @@ class Functions:
     regions are one node, and show nothing.
 
     Hidden activations count, with a matrix on both their sides, and those right behind the last one: what a loss that
-    is part of the model computes does not.
+    is part of the model computes does not. What lies behind one output is not walked through again behind the next.
 
     Args:
         models: A model, or several by name.
     """
 
     def __init__(self, models: Models) -> None:
+        self._met: set[int] = set()  # sequence numbers of nodes of this step: the nodes themselves would hold the graph
         self._owners: dict[Tensor, tuple[str, int, nn.Module]] = {}
         for place, (name, module) in enumerate(named_modules(models)):
             owner = name.partition(".parametrizations.")[0].removesuffix(".parametrizations")
             for param in module.parameters(recurse=False):
                 self._owners.setdefault(param, (owner, place, module))
+
+    def begin(self) -> None:
+        """Make ready for the next step."""
+        self._met.clear()
 
     def look(self, output: Any, *, known: set[Node]) -> Iterator[Seen]:
         """Yield the calls of functions that led to the output of a forward pass.
@@ -98,7 +104,7 @@ class Functions:
             return
         roots = [tensor.grad_fn for tensor in tensors_of(output) if tensor.grad_fn is not None]
         calls: dict[str, int] = {}
-        for node, users in _activations(roots):
+        for node, users in _activations(roots, self._met):
             found = None if node in known or len(calls) == MOST_FUNCTIONS else self._owner(node)
             function = _function(node, users) if found else None
             if not found or not function or isinstance(found[2], RECURRENT):
@@ -125,11 +131,17 @@ class Functions:
         return nearest
 
 
-def _activations(roots: Sequence[Node]) -> Iterator[tuple[Node, set[str]]]:
-    """Yield the activations behind some nodes that are hidden or follow a matrix, with the names of what uses them."""
+def _activations(roots: Sequence[Node], met: set[int]) -> Iterator[tuple[Node, set[str]]]:
+    """Yield the activations behind some nodes that are hidden or follow a matrix, with the names of what uses them.
+
+    Args:
+        roots: Where to begin.
+        met: Where to end: sequence numbers of nodes that were hidden behind earlier roots. Those of these are added.
+    """
     outer, users = _walk(roots, stop=True)
     behind = [child for node in outer if operation(node) in LINEAR for child, _ in node.next_functions if child]
-    inner, users_inside = _walk(behind, stop=False)
+    inner, users_inside = _walk([node for node in behind if node._sequence_nr() not in met], stop=False, met=met)
+    met.update(node._sequence_nr() for node in inner)
     for node in inner:
         if operation(node) in OPERATIONS:
             yield node, users_inside.get(node, set()) | users.get(node, set())
@@ -139,12 +151,15 @@ def _activations(roots: Sequence[Node]) -> Iterator[tuple[Node, set[str]]]:
             yield node, users.get(node, set())
 
 
-def _walk(roots: Sequence[Node], *, stop: bool) -> tuple[list[Node], dict[Node, set[str]]]:
+def _walk(
+    roots: Sequence[Node], *, stop: bool, met: AbstractSet[int] = frozenset()
+) -> tuple[list[Node], dict[Node, set[str]]]:
     """Return nodes in the order of their distance, and the names of the operations that use each activation.
 
     Args:
         roots: Where to begin.
         stop: Whether to go no further than to products with a matrix.
+        met: Sequence numbers of nodes not to go to.
     """
     nodes: list[Node] = []
     users: dict[Node, set[str]] = {}
@@ -159,7 +174,7 @@ def _walk(roots: Sequence[Node], *, stop: bool) -> tuple[list[Node], dict[Node, 
         for child in children:
             if operation(child) in OPERATIONS:
                 users.setdefault(child, set()).add(PRODUCT if name == "Mul" and len(children) > 1 else name)
-            if child not in seen:
+            if child not in seen and child._sequence_nr() not in met:
                 seen.add(child)
                 waiting.append(child)
     return nodes, users

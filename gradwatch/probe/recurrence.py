@@ -15,10 +15,13 @@ from torch.utils.hooks import RemovableHandle
 from gradwatch.probe.functions import tensors_of
 from gradwatch.probe.graph import LAYOUT, Node, is_leaf, operation
 from gradwatch.probe.layout import Models, describe
-from gradwatch.probe.transfer import to_host
+from gradwatch.probe.transfer import Parcel, is_capturing
 
 MOST_NODES = 10_000
-"""Nodes of one forward pass that are looked at."""
+"""Nodes that are looked at in one step: 10 ms."""
+
+ROUNDS = 3
+"""Looks without a recurrence after which none is looked for any more."""
 
 USES = 12
 """Uses in a row from which on a parameter is that of a recurrence: weights that are tied by hand have fewer."""
@@ -44,10 +47,16 @@ class Recurrences:
     multiplies the gradient by a little more than 1, a hundred of them multiply it by a million. The graph that a
     forward pass has left behind tells which uses there are; hooks on its nodes note the norms of what a backward
     passes through them, and go with the graph. What torch computes in one node, as its LSTM may be, is not seen.
-    Gradients on a GPU are left alone, since reading them would wait.
+    From a GPU the norms come when they come: a later call of `facts` has them.
+
+    Sampled steps are looked at ever more seldom: the 1st, 2nd, 3rd, 5th, 9th. So are calls within a step, where a loop
+    outside of the model makes them: each has the graph of all before behind it.
 
     Args:
         models: A model, or several by name.
+
+    Attributes:
+        is_over: Whether nothing more is looked at: something was told, or there is no recurrence.
     """
 
     def __init__(self, models: Models) -> None:
@@ -55,39 +64,63 @@ class Recurrences:
         self._names: dict[Tensor, str] = {param: layer.name for param, layer in zip(params, layers, strict=True)}
         self._handles: list[RemovableHandle] = []
         self._norms_U: list[Tensor | None] = []
+        self._parcel: Parcel | None = None  # norms on their way to the host
         self._name, self._uses = "", 0
-        self._may_be, self._told = True, False
+        self._of = self._name, self._uses  # of those
+        self._steps, self._rounds, self.is_over = 0, 0, False
+        self._calls, self._next, self._nodes = 0, 0, 0
+
+    def begin(self) -> None:
+        """Make ready for the next sampled step, and forget the one before."""
+        self.clear()
+        is_due = not self._steps & (self._steps - 1)  # 0 and the powers of two
+        self._calls, self._next, self._nodes = 0, int(is_due and self._parcel is None), MOST_NODES
+        self._steps += 1
 
     def clear(self) -> None:
-        """Forget the pass before, and take off what hooks it has left."""
+        """Take off what hooks there are, and let go of what they noted."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._norms_U = []
+        self._norms_U, self._uses = [], 0
 
     def look(self, output: Any) -> None:
         """Find the uses of a parameter in what led to the output of a forward pass, and have their gradients read."""
-        roots = [tensor.grad_fn for tensor in tensors_of(output) if tensor.grad_fn is not None and tensor.is_cpu]
-        if not self._may_be or self._told or not roots:
+        self._calls += 1
+        if self.is_over or self._calls != self._next:
             return
-        self._may_be = False
-        for leaf, uses in _uses(roots):
-            if leaf in self._names and len(uses) >= USES:
-                self._may_be = True
-                if len(uses) > self._uses or not self._norms_U:
-                    self._read(self._names[leaf], uses)
+        tensors = [tensor for tensor in tensors_of(output) if tensor.grad_fn is not None]
+        if is_capturing(tensors):
+            return
+        self._next += max(1, self._next // 2)
+        uses_by_leaf, count = _uses([tensor.grad_fn for tensor in tensors], self._nodes)
+        self._nodes -= count
+        for leaf, uses in uses_by_leaf:
+            if leaf in self._names and len(uses) >= max(USES, self._uses + 1):
+                self._read(self._names[leaf], uses)
 
     def facts(self) -> Iterator[Fact]:
         """Yield the parameter through whose uses the gradient has grown or shrunk, after a backward pass."""
-        read_U = [norm for norm in self._norms_U if norm is not None]
-        is_whole = len(read_U) == len(self._norms_U) > 0
-        norms_U = to_host(torch.stack(read_U)) if is_whole else np.zeros(1)
-        self.clear()
-        growth = growth_of(norms_U)
+        if self._calls and self._next:
+            self._rounds = 0 if self._norms_U else self._rounds + 1
+            self.is_over = self._rounds == ROUNDS
+            self._send()
+            self._calls = self._next = 0
+        if self._parcel is None or not self._parcel.has_arrived:
+            return
+        growth, self._parcel = growth_of(self._parcel.open()["norms"]), None
         if abs(growth) >= TOLD:
-            self._told = True
-            text = f"the gradient changes by a factor of 10^{growth:.1f} on its way back through {self._uses} uses"
-            yield "tape-recurrence", self._name, text, {"uses": float(self._uses), "growth": growth}
+            self.is_over = True
+            name, uses = self._of
+            text = f"the gradient changes by a factor of 10^{growth:.1f} on its way back through {uses} uses"
+            yield "tape-recurrence", name, text, {"uses": float(uses), "growth": growth}
+
+    def _send(self) -> None:
+        """Send the norms that were noted to the host, where the backward pass has come by all of them."""
+        read_U = [norm for norm in self._norms_U if norm is not None]
+        if len(read_U) == len(self._norms_U) > 0 and len({norm.device for norm in read_U}) == 1:
+            self._parcel, self._of = Parcel({"norms": torch.stack(read_U)}), (self._name, self._uses)
+        self.clear()
 
     def _read(self, name: str, uses: list[Node]) -> None:
         """Have the gradients at some uses read, if each follows from the one before."""
@@ -134,12 +167,20 @@ def growth_of(norms_U: np.ndarray[Any, Any]) -> float:
     return beyond * (len(norms_U) - 1) / middle if beyond * rise > 0 else 0.0
 
 
-def _uses(roots: list[Node]) -> Iterator[tuple[Tensor, list[Node]]]:
-    """Yield each leaf of a graph with the operations that use it, behind those that only change its layout."""
+def _uses(roots: list[Node], most: int) -> tuple[list[tuple[Tensor, list[Node]]], int]:
+    """Return each leaf of a graph with the operations that use it, behind those that only change its layout.
+
+    Args:
+        roots: Where the graph begins.
+        most: How many nodes to look at.
+
+    Returns:
+        The leaves with their uses, and how many nodes were looked at.
+    """
     used_by: dict[Node, list[Node]] = {}
     waiting, seen = list(dict.fromkeys(roots)), set(roots)
     leaves: list[Node] = []
-    while waiting and len(seen) < MOST_NODES:
+    while waiting and len(seen) < most:
         node = waiting.pop()
         if is_leaf(node):
             leaves.append(node)
@@ -149,8 +190,7 @@ def _uses(roots: list[Node]) -> Iterator[tuple[Tensor, list[Node]]]:
                 if child not in seen:
                     seen.add(child)
                     waiting.append(child)
-    for leaf in leaves:
-        yield leaf.variable, list(_behind_layout(leaf, used_by))
+    return [(leaf.variable, list(_behind_layout(leaf, used_by))) for leaf in leaves], len(seen)
 
 
 def _behind_layout(leaf: Node, used_by: dict[Node, list[Node]]) -> Iterator[Node]:

@@ -211,6 +211,7 @@ class Session:
                 layers=pipeline.history.info.layers,
                 optimizers=[self.optimizer],
                 loss_fn=self.live.objective.function,
+                recurrences=activations.recurrences if activations else None,
                 known=pipeline.history.events,
                 across_steps=False,
                 hooked=False,

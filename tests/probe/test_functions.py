@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradwatch
 from gradwatch.monitor import Schedule
-from gradwatch.probe import transfer
+from gradwatch.probe import functions, transfer
 from gradwatch.probe.activations import ActivationProbe
 from gradwatch.records import ActivationInfo
 
@@ -242,6 +242,28 @@ def test_a_layout_that_is_known_is_kept():
 
     assert np.isnan(row_SA[:, 0]).all(), "not called any more"
     assert abs(row_SA[MEAN, 1]) < 1
+
+
+def test_a_cell_that_the_loop_calls_again_and_again_is_read_once_at_each_call(monkeypatch):
+    walked, walk = [], functions._walk
+
+    def counted(roots, **how):
+        nodes, users = walk(roots, **how)
+        walked.append(len(nodes))
+        return nodes, users
+
+    monkeypatch.setattr(functions, "_walk", counted)
+    cell = Calls(torch.tanh)
+    cell.second = nn.Linear(16, 6)
+
+    def run():
+        state = inputs()
+        for _ in range(60):
+            state = cell(state)
+        state.sum().backward()
+
+    assert look(cell, run)["first.tanh"][0] == "Tanh"
+    assert max(walked) <= 12, "what lies behind the call before is left to it"
 
 
 def test_a_compiled_model_is_compiled_as_often_as_without():

@@ -32,9 +32,19 @@ class Loop(nn.Module):
 def told(model, loss=torch.Tensor.sum):
     """Return what is told of one step."""
     recurrences = Recurrences(model)
+    recurrences.begin()
     output = model(torch.randn(B, T, 3))
     recurrences.look(output)
     loss(output).backward()
+    return list(recurrences.facts())
+
+
+def train(recurrences, outputs):
+    """Return what is told of a step whose forward pass has given some outputs, one after another."""
+    recurrences.begin()
+    for output in outputs():
+        recurrences.look(output)
+    output.sum().backward()
     return list(recurrences.facts())
 
 
@@ -93,6 +103,7 @@ def test_gradients_and_hooks_are_as_they_were_afterwards():
     model, other = Loop(1.1), Loop(1.1)
     other.load_state_dict(model.state_dict())
     recurrences, x = Recurrences(model), torch.randn(B, T, 3)
+    recurrences.begin()
     for it in (model, other):
         output = it(x)
         if it is model:
@@ -104,12 +115,68 @@ def test_gradients_and_hooks_are_as_they_were_afterwards():
     assert not recurrences._handles
 
 
-def test_without_a_recurrence_nothing_is_looked_at_again():
+def test_without_a_recurrence_in_three_looks_nothing_is_looked_at_again():
     model = nn.Linear(3, H)
     recurrences = Recurrences(model)
-    recurrences.look(model(torch.randn(B, 3)))
-    recurrences.look(Loop(1.2)(torch.randn(B, T, 3)))
-    assert not recurrences._handles
+    for _ in range(3):
+        assert not recurrences.is_over
+        train(recurrences, lambda: [model(torch.randn(B, 3))])
+
+    assert recurrences.is_over
+
+
+def test_looks_become_rare():
+    model, looks = Loop(1.0), []
+    recurrences = Recurrences(model)
+    for step in range(40):
+        recurrences.begin()
+        recurrences.look(model(torch.randn(B, T, 3)))
+        looks += [step] if recurrences._handles else []
+        list(recurrences.facts())
+
+    assert looks == [0, 1, 2, 4, 8, 16, 32]
+
+
+def test_a_loop_outside_of_the_model_is_read_without_walking_its_graph_at_each_call():
+    cell, calls = nn.Linear(H, H, bias=False), []
+    cell.weight.data = 1.15 * torch.eye(H)
+    recurrences = Recurrences(cell)
+
+    def states():
+        state = torch.ones(B, H)
+        for _ in range(T):
+            state = cell(state)
+            before = recurrences._nodes
+            yield state
+            calls.append(before - recurrences._nodes)
+
+    ((_, layer, _, values),) = train(recurrences, states)
+
+    assert layer == "weight"
+    assert values["growth"] == pytest.approx(values["uses"] * np.log10(1.15), rel=0.2)
+    assert values["uses"] >= T / 2
+    assert np.count_nonzero(calls) <= 12
+    assert sum(calls) <= 4 * max(calls)
+
+
+def test_what_a_device_sends_later_is_told_later(monkeypatch):
+    class Slow:
+        has_arrived = False
+
+        def __init__(self, tensors):
+            self.values = {name: tensor.numpy() for name, tensor in tensors.items()}
+
+        def open(self):
+            return self.values
+
+    monkeypatch.setattr("gradwatch.probe.recurrence.Parcel", Slow)
+    model = Loop(1.2)
+    recurrences = Recurrences(model)
+    assert train(recurrences, lambda: [model(torch.randn(B, T, 3))]) == []
+
+    Slow.has_arrived = True
+    ((_, layer, _, _),) = recurrences.facts()
+    assert layer == "decay"
 
 
 @pytest.mark.parametrize("norms", [np.zeros(1), np.array([1.0, 0.0] * 12), np.full(24, np.nan), np.full(24, np.inf)])

@@ -45,6 +45,27 @@ def test_without_watching_a_curve_of_every_tenth_step_is_left_and_the_training_i
     assert all(torch.equal(a["model"][name], b["model"][name]) for name in a["model"])
 
 
+def test_a_gradient_that_explodes_through_a_recurrence_is_told_as_in_a_loop_of_ones_own(tmp_path, monkeypatch):
+    class Recurrent(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.read, self.state, self.head = (torch.nn.Linear(*sizes) for sizes in ((64, 8), (8, 8), (8, 10)))
+            self.state.weight.data = 1.3 * torch.eye(8)
+
+        def forward(self, x):
+            state = self.read(x.flatten(1))
+            for _ in range(40):
+                state = self.state(state)
+            return self.head(state)
+
+    monkeypatch.setattr("gradwatch.models.mlp.build", lambda spec, **settings: Recurrent())
+    history = run(tmp_path, "train.steps=6").history
+
+    (event,) = [event for event in history.events if event.kind == "tape-recurrence"]
+    assert event.layer == "state.weight"
+    assert event.values["growth"] == pytest.approx(40 * np.log10(1.3), rel=0.3)
+
+
 def test_checkpoints_are_kept_as_asked_the_last_and_the_best(tmp_path):
     outcome = run(tmp_path, "train.checkpoint.every=4", "train.checkpoint.keep=2", "optim.lr=0.3")
 
