@@ -78,12 +78,18 @@ FOLLOWS: dict[str, frozenset[str]] = {
 """Kinds of findings, and those of which they are a consequence by their mechanism."""
 
 
-def settled(history: History, kind: str) -> Severity:
-    """Return the severity of a finding as far as it stands by itself: a warning, or info where another explains it."""
-    return Severity.INFO if is_explained(history, kind) else Severity.WARNING
+def settled(history: History, kind: str, *, but: frozenset[str] = frozenset()) -> Severity:
+    """Return the severity of a finding as far as it stands by itself: a warning, or info where another explains it.
+
+    Args:
+        history: Of the run.
+        kind: Kind of the finding.
+        but: Kinds that do not explain it this time.
+    """
+    return Severity.INFO if is_explained(history, kind, but=but) else Severity.WARNING
 
 
-def is_explained(history: History, kind: str) -> bool:
+def is_explained(history: History, kind: str, *, but: frozenset[str] = frozenset()) -> bool:
     """Say whether a kind of finding is a consequence of one that was found before, at warning or above."""
-    roots = FOLLOWS[kind]
+    roots = FOLLOWS[kind] - but
     return any(finding.kind in roots and finding.severity >= Severity.WARNING for finding in history.findings)

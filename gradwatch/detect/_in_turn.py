@@ -1,12 +1,21 @@
 """Two kinds of batches that come in turn, a stretch of each: the loss jumps at each change, gradients turn about."""
 
-# T = steps of a window, L = parameter tensors, P = stretches
+# T = steps of a window, L = parameter tensors, P = stretches, D = windows
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
+from gradwatch.detect._beginning import beginning
 from gradwatch.detect._robust import Floats, median
+from gradwatch.history.store import History
+
+Pair = tuple[float, float]
+"""A number of the batches with small gradients, and one of the others."""
+
+LENGTH = 48
+"""Steps of the window: four waves of a dozen steps, and few enough for an early word."""
 
 STRETCHES = 4
 """Jumps in equal distances at which it is no chance any more."""
@@ -17,8 +26,61 @@ TIMES = 8
 LONGEST = 24
 """Steps of the longest stretch: longer ones are tasks of their own, as in continual learning."""
 
+PERIODS = (2, 3, 4)
+"""Steps after which the same source has its turn again."""
+
+NO_CHANCE = 5.0
+"""Standard deviations of a rank sum beyond which two kinds in turn are no chance: with 2 + 3 + 4 turns to choose from
+one window in 200,000 without kinds has as much."""
+
 SHORTEST = 3
 """Steps of the shortest one within which a loss falls and is seen to."""
+
+
+def apart(values_DT: Floats, period: int) -> tuple[Floats, NDArray[np.intp]]:
+    """Return how far the values of one turn lie above or below all others, and which turn that is.
+
+    Wilcoxon's rank sum, in its standard deviations: whatever the values' distribution, and their trend over a window.
+
+    Args:
+        values_DT: Values of successive steps, of shape (D, T), without nan.
+        period: Steps after which a turn comes again.
+
+    Returns:
+        Deviations of shape (D,), and the turns: steps before the newest, 0 to `period` - 1.
+    """
+    length = values_DT.shape[1]
+    rank_DT = np.argsort(np.argsort(values_DT, axis=1), axis=1) + 1.0
+    turn_T = np.arange(length)[::-1] % period
+    sums = []
+    for turn in range(period):
+        count = np.count_nonzero(turn_T == turn)
+        deviation = np.sqrt(count * (length - count) * (length + 1) / 12)
+        sums.append((rank_DT[:, turn_T == turn].sum(axis=1) - count * (length + 1) / 2) / deviation)
+    sum_PD = np.array(sums)
+    turn_D = np.abs(sum_PD).argmax(axis=0)
+    return sum_PD[turn_D, np.arange(len(turn_D))], turn_D
+
+
+def losses(history: History, is_quiet_T: NDArray[np.bool_], period: int) -> tuple[Pair, Pair]:
+    """Return the median losses of the batches with small gradients and of the others, now and in the beginning."""
+    loss_T, first_T = history.scalar("loss", len(is_quiet_T)), beginning(history, "loss")
+    of_turn = {(history.step - age) % period: bool(is_quiet_T[-1 - age]) for age in range(period)}
+    was_quiet_T = np.array([of_turn[step % period] for step in history.run.kept_steps()[: len(first_T)].tolist()])
+    now = float(median(loss_T[is_quiet_T])), float(median(loss_T[~is_quiet_T]))
+    return now, (float(median(first_T[was_quiet_T])), float(median(first_T[~was_quiet_T])))
+
+
+def have_the_same_gradients(history: History, is_one_T: NDArray[np.bool_]) -> bool:
+    """Say whether each tensor that one kind of steps moves is moved by the other as well: they are no two tasks."""
+    moves_TL = history.param.window("grad.l2", len(is_one_T)) > 0
+    return bool((moves_TL[is_one_T].any(axis=0) == moves_TL[~is_one_T].any(axis=0)).all())
+
+
+def takes_turns(history: History) -> bool:
+    """Say whether a tensor is moved at some steps and not at others: tasks in turn, each with a loss of its own."""
+    share_L = (history.param.window("grad.l2", LENGTH) > 0).mean(axis=0)
+    return bool(((share_L > 0.2) & (share_L < 0.8)).any())
 
 
 def stretch(loss_T: Floats, *, high: float, low: float) -> int | None:

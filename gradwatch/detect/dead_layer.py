@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import numpy as np
@@ -25,6 +25,12 @@ from gradwatch.records import Finding, Quantity, Severity
 
 SIDE_BY_SIDE = "tape-side-by-side"
 """Event of modules that are built alike and do not lie behind one another."""
+
+MOST = 0.5
+"""Share of modules side by side beyond which those that get something are most of them, 0..1."""
+
+GATED = frozenset({"saturated-activation"})
+"""What a router does that has collapsed: its softmax lies in its tails, and that is no other cause."""
 
 SELECTIVE = 3
 """Times that a gradient went away or came back: what dies goes once, what is chosen by some samples comes and goes."""
@@ -52,9 +58,9 @@ class DeadLayer:
     When it is wrong: a branch whose gate starts near zero and opens late. An expert that is hardly ever chosen came and
     went before (info), until it has been away for 60 steps and five times as long as ever. Where the tape says that
     modules which are built alike stand side by side, as experts do, one that nothing is sent to any more is for
-    information until half of them are like it: then the router has collapsed. A gradient that is None is a choice of
-    the loop's and not counted here (no-gradient tells it from the start). Where all layers go to zero together the loss
-    has: a hinge that is satisfied, a fit without noise.
+    information until half of them are like it: then the router has collapsed, however sure of itself its softmax is. A
+    gradient that is None is a choice of the loop's and not counted here (no-gradient tells it from the start). Where
+    all layers go to zero together the loss has: a hinge that is satisfied, a fit without noise.
 
     What to do: look at what multiplies the layer: a gate with an extreme bias, a norm whose scale is zero and frozen,
     a saturated activation, units that died after a large step.
@@ -100,8 +106,9 @@ class DeadLayer:
             if layer is None:
                 continue  # nobody is left who learns: that is another illness, or success
             largest = float(np.fmax.reduce(l2_TL[:, group], axis=None))
-            is_chosen = _comes_and_goes(history, group) or _is_one_of_many(history, layer, newest_L)
-            is_harmless = largest == 0 and is_chosen
+            beside = _share_beside(history, layer, newest_L)
+            is_harmless = largest == 0 and (_comes_and_goes(history, group) or (beside or 0) > MOST)
+            severity = settled(history, self.kind, but=frozenset() if beside is None else GATED)
             what = "no gradient any more" if largest == 0 else "next to no gradient"
             yield finding_of(
                 self,
@@ -111,14 +118,15 @@ class DeadLayer:
                 Quantity(name="median grad.l2 of all tensors", value=usual),
                 Quantity(name="gap below the median layer", value=self._gap(history, l2_TL, group), unit="decades"),
                 layer=layer,
-                severity=Severity.INFO if is_harmless else settled(history, self.kind),
+                severity=Severity.INFO if is_harmless else severity,
             )
 
     def _frozen(self, history: History, newest_L: NDArray[np.floating]) -> NDArray[np.bool_]:
         """Say which tensors have gone to exactly zero."""
         shape = depth(history)
         zero_L = (newest_L == 0) & shape.trainable_L
-        if not zero_L.any() or 2 * zero_L.sum() > shape.num_trainable:
+        beside_L = _side_by_side(history)
+        if not zero_L.any() or 2 * (zero_L & ~beside_L).sum() > (shape.trainable_L & ~beside_L).sum():
             return np.zeros(len(newest_L), np.bool_)
         l2_TL = history.param.window("grad.l2")
         zero_L &= (l2_TL[-self.steps :] == 0).all(axis=0)
@@ -168,6 +176,10 @@ class DeadLayer:
         yield Example(
             "one of twelve experts is chosen no more, from one step to the next", routed.history(), routed.names(5)
         )
+        collapsed = _collapsed()
+        yield Example(
+            "all of ten experts but one are chosen no more", collapsed.history(), collapsed.names(range(2, 11))
+        )
         hinge = Synthetic(steps=120)
         hinge.grad_l2_TL[60:] = 0
         yield Example("the loss is zero, and with it every gradient", hinge.history())
@@ -177,17 +189,31 @@ class DeadLayer:
         )
 
 
-def _is_one_of_many(history: History, name: str, newest_L: NDArray[np.floating]) -> bool:
-    """Say whether a module lies in one of several that stand side by side, of which more than half have a gradient."""
+def _collapsed() -> Synthetic:
+    """Return a run of twelve layers, the last ten of which stand side by side, and of which the last is left alone."""
+    made = Synthetic(steps=120).dead(range(2, 11), onset=60)
+    layers = made.info.layers
+    experts = (replace(la, name=f"experts.{la.name}", module=f"experts.{la.module}") for la in layers[2:])
+    made.info = replace(made.info, layers=(*layers[:2], *experts))
+    return made.note(SIDE_BY_SIDE, layer="experts.layers", values={"modules": 10.0})
+
+
+def _share_beside(history: History, name: str, newest_L: NDArray[np.floating]) -> float | None:
+    """Return how many of the modules that stand side by side with one have a gradient, 0..1; None where none stand."""
     for event in noted(history, SIDE_BY_SIDE):
         if event.layer is None or not name.startswith(f"{event.layer}."):
             continue
         depth_of = event.layer.count(".") + 1
         inside = [i for i, la in enumerate(history.info.layers) if la.name.startswith(f"{event.layer}.")]
         alive = {history.info.layers[i].name.split(".")[depth_of] for i in inside if newest_L[i] > 0}
-        if 2 * len(alive) > event.values["modules"]:
-            return True
-    return False
+        return len(alive) / event.values["modules"]
+    return None
+
+
+def _side_by_side(history: History) -> NDArray[np.bool_]:
+    """Say of each tensor whether it lies in one of several modules that stand side by side."""
+    parents = tuple(f"{event.layer}." for event in noted(history, SIDE_BY_SIDE))
+    return np.array([layer.name.startswith(parents) for layer in history.info.layers])
 
 
 def _comes_and_goes(history: History, group: list[int]) -> bool:

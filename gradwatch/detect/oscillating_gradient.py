@@ -18,7 +18,18 @@ from gradwatch.detect._depth import depth
 from gradwatch.detect._edited import edited
 from gradwatch.detect._finding import finding_of
 from gradwatch.detect._follow_on import settled
-from gradwatch.detect._in_turn import stretch, turning
+from gradwatch.detect._in_turn import (
+    LENGTH,
+    NO_CHANCE,
+    PERIODS,
+    Pair,
+    apart,
+    have_the_same_gradients,
+    losses,
+    stretch,
+    takes_turns,
+    turning,
+)
 from gradwatch.detect._noted import noted
 from gradwatch.detect._robust import Floats, log10, median
 from gradwatch.history.ahead import Ahead
@@ -41,10 +52,12 @@ class OscillatingGradient:
     labels. With n samples that are drawn at random it falls to 1 / root n as soon as the shares of the classes are
     learned. Near 1 it says that nearly all of the batch are of one class, and of one that was not predicted; step after
     step, with a loss above that of not knowing, that each batch takes back what the one before taught. (3) Whether the
-    norms are of two kinds that come in turn, every second to fourth step, with a gap of `decades` between their medians
-    and no value of one among the other's, while the same tensors have gradients in both: batches of two sources. Where
-    the kind with the small gradients has learned nothing, and has as high a loss as the other, it is not heard. Nor is
-    it, whatever tensors and losses are its own, where the gap is of 2.5 decades. (4) Stretches of batches in turn: at
+    norms are of two kinds that come in turn, every second to fourth step, further apart than a rank sum of random
+    batches is, with a gap of `decades` between their medians, while the same tensors have gradients in both: batches of
+    two sources. Where the kind with the small gradients has learned nothing, and has as high a loss as the other, it is
+    not heard. With a gap of a factor of two it is not after 120 steps, where less than half as much is left of the
+    other's first loss. Nor is it, whatever tensors and losses are its own, where the gap is of 2.5 decades. (4)
+    Stretches of batches in turn: at
     least four jumps of the loss in one step from a third of where the run began back up to there, equally far apart; or
     gradients that turn about after one to three steps and back after as many, as the means of their elements show (the
     cosine of the angle with a fixed direction), while a cross entropy stays that of knowing nothing.
@@ -94,6 +107,8 @@ class OscillatingGradient:
         swings_D = (np.ptp(log_DW, axis=1) >= self.decades) | (loss_DW[:, -1] > 3 * np.abs(loss_DW[:, LOW]))
         is_known = len(ahead.history.run.steps(1)) > 0 and len(beginning(ahead.history, "loss")) == STEPS
         swings_D |= (median(loss_DW.T) >= UNLEARNED * start(ahead.history)[0]) if is_known else True
+        for period in PERIODS:
+            swings_D |= ~(np.abs(apart(log_DW, period)[0]) < NO_CHANCE)
         for event in ahead.history.events:
             if event.kind == CLASSES:
                 swings_D |= self._may_be_one_sided(ahead, event)
@@ -123,7 +138,7 @@ class OscillatingGradient:
         log_T = log10(history.scalar(NORM, LENGTH))
         spread, correlation, crossings = _swing(log_T)
         is_swinging = spread >= self.decades and abs(correlation) >= self.correlation and crossings >= self.crossings
-        if not is_swinging or not self._comes_back(history) or _is_growing(history, high) or _takes_turns(history):
+        if not is_swinging or not self._comes_back(history) or _is_growing(history, high) or takes_turns(history):
             return
         yield finding_of(
             self,
@@ -163,29 +178,30 @@ class OscillatingGradient:
     def _in_turn(self, history: History) -> Iterator[Finding]:
         """Yield a finding where the batches of one source in turn drown those of another."""
         log_T = log10(history.scalar(NORM, LENGTH))
-        if np.isnan(log_T).any() or np.ptp(log_T) < self.decades or "+" in history.info.optimizer:
+        if np.isnan(log_T).any() or "+" in history.info.optimizer:
             return
-        loss_T = history.scalar("loss", LENGTH)
         for period in PERIODS:
-            turn_T = (history.step - np.arange(LENGTH)[::-1]) % period
-            phase = int(np.argmax([_distance(log_T, turn_T == i) for i in range(period)]))
-            is_one_T = turn_T == phase
-            gap = float(median(log_T[is_one_T]) - median(log_T[~is_one_T]))
-            if not _distance(log_T, is_one_T) > 0 or abs(gap) < self.decades:
+            (far,), (turn,) = apart(log_T[None], period)
+            if abs(far) < NO_CHANCE:
                 continue
-            is_quiet_T = is_one_T if gap < 0 else ~is_one_T
-            first = self._first_loss(history, period, phase, is_one=gap < 0)
-            quiet, loud = float(median(loss_T[is_quiet_T])), float(median(loss_T[~is_quiet_T]))
-            is_one_task = (quiet > loud / 3 or quiet > WORSE * first) and _have_the_same_gradients(history, is_quiet_T)
-            if quiet > UNHEARD * first > 0 and (is_one_task or abs(gap) >= DROWNED):
-                yield self._turns(history, period=period, gap=abs(gap), loss=quiet, first=first)
+            is_quiet_T = (np.arange(LENGTH)[::-1] % period == turn) == (far < 0)
+            gap = float(median(log_T[~is_quiet_T]) - median(log_T[is_quiet_T]))
+            loss, first = losses(history, is_quiet_T, period)
+            if self._is_unheard(history, is_quiet_T, gap=gap, loss=loss, first=first):
+                yield self._turns(history, period=period, gap=gap, loss=loss[0], first=first[0])
             return
 
-    def _first_loss(self, history: History, period: int, phase: int, *, is_one: bool) -> float:
-        """Return the median loss with which one kind of batches began."""
-        loss_T = beginning(history, "loss")
-        is_phase_T = np.array([step % period == phase for step in history.run.kept_steps()[: len(loss_T)].tolist()])
-        return float(median(loss_T[is_phase_T if is_one else ~is_phase_T]))
+    def _is_unheard(
+        self, history: History, is_quiet_T: NDArray[np.bool_], *, gap: float, loss: Pair, first: Pair
+    ) -> bool:
+        """Say whether nothing is learned of the batches with small gradients, for the others' sake."""
+        if not loss[0] > UNHEARD * first[0] > 0:
+            return False
+        are_the_same = have_the_same_gradients(history, is_quiet_T)
+        if gap >= self.decades:
+            return gap >= DROWNED or (are_the_same and (loss[0] > loss[1] / 3 or loss[0] > WORSE * first[0]))
+        is_learned = loss[1] < UNHEARD * first[1] and loss[1] / first[1] < loss[0] / first[0] / 2
+        return are_the_same and is_learned and gap >= TWICE and history.step >= PATIENCE
 
     def _turns(self, history: History, *, period: int, gap: float, loss: float, first: float) -> Finding:
         return finding_of(
@@ -205,7 +221,7 @@ class OscillatingGradient:
         first = float(np.fmax.reduce(beginning(history, "loss", BEGINNING)))
         high = self.return_to * first
         length = stretch(history.scalar("loss", 2 * LENGTH), high=high, low=high / 3)
-        if length is None or _takes_turns(history):
+        if length is None or takes_turns(history):
             return
         yield finding_of(
             self,
@@ -222,7 +238,7 @@ class OscillatingGradient:
         """Yield a finding where gradients turn about after every so many steps, and nothing is learned."""
         loss = float(median(history.scalar("loss", LENGTH)))
         is_unlearned = any(noted(history, CHANCE)) and loss >= UNLEARNED * start(history)[0] > 0
-        if history.step < PATIENCE or not is_unlearned or "+" in history.info.optimizer or _takes_turns(history):
+        if history.step < PATIENCE or not is_unlearned or "+" in history.info.optimizer or takes_turns(history):
             return
         mean_TL, l2_TL = (history.param.window(name, LENGTH) for name in ("grad.mean", "grad.l2"))
         length, turn = turning(mean_TL, l2_TL, np.square(depth(history).root_numel_L))
@@ -255,6 +271,9 @@ class OscillatingGradient:
         yield Example("the data come class after class", _bouncing(period=12), (None,))
         yield Example("every second batch has inputs of another scale", _of_two_sources(learned=0.95), (None,))
         yield Example("two tasks in turn, of which both are learned", _of_two_sources(learned=0.4))
+        yield Example("inputs of a scale three times as large", _of_two_sources(learned=0.95, apart=3), (None,))
+        yield Example("the same, but the smaller ones are learned too", _of_two_sources(learned=0.8, apart=3))
+        yield Example("one batch of three has other targets", _of_two_sources(learned=0.95, apart=3, period=3), (None,))
         tasks = _made_to_bounce(period=2)
         tasks.grad_l2_TL[1::2, 11] = np.nan
         yield Example("two tasks in turn, each with a head and a loss of its own", tasks.history())
@@ -286,9 +305,6 @@ CLASSES_AT_LEAST = 3
 SAMPLES = 16
 """Samples from which on random ones hardly ever are of one class."""
 
-LENGTH = 48
-"""Steps of the window: four waves of a dozen steps, and few enough for an early word."""
-
 LOW, HIGH = LENGTH // 10, -LENGTH // 10
 """Places of the 10 % and the 90 % quantile of a window that is sorted."""
 
@@ -306,11 +322,11 @@ UNLEARNED = 0.97
 WORSE = 3.0
 """Growth of the loss of one kind of batches from which on the other kind unteaches it."""
 
-PERIODS = (2, 3, 4)
-"""Steps after which the same source has its turn again."""
-
 UNHEARD = 0.9
 """Part of its first loss that batches of a source keep which is not learned."""
+
+TWICE = 0.3
+"""Decades between the gradients of two sources from which on one of them has most of the say."""
 
 DROWNED = 2.5
 """Decades between two tasks in turn from which on one rate cannot serve both; see `layer-imbalance`."""
@@ -331,24 +347,6 @@ def _knowing_nothing(history: History, event: Event) -> float:
 def _place(history: History, event: Event) -> int:
     """Return which parameter tensor an event is about."""
     return next(i for i, layer in enumerate(history.info.layers) if layer.name == event.layer)
-
-
-def _distance(log_T: Floats, is_one_T: NDArray[np.bool_]) -> float:
-    """Return by how much all values of one kind lie above or below all others; negative where they overlap."""
-    one_T, other_T = log_T[is_one_T], log_T[~is_one_T]
-    return float(max(one_T.min() - other_T.max(), other_T.min() - one_T.max()))
-
-
-def _have_the_same_gradients(history: History, is_one_T: NDArray[np.bool_]) -> bool:
-    """Say whether each tensor that one kind of steps moves is moved by the other as well: they are no two tasks."""
-    moves_TL = history.param.window("grad.l2", LENGTH) > 0
-    return bool((moves_TL[is_one_T].any(axis=0) == moves_TL[~is_one_T].any(axis=0)).all())
-
-
-def _takes_turns(history: History) -> bool:
-    """Say whether a tensor is moved at some steps and not at others: tasks in turn, each with a loss of its own."""
-    share_L = (history.param.window("grad.l2", LENGTH) > 0).mean(axis=0)
-    return bool(((share_L > 0.2) & (share_L < 0.8)).any())
 
 
 def _is_growing(history: History, high: float) -> bool:
@@ -398,16 +396,17 @@ def _turned(*, back: bool) -> History:
     return edited(made.history(), "grad.mean", 0.3 / 64 * sign_T[:, None])
 
 
-def _of_two_sources(*, learned: float) -> History:
-    return _made_of_two_sources(learned=learned, apart=40).history()
+def _of_two_sources(*, learned: float, apart: float = 40, period: int = 2) -> History:
+    return _made_of_two_sources(learned=learned, apart=apart, period=period).history()
 
 
-def _made_of_two_sources(*, learned: float, apart: float) -> Synthetic:
-    """Return a run whose odd steps have larger gradients, while the loss of the even ones ends at a share."""
+def _made_of_two_sources(*, learned: float, apart: float, period: int = 2) -> Synthetic:
+    """Return a run with larger gradients at every so many steps, while the loss of the others ends at a share."""
     made = Synthetic(steps=140)
-    made.grad_l2_TL[1::2] *= apart
-    made.loss_T[:] = np.where(made.t_T % 2, np.maximum(20.0 * 0.9**made.t_T, 0.8), 2.3)
-    made.loss_T[20::2] = 2.3 * learned
+    is_loud_T = made.t_T % period == 1
+    made.grad_l2_TL[is_loud_T] *= apart
+    made.loss_T[:] = np.where(is_loud_T, np.maximum(20.0 * 0.9**made.t_T, 0.8), 2.3)
+    made.loss_T[~is_loud_T & (made.t_T >= 20)] = 2.3 * learned
     return made
 
 
