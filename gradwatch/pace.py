@@ -17,14 +17,18 @@ class Pace:
     def __init__(self) -> None:
         self._usual_s = 0.0
 
-    def counted(self, seconds: float) -> float:
-        """Return how much of a step's time counts as training: at most `INTERRUPTED` times the usual.
+    def counted(self, *seconds: float) -> float:
+        """Return how much of the time of steps counts as training: of each at most `INTERRUPTED` times the usual.
 
         Args:
-            seconds: Wall time from one step to the next; nan, where it is not known, counts as nothing.
+            seconds: Wall times from one step to the next; nan, where it is not known, counts as nothing.
         """
-        if not seconds > 0:
-            return 0.0
-        usual_s = self._usual_s or seconds
-        self._usual_s = usual_s * RISE if seconds > usual_s else usual_s / FALL
-        return min(seconds, INTERRUPTED * usual_s)
+        usual_s, counted_s = self._usual_s, 0.0
+        for step_s in seconds:
+            if step_s > 0:
+                usual_s = usual_s or step_s
+                most_s = INTERRUPTED * usual_s
+                counted_s += step_s if step_s < most_s else most_s
+                usual_s = usual_s * RISE if step_s > usual_s else usual_s / FALL
+        self._usual_s = usual_s
+        return counted_s

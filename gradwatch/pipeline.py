@@ -17,7 +17,7 @@ from gradwatch.detect import ChoosyDetector, Detector
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.history.ahead import Ahead
 from gradwatch.history.header import Status
-from gradwatch.history.store import Floats, Histograms, History, Rows, joined
+from gradwatch.history.store import WINDOW, Floats, Histograms, History, Rows, joined
 from gradwatch.records import Diagnosis, Event, Finding
 from gradwatch.render import Sink
 
@@ -25,6 +25,8 @@ SHOWN_WITHIN = 1024
 """Steps that may wait to be shown; where more do, sinks see only the newest."""
 WRITTEN_WITHIN = 128
 """Steps that are written down together where they come fast."""
+TAKEN_WITHIN = WINDOW
+"""Steps that are taken in together at most: detectors glance at all of them at once."""
 MOST_PHASES = 1000
 """Steps of a period that are remembered with the detectors that are due; a period is mostly of 20."""
 WAITING_BYTES = 64 * 2**20
@@ -97,6 +99,8 @@ class Intake:
         """
         asked: dict[int, list[Detector]] = {}
         first = 0
+        if self._unwritten + rows.num_steps > WINDOW:
+            self.write()
         for stop in self.history.taking(rows, stops=self._stops(rows, asked)):
             if stop == rows.num_steps:
                 self.history.histograms = rows.histograms or self.history.histograms
@@ -329,8 +333,10 @@ class Pipeline:
                 self._take_rows(parts)
                 self._intake.note(item)
                 continue
+            if sum(part.num_steps for part in parts) + item.num_steps > TAKEN_WITHIN:
+                self._take_rows(parts)
             parts.append(item)
-            if item.is_sampled or sum(part.num_steps for part in parts) >= WRITTEN_WITHIN:
+            if item.is_sampled:
                 self._take_rows(parts)
         self._take_rows(parts)
 

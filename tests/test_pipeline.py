@@ -112,7 +112,8 @@ def test_a_sink_that_asks_for_nothing_sees_each_step():
     assert sink.steps == list(range(history.step + 1))
 
 
-def test_what_waits_on_the_way_to_the_disk_is_in_the_window_of_the_history():
+@pytest.mark.parametrize("length", [pipeline.WRITTEN_WITHIN - 1, pipeline.TAKEN_WITHIN - 1])
+def test_what_waits_on_the_way_to_the_disk_is_in_the_window_of_the_history(length):
     written = []
 
     class Recorder:
@@ -121,7 +122,7 @@ def test_what_waits_on_the_way_to_the_disk_is_in_the_window_of_the_history():
 
     history = Synthetic(steps=1000).history()
     taken = intake(history, recorder=Recorder())
-    for block in blocks(rows(history), length=pipeline.WRITTEN_WITHIN - 1):
+    for block in blocks(rows(history), length=length):
         taken.take(block)
 
     assert max(np.diff([-1, *written, history.step])) <= WINDOW

@@ -196,7 +196,7 @@ class History:
             self.run.reveal(stop - first)
             if rows.act_SL is not None and stop == rows.num_steps:
                 self.act.append(rows.steps_T[-1:], rows.act_SL[None])
-            self.trained_s += sum(map(self._pace.counted, seconds[first:stop]))
+            self.trained_s += self._pace.counted(*seconds[first:stop])
             self._marked += rows.steps_T[first:stop][validated_T[first:stop]].tolist()
             yield stop
             first = stop

@@ -87,17 +87,17 @@ class Budget:
             return scheduled
         return -(-step // (every * self.factor)) * every * self.factor
 
-    def charge(self, *, watch_s: float, optional_s: float, wall_s: float) -> None:
-        """Note what a step took.
+    def charge(self, *wall_s: float, watch_s: float, optional_s: float) -> None:
+        """Note what steps took.
 
         Args:
-            watch_s: Seconds that the monitor took, on whatever thread.
+            wall_s: Seconds from the last step to each of them.
+            watch_s: Seconds that the monitor took in all, on whatever thread.
             optional_s: Those of them that went into what this schedules.
-            wall_s: Seconds from the last step to this one.
         """
         self._watch_s += watch_s
         self._optional_s += optional_s
-        self._wall_s += self._pace.counted(wall_s)
+        self._wall_s += self._pace.counted(*wall_s)
 
     def look_closer(self, step: int) -> None:
         """Keep to the schedule for a while, since something was found."""

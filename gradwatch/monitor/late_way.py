@@ -206,7 +206,7 @@ class LateWay:
         watch_s = max(late.host_s, late.device_s()) + busy_s - self._busy_s
         self._busy_s = busy_s
         run["watch_ms"] = 1e3 * watch_s
-        self._budget.charge(watch_s=watch_s, optional_s=late.optional_s, wall_s=late.wall_s)
+        self._budget.charge(late.wall_s, watch_s=watch_s, optional_s=late.optional_s)
         histograms = row.histograms(late.step)
         self._pipeline.feed(late.step, run=run, param_SL=row.row_SL, act_SL=row.act_SA, histograms=histograms)
 

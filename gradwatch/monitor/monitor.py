@@ -33,7 +33,7 @@ from gradwatch.probe.micro_batch import MicroBatchProbe
 from gradwatch.probe.samples import Samples
 from gradwatch.records import Diagnosis, Finding
 
-MEMORY_EVERY_S = 0.1  # from one look at the peak memory to the next: asking the kernel takes 2 to 70 us
+MEMORY_EVERY_S = 0.25  # from one look at the peak memory to the next: asking the kernel takes 2 to 70 us
 
 
 @final
@@ -253,7 +253,7 @@ class Monitor:
         busy_s = self.pipeline.busy_s
         watch_s = self._fed_s + collector.watch_s + fed - began + busy_s - self._busy_s
         self._run["watch_ms"] = 1e3 * watch_s
-        self._budget.charge(watch_s=watch_s, optional_s=collector.optional_s, wall_s=fed - self._recorded)
+        self._budget.charge(fed - self._recorded, watch_s=watch_s, optional_s=collector.optional_s)
         self._recorded, self._busy_s = fed, busy_s
         self._feed(act_SA)
         if self._keeper:

@@ -19,17 +19,17 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwatch import catalogue
-from gradwatch.history.store import Rows
+from gradwatch.history.store import WINDOW, Rows
 from gradwatch.monitor.budget import Budget
 from gradwatch.records import Finding
 
 if TYPE_CHECKING:
     from gradwatch.probe import _native
 
-BLOCK_BYTES = 16 << 10
-"""Size of a block: it stays in the cache until it is taken in, and asks little memory where rows are large."""
-MOST_ROWS = 32
-"""Rows of a block at most."""
+BLOCK_BYTES = 128 << 10
+"""Size of a block at most, unless a row is larger: it asks little memory where rows are large."""
+MOST_ROWS = WINDOW
+"""Rows of a block at most: a new one, and what Python does then, take as long as watching some five steps."""
 PLACES = (
     "loss",
     "batch_hash",
@@ -160,8 +160,8 @@ class PlainSteps:
         block = self._block
         new = slice(block.num_charged, self.native.filled)
         block.num_charged = new.stop
-        for watch_ms, wall_s in zip(block.run_NR[new, self._watch_ms], block.wall_N[new], strict=True):
-            budget.charge(watch_s=float(watch_ms) / 1e3, optional_s=0.0, wall_s=float(wall_s))
+        watch_s = float(np.sum(block.run_NR[new, self._watch_ms])) / 1e3
+        budget.charge(*block.wall_N[new].data, watch_s=watch_s, optional_s=0.0)
 
     def gather(self) -> Rows | None:
         """Return the rows that came since the last call, on whatever thread; None where there are none."""

@@ -12,7 +12,7 @@ def spend(budget, steps, *, fixed_s, optional_s, wall_s, first=0):
         optional = optional_s if budget.is_due(budget.schedule.updates, step) else 0.0
         if optional:
             measured.append(step)
-        budget.charge(watch_s=fixed_s + optional, optional_s=optional, wall_s=wall_s)
+        budget.charge(wall_s, watch_s=fixed_s + optional, optional_s=optional)
         budget.review(step)
     return measured
 
