@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
-from gradwatch.config.load import load_config
 from gradwatch.errors import RunError
 from gradwatch.history.disk import read
 from gradwatch.history.store import History
@@ -120,8 +119,8 @@ def _of_checkpoint(run: Path, step: int, incident: Incident | None, number: int)
 
 
 def _left_out(run: Path) -> list[Identity]:
-    """Return what a run that went back has left out in the end; where it went on instead, it had these batches once."""
-    if load_config(run / "config.yaml").train.on_critical != "rewind" or not checkpoint.steps(run / "checkpoints"):
+    """Return what a run has left out in the end, and from where on."""
+    if not checkpoint.steps(run / "checkpoints"):
         return []
     bad: list[Identity] = checkpoint.load(run / "checkpoints")[1]["progress"].get("bad", [])
     return bad

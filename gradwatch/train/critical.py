@@ -10,6 +10,7 @@ from gradwatch.errors import CheckpointError
 from gradwatch.records import Event, Finding
 from gradwatch.state.randomness import set_random_state
 from gradwatch.train import checkpoint
+from gradwatch.train.position import Position
 from gradwatch.train.recording import keep, position_of
 from gradwatch.train.session import Session
 
@@ -38,19 +39,20 @@ def react(session: Session, findings: Sequence[Finding]) -> bool:
         return True
     step = min([finding.step for finding in findings], default=progress.step - 1)
     why = findings[0].message if findings else "the loss or a gradient was not finite"
+    position = position_of(session.live, step, since=(_kept(session, step) or {}).get("progress"))
     if train.on_critical == "skip":
-        _leave_out(session, step, since=_kept(session, step))
+        _leave_out(session, position)
         told = f"step {step}: {why}; its batch is left out from now on"
         _say(session, "batch-left-out", step, told, times=len(progress.bad))
         return False
     if progress.rewinds >= train.rewind.limit:
         _say(session, "rewind", step, f"step {step}: {why}, after {progress.rewinds} rewinds: the training ends")
         return True
-    _rewind(session, step, why)
+    _rewind(session, step, why, position)
     return False
 
 
-def _rewind(session: Session, step: int, why: str) -> None:
+def _rewind(session: Session, step: int, why: str, position: Position) -> None:
     """Go back to the last good state, mend what the config says, and make that the state to resume from."""
     settings, progress = session.config.train.rewind, session.progress
     state = _kept(session, step) or _saved(session, step)
@@ -58,9 +60,10 @@ def _rewind(session: Session, step: int, why: str) -> None:
     done = f"its batch is left out ({rewinds} of {settings.limit} rewinds)"
     session.live.load(state)
     session.remember(state)
-    progress.rewinds, progress.bad = rewinds, bad
+    here = [progress.epoch, progress.batch]
+    progress.rewinds, progress.bad = rewinds, [[*known[:3], *min(known[3:], here)] for known in bad]
     if settings.remedy == "skip":
-        _leave_out(session, step, since=state["progress"])
+        _leave_out(session, position)
     else:
         # the state may be one from before an earlier rewind, at the learning rate of that time
         scale_learning_rates(session, settings.lr_factor ** (rewinds - state["progress"].get("rewinds", 0)))
@@ -113,11 +116,10 @@ def _saved(session: Session, step: int) -> dict[str, Any]:
     )
 
 
-def _leave_out(session: Session, step: int, *, since: dict[str, Any] | None) -> None:
-    """Remember the batches of a step as bad."""
-    start = since if since is None or "progress" not in since else since["progress"]
-    identity = position_of(session.live, step, since=start).identity(session.batches)
-    session.progress.bad = [*session.progress.bad, identity]
+def _leave_out(session: Session, position: Position) -> None:
+    """Leave out the batches of a step from here on."""
+    progress = session.progress
+    progress.bad = [*progress.bad, [*position.identity(session.batches), progress.epoch, progress.batch]]
 
 
 def _say(session: Session, kind: str, step: int, text: str, *, times: int = 0) -> None:

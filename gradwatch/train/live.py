@@ -40,7 +40,7 @@ class Progress:
         best_val_loss: Lowest validation loss so far, for the checkpoint that is kept as the best.
         elapsed_s: Training time behind it.
         rewinds: How often the run went back after something critical.
-        bad: Steps whose batches are left out: epoch, first batch in it, and hash of their data.
+        bad: Steps whose batches are left out: see `train.position.Identity`.
     """
 
     step: int = 0

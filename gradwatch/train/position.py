@@ -10,7 +10,10 @@ from typing import Any, final
 from gradwatch.train.batches import Batches, Indices
 
 Identity = list[int]
-"""Epoch, first batch in it, and checksum of the samples' indices; plain numbers, for a checkpoint."""
+"""Epoch, first batch in it, and checksum of the samples' indices; plain numbers, for a checkpoint.
+
+Where it is left out, the epoch and batch follow from which on it is: before that, its step was made.
+"""
 
 
 @final
@@ -41,11 +44,11 @@ class Position:
         return [self.epoch, self.batch, zlib.crc32(b"".join(part.tobytes() for part in self.indices(batches)))]
 
     def is_among(self, bad: Sequence[Identity], batches: Batches) -> bool:
-        """Say whether the step has the place or the samples of one that is known to be bad."""
+        """Say whether the step has the place or the samples of one that is left out from here or earlier on."""
         if not bad:
             return False
-        epoch, batch, checksum = self.identity(batches)
-        return any((epoch, batch) == (known[0], known[1]) or checksum == known[2] for known in bad)
+        *here, checksum = self.identity(batches)
+        return any(here >= known[3:] and (here == known[:2] or checksum == known[2]) for known in bad)
 
 
 def positions(

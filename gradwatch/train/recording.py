@@ -80,8 +80,8 @@ def position_of(live: Live, step: int, *, since: dict[str, Any] | None) -> Posit
         step: The step.
         since: Progress of an earlier state, or None for the start of the run.
     """
-    since = since or {"step": 0, "epoch": 0, "batch": 0, "bad": live.progress.bad}
-    accumulate, bad = live.config.train.accumulate, since.get("bad", [])
+    since = since or {"step": 0, "epoch": 0, "batch": 0}
+    accumulate, bad = live.config.train.accumulate, live.progress.bad
     steps = positions(live.batches, accumulate=accumulate, epoch=since["epoch"], batch=since["batch"], bad=bad)
     return next(itertools.islice(steps, step - since["step"], None))
 

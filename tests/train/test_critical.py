@@ -220,12 +220,18 @@ def test_skip_leaves_the_batch_out_when_it_comes_again(tmp_path):
     assert kinds(outcome).count("batch-left-out") == 1
 
 
-def test_of_many_batches_that_are_left_out_only_the_first_are_warned_of(tmp_path):
-    config = poisoned(tmp_path, "train.on_critical=skip", step=None)
-    with np.load(tmp_path / "data.npz") as file:
+def poisoned_often(folder, *overrides):
+    """Return the config of a training that has a sick sample in each batch of steps 4 to 15."""
+    config = poisoned(folder, "train.on_critical=skip", *overrides, step=None)
+    with np.load(folder / "data.npz") as file:
         arrays = dict(file)
-    arrays["y"][4 * BATCH : 16 * BATCH : BATCH] = 3e38  # a sample in each of twelve batches
-    np.savez(tmp_path / "data.npz", **arrays)
+    arrays["y"][4 * BATCH : 16 * BATCH : BATCH] = 3e38
+    np.savez(folder / "data.npz", **arrays)
+    return config
+
+
+def test_of_many_batches_that_are_left_out_only_the_first_are_warned_of(tmp_path):
+    config = poisoned_often(tmp_path)
 
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -235,6 +241,19 @@ def test_of_many_batches_that_are_left_out_only_the_first_are_warned_of(tmp_path
     assert len(told) == critical.MOST_SAID
     assert told[-1].endswith("further ones are noted without a warning")
     assert kinds(outcome).count("batch-left-out") == 12
+
+
+@pytest.mark.parametrize("rest_s", [0.0, 1e9])
+def test_of_many_batches_each_is_left_out_in_later_epochs_whenever_a_state_was_kept(tmp_path, monkeypatch, rest_s):
+    monkeypatch.setattr(recorder, "REST_S", rest_s)
+
+    outcome = train(poisoned_often(tmp_path, "train.steps=80", "train.checkpoint.every=1000"), log_format="plain")
+
+    progress = checkpoint.load(outcome.directory / "checkpoints")[1]["progress"]
+    assert np.flatnonzero(~np.isfinite(load_run(outcome.directory)["loss"])).tolist() == [*range(4, 16)]
+    assert [known[:2] for known in progress["bad"]] == [[0, batch] for batch in range(4, 16)]
+    ran = rerun(outcome.directory, step=60)
+    assert ran.is_same, ran.differences[:3]
 
 
 def test_data_that_are_bad_throughout_end_with_a_mistake_that_says_so(tmp_path):
