@@ -9,8 +9,8 @@ interleaved call by call.
 Memory is that of all tensors and arrays that the monitor holds besides the model's own after a step that samples
 everything, without the kept copy of the weights, which is there only where the optimizer is one that needs it. What
 stands beside the model, on its device, is told apart from the history, which is in the host's memory: all statistics
-of the newest steps, as many as a detector may ask for, twice over, and rows on their way there. Older ones add what
-thinning leaves of them.
+of the newest steps, as many as a detector may ask for, with room for some more, up to as many again where rows are
+small, and rows on their way there. Older ones add what thinning leaves of them.
 """
 
 from __future__ import annotations

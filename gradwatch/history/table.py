@@ -15,6 +15,11 @@ Steps = NDArray[np.int64]
 
 WINDOW = 256
 """Newest recorded steps that are always in memory, at full detail: the longest window that a detector may ask for."""
+SLACK_BYTES = 1 << 20
+"""Memory behind the window for steps that come, at most as much as for the window: each time that it is full, all of
+the window slides back. Wide rows get little, since moving them takes nothing beside the steps that make them."""
+LEAST_SLACK = 16
+"""Steps for which there is room behind the window however wide they are."""
 
 
 @final
@@ -47,9 +52,10 @@ class Table:
         """The newest recorded step, or -1 before the first."""
         self._keep = keep
         self._index = {name: i for i, name in enumerate(self.statistics)}
-        # twice the window: it slides back only once in WINDOW steps
-        self._steps_T = np.empty(2 * WINDOW, np.int64)
-        self._values_TSL: Floats = np.empty((2 * WINDOW, *self.shape), self.dtype)
+        row_bytes = self.shape[0] * self.shape[1] * self.dtype.itemsize
+        room = WINDOW + min(max(SLACK_BYTES // max(row_bytes, 1), LEAST_SLACK), WINDOW)
+        self._steps_T = np.empty(room, np.int64)
+        self._values_TSL: Floats = np.empty((room, *self.shape), self.dtype)
         self._len = self._laid = 0
         self._old: dict[int, tuple[Steps, Floats]] = {}
         self._thinned_at = 0
@@ -66,8 +72,8 @@ class Table:
     def lay(self, steps_T: Steps, values_TSL: Floats) -> None:
         """Lay at most `WINDOW` steps behind the newest, for `reveal` to record them. Steps must grow."""
         self._check(steps_T, values_TSL)
-        if self._len + len(steps_T) > 2 * WINDOW:
-            self._slide()
+        if self._len + len(steps_T) > len(self._steps_T):
+            self._make_room(len(steps_T))
         laid = slice(self._len, self._len + len(steps_T))
         self._steps_T[laid], self._values_TSL[laid] = steps_T, values_TSL
         self._laid = len(steps_T)
@@ -192,12 +198,23 @@ class Table:
     def _kept(self, steps_T: Steps) -> NDArray[np.bool_]:
         return self._keep(steps_T) if len(steps_T) else np.zeros(0, np.bool_)
 
+    def _make_room(self, count: int) -> None:
+        """See to it that so many steps fit behind the newest."""
+        if self._len > WINDOW:
+            self._slide()
+        more = self._len + count - len(self._steps_T)
+        if more > 0:  # many at once
+            self._steps_T = np.concatenate([self._steps_T, np.empty(more, np.int64)])
+            self._values_TSL = np.concatenate([self._values_TSL, np.empty((more, *self.shape), self.dtype)])
+
     def _slide(self) -> None:
         """Move all but the newest window to the older part."""
-        older, newest = slice(self._len - WINDOW), slice(self._len - WINDOW, self._len)
-        self._archive(self._steps_T[older].copy(), self._values_TSL[older].copy())
-        self._steps_T[:WINDOW] = self._steps_T[newest].copy()
-        self._values_TSL[:WINDOW] = self._values_TSL[newest].copy()
+        shift = self._len - WINDOW
+        self._archive(self._steps_T[:shift].copy(), self._values_TSL[:shift].copy())
+        for first in range(0, WINDOW, shift):  # in pieces that overlap with nothing, and so need no copy
+            piece = slice(first, min(first + shift, WINDOW))
+            source = slice(piece.start + shift, piece.stop + shift)
+            self._steps_T[piece], self._values_TSL[piece] = self._steps_T[source], self._values_TSL[source]
         self._len = WINDOW
         if self.last_step // self.segment_length != self._thinned_at:
             self._thin()

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from reference import newest_row
 
+from gradwatch.history import table as history_table
 from gradwatch.history import thinning
-from gradwatch.history.table import WINDOW, Table
+from gradwatch.history.table import LEAST_SLACK, WINDOW, Table
 
 LENGTH = 64
 
@@ -46,6 +47,24 @@ def test_window_is_never_thinned(steps):
 
     assert np.array_equal(t.steps(), expected)
     assert np.array_equal(t.window("x")[:, 0], expected)
+
+
+@pytest.mark.parametrize("most", [1, 7, LEAST_SLACK, LEAST_SLACK + 1, 100, WINDOW])
+def test_a_table_of_wide_rows_has_little_room_to_slide_in_and_holds_the_same(most, monkeypatch):
+    usual = filled(1500)
+    monkeypatch.setattr(history_table, "SLACK_BYTES", 1)
+    narrow, first, counts = table(), 0, np.random.default_rng(0)
+    empty = narrow._values_TSL.nbytes
+    while first < 1500:
+        steps = np.arange(first, min(first + int(counts.integers(1, most + 1)), 1500))
+        narrow.append(steps, [row(step) for step in steps])
+        first += len(steps)
+
+    assert empty < 0.6 * usual._values_TSL.nbytes
+    assert narrow._values_TSL.nbytes <= max(empty, (WINDOW + most) / (2 * WINDOW) * usual._values_TSL.nbytes)
+    assert np.array_equal(narrow.window("x"), usual.window("x"))
+    for mine, other in zip(narrow.rows(), usual.rows(), strict=True):
+        assert np.array_equal(mine, other)
 
 
 @pytest.mark.parametrize("steps", [1, 300, 700, 5000])
