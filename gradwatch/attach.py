@@ -214,6 +214,7 @@ def _facts(
             optimizers=optimizers,
             loss_fn=loss_fn,
             recurrences=activations.recurrences if activations else None,
+            pairings=activations.pairings if activations else None,
         )
     except Exception as error:  # as above
         text = f"the look at tape and modes is switched off: {type(error).__name__}: {error}"

@@ -31,7 +31,8 @@ FOLLOWS: dict[str, frozenset[str]] = {
     # sums of gradients grow, and with them all that is made of them
     "learning-rate-too-high": frozenset({"missing-zero-grad", "non-finite"}),
     "exploding-gradient": frozenset({"missing-zero-grad"}),
-    "gradient-spike": frozenset({"missing-zero-grad", "exploding-gradient"}),
+    # of a batch that is known by heart the usual gradient is next to nothing
+    "gradient-spike": frozenset({"constant-batch", "missing-zero-grad", "exploding-gradient"}),
     # an output that is thrown about, or that nothing moves, predicts one class too, whatever the batches hold
     "oscillating-gradient": frozenset(
         {"missing-zero-grad", "exploding-gradient", "not-optimized", "poor-initialization"}

@@ -29,6 +29,9 @@ MISLAID = ("tape-broadcast", "tape-mixed")
 OPPONENT = "tape-opponent"
 """Event of another learner between the model and the loss."""
 
+UNPAIRED, PAIRED = "outputs-unpaired", "outputs-paired"
+"""Events of predictions that have begun or ceased to fit any other sample as well as their own."""
+
 BEGINNING = 16
 """Steps that say where the loss began."""
 
@@ -56,9 +59,10 @@ SETTLED = 32
 class LossPlateau:
     """A loss that has not fallen since the run began.
 
-    What it measures: two things. (1) The tape: predictions (n, 1) against targets (n) make n x n differences, and what
-    is learned of them is the mean, whatever the loss does meanwhile; and a softmax that goes over other values than the
-    outputs of one place, since `view` was used where axes should be swapped, has classes mixed with time. (2) The
+    What it measures: three things. (1) The tape: predictions (n, 1) against targets (n) make n x n differences, and
+    what is learned of them is the mean, whatever the loss does meanwhile; and a softmax that goes over other values
+    than the outputs of one place, since `view` was used where axes should be swapped, has classes mixed with time. (2)
+    The
     median loss of the newest 48 steps against that of the first 16 (or, of a cross entropy of C classes, against log C
     where that is less), and its trend over the window (up to 256 steps, without the first 32), which counts if four
     more windows like it would bring a fall, and in any case for half of `patience` more. After at least `patience`
@@ -67,7 +71,11 @@ class LossPlateau:
     is about to end: embeddings that are multiplied leave a saddle that way. How long that takes follows from the
     losses: the evidence of a sequential test adds up over blocks of 4 steps, of which one that stands still seldom sets
     a new low. Of runs whose blocks set one every second time, noise included, the test lets at most the fraction
-    `error` pass within a window, however often it looks (Ville's inequality).
+    `error` pass within a window, however often it looks (Ville's inequality). (3) A loss that stands like that after it
+    has fallen, while predictions fit any other sample of their batch as well as their own: what fell is what a constant
+    can learn, the mean of the targets or the shares of the classes. Of cross entropies and squared errors of the
+    model's output, the gradient of that output tells the targets; eight looks in a row together must show that pairing
+    explains less than 0.03 of what a constant leaves open.
 
     Why it matters: nothing is being learned, whatever the gradients look like.
 
@@ -108,7 +116,7 @@ class LossPlateau:
         history, patience = ahead.history, max(self.patience, (ahead.history.info.total_steps or 0) // 20)
         if any(event.kind in MISLAID for event in history.events):
             return np.zeros(len(ahead), np.bool_)
-        if len(beginning(history, "loss", BEGINNING)) < BEGINNING:
+        if len(beginning(history, "loss", BEGINNING)) < BEGINNING or any(e.kind == UNPAIRED for e in history.events):
             return ahead.steps_D < patience
         least = (1 - self.fall) * start(history)[0]
         loss_DW = ahead.scalars("loss", WINDOW)
@@ -121,19 +129,20 @@ class LossPlateau:
             yield self._finding(history, f"the loss cannot fall as it should: {event.text}", layer=event.layer)
         if history.step < max(self.patience, (history.info.total_steps or 0) // 20):
             return
-        first, since = start(history)
-        least = (1 - self.fall) * first
-        if least <= 0 or np.fmin.reduce(history.scalar("loss", WINDOW)) < least / 2:
+        newest, (first, what) = float(median(history.scalar("loss", WINDOW))), start(history)
+        has_fallen = self._has_fallen(history, newest, least=(1 - self.fall) * first)
+        if has_fallen and not _is_unpaired(history):
             return
-        newest = float(median(history.scalar("loss", WINDOW)))
-        if not least <= newest <= 2 * self._highest(history) or self._is_on_its_way(history):
+        since = history.step // 2 if has_fallen else SETTLED  # who learns the mean first may take a while for it
+        if not newest <= 2 * self._highest(history) or self._is_on_its_way(history, since):
             return
-        if _evidence(history) < 1 / self.error:
+        if not has_fallen and _evidence(history) < 1 / self.error:
             return
         is_game = "+" in history.info.optimizer or any(noted(history, OPPONENT))
         yield self._finding(
             history,
-            f"the loss is {newest:.4g} after {history.step} steps and {first:.4g} {since}",
+            f"the loss is {newest:.4g} after {history.step} steps and "
+            + ("predictions fit any other sample as well" if has_fallen else f"{first:.4g} {what}"),
             severity=Severity.INFO if is_game else settled(history, self.kind),
         )
 
@@ -151,13 +160,17 @@ class LossPlateau:
             severity=severity,
         )
 
+    def _has_fallen(self, history: History, newest: float, *, least: float) -> bool:
+        """Say whether the loss is lower than in the beginning, or no number that could be."""
+        return least <= 0 or newest < least or bool(np.fmin.reduce(history.scalar("loss", WINDOW)) < least / 2)
+
     def _highest(self, history: History) -> float:
         """Return the largest loss of the beginning, whose median is low where the first batches are of one kind."""
         return float(np.fmax.reduce(beginning(history, "loss", BEGINNING)))
 
-    def _is_on_its_way(self, history: History) -> bool:
-        """Say whether the loss is falling, or would be in a while."""
-        recent = slice(max(0, SETTLED - int(history.run.steps()[0])), None)
+    def _is_on_its_way(self, history: History, since: int) -> bool:
+        """Say whether the loss is falling since a step, or would be in a while."""
+        recent = slice(max(0, since - int(history.run.steps()[0])), None)
         loss_T, norm_T = history.scalar("loss")[recent], history.scalar("grad_norm.before_clip")[recent]
         rate_T = history.scalar("lr.0")
         is_warming_up = rate_T[-1] > 1.01 * rate_T[len(rate_T) // 2]
@@ -167,7 +180,7 @@ class LossPlateau:
         to_come = -slope(loss_T) * AHEAD * len(loss_T)
         may_be_slow = history.step < 3 * self.patience // 2
         is_falling = trend(loss_T) < self.trend and (may_be_slow or to_come >= self.fall * abs(float(loss_T[0])))
-        return is_falling or trend(norm_T) > 4 or _is_growing(history)
+        return is_falling or trend(norm_T) > 4 or _is_growing(history, since)
 
     @classmethod
     def examples(cls) -> Iterator[Example]:
@@ -190,6 +203,8 @@ class LossPlateau:
         guessing = _flat_run().note(CHANCE, values={"nat": 1.0, "classes": 6.0})
         guessing.loss_T[20:] *= 1.8 / 2.3
         yield Example("a loss that falls to log C and stays there", guessing.history(), (None,))
+        yield Example("what fell was the mean of the targets", _of_the_mean(UNPAIRED), (None,))
+        yield Example("predictions began to fit", _of_the_mean(UNPAIRED, PAIRED))
         played = _flat_run().note(OPPONENT)
         yield Example("a critic keeps up: for information", played.history(), (None,))
         floor = Synthetic(steps=240)
@@ -207,10 +222,16 @@ def _evidence(history: History) -> float:
     return stall(aligned_blocks(loss_T[recent_T], int(steps_T[recent_T][0]), BLOCK), rate=0.5)
 
 
-def _is_growing(history: History) -> bool:
-    """Say whether most weight matrices, embeddings among them, have grown by `MOVING` over the window."""
+def _is_unpaired(history: History) -> bool:
+    """Say whether predictions were last seen to fit any sample, so that what fell was learned of the targets alone."""
+    seen = [event.kind for event in history.events if event.kind in (UNPAIRED, PAIRED) and event.step <= history.step]
+    return seen[-1:] == [UNPAIRED]
+
+
+def _is_growing(history: History, since: int) -> bool:
+    """Say whether most weight matrices, embeddings among them, have grown by `MOVING` since a step of the window."""
     wide = [i for i, layer in enumerate(history.info.layers) if layer.trainable and len(layer.shape) >= 2]
-    norm_TL = history.param.window("weight.l2")[:, wide]
+    norm_TL = history.param.window("weight.l2")[history.param.steps() >= since][:, wide]
     norm_TL = norm_TL[~np.isnan(norm_TL).all(axis=1)] if wide else norm_TL
     return len(norm_TL) > 1 and bool(median(norm_TL[-1] - (1 + MOVING) * norm_TL[0]) > 0)
 
@@ -219,6 +240,15 @@ def _flat_run(*, fall: float = 0.0) -> Synthetic:
     made = Synthetic(steps=200)
     made.loss_T = 2.3 * (1 - fall * made.t_T / 160) * np.exp(0.03 * made.rng.standard_normal(made.steps))
     return made
+
+
+def _of_the_mean(*kinds: str) -> History:
+    """Return a run whose loss falls by half at once and stands from there on, with what was noted of its outputs."""
+    made = _flat_run()
+    made.loss_T[20:] *= 0.5
+    for kind in kinds:
+        made.note(kind, step=100)
+    return made.history()
 
 
 def _flat(*, fall: float = 0.0) -> History:

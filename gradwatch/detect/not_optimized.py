@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, final
@@ -59,7 +60,8 @@ class NotOptimized:
 
     When it is wrong: a backbone left out on purpose without freezing it. Where what is left out, or has a rate of zero,
     comes first in the model and everything behind it is optimized, that is how fine-tuning a head looks: info, with the
-    advice to freeze; but for a group that holds no parameter, which nobody makes on purpose.
+    advice to freeze; but for a group that holds no parameter, which nobody makes on purpose, and where more than that
+    is frozen: who freezes what is not to move has forgotten the rest.
 
     What to do: build the optimizer after the last change to the model (a replaced head is the usual reason); compare
     the parameters of the groups with the model's; make sure that every tensor matches one rule of a grouping by name;
@@ -126,7 +128,7 @@ class NotOptimized:
             severity, why = Severity.CRITICAL, "no optimizer holds any parameter of the model"
         elif empty := [event.text for event in history.events if event.kind == "group-empty"]:
             severity, why = Severity.WARNING, empty[0]
-        elif max(left) < min(held) and not all(_is_own(history, i, held) for i in left):
+        elif _is_probe(history, left, held):
             severity, why = Severity.INFO, "everything behind it is: freeze it if that is meant"
         else:
             severity, why = Severity.WARNING, "no optimizer holds it"
@@ -204,11 +206,22 @@ class NotOptimized:
         yield Example("a group in the middle has a rate of 0", _at_zero(6), ("layers.6.weight",))
         yield Example("the first layer has, as frozen ones do: for information", _at_zero(0), ("layers.0.weight",))
         yield Example("the model's own parameter is, which comes before all its layers", _own(), ("log_vars",))
+        yield Example(
+            "an adapter between frozen layers and the head is left out", _frozen(0, 1, 2), ("layers.3.weight",)
+        )
         yield Example("a healthy run", Synthetic(steps=40).history())
         yield Example("somebody else moves it", _left_out(5, moves=True))
         skipped = Synthetic(steps=40, precision="fp16")
         skipped.skipped_T[:] = 1
         yield Example("updates that are skipped move nothing", skipped.history())
+
+
+def _is_probe(history: History, left: list[int], held: list[int]) -> bool:
+    """Say whether what is left out may be meant to be frozen: it comes first, and nobody has frozen the most part."""
+    infos = history.info.layers
+    frozen = sum(math.prod(info.shape) for info in infos if not info.trainable)
+    is_frozen_otherwise = frozen > sum(math.prod(infos[i].shape) for i in left)
+    return max(left) < min(held) and not is_frozen_otherwise and not all(_is_own(history, i, held) for i in left)
 
 
 def _is_own(history: History, tensor: int, held: list[int]) -> bool:
@@ -232,6 +245,15 @@ def _made_without(*layers: int, moves: bool) -> Synthetic:
     made.info = replace(made.info, layers=infos)
     made.update_factor_TL[:, layers] = float(moves)
     return made
+
+
+def _frozen(*layers: int) -> History:
+    """Return a run of which some layers are frozen and the next one is left out."""
+    made = _made_without(max(layers) + 1, moves=False)
+    infos = (replace(la, trainable=False, group=None) if i in layers else la for i, la in enumerate(made.info.layers))
+    made.info = replace(made.info, layers=tuple(infos))
+    made.grad_l2_TL[:, list(layers)] = np.nan
+    return made.history()
 
 
 def _own() -> History:

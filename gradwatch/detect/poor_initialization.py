@@ -115,10 +115,10 @@ class PoorInitialization:
         gain_L = np.fmax(_gains(history), embedding_L)
         large = np.flatnonzero(gain_L >= self.gain)  # nan, for every other tensor, is not
         modules = {history.info.layers[i].module for i in large}
-        is_alone = len(modules) < self.layers and not any(_is_recurrent(history.info.layers[i]) for i in large)
+        is_alone = len(large) < self.layers and not any(_is_recurrent(history.info.layers[i]) for i in large)
         is_harmful = not is_alone or bool((embedding_L >= self.gain).any()) or self._surprise(history) >= self.surprise
         severity = Severity.WARNING if is_harmful else Severity.INFO
-        ill_L = np.array([layer.module in modules for layer in history.info.layers])
+        ill_L = np.array([layer.module in modules for layer in history.info.layers]) & ~(gain_L < self.gain)
         tables = [(history.info.layers[i].name, [int(i)]) for i in np.flatnonzero(embedding_L >= self.gain)]
         ill_L &= np.isnan(embedding_L)  # a table is named as such, also where the model has nothing else
         for layer, group in (*tables, *scopes(history, ill_L, kind=self.kind)):
@@ -128,7 +128,7 @@ class PoorInitialization:
                 history,
                 f"{layer or 'the whole model'} was drawn with a gain of {gain:.1f} (1 to 1.4 keeps the signal)",
                 Quantity(name="gain", value=gain),
-                Quantity(name="layers drawn too large", value=float(len(modules))),
+                Quantity(name="layers drawn too large", value=float(len(large))),
                 Quantity(name="loss at step 0", value=float(history.scalar("loss")[0])),
                 layer=layer,
                 severity=severity,
@@ -216,6 +216,7 @@ class PoorInitialization:
         yield Example("a first loss that float32 has no probability for", _guessed(loss=2e3), (None,))
         yield Example("a trained network meets new labels", _guessed(loss=12.0))
         yield Example("weights drawn from 0 to 1 in a layer of one's own", *_one_sided(mean=0.5))
+        yield Example("both weights of one module are", _one_sided(mean=0.5, is_one=True)[0], ("layers.3",))
         yield Example("factors of a matrix, drawn from 0 to 1", _one_sided(mean=0.5, inputs=4)[0])
         yield Example("all is zero", _zeros(*range(12)), (None,))
         yield Example("branches of zeros", _zeros(3, 5, 11))
@@ -299,10 +300,11 @@ def _guessed(*, loss: float) -> History:
     return made.history()
 
 
-def _one_sided(*, mean: float, inputs: int = 64) -> tuple[History, tuple[str, ...]]:
-    """Return a run of two weights of a module of one's own, drawn uniformly about a mean of 0.5."""
+def _one_sided(*, mean: float, inputs: int = 64, is_one: bool = False) -> tuple[History, tuple[str, ...]]:
+    """Return a run of two weights of modules of one's own, or of one, drawn uniformly about a mean of 0.5."""
     made, weights = Synthetic(steps=20), (3, 4)
     infos = [replace(info, module_type="Dense") for info in made.info.layers]
+    infos[4] = replace(infos[4], module=infos[3].module) if is_one else infos[4]
     made.info = replace(made.info, layers=tuple(infos))
     for i in weights:
         made.note("weights-offset", layer=infos[i].name, values={"place": i, "mean": mean})

@@ -23,6 +23,7 @@ from gradwatch.probe.activation_slot import Slot, statistics
 from gradwatch.probe.functions import Functions, Seen
 from gradwatch.probe.graph import Node
 from gradwatch.probe.layout import Models, named_modules
+from gradwatch.probe.pairing import Pairings
 from gradwatch.probe.recurrence import Recurrences
 from gradwatch.records import ActivationInfo
 
@@ -156,6 +157,7 @@ class ActivationProbe:
         depth: Calls under way of modules that may be outermost ones.
         recurrences: Reads gradients on their way back through a recurrence, where the outermost modules are looked at;
             or None.
+        pairings: Compares predictions with the targets of other samples, likewise.
     """
 
     def __init__(self, model: Models, *, max_elements: int = 65536, kernel: kernels.Kernel = "auto") -> None:
@@ -170,6 +172,7 @@ class ActivationProbe:
         self._model, self._limit, self._native = model, max_elements, kernels.choose(kernel)
         self._functions: Functions | None = None
         self.recurrences: Recurrences | None = None
+        self.pairings: Pairings | None = None
         self._tell: Callable[[tuple[ActivationInfo, ...]], bool] | None = None
         self._known: set[Node] = set()  # of modules, in the forward pass under way
         self._outermost: dict[nn.Module, None] = {}  # that may be
@@ -205,8 +208,8 @@ class ActivationProbe:
         self._disarm()
         self._places.clear()
         self._unhook()
-        if self.recurrences:
-            self.recurrences.clear()
+        for reader in self._readers:
+            reader.clear()
 
     def find_functions(self, tell: Callable[[tuple[ActivationInfo, ...]], bool]) -> None:
         """Watch activations that are functions too.
@@ -229,7 +232,7 @@ class ActivationProbe:
 
     def _look_inside(self) -> None:
         """Look from now on at what the outermost modules leave behind."""
-        self.recurrences = Recurrences(self._model)
+        self.recurrences, self.pairings = Recurrences(self._model), Pairings()
         self._outermost = dict.fromkeys(_may_be_outermost(self._model))
         self._unhook()
         self._hook_up()
@@ -237,7 +240,7 @@ class ActivationProbe:
     @property
     def _looks_inside(self) -> bool:
         """Whether there is anything to look for in what the outermost modules leave behind."""
-        return self._functions is not None or (self.recurrences is not None and not self.recurrences.is_over)
+        return self._functions is not None or any(not reader.is_over for reader in self._readers)
 
     def arm(self) -> None:
         """Start to sum up, from the next forward call on; what was summed before is dropped."""
@@ -250,12 +253,16 @@ class ActivationProbe:
             slot.clear()
         if self._functions:
             self._functions.begin()
-        if self.recurrences:
-            self.recurrences.begin()
+        for reader in self._readers:
+            reader.begin()
         dynamo = sys.modules.get("torch._dynamo")  # importing it takes a second, and is the business of torch.compile
         if dynamo is not None and hasattr(dynamo.config, _ONCE_UNDER_CHECKPOINT):
             self._tracing = (dynamo.config, getattr(dynamo.config, _ONCE_UNDER_CHECKPOINT))
             setattr(dynamo.config, _ONCE_UNDER_CHECKPOINT, True)  # its own `patch` takes ten times as long
+
+    @property
+    def _readers(self) -> tuple[Recurrences | Pairings, ...]:
+        return tuple(filter(None, (self.recurrences, self.pairings)))
 
     def _hook_up(self) -> None:
         if not self._handles:
@@ -316,8 +323,8 @@ class ActivationProbe:
             if (place := self._slot_of(seen)) is not None:
                 place.add(seen.output)
         self._known.clear()
-        if self.recurrences:
-            self.recurrences.look(output)
+        for reader in self._readers:
+            reader.look(output)
 
     def _slot_of(self, seen: Seen) -> Slot | None:
         """Return where a function is summed up, None where there is no room for it."""

@@ -15,6 +15,7 @@ from gradwatch.probe.functional import Fact, Functional
 from gradwatch.probe.inputs import Inputs
 from gradwatch.probe.layout import Models
 from gradwatch.probe.modes import Modes
+from gradwatch.probe.pairing import Pairings
 from gradwatch.probe.recurrence import Recurrences
 from gradwatch.probe.strays import empty_groups
 from gradwatch.probe.tape import LOOKS, Tape, is_due
@@ -35,6 +36,7 @@ class Facts:
         optimizers: The optimizers that move them.
         loss_fn: The loss function, where it is known.
         recurrences: What reads gradients on their way back through a recurrence, or None.
+        pairings: What compares predictions with the targets of other samples, or None.
         known: Events that were noted before, and are no news.
         across_steps: Whether to note what takes two steps to see; not where a run may be resumed between them.
         hooked: Whether modes are looked at by hooks; a loop that puts its model into training mode for each step, and
@@ -50,6 +52,7 @@ class Facts:
         optimizers: Sequence[Optimizer],
         loss_fn: Callable[..., Any] | None = None,
         recurrences: Recurrences | None = None,
+        pairings: Pairings | None = None,
         known: Iterable[Event] = (),
         across_steps: bool = True,
         hooked: bool = True,
@@ -60,7 +63,7 @@ class Facts:
         self._inputs = Inputs(models) if hooked and across_steps else None
         self._functional = Functional(models, list(models.values()) if isinstance(models, Mapping) else [models])
         self._step = 0
-        self._recurrences = recurrences
+        self._recurrences, self._pairings = recurrences, pairings
         self._waiting = [
             Event(kind=kind, step=0, layer=layer, text=text, values=values)
             for kind, layer, text, values in (
@@ -99,6 +102,7 @@ class Facts:
             is_spoilt: Whether the loss or a gradient is not finite.
         """
         found = [*self._recurrences.facts()] if self._recurrences else []
+        found += [*self._pairings.facts(loss)] if self._pairings else []
         found += [*self._inputs.facts()] if self._inputs else []
         found += self._evaluated() if is_validated else []
         self._waiting += [Event(kind=k, step=step, layer=n, text=t, values=v) for k, n, t, v in found]

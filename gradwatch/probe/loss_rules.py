@@ -41,12 +41,19 @@ def is_probability(graph: Graph, node: Node | None, *, depth: int = 6) -> bool:
         return len(inputs) == 2 and all(is_probability(graph, child, depth=depth - 1) for child in inputs)
     if name == "Sum":
         return _is_mixture(graph, graph.through(graph.first(node)), depth=depth)
-    if name == "Div" and len(inputs) == 1:
-        return operation(inputs[0]) == "Add" and is_probability(graph, inputs[0], depth=depth - 1)
+    if name in ("Div", "Mul") and len(inputs) == 1 and operation(inputs[0]) == "Add":
+        is_moved = name == "Div" and is_probability(graph, inputs[0], depth=depth - 1)
+        return is_moved or _is_shifted_tanh(graph, inputs[0])
     if name == "Div" and operation(inputs[0]) == "Exp":  # a softmax by hand
         total = graph.through(inputs[1])
         return total is not None and operation(total) == "Sum" and graph.first(total) is inputs[0]
     return False
+
+
+def _is_shifted_tanh(graph: Graph, node: Node) -> bool:
+    """Say whether something was added to a tanh, as (tanh + 1) / 2 has it: a sigmoid of twice the scores."""
+    made_by = graph.through(node, also=CLAMPS)
+    return made_by is not None and operation(made_by) == "Tanh"
 
 
 def _is_mixture(graph: Graph, node: Node | None, *, depth: int) -> bool:

@@ -96,6 +96,11 @@ PROBABILITIES = {
         lambda m: F.binary_cross_entropy_with_logits(m(X).squeeze(1), BINARY[:, 0]),
         "3",
     ),
+    "a shifted tanh, with logits": (
+        mlp(1),
+        lambda m: F.binary_cross_entropy_with_logits((m(X).tanh() + 1) / 2, BINARY),
+        "2",
+    ),
     "sigmoid, soft margin": (
         mlp(3, nn.Sigmoid()),
         lambda m: F.multilabel_soft_margin_loss(m(X), SOFT.round()),
@@ -146,6 +151,7 @@ HEALTHY = {
     "a weighted squared error": (mlp(3, nn.Softmax(1)), lambda m: ((SOFT - 0.5 * m(X)) ** 2).mean()),
     "sigmoid, binary cross entropy": (mlp(1, nn.Sigmoid()), lambda m: F.binary_cross_entropy(m(X), BINARY)),
     "with logits": (mlp(1), lambda m: F.binary_cross_entropy_with_logits(m(X), BINARY)),
+    "scores that a tanh bounds": (mlp(), lambda m: F.cross_entropy(30 * (m(X) / 30).tanh() + 1, CLASSES)),
     "attention": (Attention(), lambda m: F.cross_entropy(m(X), CLASSES)),
     "a mixture of experts": (Experts(), lambda m: F.cross_entropy(m(X), CLASSES)),
     "a policy's probabilities": (
