@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from gradwatch.history.store import History
 from gradwatch.records import Finding, Quantity, Severity
@@ -13,6 +13,13 @@ class Numbered(Protocol):
 
     code: ClassVar[str]
     kind: ClassVar[str]
+
+
+class Sign(NamedTuple):
+    """What one idea of a detector has seen: a sentence, and named numbers with units."""
+
+    message: str
+    evidence: tuple[Quantity, ...]
 
 
 def finding_of(

@@ -1,6 +1,6 @@
 """GW302: updates so large that the weights lose what they were, or a jump of the rate that the loss answers."""
 
-# T = steps of a window, M = weight matrices and kernels
+# M = weight matrices and kernels, D = steps that are looked at, W = steps of a window before each
 
 from __future__ import annotations
 
@@ -15,39 +15,16 @@ from numpy.typing import NDArray
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
 from gradwatch.detect._depth import depth
-from gradwatch.detect._finding import finding_of
+from gradwatch.detect._finding import Sign, finding_of
 from gradwatch.detect._follow_on import settled
-from gradwatch.detect._robust import block_medians, log10, median
+from gradwatch.detect._large_updates import SPAN, grown, overshot, ran_away, replaced
+from gradwatch.detect._rising_rate import AFTER, jumped, outgrown
+from gradwatch.detect._robust import block_medians, median
 from gradwatch.detect._schedule import SPAN as SPAN_OF_JUMP
-from gradwatch.detect._schedule import last_jump
-from gradwatch.detect._words import factor
 from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
-
-SAMPLES = 3
-"""Measurements of updates in a row that must be large."""
-
-SPAN = 20
-"""Steps over which growth is measured: two samples of the weights at the default schedule."""
-
-AFTER = 6
-"""Steps before and after a jump of the rate that show what the loss does. (The start of a warm-up is no jump.)"""
-
-
-HARMED = 1.05
-"""Loss after an update, in units of that before, from which on it is worse: where nothing has been learned yet, as at a
-cold start of embeddings, batches alone make a hundredth."""
-
-CLIMB = 4
-"""Steps in a row at which a loss that runs away has risen: noise does so once in 120 times."""
-
-SMALL = 0.05
-"""Size of a weight matrix, in units of the one that keeps the size of the signal, below which it started near zero."""
-
-DEFAULT = 0.577
-"""The same for the default initialisation of linear layers and convolutions, uniform within 1 / root of the inputs."""
 
 LEARNED = 0.5
 """Part of the first loss that must be gone for growth to do no harm; a third is gone with the mean of the targets."""
@@ -144,33 +121,27 @@ class LearningRateTooHigh:
             yield self._critical(history, finding) if is_lost else finding
 
     def _found(self, history: History) -> Iterator[Finding]:
-        rate_T = history.scalar("lr.0", SPAN_OF_JUMP)
+        own, rate_T = settled(history, self.kind), history.scalar("lr.0", SPAN_OF_JUMP)
         if np.fmax.reduce(rate_T) >= self.jump * np.fmin.reduce(rate_T):
-            yield from self._jumped(history)
-            yield from self._outgrown(history)
+            yield from self._told(history, jumped(history, jump=self.jump, worse=self.worse), Severity.WARNING)
+            yield from self._told(history, outgrown(history, jump=self.jump, worse=self.worse, large=self.large), own)
         if history.step < SPAN:
-            yield from self._ran_away(history)
+            yield from self._told(history, ran_away(history, runaway=self.runaway, large=self.large), own)
         matrices_M = depth(history).matrices_M
         if not len(matrices_M):
             return
         if np.fmax.reduce(history.param.window("update.ratio", self.every + 1), axis=None) >= self.ratio:
-            yield from self._replaced(history)
+            yield from self._told(history, replaced(history, ratio=self.ratio, every=self.every), own)
         if history.run.newest("loss")[0] > self.above_start * beginning(history, "loss", 1)[0] > 0:
-            yield from self._overshot(history)
+            yield from self._told(history, overshot(history, above_start=self.above_start, large=self.large), own)
         if history.step >= self.every and history.param.newest("weight.l2")[matrices_M[0]] >= 0:  # nan is not
-            yield from self._grown(history)
+            severity = Severity.INFO if self._is_learning(history) else own
+            yield from self._told(history, grown(history, growth=self.growth), severity)
 
-    def _finding(
-        self, history: History, message: str, *evidence: Quantity, severity: Severity | None = None
-    ) -> Finding:
-        """Return a finding for the run, by default as grave as it is by itself."""
-        return finding_of(
-            self,
-            history,
-            message,
-            *evidence,
-            severity=settled(history, self.kind) if severity is None else severity,
-        )
+    def _told(self, history: History, sign: Sign | None, severity: Severity) -> Iterator[Finding]:
+        """Yield the finding of a sign, where there is one."""
+        if sign is not None:
+            yield finding_of(self, history, sign.message, *sign.evidence, severity=severity)
 
     def _critical(self, history: History, finding: Finding) -> Finding:
         newest = Quantity(name="loss", value=float(median(history.scalar("loss", AFTER))))
@@ -185,149 +156,11 @@ class LearningRateTooHigh:
         first, newest = float(median(beginning(history, "loss", AFTER))), float(median(history.scalar("loss", AFTER)))
         return newest >= first > 0 and newest >= self.lost * _best(history) > 0
 
-    def _replaced(self, history: History) -> Iterator[Finding]:
-        """Yield a finding where an update since the last look, or at it, was larger than the weights it moved."""
-        shape, age = depth(history), min(self.every + 1, len(history.param.steps(self.every + 1)))
-        ratio_TM = history.param.window("update.ratio", age)[:, shape.matrices_M]
-        over_T = 2 * np.count_nonzero(ratio_TM >= self.ratio, axis=1) >= len(shape.matrices_M)
-        if not over_T.any():
-            return
-        at = int(np.argmax(over_T))
-        gain_M = history.param.window("weight.l2", age)[at, shape.matrices_M] / shape.root_fan_out_M
-        ratio = float(median(np.where(gain_M > SMALL, ratio_TM[at], np.nan)))
-        loss_T = history.scalar("loss", age)
-        harmful = loss_T[at] + (HARMED - 1) * abs(loss_T[at])
-        is_worse = age - at > 3 and not float(median(loss_T[at + 1 :])) < harmful
-        if not self.ratio <= ratio < np.inf or not (is_worse or ratio >= 10 * self.ratio):
-            return
-        rate = float(history.run.newest("lr.0")[0])
-        yield self._finding(
-            history,
-            f"one update at a learning rate of {rate:g} is {factor(ratio)} times as large as the weights it moves",
-            Quantity(name="update.ratio, median", value=ratio),
-            Quantity(name="lr.0", value=rate),
-        )
-
-    def _overshot(self, history: History) -> Iterator[Finding]:
-        """Yield a finding where updates are large, and have left the loss far above where it was before the first."""
-        first, loss_T = float(beginning(history, "loss", 1)[0]), history.scalar("loss", SPAN)
-        matrices_M = depth(history).matrices_M
-        ratio_TM = history.param.window("update.ratio")[:, matrices_M]
-        measured_T = np.flatnonzero(~np.isnan(ratio_TM).all(axis=1))[-SAMPLES:]
-        if len(loss_T) < SPAN or len(measured_T) < SAMPLES or not float(median(loss_T)) >= self.above_start * first:
-            return
-        gain_M = history.param.window("weight.l2")[measured_T[-1], matrices_M] / depth(history).root_fan_out_M
-        ratio_T = median(np.where(gain_M > SMALL, ratio_TM[measured_T], np.nan).T)
-        if not ratio_T.min() >= self.large:  # nan, of matrices that started near zero, is not
-            return
-        rate = float(history.run.newest("lr.0")[0])
-        times = float(median(loss_T)) / first
-        yield self._finding(
-            history,
-            f"the loss is {factor(times)} times that before the first update, at a learning rate of {rate:g}",
-            Quantity(name="loss in units of the first", value=times),
-            Quantity(name="update.ratio, median, smallest of 3", value=float(ratio_T.min())),
-            Quantity(name="lr.0", value=rate),
-        )
-
-    def _ran_away(self, history: History) -> Iterator[Finding]:
-        """Yield a finding where the loss has done nothing but climb since the first update."""
-        shape, loss_T = depth(history), history.scalar("loss", SPAN)
-        if len(loss_T) <= CLIMB or not loss_T[-1] >= self.runaway * loss_T[0] > 0 or not np.isfinite(loss_T[-1]):
-            return
-        tensors_M = shape.matrices_M if len(shape.matrices_M) else shape.tables_E
-        ratio = float(median(beginning(history, "update.ratio", 1)[0, tensors_M])) if len(tensors_M) else np.nan
-        if not (np.diff(loss_T[-CLIMB - 1 :]) > 0).all() or not ratio >= self.large:
-            return
-        rate, times = float(history.run.newest("lr.0")[0]), float(loss_T[-1] / loss_T[0])
-        yield self._finding(
-            history,
-            f"the loss has climbed {factor(times)} times since the first update, at a learning rate of {rate:g}",
-            Quantity(name="loss in units of the first", value=times),
-            Quantity(name="update.ratio of the first update, median", value=ratio),
-            Quantity(name="lr.0", value=rate),
-        )
-
-    def _grown(self, history: History) -> Iterator[Finding]:
-        shape = depth(history)
-        norm_TL = history.param.window("weight.l2", SPAN + 1)
-        at = 0 if norm_TL[0, shape.matrices_M[0]] >= 0 else int(np.argmax(~np.isnan(norm_TL).all(axis=1)))
-        first_M, last_M = norm_TL[at, shape.matrices_M], norm_TL[-1, shape.matrices_M]
-        if 2 * np.count_nonzero(last_M > 10**self.growth * first_M) < len(first_M):
-            return
-        gain_M = first_M / shape.root_fan_out_M  # near 1 for weights that keep the size of the signal
-        usual_M = np.maximum(first_M, DEFAULT * shape.root_fan_out_M)
-        growth = float(median(np.where(gain_M > SMALL, log10(last_M) - log10(usual_M), np.nan)))
-        if not growth >= self.growth:
-            return
-        rate = float(history.run.newest("lr.0")[0])
-        yield self._finding(
-            history,
-            f"the weights grew {factor(10**growth)} times within {SPAN} steps at a learning rate of {rate:g}",
-            Quantity(name="growth of weight.l2, median", value=growth, unit="decades"),
-            Quantity(name="update.ratio, median", value=_update_ratio(history)),
-            Quantity(name="lr.0", value=rate),
-            severity=Severity.INFO if self._is_learning(history) else settled(history, self.kind),
-        )
-
     def _is_learning(self, history: History) -> bool:
         """Say whether the loss has fallen well below that of the first step, before any update."""
         first = float(beginning(history, "loss", 1)[0])
         part = LEARNED if len(depth(history).matrices_M) > 1 else LINEAR
         return float(median(history.scalar("loss", AFTER))) < first - part * abs(first)
-
-    def _jumped(self, history: History) -> Iterator[Finding]:
-        for group in range(history.groups):
-            rate_T = history.scalar(f"lr.{group}", SPAN_OF_JUMP)
-            at = last_jump(rate_T, self.jump) or 0
-            if not AFTER <= at <= len(rate_T) - AFTER or self._had(history, group, rate_T[at]):
-                continue
-            highest = float(np.fmax.reduce(rate_T[:at]))
-            loss_T = history.scalar("loss", SPAN_OF_JUMP)
-            before, after = float(median(loss_T[max(0, at - AFTER) : at])), float(median(loss_T[at + 1 :]))
-            if after <= self.worse * before:
-                continue
-            yield self._finding(
-                history,
-                f"the learning rate rose {factor(rate_T[at] / highest)} times, and the loss with it",
-                Quantity(name="jump at step", value=float(history.run.steps(SPAN_OF_JUMP)[at])),
-                Quantity(name=f"lr.{group} before", value=highest),
-                Quantity(name=f"lr.{group} after", value=float(rate_T[at])),
-                Quantity(name="loss before", value=before),
-                Quantity(name="loss after", value=after),
-                severity=Severity.WARNING,
-            )
-            return
-
-    def _outgrown(self, history: History) -> Iterator[Finding]:
-        """Yield a finding where the rate rises step by step, and the loss since it was lowest with it."""
-        rate_T, loss_T = history.scalar("lr.0", SPAN_OF_JUMP), history.scalar("loss", SPAN_OF_JUMP)
-        if len(loss_T) < 4 * AFTER:
-            return
-        rate_B, loss_B = block_medians(rate_T, AFTER), block_medians(loss_T, AFTER)
-        best = int(np.argmin(loss_B[:-2]))
-        rate, low, usual = float(rate_T[-1]), float(loss_B[best]), float(rate_B[best])
-        has_risen = rate_B[-1] >= self.jump * usual > 0
-        if not loss_B[-2:].min() >= self.worse * low > 0 or not has_risen or self._had(history, 0, rate):
-            return
-        ratio_TM = history.param.window("update.ratio", SPAN_OF_JUMP)[:, depth(history).matrices_M]
-        ratio = float(np.fmax.reduce(median(ratio_TM.T)))
-        if not ratio >= self.large:
-            return
-        yield self._finding(
-            history,
-            f"the learning rate has risen {factor(rate / usual)} times since the loss was lowest, and the loss with it",
-            Quantity(name="lr.0", value=rate),
-            Quantity(name="lr.0 where the loss was lowest", value=usual),
-            Quantity(name="lowest loss, median of 6", value=low),
-            Quantity(name="loss, median of 6", value=float(loss_B[-1])),
-            Quantity(name="update.ratio, median, largest of 64 steps", value=ratio),
-        )
-
-    def _had(self, history: History, group: int, rate: float) -> bool:
-        """Say whether the rate was nearly as high in the part of the run that the window does not show."""
-        earlier_T = history[f"lr.{group}"][:-SPAN_OF_JUMP]
-        return len(earlier_T) > 0 and rate < self.jump * float(np.fmax.reduce(earlier_T))
 
     @classmethod
     def examples(cls) -> Iterator[Example]:
@@ -406,8 +239,3 @@ def _overwritten() -> History:
     made = Synthetic(steps=1)
     made.update_factor_TL[:] = 1e4
     return made.history()
-
-
-def _update_ratio(history: History) -> float:
-    """Return the median update/weight ratio of the weight matrices."""
-    return float(median(history.param.newest("update.ratio")[depth(history).matrices_M]))

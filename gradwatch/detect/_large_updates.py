@@ -1,0 +1,124 @@
+"""Updates that are too large beside the weights they move, and what the loss makes of them."""
+
+# T = steps of a window, M = weight matrices and kernels
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.detect._beginning import beginning
+from gradwatch.detect._depth import depth
+from gradwatch.detect._finding import Sign
+from gradwatch.detect._robust import log10, median
+from gradwatch.detect._words import factor
+from gradwatch.history.store import History
+from gradwatch.records import Quantity
+
+SAMPLES = 3
+"""Measurements of updates in a row that must be large."""
+
+SPAN = 20
+"""Steps over which growth is measured: two samples of the weights at the default schedule."""
+
+HARMED = 1.05
+"""Loss after an update, in units of that before, from which on it is worse: where nothing has been learned yet, as at a
+cold start of embeddings, batches alone make a hundredth."""
+
+CLIMB = 4
+"""Steps in a row at which a loss that runs away has risen: noise does so once in 120 times."""
+
+SMALL = 0.05
+"""Size of a weight matrix, in units of the one that keeps the size of the signal, below which it started near zero."""
+
+DEFAULT = 0.577
+"""The same for the default initialisation of linear layers and convolutions, uniform within 1 / root of the inputs."""
+
+
+def replaced(history: History, *, ratio: float, every: int) -> Sign | None:
+    """Return that an update of the last `every` steps was `ratio` times as large as the weights, and did harm."""
+    shape, age = depth(history), min(every + 1, len(history.param.steps(every + 1)))
+    ratio_TM = history.param.window("update.ratio", age)[:, shape.matrices_M]
+    over_T = 2 * np.count_nonzero(ratio_TM >= ratio, axis=1) >= len(shape.matrices_M)
+    if not over_T.any():
+        return None
+    at = int(np.argmax(over_T))
+    gain_M = history.param.window("weight.l2", age)[at, shape.matrices_M] / shape.root_fan_out_M
+    found = float(median(np.where(gain_M > SMALL, ratio_TM[at], np.nan)))
+    loss_T = history.scalar("loss", age)
+    harmful = loss_T[at] + (HARMED - 1) * abs(loss_T[at])
+    is_worse = age - at > 3 and not float(median(loss_T[at + 1 :])) < harmful
+    if not ratio <= found < np.inf or not (is_worse or found >= 10 * ratio):
+        return None
+    rate = float(history.run.newest("lr.0")[0])
+    return Sign(
+        f"one update at a learning rate of {rate:g} is {factor(found)} times as large as the weights it moves",
+        (Quantity(name="update.ratio, median", value=found), Quantity(name="lr.0", value=rate)),
+    )
+
+
+def overshot(history: History, *, above_start: float, large: float) -> Sign | None:
+    """Return that updates are large, and have left the loss far above where it was before the first."""
+    first, loss_T = float(beginning(history, "loss", 1)[0]), history.scalar("loss", SPAN)
+    matrices_M = depth(history).matrices_M
+    ratio_TM = history.param.window("update.ratio")[:, matrices_M]
+    measured_T = np.flatnonzero(~np.isnan(ratio_TM).all(axis=1))[-SAMPLES:]
+    if len(loss_T) < SPAN or len(measured_T) < SAMPLES or not float(median(loss_T)) >= above_start * first:
+        return None
+    gain_M = history.param.window("weight.l2")[measured_T[-1], matrices_M] / depth(history).root_fan_out_M
+    ratio_T = median(np.where(gain_M > SMALL, ratio_TM[measured_T], np.nan).T)
+    if not ratio_T.min() >= large:  # nan, of matrices that started near zero, is not
+        return None
+    rate, times = float(history.run.newest("lr.0")[0]), float(median(loss_T)) / first
+    return Sign(
+        f"the loss is {factor(times)} times that before the first update, at a learning rate of {rate:g}",
+        (
+            Quantity(name="loss in units of the first", value=times),
+            Quantity(name="update.ratio, median, smallest of 3", value=float(ratio_T.min())),
+            Quantity(name="lr.0", value=rate),
+        ),
+    )
+
+
+def ran_away(history: History, *, runaway: float, large: float) -> Sign | None:
+    """Return that the loss has done nothing but climb since the first update, which was large."""
+    shape, loss_T = depth(history), history.scalar("loss", SPAN)
+    if len(loss_T) <= CLIMB or not loss_T[-1] >= runaway * loss_T[0] > 0 or not np.isfinite(loss_T[-1]):
+        return None
+    tensors_M = shape.matrices_M if len(shape.matrices_M) else shape.tables_E
+    ratio = float(median(beginning(history, "update.ratio", 1)[0, tensors_M])) if len(tensors_M) else np.nan
+    if not (np.diff(loss_T[-CLIMB - 1 :]) > 0).all() or not ratio >= large:
+        return None
+    rate, times = float(history.run.newest("lr.0")[0]), float(loss_T[-1] / loss_T[0])
+    return Sign(
+        f"the loss has climbed {factor(times)} times since the first update, at a learning rate of {rate:g}",
+        (
+            Quantity(name="loss in units of the first", value=times),
+            Quantity(name="update.ratio of the first update, median", value=ratio),
+            Quantity(name="lr.0", value=rate),
+        ),
+    )
+
+
+def grown(history: History, *, growth: float) -> Sign | None:
+    """Return that the weights have grown by so many powers of ten within the last 20 steps."""
+    shape = depth(history)
+    norm_TL = history.param.window("weight.l2", SPAN + 1)
+    at = 0 if norm_TL[0, shape.matrices_M[0]] >= 0 else int(np.argmax(~np.isnan(norm_TL).all(axis=1)))
+    first_M, last_M = norm_TL[at, shape.matrices_M], norm_TL[-1, shape.matrices_M]
+    if 2 * np.count_nonzero(last_M > 10**growth * first_M) < len(first_M):
+        return None
+    gain_M = first_M / shape.root_fan_out_M  # near 1 for weights that keep the size of the signal
+    usual_M = np.maximum(first_M, DEFAULT * shape.root_fan_out_M)
+    found = float(median(np.where(gain_M > SMALL, log10(last_M) - log10(usual_M), np.nan)))
+    if not found >= growth:
+        return None
+    rate = float(history.run.newest("lr.0")[0])
+    ratio = float(median(history.param.newest("update.ratio")[shape.matrices_M]))
+    return Sign(
+        f"the weights grew {factor(10**found)} times within {SPAN} steps at a learning rate of {rate:g}",
+        (
+            Quantity(name="growth of weight.l2, median", value=found, unit="decades"),
+            Quantity(name="update.ratio, median", value=ratio),
+            Quantity(name="lr.0", value=rate),
+        ),
+    )
