@@ -16,10 +16,11 @@ class Numbered(Protocol):
 
 
 class Sign(NamedTuple):
-    """What one idea of a detector has seen: a sentence, and named numbers with units."""
+    """What one idea of a detector has seen: a sentence, named numbers with units, and at which step it began."""
 
     message: str
     evidence: tuple[Quantity, ...]
+    since: int | None = None
 
 
 def finding_of(

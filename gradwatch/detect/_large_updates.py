@@ -53,6 +53,7 @@ def replaced(history: History, *, ratio: float, every: int) -> Sign | None:
     return Sign(
         f"one update at a learning rate of {rate:g} is {factor(found)} times as large as the weights it moves",
         (Quantity(name="update.ratio, median", value=found), Quantity(name="lr.0", value=rate)),
+        since=int(history.param.steps(age)[at]),
     )
 
 
@@ -80,12 +81,13 @@ def overshot(history: History, *, above_start: float, large: float) -> Sign | No
 
 
 def ran_away(history: History, *, runaway: float, large: float) -> Sign | None:
-    """Return that the loss has done nothing but climb since the first update, which was large."""
+    """Return that the loss has done nothing but climb since the first update, which was large, if need be until NaN."""
     shape, loss_T = depth(history), history.scalar("loss", SPAN)
-    if len(loss_T) <= CLIMB or not loss_T[-1] >= runaway * loss_T[0] > 0 or not np.isfinite(loss_T[-1]):
+    loss_T = loss_T[: np.argmin(np.append(np.isfinite(loss_T), False))]
+    if len(loss_T) <= CLIMB or not loss_T[-1] >= runaway * loss_T[0] > 0:
         return None
     tensors_M = shape.matrices_M if len(shape.matrices_M) else shape.tables_E
-    ratio = float(median(beginning(history, "update.ratio", 1)[0, tensors_M])) if len(tensors_M) else np.nan
+    ratio = float(np.fmax.reduce(beginning(history, "update.ratio", 1)[0, tensors_M], initial=-np.inf))
     if not (np.diff(loss_T[-CLIMB - 1 :]) > 0).all() or not ratio >= large:
         return None
     rate, times = float(history.run.newest("lr.0")[0]), float(loss_T[-1] / loss_T[0])
@@ -93,9 +95,10 @@ def ran_away(history: History, *, runaway: float, large: float) -> Sign | None:
         f"the loss has climbed {factor(times)} times since the first update, at a learning rate of {rate:g}",
         (
             Quantity(name="loss in units of the first", value=times),
-            Quantity(name="update.ratio of the first update, median", value=ratio),
+            Quantity(name="update.ratio of the first update, largest", value=ratio),
             Quantity(name="lr.0", value=rate),
         ),
+        since=int(history.run.steps(SPAN)[len(loss_T) - 1]) - CLIMB,
     )
 
 

@@ -26,6 +26,9 @@ from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
 
+NON_FINITE = "non-finite"
+"""Kind of numbers that are none any more, which a rate that is too high makes of them."""
+
 LEARNED = 0.5
 """Part of the first loss that must be gone for growth to do no harm; a third is gone with the mean of the targets."""
 
@@ -45,10 +48,11 @@ class LearningRateTooHigh:
     after it than before, or one that rises by that step by step while updates are `large`. (4) A loss that, as median
     over 20 steps, is `above_start` times what it was before the first update, while at each of the newest 3
     measurements an update was `large` beside the weights: what is learned is overshot each time. (5) Within the first
-    20 steps, a loss that has risen at each of the last 4 and is `runaway` times the first, where the first update was
-    `large`. It is critical, where nothing else was found before it, once what was learned is lost: the run is
-    non-finite, or the loss, as median over 6 steps, is `lost` times the lowest that it was and no lower than in the
-    beginning.
+    20 steps, a loss that has risen at each of the last 4, or of those before it ceased to be finite, and is `runaway`
+    times the first, where the first update of some matrix was `large`. What is seen before numbers cease to be finite
+    does not follow from that. It is critical, where nothing else was found before it, once what was learned is lost:
+    the run is non-finite, or the loss, as median over 6 steps, is `lost` times the lowest that it was and no lower than
+    in the beginning.
 
     Why it matters: beyond 2 / curvature each step overshoots the valley by more than it came from.
 
@@ -121,26 +125,27 @@ class LearningRateTooHigh:
             yield self._critical(history, finding) if is_lost else finding
 
     def _found(self, history: History) -> Iterator[Finding]:
-        own, rate_T = settled(history, self.kind), history.scalar("lr.0", SPAN_OF_JUMP)
+        rate_T = history.scalar("lr.0", SPAN_OF_JUMP)
         if np.fmax.reduce(rate_T) >= self.jump * np.fmin.reduce(rate_T):
             yield from self._told(history, jumped(history, jump=self.jump, worse=self.worse), Severity.WARNING)
-            yield from self._told(history, outgrown(history, jump=self.jump, worse=self.worse, large=self.large), own)
+            yield from self._told(history, outgrown(history, jump=self.jump, worse=self.worse, large=self.large))
         if history.step < SPAN:
-            yield from self._told(history, ran_away(history, runaway=self.runaway, large=self.large), own)
+            yield from self._told(history, ran_away(history, runaway=self.runaway, large=self.large))
         matrices_M = depth(history).matrices_M
         if not len(matrices_M):
             return
         if np.fmax.reduce(history.param.window("update.ratio", self.every + 1), axis=None) >= self.ratio:
-            yield from self._told(history, replaced(history, ratio=self.ratio, every=self.every), own)
+            yield from self._told(history, replaced(history, ratio=self.ratio, every=self.every))
         if history.run.newest("loss")[0] > self.above_start * beginning(history, "loss", 1)[0] > 0:
-            yield from self._told(history, overshot(history, above_start=self.above_start, large=self.large), own)
+            yield from self._told(history, overshot(history, above_start=self.above_start, large=self.large))
         if history.step >= self.every and history.param.newest("weight.l2")[matrices_M[0]] >= 0:  # nan is not
-            severity = Severity.INFO if self._is_learning(history) else own
+            severity = Severity.INFO if self._is_learning(history) else None
             yield from self._told(history, grown(history, growth=self.growth), severity)
 
-    def _told(self, history: History, sign: Sign | None, severity: Severity) -> Iterator[Finding]:
-        """Yield the finding of a sign, where there is one."""
+    def _told(self, history: History, sign: Sign | None, severity: Severity | None = None) -> Iterator[Finding]:
+        """Yield the finding of a sign, where there is one, by default as grave as it is by itself."""
         if sign is not None:
+            severity = settled(history, self.kind, but=_later(history, sign)) if severity is None else severity
             yield finding_of(self, history, sign.message, *sign.evidence, severity=severity)
 
     def _critical(self, history: History, finding: Finding) -> Finding:
@@ -151,7 +156,7 @@ class LearningRateTooHigh:
 
     def _is_lost(self, history: History) -> bool:
         """Say whether the run has become non-finite, or its loss is far above its best and as high as it began."""
-        if any(f.kind == "non-finite" and f.severity == Severity.CRITICAL for f in history.findings):
+        if any(f.kind == NON_FINITE and f.severity == Severity.CRITICAL for f in history.findings):
             return True
         first, newest = float(median(beginning(history, "loss", AFTER))), float(median(history.scalar("loss", AFTER)))
         return newest >= first > 0 and newest >= self.lost * _best(history) > 0
@@ -174,6 +179,7 @@ class LearningRateTooHigh:
         )
         yield Example("the loss is far above its start, as values in Q-learning are", _above(lr=0.001))
         yield Example("the loss climbs from the first update on", _running_away(lr=100.0), (None,))
+        yield Example("it climbs from there to infinity", _running_away(lr=100.0, steps=16, finite=6), (None,))
         yield Example("it climbs by what the data become, while updates are small", _running_away(lr=1e-4))
         glitch = Synthetic(steps=90)
         glitch.lr_T[60], glitch.loss_T[61:] = 1.0, 4 * glitch.loss_T[61:]
@@ -195,6 +201,12 @@ class LearningRateTooHigh:
         yield Example("weights grow over the whole run", slow.history())
         yield Example("the rate jumps, and the loss goes on falling", _jump(factor=10, loss=1))
         yield Example("a restart to a rate that it has had", _jump(factor=10, loss=4, first=0.01))
+
+
+def _later(history: History, sign: Sign) -> frozenset[str]:
+    """Return the kind of numbers that ceased to be finite, where that was found after the sign had begun."""
+    is_before = any(f.kind == NON_FINITE and (sign.since is None or f.step <= sign.since) for f in history.findings)
+    return frozenset() if is_before else frozenset({NON_FINITE})
 
 
 def _is_first(history: History, finding: Finding) -> bool:
@@ -229,9 +241,10 @@ def _above(*, lr: float) -> History:
     return made.history()
 
 
-def _running_away(*, lr: float) -> History:
-    made = Synthetic(steps=12, optimizer="SGD", lr=lr)
+def _running_away(*, lr: float, steps: int = 12, finite: int = 12) -> History:
+    made = Synthetic(steps=steps, optimizer="SGD", lr=lr)
     made.loss_T[:] = 2.3 * 4.0**made.t_T
+    made.loss_T[finite:] = np.inf
     return made.history()
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from gradwatch.detect import detectors
 from gradwatch.detect._follow_on import FOLLOWS, is_explained, settled
+from gradwatch.detect.learning_rate_too_high import LearningRateTooHigh
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Severity
 
@@ -33,6 +34,16 @@ def test_what_is_for_information_explains_nothing(history):
     history.report(replace(SICK, severity=Severity.INFO))
 
     assert not is_explained(history, "rising-sparsity")
+
+
+@pytest.mark.parametrize(("step", "severity"), [(4, Severity.WARNING), (0, Severity.INFO)])
+def test_an_update_before_numbers_ceased_to_be_finite_does_not_follow_from_that(step, severity):
+    made = Synthetic(steps=6)
+    made.update_factor_TL[0] = 1e4
+    history = made.history()
+    history.report(replace(SICK, kind="non-finite", step=step))
+
+    assert {finding.severity for finding in LearningRateTooHigh().detect(history)} == {severity}
 
 
 def test_only_kinds_that_exist_follow_from_each_other_and_none_from_itself():
