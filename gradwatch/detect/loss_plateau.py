@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import CHANCE, beginning, start
+from gradwatch.detect._depth import depth
 from gradwatch.detect._finding import finding_of
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._noted import noted
@@ -75,7 +76,8 @@ class LossPlateau:
     has fallen, while predictions fit any other sample of their batch as well as their own: what fell is what a constant
     can learn, the mean of the targets or the shares of the classes. Of cross entropies and squared errors of the
     model's output, the gradient of that output tells the targets; eight looks in a row together must show that pairing
-    explains less than 0.03 of what a constant leaves open.
+    explains less than 0.03 of what a constant leaves open. (Of embeddings of which a batch reads a third of the rows, a
+    row has learned for a third of the steps: `patience` counts those.)
 
     Why it matters: nothing is being learned, whatever the gradients look like.
 
@@ -131,7 +133,7 @@ class LossPlateau:
             return
         newest, (first, what) = float(median(history.scalar("loss", WINDOW))), start(history)
         has_fallen = self._has_fallen(history, newest, least=(1 - self.fall) * first)
-        if has_fallen and not _is_unpaired(history):
+        if has_fallen and not (_is_unpaired(history) and history.step * _share_read(history) >= self.patience):
             return
         since = history.step // 2 if has_fallen else SETTLED  # who learns the mean first may take a while for it
         if not newest <= 2 * self._highest(history) or self._is_on_its_way(history, since):
@@ -205,6 +207,7 @@ class LossPlateau:
         yield Example("a loss that falls to log C and stays there", guessing.history(), (None,))
         yield Example("what fell was the mean of the targets", _of_the_mean(UNPAIRED), (None,))
         yield Example("predictions began to fit", _of_the_mean(UNPAIRED, PAIRED))
+        yield Example("embeddings of which a batch reads a tenth of the rows", _of_the_mean(UNPAIRED, unread=0.9))
         played = _flat_run().note(OPPONENT)
         yield Example("a critic keeps up: for information", played.history(), (None,))
         floor = Synthetic(steps=240)
@@ -228,6 +231,13 @@ def _is_unpaired(history: History) -> bool:
     return seen[-1:] == [UNPAIRED]
 
 
+def _share_read(history: History) -> float:
+    """Return which part of the rows of an embedding a batch reads, of the one of which it is least."""
+    tables_E = depth(history).tables_E
+    unread_E = median(history.param.window("grad.zero_frac", WINDOW)[:, tables_E])
+    return 1 - float(np.fmax.reduce(unread_E, initial=0.0))
+
+
 def _is_growing(history: History, since: int) -> bool:
     """Say whether most weight matrices, embeddings among them, have grown by `MOVING` since a step of the window."""
     wide = [i for i, layer in enumerate(history.info.layers) if layer.trainable and len(layer.shape) >= 2]
@@ -242,10 +252,12 @@ def _flat_run(*, fall: float = 0.0) -> Synthetic:
     return made
 
 
-def _of_the_mean(*kinds: str) -> History:
+def _of_the_mean(*kinds: str, unread: float = 0.0) -> History:
     """Return a run whose loss falls by half at once and stands from there on, with what was noted of its outputs."""
     made = _flat_run()
     made.loss_T[20:] *= 0.5
+    made.info = replace(made.info, layers=tuple(replace(i, module_type="Embedding") for i in made.info.layers))
+    made.zero_frac_TL[:] = unread
     for kind in kinds:
         made.note(kind, step=100)
     return made.history()
