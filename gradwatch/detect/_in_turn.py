@@ -62,13 +62,12 @@ def apart(values_DT: Floats, period: int) -> tuple[Floats, NDArray[np.intp]]:
     return sum_PD[turn_D, np.arange(len(turn_D))], turn_D
 
 
-def losses(history: History, is_quiet_T: NDArray[np.bool_], period: int) -> tuple[Pair, Pair]:
-    """Return the median losses of the batches with small gradients and of the others, now and in the beginning."""
-    loss_T, first_T = history.scalar("loss", len(is_quiet_T)), beginning(history, "loss")
+def first_losses(history: History, is_quiet_T: NDArray[np.bool_], period: int, most: int) -> Pair:
+    """Return the median of the first losses of the batches with small gradients, at most so many, and of the others."""
+    first_T = beginning(history, "loss")
     of_turn = {(history.step - age) % period: bool(is_quiet_T[-1 - age]) for age in range(period)}
     was_quiet_T = np.array([of_turn[step % period] for step in history.run.kept_steps()[: len(first_T)].tolist()])
-    now = float(median(loss_T[is_quiet_T])), float(median(loss_T[~is_quiet_T]))
-    return now, (float(median(first_T[was_quiet_T])), float(median(first_T[~was_quiet_T])))
+    return float(median(first_T[was_quiet_T][:most])), float(median(first_T[~was_quiet_T][:most]))
 
 
 def have_the_same_gradients(history: History, is_one_T: NDArray[np.bool_]) -> bool:

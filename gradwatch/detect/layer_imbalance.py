@@ -51,6 +51,11 @@ TINY = 30.0
 MOST = 0.9
 """Part of the norm of all gradients that is nearly all of it: the others make 0.44 together."""
 
+BEFORE, AFTER = "grad_norm.before_clip", "grad_norm.after_clip"
+
+CONSTANT = 1e-3
+"""Spread of a norm, in units of itself, that only clipping leaves: then it was read behind it."""
+
 THROWS = 5
 """Measured updates in a row that must be so."""
 
@@ -71,11 +76,12 @@ class LayerImbalance:
     lies above the second largest, at every step of a window. Biases, norms, scalars and embeddings are left out: their
     gradients are of another size by nature, and so is that of the output layer of a deeper network. The same for the
     update/weight ratios, where one update replaces `replaced` of a matrix and next to nothing of all others. And, in
-    the first
-    64 steps, the same among the heads of a model, as the tape tells them: last layers side by side, whose gradients
-    meet in what they share. There the largest decides what is learned, and the others train on what is left. And a
-    parameter of up to 16 numbers, no bias, whose first update was 30 times itself and more: where updates stay as
-    large as it is, and nearly all of the gradient is its own, the rate of the others throws it about its place.
+    the first 64 steps, the same among the heads of a model, as the tape tells them: last layers side by side, whose
+    gradients meet in what they share. There the largest decides what is learned, and the others train on what is left.
+    And a parameter of up to 16 numbers, no bias, whose first update was 30 times itself and more: where updates stay as
+    large as it is, and nearly all of the gradient is its own, the rate of the others throws it about its place. And,
+    where clipping cuts the norm of all gradients step after step, whether one module makes up nearly all of it: what
+    the others get is cut by as much.
 
     Why it matters: one learning rate cannot serve both. What is right for the others makes this layer bounce, what is
     right for this one leaves the others where they are; clipping by the norm leaves room for this one only.
@@ -96,6 +102,8 @@ class LayerImbalance:
         steps: Newest steps of which the smallest lead counts. 10: a batch alone is no imbalance.
         thrown: Update/weight ratio of a few numbers, in the median of 5 measurements, that throws them about. 0.1: what
             finds its place takes updates of a fiftieth of itself and less after as many measurements.
+        rest: Norm of all other gradients, in units of a module's own, where clipping cuts it. 0.02: it was 0.15 at
+            least in healthy runs.
         replaced: Update/weight ratio at which a lead over the other matrices counts. 0.5: half of the matrix is gone.
     """
 
@@ -105,18 +113,20 @@ class LayerImbalance:
     decades: float = 2.5
     steps: int = 10
     thrown: float = 0.1
+    rest: float = 0.02
     replaced: float = 0.5
 
     def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
         """Say at which steps neither the gradient nor the update of a weight matrix stands out."""
         matrices_M = depth(ahead.history).matrices_M
+        may_D = self._may_throw(ahead) | _is_clipped(*(ahead.scalars(name, self.steps) for name in (BEFORE, AFTER)))
         if len(matrices_M) < 3:
-            return (ahead.steps_D >= EARLY) & ~self._may_throw(ahead)
+            return (ahead.steps_D >= EARLY) & ~may_D
         size_DM = np.sort(matrix_sizes(ahead.history, ahead.newest("grad.l2")), axis=1)
         with np.errstate(invalid="ignore"):
             stands_out_D = ~(size_DM[:, -2:] < 10**self.decades * size_DM[:, -3:-1]).all(axis=1)  # nan may hide it
         is_replaced_D = (ahead.newest("update.ratio")[:, matrices_M] >= self.replaced).any(axis=1)
-        return ~stands_out_D & ~is_replaced_D & (ahead.steps_D >= EARLY) & ~self._may_throw(ahead)
+        return ~stands_out_D & ~is_replaced_D & (ahead.steps_D >= EARLY) & ~may_D
 
     def _may_throw(self, ahead: Ahead) -> NDArray[np.bool_]:
         """Say at which steps an update of a few numbers is as large as they are."""
@@ -125,6 +135,7 @@ class LayerImbalance:
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the layer that dwarfs the others."""
         yield from self._thrown(history)
+        yield from self._clipped(history)
         if history.step < EARLY:
             yield from self._heads(history)
         shape = depth(history)
@@ -176,6 +187,30 @@ class LayerImbalance:
             f"an update replaces {100 * largest:.3g} % of {layer} and {100 * second:.1g} % of others at most",
             Quantity(name="update.ratio", value=float(largest)),
             Quantity(name="update.ratio of the second largest", value=float(second)),
+            layer=layer,
+            severity=settled(history, self.kind),
+        )
+
+    def _clipped(self, history: History) -> Iterator[Finding]:
+        """Yield a finding for the module that takes nearly all of what clipping lets through."""
+        if not _is_clipped(*(history.scalar(name, self.steps)[None] for name in (BEFORE, AFTER)))[0]:
+            return
+        l2_TL = np.nan_to_num(history.param.window("grad.l2", self.steps), posinf=0)  # where it is infinite, all is
+        top = int(median(l2_TL).argmax())
+        infos = history.info.layers
+        mine_L = np.array([info.module == infos[top].module for info in infos])
+        others_T, own_T = (np.linalg.norm(l2_TL[:, part].astype(np.float64), axis=1) for part in (~mine_L, mine_L))
+        rest_T = others_T / np.maximum(own_T, np.finfo(np.float32).tiny)
+        if len(l2_TL) < self.steps or not 0 < rest_T.min() <= rest_T.max() <= self.rest:
+            return
+        layer = first_scope(history, top)
+        yield finding_of(
+            self,
+            history,
+            f"the gradient of {layer} takes nearly all that clipping lets through: {100 * rest_T.max():.2g} % of the "
+            "norm are left for all other layers at most",
+            Quantity(name="norm of all other gradients, by its own", value=float(rest_T.max())),
+            Quantity(name="grad_norm.after_clip", value=float(history.scalar(AFTER, 1)[0])),
             layer=layer,
             severity=settled(history, self.kind),
         )
@@ -278,6 +313,8 @@ class LayerImbalance:
         yield Example(
             "one layer has a rate of its own, ten thousand times the others'", rates.history(), rates.names(4)
         )
+        yield Example("the sum of a loss beside a mean, and clipping", *_cut(others=0.005))
+        yield Example("an output layer with most of what is clipped", _cut(others=0.2)[0])
         yield Example("a healthy run", Synthetic(steps=40).history())
         all_of_it = Synthetic(steps=40)
         all_of_it.update_factor_TL[:] = 1e4
@@ -299,6 +336,13 @@ class LayerImbalance:
         yield Example("a layer of another unit has a rate of its own: for information", known.history(), known.names(4))
 
 
+def _cut(*, others: float) -> tuple[History, tuple[str, ...]]:
+    """Return a run whose gradients are cut to a norm of 1, of which the others than the output layer have a part."""
+    made = Synthetic(steps=40)
+    made.grad_l2_TL[:, :-1], made.grad_l2_TL[:, -1] = others / math.sqrt(11), math.sqrt(1 - others**2)
+    return made.history(), made.names(11)
+
+
 def _coefficient(*, thrown: bool) -> tuple[History, tuple[str, ...]]:
     """Return a run with a number of 1e-5, of which each update of 5e-3 is as large as itself, or a hundredth of it."""
     made = Synthetic(steps=80)
@@ -308,6 +352,12 @@ def _coefficient(*, thrown: bool) -> tuple[History, tuple[str, ...]]:
     weight_T = np.where(made.t_T > 0, 5e-3 if thrown else 0.5, 1e-5)
     history = edited(history, "weight.l2", weight_T[:, None], layers=(0,))
     return edited(history, "update.ratio", 5e-3 / weight_T[:, None], layers=(0,)), ("nu",)
+
+
+def _is_clipped(before_DT: Floats, after_DT: Floats) -> NDArray[np.bool_]:
+    """Say at which steps clipping has cut the gradient, at that and those before it: windows of shape (D, T)."""
+    is_cut_D = (after_DT < (1 - CONSTANT) * before_DT).all(axis=1)
+    return np.asarray(is_cut_D | (np.ptp(before_DT, axis=1) <= CONSTANT * before_DT.min(axis=1)), np.bool_)
 
 
 def _few(history: History) -> list[int]:

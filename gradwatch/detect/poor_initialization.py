@@ -20,7 +20,7 @@ from gradwatch.detect._finding import finding_of
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._noted import noted
 from gradwatch.detect._robust import median
-from gradwatch.detect._scope import scopes
+from gradwatch.detect._scope import first_scope, scopes
 from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
@@ -123,14 +123,16 @@ class PoorInitialization:
         ill_L &= np.isnan(embedding_L)  # a table is named as such, also where the model has nothing else
         for layer, group in (*tables, *scopes(history, ill_L, kind=self.kind)):
             gain = float(np.fmax.reduce(gain_L[group]))
+            most = first_scope(history, group[int(np.nanargmax(gain_L[group]))])
+            whole = "" if layer else f"the whole model was drawn too large, most of all {most}: "
             yield finding_of(
                 self,
                 history,
-                f"{layer or 'the whole model'} was drawn with a gain of {gain:.1f} (1 to 1.4 keeps the signal)",
+                f"{whole}{layer or most} was drawn with a gain of {gain:.1f} (1 to 1.4 keeps the signal)",
                 Quantity(name="gain", value=gain),
                 Quantity(name="layers drawn too large", value=float(len(large))),
                 Quantity(name="loss at step 0", value=float(history.scalar("loss")[0])),
-                layer=layer,
+                layer=layer or most,
                 severity=severity,
             )
 
@@ -209,7 +211,7 @@ class PoorInitialization:
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
         yield Example("two layers are drawn from N(0, 1)", _drawn(8.0, (3, 4)), ("layers.3.weight", "layers.4.weight"))
-        yield Example("the whole model is", _drawn(8.0, None), (None,))
+        yield Example("the whole model is, evenly", _drawn(8.0, None), ("layers.0.weight",))
         yield Example("weights so small that the signal is lost", *_faint(gain=0.01, lost=4))
         yield Example("small weights, and a gradient that comes through", _faint(gain=0.05, lost=1)[0])
         yield Example("a first loss far above log C", _guessed(loss=40.0), (None,))
