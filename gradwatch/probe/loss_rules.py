@@ -44,7 +44,7 @@ def is_probability(graph: Graph, node: Node | None, *, depth: int = 6) -> bool:
     if name in ("Div", "Mul") and len(inputs) == 1 and operation(inputs[0]) == "Add":
         is_moved = name == "Div" and is_probability(graph, inputs[0], depth=depth - 1)
         return is_moved or _is_shifted_tanh(graph, inputs[0])
-    if name == "Div" and operation(inputs[0]) == "Exp":  # a softmax by hand
+    if name == "Div":  # by its own sum: a softmax by hand
         total = graph.through(inputs[1])
         return total is not None and operation(total) == "Sum" and graph.first(total) is inputs[0]
     return False

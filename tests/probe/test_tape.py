@@ -96,6 +96,11 @@ PROBABILITIES = {
         lambda m: F.binary_cross_entropy_with_logits(m(X).squeeze(1), BINARY[:, 0]),
         "3",
     ),
+    "shares of a positive number, cross entropy": (
+        mlp(),
+        lambda m: F.cross_entropy((z := F.softplus(m(X))) / z.sum(1, keepdim=True), CLASSES),
+        "2",
+    ),
     "a shifted tanh, with logits": (
         mlp(1),
         lambda m: F.binary_cross_entropy_with_logits((m(X).tanh() + 1) / 2, BINARY),
@@ -151,6 +156,7 @@ HEALTHY = {
     "a weighted squared error": (mlp(3, nn.Softmax(1)), lambda m: ((SOFT - 0.5 * m(X)) ** 2).mean()),
     "sigmoid, binary cross entropy": (mlp(1, nn.Sigmoid()), lambda m: F.binary_cross_entropy(m(X), BINARY)),
     "with logits": (mlp(1), lambda m: F.binary_cross_entropy_with_logits(m(X), BINARY)),
+    "scores of unit length": (mlp(), lambda m: F.cross_entropy((z := m(X)) / z.norm(dim=1, keepdim=True), CLASSES)),
     "scores that a tanh bounds": (mlp(), lambda m: F.cross_entropy(30 * (m(X) / 30).tanh() + 1, CLASSES)),
     "attention": (Attention(), lambda m: F.cross_entropy(m(X), CLASSES)),
     "a mixture of experts": (Experts(), lambda m: F.cross_entropy(m(X), CLASSES)),
