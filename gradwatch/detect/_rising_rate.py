@@ -44,13 +44,13 @@ def jumped(history: History, *, jump: float, worse: float) -> Sign | None:
 
 
 def outgrown(history: History, *, jump: float, worse: float, large: float) -> Sign | None:
-    """Return that the rate rises step by step, and the loss since it was lowest with it."""
+    """Return that the rate rises step by step beyond all that it was, and the loss since it was lowest with it."""
     rate_T, loss_T = history.scalar("lr.0", SPAN), history.scalar("loss", SPAN)
     if len(loss_T) < 4 * AFTER:
         return None
     rate_B, loss_B = block_medians(rate_T, AFTER), block_medians(loss_T, AFTER)
     best = int(np.argmin(loss_B[:-2]))
-    rate, low, usual = float(rate_T[-1]), float(loss_B[best]), float(rate_B[best])
+    rate, low, usual = float(rate_T[-1]), float(loss_B[best]), float(rate_B[: best + 1].max())
     has_risen = rate_B[-1] >= jump * usual > 0
     if not loss_B[-2:].min() >= worse * low > 0 or not has_risen or _had(history, 0, rate, jump):
         return None
@@ -62,7 +62,7 @@ def outgrown(history: History, *, jump: float, worse: float, large: float) -> Si
         f"the learning rate has risen {factor(rate / usual)} times since the loss was lowest, and the loss with it",
         (
             Quantity(name="lr.0", value=rate),
-            Quantity(name="lr.0 where the loss was lowest", value=usual),
+            Quantity(name="lr.0 until the loss was lowest, at most", value=usual),
             Quantity(name="lowest loss, median of 6", value=low),
             Quantity(name="loss, median of 6", value=float(loss_B[-1])),
             Quantity(name="update.ratio, median, largest of 64 steps", value=ratio),

@@ -186,6 +186,7 @@ class LearningRateTooHigh:
         yield Example("the rate is a thousandfold for one step", glitch.history(), (None,))
         yield Example("the rate rises and rises, and the loss with it", _rising(lr=20.0), (None,))
         yield Example("it does so while updates are small", _rising(lr=0.001))
+        yield Example("it goes back to where it was before it fell, as warm restarts do", _restarting())
         yield Example("one update is larger than the weights", _overwritten(), (None,))
         yield Example("a healthy run", Synthetic(steps=60).history())
         linear = Synthetic(steps=60, lr=0.1)
@@ -231,6 +232,13 @@ def _jump(*, factor: float, loss: float, first: float = 0.001) -> History:
 def _rising(*, lr: float) -> History:
     made = Synthetic(steps=120, optimizer="SGD", lr=lr)
     made.lr_T *= 1 + made.t_T
+    made.loss_T[40:] *= 4
+    return made.history()
+
+
+def _restarting() -> History:
+    made = Synthetic(steps=62, optimizer="SGD", lr=20.0)
+    made.lr_T[:40] *= 1 - 0.95 * made.t_T[:40] / 40
     made.loss_T[40:] *= 4
     return made.history()
 
