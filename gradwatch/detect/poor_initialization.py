@@ -29,6 +29,9 @@ from gradwatch.records import Finding, LayerInfo, Quantity, Severity
 RECURRENT = ("GRU", "LSTM", "RNN")
 """How the names of recurrent modules begin."""
 
+FOLLOWED = 5.0
+"""Times that a loss follows the scale of one layer more than that of any other from which on it is that layer's."""
+
 IMPOSSIBLE = 103.3
 """Loss in nats from which the probability of the right class is zero in float32, whose smallest number is 1.4e-45."""
 
@@ -159,13 +162,16 @@ class PoorInitialization:
         if not self.surprise <= units < math.inf or any(f.kind == self.kind for f in history.findings):
             return
         (event, *_) = noted(history, CHANCE)
+        layer = _followed(history)
+        whose = f", most of all that of {layer}" if layer else ""
         loss, nats = float(history.scalar("loss")[0]), units * math.log(event.values["classes"])
         yield finding_of(
             self,
             history,
-            f"the loss of step 0 is {loss:.4g}, {units:.3g} times that of knowing nothing: scales are off",
+            f"the loss of step 0 is {loss:.4g}, {units:.3g} times that of knowing nothing: scales are off{whose}",
             Quantity(name="loss at step 0", value=loss),
             Quantity(name="logarithm of the number of classes", value=math.log(event.values["classes"])),
+            layer=layer,
             severity=settled(history, self.kind) if nats > IMPOSSIBLE else Severity.INFO,
         )
 
@@ -216,6 +222,8 @@ class PoorInitialization:
         yield Example("small weights, and a gradient that comes through", _faint(gain=0.05, lost=1)[0])
         yield Example("a first loss far above log C", _guessed(loss=40.0), (None,))
         yield Example("a first loss that float32 has no probability for", _guessed(loss=2e3), (None,))
+        exponent = edited(_guessed(loss=2e3), "grad.l2", 1e5, layers=(3,))
+        yield Example("a first loss that is the exponential of what one layer gives", exponent, ("layers.3.weight",))
         yield Example("a trained network meets new labels", _guessed(loss=12.0))
         yield Example("weights drawn from 0 to 1 in a layer of one's own", *_one_sided(mean=0.5))
         yield Example("both weights of one module are", _one_sided(mean=0.5, is_one=True)[0], ("layers.3",))
@@ -251,6 +259,21 @@ def _gains(history: History) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         mean_L[int(event.values["place"])] = abs(event.values["mean"])
     rms_L = l2_L / np.array([math.sqrt(max(1, math.prod(info.shape))) for info in infos])
     return np.asarray(np.fmax(rms_L * np.sqrt(inputs_L), mean_L * inputs_L), np.float64)
+
+
+def _followed(history: History) -> str | None:
+    """Return the module whose scale the first loss follows more than that of any other, or None.
+
+    The size of a weight times that of its gradient bounds what the loss changes by as the weight grows by a factor of
+    e. Layers in a row that only multiply have about the same; one whose output is an exponent has far more.
+    """
+    infos = history.info.layers
+    size_L = history.param.window("weight.l2")[0] * history.param.window("grad.l2")[0]
+    by_module: dict[str, float] = {}
+    for info, size in zip(infos, np.nan_to_num(size_L).tolist(), strict=True):
+        by_module[info.module] = max(by_module.get(info.module, 0.0), size)
+    *_, second, largest = sorted([0.0, 0.0, *by_module.values()])
+    return first_scope(history, int(np.nanargmax(size_L))) if second > 0 and largest >= FOLLOWED * second else None
 
 
 def _counts(infos: tuple[LayerInfo, ...], i: int) -> bool:
