@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -31,6 +31,7 @@ NOTED = frozenset(
         "norm-stuck",
         "norm-hasty",
         "norm-distance",
+        "inputs-differ",
     }
 )
 """Kinds of events that tell of it."""
@@ -47,8 +48,10 @@ class TrainEvalMismatch:
     What it measures: the mode of every dropout and batch normalisation while the optimizer moves the weights around it;
     the mode of the model in the forward calls that made a validation loss; in the second validation, the functions that
     are called in evaluation mode, since `F.dropout(x)` drops there too unless it is told `training=self.training`;
-    momentum and running statistics of batch normalisations; and, around each validation, how far the running statistics
-    are from those of the next batch. Two validation losses that differ although no update came between are told too
+    momentum and running statistics of batch normalisations; whether the numbers of its inputs, all together, have
+    another mean or deviation than those of the first step of training, by `shift` or `spread`, and the validation loss
+    was `worse` from the first one on; and, around each validation, how far the running statistics are from those of the
+    next batch. Two validation losses that differ although no update came between are told too
     (info: they may be of two data sets).
 
     Why it matters: in evaluation mode nothing is dropped, and activations are normalised by statistics that no longer
@@ -109,8 +112,11 @@ class TrainEvalMismatch:
             yield self._finding(history, event, Severity.WARNING, event.text)
         for event in (*noted(history, "norm-stuck"), *noted(history, "norm-hasty")):
             yield self._finding(history, event, Severity.WARNING, f"{event.text} (in {event.layer})")
+        for event in noted(history, "inputs-differ"):
+            if self._is_far(event) and min(ratio, _validation_over_training(history, first=True)) >= self.worse:
+                yield self._finding(history, event, Severity.WARNING, event.text, ratio=ratio)
         far = [event for event in noted(history, "norm-distance") if self._is_far(event)]
-        if len(far) >= 2 and (ratio := _validation_over_training(history)) >= self.worse:
+        if len(far) >= 2 and ratio >= self.worse:
             text = f"validation is normalised by statistics that are not those of the batches (in {far[-1].layer})"
             yield self._finding(history, far[-1], Severity.WARNING, text, ratio=ratio)
 
@@ -158,6 +164,9 @@ class TrainEvalMismatch:
         stuck = Synthetic(steps=40).note("norm-stuck", layer="layers.2", text="momentum 0", values={"momentum": 0.0})
         yield Example("statistics that never move", stuck.history(), ("layers.2",))
         yield Example("statistics that lag behind", _distant(spread=3.0, gap=5.0), ("layers.2",))
+        raw = {"shift": 0.8, "log of spread": 5.5}
+        yield Example("validation inputs are not scaled as those of training", _distant(gap=5.0, inputs=raw), (None,))
+        yield Example("they are not, and the model does not mind", _distant(gap=1.2, inputs=raw))
         yield Example("a healthy run", Synthetic(steps=40).history())
         pretrained = Synthetic(steps=40).note(
             "mode-frozen", layer="layers.2", text="1 normalisation is off", values={"normalisations": 1.0}
@@ -176,18 +185,18 @@ def _severity(event: Event, *, is_harmful: bool) -> Severity:
     return Severity.INFO if is_pretrained and not (of["dropouts"] and is_harmful) else Severity.WARNING
 
 
-def _validation_over_training(history: History) -> float:
-    """Return the newest validation loss in units of the training loss before it; nan where there is none."""
-    val_T = history.scalar("val_loss")
+def _validation_over_training(history: History, *, first: bool = False) -> float:
+    """Return the newest validation loss in units of the training loss before it, or the first; nan where none is."""
+    val_T, loss_T = (history[name] if first else history.scalar(name) for name in ("val_loss", "loss"))
     measured = np.flatnonzero(np.isfinite(val_T))
     if not len(measured):
         return math.nan
-    end = int(measured[-1]) + 1
-    usual = float(median(history.scalar("loss")[max(0, end - RECENT) : end]))
+    end = int(measured[0 if first else -1]) + 1
+    usual = float(median(loss_T[max(0, end - RECENT) : end]))
     return float(val_T[end - 1]) / usual if usual > 0 else math.nan
 
 
-def _distant(*, spread: float, gap: float, times: int = 2) -> History:
+def _distant(*, gap: float, spread: float = 0.0, times: int = 2, inputs: Mapping[str, float] | None = None) -> History:
     """Return a run whose validation loss is `gap` times that of training, with statistics off by a logarithm."""
     made = Synthetic(steps=100)
     for step in (39, 79)[:times]:
@@ -195,4 +204,6 @@ def _distant(*, spread: float, gap: float, times: int = 2) -> History:
         made.note(
             "norm-distance", step=step + 1, layer="layers.2", text="far", values={"shift": 0.2, "log of spread": spread}
         )
+    if inputs:
+        made.note("inputs-differ", step=40, text="of another scale", values=inputs)
     return made.history()

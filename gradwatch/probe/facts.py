@@ -122,7 +122,7 @@ class Facts:
 
     def _evaluated(self) -> list[Fact]:
         """Return what the evaluation did that was looked at, and look at the next where none was yet."""
-        found = list(self._functional.facts())
+        found = list(self._functional.facts(self._inputs.scale if self._inputs else None))
         self._functional.arm()
         return [fact for fact in found if fact[:2] not in self._said]
 

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from gradwatch.probe.batch_hash import hash_batch
+from gradwatch.probe.inputs import Scale, differ, scale_of
 from gradwatch.probe.layout import Models, named_modules
 
 FAST = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
@@ -43,6 +44,7 @@ class Functional:
         self._roots = [] if any(_is_left_alone(module) for _, module in modules) else list(roots)
         self._handles: list[RemovableHandle] = []
         self._inputs: list[int] = []
+        self._scale: Scale | None = None
         self._found: dict[str | None, str] = {}
         self._mode: ExitStack | None = None
 
@@ -55,11 +57,16 @@ class Functional:
             ]
         self._roots = []
 
-    def facts(self) -> Iterator[Fact]:
-        """Yield what was seen since it was armed, once there was an evaluation, and stop looking."""
+    def facts(self, usual: Scale | None = None) -> Iterator[Fact]:
+        """Yield what was seen since it was armed, once there was an evaluation, and stop looking.
+
+        Args:
+            usual: Scale of the inputs of training, where it is known.
+        """
         if not self._inputs:
             return
         self.close()
+        yield from differ(usual, self._scale)
         repeats = len(self._inputs) - len(set(self._inputs))
         self._inputs.clear()
         for layer, name in self._found.items():
@@ -77,6 +84,7 @@ class Functional:
         if root.training or torch.is_grad_enabled() or self._mode is not None:
             return
         self._inputs.append(hash_batch(inputs))
+        self._scale = self._scale or scale_of(inputs)
         self._mode = ExitStack()
         self._mode.enter_context(_Look(self))
 

@@ -1,21 +1,60 @@
-"""Look at what a model is given in its first steps, for loops that do not hand their batches over."""
+"""Look at what a model is given in its first steps: the same samples again, or numbers of another scale elsewhere."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import nn
 
+from gradwatch.probe.batch_hash import tensors
 from gradwatch.probe.layout import Models
 from gradwatch.probe.samples import LOOKS, Samples
+from gradwatch.probe.transfer import to_float
 
 COORDINATES = 4
 """Numbers of a sample up to which it may be a point in space and time, of a grid that is all there is."""
 
+NOTED = 0.5
+"""Distance of two scales, as a shift in deviations or the logarithm of their ratio, from which on it is noted."""
+
+ENOUGH = 64
+"""Numbers from which on a mean and a deviation say something."""
+
 Fact = tuple[str, str | None, str, dict[str, float]]
 """Kind, layer, text and values of an event to be."""
+
+
+class Scale(NamedTuple):
+    """Mean and deviation of all numbers of an input."""
+
+    mean: float
+    deviation: float
+
+
+def scale_of(inputs: Any) -> Scale | None:
+    """Return the scale of the first tensor of numbers with a point, where that is on a CPU and large enough."""
+    found = next((leaf for leaf in tensors(inputs) if leaf.is_floating_point() and leaf.numel() >= ENOUGH), None)
+    if found is None or found.device.type != "cpu" or found.layout != torch.strided:
+        return None
+    values = found.detach().float()
+    return Scale(to_float(values.mean()), to_float(values.std()))
+
+
+def differ(usual: Scale | None, other: Scale | None) -> Iterator[Fact]:
+    """Yield how far the inputs of an evaluation are from those of training, where they are of another scale at all."""
+    if usual is None or other is None or not min(usual.deviation, other.deviation) > 0:
+        return
+    shift = abs(other.mean - usual.mean) / usual.deviation
+    spread = abs(math.log(other.deviation / usual.deviation))
+    if max(shift, spread) >= NOTED:
+        text = (
+            f"validation inputs have a mean of {other.mean:.3g} and a deviation of {other.deviation:.3g}, those of "
+            f"training {usual.mean:.3g} and {usual.deviation:.3g}"
+        )
+        yield "inputs-differ", None, text, {"shift": shift, "log of spread": spread}
 
 
 @final
@@ -29,10 +68,12 @@ class Inputs:
 
     Attributes:
         step: Optimizer step under way, for whoever counts them to set.
+        scale: That of the inputs of the first step, or None.
     """
 
     def __init__(self, models: Models) -> None:
         self.step = 0
+        self.scale: Scale | None = None
         self._samples = Samples()
         self._looked = -1
         self._found: list[Fact] = []
@@ -57,6 +98,7 @@ class Inputs:
         if self.step == self._looked or self.step not in LOOKS or not torch.is_grad_enabled():
             return
         self._looked = self.step
+        self.scale = self.scale or scale_of(inputs)
         event = self._samples.look(inputs, step=self.step)
         if event and event.values["features"] > COORDINATES:
             self._found.append(("inputs-alike", None, event.text, event.values))

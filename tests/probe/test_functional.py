@@ -1,5 +1,7 @@
 """Functions that drop or normalise by the batch in evaluation mode are seen, and whoever looks on changes nothing."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -124,3 +126,32 @@ def test_models_with_code_of_their_own_for_evaluation_are_left_alone():
             self.attention = nn.MultiheadAttention(8, 2)
 
     assert trained(Attending())[1] == ()
+
+
+@pytest.mark.parametrize(("factor", "offset", "is_told"), [(255.0, 0.0, True), (1.0, 3.0, True), (1.2, 0.1, False)])
+def test_validation_inputs_of_another_scale_are_told(factor, offset, is_told):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 1))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    with gradwatch.watch(model, optimizer) as monitor:
+        for step in range(40):
+            model.train()
+            inputs = torch.randn(32, 8)
+            loss = (model(inputs) - inputs[:, :1]).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            model.eval()
+            with torch.no_grad():
+                held_out = torch.randn(32, 8)
+                outputs = model(factor * held_out + offset)
+            val_loss = (outputs - held_out[:, :1]).square().mean() if step % 10 == 9 else None
+            monitor.step(loss, val_loss=val_loss)
+
+    told = [event for event in monitor.history.events if event.kind == "inputs-differ"]
+    assert bool(told) is is_told
+    if told:
+        (event,) = told
+        assert event.values["shift"] == pytest.approx(offset, abs=0.3 * factor)
+        assert event.values["log of spread"] == pytest.approx(math.log(factor), abs=0.2)
