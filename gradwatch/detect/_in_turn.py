@@ -1,6 +1,7 @@
 """Two kinds of batches that come in turn, a stretch of each: the loss jumps at each change, gradients turn about."""
 
-# T = steps of a window, L = parameter tensors, P = stretches, D = windows
+# T = steps of a window, L = parameter tensors, P = stretches, D = windows,
+# K = turns
 
 from __future__ import annotations
 
@@ -37,29 +38,32 @@ SHORTEST = 3
 """Steps of the shortest one within which a loss falls and is seen to."""
 
 
-def apart(values_DT: Floats, period: int) -> tuple[Floats, NDArray[np.intp]]:
-    """Return how far the values of one turn lie above or below all others, and which turn that is.
+def _turns() -> tuple[tuple[tuple[int, int], ...], Floats]:
+    """Return each period with each of its turns, and what to weight the ranks of a window with for each."""
+    turns = tuple((period, turn) for period in PERIODS for turn in range(period))
+    is_TK = np.array([np.arange(LENGTH)[::-1] % period == turn for period, turn in turns]).T
+    count_K = is_TK.sum(axis=0)
+    return turns, is_TK / np.sqrt(count_K * (LENGTH - count_K) * (LENGTH + 1) / 12)
+
+
+TURNS, _WEIGHT_TK = _turns()
+"""Periods, and steps before the newest at which a turn of theirs lies."""
+
+
+def apart(values_DT: Floats) -> Floats:
+    """Return how far the values of each turn lie above or below all others.
 
     Wilcoxon's rank sum, in its standard deviations: whatever the values' distribution, and their trend over a window.
 
     Args:
-        values_DT: Values of successive steps, of shape (D, T), without nan.
-        period: Steps after which a turn comes again.
+        values_DT: Values of successive steps, of shape (D, LENGTH), without nan.
 
     Returns:
-        Deviations of shape (D,), and the turns: steps before the newest, 0 to `period` - 1.
+        Deviations of shape (D, K), in the order of `TURNS`.
     """
-    length = values_DT.shape[1]
-    rank_DT = np.argsort(np.argsort(values_DT, axis=1), axis=1) + 1.0
-    turn_T = np.arange(length)[::-1] % period
-    sums = []
-    for turn in range(period):
-        count = np.count_nonzero(turn_T == turn)
-        deviation = np.sqrt(count * (length - count) * (length + 1) / 12)
-        sums.append((rank_DT[:, turn_T == turn].sum(axis=1) - count * (length + 1) / 2) / deviation)
-    sum_PD = np.array(sums)
-    turn_D = np.abs(sum_PD).argmax(axis=0)
-    return sum_PD[turn_D, np.arange(len(turn_D))], turn_D
+    rank_DT = values_DT.argsort(axis=1).argsort(axis=1) - (LENGTH - 1) / 2
+    far_DK: Floats = rank_DT @ _WEIGHT_TK
+    return far_DK
 
 
 def first_losses(history: History, is_quiet_T: NDArray[np.bool_], period: int, most: int) -> Pair:

@@ -21,7 +21,7 @@ from gradwatch.detect._follow_on import settled
 from gradwatch.detect._in_turn import (
     LENGTH,
     NO_CHANCE,
-    PERIODS,
+    TURNS,
     Pair,
     apart,
     first_losses,
@@ -106,8 +106,7 @@ class OscillatingGradient:
         swings_D = (np.ptp(log_DW, axis=1) >= self.decades) | (loss_DW[:, -1] > 3 * np.abs(loss_DW[:, LOW]))
         is_known = len(ahead.history.run.steps(1)) > 0 and len(beginning(ahead.history, "loss")) == STEPS
         swings_D |= (median(loss_DW.T) >= UNLEARNED * start(ahead.history)[0]) if is_known else True
-        for period in PERIODS:
-            swings_D |= ~(np.abs(apart(log_DW, period)[0]) < NO_CHANCE)
+        swings_D |= (np.abs(apart(log_DW)) >= NO_CHANCE).any(axis=1)
         for event in ahead.history.events:
             if event.kind == CLASSES:
                 swings_D |= self._may_be_one_sided(ahead, event)
@@ -179,10 +178,10 @@ class OscillatingGradient:
         log_T = log10(history.scalar(NORM, LENGTH))
         if np.isnan(log_T).any() or "+" in history.info.optimizer:
             return
-        for period in PERIODS:
-            (far,), (turn,) = apart(log_T[None], period)
-            if abs(far) < NO_CHANCE:
-                continue
+        far_K = apart(log_T[None])[0]
+        found = [k for k in np.argsort(-np.abs(far_K)).tolist() if abs(far_K[k]) >= NO_CHANCE]
+        for k in sorted(found, key=lambda k: TURNS[k][0])[:1]:
+            (period, turn), far = TURNS[k], far_K[k]
             is_quiet_T = (np.arange(LENGTH)[::-1] % period == turn) == (far < 0)
             gap = float(median(log_T[~is_quiet_T]) - median(log_T[is_quiet_T]))
             loss_T = history.scalar("loss", LENGTH)
@@ -190,7 +189,6 @@ class OscillatingGradient:
             first = first_losses(history, is_quiet_T, period, STEPS if gap >= self.decades else FEW)
             if self._is_unheard(history, is_quiet_T, gap=gap, loss=loss, first=first):
                 yield self._turns(history, period=period, gap=gap, loss=loss[0], first=first[0])
-            return
 
     def _is_unheard(
         self, history: History, is_quiet_T: NDArray[np.bool_], *, gap: float, loss: Pair, first: Pair
