@@ -234,7 +234,6 @@ class Colour(enum.IntEnum):
         ({(1, 2): 1}, r"a key \(1, 2\) of type tuple"),
         (collections.defaultdict(set), "a defaultdict of <class 'set'>"),
     ],
-    ids=str,
 )
 def test_what_a_checkpoint_cannot_hold_is_named_by_its_place(value, what):
     with pytest.raises(CheckpointError, match=rf"^state\['optimizer'\]\['state'\]\[0\]\[1\] is or has .*{what}"):
