@@ -43,6 +43,7 @@ class Depth:
         units_L: Whether a tensor has one element per unit: biases, and weights of modules that have no such tensor.
         output_bias: Bias of the last module with a weight matrix, or None where it has none.
         unowned: Trainable tensors that no optimizer holds.
+        frozen: Tensors that were not trainable when watching began, and that no optimizer holds.
     """
 
     trainable_L: NDArray[np.bool_]
@@ -56,6 +57,7 @@ class Depth:
     units_L: NDArray[np.bool_]
     output_bias: int | None
     unowned: tuple[int, ...]
+    frozen: tuple[int, ...]
 
 
 _known: WeakKeyDictionary[History, Depth] = WeakKeyDictionary()
@@ -162,4 +164,5 @@ def _measure(layers: tuple[LayerInfo, ...]) -> Depth:
         units_L=np.array(units_L, np.bool_),
         output_bias=next((i for i in reversed(last) if len(layers[i].shape) == 1), None),
         unowned=tuple(i for i, layer in enumerate(layers) if layer.trainable and layer.group is None),
+        frozen=tuple(i for i, layer in enumerate(layers) if not layer.trainable and layer.group is None),
     )

@@ -17,7 +17,7 @@ Scope = tuple[str | None, list[int]]
 """A name, None for the whole run, and the tensors it stands for."""
 
 
-def scopes(history: History, ill_L: NDArray[np.bool_], *, kind: str) -> list[Scope]:
+def scopes(history: History, ill_L: NDArray[np.bool_], *, kind: str, thawed: bool = False) -> list[Scope]:
     """Group ill tensors into the largest modules of which every trainable tensor is ill.
 
     Thirty findings that say `encoder.layers.0.weight` and so on tell less than one that says `encoder`. For the same
@@ -27,21 +27,23 @@ def scopes(history: History, ill_L: NDArray[np.bool_], *, kind: str) -> list[Sco
         history: Whose tensors.
         ill_L: Which of them are ill, of shape (L,). Tensors that are not trainable are not counted.
         kind: The symptom.
+        thawed: Whether those that are ill count as trainable, whatever they were when watching began.
 
     Returns:
         The groups in the order of the model. A group of one tensor has that tensor's name.
     """
     named = [f.layer for f in history.findings if f.kind == kind]
-    return [(name, group) for name, group in _groups(history, ill_L) if not any(_overlaps(name, n) for n in named)]
+    groups = _groups(history, ill_L, thawed)
+    return [(name, group) for name, group in groups if not any(_overlaps(name, n) for n in named)]
 
 
-def _groups(history: History, ill_L: NDArray[np.bool_]) -> list[Scope]:
+def _groups(history: History, ill_L: NDArray[np.bool_], thawed: bool) -> list[Scope]:
     layers = history.info.layers
-    ill = [i for i, layer in enumerate(layers) if layer.trainable and ill_L[i]]
-    num_trainable = sum(layer.trainable for layer in layers)
-    if len(ill) == num_trainable:
+    trains = [layer.trainable or (thawed and bool(ill_L[i])) for i, layer in enumerate(layers)]
+    ill = [i for i in range(len(layers)) if trains[i] and ill_L[i]]
+    if len(ill) == sum(trains):
         return [(None, ill)] if len(ill) > 1 else [(layers[i].name, [i]) for i in ill]
-    of = Counter(m for layer in layers if layer.trainable for m in _modules(layer.module))
+    of = Counter(m for i, layer in enumerate(layers) if trains[i] for m in _modules(layer.module))
     ill_of = Counter(m for i in ill for m in _modules(layers[i].module))
     groups: dict[str, list[int]] = {}
     for i in ill:

@@ -22,6 +22,9 @@ from gradwatch.records import Event, Finding, Quantity
 KEPT = "gradients-kept"
 """Event of an update before which no backward found the gradients cleared."""
 
+CLEARED = "gradients-cleared"
+"""Event of an update before which one did."""
+
 STEPS = 9
 """First steps that are looked at: a sum of nine gradients is at least three times one of them."""
 
@@ -85,11 +88,13 @@ class MissingZeroGrad:
             yield self._finding(
                 history, "nothing clears the gradients between updates: each update repeats all before it"
             )
-        elif history.step >= STEPS - 1 and history.param.steps()[0] == 0 and _is_optimized(history):
+        elif not any(event.kind == CLEARED for event in history.events):
             yield from self._summed(history)
 
     def _summed(self, history: History) -> Iterator[Finding]:
         """Yield a finding where the norms grow like those of a sum."""
+        if history.step < STEPS - 1 or history.param.steps()[0] != 0 or not _is_optimized(history):
+            return
         log_TL = log10(history.param.window("grad.l2")[:STEPS])
         log_TL = log_TL[:, ~np.isnan(log_TL).any(axis=0)]
         log_TL = log_TL[:, log_TL[-1] > np.fmax.reduce(log_TL[-1], initial=-np.inf) - NEGLIGIBLE]
@@ -130,6 +135,7 @@ class MissingZeroGrad:
         yield Example("no backward finds the gradients cleared", _kept(3), (None,))
         yield Example("they are kept once, for a reason", _kept(1))
         yield Example("a healthy run", Synthetic(steps=40).history())
+        yield Example("they grow like a sum, and were seen to be cleared", _cleared())
         branch = Synthetic(steps=40, noise=0.03)
         branch.grad_l2_TL[:, ::2] *= 1 + branch.t_T[:, None]
         yield Example("branches that start at zero grow with what opens them", branch.history())
@@ -149,6 +155,13 @@ def _kept(updates: int) -> History:
     history = Synthetic(steps=updates + 2).history()
     for update in range(updates):
         history.note(Event(kind=KEPT, step=update + 1))
+    return history
+
+
+def _cleared() -> History:
+    """Return a run whose gradients grow as a sum would, though they are cleared."""
+    history = _summed(power=0.9)
+    history.note(Event(kind=CLEARED, step=1))
     return history
 
 

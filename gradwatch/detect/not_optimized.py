@@ -49,12 +49,13 @@ class NotOptimized:
     """Parameters that get gradients and never move.
 
     What it measures: (1) trainable tensors with a gradient that no optimizer held when the monitor attached, unless
-    their update is measured and is not zero (somebody else moves them); (2) tensors that an optimizer holds, with a
-    gradient and a learning rate, whose measured updates are exactly zero, one after the other, while others' are not;
-    (3) parameters on the tape of the loss that the model holds in a plain list, tuple or dict, where `parameters()`
-    does not see them, and that nothing has moved from step 0 to step 8; (4) updates that something takes back: between
-    `samples` + 1 measurements the norms of all small tensors change by less than `kept` of a single update, though ten
-    lie between two of them; (5) a group of which the rate is zero, while others move.
+    their update is measured and is not zero (somebody else moves them); so also those that were frozen then and get
+    gradients now; (2) tensors that an optimizer holds, with a gradient and a learning rate, whose measured updates are
+    exactly zero, one after the other, while others' are not; (3) parameters on the tape of the loss that the model
+    holds in a plain list, tuple or dict, where `parameters()` does not see them, and that nothing has moved from step 0
+    to step 8; (4) updates that something takes back: between `samples` + 1 measurements the norms of all small tensors
+    change by less than `kept` of a single update, though ten lie between two of them; (5) a group of which the rate is
+    zero, while others move.
 
     Why it matters: the gradient is computed, shown and clipped like any other, and then thrown away.
 
@@ -100,6 +101,7 @@ class NotOptimized:
         ratio_L = history.param.newest("update.ratio")
         if (ratio_L > USUAL).any():
             yield from self._taken_back(history)
+        yield from self._thawed(history, ratio_L)
         if not shape.unowned and np.count_nonzero(ratio_L > 0) >= shape.num_trainable:
             return
         if shape.unowned:
@@ -133,6 +135,15 @@ class NotOptimized:
         else:
             severity, why = Severity.WARNING, "no optimizer holds it"
         yield from self._findings(history, left_L, severity, f"gets gradients but is not optimized: {why}")
+
+    def _thawed(self, history: History, ratio_L: NDArray[np.floating]) -> Iterator[Finding]:
+        """Yield what is no longer frozen, and still held by no optimizer."""
+        frozen = list(depth(history).frozen)
+        thawed_L = np.zeros(len(ratio_L), np.bool_)
+        thawed_L[frozen] = (history.param.newest("grad.l2")[frozen] > 0) & (ratio_L[frozen] == 0)
+        why = "it was frozen when the optimizer was built, and has not been added since"
+        told = f"gets gradients but is not optimized: {why}"
+        yield from self._findings(history, thawed_L, Severity.WARNING, told, thawed=True)
 
     def _stuck(self, history: History) -> Iterator[Finding]:
         """Yield what an optimizer holds and does not move."""
@@ -177,8 +188,10 @@ class NotOptimized:
             Quantity(name="update.ratio, median", value=float(np.nanmedian(ratio_TL[-1]))),
         )
 
-    def _findings(self, history: History, ill_L: NDArray[np.bool_], severity: Severity, what: str) -> Iterator[Finding]:
-        for layer, group in scopes(history, ill_L, kind=self.kind):
+    def _findings(
+        self, history: History, ill_L: NDArray[np.bool_], severity: Severity, what: str, *, thawed: bool = False
+    ) -> Iterator[Finding]:
+        for layer, group in scopes(history, ill_L, kind=self.kind, thawed=thawed):
             yield finding_of(
                 self,
                 history,
@@ -209,6 +222,8 @@ class NotOptimized:
         yield Example(
             "an adapter between frozen layers and the head is left out", _frozen(0, 1, 2), ("layers.3.weight",)
         )
+        yield Example("a backbone is thawed and not added to the optimizer", _thawed(moves=False), ("layers.0.weight",))
+        yield Example("it is added, too", _thawed(moves=True))
         yield Example("a healthy run", Synthetic(steps=40).history())
         yield Example("somebody else moves it", _left_out(5, moves=True))
         skipped = Synthetic(steps=40, precision="fp16")
@@ -253,6 +268,14 @@ def _frozen(*layers: int) -> History:
     infos = (replace(la, trainable=False, group=None) if i in layers else la for i, la in enumerate(made.info.layers))
     made.info = replace(made.info, layers=tuple(infos))
     made.grad_l2_TL[:, list(layers)] = np.nan
+    return made.history()
+
+
+def _thawed(*, moves: bool) -> History:
+    """Return a run of which the first layer is frozen for half of its steps."""
+    made = _made_without(0, moves=moves)
+    made.info = replace(made.info, layers=(replace(made.info.layers[0], trainable=False), *made.info.layers[1:]))
+    made.grad_l2_TL[:10, 0] = np.nan
     return made.history()
 
 

@@ -13,7 +13,10 @@ from gradwatch.probe.transfer import to_float
 from gradwatch.records import Event
 
 KEPT = "gradients-kept"
-"""Kind of the event."""
+"""Kind of the event of an update before which nothing was cleared."""
+
+CLEARED = "gradients-cleared"
+"""Kind of the event of the first update before which something was."""
 
 LOOKS = 8
 """First updates of each optimizer that are looked at; then the hooks come off."""
@@ -27,7 +30,8 @@ def watch_leftovers(optimizers: Iterable[Optimizer], note: Callable[[Event], Non
 
     Args:
         optimizers: Whose parameters. The last trainable one of each, near the output, is the likeliest to be reached.
-        note: Called with an event `gradients-kept` at each update that repeats the one before.
+        note: Called with an event `gradients-kept` at each update that repeats the one before, and once with
+            `gradients-cleared` at one that does not.
 
     Returns:
         The hooks, for whoever wants them off earlier.
@@ -56,7 +60,7 @@ class _Watched:
         self._param = param
         self._note = note
         self._updates = 0
-        self._was_cleared, self._was_reached = False, False
+        self._was_cleared, self._was_reached, self._is_told = False, False, False
         self._handles: list[RemovableHandle] = []
 
     def attach(self, optimizer: Optimizer) -> list[RemovableHandle]:
@@ -81,5 +85,9 @@ class _Watched:
         if self._updates and self._was_reached and not self._was_cleared:
             text = "nothing cleared the gradients since the update before"
             self._note(Event(kind=KEPT, step=self._updates, text=text))
+        elif self._updates and self._was_reached and not self._is_told:
+            self._is_told = True
+            text = "the gradients were cleared since the update before"
+            self._note(Event(kind=CLEARED, step=self._updates, text=text))
         self._was_cleared, self._was_reached = False, False
         self._updates += 1
