@@ -64,6 +64,7 @@ FOLLOWS: dict[str, frozenset[str]] = {
         "dead-layer",
         "dead-relu",
         "fp16-underflow",
+        "gradient-spike",
         "layer-imbalance",
         "learning-rate-too-low",
         "loss-scale-collapse",

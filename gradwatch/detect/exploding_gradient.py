@@ -220,10 +220,11 @@ class ExplodingGradient:
 
     def _gain(self, history: History) -> Iterator[Finding]:
         shape = depth(history)
-        if shape.output_bias is None or len(shape.matrices_M) < 2 or any(f.kind == self.kind for f in history.findings):
+        matrices_M = np.setdiff1d(shape.matrices_M, shape.unowned)  # what nothing moves comes to no harm
+        if shape.output_bias is None or len(matrices_M) < 2 or any(f.kind == self.kind for f in history.findings):
             return
         l2_L = history.param.newest("grad.l2")
-        inflow, matrices_M = l2_L[shape.output_bias], shape.matrices_M
+        inflow = l2_L[shape.output_bias]
         if not inflow * 10**self.gain < np.fmax.reduce(l2_L[matrices_M]) or len(history.run.steps(BLOCK)) < BLOCK:
             return
         if inflow < CANCELLED * l2_L[matrices_M[-1]]:
