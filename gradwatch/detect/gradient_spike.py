@@ -36,7 +36,8 @@ class GradientSpike:
     steps before. Both bounds must be passed: the first says how large the spike is, the second that this run does not
     do such things all the time, as tiny batches do; the largest may have been the spike before. A spike also has to be
     twice the largest of the first 16 steps, where gradients are large by nature: late in a run, one hard sample stands
-    far above the rest and does no harm.
+    far above the rest and does no harm. From the 33rd step on, the second largest of those will do: where one of them
+    was a spike, 32 others say by then whether that is usual.
 
     Why it matters: one such batch, undone by no later one, can throw the weights far off; with Adam its square stays
     in the second moment for about 1,000 steps and shrinks every update in that time.
@@ -83,7 +84,9 @@ class GradientSpike:
         usual = float(median(past_T))
         if not usual > 0 or not new_T.max() >= self.factor * usual:
             return
-        if new_T.max() < 2 * np.fmax.reduce(beginning(history, "grad_norm.before_clip")):
+        first_T = beginning(history, "grad_norm.before_clip")
+        early = second_largest(first_T[None])[0] if len(past_T) == PAST else np.fmax.reduce(first_T)
+        if new_T.max() < 2 * float(early):
             return
         age = self.every - int(new_T.argmax())
         yield from self._findings(history, age=age, spike=float(new_T.max()), usual=usual, highest=highest)
@@ -123,6 +126,8 @@ class GradientSpike:
         yield Example("one layer's gradient spikes", layer.history(), layer.names(4))
         again = Synthetic(steps=120).spike(step=83, factor=150).spike(step=100, factor=200)
         yield Example("a broken sample comes again within an epoch", again.history(), (None,))
+        early = Synthetic(steps=120).spike(step=9, factor=150).spike(step=60, factor=150)
+        yield Example("so it does where it came among the first", early.history(), (None,))
         often = Synthetic(steps=120)
         often.grad_l2_TL[np.flatnonzero(often.t_T % 13 == 5)] *= 100
         yield Example("a few batches of each epoch are a hundred times the others", often.history())

@@ -140,7 +140,9 @@ class NotOptimized:
         """Yield what is no longer frozen, and still held by no optimizer."""
         frozen = list(depth(history).frozen)
         thawed_L = np.zeros(len(ratio_L), np.bool_)
-        thawed_L[frozen] = (history.param.newest("grad.l2")[frozen] > 0) & (ratio_L[frozen] == 0)
+        l2_TL = history.param.window("grad.l2", 2)[:, frozen]
+        is_stale_L = (l2_TL == l2_TL[0]).all(axis=0)  # left from before it was frozen
+        thawed_L[frozen] = (l2_TL[-1] > 0) & ~is_stale_L & (ratio_L[frozen] == 0)
         why = "it was frozen when the optimizer was built, and has not been added since"
         told = f"gets gradients but is not optimized: {why}"
         yield from self._findings(history, thawed_L, Severity.WARNING, told, thawed=True)
@@ -224,6 +226,7 @@ class NotOptimized:
         )
         yield Example("a backbone is thawed and not added to the optimizer", _thawed(moves=False), ("layers.0.weight",))
         yield Example("it is added, too", _thawed(moves=True))
+        yield Example("what was trained before it was frozen has its last gradient still", _stale())
         yield Example("a healthy run", Synthetic(steps=40).history())
         yield Example("somebody else moves it", _left_out(5, moves=True))
         skipped = Synthetic(steps=40, precision="fp16")
@@ -276,6 +279,14 @@ def _thawed(*, moves: bool) -> History:
     made = _made_without(0, moves=moves)
     made.info = replace(made.info, layers=(replace(made.info.layers[0], trainable=False), *made.info.layers[1:]))
     made.grad_l2_TL[:10, 0] = np.nan
+    return made.history()
+
+
+def _stale() -> History:
+    """Return a run of which the first layer is frozen, with a gradient that stays as it was."""
+    made = _made_without(0, moves=False)
+    made.info = replace(made.info, layers=(replace(made.info.layers[0], trainable=False), *made.info.layers[1:]))
+    made.grad_l2_TL[:, 0] = 0.125
     return made.history()
 
 
