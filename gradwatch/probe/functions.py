@@ -31,6 +31,9 @@ NEAR = 64
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 """Modules whose gates are meant to be shut now and then."""
 
+BATCHED = frozenset({"Bmm", "Baddbmm"})
+"""Products of stacks of matrices: what `einsum` makes of a product with a weight, and attention of queries and keys."""
+
 OPERATIONS = frozenset({"Clamp", "Hardsigmoid", "Hardtanh", "Relu", "Sigmoid", "Softmax", "Tanh", "Threshold"})
 """What detectors judge; others have a slope everywhere."""
 
@@ -74,8 +77,9 @@ class Functions:
     again: what hooks on saved tensors hold, as activation checkpointing and offloading do, is left alone. Compiled
     regions are one node, and show nothing.
 
-    Hidden activations count, with a matrix on both their sides, and those right behind the last one: what a loss that
-    is part of the model computes does not. What lies behind one output is not walked through again behind the next.
+    Hidden activations count, with a matrix on both their sides (a weight that `einsum` multiplies by is one), and those
+    right behind the last one: what a loss that is part of the model computes does not. What lies behind one output is
+    not walked through again behind the next.
 
     Args:
         models: A model, or several by name.
@@ -125,7 +129,7 @@ class Functions:
                 nearest = nearest or self._owners[at.variable]
                 if at.variable.ndim > 1:
                     return self._owners[at.variable]
-            new = [child for child, _ in at.next_functions if child is not None and child not in seen]
+            new = [child for child in _made_of(at) if child not in seen]
             seen.update(new)
             waiting.extend(new)
         return nearest
@@ -139,7 +143,7 @@ def _activations(roots: Sequence[Node], met: set[int]) -> Iterator[tuple[Node, s
         met: Where to end: sequence numbers of nodes that were hidden behind earlier roots. Those of these are added.
     """
     outer, users = _walk(roots, stop=True)
-    behind = [child for node in outer if operation(node) in LINEAR for child, _ in node.next_functions if child]
+    behind = [child for node in outer if _is_product(node) for child in _made_of(node)]
     inner, users_inside = _walk([node for node in behind if node._sequence_nr() not in met], stop=False, met=met)
     met.update(node._sequence_nr() for node in inner)
     for node in inner:
@@ -168,9 +172,9 @@ def _walk(
         node = waiting.popleft()
         nodes.append(node)
         name = operation(node)
-        if stop and name in LINEAR:
+        if stop and _is_product(node):
             continue
-        children = [child for child, _ in node.next_functions if child is not None]
+        children = _made_of(node)
         for child in children:
             if operation(child) in OPERATIONS:
                 users.setdefault(child, set()).add(PRODUCT if name == "Mul" and len(children) > 1 else name)
@@ -182,10 +186,27 @@ def _walk(
 
 def _follows_a_matrix(node: Node) -> bool:
     """Say whether an activation is that of a matrix product, with nothing but changes of layout in between."""
-    children = [child for child, _ in node.next_functions if child is not None]
-    while len(children) == 1 and operation(children[0]) in LAYOUT:
-        children = [child for child, _ in children[0].next_functions if child is not None]
-    return len(children) == 1 and operation(children[0]) in LINEAR
+    made_of = _made_of(node)
+    return len(made_of) == 1 and _is_product(_through(made_of[0]))
+
+
+def _is_product(node: Node) -> bool:
+    """Say whether a node multiplies by a matrix: by any, or, of stacks, by a parameter."""
+    factors = [factor for factor, _ in node.next_functions[-2:] if factor is not None]
+    name = operation(node)
+    return name in LINEAR or (name in BATCHED and any(is_leaf(_through(factor)) for factor in factors))
+
+
+def _through(node: Node) -> Node:
+    """Return the operation that made the values, behind those that only move them about."""
+    while operation(node) in LAYOUT and len(made_of := _made_of(node)) == 1:
+        node = made_of[0]
+    return node
+
+
+def _made_of(node: Node) -> list[Node]:
+    """Return what the arguments of an operation came from, without constants."""
+    return [child for child, _ in node.next_functions if child is not None]
 
 
 def _function(node: Node, users: set[str]) -> Function | None:

@@ -84,6 +84,41 @@ def test_a_module_is_not_seen_twice():
     assert list(look(Calls(nn.ReLU()))) == ["function"]
 
 
+@pytest.mark.parametrize(
+    ("formula", "shape"), [("ni,ij->nj", (6, 16)), ("ni,eij->enj", (4, 6, 16))], ids=["a weight", "a stack of weights"]
+)
+def test_a_weight_that_einsum_multiplies_by_is_a_matrix(formula, shape):
+    class Layer(nn.Module):
+        def __init__(self, formula, *shape):
+            super().__init__()
+            self.formula, self.weight = formula, nn.Parameter(torch.randn(shape))
+
+        def forward(self, x):
+            return torch.einsum(self.formula, x, self.weight)
+
+    torch.manual_seed(0)
+    model = nn.Module()
+    model.first = Layer(formula, *shape)
+    model.second = Layer("...j,jk->...k", 16, 3)
+    model.forward = lambda x: model.second(torch.tanh(model.first(x)) + 0)
+
+    kind, found = look(model, lambda: model(100 * inputs()).sum().backward())["first.tanh"]
+
+    assert kind == "Tanh"
+    assert found[SATURATED] > 0.9
+
+
+def test_a_product_of_two_values_makes_no_activation_hidden():
+    class Weighted(Calls):
+        def forward(self, x):
+            scores = super().forward(x)
+            return torch.bmm(F.relu(1 - scores).unsqueeze(1), scores.exp().unsqueeze(2)).mean()
+
+    model = Weighted(F.gelu)
+
+    assert not look(model, lambda: model(inputs()).backward()), "a loss within the model weighs its terms"
+
+
 def test_units_of_a_convolution_are_its_channels():
     class Net(nn.Module):
         def __init__(self):
