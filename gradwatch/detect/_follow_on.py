@@ -42,12 +42,13 @@ FOLLOWS: dict[str, frozenset[str]] = {
     # one layer was thrown further than the others
     "layer-imbalance": OVERSHOT,
     # a gradient that does not arrive moves nothing, nor does a usual one weights that were thrown far off, nor any what
-    # no optimizer holds
+    # no optimizer holds; and little does what one layer leaves of a clipping
     "learning-rate-too-low": OVERSHOT
     | frozenset(
         {
             "dead-relu",
             "fp16-underflow",
+            "layer-imbalance",
             "loss-scale-collapse",
             "no-gradient",
             "not-optimized",
