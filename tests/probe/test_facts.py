@@ -99,7 +99,7 @@ def test_a_part_of_the_loss_is_not_taken_for_all_of_it():
             optimizer.step()
             optimizer.zero_grad()
             watcher.step(loss.item())
-    kinds = {event.kind for event in watcher.history.events}
+    kinds = {event.kind for event in watcher.history.events if event.kind.startswith("tape-")}
     assert kinds == {"tape-chance", "tape-classes"}, "nothing is said to be cut off"
 
 
@@ -221,4 +221,5 @@ def test_a_compiled_model_says_nothing_of_its_inside_and_trains_on():
         losses = train(compiled, watcher=watcher, optimizer=optimizer, steps=4)
     torch._dynamo.reset()
     assert losses == pytest.approx(train(make(nn.Softmax(1)), steps=4), abs=1e-5)
-    assert [event.kind for event in watcher.history.events] == ["tape-chance"], "of the loss, which is not compiled"
+    kinds = [event.kind for event in watcher.history.events if event.kind.startswith("tape-")]
+    assert kinds == ["tape-chance"], "of the loss, which is not compiled"

@@ -67,6 +67,11 @@ def drops(model):
     return loss
 
 
+def noted(monitor):
+    """Return the events that are not about the tape or the clearing of gradients."""
+    return [e for e in monitor.history.events if not e.kind.startswith(("tape-", "gradients-"))]
+
+
 def train(model, *, validate=None, every=10, steps=30, before=lambda model, step: None, lr=1e-2, accumulate=1):
     """Train as any loop would, and return what was found of modes as (step, severity, layer) and the events."""
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr)
@@ -85,8 +90,7 @@ def train(model, *, validate=None, every=10, steps=30, before=lambda model, step
             is_due = validate and step % every == every - 1
             monitor.step(loss, val_loss=validate(model) if is_due else None)
     found = [f for f in monitor.findings() if f.kind == "train-eval-mismatch"]
-    events = [e for e in monitor.history.events if not e.kind.startswith("tape-")]
-    return [(f.step, str(f.severity), f.layer) for f in found], events
+    return [(f.step, str(f.severity), f.layer) for f in found], noted(monitor)
 
 
 def test_a_model_that_nothing_puts_back_into_training_mode_is_found_within_ten_steps():
@@ -297,4 +301,4 @@ def test_a_wrapper_that_is_not_told_of_the_mode_is_no_matter(wrap):
                 model.train()
             monitor.step(loss, val_loss=val_loss)
     torch._dynamo.reset()
-    assert [e for e in monitor.history.events if not e.kind.startswith("tape-")] == []
+    assert noted(monitor) == []
