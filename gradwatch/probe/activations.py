@@ -149,6 +149,7 @@ class ActivationProbe:
         model: A model, or several by name.
         max_elements: At most so many values are read per call: those of the leading samples.
         kernel: Which code reads tensors on the CPU; for tests and measurements.
+        across_steps: Whether to look for what takes several steps to see; not where a run may be resumed between them.
 
     Attributes:
         is_armed: Whether the hooks sum up.
@@ -157,10 +158,12 @@ class ActivationProbe:
         depth: Calls under way of modules that may be outermost ones.
         recurrences: Reads gradients on their way back through a recurrence, where the outermost modules are looked at;
             or None.
-        pairings: Compares predictions with the targets of other samples, likewise.
+        pairings: Compares predictions with the targets of other samples, likewise, where it may look across steps.
     """
 
-    def __init__(self, model: Models, *, max_elements: int = 65536, kernel: kernels.Kernel = "auto") -> None:
+    def __init__(
+        self, model: Models, *, max_elements: int = 65536, kernel: kernels.Kernel = "auto", across_steps: bool = False
+    ) -> None:
         self.is_armed = False
         self.spent_s = 0.0
         self.depth = 0
@@ -173,6 +176,7 @@ class ActivationProbe:
         self._functions: Functions | None = None
         self.recurrences: Recurrences | None = None
         self.pairings: Pairings | None = None
+        self._across_steps = across_steps
         self._tell: Callable[[tuple[ActivationInfo, ...]], bool] | None = None
         self._known: set[Node] = set()  # of modules, in the forward pass under way
         self._outermost: dict[nn.Module, None] = {}  # that may be
@@ -232,7 +236,8 @@ class ActivationProbe:
 
     def _look_inside(self) -> None:
         """Look from now on at what the outermost modules leave behind."""
-        self.recurrences, self.pairings = Recurrences(self._model), Pairings()
+        self.recurrences = Recurrences(self._model)
+        self.pairings = Pairings() if self._across_steps else None
         self._outermost = dict.fromkeys(_may_be_outermost(self._model))
         self._unhook()
         self._hook_up()

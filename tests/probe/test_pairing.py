@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from gradwatch.probe.activations import ActivationProbe
 from gradwatch.probe.pairing import LOOKS, Pairings
 from gradwatch.probe.recurrence import Recurrences
 
@@ -120,3 +121,11 @@ def test_what_reads_gradients_leaves_them_and_goes_with_the_step(reader):
 
     assert torch.equal(model.weight.grad, expected)
     assert not output._backward_hooks
+
+
+@pytest.mark.parametrize("across_steps", [True, False])
+def test_nothing_is_read_for_it_where_a_run_may_be_resumed_between_its_looks(across_steps):
+    with ActivationProbe(nn.Sequential(nn.Linear(3, C)), across_steps=across_steps) as probe:
+        probe.find_functions(lambda infos: True)
+
+        assert (probe.pairings is not None) is across_steps
