@@ -169,7 +169,7 @@ def inspect(
 def _activations(models: Mapping[str, nn.Module]) -> ActivationProbe | None:
     """Return a probe of the models' activations, or None and a warning where they take no hooks."""
     try:
-        return ActivationProbe(models, across_steps=True)
+        return ActivationProbe(models)
     except Exception as error:  # a module of a kind that nobody here has seen; the gradients tell enough
         warnings.warn(
             f"gradwatch: the probe of activations is switched off: {type(error).__name__}: {error}",

@@ -4,12 +4,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -226,9 +225,14 @@ class Collector:
         return as_histograms(step, self._counts_2LB)
 
     def state(self) -> dict[str, Any]:
-        """Return what further rows depend on: since when units are silent, and which activations are watched."""
-        infos = self._activations.infos if self._activations else ()
-        return self.silence.state() | {"activations": [dataclasses.asdict(info) for info in infos]}
+        """Return what further rows depend on: since when units are silent, and what the probe of activations knows."""
+        return self.silence.state() | (self._activations.state() if self._activations else {})
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave; what was watched is settled before there is a monitor."""
+        self.silence.restore(state)
+        if self._activations:
+            self._activations.restore(state)
 
     def detach(self) -> None:
         """Take every hook off the model and the optimizers."""

@@ -295,7 +295,7 @@ class Monitor:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave."""
-        self._collector.silence.restore(state)  # what was watched is settled before there is a monitor
+        self._collector.restore(state)
 
     def restart(self) -> None:
         """Make ready for the step after the newest in the history, which has gone back."""

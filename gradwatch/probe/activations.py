@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 import time
@@ -149,7 +150,6 @@ class ActivationProbe:
         model: A model, or several by name.
         max_elements: At most so many values are read per call: those of the leading samples.
         kernel: Which code reads tensors on the CPU; for tests and measurements.
-        across_steps: Whether to look for what takes several steps to see; not where a run may be resumed between them.
 
     Attributes:
         is_armed: Whether the hooks sum up.
@@ -158,12 +158,10 @@ class ActivationProbe:
         depth: Calls under way of modules that may be outermost ones.
         recurrences: Reads gradients on their way back through a recurrence, where the outermost modules are looked at;
             or None.
-        pairings: Compares predictions with the targets of other samples, likewise, where it may look across steps.
+        pairings: Compares predictions with the targets of other samples, likewise.
     """
 
-    def __init__(
-        self, model: Models, *, max_elements: int = 65536, kernel: kernels.Kernel = "auto", across_steps: bool = False
-    ) -> None:
+    def __init__(self, model: Models, *, max_elements: int = 65536, kernel: kernels.Kernel = "auto") -> None:
         self.is_armed = False
         self.spent_s = 0.0
         self.depth = 0
@@ -176,7 +174,6 @@ class ActivationProbe:
         self._functions: Functions | None = None
         self.recurrences: Recurrences | None = None
         self.pairings: Pairings | None = None
-        self._across_steps = across_steps
         self._tell: Callable[[tuple[ActivationInfo, ...]], bool] | None = None
         self._known: set[Node] = set()  # of modules, in the forward pass under way
         self._outermost: dict[nn.Module, None] = {}  # that may be
@@ -237,7 +234,7 @@ class ActivationProbe:
     def _look_inside(self) -> None:
         """Look from now on at what the outermost modules leave behind."""
         self.recurrences = Recurrences(self._model)
-        self.pairings = Pairings() if self._across_steps else None
+        self.pairings = Pairings()
         self._outermost = dict.fromkeys(_may_be_outermost(self._model))
         self._unhook()
         self._hook_up()
@@ -246,6 +243,20 @@ class ActivationProbe:
     def _looks_inside(self) -> bool:
         """Whether there is anything to look for in what the outermost modules leave behind."""
         return self._functions is not None or any(not reader.is_over for reader in self._readers)
+
+    def state(self) -> dict[str, Any]:
+        """Return what further looks depend on, plain data: which activations are watched, and what was read so far."""
+        return {
+            "activations": [dataclasses.asdict(info) for info in self.infos],
+            "readers": [reader.state() for reader in self._readers],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave; which activations are watched is for `expect` to say, before."""
+        for reader, saved in zip(
+            self._readers, state.get("readers", ()), strict=False
+        ):  # an older gradwatch saved none
+            reader.restore(saved)
 
     def arm(self) -> None:
         """Start to sum up, from the next forward call on; what was summed before is dropped."""

@@ -38,9 +38,9 @@ class Facts:
         recurrences: What reads gradients on their way back through a recurrence, or None.
         pairings: What compares predictions with the targets of other samples, or None.
         known: Events that were noted before, and are no news.
-        across_steps: Whether to note what takes two steps to see; not where a run may be resumed between them.
-        hooked: Whether modes are looked at by hooks; a loop that puts its model into training mode for each step, and
-            into evaluation mode for each validation, needs none.
+        hooked: Whether modes, inputs and running statistics are looked at by hooks; a loop that puts its model into
+            training mode for each step, and into evaluation mode for each validation, needs none, and may be resumed
+            between the two steps that some of it takes to see.
     """
 
     def __init__(
@@ -54,13 +54,12 @@ class Facts:
         recurrences: Recurrences | None = None,
         pairings: Pairings | None = None,
         known: Iterable[Event] = (),
-        across_steps: bool = True,
         hooked: bool = True,
     ) -> None:
         said = self._said = {(event.kind, event.layer) for event in known}
         self._tape = Tape(models, params, layers, optimizers=optimizers, said=said)
-        self._modes = Modes(models, optimizers, said=said, across_steps=across_steps, hooked=hooked)
-        self._inputs = Inputs(models) if hooked and across_steps else None
+        self._modes = Modes(models, optimizers, said=said, hooked=hooked)
+        self._inputs = Inputs(models) if hooked else None
         self._functional = Functional(models, list(models.values()) if isinstance(models, Mapping) else [models])
         self._step = 0
         self._recurrences, self._pairings = recurrences, pairings

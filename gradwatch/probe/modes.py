@@ -60,7 +60,6 @@ class Modes:
         models: A model, or several by name.
         optimizers: The optimizers that move them.
         said: Kind and layer of what was said before.
-        across_steps: As for `Facts`.
         hooked: As for `Facts`.
     """
 
@@ -70,14 +69,13 @@ class Modes:
         optimizers: Sequence[Optimizer],
         *,
         said: Iterable[tuple[str, str | None]] = (),
-        across_steps: bool = True,
         hooked: bool = True,
     ) -> None:
         called = list(models.values() if isinstance(models, Mapping) else [models])
         self._roots = [_inner(model) for model in called]
         self._live = list(_live(models))
         norms = {it.name: it.module for it in self._live if isinstance(it.module, Norm)}
-        self._norms = Norms(norms, across_steps=across_steps)
+        self._norms = Norms(norms, across_steps=hooked)
         self._handles: list[RemovableHandle] = []
         self._updates = 0
         self._off: dict[str, int] = {}  # modules in evaluation mode: the update at which that was first seen

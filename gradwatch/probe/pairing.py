@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, final
 
 import torch
@@ -91,6 +91,18 @@ class Pairings:
         self._handles.clear()
         self._read = []
         self._calls = 0
+
+    def state(self) -> dict[str, Any]:
+        """Return plain data that `restore` takes back."""
+        looks = [list(gain) for gain in self._looks]
+        counts = {"changes": self._changes, "misses": self._misses}
+        return {"looks": looks, "is_unpaired": self._is_unpaired, "is_over": self.is_over, **counts}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self._looks = deque((Gain(*look) for look in state["looks"]), maxlen=LOOKS)
+        self._is_unpaired, self.is_over = state["is_unpaired"], state["is_over"]
+        self._changes, self._misses = state["changes"], state["misses"]
 
     def look(self, output: Any) -> None:
         """Have the gradient of a model's output read, in the backward pass to come."""

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, final
 
 import numpy as np
@@ -68,6 +68,7 @@ class Recurrences:
         self._name, self._uses = "", 0
         self._of = self._name, self._uses  # of those
         self._steps, self._rounds, self.is_over = 0, 0, False
+        self._is_sampled = False
         self._calls, self._next, self._nodes = 0, 0, 0
 
     def begin(self) -> None:
@@ -75,7 +76,17 @@ class Recurrences:
         self.clear()
         is_due = not self._steps & (self._steps - 1)  # 0 and the powers of two
         self._calls, self._next, self._nodes = 0, int(is_due and self._parcel is None), MOST_NODES
-        self._steps += 1
+        self._is_sampled = True
+
+    def state(self) -> dict[str, Any]:
+        """Return plain data that `restore` takes back; norms that are on their way are not waited for."""
+        return {"steps": self._steps, "rounds": self._rounds, "is_over": self.is_over}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave, also where a sampled step has begun."""
+        self._steps, self._rounds, self.is_over = state["steps"], state["rounds"], state["is_over"]
+        if self._is_sampled:
+            self.begin()
 
     def clear(self) -> None:
         """Take off what hooks there are, and let go of what they noted."""
@@ -101,6 +112,7 @@ class Recurrences:
 
     def facts(self) -> Iterator[Fact]:
         """Yield the parameter through whose uses the gradient has grown or shrunk, after a backward pass."""
+        self._steps, self._is_sampled = self._steps + self._is_sampled, False
         if self._calls and self._next:
             self._rounds = 0 if self._norms_U else self._rounds + 1
             self.is_over = self._rounds == ROUNDS

@@ -7,18 +7,20 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gradwatch.probe.activations import ActivationProbe
 from gradwatch.probe.pairing import LOOKS, Pairings
 from gradwatch.probe.recurrence import Recurrences
 
 N, C = 256, 4
 
 
-def seen(knowledge, loss_of, targets_of, *, looks=LOOKS, shape=(N, C)):
+def seen(knowledge, loss_of, targets_of, *, looks=LOOKS, shape=(N, C), saved_at=None):
     """Return the kinds that are told of steps whose predictions are noise and so much of the target."""
     pairings, found = Pairings(), []
     torch.manual_seed(0)
     for look in range(looks):
+        if look == saved_at:
+            saved, pairings = pairings.state(), Pairings()
+            pairings.restore(saved)
         targets, values = targets_of()
         known = knowledge(look) if callable(knowledge) else knowledge
         scores = (0.3 * torch.randn(shape) + known * values + 1.5).requires_grad_()
@@ -123,9 +125,11 @@ def test_what_reads_gradients_leaves_them_and_goes_with_the_step(reader):
     assert not output._backward_hooks
 
 
-@pytest.mark.parametrize("across_steps", [True, False])
-def test_nothing_is_read_for_it_where_a_run_may_be_resumed_between_its_looks(across_steps):
-    with ActivationProbe(nn.Sequential(nn.Linear(3, C)), across_steps=across_steps) as probe:
-        probe.find_functions(lambda infos: True)
+@pytest.mark.parametrize("saved_at", [1, LOOKS - 1, LOOKS, LOOKS + 3])
+def test_looks_go_on_from_a_saved_state_as_if_nothing_had_been(saved_at):
+    knowledge = [0.0] * (LOOKS + 2) + [0.5] * LOOKS
+    context = {"loss_of": F.cross_entropy, "targets_of": classes, "looks": len(knowledge)}
 
-        assert (probe.pairings is not None) is across_steps
+    found = seen(knowledge.__getitem__, saved_at=saved_at, **context)
+
+    assert found == seen(knowledge.__getitem__, **context) == ["outputs-unpaired", "outputs-paired"]

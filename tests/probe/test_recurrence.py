@@ -137,6 +137,38 @@ def test_looks_become_rare():
     assert looks == [0, 1, 2, 4, 8, 16, 32]
 
 
+@pytest.mark.parametrize("is_begun", [True, False])
+@pytest.mark.parametrize("saved_at", [1, 3, 5, 20])
+def test_looks_go_on_from_a_saved_state_at_the_same_steps(saved_at, is_begun):
+    model, looks = Loop(1.0), []
+    recurrences = Recurrences(model)
+    for step in range(40):
+        if step != saved_at:
+            recurrences.begin()
+        else:
+            saved, recurrences = recurrences.state(), Recurrences(model)
+            if is_begun:
+                recurrences.begin()
+            recurrences.restore(saved)
+            if not is_begun:
+                recurrences.begin()
+        recurrences.look(model(torch.randn(B, T, 3)))
+        looks += [step] if recurrences._handles else []
+        list(recurrences.facts())
+
+    assert looks == [0, 1, 2, 4, 8, 16, 32]
+
+
+def test_what_was_told_before_a_saved_state_is_not_told_again():
+    model = Loop(1.2)
+    recurrences, resumed = Recurrences(model), Recurrences(model)
+    assert train(recurrences, lambda: [model(torch.randn(B, T, 3))])
+
+    resumed.restore(recurrences.state())
+
+    assert not train(resumed, lambda: [model(torch.randn(B, T, 3))])
+
+
 def test_a_loop_outside_of_the_model_is_read_without_walking_its_graph_at_each_call():
     cell, calls = nn.Linear(H, H, bias=False), []
     cell.weight.data = 1.15 * torch.eye(H)

@@ -92,6 +92,7 @@ def assert_same_run(found: Path, expected: Path):
                 np.testing.assert_array_equal(a.steps(name), b.steps(name), err_msg=name)
                 np.testing.assert_array_equal(a[name], b[name], err_msg=name)
     assert a.findings == b.findings
+    assert a.events == b.events
     (step_a, state_a), (step_b, state_b) = (checkpoint.load(run / "checkpoints") for run in (found, expected))
     assert step_a == step_b == 40
     assert state_a["progress"] | {"elapsed_s": 0} == state_b["progress"] | {"elapsed_s": 0}
@@ -120,6 +121,34 @@ def test_a_run_interrupted_twice_resumes_to_the_same_numbers(tmp_path, monkeypat
     train(config, monkeypatch, resume=directory)
 
     assert_same_run(directory, whole())
+
+
+UNKNOWABLE = """
+run: {{name: unknowable, seed: 3, out: {out}}}
+model: {{name: mlp, depth: 2, width: 16}}
+data: {{name: npz, file: {file}, batch_size: 64}}
+optim: {{name: adamw, lr: 1.0e-3}}
+train: {{steps: 40, checkpoint: {{every: 5, keep: 3}}}}
+watch: {{activations_every: 2}}
+"""
+
+
+@pytest.mark.parametrize("steps", [8, 15, 24])
+def test_what_takes_several_looks_to_see_is_told_at_the_same_step_of_a_resumed_run(tmp_path, monkeypatch, steps):
+    generator = np.random.default_rng(0)
+    inputs, labels = generator.normal(size=(2000, 8)).astype(np.float32), generator.integers(0, 4, 2000)
+    np.savez(tmp_path / "unknowable.npz", x=inputs, y=labels)
+    path = tmp_path / "unknowable.yaml"
+    path.write_text(UNKNOWABLE.format(out=tmp_path / "runs", file=tmp_path / "unknowable.npz"))
+    config = load_config(path)
+
+    whole = train(config, monkeypatch)
+    first = train(config, monkeypatch, steps=steps)
+    second = train(config, monkeypatch, resume=first.directory)
+
+    told = [event for event in whole.history.events if event.kind == "outputs-unpaired"]
+    assert [event.step for event in told] == [14]
+    assert second.history.events == whole.history.events
 
 
 def start(*arguments):
