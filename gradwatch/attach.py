@@ -62,7 +62,7 @@ def watch(
 
     Args:
         model: The model, or several by name (a GAN's generator and discriminator).
-        optimizer: The optimizer that moves it, or several.
+        optimizer: The optimizer that moves it, or several. Of a wrapper, such as that of Accelerate, what it wraps.
         run: Run directory to write, which `gradwatch diagnose` and TensorBoard read; None keeps the history in memory.
         scaler: The loop's GradScaler, if it has one.
         accumulate: Micro-batches per optimizer step. `monitor.step` may be called for each of them.
@@ -79,10 +79,11 @@ def watch(
         A monitor, to be closed: use it in a `with` statement, or call `close()`.
 
     Raises:
-        GradwatchError: The run directory holds a run already or cannot be made, or a parameter has no shape yet.
+        GradwatchError: The run directory holds a run already or cannot be made, a parameter has no shape yet, or an
+            optimizer takes no hooks.
     """
     models = dict(model) if isinstance(model, Mapping) else {"": model}
-    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    optimizers = [_bare(o) for o in ([optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer)]
     loss_scaling = scaler is not None and scaler.is_enabled()
     activations = _activations(models) if schedule.activations else None
     params, info = inspect(
@@ -118,6 +119,29 @@ def watch(
         ],
         keeper=keeper,
     )
+
+
+def _bare(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return what makes the updates: a wrapper such as Accelerate's is an optimizer that was never initialised as one.
+
+    Raises:
+        GradwatchError: It takes no hooks, and wraps nothing that does.
+    """
+    try:
+        optimizer.register_step_pre_hook(_nothing).remove()
+    except AttributeError:
+        inner = getattr(optimizer, "optimizer", None)
+        if isinstance(inner, torch.optim.Optimizer):
+            return _bare(inner)
+        name = type(optimizer).__name__
+        raise GradwatchError(
+            f"optimizer: {name} takes no hooks; have {name}.__init__ call that of torch.optim.Optimizer"
+        ) from None
+    return optimizer
+
+
+def _nothing(*_: object) -> None:
+    """Do nothing, as a hook."""
 
 
 def _pipeline(

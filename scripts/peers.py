@@ -92,7 +92,7 @@ def lightning(workload: Workload, stack: contextlib.ExitStack) -> Arm:
     folder = stack.enter_context(tempfile.TemporaryDirectory())
     of = loop(workload)
 
-    class Module(L.LightningModule):  # type: ignore[misc]
+    class Module(L.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.model = of.model
@@ -107,7 +107,7 @@ def lightning(workload: Workload, stack: contextlib.ExitStack) -> Arm:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return of.optimizer
 
-    class Stopwatch(L.Callback):  # type: ignore[misc]
+    class Stopwatch(L.Callback):
         began = ended = 0.0
 
         def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, i: int) -> None:

@@ -91,6 +91,7 @@ class Collector:
         self._budget = budget
         self._measure_clipped = measure_clipped
         self._is_hooked = hooked
+        self.is_updated = False
         self.plain: PlainSteps | None = None
         self._is_plain = False
         self._handles: list[RemovableHandle] = []
@@ -309,15 +310,23 @@ class Collector:
         extra_s = part.extra(began - part.stepped_from)
         self.optional_s += extra_s
         if self._is_late:
-            if part.awaits_closure and not part.is_observed and not part.is_awaiting:
-                part.send_gradients()
+            if part.awaits_closure and not part.is_awaiting and (self._measure_clipped or not part.is_observed):
+                part.send_gradients(clipped=part.is_observed)
             part.send_step()
-        elif not part.take_gradients() and part.awaits_closure and not part.is_observed:
-            self._read_gradients(part)
+        elif not part.take_gradients() and part.awaits_closure:
+            self._read_made(part)
         if part.is_traced:
             self.read_updates()
         part.is_observed = False
         self.watch_s += extra_s + time.perf_counter() - began
+
+    @dispensable("the look at the optimizer")
+    def _read_made(self, part: Part) -> None:
+        """Read the gradients that a closure made: as they are, or what has become of those that it had observed."""
+        if not part.is_observed:
+            self._read_gradients(part)
+        elif self._measure_clipped:
+            part.read_clipped()
 
     @dispensable("the look at the optimizer")
     def _describe_update(self, part: Part) -> None:
@@ -387,6 +396,8 @@ class Collector:
     def _observe(self, part: Part) -> float:
         norm = self._read_gradients(part)
         part.is_observed = True
+        if part.is_updated and part.awaits_closure and self._measure_clipped:  # by its closure: the step is under way
+            part.await_gradients(clipped=True)
         return part.norm_without_probe() if norm is None else norm
 
     @dispensable("the probe of gradients")

@@ -114,6 +114,7 @@ class Monitor:
         self._notes = Notes(pipeline.note)
         self._found = pipeline.found
         self._num_findings = len(self._found)
+        self._step, self._updates = 0, 0  # the one under way, and updates of those that are over
         self._fed_s, self._busy_s, self._ended = 0.0, pipeline.busy_s, 0.0
         self._run: dict[str, float] = {}
         is_plain = keeper is None and self._micro is None and pipeline.history.groups == self._collector.num_groups
@@ -230,6 +231,7 @@ class Monitor:
         if self._plain is None or not self._is_ahead:
             return
         native, self._is_ahead = self._plain.native, False
+        self._updates += native.step - self._step
         self._collector.leave_plain_steps()
         self._plain.charge(self._budget)
         self._step, self._ended, self._recorded = native.step, native.ended, native.recorded
@@ -326,6 +328,7 @@ class Monitor:
         self._rhythm.calls = 0
         self._losses: Tensor | None = None  # their sum, as far as the device has them
         self._step = step
+        self._updates += self._collector.is_updated
         self._collector.begin(step)
         if self._micro:
             self._micro.begin(is_due=self._collector.is_due, scale=self._collector.scale)
@@ -388,8 +391,9 @@ class Monitor:
         self._run["loss"] = (before * (calls - 1) + value) / calls
         if val_loss is not None:
             self._run["val_loss"] = value = number(val_loss)
-            has_moved = not self._is_hooked or self._collector.is_updated
-            self._notes.validation(value, step=self._step, has_moved=has_moved)
+            if self._is_hooked:  # a loop of ours does not evaluate twice
+                updates = self._updates + self._collector.is_updated
+                self._notes.validation(value, step=self._step, updates=updates)
 
     @dispensable("the look at tape and modes")
     def _note_facts(self, facts: Facts, loss: Tensor | float | None) -> None:

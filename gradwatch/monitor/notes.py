@@ -21,7 +21,7 @@ class Notes:
     def __init__(self, note: Callable[[Event], None]) -> None:
         self._note = note
         self._noted: set[str] = set()
-        self._validated: float | None = None
+        self._validated: tuple[float, int] | None = None
         self._factor = 1
 
     @property
@@ -41,16 +41,17 @@ class Notes:
             kind, text = ("batch-finite", "no") if is_clean else ("batch-nonfinite", "a")
             self._note(Event(kind=kind, step=step, text=f"{text} value of the inputs is NaN or Inf"))
 
-    def validation(self, value: float, *, step: int, has_moved: bool) -> None:
+    def validation(self, value: float, *, step: int, updates: int) -> None:
         """Note the first validation loss that differs from the one before, of the same weights.
 
         Args:
             value: The validation loss.
             step: Optimizer step that is under way.
-            has_moved: Whether an optimizer has stepped since the one before.
+            updates: How often an optimizer has stepped.
         """
-        before, self._validated = self._validated, value
-        if before is None or has_moved or not abs(value - before) > SAME_LOSS * abs(before):
+        before, updates_before = self._validated or (value, updates)
+        self._validated = value, updates
+        if updates != updates_before or not abs(value - before) > SAME_LOSS * abs(before):
             return
         if self._is_new("validations-differ"):
             text = f"validation gave {before:.6g} and {value:.6g} with the same weights"

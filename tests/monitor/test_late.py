@@ -88,7 +88,7 @@ def scaled(kind, **options):
     return watcher
 
 
-def by_closure(kind):
+def by_closure(kind, *, observes=False):
     model = make()
     optimizer = kind(model.parameters(), lr=1e-2)
     with gradwatch.watch(model, optimizer, schedule=EVERY) as watcher:
@@ -98,6 +98,9 @@ def by_closure(kind):
                 optimizer.zero_grad()
                 loss = loss_of(model, x, y)
                 loss.backward()
+                if observes:
+                    watcher.observe()
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
                 return loss
 
             watcher.step(optimizer.step(closure), batch=x)
@@ -140,6 +143,7 @@ LOOPS = {
     "spoilt": functools.partial(plain, spoilt_at=7),
     "scaled": scaled,
     "by closure": by_closure,
+    "observed and clipped by closure": functools.partial(by_closure, observes=True),
     "accumulated": accumulated,
     "two optimizers": two_optimizers,
 }

@@ -102,6 +102,24 @@ def by_closure(kind, **options):
     return monitor
 
 
+def observed_and_clipped_by_closure(kind, **options):
+    model = make()
+    optimizer = kind(model.parameters(), lr=1e-2, **options)
+    with gradwatch.watch(model, optimizer, schedule=EVERY) as monitor:
+        for x, y in batches():
+
+            def closure(x=x, y=y):
+                optimizer.zero_grad()
+                loss = loss_of(model, x, y)
+                loss.backward()
+                monitor.observe(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                return loss
+
+            monitor.step(optimizer.step(closure))
+    return monitor
+
+
 def two_optimizers(kind, **options):
     models = {"one": make(), "two": make()}
     optimizers = [kind(model.parameters(), lr=1e-2, **options) for model in models.values()]
@@ -132,7 +150,16 @@ def frozen_part(kind, **options):
     return monitor
 
 
-LOOPS = [plain, observed_and_clipped, clipped_and_told, scaled, by_closure, two_optimizers, frozen_part]
+LOOPS = [
+    plain,
+    observed_and_clipped,
+    clipped_and_told,
+    scaled,
+    by_closure,
+    observed_and_clipped_by_closure,
+    two_optimizers,
+    frozen_part,
+]
 
 
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)

@@ -239,6 +239,18 @@ def observe_and_clip(model, optimizer, monitor, loss):
     monitor.step(loss)
 
 
+def observe_and_clip_in_a_closure(model, optimizer, monitor, loss):
+    def closure():
+        optimizer.zero_grad()
+        loss.backward()
+        monitor.observe()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        return loss
+
+    optimizer.step(closure)
+    monitor.step(loss)
+
+
 def hand_over_norm(model, optimizer, monitor, loss):
     optimizer.zero_grad()
     loss.backward()

@@ -19,6 +19,7 @@ from watch.loops import (
     loss_of,
     make,
     observe_and_clip,
+    observe_and_clip_in_a_closure,
     record,
 )
 
@@ -26,7 +27,15 @@ import gradwatch
 
 
 @pytest.mark.parametrize(
-    "update", [clear_last, clear_before_recording_in_place, clear_first, observe_and_clip, hand_over_norm]
+    "update",
+    [
+        clear_last,
+        clear_before_recording_in_place,
+        clear_first,
+        observe_and_clip,
+        observe_and_clip_in_a_closure,
+        hand_over_norm,
+    ],
 )
 def test_gradients_are_those_of_the_loss_wherever_the_loop_clears_and_clips(update):
     history, expected = record(update)
@@ -34,7 +43,8 @@ def test_gradients_are_those_of_the_loss_wherever_the_loop_clears_and_clips(upda
     np.testing.assert_allclose(history["grad.l2"], expected, rtol=1e-5)
     total_T = np.sqrt((expected**2).sum(axis=1))
     np.testing.assert_allclose(history["grad_norm.before_clip"], total_T, rtol=1e-5)
-    after = 0.05 if update in (observe_and_clip, hand_over_norm) else total_T
+    clips = update in (observe_and_clip, observe_and_clip_in_a_closure, hand_over_norm)
+    after = 0.05 if clips else total_T
     np.testing.assert_allclose(history["grad_norm.after_clip"], after, rtol=1e-4)
     assert not history["skipped"].any()
 

@@ -1,0 +1,85 @@
+"""The trainer's own losses and norms are in the history, whatever it accumulates and clips."""
+
+from pydoc_data.topics import topics
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+import gradwatch
+from gradwatch.callbacks.transformers import Watch
+
+STEPS, CONTEXT = 12, 32
+
+
+class Text(Dataset):
+    """Windows of real text, a token per byte."""
+
+    def __init__(self, windows):
+        text = "".join(topics.values()).encode("ascii", "replace")[: windows * CONTEXT]
+        self.windows = torch.tensor(list(text)).split(CONTEXT)
+
+    def __len__(self):
+        return len(self.windows)
+
+    def __getitem__(self, index):
+        return {"input_ids": self.windows[index], "labels": self.windows[index]}
+
+
+class Shared(GPT2LMHeadModel):
+    """Returns a mean of its own for each micro-batch, as models do that know nothing of the others."""
+
+    accepts_loss_kwargs = False
+
+
+def train(folder, *, kind=GPT2LMHeadModel, lr=1e-3, **options):
+    torch.manual_seed(0)
+    size = {"n_positions": CONTEXT, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    model = kind(GPT2Config(vocab_size=128, bos_token_id=1, eos_token_id=1, **size))
+    watch = Watch(run=folder / "run")
+    args = TrainingArguments(
+        output_dir=str(folder / "out"),
+        max_steps=STEPS,
+        per_device_train_batch_size=4,
+        learning_rate=lr,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        **options,
+    )
+    trainer = Trainer(model=model, args=args, train_dataset=Text(400), eval_dataset=Text(8), callbacks=[watch])
+    trainer.train()
+    return gradwatch.load_run(folder / "run"), watch, trainer
+
+
+@pytest.mark.parametrize("kind", [GPT2LMHeadModel, Shared])
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("clip", [0.0, 0.1])
+def test_losses_and_norms_are_those_of_the_trainer(tmp_path, kind, accumulate, clip):
+    run, watch, trainer = train(
+        tmp_path,
+        kind=kind,
+        gradient_accumulation_steps=accumulate,
+        max_grad_norm=clip,
+        eval_strategy="steps",
+        eval_steps=5,
+    )
+
+    logs = [log for log in trainer.state.log_history if "loss" in log]
+    np.testing.assert_allclose(run["loss"], [log["loss"] for log in logs], rtol=1e-4)
+    norms = [log["grad_norm"] for log in logs]
+    np.testing.assert_allclose(run["grad_norm.before_clip"], norms, rtol=1e-4)
+    np.testing.assert_allclose(run["grad_norm.after_clip"], np.minimum(norms, clip or np.inf), rtol=1e-3)
+    assert [*np.flatnonzero(np.isfinite(run["val_loss"]))] == [5, 10]
+    assert run.info.total_steps == STEPS
+    assert not watch.monitor.findings()
+
+
+def test_a_training_that_is_ill_is_found_out(tmp_path):
+    _, watch, _ = train(tmp_path, lr=1.0)
+
+    assert "learning-rate-too-high" in {finding.kind for finding in watch.monitor.findings()}
