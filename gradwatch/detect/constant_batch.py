@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
@@ -17,13 +17,16 @@ from gradwatch.detect._noted import noted
 from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
-from gradwatch.records import Finding, Quantity, Severity
+from gradwatch.records import Event, Finding, Quantity, Severity
 
 ALIKE = "batch-alike"
 """Event of samples that come again and again, in another order or with noise."""
 
 INPUTS = "inputs-alike"
 """Event of a model that is given the same samples, where nobody hands the batches over."""
+
+HELD = "tensor-held"
+"""Event of a loop that hands over the very tensor that it did before, rather than one with the same numbers."""
 
 FEW = 12
 """Samples up to which any number is chosen."""
@@ -40,17 +43,20 @@ class ConstantBatch:
     What it measures: three things. (1) The 48-bit hash of each step's inputs. Two different batches share one with a
     chance of 2^-48; a window of equal ones is the same batch. (2) Two hashes in turn, for `turns` steps. (3) The
     samples of steps 0, 1, 8, 10, 20 and 30, batches of at most 256 on the CPU: where each has one in the first batch
-    that is far nearer than two samples of a batch are to each other, they are the same, in another order or with noise.
-    Where no batches are handed over, (3) looks at what a single model is given in training.
+    that is far nearer than two samples of a batch are to each other, they are the same, in another order or with noise;
+    and so if that holds of the numbers in them, sorted, which flips, turns and rolls leave as they are. Where no
+    batches are handed over, (3) looks at what a model is given in training, or the parts of it that a loop calls.
 
     Why it matters: the model learns this one batch by heart; the loss falls beautifully and means nothing.
 
     When it is wrong: full-batch training, where the batch is all there is, and the deliberate check that a model can
     overfit one batch. Batch sizes are chosen and sizes of data sets are not: more than `chosen` samples that are no
-    power of two are taken for all the data, as are 34 or 178 and other numbers that are not round, and so is any batch
-    that L-BFGS gets, whose line searches want the same function at every step (info), unless other batches came before.
-    For (2) and (3) only a power of two counts as chosen. Random augmentation that is not small, or comes after the
-    batch was handed over, is not seen.
+    multiple of 64 are taken for all the data, as are 34 or 178 and other numbers that are not round, and so is any
+    batch that L-BFGS gets, whose line searches want the same function at every step (info), unless other batches came
+    before. For (2), and for (3) where the samples are not equal or the tensor is the same one, only powers of two and
+    numbers such as 24 or 96 count as chosen. Reinforcement learning goes over what it has collected many times: a
+    tensor that is handed over again has to come `held` or `longest` times, and a batch behind others twice as often as
+    each of them. Augmentation that is not small, or comes after the batch was handed over, is not seen.
 
     What to do: look for `next(iter(loader))` inside the loop, a generator that is seeded in every step, a sampler or
     stream that is made anew each time, or an index that is never advanced.
@@ -63,6 +69,8 @@ class ConstantBatch:
             augmentation, several updates per batch in reinforcement learning: 3 to 5) is no fault.
         turns: Steps that two batches must come in turn. 40: updates on the two halves of what a policy has collected
             take turns for 3 to 30 epochs of two steps in reinforcement learning, mostly 10.
+        held: Steps that the very same tensor must come. 12: policies are mostly updated for 10 epochs.
+        longest: The same, of more than `chosen` samples. 85: at most they are for 80, on all that was collected.
         chosen: Samples up to which a batch of any size counts as chosen. 256: few data sets are smaller.
     """
 
@@ -71,6 +79,8 @@ class ConstantBatch:
     every: int = 5
     repeats: int = 6
     turns: int = 40
+    held: int = 12
+    longest: int = 85
     chosen: int = 256
 
     def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
@@ -86,22 +96,43 @@ class ConstantBatch:
         for event in (*noted(history, ALIKE), *(noted(history, INPUTS) if is_unknown else ())):
             distance = Quantity(name="distance to the nearest, median", value=event.values["distance"], unit="of usual")
             text = f"the samples of the first {event.step + 1} steps are the same, in another order or with noise"
-            yield self._finding(history, text, distance, is_chosen=self._is_chosen(history, event.values["samples"]))
-        hash_T = history.scalar("batch_hash", self.turns)
+            yield self._finding(history, text, distance, is_chosen=self._is_alike(history, event.values))
+        hash_T = history.scalar("batch_hash")
         if len(hash_T) < self.repeats:
             return
         if (hash_T[-self.repeats :] == hash_T[-1]).all():  # nan equals nothing
-            evidence = Quantity(name="equal batches in a row, at least", value=float(self.repeats), unit="steps")
-            text = f"the same batch came in each of the last {self.repeats} steps"
-            is_chosen = not self._is_all_there_is(history) or _has_moved(history)
-            yield self._finding(history, text, evidence, is_chosen=is_chosen)
+            yield from self._of_repeats(history, hash_T)
         elif (
-            len(hash_T) == self.turns
-            and (hash_T[2:] == hash_T[:-2]).all()
+            len(hash_T) >= self.turns
+            and (hash_T[2 - self.turns :] == hash_T[-self.turns : -2]).all()
             and self._is_chosen(history, _samples(history))
         ):
             evidence = Quantity(name="steps in which two batches came in turn", value=float(self.turns), unit="steps")
             yield self._finding(history, f"two batches came in turn for {self.turns} steps", evidence)
+
+    def _of_repeats(self, history: History, hash_T: NDArray[np.floating]) -> Iterator[Finding]:
+        """Yield a finding for a batch that came as often as no other before, and as no policy is updated on."""
+        runs = _runs(hash_T)
+        has_moved = len(runs) > 1
+        samples = _samples(history)
+        if has_moved:
+            least = max(self.repeats, 2 * int(runs[:-1].max()))
+        elif any(noted(history, HELD)):
+            least = self.longest if samples > self.chosen else self.held
+        else:
+            least = self.repeats
+        if runs[-1] < least:
+            return
+        evidence = Quantity(name="equal batches in a row, at least", value=float(least), unit="steps")
+        text = f"the same batch came in each of the last {least} steps"
+        is_chosen = has_moved or not self._is_all_there_is(history, samples)
+        yield self._finding(history, text, evidence, is_chosen=is_chosen)
+
+    def _is_alike(self, history: History, values: Mapping[str, float]) -> bool:
+        """Say whether samples that come again are what somebody chose: mostly where equal ones are made anew."""
+        if values.get("exact", 0.0) > values.get("held", 0.0):
+            return not self._is_all_there_is(history, values["samples"])
+        return self._is_chosen(history, values["samples"])
 
     def _finding(self, history: History, message: str, *evidence: Quantity, is_chosen: bool = True) -> Finding:
         return finding_of(
@@ -113,19 +144,19 @@ class ConstantBatch:
         )
 
     def _is_chosen(self, history: History, samples: float) -> bool:
-        """Say whether so many samples are a power of two, as sizes are that somebody chose."""
-        return (
-            history.info.optimizer != LBFGS and samples <= self.chosen and round(samples).bit_count() == 1
-        )  # nan, unknown, is not less
+        """Say whether so many samples are what batches have and data sets have not: a power of two, or 24, 48, 96."""
+        if history.info.optimizer == LBFGS or not samples <= self.chosen:  # nan, unknown, is not less
+            return False
+        number = round(samples)
+        return number.bit_count() == 1 or (number % 8 == 0 and number % 10 > 0)
 
-    def _is_all_there_is(self, history: History) -> bool:
+    def _is_all_there_is(self, history: History, samples: float) -> bool:
         """Say whether the batch has the size of a data set, or is what the optimizer needs, rather than chosen."""
         if history.info.optimizer == LBFGS:
             return True
-        samples = _samples(history)
         if math.isnan(samples):
             return False
-        return not _is_usual(round(samples)) or (samples > self.chosen and round(samples).bit_count() != 1)
+        return not _is_usual(round(samples)) or (samples > self.chosen and round(samples) % 64 > 0)
 
     @classmethod
     def examples(cls) -> Iterator[Example]:
@@ -136,6 +167,15 @@ class ConstantBatch:
         halted = Synthetic(steps=40)
         halted.batch_hash_T[20:] = halted.batch_hash_T[20]
         yield Example("a loader stops in the middle of a run", halted.history(), (None,))
+        epochs = Synthetic(steps=200)
+        epochs.batch_hash_T = epochs.batch_hash_T[epochs.t_T // 80]
+        yield Example("eighty updates on each of three collections", _held(epochs.history(), 4000))
+        collected = Synthetic(steps=11)
+        collected.batch_hash_T[:] = collected.batch_hash_T[0]
+        yield Example("the first of many collections", _held(collected.history(), 128))
+        outer = Synthetic(steps=16)
+        outer.batch_hash_T[:] = outer.batch_hash_T[0]
+        yield Example("a batch that is drawn above the loop", _held(outer.history(), 128), (None,))
         searched = Synthetic(steps=40)
         searched.info = replace(searched.info, optimizer="LBFGS")
         searched.batch_hash_T[:] = searched.batch_hash_T[0]
@@ -146,6 +186,9 @@ class ConstantBatch:
         values = {"distance": 0.1, "samples": 32.0}
         alike = Synthetic(steps=40).note(ALIKE, step=30, text="the same samples", values=values)
         yield Example("the same samples, with noise", alike.history(), (None,))
+        made = Synthetic(steps=40).note(INPUTS, step=10, text="the same", values={**values, "samples": 40, "exact": 1})
+        made.batch_hash_T[:] = float("nan")
+        yield Example("forty states of an environment that is seeded anew", made.history(), (None,))
         given = Synthetic(steps=40).note(INPUTS, step=30, text="the same samples", values=values)
         yield Example("others are handed over than the model is given", given.history())
         given.batch_hash_T[:] = float("nan")
@@ -174,6 +217,12 @@ def _in_turn(batches: int, *, samples: int = 32) -> History:
     return _sized(made.history(), samples)
 
 
+def _held(history: History, samples: int) -> History:
+    """Return the run with batches of so many samples, of which the loop handed the first over twice."""
+    history.note(Event(kind=HELD, step=1))
+    return _sized(history, samples)
+
+
 def _sized(history: History, samples: int) -> History:
     """Return the run with batches of so many samples."""
     history = edited(history, "step_ms", 1.0, missing=True)
@@ -185,7 +234,7 @@ def _samples(history: History) -> float:
     return float(history.run.newest("samples_per_s")[0] * history.run.newest("step_ms")[0]) / 1e3
 
 
-def _has_moved(history: History) -> bool:
-    """Say whether another batch came within the window: then this one is not all the data."""
-    hash_T = history.scalar("batch_hash")
-    return bool((hash_T < hash_T[-1]).any() or (hash_T > hash_T[-1]).any())
+def _runs(hash_T: NDArray[np.floating]) -> NDArray[np.integer]:
+    """Return how often in a row each batch came, the first as far as the window shows."""
+    begins = np.flatnonzero(hash_T[1:] != hash_T[:-1]) + 1
+    return np.diff(np.concatenate([[0], begins, [len(hash_T)]]))

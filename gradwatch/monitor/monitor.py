@@ -454,7 +454,7 @@ class Monitor:
 
     @dispensable("the look at samples")
     def _compare_batch(self, batch: Any) -> None:
-        if event := self._samples.look(batch, step=self._step):
+        for event in self._samples.look(batch, step=self._step):
             self.pipeline.note(event)
 
     def _peak_memory(self) -> float:

@@ -86,7 +86,8 @@ class Facts:
 
         Then that step is over; otherwise it wants to be `read`.
         """
-        is_over = not (is_due(step) or self._waiting or self._handles) and self._modes.pass_by()
+        has_news = bool(self._waiting or self._handles or (self._inputs and self._inputs.is_waiting))
+        is_over = not (is_due(step) or has_news) and self._modes.pass_by()
         if is_over:
             self._begin(step + 1)
         return is_over

@@ -8,14 +8,13 @@ from typing import Any, NamedTuple, final
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from gradwatch.probe.batch_hash import tensors
-from gradwatch.probe.layout import Models
-from gradwatch.probe.samples import LOOKS, Samples
+from gradwatch.probe.layout import Models, named_modules
+from gradwatch.probe.samples import COORDINATES, LOOKS, Samples
 from gradwatch.probe.transfer import to_float
-
-COORDINATES = 4
-"""Numbers of a sample up to which it may be a point in space and time, of a grid that is all there is."""
+from gradwatch.records import Event
 
 NOTED = 0.5
 """Distance of two scales, as a shift in deviations or the logarithm of their ratio, from which on it is noted."""
@@ -61,7 +60,9 @@ def differ(usual: Scale | None, other: Scale | None) -> Iterator[Fact]:
 class Inputs:
     """Compares the inputs of a model's first forward call in training, at the first steps that `Samples` looks at.
 
-    Of several models that are watched together none is looked at: one may be given what another has made.
+    Where a loop calls parts of a model rather than the model, those parts are looked at, from step 1 on: the outermost
+    that are called. Where several are, all have to be given the same, or one of them data that are made anew each time:
+    a model may be given what another has made, or all the items that there are.
 
     Args:
         models: A model, or several by name.
@@ -74,18 +75,24 @@ class Inputs:
     def __init__(self, models: Models) -> None:
         self.step = 0
         self.scale: Scale | None = None
-        self._samples = Samples()
-        self._looked = -1
-        self._found: list[Fact] = []
-        roots = list(models.values()) if isinstance(models, Mapping) else [models]
-        self._handles = [
-            root.register_forward_pre_hook(_Before(self), with_kwargs=True) for root in roots if len(roots) == 1
-        ]
+        self._parts = dict(named_modules(models))
+        self._began = 0
+        self._sources: dict[str, Samples] = {}
+        self._looked: dict[str, int] = {}
+        self._alike: dict[str, Event] = {}
+        roots = models if isinstance(models, Mapping) else {"": models}
+        self._handles = [self._hook(name, root) for name, root in roots.items()]
 
     @property
     def is_over(self) -> bool:
         """Whether there is nothing more to look at."""
         return not self._handles
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is something to tell, or nothing more to look at, and `facts` wants to be asked."""
+        is_done = self.step - self._began >= LOOKS[-1] or all(it.is_over for it in self._sources.values())
+        return bool(self._handles) and (is_done or self._verdict() is not None)
 
     def close(self) -> None:
         """Take all hooks off."""
@@ -93,36 +100,68 @@ class Inputs:
             handle.remove()
         self._handles.clear()
 
-    def before(self, inputs: Any) -> None:
-        """Look at inputs, before the forward call that they are for."""
-        if self.step == self._looked or self.step not in LOOKS or not torch.is_grad_enabled():
+    def before(self, name: str, inputs: Any) -> None:
+        """Look at inputs of a module, before the forward call that they are for."""
+        step = self.step - self._began
+        if self._looked.get(name) == step or step not in LOOKS or not torch.is_grad_enabled():
             return
-        self._looked = self.step
+        if any(_is_inside(name, outer) and self._looked.get(outer) == step for outer in self._sources):
+            return
+        if step > 0 and name not in self._sources:
+            return
+        if self._began and any(leaf.grad_fn is not None for leaf in tensors(inputs)):
+            return  # what another part has made
+        self._looked[name] = step
         self.scale = self.scale or scale_of(inputs)
-        event = self._samples.look(inputs, step=self.step)
-        if event and event.values["features"] > COORDINATES:
-            self._found.append(("inputs-alike", None, event.text, event.values))
+        samples = self._sources.setdefault(name, Samples())
+        self._alike.update((name, event) for event in samples.look(inputs, step=step) if event.kind == "batch-alike")
 
     def facts(self) -> Iterator[Fact]:
         """Yield that all inputs looked at were alike, after the optimizer step in which that came out."""
-        yield from self._found
-        self._found.clear()
-        if self.step >= LOOKS[-1] or self._samples.is_over:
+        if event := self._verdict():
             self.close()
+            yield "inputs-alike", None, event.text, event.values
+        elif self.step == 0 and not self._sources:
+            self._look_inside()
+        elif self.is_waiting:
+            self.close()
+
+    def _verdict(self) -> Event | None:
+        """Return what is to be told of all that is given, or of data among it that are made anew each time."""
+        telling = [it for it in self._alike.values() if it.values["features"] > COORDINATES or it.values["integers"]]
+        made = [it for it in telling if it.values["exact"] > it.values["held"] + it.values["integers"]]
+        if not (made or (telling and len(self._alike) == len(self._sources))):
+            return None
+        return (made or telling)[0]
+
+    def _look_inside(self) -> None:
+        """Look at the parts of a model that nobody calls as a whole, unless a compiler has gone over them."""
+        self.close()
+        self._began = 1
+        if not any(hasattr(part, "_orig_mod") or part._compiled_call_impl for part in self._parts.values()):
+            self._handles = [self._hook(name, part) for name, part in self._parts.items()]
+
+    def _hook(self, name: str, module: nn.Module) -> RemovableHandle:
+        return module.register_forward_pre_hook(_Before(self, name), with_kwargs=True)
+
+
+def _is_inside(name: str, outer: str) -> bool:
+    """Say whether a module is a part of another."""
+    return name != outer and (not outer or name.startswith(outer + "."))
 
 
 @final
 class _Before:
     """The hook before a model. A copy of it, made or saved with the model, does nothing."""
 
-    def __init__(self, inputs: Inputs | None = None) -> None:
-        self._inputs = inputs
+    def __init__(self, inputs: Inputs | None = None, name: str = "") -> None:
+        self._inputs, self._name = inputs, name
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._inputs is None or torch.compiler.is_compiling() or not module.training:
             return
         try:
-            self._inputs.before((args, kwargs))
+            self._inputs.before(self._name, (args, kwargs))
         except Exception:  # inputs of a kind that nobody here has seen: the forward call is worth more
             self._inputs.close()
 

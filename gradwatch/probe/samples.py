@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import math
+import weakref
+from collections.abc import Iterator
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from gradwatch.probe.batch_hash import tensors
+from gradwatch.probe.batch_hash import hash_batch, tensors
 from gradwatch.probe.transfer import to_float
 from gradwatch.records import Event
 
 LOOKS = (0, 1, 8, 10, 20, 30)
 """Steps that are looked at, as long as all are alike: unshuffled epochs of any length but one differ at the second."""
 
+SURE = 10
+"""Step from which on batches that are equal and made anew each time are told: no loop goes so long over one batch."""
+
 FEWEST, MOST = 4, 256
-"""Samples of a batch that is looked at: more of them may well be all the data."""
+"""Samples of a batch that is looked at: fewer have no neighbours, more of them may well be all the data."""
 
 FEATURES = 1024
 """Numbers of a sample that are looked at, spread over all of it."""
+
+COORDINATES = 4
+"""Numbers of a sample up to which it may be a point in space and time, of a grid that is all there is."""
 
 NEAR = 0.3
 """Distance from a sample to the nearest one of the first batch, in units of that one's distance to its own neighbour,
@@ -35,51 +43,114 @@ class Samples:
     """
 
     def __init__(self) -> None:
-        self._first: tuple[Tensor, Tensor] | None = None  # its rows, and how far each is from the nearest other one
+        self._first: _Batch | None = None
+        self._is_exact = self._is_held = True
         self.is_over = False
 
-    def look(self, batch: Any, *, step: int) -> Event | None:
-        """Return that all batches looked at were alike, once that is so.
+    def look(self, batch: Any, *, step: int) -> Iterator[Event]:
+        """Yield that the very tensor of step 0 came again, and that all batches looked at were alike, once that is so.
 
         Args:
             batch: The step's inputs, any nest of tensors, of which the first with samples counts, if it is on a CPU.
             step: Optimizer step, counted from the beginning of the run.
         """
         if self.is_over or step not in LOOKS:
-            return None
-        rows = _rows(batch)
-        if rows is None:
+            return
+        leaves = _leaves(batch)
+        if not leaves or (self._first is None and step != LOOKS[0]):
             self.is_over = True
-        elif step == LOOKS[0]:
-            self._first = rows, _between(rows)
+        elif self._first is None:
+            self._first = _Batch(leaves)
         else:
-            distance = self._distance(rows)
-            self.is_over = not distance <= NEAR or step == LOOKS[-1]
-            if distance <= NEAR and self.is_over:
-                values = {"distance": distance, "samples": float(len(rows)), "features": float(rows.shape[1])}
-                text = "the batches looked at are made of the same samples"
-                return Event(kind="batch-alike", step=step, text=text, values=values)
-        return None
+            yield from self._compare(self._first, leaves, step=step)
 
-    def _distance(self, rows: Tensor) -> float:
-        """Return how far samples are from the nearest of the first batch; nan where two of that are the same."""
-        if self._first is None or rows.shape != self._first[0].shape:
+    def _compare(self, first: _Batch, leaves: list[Tensor], *, step: int) -> Iterator[Event]:
+        self._is_exact = self._is_exact and first.equals(leaves)
+        self._is_held = self._is_held and first.is_held(leaves[0])
+        if step == LOOKS[1] and self._is_exact and self._is_held and _owner(leaves[0]).numel() == leaves[0].numel():
+            yield Event(kind="tensor-held", step=step, text="the loop hands over the same tensor again", values={})
+        is_small = len(leaves[0]) <= MOST
+        distance = math.inf if not is_small else 0.0 if self._is_exact else first.distance(leaves)
+        is_sure = self._is_exact and not self._is_held and step >= SURE
+        self.is_over = not distance <= NEAR or step == LOOKS[-1] or is_sure
+        if distance <= NEAR and self.is_over:
+            values = {
+                "distance": distance,
+                "samples": float(len(leaves[0])),
+                "features": float(leaves[0][0].numel()),
+                "exact": float(self._is_exact),
+                "held": float(self._is_held),
+                "integers": float(not leaves[0].is_floating_point()),
+            }
+            text = "the batches looked at are made of the same samples"
+            yield Event(kind="batch-alike", step=step, text=text, values=values)
+
+
+@final
+class _Batch:
+    """The first batch of a run: what is needed to know its samples again, without keeping it alive."""
+
+    def __init__(self, leaves: list[Tensor]) -> None:
+        self._hashes = [hash_batch(leaf) for leaf in leaves]
+        self._owner = weakref.ref(_owner(leaves[0]))
+        self._address = leaves[0].data_ptr()
+        self._views = [(rows, _between(rows)) for rows in _views(leaves)]
+
+    def equals(self, leaves: list[Tensor]) -> bool:
+        """Say whether the tensors that tell samples from each other are the same, bit for bit."""
+        return [hash_batch(leaf) for leaf in leaves] == self._hashes
+
+    def is_held(self, leaf: Tensor) -> bool:
+        """Say whether a tensor is the very one that was there first, or the same view of it."""
+        return self._owner() is _owner(leaf) and leaf.data_ptr() == self._address
+
+    def distance(self, leaves: list[Tensor]) -> float:
+        """Return how far samples are from the nearest of the first batch, as they are or by the numbers in them."""
+        views = _views(leaves)
+        if len(views) != len(self._views):
             return math.inf
-        first, between = self._first
-        near, place = torch.cdist(rows, first).min(1)
-        is_apart = to_float(between.min()) > 0
-        return to_float((near / between[place]).median()) if is_apart else math.nan
+        return min((_distance(*view) for view in zip(views, self._views, strict=True)), default=math.inf)
 
 
-def _rows(batch: Any) -> Tensor | None:
-    """Return the samples of a batch as rows of numbers."""
-    found = next((leaf for leaf in tensors(batch) if leaf.ndim > 1 and FEWEST <= len(leaf) <= MOST), None)
-    if found is None or found.device.type != "cpu" or found.layout != torch.strided or found.is_complex():
-        return None
-    rows = found.detach().flatten(1)
-    return rows[:, :: max(1, rows.shape[1] // FEATURES)].float().clone()
+def _leaves(batch: Any) -> list[Tensor]:
+    """Return the first tensor of a batch, with those that belong to it where it may be of a grid, or one of a pair."""
+    found = [leaf for leaf in tensors(batch) if leaf.device.type == "cpu" and leaf.layout == torch.strided]
+    found = [leaf for leaf in found if leaf.ndim > 1 or (leaf.ndim == 1 and not leaf.is_floating_point())]
+    if not found or found[0].is_complex() or not found[0].numel():
+        return []
+    first, is_point = found[0], found[0].is_floating_point()
+    others = [leaf for leaf in found[1:] if len(leaf) == len(first) and not leaf.is_complex()]
+    others = [leaf for leaf in others if is_point or (leaf.ndim == 1 and not leaf.is_floating_point())]
+    return [first, *others] if first[0].numel() <= COORDINATES else [first]
+
+
+def _views(leaves: list[Tensor]) -> list[Tensor]:
+    """Return the samples of a batch as rows of numbers, as they are and sorted: so they are when flipped or rolled."""
+    if not FEWEST <= len(leaves[0]) <= MOST:
+        return []
+    rows = [leaf.detach().reshape(len(leaf), -1) for leaf in leaves]
+    thin = torch.cat([it[:, :: max(1, it.shape[1] // FEATURES)].float() for it in rows], 1)
+    return [thin, thin.sort(1).values] if thin.shape[1] > COORDINATES else [thin]
+
+
+def _distance(rows: Tensor, first: tuple[Tensor, Tensor]) -> float:
+    """Return how far rows are from the nearest of the first ones; where two of those are the same, by equality."""
+    before, between = first
+    if rows.shape != before.shape:
+        return math.inf
+    if not to_float(between.min()) > 0:
+        counts, counts_before = (torch.unique(it, dim=0, return_counts=True) for it in (rows, before))
+        is_same = all(torch.equal(*pair) for pair in zip(counts, counts_before, strict=True))
+        return 0.0 if is_same and len(counts[0]) > 1 else math.inf
+    near, place = torch.cdist(rows, before).min(1)
+    return to_float((near / between[place]).median())
 
 
 def _between(rows: Tensor) -> Tensor:
     """Return the distance of each sample to the nearest other one."""
     return torch.cdist(rows, rows).fill_diagonal_(float("inf")).amin(1)
+
+
+def _owner(tensor: Tensor) -> Tensor:
+    """Return the tensor that a view is of, or itself."""
+    return tensor._base if tensor._is_view() and tensor._base is not None else tensor

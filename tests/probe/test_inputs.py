@@ -21,6 +21,22 @@ class Named(nn.Linear):
         return super().forward(x)
 
 
+class Parts(nn.ModuleDict):
+    """A model of parts, of which the loop calls one after the other."""
+
+    def __init__(self, **others):
+        super().__init__({"first": nn.Linear(6, 4), "second": nn.Linear(4, 1), **others})
+
+
+def one_after_the_other(model, x):
+    return model["second"](model["first"](x))
+
+
+def with_another(other):
+    """Return a call of a model whose third part is given something else."""
+    return lambda model, x: one_after_the_other(model, x) + model["other"](other()).mean()
+
+
 def train(rows_of, *, model=None, call=lambda model, x: model(x), hands_over=False, steps=40):
     """Train on the rows of each step, and return the kinds of what was found and the hooks that are left."""
     torch.manual_seed(0)
@@ -51,12 +67,25 @@ def in_order(step):
 
 
 def test_the_same_rows_are_found_in_any_order():
-    assert train(first) == [("constant-batch", 30)]
+    assert train(first) == [("constant-batch", 10)]
     assert train(shuffled) == [("constant-batch", 30)]
 
 
 def test_inputs_that_are_given_by_name_are_seen():
-    assert train(first, model=Named(6, 1), call=lambda model, x: model(x=x)) == [("constant-batch", 30)]
+    assert train(first, model=Named(6, 1), call=lambda model, x: model(x=x)) == [("constant-batch", 10)]
+
+
+def test_parts_that_a_loop_calls_are_seen_where_the_model_is_not_called():
+    assert train(first, model=Parts(), call=one_after_the_other) == [("constant-batch", 15)]
+    assert train(in_order, model=Parts(), call=one_after_the_other) == []
+
+
+def test_of_several_inputs_one_that_is_always_made_anew_is_told_and_no_grid_nor_all_the_items():
+    noise, items, grid = (lambda: torch.randn(32, 6)), torch.randn(64, 6), torch.linspace(0, 1, 64)[:, None]
+    six, one = ({"other": nn.Linear(size, 1)} for size in (6, 1))
+    assert train(first, model=Parts(**six), call=with_another(noise)) == [("constant-batch", 15)]
+    assert train(in_order, model=Parts(**six), call=with_another(lambda: items)) == []
+    assert train(in_order, model=Parts(**one), call=with_another(grid.clone)) == []
 
 
 def test_an_epoch_that_nobody_shuffles_is_none_of_it():
@@ -65,7 +94,7 @@ def test_an_epoch_that_nobody_shuffles_is_none_of_it():
 
 @pytest.mark.parametrize("rows", [75, 512])
 def test_what_may_be_all_the_data_is_for_information_or_not_looked_at(rows):
-    assert train(lambda step: torch.arange(rows), steps=31) == ([("constant-batch", 30)] if rows < 256 else [])
+    assert train(lambda step: torch.arange(rows), steps=31) == ([("constant-batch", 10)] if rows < 256 else [])
 
 
 def test_the_points_of_a_grid_are_all_there_is():

@@ -1,17 +1,19 @@
 """Batches of the same samples are told, in another order or with noise; other batches of the same data are not."""
 
+import weakref
+
 import pytest
 import torch
 
-from gradwatch.probe.samples import LOOKS, MOST, Samples
+from gradwatch.probe.samples import LOOKS, MOST, SURE, Samples
 
 
 def looked(batch_at, steps=40):
     """Return what is said of a run, and when."""
     torch.manual_seed(0)
     samples = Samples()
-    events = [samples.look(batch_at(step), step=step) for step in range(steps)]
-    return [(event.step, event.values["samples"]) for event in events if event]
+    events = [event for step in range(steps) for event in samples.look(batch_at(step), step=step)]
+    return [(event.step, event.values["samples"]) for event in events if event.kind == "batch-alike"]
 
 
 X = torch.randn(500, 1, 6, 6, generator=torch.Generator().manual_seed(1))
@@ -26,10 +28,31 @@ SAME = X[:32]
         pytest.param(lambda _: SAME + 0.05 * torch.randn_like(SAME), id="with noise"),
         pytest.param(lambda _: {"image": SAME[torch.randperm(32)], "label": torch.arange(32)}, id="in a dict"),
         pytest.param(lambda _: torch.arange(96).view(32, 3)[torch.randperm(32)], id="as token ids"),
+        pytest.param(lambda _: (torch.arange(32) // 2)[torch.randperm(32)], id="as words, some of them twice"),
+        pytest.param(lambda _: SAME.flip(-1) if torch.rand(()) < 0.5 else SAME.roll(2, -2), id="flipped and rolled"),
     ],
 )
 def test_the_same_samples_are_told_at_the_last_look(batch_at):
     assert looked(batch_at) == [(LOOKS[-1], 32.0)]
+
+
+@pytest.mark.parametrize("samples", [2, 32])
+def test_equal_samples_that_are_made_anew_are_told_sooner(samples):
+    assert looked(lambda _: SAME[:samples].clone()) == [(SURE, float(samples))]
+
+
+def test_one_tensor_that_is_handed_over_again_is_told_but_no_slice_of_another():
+    for batch, kinds in ((X, ["tensor-held"]), (SAME, []), (X.clone(), ["tensor-held"])):
+        samples = Samples()
+        assert [event.kind for step in (0, 1) for event in samples.look(batch, step=step)] == kinds
+
+
+def test_nothing_of_a_batch_is_kept_alive():
+    samples, batch = Samples(), SAME.clone()
+    assert list(samples.look(batch, step=0)) == []
+    gone = weakref.ref(batch)
+    del batch
+    assert gone() is None
 
 
 @pytest.mark.parametrize(
@@ -43,6 +66,8 @@ def test_the_same_samples_are_told_at_the_last_look(batch_at):
         pytest.param(lambda step: SAME if step < 20 else X[32:64], id="data that come late"),
         pytest.param(lambda _: X[: MOST + 1], id="what may be all the data"),
         pytest.param(lambda _: torch.ones(32), id="plain numbers"),
+        pytest.param(lambda _: (torch.linspace(0, 1, 64)[:, None], torch.rand(64, 1)), id="values on one grid"),
+        pytest.param(lambda _: torch.stack([torch.randperm(8) for _ in range(64)]).float(), id="orders of numbers"),
         pytest.param(lambda _: None, id="none"),
     ],
 )
@@ -52,4 +77,4 @@ def test_other_samples_of_the_same_kind_are_not(batch_at):
 
 def test_a_run_that_goes_on_is_not_compared_with_a_batch_that_nobody_saw():
     samples = Samples()
-    assert [samples.look(SAME, step=step) for step in (20, 30)] == [None, None]
+    assert [*samples.look(SAME, step=20), *samples.look(SAME, step=30)] == []
