@@ -26,7 +26,8 @@ class ProbabilitiesIntoLoss:
     """The loss is given something other than it expects: probabilities, mostly.
 
     What it measures: nothing. It reads the tape, the autograd graph of the loss at the first steps: cross entropy whose
-    scores come out of a softmax or sigmoid; a binary cross entropy with logits that get a sigmoid; a negative
+    scores come out of a softmax or sigmoid; a binary cross entropy with logits that get a sigmoid; a softmax or
+    sigmoid of what is one already, as losses by hand have it; a negative
     log-likelihood or a KL divergence of probabilities without a logarithm, or of the raw scores of a linear layer; a
     negative log-likelihood of a log-softmax that goes over the samples of the batch (`dim=0`), not over the classes.
     Only operations that move values about, clamp or average them may lie between, so that the softmax of an

@@ -47,6 +47,12 @@ def _trainable(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and p.is_leaf]
 
 
+def _is_zero(grad: Tensor) -> bool:
+    """Say whether a gradient, dense or sparse, holds nothing but zeros."""
+    values = grad._values() if grad.is_sparse else grad
+    return not values.numel() or not to_float(values.abs().max())
+
+
 @final
 class _Watched:
     """One parameter: whether it was cleared since the last update.
@@ -77,8 +83,7 @@ class _Watched:
                 handle.remove()
             return
         old = self._param.grad
-        is_clear = old is None or old.is_sparse or not old.numel() or not to_float(old.detach().abs().max())
-        self._was_cleared |= is_clear
+        self._was_cleared |= old is None or _is_zero(old.detach())
         self._was_reached = True
 
     def _before_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -126,6 +126,16 @@ def _constant(graph: Graph, node: Node) -> Fact | None:
     return Fact("tape-constant", node, "a softmax over a single value is 1, whatever the value", {})
 
 
+def _squeezed(graph: Graph, node: Node) -> Fact | None:
+    """Look for a sigmoid or softmax of what is one already, as a loss by hand has it that applies its own."""
+    made_by = graph.through(graph.first(node), also=CLAMPS)
+    name = operation(node)
+    if made_by is None or operation(made_by) not in FRACTIONS:
+        return _constant(graph, node) if name == "Softmax" else None
+    text = f"a {name.lower()} is applied to what is a probability already: it can hardly tell 0 from 1"
+    return Fact("tape-probabilities", node, text, {})
+
+
 def _log(graph: Graph, node: Node) -> Fact | None:
     if not is_log_of_fraction(graph, node):
         return None
@@ -141,7 +151,8 @@ RULES: dict[str, Rule] = {
     "CudnnCtcLoss": _nll,
     "NllLoss": _nll,
     "NllLoss2D": _nll,
-    "Softmax": _constant,
+    "Sigmoid": _squeezed,
+    "Softmax": _squeezed,
     "Log": _log,
 }
 

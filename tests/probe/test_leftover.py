@@ -46,6 +46,22 @@ def accumulates(model, optimizer):
     model.zero_grad()
 
 
+def train_rows(clears):
+    """Train rows of a sparse table beside a dense layer, of which the layer is cleared, and the table where wanted."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 1))
+    sparse, dense = torch.optim.SparseAdam(model[0].parameters()), torch.optim.SGD(model[1].parameters(), lr=1e-3)
+    with gradwatch.watch(model, [sparse, dense]) as monitor:
+        for _ in range(12):
+            dense.zero_grad()
+            clears(sparse)
+            model(torch.randint(0, 9, (5,))).square().mean().backward()
+            sparse.step()
+            dense.step()
+            monitor.step(1.0)
+    return monitor.history
+
+
 def kept(history):
     return [event.step for event in history.events if event.kind == "gradients-kept"]
 
@@ -55,6 +71,15 @@ def test_a_loop_that_never_clears_is_found_at_its_fourth_step():
 
     assert kept(history) == list(range(1, 9))
     assert [(f.kind, f.step) for f in history.findings if f.kind == "missing-zero-grad"] == [("missing-zero-grad", 4)]
+
+
+def test_sparse_gradients_that_nothing_clears_are_found():
+    assert kept(train_rows(lambda _: None)) == list(range(1, 9))
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_sparse_gradients_that_are_cleared_are_not(to_none):
+    assert not kept(train_rows(lambda sparse: sparse.zero_grad(set_to_none=to_none)))
 
 
 @pytest.mark.parametrize("loop", [clears_first, clears_last_with_zeros, accumulates])

@@ -121,6 +121,16 @@ PROBABILITIES = {
     "divergence": (mlp(3, nn.Softmax(1)), lambda m: F.kl_div(m(X), SOFT, reduction="batchmean"), "3"),
     "a policy's logits": (mlp(3, nn.Softmax(1)), policy, "3"),
     "by hand": (mlp(), by_hand, "2"),
+    "sigmoid, a focal loss by hand": (
+        mlp(1, nn.Sigmoid()),
+        lambda m: ((1 - (p := torch.sigmoid(m(X)))) ** 2 * F.binary_cross_entropy(p, BINARY, reduction="none")).mean(),
+        "3",
+    ),
+    "softmax, the log of another": (
+        mlp(3, nn.Softmax(1)),
+        lambda m: -(SOFT * torch.log(m(X).softmax(1) + 1e-9)).sum(1).mean(),
+        "3",
+    ),
     "an ensemble's mean": (mlp(3, nn.Softmax(1)), lambda m: F.cross_entropy((m(X) + m(-X)) / 2, CLASSES), "3"),
     "a mixture's sum": (Mixture(), lambda m: F.cross_entropy(m(X), CLASSES), "gate.1"),
     "under autocast": (mlp(3, nn.Softmax(1)), half, "3"),
@@ -168,6 +178,10 @@ HEALTHY = {
     "equal shapes": (mlp(1), lambda m: F.mse_loss(m(X), BINARY)),
     "a mask": (mlp(), lambda m: (F.cross_entropy(m(X), CLASSES, reduction="none") * BINARY[:, 0]).sum()),
     "all pairs on purpose": (mlp(1), lambda m: (m(X)[:, 0][:, None] - BINARY[:, 0][None]).abs().mean()),
+    "a gate whose scores another gate scales": (
+        Attention(),
+        lambda m: F.mse_loss(torch.sigmoid(m(X) * torch.sigmoid(m(-X))), SOFT),
+    ),
     "a temperature": (mlp(3, nn.Sigmoid()), lambda m: F.cross_entropy(m(X) * 20, CLASSES)),
 }
 
