@@ -39,8 +39,8 @@ FOLLOWS: dict[str, frozenset[str]] = {
     ),
     # updates that float32 loses beside weights as large as that
     "not-optimized": OVERSHOT,
-    # one layer was thrown further than the others
-    "layer-imbalance": OVERSHOT,
+    # one layer was thrown further than the others, or no optimizer holds it, so that none clears its gradient
+    "layer-imbalance": OVERSHOT | {"not-optimized"},
     # a gradient that does not arrive moves nothing, nor does a usual one weights that were thrown far off, nor any what
     # no optimizer holds; and little does what one layer leaves of a clipping
     "learning-rate-too-low": OVERSHOT

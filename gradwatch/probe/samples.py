@@ -29,6 +29,9 @@ FEATURES = 1024
 COORDINATES = 4
 """Numbers of a sample up to which it may be a point in space and time, of a grid that is all there is."""
 
+FEW = 4
+"""How often each sample comes in a batch, on average, that is drawn from a few again and again."""
+
 NEAR = 0.3
 """Distance from a sample to the nearest one of the first batch, in units of that one's distance to its own neighbour,
 as median over the samples: 1 for samples of the same kind, 0 for the same ones, and in between for noise."""
@@ -139,11 +142,21 @@ def _distance(rows: Tensor, first: tuple[Tensor, Tensor]) -> float:
     if rows.shape != before.shape:
         return math.inf
     if not to_float(between.min()) > 0:
-        counts, counts_before = (torch.unique(it, dim=0, return_counts=True) for it in (rows, before))
-        is_same = all(torch.equal(*pair) for pair in zip(counts, counts_before, strict=True))
-        return 0.0 if is_same and len(counts[0]) > 1 else math.inf
+        return 0.0 if _is_redrawn(rows, before) else math.inf
     near, place = torch.cdist(rows, before).min(1)
     return to_float((near / between[place]).median())
+
+
+def _is_redrawn(rows: Tensor, before: Tensor) -> bool:
+    """Say whether rows, some of which are the same, are all those that there were, or drawn from the few of them.
+
+    Whole numbers may be states or words, of which there are few.
+    """
+    (now, counts), (then, counts_before) = (torch.unique(it, dim=0, return_counts=True) for it in (rows, before))
+    if torch.equal(now, then) and torch.equal(counts, counts_before):
+        return len(now) > 1
+    are_few = FEW * len(then) <= len(before) and len(torch.unique(torch.cat([now, then]), dim=0)) == len(then)
+    return are_few and not torch.equal(then, then.round())
 
 
 def _between(rows: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ SAME = X[:32]
         pytest.param(lambda _: {"image": SAME[torch.randperm(32)], "label": torch.arange(32)}, id="in a dict"),
         pytest.param(lambda _: torch.arange(96).view(32, 3)[torch.randperm(32)], id="as token ids"),
         pytest.param(lambda _: (torch.arange(32) // 2)[torch.randperm(32)], id="as words, some of them twice"),
+        pytest.param(lambda _: SAME[torch.randint(0, 4, (32,))], id="drawn from four of them"),
         pytest.param(lambda _: SAME.flip(-1) if torch.rand(()) < 0.5 else SAME.roll(2, -2), id="flipped and rolled"),
     ],
 )
@@ -63,6 +64,7 @@ def test_nothing_of_a_batch_is_kept_alive():
         pytest.param(lambda step: X[32 * (step % 2) :][:32], id="two in turn, which hashes tell"),
         pytest.param(lambda _: (torch.arange(64.0)[:, None] + torch.rand(64, 1)) / 64, id="points on a shaken grid"),
         pytest.param(lambda _: torch.randint(0, 2, (64, 2)).float(), id="few distinct samples"),
+        pytest.param(lambda _: torch.eye(8)[torch.randint(0, 8, (32,))], id="states of a game"),
         pytest.param(lambda step: SAME if step < 20 else X[32:64], id="data that come late"),
         pytest.param(lambda _: X[: MOST + 1], id="what may be all the data"),
         pytest.param(lambda _: torch.ones(32), id="plain numbers"),
