@@ -40,7 +40,9 @@ def scopes(history: History, ill_L: NDArray[np.bool_], *, kind: str, thawed: boo
 def _groups(history: History, ill_L: NDArray[np.bool_], thawed: bool) -> list[Scope]:
     layers = history.info.layers
     trains = [layer.trainable or (thawed and bool(ill_L[i])) for i, layer in enumerate(layers)]
-    ill = [i for i in range(len(layers)) if trains[i] and ill_L[i]]
+    ill = [i for i in np.flatnonzero(ill_L).tolist() if trains[i]]
+    if not ill:
+        return []
     if len(ill) == sum(trains):
         return [(None, ill)] if len(ill) > 1 else [(layers[i].name, [i]) for i in ill]
     of = Counter(m for i, layer in enumerate(layers) if trains[i] for m in _modules(layer.module))

@@ -30,7 +30,8 @@ class Slot:
     def __init__(self, rules: Rules, *, channels_first: bool | None, limit: int, native: ModuleType | None) -> None:
         self.limit = limit
         self._kernel = native
-        self.learn(rules, channels_first=channels_first)
+        self.channels_first = channels_first
+        self._look_for(rules)
         self._totals = torch.zeros(4, dtype=torch.float64, device="cpu")
         self.totals = to_host(self._totals)  # shares the memory
         self._inside: list[torch.Tensor] = []  # (C,) of each call, for the native code to write to
@@ -38,8 +39,12 @@ class Slot:
 
     def learn(self, rules: Rules, *, channels_first: bool | None) -> None:
         """Take it from now on that this is what to look for."""
-        self.rules = rules
         self.channels_first = channels_first
+        if rules != self.rules:
+            self._look_for(rules)
+
+    def _look_for(self, rules: Rules) -> None:
+        self.rules = rules
         self.native = self._kernel if rules.softmax_dim is None else None
         self._ranges = torch.tensor([*(rules.dead or NOWHERE), *(rules.saturated or NOWHERE)], device="cpu")
 
@@ -113,7 +118,9 @@ class Slot:
 
     def dead_units(self) -> torch.Tensor | None:
         """Return which units of all calls never fired, of shape (C,), bool; None where there are none that can die."""
-        return torch.cat(self.dead).bool() if self.dead else None
+        if not self.dead:
+            return None
+        return (self.dead[0] if len(self.dead) == 1 else torch.cat(self.dead)).bool()
 
     def dead_frac(self) -> torch.Tensor | float:
         """Return the fraction of units that never fired; nan where there are none that can be dead."""

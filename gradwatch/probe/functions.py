@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
 from gradwatch.probe.activation_rules import Rules, rules_of
-from gradwatch.probe.graph import LAYOUT, Node, is_leaf, operation
+from gradwatch.probe.graph import LAYOUT, LEAF, Node, operation
 from gradwatch.probe.layout import Models, named_modules
 from gradwatch.probe.loss_rules import LINEAR
 
@@ -108,9 +108,10 @@ class Functions:
             return
         roots = [tensor.grad_fn for tensor in tensors_of(output) if tensor.grad_fn is not None]
         calls: dict[str, int] = {}
-        for node, users in _activations(roots, self._met):
-            found = None if node in known or len(calls) == MOST_FUNCTIONS else self._owner(node)
-            function = _function(node, users) if found else None
+        tape = _Tape(_Names(), _MadeOf())
+        for node, users in _activations(tape, roots, self._met):
+            found = None if node in known or len(calls) == MOST_FUNCTIONS else self._owner(tape, node)
+            function = _function(tape.names[node], node, users) if found else None
             if not found or not function or isinstance(found[2], RECURRENT):
                 continue
             name = f"{found[0]}.{function.kind.lower()}" if found[0] else function.kind.lower()
@@ -119,113 +120,132 @@ class Functions:
             if output is not None and output.numel():
                 yield Seen(name, found[1], _is_channels_first(found[2]), function, output)
 
-    def _owner(self, node: Node) -> tuple[str, int, nn.Module] | None:
+    def _owner(self, tape: _Tape, node: Node) -> tuple[str, int, nn.Module] | None:
         """Return the module of the nearest matrix, or else of the nearest parameter, that an activation is made of."""
         waiting, seen = deque([node]), {node}
         nearest = None
         while waiting and len(seen) < NEAR:
             at = waiting.popleft()
-            if is_leaf(at) and at.variable in self._owners:
-                nearest = nearest or self._owners[at.variable]
+            if tape.names[at] == LEAF and (owner := self._owners.get(at.variable)):
+                nearest = nearest or owner
                 if at.variable.ndim > 1:
-                    return self._owners[at.variable]
-            new = [child for child in _made_of(at) if child not in seen]
+                    return owner
+            new = [child for child in tape.made_of[at] if child not in seen]
             seen.update(new)
             waiting.extend(new)
         return nearest
 
 
-def _activations(roots: Sequence[Node], met: set[int]) -> Iterator[tuple[Node, set[str]]]:
+@final
+class _Names(dict[Node, str]):
+    """What nodes compute; each is asked once."""
+
+    def __missing__(self, node: Node) -> str:
+        name = self[node] = operation(node)
+        return name
+
+
+@final
+class _MadeOf(dict[Node, list[Node]]):
+    """What the arguments of operations came from, without constants; each is asked once."""
+
+    def __missing__(self, node: Node) -> list[Node]:
+        children = self[node] = [child for child, _ in node.next_functions if child is not None]
+        return children
+
+
+class _Tape(NamedTuple):
+    """What one look has seen of a graph. It holds the nodes, and so must not outlive the look."""
+
+    names: _Names
+    made_of: _MadeOf
+
+
+def _activations(tape: _Tape, roots: Sequence[Node], met: set[int]) -> Iterator[tuple[Node, set[str]]]:
     """Yield the activations behind some nodes that are hidden or follow a matrix, with the names of what uses them.
 
     Args:
+        tape: What was seen so far.
         roots: Where to begin.
         met: Where to end: sequence numbers of nodes that were hidden behind earlier roots. Those of these are added.
     """
-    outer, users = _walk(roots, stop=True)
-    behind = [child for node in outer if _is_product(node) for child in _made_of(node)]
-    inner, users_inside = _walk([node for node in behind if node._sequence_nr() not in met], stop=False, met=met)
+    outer, users = _walk(tape, roots, stop=True)
+    behind = [child for node in outer if _is_product(tape, node) for child in tape.made_of[node]]
+    new = [node for node in behind if node._sequence_nr() not in met]
+    inner, users_inside = _walk(tape, new, stop=False, met=met)
     met.update(node._sequence_nr() for node in inner)
     for node in inner:
-        if operation(node) in OPERATIONS:
+        if tape.names[node] in OPERATIONS:
             yield node, users_inside.get(node, set()) | users.get(node, set())
     inside = set(inner)
     for node in outer:
-        if operation(node) in OPERATIONS and node not in inside and _follows_a_matrix(node):
+        if tape.names[node] in OPERATIONS and node not in inside and _follows_a_matrix(tape, node):
             yield node, users.get(node, set())
 
 
 def _walk(
-    roots: Sequence[Node], *, stop: bool, met: AbstractSet[int] = frozenset()
+    tape: _Tape, roots: Sequence[Node], *, stop: bool, met: AbstractSet[int] = frozenset()
 ) -> tuple[list[Node], dict[Node, set[str]]]:
     """Return nodes in the order of their distance, and the names of the operations that use each activation.
 
     Args:
+        tape: What was seen so far.
         roots: Where to begin.
         stop: Whether to go no further than to products with a matrix.
         met: Sequence numbers of nodes not to go to.
     """
+    names, made_of = tape
     nodes: list[Node] = []
     users: dict[Node, set[str]] = {}
     waiting, seen = deque(dict.fromkeys(roots)), set(roots)
     while waiting and len(nodes) < MOST_NODES:
         node = waiting.popleft()
         nodes.append(node)
-        name = operation(node)
-        if stop and _is_product(node):
+        if stop and _is_product(tape, node):
             continue
-        children = _made_of(node)
+        name, children = names[node], made_of[node]
         for child in children:
-            if operation(child) in OPERATIONS:
+            if names[child] in OPERATIONS:
                 users.setdefault(child, set()).add(PRODUCT if name == "Mul" and len(children) > 1 else name)
-            if child not in seen and child._sequence_nr() not in met:
+            if child not in seen and not (met and child._sequence_nr() in met):
                 seen.add(child)
                 waiting.append(child)
     return nodes, users
 
 
-def _follows_a_matrix(node: Node) -> bool:
+def _follows_a_matrix(tape: _Tape, node: Node) -> bool:
     """Say whether an activation is that of a matrix product, with nothing but changes of layout in between."""
-    made_of = _made_of(node)
-    return len(made_of) == 1 and _is_product(_through(made_of[0]))
+    made_of = tape.made_of[node]
+    return len(made_of) == 1 and _is_product(tape, _through(tape, made_of[0]))
 
 
-def _is_product(node: Node) -> bool:
+def _is_product(tape: _Tape, node: Node) -> bool:
     """Say whether a node multiplies by a matrix: by any, or, of stacks, by a parameter."""
+    name = tape.names[node]
+    if name not in BATCHED:
+        return name in LINEAR
     factors = [factor for factor, _ in node.next_functions[-2:] if factor is not None]
-    name = operation(node)
-    return name in LINEAR or (name in BATCHED and any(is_leaf(_through(factor)) for factor in factors))
+    return any(tape.names[_through(tape, factor)] == LEAF for factor in factors)
 
 
-def _through(node: Node) -> Node:
+def _through(tape: _Tape, node: Node) -> Node:
     """Return the operation that made the values, behind those that only move them about."""
-    while operation(node) in LAYOUT and len(made_of := _made_of(node)) == 1:
+    while tape.names[node] in LAYOUT and len(made_of := tape.made_of[node]) == 1:
         node = made_of[0]
     return node
 
 
-def _made_of(node: Node) -> list[Node]:
-    """Return what the arguments of an operation came from, without constants."""
-    return [child for child, _ in node.next_functions if child is not None]
-
-
-def _function(node: Node, users: set[str]) -> Function | None:
-    """Return what a node computes, or None where that is no activation."""
-    name = operation(node)
+def _function(name: str, node: Node, users: set[str]) -> Function | None:
+    """Return what a node of some name computes, or None where that is no activation."""
     if name == "Softmax":
         dim = int(node._saved_dim)
         return _of_module(nn.Softmax(dim if dim < 1 << 63 else dim - (1 << 64)), keeps_output=True)
     if name in ("Sigmoid", "Tanh"):
         is_gate = PRODUCT in users and not users & LINEAR
-        module = nn.Sigmoid() if name == "Sigmoid" else nn.Tanh()
-        return _of_module(module, keeps_output=True, kind="Gate" if is_gate else None)
-    if name == "Relu":
-        return _of_module(nn.ReLU(), keeps_output=True)
-    if name == "Hardsigmoid":
-        return _of_module(nn.Hardsigmoid(), keeps_output=False)
-    if name == "Threshold":
-        return _of_module(nn.ReLU(), keeps_output=False) if node._saved_threshold == 0 else None
-    return _bounded(name, node)
+        return _GATES[name] if is_gate else _FUNCTIONS[name]
+    if name == "Threshold" and node._saved_threshold != 0:
+        return None
+    return _FUNCTIONS.get(name) or _bounded(name, node)
 
 
 def _bounded(name: str, node: Node) -> Function | None:
@@ -245,6 +265,19 @@ def _of_module(module: nn.Module, *, keeps_output: bool, kind: str | None = None
     rules = rules_of(module)
     assert rules is not None, "these are all activations"
     return Function(kind or type(module).__name__, rules, None if keeps_output else module)
+
+
+_FUNCTIONS = {
+    "Relu": _of_module(nn.ReLU(), keeps_output=True),
+    "Sigmoid": _of_module(nn.Sigmoid(), keeps_output=True),
+    "Tanh": _of_module(nn.Tanh(), keeps_output=True),
+    "Hardsigmoid": _of_module(nn.Hardsigmoid(), keeps_output=False),
+    "Threshold": _of_module(nn.ReLU(), keeps_output=False),
+}
+"""What operations without settings compute, by their name: to make a module takes as long as to read what it gave."""
+
+_GATES = {name: replace(_FUNCTIONS[name], kind="Gate") for name in ("Sigmoid", "Tanh")}
+"""The same where they multiply."""
 
 
 def _output(node: Node, function: Function) -> Tensor | None:

@@ -50,6 +50,9 @@ LAYOUT = frozenset(
 )
 """Operations that move values about, or to another format, and leave them what they are."""
 
+LEAF = "AccumulateGrad"
+"""What a node is where the gradient of a parameter comes to rest."""
+
 Node = Any
 """A node of the graph: torch has no public type for what `grad_fn` gives."""
 
@@ -148,7 +151,7 @@ def operation(node: Node) -> str:
 
 def is_leaf(node: Node) -> bool:
     """Say whether a node is where the gradient of a parameter comes to rest."""
-    return operation(node) == "AccumulateGrad"
+    return operation(node) == LEAF
 
 
 def shape(node: Node) -> tuple[int, ...]:

@@ -94,15 +94,16 @@ class Silence:
     def _tell(self) -> NDArray[np.float32]:
         row_3A = np.full((3, len(self._sizes)), np.nan, np.float32)
         row_3A[2] = [size or np.nan for size in self._sizes]
-        silent_MU = np.unpackbits(self._silent_MU, axis=1, count=sum(self._sizes))
-        end = 0
-        for a, size in enumerate(self._sizes):
-            begin, end = end, end + size
-            count_M = silent_MU[:, begin:end].sum(axis=1, dtype=np.int64)
-            now = count_M[-2:].min()
-            if size:
-                row_3A[0, a] = 0
-            if now:
-                earliest = int(np.argmax(count_M >= AGREE * now))
-                row_3A[:2, a] = count_M[earliest], self._marks[earliest][1]
+        sizes_A = np.array(self._sizes, np.int64)
+        if not sizes_A.any():
+            return row_3A
+        silent_MU = np.unpackbits(self._silent_MU, axis=1, count=int(sizes_A.sum()))
+        begin_A = (np.cumsum(sizes_A) - sizes_A)[sizes_A > 0]
+        count_MA = np.add.reduceat(silent_MU, begin_A, axis=1, dtype=np.int64)
+        now_A = count_MA[-2:].min(axis=0)
+        earliest_A = np.argmax(count_MA >= AGREE * now_A, axis=0)  # the newest mark at the latest
+        told_A = np.take_along_axis(count_MA, earliest_A[None], axis=0)[0]
+        steps_M = np.array([step for _, step in self._marks])
+        row_3A[0, sizes_A > 0] = np.where(now_A > 0, told_A, 0)
+        row_3A[1, sizes_A > 0] = np.where(now_A > 0, steps_M[earliest_A], np.nan)
         return row_3A
