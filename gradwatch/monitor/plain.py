@@ -144,7 +144,7 @@ class PlainSteps:
             with self._lock:
                 self._block = self._make_block()
                 native.use(*self._block.tensors())
-        native.arm(step, until, found, glance, deadline)
+        native.arm(step, until, found, glance, deadline, torch.get_num_threads())
 
     def leave(self) -> Begun | None:
         """Go off; return what the long way goes on with where the update under way has begun."""

@@ -35,7 +35,7 @@ typedef struct {
     double began, ended, recorded; /* by the clock: the update, the last call and the last row */
     double spent_s, carried_s;     /* in hooks since the last row; elsewhere, to be charged to the next */
     double fastest_s, norm;
-    int phase;
+    int phase, threads;
 } Plain;
 
 static PyObject *grad_scale_name, *found_inf_name, *groups_name, *rate_name, *dict_name;
@@ -135,7 +135,7 @@ static int read_gradients(Plain *self)
     if (gather(self->params, 1, &all))
         return 0;
     PyObject *block = Py_NewRef(self->block); /* it stays while it is written to without the lock */
-    write_columns(&all, 1.0, row, NULL);
+    write_columns(&all, 1.0, row, NULL, self->threads);
     for (Py_ssize_t i = 0; i < all.length; i++)
         is_plain &= all.views[i].state != STRANGE;
     forget(&all);
@@ -305,15 +305,17 @@ static PyObject *Plain_use(Plain *self, PyObject *const *args, Py_ssize_t nargs)
     return Py_NewRef(Py_None);
 }
 
-PyDoc_STRVAR(Plain_arm_doc, "arm(step, until, found, glance, deadline)\n\n"
-                            "Record steps from now on: those before `until`, as long as nothing is found.");
+PyDoc_STRVAR(Plain_arm_doc, "arm(step, until, found, glance, deadline, threads)\n\n"
+                            "Record steps from now on: those before `until`, as long as nothing is found. Gradients\n"
+                            "are read on so many threads.");
 
 static PyObject *Plain_arm(Plain *self, PyObject *const *args, Py_ssize_t nargs)
 {
-    if (!has_arguments(nargs, 5))
+    if (!has_arguments(nargs, 6))
         return NULL;
     Py_ssize_t step = PyLong_AsSsize_t(args[0]), until = PyLong_AsSsize_t(args[1]);
     double deadline = PyFloat_AsDouble(args[4]);
+    int threads = (int)PyLong_AsLong(args[5]);
     if (PyErr_Occurred())
         return NULL;
     if (!self->block || self->filled == self->capacity || !PyList_Check(args[2])) {
@@ -328,6 +330,7 @@ static PyObject *Plain_arm(Plain *self, PyObject *const *args, Py_ssize_t nargs)
     self->step = step;
     self->until = until;
     self->deadline = deadline;
+    self->threads = threads;
     self->num_found = PyList_Size(self->found);
     self->spent_s = 0;
     self->fastest_s = HUGE_VAL;

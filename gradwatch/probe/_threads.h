@@ -15,28 +15,25 @@
 enum { MOST_THREADS = 64 };
 enum { POOLED_BYTES = 1 << 20, THREADED_BYTES = 1 << 23 }; /* for less, waking or starting threads is not worth it */
 
-static void move_alone(const Step *step, Mover mover)
-{
-    for (size_t i = 0; i < step->length; i++)
-        mover(step, &step->items[i]);
-}
+typedef struct {
+    size_t size, index;
+} Turn;
+
+/* What is done to one parameter of many. */
+typedef void (*Task)(void *of, size_t index);
 
 #ifdef HAS_THREADS
 typedef struct {
-    size_t numel, index;
-} Turn;
-
-typedef struct {
-    const Step *step;
-    Mover mover;
-    Turn *turns;
-    size_t next;
+    Task task;
+    void *of;
+    const Turn *turns;
+    size_t length, next;
     pthread_mutex_t lock;
 } Work;
 
 static int larger_first(const void *a, const void *b)
 {
-    size_t x = ((const Turn *)a)->numel, y = ((const Turn *)b)->numel;
+    size_t x = ((const Turn *)a)->size, y = ((const Turn *)b)->size;
     return (x < y) - (x > y);
 }
 
@@ -64,9 +61,9 @@ static void take_turns(void *shared)
         pthread_mutex_lock(&work->lock);
         size_t turn = work->next++;
         pthread_mutex_unlock(&work->lock);
-        if (turn >= work->step->length)
+        if (turn >= work->length)
             return;
-        work->mover(work->step, &work->step->items[work->turns[turn].index]);
+        work->task(work->of, work->turns[turn].index);
     }
 }
 
@@ -88,36 +85,62 @@ static void start_and_join(Work *work, int threads)
         pthread_join(others[--started], NULL);
 }
 
-/* Returns 0 where memory for it is short, and nothing has moved. */
-static int move_together(const Step *step, Mover mover, int threads)
-{
-    Work work = {step, mover, malloc(step->length * sizeof(Turn)), 0, PTHREAD_MUTEX_INITIALIZER};
-    if (!work.turns)
-        return 0;
-    for (size_t i = 0; i < step->length; i++)
-        work.turns[i] = (Turn){step->items[i].numel, i};
-    qsort(work.turns, step->length, sizeof(Turn), larger_first);
-    if (torchs_team())
-        torchs_team()(take_turns, &work, (unsigned)threads, 0);
-    else
-        start_and_join(&work, threads);
-    pthread_mutex_destroy(&work.lock);
-    free(work.turns);
-    return 1;
-}
 #endif
 
-static void move_all(const Step *step, Mover mover, size_t bytes, int threads)
+/* Room for the turns of so many parameters, to be filled; NULL where one thread is as fast, or memory is short. */
+static Turn *turns_for(size_t length, size_t bytes, int threads)
 {
 #ifdef HAS_THREADS
     size_t enough = torchs_team() ? POOLED_BYTES : THREADED_BYTES;
-    if (threads > 1 && step->length > 1 && bytes > enough && move_together(step, mover, threads))
-        return;
+    return threads > 1 && length > 1 && bytes > enough ? malloc(length * sizeof(Turn)) : NULL;
 #else
-    (void)threads;
+    (void)length;
     (void)bytes;
+    (void)threads;
+    return NULL;
 #endif
-    move_alone(step, mover);
+}
+
+/* Do a task for all turns, on several threads, and free them; without turns on this thread, in order. */
+static void do_all(Task task, void *of, Turn *turns, size_t length, int threads)
+{
+#ifdef HAS_THREADS
+    if (turns) {
+        Work work = {task, of, turns, length, 0, PTHREAD_MUTEX_INITIALIZER};
+        qsort(turns, length, sizeof(Turn), larger_first);
+        if (torchs_team())
+            torchs_team()(take_turns, &work, (unsigned)threads, 0);
+        else
+            start_and_join(&work, threads);
+        pthread_mutex_destroy(&work.lock);
+        free(turns);
+        return;
+    }
+#endif
+    (void)turns;
+    (void)threads;
+    for (size_t i = 0; i < length; i++)
+        task(of, i);
+}
+
+typedef struct {
+    const Step *step;
+    Mover mover;
+} Moves;
+
+static void move_one(void *of, size_t index)
+{
+    const Moves *moves = of;
+    moves->mover(moves->step, &moves->step->items[index]);
+}
+
+static void move_all(const Step *step, Mover mover, size_t bytes, int threads)
+{
+    Moves moves = {step, mover};
+    Turn *turns = turns_for(step->length, bytes, threads);
+    for (size_t i = 0; turns && i < step->length; i++)
+        turns[i] = (Turn){step->items[i].numel, i};
+    do_all(move_one, &moves, turns, step->length, threads);
 }
 
 #endif

@@ -212,3 +212,19 @@ def test_a_thousand_plain_steps_hold_on_to_nothing(make_optimizer):
     assert counts[1] == counts[-1]
     assert blocks[-1] < blocks[1] + 300, "objects, for a thousand steps"
     assert [it() for it in gone] == [None, None]
+
+
+def test_gradients_are_read_to_the_bit_alike_by_any_number_of_threads(monkeypatch):
+    rows = []
+    for threads in (1, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(320, 320) for _ in range(4)))  # more than is left to one thread
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with gradwatch.watch(model, optimizer, schedule=SCHEDULE) as monitor:
+            for _ in range(20):
+                usual(0, model, optimizer, monitor, torch.randn(8, 320), torch.randint(0, 320, (8,)))
+            assert monitor._plain.native.filled, "no step was plain"
+            rows.append(monitor.history.param.rows()[1])
+
+    np.testing.assert_array_equal(rows[0], rows[1])
