@@ -153,7 +153,8 @@ class Collector:
         if optimizer is None:
             parts = [part for part in self._parts if not part.is_updated] or self._parts
         else:
-            parts = [part for part in self._parts if part.optimizer is optimizer]
+            asked = (optimizer, getattr(optimizer, "optimizer", None))  # of a wrapper, what it wraps
+            parts = [part for part in self._parts if part.optimizer in asked]
         norm = math.hypot(*[self._observe(part) for part in parts])
         if self._due_updates and not self._is_hooked:
             for part in parts:
