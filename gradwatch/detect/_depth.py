@@ -37,6 +37,8 @@ class Depth:
         matrices_M: Trainable weight matrices and kernels in the order of the model, without embeddings.
         tables_E: Trainable embeddings.
         root_fan_out_M: Root of the number of outputs: the norm of a weight that keeps the size of the signal.
+        weights_W: The matrices, or the embeddings of a model that has nothing else: what a rate is chosen for.
+        root_rows_W: Roots of the numbers of their rows: such a norm have rows of length 1, whatever they are for.
         chain_K: These and the other trainable tensors of their modules (biases), module after module; of recurrent
             modules layer after layer.
         starts_D: Where each module, or layer of a recurrent one, starts in `chain_K`.
@@ -52,6 +54,8 @@ class Depth:
     matrices_M: NDArray[np.intp]
     tables_E: NDArray[np.intp]
     root_fan_out_M: NDArray[np.float32]
+    weights_W: NDArray[np.intp]
+    root_rows_W: NDArray[np.float32]
     chain_K: NDArray[np.intp]
     starts_D: NDArray[np.intp]
     units_L: NDArray[np.bool_]
@@ -150,15 +154,16 @@ def _measure(layers: tuple[LayerInfo, ...]) -> Depth:
     ]
     last = next(reversed(parts.values()), [])
     sizes = [len(part) for part in parts.values()]
+    tables = [i for i, layer in enumerate(layers) if layer.trainable and layer.module_type in SELDOM_READ]
     return Depth(
         trainable_L=trainable_L,
         num_trainable=int(trainable_L.sum()),
         root_numel_L=np.array([math.sqrt(max(1, math.prod(layer.shape))) for layer in layers], np.float32),
         matrices_M=np.array(matrices, np.intp),
-        tables_E=np.array(
-            [i for i, la in enumerate(layers) if la.trainable and la.module_type in SELDOM_READ], np.intp
-        ),
+        tables_E=np.array(tables, np.intp),
         root_fan_out_M=np.array([math.sqrt(layers[i].shape[0]) for i in matrices], np.float32),
+        weights_W=np.array(matrices or tables, np.intp),
+        root_rows_W=np.array([math.sqrt(layers[i].shape[0]) for i in matrices or tables], np.float32),
         chain_K=np.array([i for part in parts.values() for i in part], np.intp),
         starts_D=np.cumsum([0, *sizes[:-1]], dtype=np.intp),
         units_L=np.array(units_L, np.bool_),

@@ -1,6 +1,6 @@
 """Updates that are too large beside the weights they move, and what the loss makes of them."""
 
-# T = steps of a window, M = weight matrices and kernels
+# T = steps of a window, W = weight matrices and kernels, or embeddings where there are no others
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ DEFAULT = 0.577
 def replaced(history: History, *, ratio: float, every: int) -> Sign | None:
     """Return that an update of the last `every` steps was `ratio` times as large as the weights, and did harm."""
     shape, age = depth(history), min(every + 1, len(history.param.steps(every + 1)))
-    ratio_TM = history.param.window("update.ratio", age)[:, shape.matrices_M]
-    over_T = 2 * np.count_nonzero(ratio_TM >= ratio, axis=1) >= len(shape.matrices_M)
+    ratio_TW = history.param.window("update.ratio", age)[:, shape.weights_W]
+    over_T = 2 * np.count_nonzero(ratio_TW >= ratio, axis=1) >= len(shape.weights_W)
     if not over_T.any():
         return None
     at = int(np.argmax(over_T))
-    gain_M = history.param.window("weight.l2", age)[at, shape.matrices_M] / shape.root_fan_out_M
-    found = float(median(np.where(gain_M > SMALL, ratio_TM[at], np.nan)))
+    gain_W = history.param.window("weight.l2", age)[at, shape.weights_W] / shape.root_rows_W
+    found = float(median(np.where(gain_W > SMALL, ratio_TW[at], np.nan)))
     loss_T = history.scalar("loss", age)
     harmful = loss_T[at] + (HARMED - 1) * abs(loss_T[at])
     is_worse = age - at > 3 and not float(median(loss_T[at + 1 :])) < harmful
@@ -60,13 +60,13 @@ def replaced(history: History, *, ratio: float, every: int) -> Sign | None:
 def overshot(history: History, *, above_start: float, large: float) -> Sign | None:
     """Return that updates are large, and have left the loss far above where it was before the first."""
     first, loss_T = float(beginning(history, "loss", 1)[0]), history.scalar("loss", SPAN)
-    matrices_M = depth(history).matrices_M
-    ratio_TM = history.param.window("update.ratio")[:, matrices_M]
-    measured_T = np.flatnonzero(~np.isnan(ratio_TM).all(axis=1))[-SAMPLES:]
+    shape = depth(history)
+    ratio_TW = history.param.window("update.ratio")[:, shape.weights_W]
+    measured_T = np.flatnonzero(~np.isnan(ratio_TW).all(axis=1))[-SAMPLES:]
     if len(loss_T) < SPAN or len(measured_T) < SAMPLES or not float(median(loss_T)) >= above_start * first:
         return None
-    gain_M = history.param.window("weight.l2")[measured_T[-1], matrices_M] / depth(history).root_fan_out_M
-    ratio_T = median(np.where(gain_M > SMALL, ratio_TM[measured_T], np.nan).T)
+    gain_W = history.param.window("weight.l2")[measured_T[-1], shape.weights_W] / shape.root_rows_W
+    ratio_T = median(np.where(gain_W > SMALL, ratio_TW[measured_T], np.nan).T)
     if not ratio_T.min() >= large:  # nan, of matrices that started near zero, is not
         return None
     rate, times = float(history.run.newest("lr.0")[0]), float(median(loss_T)) / first
@@ -86,8 +86,7 @@ def ran_away(history: History, *, runaway: float, large: float) -> Sign | None:
     loss_T = loss_T[: np.argmin(np.append(np.isfinite(loss_T), False))]
     if len(loss_T) <= CLIMB or not loss_T[-1] >= runaway * loss_T[0] > 0:
         return None
-    tensors_M = shape.matrices_M if len(shape.matrices_M) else shape.tables_E
-    ratio = float(np.fmax.reduce(beginning(history, "update.ratio", 1)[0, tensors_M], initial=-np.inf))
+    ratio = float(np.fmax.reduce(beginning(history, "update.ratio", 1)[0, shape.weights_W], initial=-np.inf))
     if not (np.diff(loss_T[-CLIMB - 1 :]) > 0).all() or not ratio >= large:
         return None
     rate, times = float(history.run.newest("lr.0")[0]), float(loss_T[-1] / loss_T[0])
@@ -106,17 +105,18 @@ def grown(history: History, *, growth: float) -> Sign | None:
     """Return that the weights have grown by so many powers of ten within the last 20 steps."""
     shape = depth(history)
     norm_TL = history.param.window("weight.l2", SPAN + 1)
-    at = 0 if norm_TL[0, shape.matrices_M[0]] >= 0 else int(np.argmax(~np.isnan(norm_TL).all(axis=1)))
-    first_M, last_M = norm_TL[at, shape.matrices_M], norm_TL[-1, shape.matrices_M]
-    if 2 * np.count_nonzero(last_M > 10**growth * first_M) < len(first_M):
+    at = 0 if norm_TL[0, shape.weights_W[0]] >= 0 else int(np.argmax(~np.isnan(norm_TL).all(axis=1)))
+    first_W, last_W = norm_TL[at, shape.weights_W], norm_TL[-1, shape.weights_W]
+    if 2 * np.count_nonzero(last_W > 10**growth * first_W) < len(first_W):
         return None
-    gain_M = first_M / shape.root_fan_out_M  # near 1 for weights that keep the size of the signal
-    usual_M = np.maximum(first_M, DEFAULT * shape.root_fan_out_M)
-    found = float(median(np.where(gain_M > SMALL, log10(last_M) - log10(usual_M), np.nan)))
-    if not found >= growth:
+    gain_W = first_W / shape.root_rows_W  # near 1 for weights that keep the size of the signal
+    usual_W = np.maximum(first_W, DEFAULT * shape.root_rows_W)
+    counts_W = (gain_W > SMALL) | (len(shape.matrices_M) == 0)  # embeddings begin near zero where they are all there is
+    found = float(median(np.where(counts_W, log10(last_W) - log10(usual_W), np.nan)))
+    if not growth <= found < np.inf:
         return None
     rate = float(history.run.newest("lr.0")[0])
-    ratio = float(median(history.param.newest("update.ratio")[shape.matrices_M]))
+    ratio = float(median(history.param.newest("update.ratio")[shape.weights_W]))
     return Sign(
         f"the weights grew {factor(10**found)} times within {SPAN} steps at a learning rate of {rate:g}",
         (
@@ -124,4 +124,5 @@ def grown(history: History, *, growth: float) -> Sign | None:
             Quantity(name="update.ratio, median", value=ratio),
             Quantity(name="lr.0", value=rate),
         ),
+        since=history.step - 1,  # what weights are before an update does not follow from its gradient
     )

@@ -1,6 +1,6 @@
 """A learning rate that has risen beyond all that it was, in a jump or step by step, and a loss that rises with it."""
 
-# T = steps of a window, B = blocks of them, M = weight matrices and kernels
+# T = steps of a window, B = blocks of them, W = weight matrices and kernels
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def outgrown(history: History, *, jump: float, worse: float, large: float) -> Si
     has_risen = rate_B[-1] >= jump * usual > 0
     if not loss_B[-2:].min() >= worse * low > 0 or not has_risen or _had(history, 0, rate, jump):
         return None
-    ratio_TM = history.param.window("update.ratio", SPAN)[:, depth(history).matrices_M]
-    ratio = float(np.fmax.reduce(median(ratio_TM.T)))
+    ratio_TW = history.param.window("update.ratio", SPAN)[:, depth(history).weights_W]
+    ratio = float(np.fmax.reduce(median(ratio_TW.T)))
     if not ratio >= large:
         return None
     return Sign(

@@ -1,6 +1,6 @@
 """GW302: updates so large that the weights lose what they were, or a jump of the rate that the loss answers."""
 
-# M = weight matrices and kernels, D = steps that are looked at, W = steps of a window before each
+# W = weight matrices and kernels, or steps of a window before each, D = steps that are looked at
 
 from __future__ import annotations
 
@@ -97,16 +97,16 @@ class LearningRateTooHigh:
 
     def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
         """Say at which steps rate, updates and loss are as they should be, and the weights were not measured."""
-        history, matrices_M = ahead.history, depth(ahead.history).matrices_M
+        history, weights_W = ahead.history, depth(ahead.history).weights_W
         was_found = any(f.kind == self.kind and f.severity == Severity.WARNING for f in history.findings)
         if was_found or not len(history.run.steps(1)):
             return np.zeros(len(ahead), np.bool_)
         rate_DW = ahead.scalars("lr.0", SPAN_OF_JUMP)
         may_D = np.fmax.reduce(rate_DW, axis=1) >= self.jump * np.fmin.reduce(rate_DW, axis=1)
         may_D |= ahead.steps_D < SPAN
-        if len(matrices_M):
+        if len(weights_W):
             may_D |= ahead.scalar("loss") > self.above_start * beginning(history, "loss", 1)[0]
-            may_D |= ahead.windows("weight.l2", 1, int(matrices_M[0]))[:, 0] >= 0
+            may_D |= ahead.windows("weight.l2", 1, int(weights_W[0]))[:, 0] >= 0
             may_D |= self._replaces(ahead)
         return np.asarray(~may_D, np.bool_)
 
@@ -131,14 +131,14 @@ class LearningRateTooHigh:
             yield from self._told(history, outgrown(history, jump=self.jump, worse=self.worse, large=self.large))
         if history.step < SPAN:
             yield from self._told(history, ran_away(history, runaway=self.runaway, large=self.large))
-        matrices_M = depth(history).matrices_M
-        if not len(matrices_M):
+        weights_W = depth(history).weights_W
+        if not len(weights_W):
             return
         if np.fmax.reduce(history.param.window("update.ratio", self.every + 1), axis=None) >= self.ratio:
             yield from self._told(history, replaced(history, ratio=self.ratio, every=self.every))
         if history.run.newest("loss")[0] > self.above_start * beginning(history, "loss", 1)[0] > 0:
             yield from self._told(history, overshot(history, above_start=self.above_start, large=self.large))
-        if history.step >= self.every and history.param.newest("weight.l2")[matrices_M[0]] >= 0:  # nan is not
+        if history.step >= self.every and history.param.newest("weight.l2")[weights_W[0]] >= 0:  # nan is not
             severity = Severity.INFO if self._is_learning(history) else None
             yield from self._told(history, grown(history, growth=self.growth), severity)
 
@@ -177,6 +177,7 @@ class LearningRateTooHigh:
         yield Example(
             "updates are a fifth of the weights, and the loss is far above its start", _above(lr=20.0), (None,)
         )
+        yield Example("so they are in a model of embeddings", _above(lr=20.0, module_type="Embedding"), (None,))
         yield Example("the loss is far above its start, as values in Q-learning are", _above(lr=0.001))
         yield Example("the loss climbs from the first update on", _running_away(lr=100.0), (None,))
         yield Example("it climbs from there to infinity", _running_away(lr=100.0, steps=16, finite=6), (None,))
@@ -243,8 +244,9 @@ def _restarting() -> History:
     return made.history()
 
 
-def _above(*, lr: float) -> History:
+def _above(*, lr: float, module_type: str = "Linear") -> History:
     made = Synthetic(steps=60, optimizer="SGD", lr=lr)
+    made.info = replace(made.info, layers=tuple(replace(i, module_type=module_type) for i in made.info.layers))
     made.loss_T[1:] = 40 * made.loss_T[0] * np.exp(made.rng.standard_normal(59))
     return made.history()
 

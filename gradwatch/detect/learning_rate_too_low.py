@@ -1,6 +1,6 @@
 """GW303: updates that are negligible relative to the weights, while there is much left to learn."""
 
-# T = steps of a window, M = weight matrices and kernels
+# T = steps of a window, M = weight matrices and kernels, W = these, or embeddings where there are none
 
 from __future__ import annotations
 
@@ -29,6 +29,10 @@ SPREAD = 10
 
 SMALL = 0.05
 """Size of a weight matrix, in units of the one that keeps the size of the signal, below which it started near zero."""
+
+GONE = 1e-3
+"""Size of an update, in units of the first at the same rate, below which its gradient is gone: that of a problem
+that is being learned falls by tens, and an update of Adagrad by the root of the number of steps."""
 
 SPAN = 32
 """Steps over which a warm-up is looked at."""
@@ -67,7 +71,7 @@ class LearningRateTooLow:
     embeddings is judged by the rows that a batch looked up: a table moves by the root of their share less than they do.
     Layers of a group whose rate is a ten thousandth of another's are judged for themselves.
     And, where the loss stands where it began after 100 steps, whether the weights have travelled by less than `travel`
-    of themselves in all of them.
+    of themselves in all of them. Where an update is a thousandth of the first at the same rate, the gradient is gone.
 
     Why it matters: at 1e-5 per step ten thousand steps change a weight by a tenth of itself at most.
 
@@ -104,27 +108,25 @@ class LearningRateTooLow:
 
     def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
         """Say at which steps no update is small, or none was measured."""
-        shape = depth(ahead.history)
-        ratio_DM = ahead.newest("update.ratio")[:, shape.matrices_M if len(shape.matrices_M) else shape.tables_E]
-        return np.asarray(~(ratio_DM < self._small).any(axis=1), np.bool_)
+        ratio_DW = ahead.newest("update.ratio")[:, depth(ahead.history).weights_W]
+        return np.asarray(~(ratio_DW < self._small).any(axis=1), np.bool_)
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run, or for a group of the optimizer whose rate is another's by a slip."""
         yield from self._of_groups(history)
-        shape = depth(history)
-        matrices_M = shape.matrices_M if len(shape.matrices_M) else shape.tables_E
-        newest_M = history.param.newest("update.ratio")[matrices_M]
-        if np.isnan(newest_M).all() or not float(median(newest_M)) < self._small:
+        weights_W = depth(history).weights_W
+        newest_W = history.param.newest("update.ratio")[weights_W]
+        if np.isnan(newest_W).all() or not float(median(newest_W)) < self._small:
             return
-        ratio_T = _level(_ratios(history, matrices_M))
+        ratio_T = _level(_ratios(history, weights_W))
         steps_T = history.param.steps()[~np.isnan(ratio_T)]
         ratio_T = ratio_T[~np.isnan(ratio_T)]
         if len(ratio_T) < self.samples or self._is_warming_up(history, float(ratio_T[-1])):
             return
-        if not _may_learn(history, matrices_M):
+        if not _may_learn(history, weights_W) or _is_gradient_gone(history, weights_W, float(ratio_T[-1])):
             return
         yield from self._negligible(history, steps_T, ratio_T)
-        yield from self._hardly_travelled(history, float(ratio_T.max()))
+        yield from self._hardly_travelled(history, steps_T, ratio_T)
 
     @property
     def _small(self) -> float:
@@ -146,10 +148,11 @@ class LearningRateTooLow:
             history, f"for {still} steps the weights have moved by {largest:.1g} of themselves a step", largest
         )
 
-    def _hardly_travelled(self, history: History, largest: float) -> Iterator[Finding]:
+    def _hardly_travelled(self, history: History, steps_T: Steps, ratio_T: Floats) -> Iterator[Finding]:
         """Yield a finding where all steps so far led nowhere, and the loss stands where it began."""
         length = min(history.step + 1, WINDOW)
-        if not history.step >= STANDING or largest * history.step >= self.travel:
+        travel = float(ratio_T @ np.diff(steps_T, append=history.step) + ratio_T.max() * steps_T[0])
+        if not history.step >= STANDING or travel >= self.travel:
             return
         if any(f.kind == self.kind for f in history.findings) or (history.scalar("skipped", length) == 1).any():
             return
@@ -159,9 +162,9 @@ class LearningRateTooLow:
             return
         yield self._finding(
             history,
-            f"in {history.step} steps the weights have moved by {100 * largest * history.step:.1g} % of themselves at "
-            "most, and the loss stands where it began",
-            largest,
+            f"in {history.step} steps the weights have moved by {100 * travel:.1g} % of themselves at most, "
+            "and the loss stands where it began",
+            float(ratio_T.max()),
         )
 
     def _finding(self, history: History, message: str, ratio: float) -> Finding:
@@ -242,6 +245,7 @@ class LearningRateTooLow:
         yield Example("one of ten thousand steps to a rate for fine-tuning", _warming(over=6e4), (None,))
         yield Example("a loss that stands while weights creep", _standing(), (None,))
         yield Example("a loss that falls while they do", _standing(fall=0.05))
+        yield Example("a first step threw it to where there is no gradient", _thrown())
         yield Example("a rate that doubles every 50 steps", _warming(doubling=50.0))
         yield Example("a schedule ends at zero", _decayed(over=150.0))
         learned = Synthetic(steps=120, lr=1e-8)
@@ -250,28 +254,38 @@ class LearningRateTooLow:
         yield Example("only the first layers hardly move", _vanishing())
 
 
-def _may_learn(history: History, tensors_M: NDArray[np.intp]) -> bool:
+def _may_learn(history: History, weights_W: NDArray[np.intp]) -> bool:
     """Say whether an optimizer holds what is watched, and gradients arrive."""
     is_held = any(layer.group is not None for layer in history.info.layers)
-    return is_held and bool((history.param.newest("grad.l2")[tensors_M] > 0).any())
+    return is_held and bool((history.param.newest("grad.l2")[weights_W] > 0).any())
 
 
-def _level(ratio_TM: Floats) -> Floats:
+def _level(ratio_TW: Floats) -> Floats:
     """Return the median ratio of each step, or a tenth of the largest where that is more; nan where none is known."""
-    level_T: Floats = np.fmax(median(ratio_TM.T), np.fmax.reduce(ratio_TM, axis=1) / SPREAD)
+    level_T: Floats = np.fmax(median(ratio_TW.T), np.fmax.reduce(ratio_TW, axis=1) / SPREAD)
     return level_T
 
 
-def _ratios(history: History, tensors_M: NDArray[np.intp]) -> Floats:
-    """Return the update/weight ratios of the window, of shape (T, M), of embeddings those of the rows read."""
-    ratio_TM = history.param.window("update.ratio")[:, tensors_M]
-    shape = depth(history)
-    if np.array_equal(tensors_M, shape.matrices_M):
-        first_M = beginning(history, "weight.l2", 1)[0, tensors_M]  # measured at the first step
-        return np.where(first_M <= SMALL * shape.root_fan_out_M, np.nan, ratio_TM)
-    read_TM = 1 - history.param.window("grad.zero_frac")[:, tensors_M]
-    ratios_TM: Floats = ratio_TM / np.sqrt(np.where(read_TM > 0, read_TM, np.nan))
-    return ratios_TM
+def _is_gradient_gone(history: History, weights_W: NDArray[np.intp], newest: float) -> bool:
+    """Say whether an update has become next to nothing beside the first at the same rate: that is not the rate's."""
+    ratio = _level(beginning(history, "update.ratio", 1)[:, weights_W] * _began(history, weights_W))[0]
+    return bool(newest * beginning(history, "lr.0", 1)[0] < GONE * ratio * history.run.newest("lr.0")[0])
+
+
+def _began(history: History, weights_W: NDArray[np.intp]) -> Floats:
+    """Return 1 for weights of which a ratio says something, and nan for those that began near zero."""
+    shape, first_W = depth(history), beginning(history, "weight.l2", 1)[0, weights_W]  # measured at the first step
+    return np.where(first_W > (SMALL if len(shape.matrices_M) else 0) * shape.root_rows_W, 1, np.nan)
+
+
+def _ratios(history: History, weights_W: NDArray[np.intp]) -> Floats:
+    """Return the update/weight ratios of the window, of shape (T, W), of embeddings those of the rows read."""
+    ratio_TW: Floats = history.param.window("update.ratio")[:, weights_W] * _began(history, weights_W)
+    if len(depth(history).matrices_M):
+        return ratio_TW
+    read_TW = 1 - history.param.window("grad.zero_frac")[:, weights_W]
+    ratios_TW: Floats = ratio_TW / np.sqrt(np.where(read_TW > 0, read_TW, np.nan))
+    return ratios_TW
 
 
 def _slowed(*, factor: float) -> tuple[History, tuple[str, ...]]:
@@ -318,6 +332,14 @@ def _standing(*, fall: float = 0.0) -> History:
     """Return a run at a thirtieth of a usual rate, whose loss falls by a part."""
     made = Synthetic(steps=140, lr=3e-5)
     made.loss_T = 2.3 * (1 - fall * made.t_T / 140) * np.exp(0.01 * made.rng.standard_normal(made.steps))
+    return made.history()
+
+
+def _thrown() -> History:
+    """Return a run under SGD whose gradients are gone after the first update."""
+    made = Synthetic(steps=60, optimizer="SGD", lr=0.1)
+    made.grad_l2_TL[1:] *= 1e-6
+    made.loss_T[:] = 2.3
     return made.history()
 
 
