@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import numpy as np
@@ -15,8 +15,9 @@ from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
 from gradwatch.detect._depth import depth, module_levels, spread, spreads
 from gradwatch.detect._finding import finding_of
+from gradwatch.detect._follow_on import settled
 from gradwatch.detect._noted import noted
-from gradwatch.detect._robust import climb, median
+from gradwatch.detect._robust import Floats, climb, median
 from gradwatch.detect._scope import first_scope
 from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
@@ -54,7 +55,9 @@ class VanishingGradient:
     is a dead layer or a cut graph. Where the tape shows hidden layers whose activation is a softmax, two layers are
     enough, and the output counts: the slope p (1 - p) is about 1 / units, and each divides gradients by that number.
     Where a forward pass uses one parameter on its own result again and again, the fall from its last use to its first
-    counts likewise, once a plateau of the loss was found: what lies far back in a sequence need not matter.
+    counts likewise, once a plateau of the loss was found: what lies far back in a sequence need not matter. And whether
+    all weights have as much less gradient than the output's bias: where layers are too small the signal vanishes on its
+    way forward as the gradient does on its way back, and their product has no slope.
 
     Why it matters: the first layers see what all others build on, and they hardly move. With SGD their updates are as
     small as their gradients; Adam rescales them, but below its eps (1e-8) it cannot, and what it rescales is noise.
@@ -86,15 +89,18 @@ class VanishingGradient:
 
     def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
         """Say at which steps the ends of the profile over depth are alike."""
+        l2_DL = ahead.newest("grad.l2")
+        is_flat_D = ~self._is_faint(ahead.history, l2_DL, self.decades)
         is_noted = any(event.kind in (HIDDEN_SOFTMAX, RECURRENCE) for event in ahead.history.events)
         if is_noted or len(depth(ahead.history).starts_D) < self.modules:
-            return np.full(len(ahead), not is_noted)
-        return spreads(ahead.history, ahead.newest("grad.l2")) < 10 ** (min(self.decades, self.at_once) / 2)
+            return is_flat_D & (not is_noted)
+        return is_flat_D & (spreads(ahead.history, l2_DL) < 10 ** (min(self.decades, self.at_once) / 2))
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield one finding, for the module at the input end of the line."""
         yield from self._through_softmax(history)
         yield from self._over_time(history)
+        yield from self._all_faint(history)
         shape = depth(history)
         if len(shape.starts_D) < self.modules or spread(history) < 10 ** (min(self.decades, self.at_once) / 2):
             return
@@ -120,6 +126,34 @@ class VanishingGradient:
             Quantity(name="gradient element before the output", value=float(10 ** level_D[places[-1]])),
             layer=layer,
             severity=Severity.CRITICAL if fall >= NEGLIGIBLE else Severity.WARNING,
+        )
+
+    def _is_faint(self, history: History, l2_TL: Floats, decades: float) -> NDArray[np.bool_]:
+        """Say at which steps the gradient of each weight matrix is that far below that of the output's bias."""
+        shape = depth(history)
+        if shape.output_bias is None or len(shape.matrices_M) < 3:
+            return np.zeros(len(l2_TL), np.bool_)
+        most_T = l2_TL[:, shape.matrices_M].max(axis=1)
+        return np.asarray((most_T > 0) & (most_T < 10**-decades * l2_TL[:, shape.output_bias]))
+
+    def _all_faint(self, history: History) -> Iterator[Finding]:
+        """Yield a finding where the loss reaches the output's bias and, next to that, no weight."""
+        l2_TL = history.param.window("grad.l2", STEPS)
+        decades = self.decades if self._is_stuck(history) else self.at_once
+        if len(l2_TL) < STEPS or not self._is_faint(history, l2_TL, decades).all():
+            return
+        shape = depth(history)
+        size = median(l2_TL)
+        fall = float(np.log10(size[shape.output_bias] / size[shape.matrices_M].max()))
+        layer = first_scope(history, int(shape.matrices_M[0]))
+        yield finding_of(
+            self,
+            history,
+            f"no weight gets more than 1e-{fall:.1f} of what the output's bias gets: signals vanish on their way",
+            Quantity(name="largest gradient of a weight below that of the output's bias", value=fall, unit="decades"),
+            Quantity(name="grad.l2 of the output's bias", value=float(size[shape.output_bias])),
+            layer=layer,
+            severity=settled(history, self.kind),
         )
 
     def _over_time(self, history: History) -> Iterator[Finding]:
@@ -184,6 +218,11 @@ class VanishingGradient:
         flat.grad_l2_TL[:, 9] *= 1e-5
         yield Example("a softmax in a hidden layer divides gradients by its units", flat.history(), flat.names(9))
         yield Example("a cell forgets, and what is to be learned lies in what it remembers", _forgetful().history())
+        small = Synthetic(steps=40)
+        small.grad_l2_TL[:, -1] *= 1e5
+        bias = replace(small.info.layers[-1], name="layers.11.bias", module="layers.10", shape=(64,))
+        small.info = replace(small.info, layers=(*small.info.layers[:-1], bias))
+        yield Example("signal and gradient vanish, and only the output's bias learns", small.history(), small.names(0))
         learns = Synthetic(steps=80).note(HIDDEN_SOFTMAX, layer="layers.9.weight", values={"before": 9, "behind": 11})
         yield Example("a softmax over a few prototypes is no obstacle", learns.history())
         yield Example("a healthy run", Synthetic(steps=40).history())
