@@ -15,14 +15,14 @@ from gradwatch.history.store import History
 Pair = tuple[float, float]
 """A number of the batches with small gradients, and one of the others."""
 
+CLASSES = "tape-classes"
+"""Event of a loss that is a cross entropy; its layer is the output's bias."""
+
 LENGTH = 48
 """Steps of the window: four waves of a dozen steps, and few enough for an early word."""
 
 STRETCHES = 4
 """Jumps in equal distances at which it is no chance any more."""
-
-TIMES = 8
-"""How often gradients must have turned to and fro within a window."""
 
 LONGEST = 24
 """Steps of the longest stretch: longer ones are tasks of their own, as in continual learning."""
@@ -36,6 +36,13 @@ one window in 200,000 without kinds has as much."""
 
 SHORTEST = 3
 """Steps of the shortest one within which a loss falls and is seen to."""
+
+
+ROUNDS = (2, 3, 4, 6)
+"""The same for sources that contradict each other: two or three, or two with two or three batches each."""
+
+MOST = 64
+"""Tensors at most that are looked at for contradictions, evenly spread over the model."""
 
 
 def _turns() -> tuple[tuple[tuple[int, int], ...], Floats]:
@@ -104,33 +111,48 @@ def stretch(loss_T: Floats, *, high: float, low: float) -> int | None:
     return length if is_even and lasts else None
 
 
-def turning(mean_TL: Floats, l2_TL: Floats, numel_L: Floats) -> tuple[int, float]:
-    """Return after how many steps gradients point the other way most, and the same way again after twice as many.
+def contrary(mean_TL: Floats, l2_TL: Floats, numel_L: Floats) -> tuple[int, float]:
+    """Return after how many steps gradients pull as they did, and how much of them pulls against the other turns.
 
     The mean of a gradient's elements, in units of their root mean square, is the cosine of its angle with a fixed
-    direction: of random batches it is noise, of two sources that pull in opposite ways it is not.
+    direction. What all turns have in common moves the weights; what is left of a turn's own mean the others take back.
+    In the spectrum that is a line at just that period, while an optimizer that swings by itself, at any period, makes a
+    hump, and noise is everywhere: what counts is the line's height above the largest of its neighbours.
 
     Args:
-        mean_TL: Mean of the elements of each gradient, of shape (T, L).
-        l2_TL: Their norms.
+        mean_TL: Mean of the elements of each gradient, of shape (T, L), T being a multiple of 12.
+        l2_TL: Their norms; tensors that are not moved at every step are left out.
         numel_L: Their numbers.
 
     Returns:
-        The number of steps, and the correlation at twice that distance minus that at it: 2 at most, and of random
-        batches 0 with a standard deviation of the root of 2 / T or less, as the median over tensors.
+        The number of steps, and the share of the squared cosines, 0..1, as the mean over tensors (a weight behind which
+        a softmax comes shows nothing): below 0 of random batches.
     """
+    every = -(-mean_TL.shape[1] // MOST)
     with np.errstate(divide="ignore", invalid="ignore"):
-        cosine_TL = mean_TL.astype(np.float64) * np.sqrt(numel_L) / l2_TL
-    is_known_L = np.isfinite(cosine_TL).all(axis=0) & (numel_L > 1)
-    cosine_TL = cosine_TL[:, is_known_L] - cosine_TL[:, is_known_L].mean(axis=0)
-    power_L = np.square(cosine_TL).mean(axis=0)
-    cosine_TL = cosine_TL[:, power_L > 0] / np.sqrt(power_L[power_L > 0])
-    length = len(cosine_TL)
-    if not cosine_TL.shape[1]:
+        cosine_TL = mean_TL[:, ::every] * np.sqrt(numel_L[::every]) / l2_TL[:, ::every]
+    cosine_TL = cosine_TL[:, np.isfinite(cosine_TL).all(axis=0) & cosine_TL.any(axis=0)]
+    if not cosine_TL.size:
         return 1, 0.0
-    halves = range(1, length // TIMES // 2 + 1)
-    lags = range(1, 2 * halves[-1] + 1)
-    agree = [float(median((cosine_TL[k:] * cosine_TL[: length - k]).mean(axis=0))) for k in lags]
-    best = max(halves, key=lambda k: agree[2 * k - 1] - agree[k - 1])
-    same, other = agree[2 * best - 1], agree[best - 1]
-    return best, same - other if same > 0 > other else 0.0
+    power_KL = np.square(np.abs(np.fft.rfft(cosine_TL / np.abs(cosine_TL).max(axis=0), axis=0)))
+    power_KL[1:-1] *= 2  # the same again at negative frequencies
+    share_K = (power_KL / power_KL.sum(axis=0)).mean(axis=1)
+    found = []
+    for period in ROUNDS:
+        line = len(cosine_TL) // period
+        beside = [share_K[k] for k in (line - 2, line - 1, line + 1, line + 2) if k < len(share_K)]
+        found.append((float(share_K[line] - max(beside)), period))
+    share, period = max(found)
+    return period, share
+
+
+def swing(log_T: Floats) -> tuple[float, float, int]:
+    """Return the spread, the correlation from step to step and the number of crossings, without the trend."""
+    place_T = np.arange(len(log_T)) - (len(log_T) - 1) / 2
+    rest_T = log_T - log_T.mean() - place_T * (place_T @ log_T) / (place_T @ place_T)
+    sorted_T = np.sort(rest_T)
+    low, high = sorted_T[len(rest_T) // 10], sorted_T[-len(rest_T) // 10]
+    above_T = rest_T > (low + high) / 2
+    power = float(rest_T @ rest_T)
+    correlation = float(rest_T[1:] @ rest_T[:-1]) / power if power > 0 else 0.0
+    return float(high - low), correlation, int(np.count_nonzero(above_T[1:] != above_T[:-1]))

@@ -13,25 +13,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect._beginning import CHANCE, STEPS, beginning, start
+from gradwatch.detect._beginning import STEPS, beginning, start
 from gradwatch.detect._depth import depth
-from gradwatch.detect._edited import edited
 from gradwatch.detect._finding import finding_of
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._in_turn import (
+    CLASSES,
     LENGTH,
     NO_CHANCE,
     TURNS,
     Pair,
     apart,
+    contrary,
     first_losses,
     have_the_same_gradients,
     stretch,
+    swing,
     takes_turns,
-    turning,
+)
+from gradwatch.detect._made_in_turn import (
+    bouncing,
+    made_of_two_sources,
+    made_to_bounce,
+    of_two_sources,
+    sorted_classes,
+    stretches,
+    turned,
 )
 from gradwatch.detect._noted import noted
-from gradwatch.detect._robust import Floats, log10, median
+from gradwatch.detect._robust import log10, median
 from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
@@ -43,7 +53,7 @@ from gradwatch.records import Event, Finding, Quantity
 class OscillatingGradient:
     """Norms that swing up and down while the loss gets nowhere.
 
-    What it measures: four things. (1) Over the newest 48 steps, without their trend, the spread of the log of the
+    What it measures: five things. (1) Over the newest 48 steps, without their trend, the spread of the log of the
     total norm (from its 10 % to its 90 % quantile), how often it crosses its middle, and its correlation from one step
     to the next. Noise of small batches is as wide but uncorrelated; an optimizer that overshoots alternates (towards
     -1), data in a bad order swing in waves (towards 1). At least twice within the window the loss must have
@@ -56,14 +66,17 @@ class OscillatingGradient:
     batches is, with a gap of `decades` between their medians, while the same tensors have gradients in both: batches of
     two sources. Where the kind with the small gradients has learned nothing, and has as high a loss as the other, it is
     not heard. With any gap it is unlearned where its loss grows threefold, and threefold by that of the other. Nor is
-    it heard, whatever tensors and losses are its own, where the gap is of 2.5 decades. (4) Stretches of batches in
-    turn: at least four jumps of the loss in one step from a third of where the run began back up to there, equally far
-    apart; or gradients that turn about after one to three steps and back after as many, as the means of their elements
-    show (the cosine of the angle with a fixed direction), while a cross entropy stays that of knowing nothing.
+    it heard, whatever tensors and losses are its own, where the gap is of 2.5 decades, or of 2 after 120 steps. (4)
+    Stretches of batches in turn: at least four jumps of the loss in one step from a third of where the run began back
+    up to there, equally far apart. (5) Batches in turn that contradict each other: gradients have a part that goes one
+    way whenever it is the turn of the same batches and is taken back by the other turns, as the means of their elements
+    show (the cosine of the angle with a fixed direction), while a fifth of the loss is left, or all of it, where the
+    turn comes after four or six steps: over as many an optimizer swings by itself, too. Two sources that only differ
+    pull the same way for the most part while there is something left to learn.
 
     Why it matters: what one update learns the next one undoes.
 
-    When it is wrong: tasks in turn whose losses differ by that much and stay as high as in the beginning; up to 2.5
+    When it is wrong: tasks in turn whose losses differ by that much and stay as high as in the beginning; up to 2
     decades those that have layers of their own are known by them. A loss whose swings grow from window to window
     follows targets that move, as values in Q-learning do, and is left out.
 
@@ -83,8 +96,9 @@ class OscillatingGradient:
             was learned is lost again.
         one_sided: Gradient of the output's bias, in units of what a batch of one class gives, for (2). 0.6: 16 random
             samples give 0.25 on average.
-        turn: Correlation of the gradients' directions after two turns, minus that after one, for (4). 0.8: four
-            standard deviations of what 48 random batches give.
+        contrary: Share of the gradients, 0..1, that turns take from each other, for (5). 0.2: ten times
+            what 96 random batches have at each period; two noise levels in turn, of one denoiser, come to 0.14. Half of
+            it where nothing is learned.
         share: Share of the newest 48 steps, 0..1, at which the gradient and the loss must be so. 0.5: what was learned
             of a class while it came may lower the loss at the others.
     """
@@ -97,7 +111,7 @@ class OscillatingGradient:
     crossings: int = 6
     return_to: float = 0.75
     one_sided: float = 0.6
-    turn: float = 0.8
+    contrary: float = 0.2
     share: float = 0.5
 
     def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
@@ -105,7 +119,8 @@ class OscillatingGradient:
         log_DW, loss_DW = log10(ahead.scalars(NORM, LENGTH)), np.sort(ahead.scalars("loss", LENGTH), axis=1)
         swings_D = (np.ptp(log_DW, axis=1) >= self.decades) | (loss_DW[:, -1] > 3 * np.abs(loss_DW[:, LOW]))
         is_known = len(ahead.history.run.steps(1)) > 0 and len(beginning(ahead.history, "loss")) == STEPS
-        swings_D |= (median(loss_DW.T) >= UNLEARNED * start(ahead.history)[0]) if is_known else True
+        is_due_D = (ahead.steps_D >= PATIENCE) & (ahead.steps_D % SELDOM == 0)
+        swings_D |= is_due_D & (median(loss_DW.T) >= LEFT * start(ahead.history)[0]) if is_known else True
         swings_D |= (np.abs(apart(log_DW)) >= NO_CHANCE).any(axis=1)
         for event in ahead.history.events:
             if event.kind == CLASSES:
@@ -129,12 +144,12 @@ class OscillatingGradient:
         loss_T = np.sort(history.scalar("loss", LENGTH))
         yield from self._in_turn(history)
         yield from self._in_stretches(history)
-        yield from self._turning(history)
+        yield from self._contrary(history)
         low, high = float(loss_T[LOW]), float(loss_T[HIGH])
         if not high > 3 * abs(low):  # also where one is nan
             return
         log_T = log10(history.scalar(NORM, LENGTH))
-        spread, correlation, crossings = _swing(log_T)
+        spread, correlation, crossings = swing(log_T)
         is_swinging = spread >= self.decades and abs(correlation) >= self.correlation and crossings >= self.crossings
         if not is_swinging or not self._comes_back(history) or _is_growing(history, high) or takes_turns(history):
             return
@@ -198,7 +213,8 @@ class OscillatingGradient:
             return False
         are_the_same = have_the_same_gradients(history, is_quiet_T)
         if gap >= self.decades:
-            return gap >= DROWNED or (are_the_same and (loss[0] > loss[1] / 3 or loss[0] > WORSE * first[0]))
+            is_drowned = gap >= (DROWNED if history.step < PATIENCE else DROWNED_FOR_LONG)
+            return is_drowned or (are_the_same and (loss[0] > loss[1] / 3 or loss[0] > WORSE * first[0]))
         return are_the_same and loss[0] / first[0] > WORSE * max(1, loss[1] / first[1])
 
     def _turns(self, history: History, *, period: int, gap: float, loss: float, first: float) -> Finding:
@@ -232,23 +248,27 @@ class OscillatingGradient:
             severity=settled(history, self.kind),
         )
 
-    def _turning(self, history: History) -> Iterator[Finding]:
-        """Yield a finding where gradients turn about after every so many steps, and nothing is learned."""
-        loss = float(median(history.scalar("loss", LENGTH)))
-        is_unlearned = any(noted(history, CHANCE)) and loss >= UNLEARNED * start(history)[0] > 0
-        if history.step < PATIENCE or not is_unlearned or "+" in history.info.optimizer or takes_turns(history):
+    def _contrary(self, history: History) -> Iterator[Finding]:
+        """Yield a finding where batches in turn pull against each other, and much of the loss is left."""
+        loss, begun = float(median(history.scalar("loss", LENGTH))), start(history)[0]
+        is_due = history.step >= PATIENCE and history.step % SELDOM == 0
+        if not is_due or not loss >= LEFT * begun > 0 or "+" in history.info.optimizer or takes_turns(history):
             return
-        mean_TL, l2_TL = (history.param.window(name, LENGTH) for name in ("grad.mean", "grad.l2"))
-        length, turn = turning(mean_TL, l2_TL, np.square(depth(history).root_numel_L))
-        if turn < self.turn:
+        mean_TL, l2_TL = (history.param.window(name, 2 * LENGTH) for name in ("grad.mean", "grad.l2"))
+        if len(mean_TL) < 2 * LENGTH:
+            return
+        period, share = contrary(mean_TL, l2_TL, np.square(depth(history).root_numel_L))
+        is_unlearned = loss >= UNHEARD * begun
+        if share < self.contrary / (1 + is_unlearned) or (period > THREE and not is_unlearned):
             return
         yield finding_of(
             self,
             history,
-            f"the gradients point the other way every {length} steps, and the loss is where it began",
-            Quantity(name="correlation of directions after two turns, minus that after one", value=turn),
-            Quantity(name="steps from turn to turn", value=float(length), unit="steps"),
+            f"gradients of every {period}th step pull against those between, and what one update teaches others undo",
+            Quantity(name="share of the gradients that the turns take from each other", value=share, unit="0..1"),
+            Quantity(name="steps until a turn comes again", value=float(period), unit="steps"),
             Quantity(name="loss, median of 48 steps", value=loss),
+            Quantity(name="the same where learning began", value=begun),
             severity=settled(history, self.kind),
         )
 
@@ -265,36 +285,37 @@ class OscillatingGradient:
     @classmethod
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
-        yield Example("an optimizer overshoots at every step", _bouncing(period=2), (None,))
-        yield Example("the data come class after class", _bouncing(period=12), (None,))
-        yield Example("every second batch has inputs of another scale", _of_two_sources(learned=0.95), (None,))
-        yield Example("two tasks in turn, of which both are learned", _of_two_sources(learned=0.4))
-        yield Example("one batch of three has other units", _of_two_sources(learned=4, apart=3, period=3), (None,))
-        yield Example("two noise levels in turn, one of them learned first", _of_two_sources(learned=0.95, apart=3))
-        tasks = _made_to_bounce(period=2)
+        yield Example("an optimizer overshoots at every step", bouncing(period=2), (None,))
+        yield Example("the data come class after class", bouncing(period=12), (None,))
+        yield Example("every second batch has inputs of another scale", of_two_sources(learned=0.95), (None,))
+        yield Example("two tasks in turn, of which both are learned", of_two_sources(learned=0.4))
+        yield Example("one batch of three has other units", of_two_sources(learned=4, apart=3, period=3), (None,))
+        yield Example("two noise levels in turn, one of them learned first", of_two_sources(learned=0.95, apart=3))
+        tasks = made_to_bounce(period=2)
         tasks.grad_l2_TL[1::2, 11] = np.nan
         yield Example("two tasks in turn, each with a head and a loss of its own", tasks.history())
-        tasks = _made_of_two_sources(learned=0.95, apart=1000)
+        tasks = made_of_two_sources(learned=0.95, apart=1000)
         tasks.grad_l2_TL[1::2, 11] = np.nan
         yield Example("two tasks in turn, one a thousand times as loud, the other unlearned", tasks.history(), (None,))
-        worse = _made_of_two_sources(learned=5.0, apart=40)
+        worse = made_of_two_sources(learned=5.0, apart=40)
         worse.loss_T[1::2] = 80.0
         yield Example("one source unteaches the other, which has a smaller loss", worse.history(), (None,))
-        yield Example("two sources of ten batches each in turn", _in_stretches(10), (None,))
-        yield Example("a new task every forty steps", _in_stretches(40))
-        yield Example("what half of the batches teach the others unteach", _turned(back=True), (None,))
-        yield Example("random batches that teach nothing", _turned(back=False))
+        yield Example("two sources of ten batches each in turn", stretches(10), (None,))
+        yield Example("a new task every forty steps", stretches(40))
+        yield Example("what half of the batches teach the others unteach", turned(back=0.2), (None,))
+        yield Example("they differ, and most of it is the same for both", turned(back=0.2, common=0.4))
+        yield Example("what they differ in is all that is left", turned(back=0.2, learned=0.1))
+        yield Example("random batches that teach little", turned(back=0.0))
         yield Example("a healthy run", Synthetic(steps=140).history())
         yield Example("noise of tiny batches", Synthetic(steps=140, noise=1.5).history())
-        yield Example("the swings grow, as values in Q-learning do", _bouncing(period=12, level=0.02, growth=0.02))
+        yield Example("the swings grow, as values in Q-learning do", bouncing(period=12, level=0.02, growth=0.02))
         yield Example("norms alternate, but the run learns", Synthetic(steps=140).oscillating().history())
-        yield Example("batches of one class each, of which some is learned", _sorted(gradient=0.85, loss=1.1), (None,))
-        yield Example("random batches of labels that nobody can learn", _sorted(gradient=0.2, loss=1.1))
-        yield Example("classes of unlike shares, before they are learned", _sorted(gradient=0.85, loss=0.9))
+        yield Example(
+            "batches of one class each, of which some is learned", sorted_classes(gradient=0.85, loss=1.1), (None,)
+        )
+        yield Example("random batches of labels that nobody can learn", sorted_classes(gradient=0.2, loss=1.1))
+        yield Example("classes of unlike shares, before they are learned", sorted_classes(gradient=0.85, loss=0.9))
 
-
-CLASSES = "tape-classes"
-"""Event of a loss that is a cross entropy; its layer is the output's bias."""
 
 CLASSES_AT_LEAST = 3
 """Classes below which a batch of one class, with the other predicted, is what a share of 97 % looks like at first."""
@@ -313,20 +334,29 @@ ROUNDING = 1e-6
 PATIENCE = 120
 """Steps after which a run that has learned nothing is none that starts slowly."""
 
-UNLEARNED = 0.97
-"""Part of the loss of knowing nothing above which nothing was learned."""
+SELDOM = 40
+"""Steps between two looks for contradictions, which take a look at many gradients."""
+
+LEFT = 0.2
+"""Part of the loss from which learning began above which much is left to learn."""
+
+THREE = 3
+"""Steps beyond which an optimizer, too, may swing at just that period; it learns meanwhile."""
 
 WORSE = 3.0
 """Growth of the loss of one kind of batches from which on the other kind unteaches it."""
 
 UNHEARD = 0.9
-"""Part of its first loss that batches of a source keep which is not learned."""
+"""Part of its first loss that batches of a source keep, or all batches, which is not learned."""
 
 FEW = 3
 """Batches of each kind that say where their loss began, before the others have spoilt it."""
 
 DROWNED = 2.5
 """Decades between two tasks in turn from which on one rate cannot serve both; see `layer-imbalance`."""
+
+DROWNED_FOR_LONG = 2.0
+"""The same where a task is still unlearned when others have begun: what moves its layers is of the other by 99 %."""
 
 GROWTH = 1.25
 """Growth of the loss's peaks from one window to the next beyond which they do not come back to where they were."""
@@ -353,66 +383,3 @@ def _is_growing(history: History, high: float) -> bool:
         return False
     low_before, high_before = float(loss_T[LOW]), float(loss_T[HIGH])
     return high_before > 3 * abs(low_before) and high > GROWTH * high_before
-
-
-def _swing(log_T: Floats) -> tuple[float, float, int]:
-    """Return the spread, the correlation from step to step and the number of crossings, without the trend."""
-    place_T = np.arange(len(log_T)) - (len(log_T) - 1) / 2
-    rest_T = log_T - log_T.mean() - place_T * (place_T @ log_T) / (place_T @ place_T)
-    sorted_T = np.sort(rest_T)
-    low, high = sorted_T[len(rest_T) // 10], sorted_T[-len(rest_T) // 10]
-    above_T = rest_T > (low + high) / 2
-    power = float(rest_T @ rest_T)
-    correlation = float(rest_T[1:] @ rest_T[:-1]) / power if power > 0 else 0.0
-    return float(high - low), correlation, int(np.count_nonzero(above_T[1:] != above_T[:-1]))
-
-
-def _sorted(*, gradient: float, loss: float) -> History:
-    """Return a run over ten classes with a gradient of the output's bias, and a loss in units of the first."""
-    made = Synthetic(steps=80)
-    made.note(CLASSES, layer=made.names(11)[0], text="of ten", values={"samples": 32.0, "classes": 10.0})
-    made.loss_T[:] = 2.3 * np.where(made.t_T > 0, loss, 1.0)
-    made.grad_l2_TL[:, 11] = gradient
-    return made.history()
-
-
-def _in_stretches(length: int) -> History:
-    """Return a run whose loss falls for some steps and jumps back again."""
-    made = Synthetic(steps=140)
-    made.loss_T[:] = 2.3 * np.exp(-3.0 * (made.t_T % length) / length)
-    return made.history()
-
-
-def _turned(*, back: bool) -> History:
-    """Return a run that learns nothing, of which the gradients' elements have means, in turn or at random."""
-    made = Synthetic(steps=140)
-    made.note(CHANCE, values={"nat": 1.0, "classes": 10.0})
-    made.loss_T[:] = 2.3
-    sign_T = np.where(made.t_T % 2, 1.0, -1.0) if back else made.rng.standard_normal(140)
-    made.grad_l2_TL[:] = 1.0
-    return edited(made.history(), "grad.mean", 0.3 / 64 * sign_T[:, None])
-
-
-def _of_two_sources(*, learned: float, apart: float = 40, period: int = 2) -> History:
-    return _made_of_two_sources(learned=learned, apart=apart, period=period).history()
-
-
-def _made_of_two_sources(*, learned: float, apart: float, period: int = 2) -> Synthetic:
-    """Return a run with larger gradients at every so many steps, while the loss of the others ends at a share."""
-    made = Synthetic(steps=140)
-    is_loud_T = made.t_T % period == 1
-    made.grad_l2_TL[is_loud_T] *= apart
-    made.loss_T[:] = np.where(is_loud_T, np.maximum(20.0 * 0.9**made.t_T, 0.8), 2.3)
-    made.loss_T[~is_loud_T & (made.t_T >= 20)] = 2.3 * learned
-    return made
-
-
-def _bouncing(*, period: int, level: float = 0.9, growth: float = 0.0) -> History:
-    """Return a run whose norm and loss swing together and whose loss gets nowhere, or grows."""
-    return _made_to_bounce(period=period, level=level, growth=growth).history()
-
-
-def _made_to_bounce(*, period: int, level: float = 0.9, growth: float = 0.0) -> Synthetic:
-    made = Synthetic(steps=140).oscillating(factor=60, onset=12, period=period)
-    made.loss_T[12:] = level * np.exp(growth * made.t_T[12:] + 2 * np.sin(2 * np.pi * (made.t_T[12:] + 0.5) / period))
-    return made
