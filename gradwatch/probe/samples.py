@@ -46,7 +46,7 @@ class Samples:
     """
 
     def __init__(self) -> None:
-        self._first: _Batch | None = None
+        self._first: list[_Group] = []
         self._is_exact = self._is_held = True
         self.is_over = False
 
@@ -59,21 +59,22 @@ class Samples:
         """
         if self.is_over or step not in LOOKS:
             return
-        leaves = _leaves(batch)
-        if not leaves or (self._first is None and step != LOOKS[0]):
+        groups = _groups(batch)
+        if len(groups) != len(self._first or groups) or not groups or not (self._first or step == LOOKS[0]):
             self.is_over = True
-        elif self._first is None:
-            self._first = _Batch(leaves)
+        elif not self._first:
+            self._first = [_Group(leaves) for leaves in groups]
         else:
-            yield from self._compare(self._first, leaves, step=step)
+            yield from self._compare(groups, step=step)
 
-    def _compare(self, first: _Batch, leaves: list[Tensor], *, step: int) -> Iterator[Event]:
-        self._is_exact = self._is_exact and first.equals(leaves)
-        self._is_held = self._is_held and first.is_held(leaves[0])
+    def _compare(self, groups: list[list[Tensor]], *, step: int) -> Iterator[Event]:
+        leaves = groups[0]
+        self._is_exact = self._is_exact and all(it.equals(now) for it, now in zip(self._first, groups, strict=True))
+        self._is_held = self._is_held and self._first[0].is_held(leaves[0])
         if step == LOOKS[1] and self._is_exact and self._is_held and _owner(leaves[0]).numel() == leaves[0].numel():
             yield Event(kind="tensor-held", step=step, text="the loop hands over the same tensor again", values={})
         is_small = len(leaves[0]) <= MOST
-        distance = math.inf if not is_small else 0.0 if self._is_exact else first.distance(leaves)
+        distance = max(it.distance(now) for it, now in zip(self._first, groups, strict=True)) if is_small else math.inf
         is_sure = self._is_exact and not self._is_held and step >= SURE
         self.is_over = not distance <= NEAR or step == LOOKS[-1] or is_sure
         if distance <= NEAR and self.is_over:
@@ -90,8 +91,8 @@ class Samples:
 
 
 @final
-class _Batch:
-    """The first batch of a run: what is needed to know its samples again, without keeping it alive."""
+class _Group:
+    """Tensors of a run's first batch: what is needed to know their samples again, without keeping them alive."""
 
     def __init__(self, leaves: list[Tensor]) -> None:
         self._hashes = [hash_batch(leaf) for leaf in leaves]
@@ -109,22 +110,29 @@ class _Batch:
 
     def distance(self, leaves: list[Tensor]) -> float:
         """Return how far samples are from the nearest of the first batch, as they are or by the numbers in them."""
+        if self.equals(leaves):
+            return 0.0
         views = _views(leaves)
         if len(views) != len(self._views):
             return math.inf
         return min((_distance(*view) for view in zip(views, self._views, strict=True)), default=math.inf)
 
 
-def _leaves(batch: Any) -> list[Tensor]:
-    """Return the first tensor of a batch, with those that belong to it where it may be of a grid, or one of a pair."""
+def _groups(batch: Any) -> list[list[Tensor]]:
+    """Return the tensors of a batch that have to be alike, those together that tell its samples from each other.
+
+    The first counts, with those that belong to it where it may be of a grid, or one of a pair; and all further numbers
+    of many features, since the first may be a graph that is the same for all samples.
+    """
     found = [leaf for leaf in tensors(batch) if leaf.device.type == "cpu" and leaf.layout == torch.strided]
     found = [leaf for leaf in found if leaf.ndim > 1 or (leaf.ndim == 1 and not leaf.is_floating_point())]
-    if not found or found[0].is_complex() or not found[0].numel():
+    if not found or any(leaf.is_complex() or not leaf.numel() for leaf in found):
         return []
     first, is_point = found[0], found[0].is_floating_point()
-    others = [leaf for leaf in found[1:] if len(leaf) == len(first) and not leaf.is_complex()]
-    others = [leaf for leaf in others if is_point or (leaf.ndim == 1 and not leaf.is_floating_point())]
-    return [first, *others] if first[0].numel() <= COORDINATES else [first]
+    mates = [leaf for leaf in found[1:] if len(leaf) == len(first) and first[0].numel() <= COORDINATES]
+    mates = [leaf for leaf in mates if is_point or (leaf.ndim == 1 and not leaf.is_floating_point())]
+    others = [leaf for leaf in found[1:] if leaf.is_floating_point() and leaf[0].numel() > COORDINATES]
+    return [[first, *mates], *([leaf] for leaf in others if all(leaf is not mate for mate in mates))]
 
 
 def _views(leaves: list[Tensor]) -> list[Tensor]:
