@@ -31,6 +31,8 @@ FOLLOWS: dict[str, frozenset[str]] = {
     # sums of gradients grow, and with them all that is made of them
     "learning-rate-too-high": frozenset({"missing-zero-grad", "non-finite"}),
     "exploding-gradient": frozenset({"missing-zero-grad"}),
+    # a scale that skip after skip has brought down lifts nothing over the smallest number any more
+    "fp16-underflow": frozenset({"loss-scale-collapse"}),
     # layers that were drawn too small make a signal vanish
     "vanishing-gradient": frozenset({"poor-initialization"}),
     # of a batch that is known by heart the usual gradient is next to nothing

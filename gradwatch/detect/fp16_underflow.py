@@ -15,6 +15,7 @@ from gradwatch.detect import Example
 from gradwatch.detect._depth import depth
 from gradwatch.detect._edited import edited
 from gradwatch.detect._finding import finding_of
+from gradwatch.detect._follow_on import is_explained
 from gradwatch.detect._scope import scopes
 from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
@@ -123,6 +124,7 @@ class Fp16Underflow:
     def _finding(self, history: History, layer: str | None, group: list[int], unit: float) -> Finding:
         zero_frac = float(np.median(history.param.newest("grad.zero_frac")[group]))
         absmax = float(np.max(history.param.newest("grad.absmax")[group]))
+        grave = Severity.CRITICAL if zero_frac >= 0.5 else Severity.WARNING  # most of the gradient is gone
         return finding_of(
             self,
             history,
@@ -131,7 +133,7 @@ class Fp16Underflow:
             Quantity(name="grad.absmax", value=absmax),
             Quantity(name="smallest float16 / loss_scale", value=unit),
             layer=layer,
-            severity=Severity.CRITICAL if zero_frac >= 0.5 else Severity.WARNING,  # most of the gradient is gone
+            severity=Severity.INFO if is_explained(history, self.kind) else grave,
         )
 
     @classmethod

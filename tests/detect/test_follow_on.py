@@ -119,3 +119,10 @@ def test_a_plateau_behind_a_rate_that_is_too_low_is_for_information(replay):
     found = {f.kind: f.severity for f in replay(made.history(), detectors())}
 
     assert found == {"learning-rate-too-low": Severity.WARNING, "loss-plateau": Severity.INFO}
+
+
+def test_what_a_collapsed_scale_flushes_is_for_information(history):
+    assert settled(history, "fp16-underflow") == Severity.WARNING
+    history.report(replace(SICK, kind="loss-scale-collapse", layer=None))
+
+    assert settled(history, "fp16-underflow") == Severity.INFO
