@@ -1,6 +1,6 @@
 """What watching costs in a loop of one's own, beside what others charge for less.
 
-    python scripts/benchmark_watch.py [--rounds 8] [--processes 5] [--only tiny,mlp] [--arms bare,stock] [--steps 20]
+    python scripts/benchmark_watch.py [--rounds 8] [--only mlp] [--arms stock] [--steps 9] [--warm-up 9]
 
 The bare loop is written by hand, with torch's fused AdamW. `stock` is the same loop under `gradwatch.watch` with
 everything on at its defaults: all statistics at every step, detectors, history on disk, TensorBoard. `watched` is that
@@ -41,6 +41,7 @@ import gradwatch
 from gradwatch import optim
 
 WARM_UP_S = 3.0
+"""Less than 256 steps, but of the tiny model: until then all is sampled as scheduled, whatever it costs."""
 
 
 def bare(workload: Workload, stack: contextlib.ExitStack) -> Arm:
@@ -90,7 +91,7 @@ def measure(name: str, names: list[str], options: argparse.Namespace) -> Seconds
     workload = resized(WORKLOADS[name], options.steps)
     with contextlib.ExitStack() as stack:
         made = {name: ARMS[name][1](workload, stack) for name in names}
-        arms = {name: arm for name, arm in made.items() if is_warm(name, arm)}
+        arms = {name: arm for name, arm in made.items() if is_warm(name, arm, seconds=options.warm_up)}
         seconds: Seconds = {name: [] for name in arms}
         for i in range(options.rounds):
             for name in random.Random(i).sample([*arms], len(arms)):  # what ran before leaves its traces in the caches
@@ -98,11 +99,11 @@ def measure(name: str, names: list[str], options: argparse.Namespace) -> Seconds
     return seconds
 
 
-def is_warm(name: str, arm: Arm) -> bool:
+def is_warm(name: str, arm: Arm, *, seconds: float) -> bool:
     """Run an arm for a while; say whether it takes the model at all."""
     began = time.perf_counter()
     try:
-        while time.perf_counter() - began < WARM_UP_S:
+        while time.perf_counter() - began < seconds:
             arm()
     except Exception as error:
         if name in NEEDS:
@@ -144,6 +145,7 @@ def main() -> None:
     asked.add_argument("--processes", type=int, default=5, help="processes that go through all rounds, in turn")
     asked.add_argument("--arms", type=some([*ARMS]), default=[*ARMS], help="arms, comma-separated")
     asked.add_argument("--steps", type=int, help="steps of a stretch; fewer for what is slow")
+    asked.add_argument("--warm-up", type=float, default=WARM_UP_S, help="seconds that each arm runs unmeasured")
     asked.add_argument("--clock", choices=side_by_side.CLOCKS, default="wall")
     options = parse(asked)
     arms = [n for n in options.arms if importlib.util.find_spec(NEEDS.get(n, "torch"))]
