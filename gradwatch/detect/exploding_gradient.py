@@ -20,6 +20,7 @@ from gradwatch.detect._noted import noted
 from gradwatch.detect._robust import block_medians, climb, log10, median
 from gradwatch.detect._schedule import SPAN, last_jump
 from gradwatch.detect._scope import first_scope, scopes
+from gradwatch.detect._unbounded import STEPS, falls_without_end
 from gradwatch.detect._words import factor
 from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
@@ -49,7 +50,7 @@ OVERFLOW = 1e18
 class ExplodingGradient:
     """Gradient norms that climb exponentially, or are far too large already.
 
-    What it measures: five things. (1) A climb: the median of the newest 8 total norms against the largest block
+    What it measures: six things. (1) A climb: the median of the newest 8 total norms against the largest block
     median in the first half of the window (up to 256 steps), together with the loss: both have to be above all they
     were there, the norm by `factor` and the loss by `loss_factor`, and the loss above its start. (2) A blow-up over
     depth: in each module the size of a gradient element, and by how many decades a line through them rises towards the
@@ -57,6 +58,8 @@ class ExplodingGradient:
     matrix over that of the output layer's bias, which is what the loss itself sends in, whatever its units. (4) A norm
     of 1e18 or more, whose square overflows in float32. (5) Where a forward pass uses one parameter on its own result
     again and again, as cells in a loop and solvers of equations do, by how much the gradient grows on its way back.
+    (6) A loss that falls below zero faster and faster, both it and the norm `unbounded` times as large as in the first
+    8 steps and still growing, and the weights with them: what has a least value flattens out on its way there.
 
     Why it matters: steps grow with the norm (under Adam they stay large and lose direction) until the loss is NaN.
 
@@ -64,10 +67,12 @@ class ExplodingGradient:
     gets harder raises both, by less. A loss that is a value of a game (GAN, policy gradient) may rise for good reasons.
 
     What to do: clip the gradient norm at the usual level; lower the learning rate, or warm it up; normalise layers;
-    scale the initialisation (He for ReLU); bootstrap from a frozen copy in Q-learning.
+    scale the initialisation (He for ReLU); bootstrap from a frozen copy in Q-learning. Where a loss falls without end,
+    look at its sign, and bound a critic (a penalty on its gradient, spectral norms, clipped weights).
 
     Source: Pascanu et al. 2013, https://arxiv.org/abs/1211.5063, sec. 2 and 3; He et al. 2015,
-    https://arxiv.org/abs/1502.01852, sec. 2.2.
+    https://arxiv.org/abs/1502.01852, sec. 2.2; Arjovsky et al. 2017, https://arxiv.org/abs/1701.07875, sec. 3, on
+    critics that are to be Lipschitz.
 
     Args:
         every: Steps between two looks. 5: at 1.2 per step a norm grows 2.5 times meanwhile.
@@ -83,6 +88,8 @@ class ExplodingGradient:
             each of them adds. 3: a loss that counts late steps of a sequence less, as a discount of 0.95 over 100 steps
             does, comes to 2.2.
         modules: Least number of modules with a weight matrix for the rise over depth. 5: fewer make no line.
+        unbounded: Growth of a loss below zero, and of the norm, since the first 8 steps. 100: the gradient of a critic
+            with a penalty or with spectral norms grows tenfold out of its first weights, and then no more.
     """
 
     code: ClassVar[str] = "GW102"
@@ -94,6 +101,7 @@ class ExplodingGradient:
     gain: float = 2.5
     recurrence: float = 3.0
     modules: int = 5
+    unbounded: float = 100.0
 
     def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
         """Say at which steps norms are neither steep over depth nor above what they were."""
@@ -103,6 +111,7 @@ class ExplodingGradient:
         is_early_D = ahead.counts_D < 5 * BLOCK
         looks_D = is_early_D | (ahead.steps_D % (2 * self.every) == 0)
         may_D = (norm_D >= OVERFLOW) | (~is_early_D & (newest_D > self.factor * lowest))
+        may_D |= (ahead.scalar("loss") < 0) & (ahead.counts_D >= STEPS) & (ahead.steps_D % (2 * self.every) == 0)
         if any(event.kind == RECURRENCE for event in ahead.history.events):
             return np.zeros(len(ahead), np.bool_)
         return np.asarray(
@@ -127,6 +136,7 @@ class ExplodingGradient:
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run, or for the modules that climb while others do not."""
         yield from self._over_time(history)
+        yield from self._without_end(history)
         norm_T = history.scalar("grad_norm.before_clip")
         if OVERFLOW <= norm_T[-1] < np.inf:
             yield self._overflow(history, float(norm_T[-1]))
@@ -218,6 +228,14 @@ class ExplodingGradient:
                 severity=Severity.CRITICAL if growth >= 2 * self.recurrence else Severity.WARNING,
             )
 
+    def _without_end(self, history: History) -> Iterator[Finding]:
+        """Yield a finding where the loss has no least value, and what is trained grows towards it for ever."""
+        is_due = history.step % (2 * self.every) == 0 and history.run.newest("loss")[0] < 0
+        sign = falls_without_end(history, growth=self.unbounded) if is_due else None
+        if sign:
+            severity = Severity.INFO if is_explained(history, self.kind) else Severity.CRITICAL
+            yield finding_of(self, history, sign.message, *sign.evidence, severity=severity)
+
     def _gain(self, history: History) -> Iterator[Finding]:
         shape = depth(history)
         matrices_M = np.setdiff1d(shape.matrices_M, shape.unowned)  # what nothing moves comes to no harm
@@ -285,7 +303,21 @@ class ExplodingGradient:
         stage.grad_l2_TL[80:] *= 3
         stage.loss_T[80:] *= 2.5
         yield Example("a harder stage of a curriculum", stage.history())
+        yield Example("a critic that nothing bounds", _falling(power=2.5), (None,))
+        yield Example("a critic that grows until its penalty holds it", _falling(power=2.5, held=30))
+        yield Example("a bound on information grows out of a small layer", _falling(power=2.5, grown=0.001))
+        yield Example("a likelihood of density falls below zero", _falling(power=2.5, norm=0.0))
         yield Example("one spike", Synthetic(steps=140).spike(step=137, factor=300).history())
+
+
+def _falling(*, power: float, norm: float = 1.5, held: int = 1000, grown: float = 0.01) -> History:
+    """Return a run whose loss falls below zero as a power of time, and with it what it moves, until it is held."""
+    made = Synthetic(steps=200)
+    time_T = np.minimum(made.t_T, held) + 1.0
+    made.loss_T = -0.01 * time_T**power
+    made.weight_l2_TL *= 1 + grown * time_T[:, None]
+    made.grad_l2_TL *= (time_T**norm / made.signal_T)[:, None]
+    return made.history()
 
 
 def _amplified(decades: float) -> tuple[History, tuple[str, ...]]:

@@ -168,6 +168,16 @@ CAUSES: tuple[Cause, ...] = (
         source="Kipf & Welling 2017, https://arxiv.org/abs/1609.02907, sec. 2",
     ),
     Cause(
+        name="a loss without a least value",
+        leads={"exploding-gradient": 10},
+        explains={"learning-rate-too-high": 3, "gradient-spike": 2, "non-finite": 2},
+        requires=frozenset({"endless"}),
+        because="Weights can only grow towards it: a sign is wrong, or nothing bounds a critic, energy or similarity.",
+        confirm="Multiply the output by ten: where the loss falls tenfold below zero, it has no least value.",
+        remedies=("bound_loss",),
+        source="Gulrajani et al. 2017, https://arxiv.org/abs/1704.00028, sec. 2 to 4",
+    ),
+    Cause(
         name="a target that follows the model",
         leads={"exploding-gradient": 0.8, "oscillating-gradient": 0.3},
         explains={"non-finite": 2, "gradient-spike": 1.5, "loss-plateau": 1.2},

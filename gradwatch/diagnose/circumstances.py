@@ -63,6 +63,9 @@ RISING = 60
 MODERATE = 0.1
 """Rate that plain SGD takes in its stride wherever gradients are of usual size: PyTorch's examples use up to 0.1."""
 
+ENDLESS = "loss, by the size of the first"
+"""Evidence that only a loss without a least value has."""
+
 STEEP = 1e3
 """Gradient norm in units of the loss: with weights of order 1 a step of a thousandth would undo all of the loss."""
 
@@ -131,7 +134,7 @@ def signs(history: History, leading: Finding) -> frozenset[str]:
     was a thousand times the loss. `zeroed`: most weight matrices are zero at first. `gain`: what was measured is the
     gain of the backward pass. `last`: the finding concerns the last activation, which is no softmax. `shut`: it
     concerns an activation that is next to zero for every sample. `bad-batch`, `good-batch`: the inputs whose loss was
-    not finite hold NaN or Inf, or none.
+    not finite hold NaN or Inf, or none. `endless`: the loss falls below zero without end.
     """
     info = history.info
     types = {a.module_type for a in info.activations}
@@ -182,6 +185,7 @@ def signs(history: History, leading: Finding) -> frozenset[str]:
         "steep": is_steep,
         "zeroed": _is_zeroed(history),
         "gain": "gain of the backward pass" in evidence,
+        "endless": ENDLESS in evidence,
         "last": bool(info.activations) and leading.layer == info.activations[-1].name and not is_softmax,
         "shut": all(abs(evidence.get(name, math.inf)) < SHUT for name in ("act.mean", "act.std")),
         "bad-batch": "batch-nonfinite" in kinds,

@@ -156,6 +156,10 @@ KNOWN: dict[str, Callable[[Sequence[Finding], Numbers], Remedy | None]] = {
     "zero_grad": _words("call optimizer.zero_grad() once per update"),
     "advance_iterator": _words("make the data iterator once, before the loop, and seed no generator inside it"),
     "fit_range": _words("leave {where} out of the output, or bring the targets into its range"),
+    "bound_loss": _words(
+        "look at the sign of the loss, and bound what it measures: a penalty on the critic's gradient, spectral norms, "
+        "a penalty on energies, vectors of length 1"
+    ),
     "divide_sums": _words(
         "divide each sum by the root of its number of terms, or by the degrees on both sides in a graph"
     ),

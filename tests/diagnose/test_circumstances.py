@@ -93,6 +93,14 @@ def test_a_gain_of_the_backward_pass_is_laid_to_sums_that_nothing_divides():
     assert cause == "a sum over neighbours or places that nothing divides"
 
 
+def test_a_loss_that_falls_without_end_is_laid_to_the_loss():
+    endless = (Quantity(name="loss, by the size of the first", value=-500.0),)
+
+    cause = top(Synthetic(steps=80).history(), found("exploding-gradient", 70, evidence=endless))
+
+    assert cause == "a loss without a least value"
+
+
 def test_a_last_activation_in_its_tail_is_laid_to_targets_that_it_cannot_reach():
     history = Synthetic(steps=60, activations=3).history()
 
