@@ -21,13 +21,18 @@ from gradwatch.probe.strays import empty_groups
 from gradwatch.probe.tape import LOOKS, Tape, is_due
 from gradwatch.records import Event, LayerInfo
 
+UNREAD_AT = 1
+"""Step at which it is said that no tape was seen yet: at the first, a loop may have had its reasons."""
+
+UNREAD = "what the loss is made of: it came without its graph; hand over the loss itself, before item() and detach()"
+
 
 @final
 class Facts:
     """Reads facts off a training: at its first steps off the tape, and all along off the modes of its modules.
 
     A loop may hand its loss over as a plain number, which has no tape; where the loss function is a module, its results
-    are looked at instead, at those first steps.
+    are looked at instead, at those first steps, or whatever `after_loss` is called with.
 
     Args:
         models: A model, or several by name.
@@ -111,6 +116,8 @@ class Facts:
             return self._modes.read(step=step, is_validated=is_validated)
         news = [*self._waiting, *self._tape.read(loss, step=step, is_spoilt=is_spoilt)]
         self._waiting = []
+        if step == UNREAD_AT and not self._tape.has_read:
+            news.append(Event(kind="tape-unread", step=step, text=UNREAD))
         if self._handles and not is_due(step):
             self.forget_loss()
         return news + self._modes.read(step=step, is_validated=is_validated)
@@ -127,9 +134,16 @@ class Facts:
         return [fact for fact in found if fact[:2] not in self._said]
 
     def after_loss(self, loss: Any) -> None:
-        """Look at what the loss function gave, while the step is one of those that are looked at."""
-        if is_due(self._step):
+        """Look at what the loss function gave, while the step is one of those that are looked at.
+
+        Nothing that it meets reaches the training.
+        """
+        if not is_due(self._step) or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        try:
             self._waiting += self._tape.read(loss, step=self._step, is_whole=False)
+        except Exception:  # a graph of a kind that nobody here has seen; `read` meets it too, and says so
+            self.forget_loss()
 
     def close(self) -> None:
         """Take all hooks off."""
@@ -148,18 +162,14 @@ class Facts:
 
 @final
 class _AfterLoss:
-    """The hook on the loss function. A copy of it does nothing, and nothing that it meets reaches the training."""
+    """The hook on the loss function. A copy of it does nothing."""
 
     def __init__(self, facts: Facts | None = None) -> None:
         self._facts = facts
 
     def __call__(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        if self._facts is None or torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            return
-        try:
+        if self._facts is not None:
             self._facts.after_loss(output)
-        except Exception:  # a graph of a kind that nobody here has seen; `read` meets it too, and says so
-            self._facts.forget_loss()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _AfterLoss, ()

@@ -74,6 +74,9 @@ class Tape:
         layers: What they are.
         optimizers: The optimizers that are watched.
         said: Kind and layer of what was said before.
+
+    Attributes:
+        has_read: Whether there ever was a tape to read.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Tape:
         self._strays = Strays(models)
         self._held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
         self._autopsies = 0
+        self.has_read = False
         self._said = set(said)
 
     def read(self, loss: Any, *, step: int, is_spoilt: bool = False, is_whole: bool = True) -> list[Event]:
@@ -105,7 +109,7 @@ class Tape:
         wants_autopsy = is_spoilt and self._autopsies < AUTOPSIES
         if not (is_due(step) or wants_autopsy) or not isinstance(loss, Tensor) or loss.grad_fn is None:
             return []
-        graph = Graph(loss)
+        graph, self.has_read = Graph(loss), True
         facts = [*self._of_loss(graph), *embeddings.facts(graph, self._index, self._layers)]
         facts += [*heads.facts(graph, self._index, self._layers), *self._strays.facts(graph, self._index, step=step)]
         facts += [*classes.facts(graph, self._index, self._layers), *classes.chance(graph)]

@@ -10,7 +10,13 @@ from typing import final
 from gradwatch.history.store import History
 from gradwatch.records import Event
 
-LABELS = {"rewind": "rewind", "batch-left-out": "left out", "not-recorded": "not kept", "incident": "incident"}
+LABELS = {
+    "rewind": "rewind",
+    "batch-left-out": "left out",
+    "not-recorded": "not kept",
+    "tape-unread": "not read",
+    "incident": "incident",
+}
 """Kinds of events that are told, in this order, and what they are called."""
 MOST = 3
 """Events of a kind that are told one by one: the first, and the last."""

@@ -193,6 +193,17 @@ class Session:
     def _monitor(self, params: Sequence[Tensor], pipeline: Pipeline, *, activations: ActivationProbe | None) -> Monitor:
         """Return a monitor without hooks on the optimizer: this loop tells it when gradients are complete."""
         watch = self.config.watch
+        facts = Facts(
+            {"": self.model},
+            params=params,
+            layers=pipeline.history.info.layers,
+            optimizers=[self.optimizer],
+            recurrences=activations.recurrences if activations else None,
+            pairings=activations.pairings if activations else None,
+            known=pipeline.history.events,
+            hooked=False,
+        )
+        self.live.objective.look = facts.after_loss
         return Monitor(
             params,
             optimizers=[self.optimizer],
@@ -205,17 +216,7 @@ class Session:
                 histograms=watch.histograms_every,
                 budget=0.0 if self.config.run.deterministic else watch.budget,
             ),
-            facts=Facts(
-                {"": self.model},
-                params=params,
-                layers=pipeline.history.info.layers,
-                optimizers=[self.optimizer],
-                loss_fn=self.live.objective.function,
-                recurrences=activations.recurrences if activations else None,
-                pairings=activations.pairings if activations else None,
-                known=pipeline.history.events,
-                hooked=False,
-            ),
+            facts=facts,
             hooked=False,
         )
 

@@ -24,9 +24,11 @@ class Objective:
 
     Args:
         function: Called with outputs and targets; returns their mean loss, a scalar.
+        look: Called with each loss, which has its graph where gradients are wanted.
     """
 
     function: Callable[[Any, Tensor], Tensor]
+    look: Callable[[Tensor], None] = lambda loss: None
 
     def loss(self, outputs: Any, targets: Tensor) -> Tensor:
         """Return the mean loss of a micro-batch.
@@ -48,16 +50,18 @@ class Objective:
                 "loss: no parameter has a part in it, so there is no gradient to take; look for detach(), item(), "
                 "no_grad() or a new tensor between the model's parameters and the loss"
             )
+        self.look(loss)
         return loss
 
     def _raw(self, outputs: Any, targets: Tensor) -> Any:
-        if not isinstance(self.function, nn.Module):
-            return self.function(outputs, targets)
+        of_torch = type(self.function).__module__.startswith("torch.")
+        if not (of_torch or isinstance(self.function, CLASSIFYING)):
+            return self.function(outputs, targets)  # a loss of one's own knows what it takes
         if not isinstance(outputs, Tensor):
             raise GradwatchError(
                 f"model: returned a {type(outputs).__name__}{_length(outputs)}, expected one tensor for "
                 f"{type(self.function).__name__}; return the logits alone, or give a loss that takes this output "
-                "(loss.target: package.module:function)"
+                "(loss.target: package.module:name)"
             )
         if isinstance(self.function, CLASSIFYING) and outputs.ndim == 3 and targets.ndim == 2:
             outputs, targets = outputs.flatten(0, 1), targets.flatten()
@@ -66,7 +70,6 @@ class Objective:
         try:
             return self.function(outputs, targets)
         except (RuntimeError, ValueError, IndexError) as error:
-            of_torch = type(self.function).__module__.startswith("torch.")
             if not of_torch or isinstance(error, torch.OutOfMemoryError):
                 raise  # a bug in the user's own loss, say, of which they need the traceback
             raise GradwatchError(self._misfit(outputs, targets, error)) from error

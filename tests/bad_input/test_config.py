@@ -87,7 +87,7 @@ MISTAKES = {
     "model that returns a tuple": (
         ["model={target: 'mine:Pair'}"],
         "model: returned a tuple of 2, expected one tensor for CrossEntropyLoss; return the logits alone, or give a "
-        "loss that takes this output (loss.target: package.module:function)",
+        "loss that takes this output (loss.target: package.module:name)",
     ),
     "loss per sample": (
         ["loss={target: 'mine:per_sample'}"],

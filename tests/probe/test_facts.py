@@ -80,10 +80,14 @@ def test_training_is_the_same_to_the_last_bit():
 @pytest.mark.parametrize("told", [None, F.cross_entropy, nn.CrossEntropyLoss()], ids=["nothing", "function", "module"])
 def test_a_loss_is_read_however_it_is_handed_over(told):
     criterion = told or F.cross_entropy
-    assert "probabilities-into-loss" in kinds(watched(make(nn.Softmax(1)), criterion=criterion, told=told)[1])
+    as_tensor = watched(make(nn.Softmax(1)), criterion=criterion, told=told)[1]
+    assert "probabilities-into-loss" in kinds(as_tensor)
+    assert "tape-unread" not in {event.kind for event in as_tensor.history.events}
 
     as_number = watched(make(nn.Softmax(1)), criterion=criterion, told=told, hand_over=lambda loss: loss.item())[1]
     assert ("probabilities-into-loss" in kinds(as_number)) == isinstance(told, nn.Module)
+    unread = [event.step for event in as_number.history.events if event.kind == "tape-unread"]
+    assert unread == ([] if isinstance(told, nn.Module) else [1]), "it is said that nothing was read"
 
 
 def test_a_part_of_the_loss_is_not_taken_for_all_of_it():

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from gradwatch.history.synthetic import Synthetic
+from gradwatch.probe.facts import UNREAD
 from gradwatch.records import Event
 from gradwatch.render._deeds import deeds
 from gradwatch.render._report_page import page
@@ -43,6 +44,19 @@ def test_what_a_run_did_is_told_in_order_and_facts_of_the_tape_are_not(eventful,
     told = [(deed.label, deed.command) for deed in deeds(eventful, run=trained)]
 
     assert told == [("rewind", ""), ("left out", ""), ("incident", f"gradwatch replay {trained} --step 21")]
+
+
+def test_a_loss_that_came_without_its_graph_is_told_with_what_to_hand_over(make_console, written):
+    history = Synthetic(layers=3, steps=60).history()
+    history.note(Event(kind="tape-unread", step=1, text=UNREAD))
+
+    console = make_console(width=80)
+
+    print_summary(console, history, (), run_dir=None)
+
+    told = " ".join(written(console).split())
+    assert "not read" in told
+    assert "hand over the loss itself, before item() and detach()" in told
 
 
 def test_a_step_of_ones_own_loop_is_told_without_a_command(eventful, tmp_path):

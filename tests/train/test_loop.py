@@ -45,6 +45,24 @@ def test_without_watching_a_curve_of_every_tenth_step_is_left_and_the_training_i
     assert all(torch.equal(a["model"][name], b["model"][name]) for name in a["model"])
 
 
+@pytest.mark.parametrize("loss", ["twice", "Twice"])
+def test_the_formula_of_a_loss_of_ones_own_is_read(tmp_path, monkeypatch, loss):
+    (tmp_path / "own_losses.py").write_text(
+        "import torch\n\n\n"
+        "def twice(scores, targets):\n"
+        "    return torch.nn.functional.cross_entropy(scores.softmax(1), targets)\n\n\n"
+        "class Twice(torch.nn.Module):\n"
+        "    def forward(self, scores, targets):\n"
+        "        return twice(scores, targets)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    history = run(tmp_path, f"loss.target=own_losses:{loss}").history
+
+    assert [(f.kind, f.step) for f in history.findings][:1] == [("probabilities-into-loss", 0)]
+    assert "tape-unread" not in {event.kind for event in history.events}
+
+
 def test_a_gradient_that_explodes_through_a_recurrence_is_told_as_in_a_loop_of_ones_own(tmp_path, monkeypatch):
     class Recurrent(torch.nn.Module):
         def __init__(self):
