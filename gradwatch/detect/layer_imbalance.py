@@ -51,6 +51,9 @@ TINY = 30.0
 MOST = 0.9
 """Part of the norm of all gradients that is nearly all of it: the others make 0.44 together."""
 
+HALF = 0.5
+"""Part of the norm of all gradients from which on a tensor may have nearly all of it, with others of its module."""
+
 BEFORE, AFTER = "grad_norm.before_clip", "grad_norm.after_clip"
 
 CONSTANT = 1e-3
@@ -120,6 +123,7 @@ class LayerImbalance:
         """Say at which steps neither the gradient nor the update of a weight matrix stands out."""
         matrices_M = depth(ahead.history).matrices_M
         may_D = self._may_throw(ahead) | _is_clipped(*(ahead.scalars(name, self.steps) for name in (BEFORE, AFTER)))
+        may_D |= (ahead.newest("grad.l2")[:, _apart(ahead.history)] >= HALF * ahead.scalar(BEFORE)[:, None]).any(axis=1)
         if len(matrices_M) < 3:
             return (ahead.steps_D >= EARLY) & ~may_D
         size_DM = np.sort(matrix_sizes(ahead.history, ahead.newest("grad.l2")), axis=1)
@@ -135,7 +139,7 @@ class LayerImbalance:
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the layer that dwarfs the others."""
         yield from self._thrown(history)
-        yield from self._clipped(history)
+        yield from self._takes_all(history)
         if history.step < EARLY:
             yield from self._heads(history)
         shape = depth(history)
@@ -165,7 +169,9 @@ class LayerImbalance:
             Quantity(name="lead over the median layer", value=float(level_M[top] - median(level_M)), unit="decades"),
             Quantity(name="gradient element", value=float(10 ** level_M[top])),
             layer=layer,
-            severity=Severity.INFO if _has_lower_rate(history, top) else settled(history, self.kind),
+            severity=Severity.INFO
+            if _has_lower_rate(history, int(shape.matrices_M[top]))
+            else settled(history, self.kind),
         )
 
     def _replaced(self, history: History) -> Iterator[Finding]:
@@ -191,28 +197,35 @@ class LayerImbalance:
             severity=settled(history, self.kind),
         )
 
-    def _clipped(self, history: History) -> Iterator[Finding]:
-        """Yield a finding for the module that takes nearly all of what clipping lets through."""
-        if not _is_clipped(*(history.scalar(name, self.steps)[None] for name in (BEFORE, AFTER)))[0]:
+    def _takes_all(self, history: History) -> Iterator[Finding]:
+        """Yield a finding for the module that takes nearly all of what clipping lets through, or of what there is."""
+        is_clipped = _is_clipped(*(history.scalar(name, self.steps)[None] for name in (BEFORE, AFTER)))[0]
+        l2_L, apart = history.param.newest("grad.l2"), _apart(history)
+        if not (is_clipped or (l2_L[apart] >= HALF * history.run.newest(BEFORE)[0]).any()):
             return
         l2_TL = np.nan_to_num(history.param.window("grad.l2", self.steps), posinf=0)  # where it is infinite, all is
         top = int(median(l2_TL).argmax())
         infos = history.info.layers
-        mine_L = np.array([info.module == infos[top].module for info in infos])
+        mine_L = np.array([info.module == infos[top].module != "" or info is infos[top] for info in infos])
         others_T, own_T = (np.linalg.norm(l2_TL[:, part].astype(np.float64), axis=1) for part in (~mine_L, mine_L))
         rest_T = others_T / np.maximum(own_T, np.finfo(np.float32).tiny)
-        if len(l2_TL) < self.steps or not 0 < rest_T.min() <= rest_T.max() <= self.rest:
+        is_alone = top in apart and rest_T.max() <= 10**-self.decades
+        if len(l2_TL) < self.steps or not 0 < rest_T.min() <= rest_T.max() <= (
+            1 if is_alone else self.rest * is_clipped
+        ):
             return
-        layer = first_scope(history, top)
+        layer, part = first_scope(history, top), f"{100 * rest_T.max():.2g} % of"
         yield finding_of(
             self,
             history,
-            f"the gradient of {layer} takes nearly all that clipping lets through: {100 * rest_T.max():.2g} % of the "
-            "norm are left for all other layers at most",
+            f"the gradient of {layer} takes nearly all that clipping lets through: {part} the norm are left for all "
+            "other layers at most"
+            if is_clipped
+            else f"all other gradients together have {part} the norm of that of {layer} at most",
             Quantity(name="norm of all other gradients, by its own", value=float(rest_T.max())),
-            Quantity(name="grad_norm.after_clip", value=float(history.scalar(AFTER, 1)[0])),
+            Quantity(name=(shown := AFTER if is_clipped else BEFORE), value=float(history.scalar(shown, 1)[0])),
             layer=layer,
-            severity=settled(history, self.kind),
+            severity=Severity.INFO if _has_lower_rate(history, top) else settled(history, self.kind),
         )
 
     def _thrown(self, history: History) -> Iterator[Finding]:
@@ -314,6 +327,8 @@ class LayerImbalance:
             "one layer has a rate of its own, ten thousand times the others'", rates.history(), rates.names(4)
         )
         yield Example("the sum of a loss beside a mean, and clipping", *_cut(others=0.005))
+        yield Example("a table of energies is kept in another unit", *_table(factor=3e4))
+        yield Example("a table with thirty times the gradient of all others", _table(factor=100)[0])
         yield Example("an output layer with most of what is clipped", _cut(others=0.2)[0])
         yield Example("a healthy run", Synthetic(steps=40).history())
         all_of_it = Synthetic(steps=40)
@@ -343,6 +358,12 @@ def _cut(*, others: float) -> tuple[History, tuple[str, ...]]:
     return made.history(), made.names(11)
 
 
+def _table(*, factor: float) -> tuple[History, tuple[str, ...]]:
+    """Return a run whose first layer is an embedding with a gradient so many times as large as another layer's."""
+    made = Synthetic(steps=40).sparse_embedding(zero_frac=0.1).imbalance(0, factor=factor)
+    return made.history(), made.names(0)
+
+
 def _coefficient(*, thrown: bool) -> tuple[History, tuple[str, ...]]:
     """Return a run with a number of 1e-5, of which each update of 5e-3 is as large as itself, or a hundredth of it."""
     made = Synthetic(steps=80)
@@ -367,6 +388,14 @@ def _few(history: History) -> list[int]:
     return [i for i, is_so in is_few if is_so]
 
 
+def _apart(history: History) -> list[int]:
+    """Return the trainable tensors that are neither weight matrices nor biases, in a model that has some of these."""
+    matrices = set(depth(history).matrices_M.tolist())
+    layers = enumerate(history.info.layers)
+    apart = [i for i, la in layers if la.trainable and i not in matrices and not la.name.endswith("bias")]
+    return apart if matrices else []
+
+
 def _lead(log_TM: Floats, level_M: Floats) -> tuple[int, float]:
     """Return the matrix with the highest level, and its smallest lead over the largest other one."""
     top = int(np.nanargmax(level_M))
@@ -374,9 +403,11 @@ def _lead(log_TM: Floats, level_M: Floats) -> tuple[int, float]:
     return top, float(np.fmin.reduce(log_TM[:, top] - rest_T))
 
 
-def _has_lower_rate(history: History, top: int) -> bool:
-    """Say whether the group of a weight matrix has a far lower rate than those of all others."""
-    groups = [history.info.layers[i].group for i in depth(history).matrices_M]
-    rates = [math.nan if group is None else float(history.run.newest(f"lr.{group}")[0]) for group in groups]
-    others = [rate for i, rate in enumerate(rates) if i != top and groups[i] != groups[top]]
-    return bool(others) and rates[top] <= LOWER * min(others)
+def _has_lower_rate(history: History, tensor: int) -> bool:
+    """Say whether the group of a tensor has a far lower rate than those of all weight matrices of other groups."""
+    own, *groups = (history.info.layers[i].group for i in (tensor, *depth(history).matrices_M))
+    rate, *others = (
+        math.nan if group is None else float(history.run.newest(f"lr.{group}")[0])
+        for group in (own, *(group for group in groups if group != own))
+    )
+    return bool(others) and rate <= LOWER * min(others)
