@@ -139,6 +139,19 @@ class Graph:
                     seen.add(child)
                     waiting.append(child)
 
+    def above(self, node: Node) -> set[Node]:
+        """Return the nodes that depend on a node."""
+        users: dict[Node, list[Node]] = {}
+        for user in self.nodes:
+            for child in self.inputs(user):
+                users.setdefault(child, []).append(user)
+        waiting, above = [node], set[Node]()
+        while waiting:
+            new = [user for user in users.get(waiting.pop(), ()) if user not in above]
+            above.update(new)
+            waiting += new
+        return above
+
     def parameter(self, node: Node) -> Tensor | None:
         """Return the nearest parameter that a node depends on."""
         return next((leaf.variable for leaf in self.below(node) if is_leaf(leaf)), None)

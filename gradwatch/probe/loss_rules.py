@@ -130,10 +130,16 @@ def _squeezed(graph: Graph, node: Node) -> Fact | None:
     """Look for a sigmoid or softmax of what is one already, as a loss by hand has it that applies its own."""
     made_by = graph.through(graph.first(node), also=CLAMPS)
     name = operation(node)
-    if made_by is None or operation(made_by) not in FRACTIONS:
+    if made_by is None or operation(made_by) not in FRACTIONS or not _makes_a_loss(graph, node):
         return _constant(graph, node) if name == "Softmax" else None
     text = f"a {name.lower()} is applied to what is a probability already: it can hardly tell 0 from 1"
     return Fact("tape-probabilities", node, text, {})
+
+
+def _makes_a_loss(graph: Graph, node: Node) -> bool:
+    """Say whether a term of the loss is made of a value alone: what others are multiplied by is a weight, or a gate."""
+    above = graph.above(node)
+    return all(child in above or child is node for it in above if operation(it) != "Add" for child in graph.inputs(it))
 
 
 def _log(graph: Graph, node: Node) -> Fact | None:

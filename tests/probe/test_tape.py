@@ -51,6 +51,19 @@ def by_hand(model):
     return F.cross_entropy(powers / powers.sum(1, keepdim=True), CLASSES)
 
 
+class Pooled(nn.Module):
+    """Weighs values by a softmax of sigmoids, before its head or behind it."""
+
+    def __init__(self, *, late):
+        super().__init__()
+        self.energy, self.head, self.late = nn.Linear(8, 1), nn.Linear(8, 3), late
+
+    def forward(self, x):
+        parts = torch.stack([x, -x, x.square()], 1)
+        weights = torch.sigmoid(self.energy(parts)).softmax(1)
+        return (weights * self.head(parts)).sum(1) if self.late else self.head((weights * parts).sum(1))
+
+
 class Attention(nn.Module):
     def __init__(self):
         super().__init__()
@@ -182,6 +195,8 @@ HEALTHY = {
         Attention(),
         lambda m: F.mse_loss(torch.sigmoid(m(X) * torch.sigmoid(m(-X))), SOFT),
     ),
+    "a softmax of sigmoids that pools": (Pooled(late=False), lambda m: F.cross_entropy(m(X), CLASSES)),
+    "a softmax of sigmoids that weighs scores": (Pooled(late=True), lambda m: F.cross_entropy(m(X), CLASSES)),
     "a temperature": (mlp(3, nn.Sigmoid()), lambda m: F.cross_entropy(m(X) * 20, CLASSES)),
 }
 
