@@ -16,6 +16,7 @@ from gradwatch.detect._beginning import beginning, is_learned
 from gradwatch.detect._depth import depth
 from gradwatch.detect._finding import finding_of
 from gradwatch.detect._follow_on import settled
+from gradwatch.detect._noted import noted
 from gradwatch.detect._scope import scopes
 from gradwatch.detect._silence import HAVE_A_DEAD_SIDE, most_silent, silent_units
 from gradwatch.history.ahead import Ahead
@@ -32,6 +33,9 @@ SAMPLES = 64
 
 SHARED = 0.9
 """Zeros of a layer's weights in units of its bias's from which on its units are silent: they then have as many."""
+
+CODEBOOK = "tape-codebook"
+"""Event of a table of codes, each of which stands for what it is nearest to."""
 
 STILL = 0.03
 """Rise over the newest third that shows that it goes on: three in a hundred units."""
@@ -52,6 +56,9 @@ class RisingSparsity:
     Why it matters: each unit that falls silent for every batch has no gradient and stays silent. The loss does not
     show it until little capacity is left.
 
+    A table counts where its rows are codes, which the model chooses: what nothing is nearest to gets no gradient and
+    stays where it is. Which words a batch holds is a matter of the data.
+
     A bias counts only where its weights have as many zeros: a loss that is a difference gives it nothing where units
     answer alike on both sides.
 
@@ -60,10 +67,12 @@ class RisingSparsity:
     loses some units at once and then no more. Where next to nothing of the first loss is left, it does no harm (info).
 
     What to do: weaken what pushes units down (an L1 penalty, weight decay on biases, a learning rate too high),
-    resample dead units, or use LeakyReLU or GELU.
+    resample dead units, or use LeakyReLU or GELU. Put codes that nothing chooses back among what is encoded, or let
+    them follow it by a running mean.
 
     Source: Bricken et al. 2023, "Towards monosemanticity", on neurons that die over a training,
-    https://transformer-circuits.pub/2023/monosemantic-features; Lu et al. 2020, https://arxiv.org/abs/1903.06733.
+    https://transformer-circuits.pub/2023/monosemantic-features; Lu et al. 2020, https://arxiv.org/abs/1903.06733;
+    Dhariwal et al. 2020, https://arxiv.org/abs/2005.00341, sec. 3.1, on codes.
 
     Args:
         every: Steps between two looks. 10: a creep has no hurry.
@@ -92,7 +101,7 @@ class RisingSparsity:
     def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
         """Say at which steps neither a gradient nor a ReLU is sparse."""
         newest_DL, dead_KA = ahead.newest("grad.zero_frac"), ahead.samples("act.dead_frac")
-        is_sparse_DL = (newest_DL >= self.level) & (newest_DL < 1) & depth(ahead.history).units_L
+        is_sparse_DL = (newest_DL >= self.level) & (newest_DL < 1) & _units(ahead.history)
         is_sparse_D = is_sparse_DL.any(axis=1) | (dead_KA >= self.level).any()
         return ~is_sparse_D | (ahead.steps_D < self.blocks * BLOCK)
 
@@ -106,7 +115,7 @@ class RisingSparsity:
     def _of_gradients(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module whose gradient gets sparser."""
         newest_L = history.param.newest("grad.zero_frac")
-        maybe_L = (newest_L >= self.level) & (newest_L < 1) & depth(history).units_L
+        maybe_L = (newest_L >= self.level) & (newest_L < 1) & _units(history)
         if not maybe_L.any():
             return
         zero_TL = history.param.window("grad.zero_frac")
@@ -216,6 +225,14 @@ class RisingSparsity:
         yield Example("nearly all units fall silent within a hundred", gone.history(), gone.names(6))
         yield Example("a bias gets as much from either side of a difference", _biased(cancels=True))
         yield Example("units die with their bias", _biased(cancels=False), ("layers.6.bias",))
+        codes = Synthetic(steps=200).sparse_embedding(6, zero_frac=0).rising_sparsity(6, onset=10, rate=0.004)
+        codes.note(CODEBOOK, layer="layers.6.weight")
+        yield Example("codes fall out of use one by one", codes.history(), codes.names(6))
+        words = Synthetic(steps=200).sparse_embedding(6, zero_frac=0).rising_sparsity(6, onset=10, rate=0.004)
+        yield Example("batches hold fewer and fewer words", words.history())
+        few = Synthetic(steps=200).sparse_embedding(6, zero_frac=0.6)
+        few.note(CODEBOOK, layer="layers.6.weight")
+        yield Example("most codes are out of use from the first", few.history())
         hinge = Synthetic(steps=240).rising_sparsity(6, onset=20, rate=0.002)
         hinge.zero_frac_TL[:, 6] = np.clip(hinge.zero_frac_TL[:, 6] + 0.3 * np.sin(hinge.t_T / 15), 0, 0.95)
         yield Example("zeros come and go", hinge.history())
@@ -223,6 +240,12 @@ class RisingSparsity:
             "a quarter of an embedding is never looked up",
             Synthetic(steps=200).rising_sparsity(6, onset=-1000, most=0.9).history(),
         )
+
+
+def _units(history: History) -> NDArray[np.bool_]:
+    """Say of which tensors an element, or a row of a table of codes, stands for one unit."""
+    codes = {event.layer for event in noted(history, CODEBOOK)}
+    return depth(history).units_L | np.array([layer.name in codes for layer in history.info.layers], np.bool_)
 
 
 def _biased(*, cancels: bool) -> History:

@@ -10,7 +10,7 @@ from typing import Any, final
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwatch.probe import classes, embeddings, heads, hidden, offsets, opponents, siblings
+from gradwatch.probe import classes, codebooks, embeddings, heads, hidden, offsets, opponents, siblings
 from gradwatch.probe.axes import mixed
 from gradwatch.probe.formulas import suspects
 from gradwatch.probe.graph import Graph, Node, operation, shape
@@ -117,6 +117,7 @@ class Tape:
         facts += hidden.facts(graph, self._index, self._layers)
         facts += siblings.facts(graph, self._index, self._layers)
         facts += offsets.matrices(graph, self._index, self._layers)
+        facts += codebooks.facts(graph, self._index, self._layers)
         if is_whole and graph.is_complete and not graph.of(*OPAQUE):
             facts += self._cuts(graph)
         if wants_autopsy:
