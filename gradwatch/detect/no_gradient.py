@@ -135,6 +135,7 @@ class NoGradient:
         named = (replace(layer, name="router" if i == 3 else layer.name) for i, layer in enumerate(masked.info.layers))
         masked.info = replace(masked.info, layers=tuple(named))
         yield Example("a router is cut off, and the experts behind it are masked", masked.history(), ("router",))
+        yield Example("a shift that cancels out, beside a weight with a norm of its own: for information", *_shift())
         frozen = Synthetic(steps=40).no_gradient(3)
         layers = tuple(replace(layer, trainable=i != 3) for i, layer in enumerate(frozen.info.layers))
         frozen.info = replace(frozen.info, layers=layers)
@@ -149,6 +150,16 @@ class NoGradient:
 def _zero(*, steps: int) -> tuple[History, tuple[str, ...]]:
     made = Synthetic(steps=steps).no_gradient(4, zero=True)
     return made.history(), made.names(4)
+
+
+def _shift() -> tuple[History, tuple[str, ...]]:
+    made = Synthetic(steps=40).no_gradient(4, zero=True)
+    homes = {3: ("critic.parametrizations.weight", "original"), 4: ("critic", "bias")}
+    layers = list(made.info.layers)
+    for i, (module, name) in homes.items():
+        layers[i] = replace(layers[i], name=f"{module}.{name}", module=module, shape=(64, 64) if i == 3 else (64,))
+    made.info = replace(made.info, layers=tuple(layers))
+    return made.history(), ("critic.bias",)
 
 
 def _is_routed(history: History, ill_L: NDArray[np.bool_]) -> bool:
@@ -177,7 +188,9 @@ def _is_in_turn(l2_TL: NDArray[np.floating], in_turn_L: NDArray[np.bool_], missi
 def _is_cancelled(history: History, tensor: int) -> bool:
     """Say whether a tensor is a bias whose weight is reached: then the loss only does not depend on a shift."""
     layers, l2_L = history.info.layers, history.param.newest("grad.l2")
-    mine = [i for i, layer in enumerate(layers) if layer.module == layers[tensor].module and len(layer.shape) >= 2]
+    module = layers[tensor].module
+    homes = module, f"{module}.parametrizations.weight".removeprefix(".")
+    mine = [i for i, layer in enumerate(layers) if layer.module in homes and len(layer.shape) >= 2]
     return len(layers[tensor].shape) == 1 and bool((l2_L[mine] > 0).any())
 
 

@@ -32,6 +32,9 @@ USUAL = 1e-5
 SMALL = 256
 """Elements of a tensor whose norm an update of any direction changes."""
 
+ROUND = 1e-4
+"""Distance from a number of one digit, in units of that digit, up to which it is that number: one in 5,000 is."""
+
 SEVERAL = 2
 """Such tensors that must agree."""
 
@@ -62,7 +65,8 @@ class NotOptimized:
     When it is wrong: a backbone left out on purpose without freezing it. Where what is left out, or has a rate of zero,
     comes first in the model and everything behind it is optimized, that is how fine-tuning a head looks: info, with the
     advice to freeze; but for a group that holds no parameter, which nobody makes on purpose, and where more than that
-    is frozen: who freezes what is not to move has forgotten the rest.
+    is frozen: who freezes what is not to move has forgotten the rest. Weights that are clipped after each step, as
+    those of a critic are, may all come to the bound, and are left out where that is a round number.
 
     What to do: build the optimizer after the last change to the model (a replaced head is the usual reason); compare
     the parameters of the groups with the model's; make sure that every tensor matches one rule of a grouping by name;
@@ -159,7 +163,7 @@ class NotOptimized:
         group_L = np.array([history.groups if la.group is None else la.group for la in history.info.layers])
         rate_L = np.append(rate_G, np.nan)[group_L]
         size_L = history.param.newest("grad.l2") / depth(history).root_numel_L
-        stuck_L = (ratio_TL == 0).all(axis=0) & (size_L > NEGLIGIBLE * np.fmax.reduce(size_L))
+        stuck_L = (ratio_TL == 0).all(axis=0) & (size_L > NEGLIGIBLE * np.fmax.reduce(size_L)) & ~_is_at_bounds(history)
         yield from self._findings(
             history,
             stuck_L & (rate_L > 0),
@@ -215,6 +219,8 @@ class NotOptimized:
         text = "the loss reaches 8 tensors in `convs`, a plain container that parameters() does not see"
         hidden = Synthetic(steps=20).note(UNREGISTERED, layer="convs", text=text, values={"tensors": 8.0})
         yield Example("layers are kept in a plain list", hidden.history(), ("convs",))
+        yield Example("weights stop in the middle of a run", _stopped(at=0.123), ("layers.4.weight",))
+        yield Example("all weights of a critic have come to the bound that they are clipped at", _stopped(at=0.01))
         yield Example("another model is copied over the trained one", _taken_back(kept=0.0), (None,))
         yield Example("so is an average that hardly follows it", _taken_back(kept=1e-4), (None,))
         yield Example("weights that move by what is updated", _taken_back(kept=0.2))
@@ -232,6 +238,19 @@ class NotOptimized:
         skipped = Synthetic(steps=40, precision="fp16")
         skipped.skipped_T[:] = 1
         yield Example("updates that are skipped move nothing", skipped.history())
+
+
+def _is_at_bounds(history: History) -> NDArray[np.bool_]:
+    """Say which tensors have moved until each of their numbers was at a bound, as those of a clipped critic do.
+
+    Then their root mean square is that bound, which is a round number.
+    """
+    has_moved_L = (history.param.window("update.ratio") > 0).any(axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        size_L = history.param.newest("weight.l2").astype(np.float64) / depth(history).root_numel_L
+        unit_L = 10 ** np.floor(np.log10(size_L * (1 + ROUND)))
+        is_round_L = np.abs(size_L / unit_L - np.round(size_L / unit_L)) < ROUND
+    return np.asarray(has_moved_L & is_round_L)
 
 
 def _is_probe(history: History, left: list[int], held: list[int]) -> bool:
@@ -307,6 +326,15 @@ def _taken_back(*, kept: float) -> History:
 
 def _at_zero(layer: int) -> History:
     made = Synthetic(steps=60).own_rate(layer, factor=0.0)
+    return made.history()
+
+
+def _stopped(*, at: float) -> History:
+    """Return a run in which a layer has moved until the root mean square of its weights was so much."""
+    made = Synthetic(steps=60)
+    made.update_factor_TL[20:, 4] = 0
+    made.weight_l2_TL = made.weight_l2_TL * np.ones((60, 12))
+    made.weight_l2_TL[20:, 4] = at * math.prod(made.info.layers[4].shape) ** 0.5
     return made.history()
 
 

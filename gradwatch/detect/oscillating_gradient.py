@@ -264,7 +264,7 @@ class OscillatingGradient:
         yield finding_of(
             self,
             history,
-            f"gradients of every {period}th step pull against those between, and what one update teaches others undo",
+            f"every {period} steps gradients pull against those between, and what one update teaches the others undo",
             Quantity(name="share of the gradients that the turns take from each other", value=share, unit="0..1"),
             Quantity(name="steps until a turn comes again", value=float(period), unit="steps"),
             Quantity(name="loss, median of 48 steps", value=loss),
