@@ -114,7 +114,7 @@ def watch(
         facts=_facts(models, params, info=info, optimizers=optimizers, loss_fn=loss_fn, activations=activations),
         hooks=[
             *_AutocastHook(functools.partial(_change_precision, history, recorder)).attach(models),
-            *watch_leftovers(optimizers, pipeline.note),
+            *watch_leftovers(optimizers, pipeline.note, names=_names(params, info)),
             *(keeper.attach() if keeper else ()),
         ],
         keeper=keeper,
@@ -244,6 +244,10 @@ def _facts(
         text = f"the look at tape and modes is switched off: {type(error).__name__}: {error}"
         warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=3)
         return None
+
+
+def _names(params: Sequence[Tensor], info: RunInfo) -> dict[Tensor, str]:
+    return {param: layer.name for param, layer in zip(params, info.layers, strict=True)}
 
 
 def _name(loss_fn: Callable[..., Any] | None) -> str:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, final
@@ -38,11 +39,12 @@ NEGLIGIBLE = 5.0
 class MissingZeroGrad:
     """Gradients that are never cleared.
 
-    What it measures: two things. (1) What `watch` saw of a parameter between its first updates: whether any backward
-    found its gradient cleared. (2) Where nobody looked, the gradient norms of the first 9 steps. A sum of t gradients
-    grows as a power of t: t where they agree, the root of t where they are noise, and smoothly, because one more batch
-    changes little. Nearly all tensors have to grow with such a power, from the first update on, without the noise that
-    batches have. Learning can raise norms too, but not in all tensors, not at once, and not slower and slower.
+    What it measures: two things. (1) What `watch` saw of a parameter at each end of an optimizer between its first
+    updates: whether any backward found its gradient cleared. (2) Where nobody looked, the gradient norms of the first 9
+    steps. A sum of t gradients grows as a power of t: t where they agree, the root of t where they are noise, and
+    smoothly, because one more batch changes little. Nearly all tensors have to grow with such a power, from the first
+    update on, without the noise that batches have. Learning can raise norms too, but not in all tensors, not at once,
+    and not slower and slower.
 
     Why it matters: each update repeats all earlier ones, a momentum of 1 without friction: training overshoots, or
     blows up.
@@ -83,11 +85,13 @@ class MissingZeroGrad:
         """Yield a finding for the run."""
         if history.step >= STEPS - 1 + self.every:
             return
-        kept = sum(event.kind == KEPT for event in history.events)
-        if self.kept <= kept and kept >= history.step - 1:
-            yield self._finding(
-                history, "nothing clears the gradients between updates: each update repeats all before it"
-            )
+        kept = Counter(event.layer for event in history.events if event.kind == KEPT)
+        never = [layer for layer, count in kept.items() if count >= max(self.kept, history.step - 1)]
+        if never:
+            layer = None if None in never else never[0]
+            what = f"the gradient of {layer}" if layer else "the gradients"
+            text = f"nothing clears {what} between updates: each update repeats all before it"
+            yield self._finding(history, text, layer=layer, kept=kept[layer])
         elif not any(event.kind == CLEARED for event in history.events):
             yield from self._summed(history)
 
@@ -117,14 +121,16 @@ class MissingZeroGrad:
             Quantity(name="deviation from a power", value=noise, unit="decades"),
         )
 
-    def _finding(self, history: History, message: str, *evidence: Quantity) -> Finding:
-        kept = float(sum(event.kind == KEPT for event in history.events))
+    def _finding(
+        self, history: History, message: str, *evidence: Quantity, layer: str | None = None, kept: int = 0
+    ) -> Finding:
         return finding_of(
             self,
             history,
             message,
             *evidence,
-            Quantity(name="updates before which nothing was cleared", value=kept, unit="steps"),
+            Quantity(name="updates before which nothing was cleared", value=float(kept), unit="steps"),
+            layer=layer,
         )
 
     @classmethod
@@ -133,6 +139,7 @@ class MissingZeroGrad:
         yield Example("gradients that agree add up", _summed(power=0.9), (None,))
         yield Example("gradients that are noise add up", _summed(power=0.55), (None,))
         yield Example("no backward finds the gradients cleared", _kept(3), (None,))
+        yield Example("one end of the model is left out", _kept(3, layer="encoder"), ("encoder",))
         yield Example("they are kept once, for a reason", _kept(1))
         yield Example("a healthy run", Synthetic(steps=40).history())
         yield Example("they grow like a sum, and were seen to be cleared", _cleared())
@@ -150,11 +157,11 @@ def _is_optimized(history: History) -> bool:
     return any(layer.group is not None for layer in history.info.layers)
 
 
-def _kept(updates: int) -> History:
+def _kept(updates: int, *, layer: str | None = None) -> History:
     """Return a run of which so many updates repeat the one before."""
     history = Synthetic(steps=updates + 2).history()
     for update in range(updates):
-        history.note(Event(kind=KEPT, step=update + 1))
+        history.note(Event(kind=KEPT, step=update + 1, layer=layer))
     return history
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, final
 
 from torch import Tensor
@@ -22,8 +22,10 @@ LOOKS = 8
 """First updates of each optimizer that are looked at; then the hooks come off."""
 
 
-def watch_leftovers(optimizers: Iterable[Optimizer], note: Callable[[Event], None]) -> list[RemovableHandle]:
-    """Watch one parameter of each optimizer over its first updates.
+def watch_leftovers(
+    optimizers: Iterable[Optimizer], note: Callable[[Event], None], *, names: Mapping[Tensor, str]
+) -> list[RemovableHandle]:
+    """Watch two parameters of each optimizer over its first updates: one for all of them, and one at the other end.
 
     Between two updates a gradient is first cleared and then added to. One that every backward found as it was is not
     cleared: not before the first backward, not after the update, and, with several optimizers, not in between.
@@ -31,7 +33,9 @@ def watch_leftovers(optimizers: Iterable[Optimizer], note: Callable[[Event], Non
     Args:
         optimizers: Whose parameters. The last trainable one of each, near the output, is the likeliest to be reached.
         note: Called with an event `gradients-kept` at each update that repeats the one before, and once with
-            `gradients-cleared` at one that does not.
+            `gradients-cleared` at one that does not. Of the first parameter it is told by its name that it was kept,
+            and not that it was cleared.
+        names: What the parameters are called.
 
     Returns:
         The hooks, for whoever wants them off earlier.
@@ -40,6 +44,8 @@ def watch_leftovers(optimizers: Iterable[Optimizer], note: Callable[[Event], Non
     for optimizer in optimizers:
         if params := _trainable(optimizer):
             handles += _Watched(params[-1], note).attach(optimizer)
+            if len(params) > 1 and params[0] in names:
+                handles += _Watched(params[0], note, layer=names[params[0]]).attach(optimizer)
     return handles
 
 
@@ -60,11 +66,12 @@ class _Watched:
     Args:
         param: A leaf that requires a gradient.
         note: As above.
+        layer: Its name, or None where it stands for all of its optimizer.
     """
 
-    def __init__(self, param: Tensor, note: Callable[[Event], None]) -> None:
+    def __init__(self, param: Tensor, note: Callable[[Event], None], *, layer: str | None = None) -> None:
         self._param = param
-        self._note = note
+        self._note, self._layer = note, layer
         self._updates = 0
         self._was_cleared, self._was_reached, self._is_told = False, False, False
         self._handles: list[RemovableHandle] = []
@@ -89,8 +96,8 @@ class _Watched:
     def _before_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._updates and self._was_reached and not self._was_cleared:
             text = "nothing cleared the gradients since the update before"
-            self._note(Event(kind=KEPT, step=self._updates, text=text))
-        elif self._updates and self._was_reached and not self._is_told:
+            self._note(Event(kind=KEPT, step=self._updates, layer=self._layer, text=text))
+        elif self._updates and self._was_reached and not self._is_told and self._layer is None:
             self._is_told = True
             text = "the gradients were cleared since the update before"
             self._note(Event(kind=CLEARED, step=self._updates, text=text))

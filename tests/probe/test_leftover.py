@@ -63,7 +63,7 @@ def train_rows(clears):
 
 
 def kept(history):
-    return [event.step for event in history.events if event.kind == "gradients-kept"]
+    return [event.step for event in history.events if event.kind == "gradients-kept" and event.layer is None]
 
 
 def test_a_loop_that_never_clears_is_found_at_its_fourth_step():
@@ -71,6 +71,25 @@ def test_a_loop_that_never_clears_is_found_at_its_fourth_step():
 
     assert kept(history) == list(range(1, 9))
     assert [(f.kind, f.step) for f in history.findings if f.kind == "missing-zero-grad"] == [("missing-zero-grad", 4)]
+
+
+def clears_its_head(model, optimizer):
+    model[2].zero_grad()
+    backward(model)
+    optimizer.step()
+
+
+def clears_its_body(model, optimizer):
+    model[0].zero_grad()
+    backward(model)
+    optimizer.step()
+
+
+@pytest.mark.parametrize(("loop", "layer"), [(clears_its_head, "0.weight"), (clears_its_body, None)])
+def test_a_loop_that_clears_a_part_of_the_model_is_found(loop, layer):
+    found = [f for f in train(loop)[2].findings if f.kind == "missing-zero-grad"]
+
+    assert [(f.layer, f.step) for f in found] == [(layer, 4)]
 
 
 def test_sparse_gradients_that_nothing_clears_are_found():
@@ -116,8 +135,9 @@ def test_the_hooks_are_gone_after_the_first_updates():
     for _ in range(12):
         clears_first(model, optimizer)
         monitor.step(1.0)
-        counts.append((len(model.bias._backward_hooks or ()), len(optimizer._optimizer_step_pre_hooks)))
+        hooks = [*(model.bias._backward_hooks or ()), *(model.weight._backward_hooks or ())]
+        counts.append((len(hooks), len(optimizer._optimizer_step_pre_hooks)))
     monitor.close()
 
-    assert counts[0] == (1, 2)
+    assert counts[0] == (2, 3)
     assert counts[-1] == (0, 1)
