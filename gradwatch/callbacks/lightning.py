@@ -47,8 +47,8 @@ class Watch(Callback):
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """Keep the loss, with its graph; where a module optimizes by hand, a batch may have several."""
-        adds_up = self._loss is not None and not pl_module.automatic_optimization
-        self._loss = self._loss + loss if adds_up and self._loss is not None else loss
+        before = None if pl_module.automatic_optimization else self._loss
+        self._loss = loss if before is None else before + loss
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Read the gradients, unscaled and not clipped yet; LBFGS makes some along its way that are no update's."""

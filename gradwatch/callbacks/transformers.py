@@ -46,7 +46,7 @@ class Watch(TrainerCallback):
         """Begin to watch."""
         model, self._micro_batches = kwargs["model"], args.gradient_accumulation_steps
         known: dict[str, Any] = {"accumulate": self._micro_batches, "total_steps": state.max_steps}
-        self._forget()
+        self._let_go()
         self.monitor = watch(model, kwargs["optimizer"], **known | self._options)
         self._handle = model.register_forward_hook(self._after_forward, with_kwargs=True)
 
@@ -87,10 +87,15 @@ class Watch(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """End the run."""
-        if self._handle:
-            self._handle.remove()
+        self._let_go()
         if self.monitor:
             self.monitor.close()
+
+    def _let_go(self) -> None:
+        """Leave the model, also one whose training ended with an exception."""
+        if self._handle:
+            self._handle.remove()
+        self._forget()
 
     def _forget(self) -> None:
         self._losses, self._batches, self._validated = [], [], None

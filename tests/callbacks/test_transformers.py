@@ -83,3 +83,16 @@ def test_a_training_that_is_ill_is_found_out(tmp_path):
     _, watch, _ = train(tmp_path, lr=1.0)
 
     assert "learning-rate-too-high" in {finding.kind for finding in watch.monitor.findings()}
+
+
+def test_a_training_after_one_that_raised_is_watched_once(tmp_path):
+    _, _, trainer = train(tmp_path)
+    watch, hooks = Watch(), []
+
+    for _ in range(2):  # nothing tells the callback that the first one raised
+        watch.on_train_begin(
+            trainer.args, trainer.state, trainer.control, model=trainer.model, optimizer=trainer.optimizer
+        )
+        hooks.append(len([hook for hook in trainer.model._forward_hooks.values() if hook == watch._after_forward]))
+
+    assert hooks == [1, 1]
