@@ -21,6 +21,9 @@ from gradwatch.records import LayerInfo
 RECURRENT = ("RNN", "LSTM", "GRU")
 """Module types that hold several layers, one after the other: `weight_ih_l0` belongs to the first of them."""
 
+NEAR_ZERO = 0.05
+"""Size of a weight matrix, in units of the one that keeps the size of the signal, below which it started near zero."""
+
 SELDOM_READ = ("Embedding", "EmbeddingBag")
 """Module types whose gradient holds only the rows that a batch looked up: its size says how many those were."""
 

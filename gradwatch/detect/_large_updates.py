@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from gradwatch.detect._beginning import beginning
-from gradwatch.detect._depth import depth
+from gradwatch.detect._depth import NEAR_ZERO, depth
 from gradwatch.detect._finding import Sign
 from gradwatch.detect._robust import log10, median
 from gradwatch.detect._words import factor
@@ -27,9 +27,6 @@ cold start of embeddings, batches alone make a hundredth."""
 CLIMB = 4
 """Steps in a row at which a loss that runs away has risen: noise does so once in 120 times."""
 
-SMALL = 0.05
-"""Size of a weight matrix, in units of the one that keeps the size of the signal, below which it started near zero."""
-
 DEFAULT = 0.577
 """The same for the default initialisation of linear layers and convolutions, uniform within 1 / root of the inputs."""
 
@@ -43,7 +40,7 @@ def replaced(history: History, *, ratio: float, every: int) -> Sign | None:
         return None
     at = int(np.argmax(over_T))
     gain_W = history.param.window("weight.l2", age)[at, shape.weights_W] / shape.root_rows_W
-    found = float(median(np.where(gain_W > SMALL, ratio_TW[at], np.nan)))
+    found = float(median(np.where(gain_W > NEAR_ZERO, ratio_TW[at], np.nan)))
     loss_T = history.scalar("loss", age)
     harmful = loss_T[at] + (HARMED - 1) * abs(loss_T[at])
     is_worse = age - at > 3 and not float(median(loss_T[at + 1 :])) < harmful
@@ -66,7 +63,7 @@ def overshot(history: History, *, above_start: float, large: float) -> Sign | No
     if len(loss_T) < SPAN or len(measured_T) < SAMPLES or not float(median(loss_T)) >= above_start * first:
         return None
     gain_W = history.param.window("weight.l2")[measured_T[-1], shape.weights_W] / shape.root_rows_W
-    ratio_T = median(np.where(gain_W > SMALL, ratio_TW[measured_T], np.nan).T)
+    ratio_T = median(np.where(gain_W > NEAR_ZERO, ratio_TW[measured_T], np.nan).T)
     if not ratio_T.min() >= large:  # nan, of matrices that started near zero, is not
         return None
     rate, times = float(history.run.newest("lr.0")[0]), float(median(loss_T)) / first
@@ -111,7 +108,9 @@ def grown(history: History, *, growth: float) -> Sign | None:
         return None
     gain_W = first_W / shape.root_rows_W  # near 1 for weights that keep the size of the signal
     usual_W = np.maximum(first_W, DEFAULT * shape.root_rows_W)
-    counts_W = (gain_W > SMALL) | (len(shape.matrices_M) == 0)  # embeddings begin near zero where they are all there is
+    counts_W = (gain_W > NEAR_ZERO) | (
+        len(shape.matrices_M) == 0
+    )  # embeddings begin near zero where they are all there is
     found = float(median(np.where(counts_W, log10(last_W) - log10(usual_W), np.nan)))
     if not growth <= found < np.inf:
         return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from gradwatch.detect._beginning import beginning
-from gradwatch.detect._depth import depth
+from gradwatch.detect._depth import NEAR_ZERO, depth
 from gradwatch.detect._finding import Sign
 from gradwatch.detect._noted import noted
 from gradwatch.detect._robust import block_medians, median
@@ -29,9 +29,6 @@ comes to a bound less. The gradient has to grow by as much from the one to the o
 LARGER = 1.5
 """Size of the median weight matrix, in units of its first, that shows it to grow along: what leaves a saddle grows out
 of one small layer, and the others stay what they are."""
-
-SMALL = 0.05
-"""Size of a weight matrix, in units of the one that keeps the size of the signal, below which it started near zero."""
 
 OPPONENT = "tape-opponent"
 """Event of another learner between the model and its loss, who may let it fall."""
@@ -79,7 +76,7 @@ def _growth(history: History) -> float:
     shape = depth(history)
     first_M = beginning(history, "weight.l2", 1)[0, shape.matrices_M]  # measured at the first step
     size_TM = history.param.window("weight.l2")[:, shape.matrices_M]
-    has_size_M = first_M > SMALL * shape.root_fan_out_M
+    has_size_M = first_M > NEAR_ZERO * shape.root_fan_out_M
     known_T = np.flatnonzero(~np.isnan(size_TM).all(axis=1))
     if not has_size_M.any() or not len(known_T):
         return float("nan")

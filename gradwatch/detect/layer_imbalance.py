@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
-from gradwatch.detect._depth import depth, matrix_sizes
+from gradwatch.detect._depth import NEAR_ZERO, depth, matrix_sizes
 from gradwatch.detect._edited import edited
 from gradwatch.detect._finding import finding_of
 from gradwatch.detect._follow_on import settled
@@ -29,9 +29,6 @@ from gradwatch.records import Finding, Quantity, Severity
 
 HEADS = "tape-heads"
 """Event of several last layers that share what lies before them; its values are their places in the model."""
-
-SMALL = 0.05
-"""Size of a weight matrix, in units of the one that keeps the size of the signal, below which it started near zero."""
 
 USUAL = 0.01
 """Update/weight ratio up to which a layer learns as usual, at ten times the 1e-3 that rates are chosen for."""
@@ -181,7 +178,7 @@ class LayerImbalance:
         if not np.fmax.reduce(ratio_M) >= self.replaced:  # nan, where it was not measured, is not
             return
         gain_M = history.param.newest("weight.l2")[shape.matrices_M] / shape.root_fan_out_M
-        counts_M = (gain_M > SMALL) | self._is_leading(matrix_sizes(history, history.param.newest("grad.l2")))
+        counts_M = (gain_M > NEAR_ZERO) | self._is_leading(matrix_sizes(history, history.param.newest("grad.l2")))
         ratio_M = np.where(counts_M, ratio_M, np.nan)
         second, largest = np.sort(ratio_M[~np.isnan(ratio_M)])[-2:] if np.count_nonzero(counts_M) > 2 else (1, 0)
         if not (self.replaced <= largest < np.inf and second <= min(USUAL, largest * 10**-self.decades)):

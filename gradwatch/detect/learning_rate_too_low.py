@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
-from gradwatch.detect._depth import depth
+from gradwatch.detect._depth import NEAR_ZERO, depth
 from gradwatch.detect._finding import finding_of
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._robust import Floats, median, trend
@@ -26,9 +26,6 @@ from gradwatch.records import Finding, Quantity
 
 SPREAD = 10
 """Ratio of the largest update to the median up to which all layers move alike; where gradients vanish it is larger."""
-
-SMALL = 0.05
-"""Size of a weight matrix, in units of the one that keeps the size of the signal, below which it started near zero."""
 
 GONE = 1e-3
 """Size of an update, in units of the first at the same rate, below which its gradient is gone: that of a problem
@@ -275,7 +272,7 @@ def _is_gradient_gone(history: History, weights_W: NDArray[np.intp], newest: flo
 def _began(history: History, weights_W: NDArray[np.intp]) -> Floats:
     """Return 1 for weights of which a ratio says something, and nan for those that began near zero."""
     shape, first_W = depth(history), beginning(history, "weight.l2", 1)[0, weights_W]  # measured at the first step
-    return np.where(first_W > (SMALL if len(shape.matrices_M) else 0) * shape.root_rows_W, 1, np.nan)
+    return np.where(first_W > (NEAR_ZERO if len(shape.matrices_M) else 0) * shape.root_rows_W, 1, np.nan)
 
 
 def _ratios(history: History, weights_W: NDArray[np.intp]) -> Floats:
