@@ -86,7 +86,7 @@ def scaled(kind, **options):
     return monitor
 
 
-def by_closure(kind, **options):
+def closing(kind, *, observes, **options):
     model = make()
     optimizer = kind(model.parameters(), lr=1e-2, **options)
     with gradwatch.watch(model, optimizer, schedule=EVERY) as monitor:
@@ -96,28 +96,21 @@ def by_closure(kind, **options):
                 optimizer.zero_grad()
                 loss = loss_of(model, x, y)
                 loss.backward()
+                if observes:
+                    monitor.observe(optimizer)
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
                 return loss
 
             monitor.step(optimizer.step(closure))
     return monitor
+
+
+def by_closure(kind, **options):
+    return closing(kind, observes=False, **options)
 
 
 def observed_and_clipped_by_closure(kind, **options):
-    model = make()
-    optimizer = kind(model.parameters(), lr=1e-2, **options)
-    with gradwatch.watch(model, optimizer, schedule=EVERY) as monitor:
-        for x, y in batches():
-
-            def closure(x=x, y=y):
-                optimizer.zero_grad()
-                loss = loss_of(model, x, y)
-                loss.backward()
-                monitor.observe(optimizer)
-                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-                return loss
-
-            monitor.step(optimizer.step(closure))
-    return monitor
+    return closing(kind, observes=True, **options)
 
 
 def two_optimizers(kind, **options):
