@@ -1,4 +1,4 @@
-"""Settings that do nothing, since others make them so: said before the training begins."""
+"""Settings that do nothing, or not what they say, since others make them so: said before the training begins."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gradwatch.config.schema import Config
 
 
 def warnings(config: Config) -> tuple[str, ...]:
-    """Return a sentence for each setting that differs from its default and has no effect, and what to do about it."""
+    """Return a sentence for each changed setting that others keep from its effect, and what to do about it."""
     rules = (
         _scaler,
         _nonfinite,
@@ -116,6 +116,11 @@ def _warmup(config: Config) -> Iterator[str]:
         yield (
             f"schedule.name: {schedule.name} has no effect: its warm-up of {schedule.warmup_steps} {unit} fills all "
             f"{length} of train.{unit}; set schedule.warmup_steps below that"
+        )
+    elif length and schedule.warmup_steps > length:
+        yield (
+            f"schedule.warmup_steps: {schedule.warmup_steps} is more than train.{unit} ({length}): the run ends within "
+            f"its warm-up, at {length / (schedule.warmup_steps + 1):.2g} of optim.lr; lower it"
         )
     if schedule.per == "epoch" and not schedule.name and not schedule.warmup_steps:
         yield "schedule.per: has no effect without a schedule; remove it, or set schedule.name"
