@@ -62,11 +62,11 @@ class LearningRateTooLow:
     What it measures: the update/weight ratio of the weight matrices, of which the median must be below `ratio` and even
     the largest below ten times that, in `samples` samples in a row (but for matrices that began near zero, of which
     nothing can be said), while the rate is not rising, or rises so slowly in a straight line that the ratio would take
-    more than `horizon` further steps to reach ten times `ratio`, and the loss is still a good part of
-    what it was at the start. If it was larger before, it must have been that low for a third of the run so far: what a
-    schedule ends with takes a fiftieth (cosine) to a quarter (milestones) of a run. A model that is nothing but
-    embeddings is judged by the rows that a batch looked up: a table moves by the root of their share less than they do.
-    Layers of a group whose rate is a ten thousandth of another's are judged for themselves.
+    more than `horizon` further steps to reach ten times `ratio`, or more than are planned (`total_steps`), and the loss
+    is still a good part of what it was at the start. If it was larger before, it must have been that low for a third of
+    the run so far: what a schedule ends with takes a fiftieth (cosine) to a quarter (milestones) of a run. A model that
+    is nothing but embeddings is judged by the rows that a batch looked up: a table moves by the root of their share
+    less than they do. Layers of a group whose rate is a ten thousandth of another's are judged for themselves.
     And, where the loss stands where it began after 100 steps, whether the weights have travelled by less than `travel`
     of themselves in all of them. Where an update is a thousandth of the first at the same rate, the gradient is gone.
 
@@ -214,7 +214,8 @@ class LearningRateTooLow:
         if not late > 0 or late > FASTER * early:
             return bool(late > 0)
         to_come = (10 * self.ratio / level - 1) * rate_T[last] / late if level > 0 else np.inf
-        return bool(to_come <= self.horizon)
+        left = (history.info.total_steps or np.inf) - history.step
+        return bool(to_come <= min(self.horizon, left))
 
     def _is_left(self, history: History) -> bool:
         """Say whether the loss is still a good part of what it was."""
@@ -234,11 +235,10 @@ class LearningRateTooLow:
         yield Example("a group has a millionth of the others' rate, by a slip", *_slowed(factor=1e-6))
         yield Example("a group has a hundredth, as in fine-tuning", _slowed(factor=1e-2)[0])
         yield Example("a healthy run", Synthetic(steps=60).history())
-        warm = Synthetic(steps=60, lr=1e-7)
-        warm.lr_T *= 1 + warm.t_T
-        yield Example("a long warm-up begins", warm.history())
         yield Example("a warm-up that would take a hundred thousand steps", _warming(over=1e6), (None,))
         yield Example("a warm-up of ten thousand steps", _warming(over=1e4))
+        yield Example("one of ten thousand steps in a run of 150", _warming(over=1e4, planned=150), (None,))
+        yield Example("one of ten thousand steps in a run of as many", _warming(over=1e4, planned=10000))
         yield Example("one of ten thousand steps to a rate for fine-tuning", _warming(over=6e4), (None,))
         yield Example("a loss that stands while weights creep", _standing(), (None,))
         yield Example("a loss that falls while they do", _standing(fall=0.05))
@@ -317,9 +317,10 @@ def _decayed(*, over: float) -> History:
     return made.history()
 
 
-def _warming(*, over: float = 1.0, doubling: float = 0.0) -> History:
+def _warming(*, over: float = 1.0, doubling: float = 0.0, planned: int | None = None) -> History:
     """Return a run whose rate rises to a usual one in a straight line of so many steps, or doubles now and then."""
     made = Synthetic(steps=120)
+    made.info = replace(made.info, total_steps=planned)
     made.lr_T = 1e-8 * 2 ** (made.t_T / doubling) if doubling else 1e-3 * (made.t_T + 1) / over
     made.loss_T[:] = 2.3
     return made.history()
