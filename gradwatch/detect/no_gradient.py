@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
+from gradwatch.detect._beginning import beginning
 from gradwatch.detect._depth import depth
 from gradwatch.detect._finding import finding_of
 from gradwatch.detect._follow_on import is_explained
@@ -44,7 +45,9 @@ class NoGradient:
     an expert that nothing was sent to (info). A bias with a gradient of zero whose weight has one is reached by a loss
     that does not change when its outputs shift, as a hinge or a distance between two outputs does not (info). Zeros
     behind a ReLU that never fires are reported as dead-relu, at the ReLU; those beside weights of zero that nothing
-    moves, as of a factor of LoRA that no optimizer holds, follow from these (info).
+    moves, as of a factor of LoRA that no optimizer holds, follow from these (info). A target network or an average of
+    the weights gets none by design: what no optimizer holds, and began as a copy of what one does or moves without, is
+    not counted.
 
     What to do: look for `detach()`, `.data`, `.item()`, `.numpy()` or `torch.no_grad()` between the layer and the loss,
     for a module whose output is not used, and for a softmax over a single unit or another constant before the loss.
@@ -81,7 +84,7 @@ class NoGradient:
             return
         share_L = reached_TL[looked_T].mean(axis=0)
         in_turn_L = (share_L > 0) & (share_L < 0.9) & shape.trainable_L
-        ill_L = shape.trainable_L & (share_L == 0)
+        ill_L = shape.trainable_L & (share_L == 0) & ~_copies(history)
         steps = int(looked_T.sum())
         if not ill_L.any():
             return
@@ -143,6 +146,9 @@ class NoGradient:
         skipped = Synthetic(steps=40).no_gradient(None)
         skipped.skipped_T[:] = 1
         yield Example("every step so far was skipped", skipped.history())
+        yield Example("a target network: a copy that no optimizer holds", _outside(copied=True))
+        yield Example("an average of the weights, which moves without an optimizer", _outside(moves=True))
+        yield Example("a layer that nothing uses and no optimizer holds", _outside(), ("layers.4.weight",))
         blocked = Synthetic(steps=40, activations=3).no_gradient((0, 1), zero=True).dead_relu(0, fraction=1, onset=0)
         yield Example("zeros behind a dead ReLU are for dead-relu to tell", blocked.history())
 
@@ -160,6 +166,32 @@ def _shift() -> tuple[History, tuple[str, ...]]:
         layers[i] = replace(layers[i], name=f"{module}.{name}", module=module, shape=(64, 64) if i == 3 else (64,))
     made.info = replace(made.info, layers=tuple(layers))
     return made.history(), ("critic.bias",)
+
+
+def _outside(*, copied: bool = False, moves: bool = False) -> History:
+    """Return a run beside a layer that no optimizer holds; all others begin with the same norm."""
+    made = Synthetic(steps=60).no_gradient(4)
+    layers = tuple(replace(layer, group=None if i == 4 else 0) for i, layer in enumerate(made.info.layers))
+    made.info = replace(made.info, layers=layers)
+    made.weight_l2_TL[:, 4] = (1.0 if copied else 0.9) * made.weight_l2_TL[0, 3] * (1 + 1e-4 * moves * made.t_T)
+    return made.history()
+
+
+def _copies(history: History) -> NDArray[np.bool_]:
+    """Return which tensors no optimizer holds and are a copy of one that it holds at first, or move all the same."""
+    layers, l2_TL = history.info.layers, history.param.window("weight.l2")
+    moved_L = np.fmax.reduce(l2_TL) > np.fmin.reduce(l2_TL)
+    first_L = beginning(history, "weight.l2", 1)[0]
+    held = {(layer.shape, first) for layer, first in zip(layers, first_L, strict=True) if layer.group is not None}
+    copied_L = np.array(
+        [
+            layer.group is None and (is_moved or (layer.shape, first) in held)
+            for layer, first, is_moved in zip(layers, first_L, moved_L, strict=True)
+        ],
+        np.bool_,
+    )
+    is_matrix_L = np.array([len(layer.shape) >= 2 for layer in layers], np.bool_)
+    return copied_L if (copied_L & is_matrix_L).any() else np.zeros_like(copied_L)  # zeros and ones equal each other
 
 
 def _is_routed(history: History, ill_L: NDArray[np.bool_]) -> bool:
