@@ -30,7 +30,7 @@ from gradwatch.pipeline import Pipeline
 from gradwatch.probe.activations import ActivationProbe
 from gradwatch.probe.facts import Facts
 from gradwatch.probe.layout import describe, named_modules
-from gradwatch.probe.leftover import watch_leftovers
+from gradwatch.probe.leftover import Leftovers
 from gradwatch.records import ActivationInfo, Event, Finding, RunInfo
 from gradwatch.render import Sink
 
@@ -102,6 +102,8 @@ def watch(
     if activations:
         activations.find_functions(functools.partial(lay_out, history, pipeline, recorder))
     keeper = _keeper(record, run, models, optimizers=optimizers, scaler=scaler)
+    names = {param: layer.name for param, layer in zip(params, info.layers, strict=True)}
+    leftovers = Leftovers(optimizers, pipeline.note, names=names)
     return Monitor(
         params,
         optimizers=optimizers,
@@ -111,10 +113,9 @@ def watch(
         schedule=schedule,
         accumulate=accumulate,
         measure_clipped=True,
-        facts=_facts(models, params, info=info, optimizers=optimizers, loss_fn=loss_fn, activations=activations),
+        facts=_facts(models, params, info, optimizers, loss_fn=loss_fn, activations=activations, leftovers=leftovers),
         hooks=[
             *_AutocastHook(functools.partial(_change_precision, history, recorder)).attach(models),
-            *watch_leftovers(optimizers, pipeline.note, names=_names(params, info)),
             *(keeper.attach() if keeper else ()),
         ],
         keeper=keeper,
@@ -223,11 +224,12 @@ def _keeper(
 def _facts(
     models: Mapping[str, nn.Module],
     params: Sequence[Tensor],
-    *,
     info: RunInfo,
     optimizers: Sequence[torch.optim.Optimizer],
+    *,
     loss_fn: Callable[..., Any] | None,
     activations: ActivationProbe | None,
+    leftovers: Leftovers,
 ) -> Facts | None:
     """Return a probe of tape and modes, or None and a warning where the model takes no hooks."""
     try:
@@ -239,15 +241,12 @@ def _facts(
             loss_fn=loss_fn,
             recurrences=activations.recurrences if activations else None,
             pairings=activations.pairings if activations else None,
+            leftovers=leftovers,
         )
     except Exception as error:  # as above
         text = f"the look at tape and modes is switched off: {type(error).__name__}: {error}"
         warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=3)
         return None
-
-
-def _names(params: Sequence[Tensor], info: RunInfo) -> dict[Tensor, str]:
-    return {param: layer.name for param, layer in zip(params, info.layers, strict=True)}
 
 
 def _name(loss_fn: Callable[..., Any] | None) -> str:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect._finding import finding_of
+from gradwatch.detect._noted import noted
 from gradwatch.detect._robust import log10
 from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
@@ -25,6 +26,9 @@ KEPT = "gradients-kept"
 
 CLEARED = "gradients-cleared"
 """Event of an update before which one did."""
+
+KEPT_LATER = "gradients-kept-later"
+"""Event of several updates in a row later in the run before which none did."""
 
 STEPS = 9
 """First steps that are looked at: a sum of nine gradients is at least three times one of them."""
@@ -40,11 +44,11 @@ class MissingZeroGrad:
     """Gradients that are never cleared.
 
     What it measures: two things. (1) What `watch` saw of a parameter at each end of an optimizer between its first
-    updates: whether any backward found its gradient cleared. (2) Where nobody looked, the gradient norms of the first 9
-    steps. A sum of t gradients grows as a power of t: t where they agree, the root of t where they are noise, and
-    smoothly, because one more batch changes little. Nearly all tensors have to grow with such a power, from the first
-    update on, without the noise that batches have. Learning can raise norms too, but not in all tensors, not at once,
-    and not slower and slower.
+    updates, and between a few in a row now and then: whether any backward found its gradient cleared. (2) Where nobody
+    looked, the gradient norms of the first 9 steps. A sum of t gradients grows as a power of t: t where they agree, the
+    root of t where they are noise, and smoothly, because one more batch changes little. Nearly all tensors have to grow
+    with such a power, from the first update on, without the noise that batches have. Learning can raise norms too, but
+    not in all tensors, not at once, and not slower and slower.
 
     Why it matters: each update repeats all earlier ones, a momentum of 1 without friction: training overshoots, or
     blows up.
@@ -78,11 +82,15 @@ class MissingZeroGrad:
     noise: float = 0.1
 
     def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
-        """Say which steps come after all looks at the first ones."""
-        return ahead.steps_D >= STEPS - 1 + self.every
+        """Say which steps come after all looks at the first ones, where no later look found anything."""
+        is_noted = any(event.kind == KEPT_LATER for event in ahead.history.events)
+        return (ahead.steps_D >= STEPS - 1 + self.every) & (not is_noted)
 
     def detect(self, history: History) -> Iterator[Finding]:
-        """Yield a finding for the run."""
+        """Yield a finding for the run, or for the end of an optimizer that is not cleared."""
+        later = {event.layer: event.text for event in noted(history, KEPT_LATER)}
+        for layer, text in ({None: later[None]} if None in later else later).items():
+            yield self._finding(history, f"{text} ({layer})" if layer else text, layer=layer, kept=self.kept)
         if history.step >= STEPS - 1 + self.every:
             return
         kept = Counter(event.layer for event in history.events if event.kind == KEPT)
@@ -141,6 +149,8 @@ class MissingZeroGrad:
         yield Example("no backward finds the gradients cleared", _kept(3), (None,))
         yield Example("one end of the model is left out", _kept(3, layer="encoder"), ("encoder",))
         yield Example("they are kept once, for a reason", _kept(1))
+        later = Synthetic(steps=40).note(KEPT_LATER, step=20, text="nothing clears the gradients any more")
+        yield Example("a loop clears them in its first epoch only", later.history(), (None,))
         yield Example("a healthy run", Synthetic(steps=40).history())
         yield Example("they grow like a sum, and were seen to be cleared", _cleared())
         branch = Synthetic(steps=40, noise=0.03)

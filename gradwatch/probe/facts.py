@@ -14,6 +14,7 @@ from gradwatch.probe import offsets, symmetry
 from gradwatch.probe.functional import Fact, Functional
 from gradwatch.probe.inputs import Inputs
 from gradwatch.probe.layout import Models
+from gradwatch.probe.leftover import Leftovers
 from gradwatch.probe.modes import Modes
 from gradwatch.probe.pairing import Pairings
 from gradwatch.probe.recurrence import Recurrences
@@ -42,6 +43,7 @@ class Facts:
         loss_fn: The loss function, where it is known.
         recurrences: What reads gradients on their way back through a recurrence, or None.
         pairings: What compares predictions with the targets of other samples, or None.
+        leftovers: What watches whether gradients are cleared, or None.
         known: Events that were noted before, and are no news.
         hooked: Whether modes, inputs and running statistics are looked at by hooks; a loop that puts its model into
             training mode for each step, and into evaluation mode for each validation, needs none, and may be resumed
@@ -58,6 +60,7 @@ class Facts:
         loss_fn: Callable[..., Any] | None = None,
         recurrences: Recurrences | None = None,
         pairings: Pairings | None = None,
+        leftovers: Leftovers | None = None,
         known: Iterable[Event] = (),
         hooked: bool = True,
     ) -> None:
@@ -68,6 +71,7 @@ class Facts:
         self._functional = Functional(models, list(models.values()) if isinstance(models, Mapping) else [models])
         self._step = 0
         self._recurrences, self._pairings = recurrences, pairings
+        self._leftovers = leftovers
         self._waiting = [
             Event(kind=kind, step=0, layer=layer, text=text, values=values)
             for kind, layer, text, values in (
@@ -106,6 +110,8 @@ class Facts:
             is_validated: Whether a validation loss came with it.
             is_spoilt: Whether the loss or a gradient is not finite.
         """
+        if self._leftovers:
+            self._leftovers.look_again(step)
         found = [*self._recurrences.facts()] if self._recurrences else []
         found += [*self._pairings.facts(loss)] if self._pairings else []
         found += [*self._inputs.facts()] if self._inputs else []
@@ -149,6 +155,8 @@ class Facts:
         """Take all hooks off."""
         self.forget_loss()
         self._functional.close()
+        if self._leftovers:
+            self._leftovers.close()
         if self._inputs:
             self._inputs.close()
         self._modes.close()

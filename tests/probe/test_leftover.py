@@ -1,4 +1,4 @@
-"""Gradients that nothing clears are seen at the first updates; a loop that clears them in any way is left alone."""
+"""Gradients that nothing clears are seen at the first updates and at later ones; loops that clear them are no news."""
 
 import pytest
 import torch
@@ -126,18 +126,59 @@ def test_a_gradient_that_another_loss_adds_to_before_it_is_cleared_is_none():
     assert not kept(monitor.history)
 
 
-def test_the_hooks_are_gone_after_the_first_updates():
+def train_long(clears):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with gradwatch.watch(model, optimizer) as monitor:
+        for step in range(60):
+            clears(model, step)
+            backward(model)
+            optimizer.step()
+            monitor.step(1.0)
+    return [(f.layer, f.step) for f in monitor.findings() if f.kind == "missing-zero-grad"]
+
+
+def clears_until_20(model, step):
+    if step < 20:
+        model.zero_grad()
+
+
+def clears_the_head_and_thaws(model, step):
+    if step == 20:
+        model[0].requires_grad_(True)
+    model[2].zero_grad()
+
+
+def clears_all_but_two(model, step):
+    if step not in (31, 32):
+        model.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("clears", "found"),
+    [
+        (clears_until_20, [(None, 24)]),
+        (clears_the_head_and_thaws, [("0.weight", 24)]),
+        (clears_all_but_two, []),
+    ],
+)
+def test_a_loop_that_ceases_to_clear_is_found_at_a_later_look(clears, found):
+    assert train_long(clears) == found
+
+
+def test_the_hooks_are_gone_between_two_looks():
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     monitor = gradwatch.watch(model, optimizer)
     counts = []
-    for _ in range(12):
+    for _ in range(15):
         clears_first(model, optimizer)
         monitor.step(1.0)
         hooks = [*(model.bias._backward_hooks or ()), *(model.weight._backward_hooks or ())]
         counts.append((len(hooks), len(optimizer._optimizer_step_pre_hooks)))
     monitor.close()
 
-    assert counts[0] == (2, 3)
-    assert counts[-1] == (0, 1)
+    assert [counts[step] for step in (0, 9, 10, 13)] == [(2, 3), (0, 1), (2, 3), (0, 1)]
