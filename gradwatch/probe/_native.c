@@ -15,7 +15,7 @@
 #include "_stepping.h"
 
 /* Raised with each change of what Python may call or hand over here: `kernel.py` takes no other revision than its own. */
-#define REVISION 3
+#define REVISION 4
 
 /* Room for the histograms of as many tensors, all zero. NULL with a Python error where there is too little. */
 static int64_t *empty_counts(PyObject *tensor, Py_ssize_t length)
@@ -161,7 +161,7 @@ static PyObject *histograms(PyObject *self, PyObject *const *args, Py_ssize_t na
 PyDoc_STRVAR(activation_doc,
              "activation(output, ranges_4, dead_C, totals_4) -> int | None\n\n"
              "Add the number of values, their sum, sum of squares, and number outside of the last two of ranges_4 to\n"
-             "totals_4, float64. Where dead_C, uint8, is not None, clear the units that leave the first two of ranges_4.\n"
+             "totals_4, float64. Where dead_C, bool, is not None, clear the units that leave the first two of ranges_4.\n"
              "Units are the last dimension. Returns how many units are dead; None where the output is not plain.");
 
 static PyObject *activation(PyObject *self, PyObject *const *args, Py_ssize_t nargs)

@@ -69,7 +69,7 @@ def traces(
     rule: int,
     groups: list[dict[str, Any]],
     state: dict[Tensor, Any],
-    moved: set[Tensor],
+    moved: bytes,
     params: tuple[Tensor, ...],
     columns: Tensor,
     changes_2L: Tensor,

@@ -27,7 +27,8 @@ static int intern_names(void)
 typedef struct {
     Rule rule;
     PyObject *params, *fresh;       /* in the order of the columns; whose state was just made */
-    PyObject *moved;                /* what has moved already, to be traced; or null */
+    const char *moved;              /* which params have moved already, to be traced, a byte for each; or null */
+    Py_ssize_t num_moved;
     const int64_t *columns;
     float *gradients, *changes;     /* rows, or null */
     PyObject **owners;              /* references, so that memory stays while the lock is let go */
@@ -171,6 +172,8 @@ static Py_ssize_t visit(Walk *walk, PyObject *param, const Settings *settings, P
     if (walk->columns && (walk->walked >= PyTuple_Size(walk->params)
                           || PyTuple_GetItem(walk->params, walk->walked) != param))
         return OTHER_PARAMS;
+    if (walk->moved && walk->walked >= walk->num_moved)
+        return OTHER_PARAMS;
     PyObject *grad = walk->moved ? Py_NewRef(Py_None) : PyObject_GetAttr(param, grad_name);
     if (!grad)
         return RAISED;
@@ -187,7 +190,7 @@ static Py_ssize_t visit(Walk *walk, PyObject *param, const Settings *settings, P
         walk->owners[walk->num_owners++] = Py_NewRef(param);
         item->grad = grad == Py_None ? NULL : floats_of(walk, grad, &t);
     }
-    int is_moving = walk->moved ? PySet_Contains(walk->moved, param) == 1 : grad != Py_None;
+    int is_moving = walk->moved ? walk->moved[walk->walked] : grad != Py_None;
     Py_DECREF(grad);
     if (!is_moving)
         return STEPPED;

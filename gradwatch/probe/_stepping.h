@@ -81,7 +81,7 @@ static PyObject *step(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
         return NULL;
     Py_ssize_t verdict = begin_walk(&walk, args[1]) ? RAISED : visit_all(&walk, args[1], args[2]);
     if (verdict == STEPPED && !PyErr_Occurred())
-        carry_out(&walk, best_mover(), threads);
+        carry_out(&walk, best_move(), threads);
     PyObject *moved = PyErr_Occurred() ? NULL : verdict == STEPPED ? moved_params(&walk) : PyLong_FromSsize_t(verdict);
     end_walk(&walk);
     return moved;
@@ -90,8 +90,8 @@ static PyObject *step(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 PyDoc_STRVAR(traces_doc,
              "traces(rule, groups, state, moved, params, columns, changes_2L, threads) -> int\n\n"
              "Write into columns[i] what the last step of a stock optimizer has done to params[i]: the norm of its weight\n"
-             "before it, and that of the update divided by it. moved is the set of params that had a gradient. rule 0 is\n"
-             "SGD with momentum and without Nesterov's. Returns -1, or the reason why not, as step does.");
+             "before it, and that of the update divided by it. moved is bytes, 1 for each of params that had a gradient.\n"
+             "rule 0 is SGD with momentum and without Nesterov's. Returns -1, or the reason why not, as step does.");
 
 static PyObject *traces(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -100,12 +100,13 @@ static PyObject *traces(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     memset(&walk, 0, sizeof walk);
     if (!has_arguments(nargs, 8) || take_arguments(&walk, args, args[5], Py_None, args[6]))
         return NULL;
-    walk.moved = args[3];
+    if (PyBytes_AsStringAndSize(args[3], (char **)&walk.moved, &walk.num_moved))
+        return NULL;
     walk.fresh = Py_None;
     int threads = (int)PyLong_AsLong(args[7]);
     Py_ssize_t verdict = PyErr_Occurred() || begin_walk(&walk, args[1]) ? RAISED : visit_all(&walk, args[1], args[2]);
     if (verdict == STEPPED && !PyErr_Occurred())
-        carry_out(&walk, trace, threads);
+        carry_out(&walk, best_trace(), threads);
     PyObject *answer = PyErr_Occurred() ? NULL : PyLong_FromSsize_t(verdict);
     end_walk(&walk);
     return answer;

@@ -64,15 +64,16 @@ static void set_pace(Item *item)
     item->inverse = 1 / item->root;
 }
 
-/* x / root for x >= 0, to the bit: with the rounded reciprocal and the remainder at hand the quotient is rounded right
- * (Markstein, doi:10.1147/rd.341.0111, theorem 8.1), and dividing is what an Adam step is slow at. */
-INLINE float over_root(float x, float root, float inverse, int fused)
+/* x / divisor, to the bit: with the rounded reciprocal and the remainder at hand the quotient is rounded right
+ * (Markstein, doi:10.1147/rd.341.0111, theorem 8.1), and dividing is what an Adam step is slow at. Of |x| < 1e-37, whose
+ * remainder may underflow, the last bit may be another. */
+INLINE float over(float x, float divisor, float inverse, int fused)
 {
     if (!fused)
-        return x / root;
+        return x / divisor;
     float near = x * inverse;
-    float exact = multiply_add(multiply_add(-near, root, x, 1), inverse, near, 1);
-    return near <= FLT_MAX ? exact : near;
+    float exact = multiply_add(multiply_add(-near, divisor, x, 1), inverse, near, 1);
+    return fabsf(near) <= FLT_MAX ? exact : near;
 }
 
 INLINE void adam_floats(const Item *item, size_t begin, size_t n, int is_tail, int fused, int is_coupled, int is_amsgrad)
@@ -101,7 +102,7 @@ INLINE void adam_floats(const Item *item, size_t begin, size_t n, int is_tail, i
             square = (is_tail ? !(old < square) : old > square || old != old) ? old : square;
             largest[i] = square;
         }
-        w[i] = p - step_size * mean / (over_root(sqrtf(square), root, inverse, fused) + eps);
+        w[i] = p - step_size * mean / (over(sqrtf(square), root, inverse, fused) + eps);
     }
 }
 
@@ -248,38 +249,49 @@ INLINE void move(const Step *step, const Item *item, int fused)
         write_change(folded(changes.weights), folded(changes.updates), item->change, step->stride);
 }
 
-/* The same for each instruction set that makes a difference. Not by the dynamic linker: what is fused depends on it. */
-#if defined(__GNUC__) && defined(__x86_64__)
-__attribute__((target("avx512f,avx2,fma"))) static void move_by_sixteen(const Step *step, const Item *item)
-{
-    move(step, item, 1);
-}
-
-__attribute__((target("avx2,fma"))) static void move_by_eight(const Step *step, const Item *item)
-{
-    move(step, item, 1);
-}
-#endif
-
-static void move_by_default(const Step *step, const Item *item)
-{
-#if defined(__FP_FAST_FMAF)
-    move(step, item, 1);
-#else
-    move(step, item, 0);
-#endif
-}
-
 typedef void (*Mover)(const Step *, const Item *);
 
-static Mover best_mover(void)
-{
-#if defined(__GNUC__) && defined(__x86_64__)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("fma") && __builtin_cpu_supports("avx2"))
-        return __builtin_cpu_supports("avx512f") ? move_by_sixteen : move_by_eight;
+#if defined(__FP_FAST_FMAF)
+#define IS_FUSED 1
+#else
+#define IS_FUSED 0
 #endif
-    return move_by_default;
-}
+
+/* `best_` of what is done to an item: the same for each instruction set that makes a difference. Not chosen by the
+ * dynamic linker: what is fused depends on it. */
+#if defined(__GNUC__) && defined(__x86_64__)
+#define FOR_EVERY_CPU(name)                                                                                             \
+    __attribute__((target("avx512f,avx2,fma"))) static void name##_by_sixteen(const Step *step, const Item *item)       \
+    {                                                                                                                   \
+        name(step, item, 1);                                                                                            \
+    }                                                                                                                   \
+    __attribute__((target("avx2,fma"))) static void name##_by_eight(const Step *step, const Item *item)                 \
+    {                                                                                                                   \
+        name(step, item, 1);                                                                                            \
+    }                                                                                                                   \
+    static void name##_by_default(const Step *step, const Item *item)                                                   \
+    {                                                                                                                   \
+        name(step, item, IS_FUSED);                                                                                     \
+    }                                                                                                                   \
+    static Mover best_##name(void)                                                                                      \
+    {                                                                                                                   \
+        __builtin_cpu_init();                                                                                           \
+        if (__builtin_cpu_supports("fma") && __builtin_cpu_supports("avx2"))                                            \
+            return __builtin_cpu_supports("avx512f") ? name##_by_sixteen : name##_by_eight;                             \
+        return name##_by_default;                                                                                       \
+    }
+#else
+#define FOR_EVERY_CPU(name)                                                                                             \
+    static void name##_by_default(const Step *step, const Item *item)                                                   \
+    {                                                                                                                   \
+        name(step, item, IS_FUSED);                                                                                     \
+    }                                                                                                                   \
+    static Mover best_##name(void)                                                                                      \
+    {                                                                                                                   \
+        return name##_by_default;                                                                                       \
+    }
+#endif
+
+FOR_EVERY_CPU(move)
 
 #endif

@@ -11,7 +11,7 @@
  * zero the step leaves the rounded update, which has to come out as zero again, whichever way it was rounded. */
 #define NOISE 2.4e-7f /* 2^-22 */
 
-INLINE void weights_before(const Item *item, size_t begin, size_t n, float *restrict before)
+INLINE void weights_before(const Item *item, size_t begin, size_t n, float *restrict before, int fused)
 {
     const Settings *s = item->settings;
     const float *restrict w = item->weight + begin, *restrict m = item->first + begin;
@@ -24,15 +24,15 @@ INLINE void weights_before(const Item *item, size_t begin, size_t n, float *rest
         return;
     }
     const float *restrict v = (s->is_amsgrad ? item->largest : item->second) + begin;
-    const float step_size = item->step_size, root = item->root;
-    const float eps = s->eps, keep = s->keep;
+    const float step_size = item->step_size, root = item->root, inverse = item->inverse;
+    const float eps = s->eps, keep = s->keep, grow = 1 / keep;
     for (size_t i = 0; i < n; i++) {
-        float update = step_size * m[i] / (sqrtf(v[i]) / root + eps), old = w[i] + update;
-        before[i] = fabsf(old) <= NOISE * fabsf(update) ? 0 : old / keep;
+        float update = step_size * m[i] / (over(sqrtf(v[i]), root, inverse, fused) + eps), old = w[i] + update;
+        before[i] = fabsf(old) <= NOISE * fabsf(update) ? 0 : over(old, keep, grow, fused);
     }
 }
 
-EVERY_CPU static void trace(const Step *step, const Item *item)
+INLINE void trace(const Step *step, const Item *item, int fused)
 {
     ChangeSums changes = {{0}, {0}};
     float before[BLOCK];
@@ -42,10 +42,12 @@ EVERY_CPU static void trace(const Step *step, const Item *item)
     }
     for (size_t begin = 0, length; begin < item->numel; begin += length) {
         length = block_length(item->numel - begin);
-        weights_before(item, begin, length, before);
+        weights_before(item, begin, length, before, fused);
         add_padded_change(&changes, before, item->weight + begin, length);
     }
     write_change(folded(changes.weights), folded(changes.updates), item->change, step->stride);
 }
+
+FOR_EVERY_CPU(trace)
 
 #endif

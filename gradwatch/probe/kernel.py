@@ -11,7 +11,7 @@ import torch
 Kernel = Literal["auto", "native", "torch"]
 
 
-REVISION = 3
+REVISION = 4
 """Revision of the extension that this package calls, as in `_native.c`."""
 
 

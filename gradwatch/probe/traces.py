@@ -46,7 +46,9 @@ class TraceProbe:
         self._optimizer = optimizer
         self._column_of = {p: i for i, p in enumerate(params)}
         self._groups: list[dict[str, Any]] = []
-        self._moved: set[Tensor] = set()
+        self._held: list[int] = []
+        self._others: list[Tensor] = []
+        self._moved = b""
         self._ordered: tuple[Tensor, ...] = ()
         self._columns_P = torch.zeros(0, dtype=torch.int64, device="cpu")
 
@@ -57,10 +59,14 @@ class TraceProbe:
         self._groups = [*_snapshots(self._optimizer)]
         if not all(_is_traceable(group) for group in self._groups):
             return False
-        own = {p for group in self._groups for p in group["params"]}
-        self._moved = {p for p in own if p.grad is not None}
-        if len(own) < len(self._column_of) or not own >= self._column_of.keys():
-            self._groups.append({**self._groups[0], "params": [p for p in self._column_of if p not in own]})
+        held = [p for group in self._groups for p in group["params"]]
+        ids = [id(p) for p in held]
+        if ids != self._held:
+            self._held, own = ids, set(held)
+            self._others = [p for p in self._column_of if p not in own]
+        if self._others:
+            self._groups.append({**self._groups[0], "params": self._others})
+        self._moved = bytes([p.grad is not None for p in held]) + bytes(len(self._others))
         return True
 
     def after(self) -> Tensor | None:
