@@ -93,10 +93,10 @@ class Slot:
         if self.call < len(self.dead):
             return self.dead[self.call]
         if self.call == len(self._inside):
-            self._inside.append(torch.empty(0, dtype=torch.uint8, device="cpu"))
+            self._inside.append(torch.empty(0, dtype=torch.bool, device="cpu"))
         if len(self._inside[self.call]) != num_units:
-            self._inside[self.call] = torch.empty(num_units, dtype=torch.uint8, device="cpu")
-        return self._inside[self.call].fill_(1)
+            self._inside[self.call] = torch.empty(num_units, dtype=torch.bool, device="cpu")
+        return self._inside[self.call].fill_(True)
 
     def _sample(self, x: torch.Tensor) -> torch.Tensor:
         """Return leading samples with units, or the classes of a softmax, in the last dimension."""
@@ -117,10 +117,13 @@ class Slot:
         self.call += 1
 
     def dead_units(self) -> torch.Tensor | None:
-        """Return which units of all calls never fired, of shape (C,), bool; None where there are none that can die."""
+        """Return which units of all calls never fired, of shape (C,), bool; None where there are none that can die.
+
+        It may be memory that the next step writes to.
+        """
         if not self.dead:
             return None
-        return (self.dead[0] if len(self.dead) == 1 else torch.cat(self.dead)).bool()
+        return self.dead[0] if len(self.dead) == 1 else torch.cat(self.dead)
 
     def dead_frac(self) -> torch.Tensor | float:
         """Return the fraction of units that never fired; nan where there are none that can be dead."""
@@ -128,8 +131,8 @@ class Slot:
             return math.nan
         known = [count for count in self.num_dead if count is not None]
         if len(known) == len(self.dead):
-            return sum(known) / sum(map(len, self.dead))
-        return torch.cat([dead_C.bool() for dead_C in self.dead]).mean(dtype=torch.float32)
+            return sum(known) / sum([dead_C.shape[0] for dead_C in self.dead])
+        return torch.cat(self.dead).mean(dtype=torch.float32)
 
 
 def _plus(total: torch.Tensor | None, term: torch.Tensor) -> torch.Tensor:

@@ -126,10 +126,12 @@ class Functions:
         nearest = None
         while waiting and len(seen) < NEAR:
             at = waiting.popleft()
-            if tape.names[at] == LEAF and (owner := self._owners.get(at.variable)):
-                nearest = nearest or owner
-                if at.variable.ndim > 1:
-                    return owner
+            if tape.names[at] == LEAF:
+                if (owner := self._owners.get(at.variable)) is not None:
+                    nearest = nearest or owner
+                    if at.variable.ndim > 1:
+                        return owner
+                continue
             new = [child for child in tape.made_of[at] if child not in seen]
             seen.update(new)
             waiting.extend(new)
@@ -171,7 +173,7 @@ def _activations(tape: _Tape, roots: Sequence[Node], met: set[int]) -> Iterator[
     """
     outer, users = _walk(tape, roots, stop=True)
     behind = [child for node in outer if _is_product(tape, node) for child in tape.made_of[node]]
-    new = [node for node in behind if node._sequence_nr() not in met]
+    new = [node for node in behind if tape.names[node] != LEAF and node._sequence_nr() not in met]
     inner, users_inside = _walk(tape, new, stop=False, met=met)
     met.update(node._sequence_nr() for node in inner)
     for node in inner:
@@ -186,7 +188,7 @@ def _activations(tape: _Tape, roots: Sequence[Node], met: set[int]) -> Iterator[
 def _walk(
     tape: _Tape, roots: Sequence[Node], *, stop: bool, met: AbstractSet[int] = frozenset()
 ) -> tuple[list[Node], dict[Node, set[str]]]:
-    """Return nodes in the order of their distance, and the names of the operations that use each activation.
+    """Return nodes but leaves in the order of their distance, and the names of the operations that use each activation.
 
     Args:
         tape: What was seen so far.
@@ -205,7 +207,9 @@ def _walk(
             continue
         name, children = names[node], made_of[node]
         for child in children:
-            if names[child] in OPERATIONS:
+            if (kind := names[child]) == LEAF:
+                continue
+            if kind in OPERATIONS:
                 users.setdefault(child, set()).add(PRODUCT if name == "Mul" and len(children) > 1 else name)
             if child not in seen and not (met and child._sequence_nr() in met):
                 seen.add(child)
