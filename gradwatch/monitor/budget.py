@@ -9,12 +9,15 @@ from typing import final
 
 from gradwatch.pace import Pace
 
-SETTLING = 256
+SETTLING = 64
 """Steps at the beginning that are watched as scheduled, whatever it costs: most illnesses show there."""
 REVIEW_EVERY = 64
 """Steps from one look at the costs to the next."""
 MOST = 16
 """How many times more seldom than scheduled something is measured at most, so that it is still seen at times."""
+STEADY = 32
+"""Steps that have been made for each time more seldom: what is scheduled every 10 steps is seen again before a run is a
+third older."""
 CLOSE_LOOK = 64
 """Steps that are watched as scheduled after a new finding, so that its causes can be told apart."""
 
@@ -110,7 +113,7 @@ class Budget:
         self.next_review = step + REVIEW_EVERY * self.factor
         before = self.factor
         if self.schedule.budget and self._wall_s:
-            self.factor = self._affordable()
+            self.factor = self._affordable(most=min(MOST, step // STEADY))
         self._forget()
         return self.factor != before
 
@@ -118,11 +121,11 @@ class Budget:
         """Begin to count anew."""
         self._watch_s = self._optional_s = self._wall_s = 0.0
 
-    def _affordable(self) -> int:
-        """Return the smallest factor at which the cost would have been within the budget."""
+    def _affordable(self, *, most: int) -> int:
+        """Return the smallest factor up to one at which the cost would have been within the budget."""
         left_s = self.schedule.budget * self._wall_s - (self._watch_s - self._optional_s)
         scheduled_s = self._optional_s * self.factor
         factor = 1
-        while factor < MOST and scheduled_s / factor > left_s:
+        while 2 * factor <= most and scheduled_s / factor > left_s:
             factor *= 2
         return factor

@@ -1,5 +1,7 @@
 """The budget: it settles where the cost is within its fraction, comes back when there is room, and looks closer."""
 
+from itertools import pairwise
+
 import pytest
 
 from gradwatch.monitor.budget import CLOSE_LOOK, MOST, SETTLING, Budget, Schedule
@@ -41,7 +43,17 @@ def test_the_first_steps_are_measured_as_scheduled_whatever_they_cost():
     measured = spend(budget, 1000, fixed_s=1.0, optional_s=1.0, wall_s=1.0)
 
     assert [step for step in measured if step < SETTLING] == list(range(0, SETTLING, 10))
-    assert len(measured) < SETTLING / 10 + (1000 - SETTLING) / (10 * MOST) + 2
+    assert len(measured) < 1000 / 10 / 4
+
+
+def test_it_thins_by_so_much_that_no_third_of_a_run_goes_unseen():
+    budget = Budget(Schedule(updates=10))
+
+    measured = spend(budget, 6000, fixed_s=1.0, optional_s=1.0, wall_s=1.0)
+
+    gaps = [(later - step, step) for step, later in pairwise(measured)]
+    assert all(gap <= max(10, step / 3 + 10) for gap, step in gaps)
+    assert gaps[-1][0] == 10 * MOST
 
 
 def test_it_never_measures_more_seldom_than_its_bound():
