@@ -41,6 +41,9 @@ MOST_OF_IT = 0.7
 RECURRENCE = "tape-recurrence"
 """Event of a gradient that grows on its way back through the uses of one parameter."""
 
+DERIVATIVE = "tape-derivative"
+"""Event of a loss that may be made of derivatives of the outputs by the inputs: the output's bias is not in these."""
+
 OVERFLOW = 1e18
 """Norm above which its square, as in Adam's second moment, leaves float32 (largest 3.4e38, whose root is 1.8e19)."""
 
@@ -50,16 +53,17 @@ OVERFLOW = 1e18
 class ExplodingGradient:
     """Gradient norms that climb exponentially, or are far too large already.
 
-    What it measures: six things. (1) A climb: the median of the newest 8 total norms against the largest block
-    median in the first half of the window (up to 256 steps), together with the loss: both have to be above all they
-    were there, the norm by `factor` and the loss by `loss_factor`, and the loss above its start. (2) A blow-up over
-    depth: in each module the size of a gradient element, and by how many decades a line through them rises towards the
-    input, the mirror image of vanishing. (3) The gain of the backward pass: the gradient norm of the median weight
-    matrix over that of the output layer's bias, which is what the loss itself sends in, whatever its units. (4) A norm
-    of 1e18 or more, whose square overflows in float32. (5) Where a forward pass uses one parameter on its own result
-    again and again, as cells in a loop and solvers of equations do, by how much the gradient grows on its way back.
-    (6) A loss that falls below zero faster and faster, both it and the norm `unbounded` times as large as in the first
-    8 steps and still growing, and the weights with them: what has a least value flattens out on its way there.
+    What it measures: six things. (1) A climb: the median of the newest 8 total norms against the largest block median
+    in the first half of the window (up to 256 steps), together with the loss: both have to be above all they were
+    there, the norm by `factor` and the loss by `loss_factor`, and the loss above its start. (2) A blow-up over depth:
+    in each module the size of a gradient element, and by how many decades a line through them rises towards the input,
+    the mirror image of vanishing. (3) The gain of the backward pass: the gradient norm of the median weight matrix over
+    that of the output layer's bias, which is what the loss itself sends in, whatever its units; not where a loss may be
+    made of derivatives by the inputs (a physics-informed network), of which that bias is no part. (4) A norm of 1e18 or
+    more, whose square overflows in float32. (5) Where a forward pass uses one parameter on its own result again and
+    again, as cells in a loop and solvers of equations do, by how much the gradient grows on its way back. (6) A loss
+    that falls below zero faster and faster, both it and the norm `unbounded` times as large as in the first 8 steps and
+    still growing, and the weights with them: what has a least value flattens out on its way there.
 
     Why it matters: steps grow with the norm (under Adam they stay large and lose direction) until the loss is NaN.
 
@@ -239,7 +243,8 @@ class ExplodingGradient:
     def _gain(self, history: History) -> Iterator[Finding]:
         shape = depth(history)
         matrices_M = np.setdiff1d(shape.matrices_M, shape.unowned)  # what nothing moves comes to no harm
-        if shape.output_bias is None or len(matrices_M) < 2 or any(f.kind == self.kind for f in history.findings):
+        is_told = any(f.kind == self.kind for f in history.findings)
+        if shape.output_bias is None or len(matrices_M) < 2 or is_told or any(noted(history, DERIVATIVE)):
             return
         l2_L = history.param.newest("grad.l2")
         inflow = l2_L[shape.output_bias]
@@ -307,6 +312,10 @@ class ExplodingGradient:
         yield Example("a critic that grows until its penalty holds it", _falling(power=2.5, held=30))
         yield Example("a bound on information grows out of a small layer", _falling(power=2.5, grown=0.001))
         yield Example("a likelihood of density falls below zero", _falling(power=2.5, norm=0.0))
+        yield Example(
+            "the residual of a differential equation, to which the output's bias adds nothing",
+            _amplified(3.2, by_inputs=True)[0],
+        )
         yield Example("one spike", Synthetic(steps=140).spike(step=137, factor=300).history())
 
 
@@ -320,11 +329,13 @@ def _falling(*, power: float, norm: float = 1.5, held: int = 1000, grown: float 
     return made.history()
 
 
-def _amplified(decades: float) -> tuple[History, tuple[str, ...]]:
+def _amplified(decades: float, *, by_inputs: bool = False) -> tuple[History, tuple[str, ...]]:
     """Return a run whose last tensor is the output's bias, with a gradient so far below the others'."""
     made = Synthetic(steps=30)
     bias = replace(made.info.layers[-1], name="layers.10.bias", module="layers.10", shape=(64,))
     made.info = replace(made.info, layers=(*made.info.layers[:-1], bias))
     made.grad_l2_TL[:, -1] = np.median(made.grad_l2_TL[:, :-1], axis=1) * 10**-decades
     made.grad_l2_TL[:, 4] *= 10
+    if by_inputs:
+        made.note(DERIVATIVE, values={"tensors": 1})
     return made.history(), made.names(4)

@@ -118,6 +118,7 @@ class Tape:
         facts += siblings.facts(graph, self._index, self._layers)
         facts += offsets.matrices(graph, self._index, self._layers)
         facts += codebooks.facts(graph, self._index, self._layers)
+        facts += self._derivatives(graph)
         if is_whole and graph.is_complete and not graph.of(*OPAQUE):
             facts += self._cuts(graph)
         if wants_autopsy:
@@ -156,6 +157,14 @@ class Tape:
         for suspect in suspects(graph)[:MOST_SUSPECTS]:
             place = self._place(graph, suspect.node)
             yield "tape-singular", place, suspect.text, {"rank": float(suspect.rank)}
+
+    def _derivatives(self, graph: Graph) -> Iterator[PlacedFact]:
+        """Yield that a tensor which is no parameter takes a gradient: then losses are made of derivatives by it."""
+        others = {node.variable for node in graph.of("AccumulateGrad")} - self._index.keys()
+        if others:
+            shapes = ", ".join(sorted(str(tuple(leaf.shape)) for leaf in others)[:MOST_SUSPECTS])
+            text = f"the loss can be differentiated by what is no parameter of the model, of shape {shapes}"
+            yield "tape-derivative", None, text, {"tensors": float(len(others))}
 
     def _cuts(self, graph: Graph) -> Iterator[PlacedFact]:
         """Yield each stretch of the model, in its order, that the loss does not reach."""
