@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import final
 from weakref import WeakKeyDictionary
 
@@ -45,6 +47,9 @@ class Depth:
         chain_K: These and the other trainable tensors of their modules (biases), module after module; of recurrent
             modules layer after layer.
         starts_D: Where each module, or layer of a recurrent one, starts in `chain_K`.
+        blocks_D: Which block each of these modules belongs to: that of all which lie in one module without others
+            between them, as filter and gate of a layer do.
+        bias_M: Bias of the module of each weight matrix, -1 where it has none.
         units_L: Whether a tensor has one element per unit: biases, and weights of modules that have no such tensor.
         output_bias: Bias of the last module with a weight matrix, or None where it has none.
         unowned: Trainable tensors that no optimizer holds.
@@ -61,6 +66,8 @@ class Depth:
     root_rows_W: NDArray[np.float32]
     chain_K: NDArray[np.intp]
     starts_D: NDArray[np.intp]
+    blocks_D: NDArray[np.intp]
+    bias_M: NDArray[np.intp]
     units_L: NDArray[np.bool_]
     output_bias: int | None
     unowned: tuple[int, ...]
@@ -122,6 +129,17 @@ def module_levels(history: History, l2_L: Floats) -> Floats:
     return log10(np.fmax.reduceat(rms_K, shape.starts_D))
 
 
+def block_levels(history: History, level_D: Floats) -> Floats:
+    """Return the largest level of the modules of each block, in the order of the model, nan left out.
+
+    What stands side by side in a block gets parts of one gradient, of which a gate's may be far the smaller.
+    """
+    blocks_D = depth(history).blocks_D
+    levels_B = np.full(int(blocks_D[-1]) + 1, np.nan)
+    np.fmax.at(levels_B, blocks_D, level_D)
+    return levels_B
+
+
 def spread(history: History) -> float:
     """Return the ratio of the largest to the smallest gradient element over the modules, at the newest step.
 
@@ -157,6 +175,10 @@ def _measure(layers: tuple[LayerInfo, ...]) -> Depth:
     ]
     last = next(reversed(parts.values()), [])
     sizes = [len(part) for part in parts.values()]
+    vectors = Counter(la.module for la in layers if la.trainable and len(la.shape) == 1)
+    bias_of = {la.module: i for i, la in enumerate(layers) if len(la.shape) == 1 and vectors[la.module] == 1}
+    parents = [module.rpartition(".")[0] or module for module, _ in parts]
+    starts_block = [a != b for a, b in pairwise(["", *parents])]
     tables = [i for i, layer in enumerate(layers) if layer.trainable and layer.module_type in SELDOM_READ]
     return Depth(
         trainable_L=trainable_L,
@@ -169,6 +191,8 @@ def _measure(layers: tuple[LayerInfo, ...]) -> Depth:
         root_rows_W=np.array([math.sqrt(layers[i].shape[0]) for i in matrices or tables], np.float32),
         chain_K=np.array([i for part in parts.values() for i in part], np.intp),
         starts_D=np.cumsum([0, *sizes[:-1]], dtype=np.intp),
+        blocks_D=np.cumsum(starts_block, dtype=np.intp) - 1,
+        bias_M=np.array([bias_of.get(layers[i].module, -1) for i in matrices], np.intp),
         units_L=np.array(units_L, np.bool_),
         output_bias=next((i for i in reversed(last) if len(layers[i].shape) == 1), None),
         unowned=tuple(i for i, layer in enumerate(layers) if layer.trainable and layer.group is None),

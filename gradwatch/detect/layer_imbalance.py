@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, final
 
 import numpy as np
@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
 from gradwatch.detect._depth import NEAR_ZERO, depth, matrix_sizes
-from gradwatch.detect._edited import edited
+from gradwatch.detect._fed import raw_inputs, sizes_of_inputs
 from gradwatch.detect._finding import finding_of
 from gradwatch.detect._follow_on import settled
+from gradwatch.detect._made_imbalance import coefficient, cut, fed, table
 from gradwatch.detect._noted import noted
 from gradwatch.detect._robust import Floats, log10, median
 from gradwatch.detect._scope import first_scope
@@ -51,6 +52,9 @@ MOST = 0.9
 HALF = 0.5
 """Part of the norm of all gradients from which on a tensor may have nearly all of it, with others of its module."""
 
+DRAWN = "poor-initialization"
+"""Finding of layers that were drawn too large: what they feed to others is."""
+
 BEFORE, AFTER = "grad_norm.before_clip", "grad_norm.after_clip"
 
 CONSTANT = 1e-3
@@ -81,7 +85,8 @@ class LayerImbalance:
     And a parameter of up to 16 numbers, no bias, whose first update was 30 times itself and more: where updates stay as
     large as it is, and nearly all of the gradient is its own, the rate of the others throws it about its place. And,
     where clipping cuts the norm of all gradients step after step, whether one module makes up nearly all of it: what
-    the others get is cut by as much.
+    the others get is cut by as much. The same without clipping, where a layer's inputs are of another unit: of that
+    size is the gradient of its weight in units of that of its bias; and where another matrix then gets next to nothing.
 
     Why it matters: one learning rate cannot serve both. What is right for the others makes this layer bounce, what is
     right for this one leaves the others where they are; clipping by the norm leaves room for this one only.
@@ -104,6 +109,8 @@ class LayerImbalance:
             finds its place takes updates of a fiftieth of itself and less after as many measurements.
         rest: Norm of all other gradients, in units of a module's own, where clipping cuts it. 0.02: it was 0.15 at
             least in healthy runs.
+        raw: The same of a layer whose inputs are `decades` beyond 1 in size. 0.1: none of 280 healthy runs had as large
+            ones and less than 0.3 left, with biases before a normalisation too, whose gradient is rounding.
         replaced: Update/weight ratio at which a lead over the other matrices counts. 0.5: half of the matrix is gone.
     """
 
@@ -114,13 +121,16 @@ class LayerImbalance:
     steps: int = 10
     thrown: float = 0.1
     rest: float = 0.02
+    raw: float = 0.1
     replaced: float = 0.5
 
     def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
         """Say at which steps neither the gradient nor the update of a weight matrix stands out."""
         matrices_M = depth(ahead.history).matrices_M
         may_D = self._may_throw(ahead) | _is_clipped(*(ahead.scalars(name, self.steps) for name in (BEFORE, AFTER)))
-        may_D |= (ahead.newest("grad.l2")[:, _apart(ahead.history)] >= HALF * ahead.scalar(BEFORE)[:, None]).any(axis=1)
+        l2_DL, apart = ahead.newest("grad.l2"), _apart(ahead.history)
+        may_D |= (l2_DL[:, apart] >= HALF * ahead.scalar(BEFORE)[:, None]).any(axis=1)
+        may_D |= (sizes_of_inputs(ahead.history, l2_DL) >= 10**self.decades).any(axis=1)
         if len(matrices_M) < 3:
             return (ahead.steps_D >= EARLY) & ~may_D
         size_DM = np.sort(matrix_sizes(ahead.history, ahead.newest("grad.l2")), axis=1)
@@ -137,6 +147,7 @@ class LayerImbalance:
         """Yield a finding for the layer that dwarfs the others."""
         yield from self._thrown(history)
         yield from self._takes_all(history)
+        yield from self._raw(history)
         if history.step < EARLY:
             yield from self._heads(history)
         shape = depth(history)
@@ -206,10 +217,8 @@ class LayerImbalance:
         mine_L = np.array([info.module == infos[top].module != "" or info is infos[top] for info in infos])
         others_T, own_T = (np.linalg.norm(l2_TL[:, part].astype(np.float64), axis=1) for part in (~mine_L, mine_L))
         rest_T = others_T / np.maximum(own_T, np.finfo(np.float32).tiny)
-        is_alone = top in apart and rest_T.max() <= 10**-self.decades
-        if len(l2_TL) < self.steps or not 0 < rest_T.min() <= rest_T.max() <= (
-            1 if is_alone else self.rest * is_clipped
-        ):
+        limits = (is_clipped * self.rest, (top in apart) * 10**-self.decades)
+        if len(l2_TL) < self.steps or not 0 < rest_T.min() <= rest_T.max() <= max(limits):
             return
         layer, part = first_scope(history, top), f"{100 * rest_T.max():.2g} % of"
         yield finding_of(
@@ -224,6 +233,23 @@ class LayerImbalance:
             layer=layer,
             severity=Severity.INFO if _has_lower_rate(history, top) else settled(history, self.kind),
         )
+
+    def _raw(self, history: History) -> Iterator[Finding]:
+        """Yield a finding for the layer that swamps others since its inputs are of another unit."""
+        l2_TL = history.param.window("grad.l2", self.steps)
+        if len(l2_TL) < self.steps or not np.isfinite(l2_TL[-1]).any():
+            return
+        if not (sizes_of_inputs(history, l2_TL[-1:]) >= 10**self.decades).any():
+            return
+        if (found := raw_inputs(history, l2_TL, decades=self.decades, left=self.raw)) is None:
+            return
+        tensor, sign = found
+        layer = first_scope(history, tensor)
+        is_drawn = any(f.kind == DRAWN and f.severity >= Severity.WARNING for f in history.findings)
+        is_known = is_drawn or _has_lower_rate(history, tensor)
+        severity = Severity.INFO if is_known else settled(history, self.kind)
+        text = f"the inputs of {layer} {sign.message}"
+        yield finding_of(self, history, text, *sign.evidence, layer=layer, severity=severity)
 
     def _thrown(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each parameter of a few numbers that updates throw about zero, and the loss with it."""
@@ -323,10 +349,14 @@ class LayerImbalance:
         yield Example(
             "one layer has a rate of its own, ten thousand times the others'", rates.history(), rates.names(4)
         )
-        yield Example("the sum of a loss beside a mean, and clipping", *_cut(others=0.005))
-        yield Example("a table of energies is kept in another unit", *_table(factor=3e4))
-        yield Example("a table with thirty times the gradient of all others", _table(factor=100)[0])
-        yield Example("an output layer with most of what is clipped", _cut(others=0.2)[0])
+        yield Example("the sum of a loss beside a mean, and clipping", *cut(others=0.005))
+        yield Example("a table of energies is kept in another unit", *table(factor=3e4))
+        yield Example("days since 1970 are fed to a layer", *fed(19_000.0, others=0.05))
+        yield Example("they are, and other layers have gradients as well", fed(19_000.0, others=0.4)[0])
+        yield Example("they are, and one other layer is left next to none", *fed(19_000.0, others=0.4, least=1e-4))
+        yield Example("pixels of 0 to 255", fed(150.0, others=0.05)[0])
+        yield Example("a table with thirty times the gradient of all others", table(factor=100)[0])
+        yield Example("an output layer with most of what is clipped", cut(others=0.2)[0])
         yield Example("a healthy run", Synthetic(steps=40).history())
         all_of_it = Synthetic(steps=40)
         all_of_it.update_factor_TL[:] = 1e4
@@ -338,38 +368,14 @@ class LayerImbalance:
         yield Example(
             "a single spike is no imbalance", Synthetic(steps=41).spike(step=40, factor=1e5, layers=4).history()
         )
-        fed = Synthetic(steps=40).imbalance(4, factor=1e4)
-        fed.grad_l2_TL[:, -1] = 3 * fed.grad_l2_TL[:, 4]
-        yield Example("the output layer has as large a gradient, for what it is fed", fed.history(), fed.names(4))
+        output = Synthetic(steps=40).imbalance(4, factor=1e4)
+        output.grad_l2_TL[:, -1] = 3 * output.grad_l2_TL[:, 4]
+        yield Example("the output layer has as large a gradient, for what it is fed", output.history(), output.names(4))
         yield Example("vanishing gradients have a second largest", Synthetic(steps=40).vanishing(decades=12).history())
-        yield Example("a coefficient that is thrown about by updates of its own size", *_coefficient(thrown=True))
-        yield Example("a coefficient that grows out of its first size", _coefficient(thrown=False)[0])
+        yield Example("a coefficient that is thrown about by updates of its own size", *coefficient(thrown=True))
+        yield Example("a coefficient that grows out of its first size", coefficient(thrown=False)[0])
         known = Synthetic(steps=40).imbalance(4, factor=1e4).own_rate(4, factor=1e-3)
         yield Example("a layer of another unit has a rate of its own: for information", known.history(), known.names(4))
-
-
-def _cut(*, others: float) -> tuple[History, tuple[str, ...]]:
-    """Return a run whose gradients are cut to a norm of 1, of which the others than the output layer have a part."""
-    made = Synthetic(steps=40)
-    made.grad_l2_TL[:, :-1], made.grad_l2_TL[:, -1] = others / math.sqrt(11), math.sqrt(1 - others**2)
-    return made.history(), made.names(11)
-
-
-def _table(*, factor: float) -> tuple[History, tuple[str, ...]]:
-    """Return a run whose first layer is an embedding with a gradient so many times as large as another layer's."""
-    made = Synthetic(steps=40).sparse_embedding(zero_frac=0.1).imbalance(0, factor=factor)
-    return made.history(), made.names(0)
-
-
-def _coefficient(*, thrown: bool) -> tuple[History, tuple[str, ...]]:
-    """Return a run with a number of 1e-5, of which each update of 5e-3 is as large as itself, or a hundredth of it."""
-    made = Synthetic(steps=80)
-    first, *rest = made.info.layers
-    made.info = replace(made.info, layers=(replace(first, name="nu", module="", shape=()), *rest))
-    history = edited(made.history(), "grad.l2", 50.0, layers=(0,))
-    weight_T = np.where(made.t_T > 0, 5e-3 if thrown else 0.5, 1e-5)
-    history = edited(history, "weight.l2", weight_T[:, None], layers=(0,))
-    return edited(history, "update.ratio", 5e-3 / weight_T[:, None], layers=(0,)), ("nu",)
 
 
 def _is_clipped(before_DT: Floats, after_DT: Floats) -> NDArray[np.bool_]:

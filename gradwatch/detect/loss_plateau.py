@@ -33,6 +33,9 @@ OPPONENT = "tape-opponent"
 UNPAIRED, PAIRED = "outputs-unpaired", "outputs-paired"
 """Events of predictions that have begun or ceased to fit any other sample as well as their own."""
 
+PRODUCT = "tape-embedding-product"
+"""Event of rows of two tables that are multiplied."""
+
 BEGINNING = 16
 """Steps that say where the loss began."""
 
@@ -202,6 +205,7 @@ class LossPlateau:
         saddle = _flat_run()
         saddle.weight_l2_TL *= 1 + 0.002 * saddle.t_T[:, None]
         yield Example("the weights grow: a saddle is being left", saddle.history())
+        yield Example("two embeddings that are multiplied leave one, and what is beside them waits", _multiplied())
         guessing = _flat_run().note(CHANCE, values={"nat": 1.0, "classes": 6.0})
         guessing.loss_T[20:] *= 1.8 / 2.3
         yield Example("a loss that falls to log C and stays there", guessing.history(), (None,))
@@ -239,8 +243,15 @@ def _share_read(history: History) -> float:
 
 
 def _is_growing(history: History, since: int) -> bool:
-    """Say whether most weight matrices, embeddings among them, have grown by `MOVING` since a step of the window."""
-    wide = [i for i, layer in enumerate(history.info.layers) if layer.trainable and len(layer.shape) >= 2]
+    """Say whether most weight matrices, embeddings among them, have grown by `MOVING` since a step of the window.
+
+    Where rows of embeddings are multiplied, it is these that leave a saddle, and nothing else may move meanwhile.
+    """
+    layers = history.info.layers
+    tables = (
+        [int(i) for i in depth(history).tables_E if layers[i].shape[-1] > 1] if any(noted(history, PRODUCT)) else []
+    )
+    wide = tables or [i for i, la in enumerate(layers) if la.trainable and len(la.shape) >= 2]
     norm_TL = history.param.window("weight.l2")[history.param.steps() >= since][:, wide]
     norm_TL = norm_TL[~np.isnan(norm_TL).all(axis=1)] if wide else norm_TL
     return len(norm_TL) > 1 and bool(median(norm_TL[-1] - (1 + MOVING) * norm_TL[0]) > 0)
@@ -260,6 +271,15 @@ def _of_the_mean(*kinds: str, unread: float = 0.0) -> History:
     made.zero_frac_TL[:] = unread
     for kind in kinds:
         made.note(kind, step=100)
+    return made.history()
+
+
+def _multiplied() -> History:
+    """Return a flat run in which two embeddings that are multiplied grow, and nothing else does."""
+    made = _flat_run().note(PRODUCT, values={"first": 0.0, "second": 1.0, "dimension": 16.0})
+    tables = (replace(layer, module_type="Embedding") for layer in made.info.layers[:2])
+    made.info = replace(made.info, layers=(*tables, *made.info.layers[2:]))
+    made.weight_l2_TL[:, :2] *= 1 + 0.002 * made.t_T[:, None]
     return made.history()
 
 

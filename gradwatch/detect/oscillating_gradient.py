@@ -53,7 +53,7 @@ from gradwatch.records import Event, Finding, Quantity
 class OscillatingGradient:
     """Norms that swing up and down while the loss gets nowhere.
 
-    What it measures: five things. (1) Over the newest 48 steps, without their trend, the spread of the log of the
+    What it measures: five things. (1) Over the newest 48 or 96 steps, without their trend, the spread of the log of the
     total norm (from its 10 % to its 90 % quantile), how often it crosses its middle, and its correlation from one step
     to the next. Noise of small batches is as wide but uncorrelated; an optimizer that overshoots alternates (towards
     -1), data in a bad order swing in waves (towards 1). At least twice within the window the loss must have
@@ -118,6 +118,9 @@ class OscillatingGradient:
         """Say at which steps norms and loss swing by little, and the loss is below that of knowing nothing."""
         log_DW, loss_DW = log10(ahead.scalars(NORM, LENGTH)), np.sort(ahead.scalars("loss", LENGTH), axis=1)
         swings_D = (np.ptp(log_DW, axis=1) >= self.decades) | (loss_DW[:, -1] > 3 * np.abs(loss_DW[:, LOW]))
+        long_DW, last_DW = log10(ahead.scalars(NORM, WAVES[-1])), ahead.scalars("loss", WAVES[-1])
+        is_wide_D = np.fmax.reduce(long_DW, axis=1) - np.fmin.reduce(long_DW, axis=1) >= self.decades
+        swings_D |= is_wide_D & (np.fmax.reduce(last_DW, axis=1) > 3 * np.fmin.reduce(last_DW, axis=1))
         is_known = len(ahead.history.run.steps(1)) > 0 and len(beginning(ahead.history, "loss")) == STEPS
         is_due_D = (ahead.steps_D >= PATIENCE) & (ahead.steps_D % SELDOM == 0)
         swings_D |= is_due_D & (median(loss_DW.T) >= LEFT * start(ahead.history)[0]) if is_known else True
@@ -141,17 +144,24 @@ class OscillatingGradient:
             return
         for event in noted(history, CLASSES):
             yield from self._one_sided(history, event)
-        loss_T = np.sort(history.scalar("loss", LENGTH))
         yield from self._in_turn(history)
         yield from self._in_stretches(history)
         yield from self._contrary(history)
-        low, high = float(loss_T[LOW]), float(loss_T[HIGH])
+        yield from next((found for length in WAVES if (found := [*self._in_waves(history, length)])), ())
+
+    def _in_waves(self, history: History, length: int) -> Iterator[Finding]:
+        """Yield a finding where the norm swings over so many steps, and the loss back up to where it began."""
+        loss_T, log_T = np.sort(history.scalar("loss", length)), log10(history.scalar(NORM, length))
+        if len(loss_T) < length:
+            return
+        low, high = float(loss_T[length // 10]), float(loss_T[-length // 10])
         if not high > 3 * abs(low):  # also where one is nan
             return
-        log_T = log10(history.scalar(NORM, LENGTH))
         spread, correlation, crossings = swing(log_T)
         is_swinging = spread >= self.decades and abs(correlation) >= self.correlation and crossings >= self.crossings
-        if not is_swinging or not self._comes_back(history) or _is_growing(history, high) or takes_turns(history):
+        if not is_swinging or not self._comes_back(history, length):
+            return
+        if _is_growing(history, high) or takes_turns(history):
             return
         yield finding_of(
             self,
@@ -159,7 +169,7 @@ class OscillatingGradient:
             f"the gradient norm swings by a factor of {10**spread:.3g}, and the loss bounces back to its start",
             Quantity(name="spread of grad_norm.before_clip", value=spread, unit="decades"),
             Quantity(name="correlation from step to step", value=correlation),
-            Quantity(name="crossings of the middle in 48 steps", value=float(crossings)),
+            Quantity(name=f"crossings of the middle in {length} steps", value=float(crossings)),
             Quantity(name="loss, 10 % quantile", value=low),
             Quantity(name="loss, 90 % quantile", value=high),
             severity=settled(history, self.kind),
@@ -272,11 +282,11 @@ class OscillatingGradient:
             severity=settled(history, self.kind),
         )
 
-    def _comes_back(self, history: History) -> bool:
+    def _comes_back(self, history: History, length: int) -> bool:
         """Say whether the loss has been far below its start, and back up there, again and again."""
         first = float(np.fmax.reduce(beginning(history, "loss", BEGINNING)))
         was_low, returns = False, 0
-        for loss in history.scalar("loss", LENGTH).tolist():
+        for loss in history.scalar("loss", length).tolist():
             if was_low and loss >= self.return_to * first:
                 was_low, returns = False, returns + 1
             was_low = was_low or loss < self.return_to * first / 3
@@ -287,6 +297,9 @@ class OscillatingGradient:
         """Yield histories that fire, that stay quiet, and near misses."""
         yield Example("an optimizer overshoots at every step", bouncing(period=2), (None,))
         yield Example("the data come class after class", bouncing(period=12), (None,))
+        yield Example(
+            "the data come station after station, in waves of twenty-four steps", bouncing(period=24), (None,)
+        )
         yield Example("every second batch has inputs of another scale", of_two_sources(learned=0.95), (None,))
         yield Example("two tasks in turn, of which both are learned", of_two_sources(learned=0.4))
         yield Example("one batch of three has other units", of_two_sources(learned=4, apart=3, period=3), (None,))
@@ -322,6 +335,9 @@ CLASSES_AT_LEAST = 3
 
 SAMPLES = 16
 """Samples from which on random ones hardly ever are of one class."""
+
+WAVES = (LENGTH, 2 * LENGTH)
+"""Steps within which norms swing several times: the longer ones for waves of up to thirty."""
 
 LOW, HIGH = LENGTH // 10, -LENGTH // 10
 """Places of the 10 % and the 90 % quantile of a window that is sorted."""

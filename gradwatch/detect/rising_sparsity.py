@@ -47,11 +47,11 @@ class RisingSparsity:
     """A gradient that gets sparser and sparser.
 
     What it measures: the fraction of exact zeros in a gradient, as the smallest value of blocks of 16 steps: a lower
-    envelope that selective units do not move. It is read where one element stands for one unit, in the bias, and in
-    the weight only of modules without one (a weight's zeros multiply those of both its sides). The envelope has to rise
-    by `rise` since the first steps, in nearly all blocks of the window, and to be still rising in its newest third. The
-    same for the fraction of units of a ReLU that fire for no sample, at the sampled steps: where a penalty is part of
-    the loss no gradient is exactly zero, and these tell it alone.
+    envelope that selective units do not move. It is read where one element stands for one unit, in the bias, and in the
+    weight only of modules without one (a weight's zeros multiply those of both its sides). The envelope has to rise by
+    `rise` since the first steps, in nearly all blocks of the window, and to be still rising in its newest third (or
+    half, where most is gone). The same for the fraction of units of a ReLU that fire for no sample, at the sampled
+    steps: where a penalty is part of the loss no gradient is exactly zero, and these tell it alone.
 
     Why it matters: each unit that falls silent for every batch has no gradient and stays silent. The loss does not
     show it until little capacity is left.
@@ -176,7 +176,8 @@ class RisingSparsity:
         """Say of which tensors the lower envelope climbs steadily and still does."""
         earlier, later = np.triu_indices(len(low_BL), 1)
         steady_L = (low_BL[later] > low_BL[earlier]).mean(axis=0)
-        recent_L = low_BL[-1] - low_BL[-max(2, len(low_BL) // 3)]
+        third, half = (low_BL[-1] - low_BL[-max(2, len(low_BL) // part)] for part in (3, 2))
+        recent_L = np.where(low_BL[-1] >= self.most, half, third)  # what is nearly gone has little left to go
         is_rising_L: NDArray[np.bool_] = (steady_L >= self.steady) & (recent_L >= STILL)
         return is_rising_L
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import ClassVar, final
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect._beginning import beginning
-from gradwatch.detect._depth import depth, module_levels, spread, spreads
+from gradwatch.detect._depth import block_levels, depth, module_levels, spread, spreads
 from gradwatch.detect._finding import finding_of
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._noted import noted
@@ -50,7 +51,8 @@ class VanishingGradient:
 
     What it measures: the size of a gradient element (root mean square) in each module with a weight matrix, as median
     over 10 steps, and how many decades a line through their logarithms falls towards the input. The output layer is
-    left out: few units share all of the loss there, so that its elements are the largest by nature. The line has to
+    left out: few units share all of the loss there, so that its elements are the largest by nature. The same over
+    blocks, each by its largest: of what stands side by side in one, a gate may get far less. The line has to
     explain three quarters of the variance, and no single step between two modules may hold most of the fall: a cliff
     is a dead layer or a cut graph. Where the tape shows hidden layers whose activation is a softmax, two layers are
     enough, and the output counts: the slope p (1 - p) is about 1 / units, and each divides gradients by that number.
@@ -107,23 +109,24 @@ class VanishingGradient:
         l2_TL = history.param.window("grad.l2", STEPS)
         if len(l2_TL) < STEPS:
             return
-        level_D = module_levels(history, median(l2_TL))[:-1]
-        places = np.flatnonzero(~np.isnan(level_D))
-        if len(places) < self.modules - 1:
+        level_D = module_levels(history, median(l2_TL))
+        lines = [line[~np.isnan(line)] for line in (level_D[:-1], block_levels(history, level_D)[:-1])]
+        long = [line for line in lines if len(line) >= self.modules - 1]
+        if not long:
             return
-        fall = climb(level_D[places])
+        fall, line = max(((climb(line), line) for line in long), key=itemgetter(0))
         if fall < self.decades or (fall < self.at_once and not self._is_stuck(history)):
             return
-        layer = first_scope(history, int(shape.chain_K[shape.starts_D[places[0]]]))
+        layer = first_scope(history, int(shape.chain_K[shape.starts_D[np.flatnonzero(~np.isnan(level_D))[0]]]))
         yield finding_of(
             self,
             history,
             f"gradients shrink by {fall:.1f} decades towards {layer}",
             Quantity(name="fall over depth", value=fall, unit="decades"),
-            Quantity(name="fall per module", value=fall / (len(places) - 1), unit="decades"),
-            Quantity(name="modules", value=float(len(places))),
-            Quantity(name="gradient element at the input", value=float(10 ** level_D[places[0]])),
-            Quantity(name="gradient element before the output", value=float(10 ** level_D[places[-1]])),
+            Quantity(name="fall per module", value=fall / (len(line) - 1), unit="decades"),
+            Quantity(name="modules", value=float(len(line))),
+            Quantity(name="gradient element at the input", value=float(10 ** line[0])),
+            Quantity(name="gradient element before the output", value=float(10 ** line[-1])),
             layer=layer,
             severity=Severity.CRITICAL if fall >= NEGLIGIBLE else Severity.WARNING,
         )
@@ -212,6 +215,10 @@ class VanishingGradient:
         """Yield histories that fire, that stay quiet, and near misses."""
         sick = Synthetic(steps=40).vanishing(decades=8)
         yield Example("twelve layers lose eight decades", sick.history(), sick.names(0))
+        gated = _gated()
+        yield Example(
+            "six gated layers lose five decades, and their gates have far less", gated.history(), gated.names(0)
+        )
         late = Synthetic(steps=80).vanishing(decades=5, onset=40)
         yield Example("saturation sets in at step 40", late.history(), late.names(0))
         flat = Synthetic(steps=80).note(HIDDEN_SOFTMAX, layer="layers.9.weight", values={"before": 9, "behind": 11})
@@ -233,6 +240,16 @@ class VanishingGradient:
         yield Example(
             "one dead layer is a cliff, not a slope", Synthetic(steps=40).dead(0, onset=0, level=1e-12).history()
         )
+
+
+def _gated() -> Synthetic:
+    """Return a run of layers of a filter and a gate each, in which gradients vanish, and gates get a hundredth."""
+    made = Synthetic(steps=40).vanishing(decades=5)
+    made.grad_l2_TL[:, 1:-1:2] *= 0.01
+    names = [f"blocks.{i // 2}.{('filter', 'gate')[i % 2]}" for i in range(11)]
+    layers = (replace(la, name=f"{n}.weight", module=n) for la, n in zip(made.info.layers, names, strict=False))
+    made.info = replace(made.info, layers=(*layers, made.info.layers[-1]))
+    return made
 
 
 def _forgetful() -> Synthetic:

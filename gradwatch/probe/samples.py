@@ -36,6 +36,10 @@ NEAR = 0.3
 """Distance from a sample to the nearest one of the first batch, in units of that one's distance to its own neighbour,
 as median over the samples: 1 for samples of the same kind, 0 for the same ones, and in between for noise."""
 
+NEAR_WORDS = 0.5
+"""The same for whole numbers, of which those that differ are counted: where a seventh is masked, anew each time, a
+quarter of them do."""
+
 
 @final
 class Samples:
@@ -76,8 +80,9 @@ class Samples:
         is_small = len(leaves[0]) <= MOST
         distance = max(it.distance(now) for it, now in zip(self._first, groups, strict=True)) if is_small else math.inf
         is_sure = self._is_exact and not self._is_held and step >= SURE
-        self.is_over = not distance <= NEAR or step == LOOKS[-1] or is_sure
-        if distance <= NEAR and self.is_over:
+        is_near = distance <= (NEAR if leaves[0].is_floating_point() else NEAR_WORDS)
+        self.is_over = not is_near or step == LOOKS[-1] or is_sure
+        if is_near and self.is_over:
             values = {
                 "distance": distance,
                 "samples": float(len(leaves[0])),
@@ -136,11 +141,16 @@ def _groups(batch: Any) -> list[list[Tensor]]:
 
 
 def _views(leaves: list[Tensor]) -> list[Tensor]:
-    """Return the samples of a batch as rows of numbers, as they are and sorted: so they are when flipped or rolled."""
+    """Return the samples of a batch as rows of numbers, as they are and sorted: so they are when flipped or rolled.
+
+    Rows of whole numbers, such as words, stay such: how far they are from each other says nothing.
+    """
     if not FEWEST <= len(leaves[0]) <= MOST:
         return []
     rows = [leaf.detach().reshape(len(leaf), -1) for leaf in leaves]
     thin = torch.cat([it[:, :: max(1, it.shape[1] // FEATURES)].float() for it in rows], 1)
+    if thin.shape[1] > COORDINATES and not leaves[0].is_floating_point():
+        return [thin.int(), thin.sort(1).values]
     return [thin, thin.sort(1).values] if thin.shape[1] > COORDINATES else [thin]
 
 
@@ -151,7 +161,7 @@ def _distance(rows: Tensor, first: tuple[Tensor, Tensor]) -> float:
         return math.inf
     if not to_float(between.min()) > 0:
         return 0.0 if _is_redrawn(rows, before) else math.inf
-    near, place = torch.cdist(rows, before).min(1)
+    near, place = _apart(rows, before).min(1)
     return to_float((near / between[place]).median())
 
 
@@ -169,7 +179,12 @@ def _is_redrawn(rows: Tensor, before: Tensor) -> bool:
 
 def _between(rows: Tensor) -> Tensor:
     """Return the distance of each sample to the nearest other one."""
-    return torch.cdist(rows, rows).fill_diagonal_(float("inf")).amin(1)
+    return _apart(rows, rows).fill_diagonal_(float("inf")).amin(1)
+
+
+def _apart(rows: Tensor, others: Tensor) -> Tensor:
+    """Return the distance between each two rows; of whole numbers, how many differ."""
+    return torch.cdist(rows, others) if rows.is_floating_point() else torch.cdist(rows.float(), others.float(), p=0)
 
 
 def _owner(tensor: Tensor) -> Tensor:

@@ -18,6 +18,12 @@ def looked(batch_at, steps=40):
 
 X = torch.randn(500, 1, 6, 6, generator=torch.Generator().manual_seed(1))
 SAME = X[:32]
+WORDS = torch.randint(0, 200, (32, 24), generator=torch.Generator().manual_seed(1))
+
+
+def masked(words):
+    """Return words of which a seventh is masked."""
+    return torch.where(torch.rand(words.shape) < 1 / 7, 200, words)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +34,7 @@ SAME = X[:32]
         pytest.param(lambda _: SAME + 0.05 * torch.randn_like(SAME), id="with noise"),
         pytest.param(lambda _: {"image": SAME[torch.randperm(32)], "label": torch.arange(32)}, id="in a dict"),
         pytest.param(lambda _: torch.arange(96).view(32, 3)[torch.randperm(32)], id="as token ids"),
+        pytest.param(lambda _: masked(WORDS), id="as sentences that are masked anew"),
         pytest.param(lambda _: (torch.arange(32) // 2)[torch.randperm(32)], id="as words, some of them twice"),
         pytest.param(lambda _: [SAME + 0.05 * torch.randn_like(SAME) for _ in range(2)], id="two views, with noise"),
         pytest.param(lambda _: SAME[torch.randint(0, 4, (32,))], id="drawn from four of them"),
@@ -73,6 +80,8 @@ def test_nothing_of_a_batch_is_kept_alive():
         pytest.param(lambda _: (torch.linspace(0, 1, 64)[:, None], torch.rand(64, 1)), id="values on one grid"),
         pytest.param(lambda _: torch.stack([torch.randperm(8) for _ in range(64)]).float(), id="orders of numbers"),
         pytest.param(lambda _: None, id="none"),
+        pytest.param(lambda step: masked((WORDS + step) % 200), id="other sentences, masked"),
+        pytest.param(lambda _: masked(torch.randint(0, 3, (32, 24))), id="sentences in three letters, masked"),
     ],
 )
 def test_other_samples_of_the_same_kind_are_not(batch_at):
