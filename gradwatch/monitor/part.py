@@ -19,7 +19,7 @@ from gradwatch import catalogue
 from gradwatch.history.store import Floats
 from gradwatch.monitor.late import Values
 from gradwatch.monitor.plain import Begun, Hook, PlainSteps
-from gradwatch.optim import Watched
+from gradwatch.optim.watched import Watched
 from gradwatch.probe import histograms
 from gradwatch.probe.gradients import GradientProbe
 from gradwatch.probe.histograms import HistogramProbe

@@ -1,7 +1,27 @@
-"""Optimizers that watch: torch's own, whose step also measures every gradient, weight and update that it reads."""
+"""Optimizers that watch: torch's own, whose step also measures every gradient, weight and update that it reads.
 
-from gradwatch.optim.adam import Adam, AdamW
-from gradwatch.optim.sgd import SGD
-from gradwatch.optim.watched import Watched
+They are classes of torch's names, which libraries that look optimizers up by name must not find beside torch's own
+where nobody asked for them: each is defined when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gradwatch.optim.adam import Adam as Adam
+    from gradwatch.optim.adam import AdamW as AdamW
+    from gradwatch.optim.sgd import SGD as SGD
+    from gradwatch.optim.watched import Watched as Watched
+
+_HOME = {"SGD": "sgd", "Adam": "adam", "AdamW": "adam", "Watched": "watched"}
 
 __all__ = ["SGD", "Adam", "AdamW", "Watched"]
+
+
+def __getattr__(name: str) -> object:
+    """Import a class when it is first used."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'gradwatch.optim' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"gradwatch.optim.{_HOME[name]}"), name)
