@@ -35,6 +35,9 @@ SMALL = 256
 ROUND = 1e-4
 """Distance from a number of one digit, in units of that digit, up to which it is that number: one in 5,000 is."""
 
+VISIBLE = 2e-6
+"""Update/weight ratio, by the root of the number of elements, that changes a norm by 30 roundings of float32."""
+
 SEVERAL = 2
 """Such tensors that must agree."""
 
@@ -57,8 +60,8 @@ class NotOptimized:
     exactly zero, one after the other, while others' are not; (3) parameters on the tape of the loss that the model
     holds in a plain list, tuple or dict, where `parameters()` does not see them, and that nothing has moved from step 0
     to step 8; (4) updates that something takes back: between `samples` + 1 measurements the norms of all small tensors
-    change by less than `kept` of a single update, though ten lie between two of them; (5) a group of which the rate is
-    zero, while others move.
+    change by less than `kept` of a single update, though ten lie between two of them, or that of a tensor by nothing at
+    all; (5) a group of which the rate is zero, while others move.
 
     Why it matters: the gradient is computed, shown and clipped like any other, and then thrown away.
 
@@ -105,6 +108,7 @@ class NotOptimized:
         ratio_L = history.param.newest("update.ratio")
         if (ratio_L > USUAL).any():
             yield from self._taken_back(history)
+            yield from self._put_back(history)
         yield from self._thawed(history, ratio_L)
         if not shape.unowned and np.count_nonzero(ratio_L > 0) >= shape.num_trainable:
             return
@@ -147,6 +151,7 @@ class NotOptimized:
         l2_TL = history.param.window("grad.l2", 2)[:, frozen]
         is_stale_L = (l2_TL == l2_TL[0]).all(axis=0)  # left from before it was frozen
         thawed_L[frozen] = (l2_TL[-1] > 0) & ~is_stale_L & (ratio_L[frozen] == 0)
+        thawed_L &= _has_size(history)
         why = "it was frozen when the optimizer was built, and has not been added since"
         told = f"gets gradients but is not optimized: {why}"
         yield from self._findings(history, thawed_L, Severity.WARNING, told, thawed=True)
@@ -162,8 +167,7 @@ class NotOptimized:
         rate_G = np.array([np.fmax.reduce(history.scalar(f"lr.{g}")) for g in range(history.groups)])
         group_L = np.array([history.groups if la.group is None else la.group for la in history.info.layers])
         rate_L = np.append(rate_G, np.nan)[group_L]
-        size_L = history.param.newest("grad.l2") / depth(history).root_numel_L
-        stuck_L = (ratio_TL == 0).all(axis=0) & (size_L > NEGLIGIBLE * np.fmax.reduce(size_L)) & ~_is_at_bounds(history)
+        stuck_L = (ratio_TL == 0).all(axis=0) & _has_size(history) & ~_is_at_bounds(history)
         yield from self._findings(
             history,
             stuck_L & (rate_L > 0),
@@ -194,6 +198,21 @@ class NotOptimized:
             Quantity(name="update.ratio, median", value=float(np.nanmedian(ratio_TL[-1]))),
         )
 
+    def _put_back(self, history: History) -> Iterator[Finding]:
+        """Yield what is before each update exactly as large as it was before all others, though each moves it."""
+        ratio_TL, norm_TL = (history.param.window(name) for name in ("update.ratio", "weight.l2"))
+        known_T = ~np.isnan(ratio_TL).all(axis=1)
+        ratio_TL, norm_TL = ratio_TL[known_T][-self.samples - 1 :], norm_TL[known_T][-self.samples - 1 :]
+        if len(ratio_TL) <= self.samples:
+            return
+        back_L = (norm_TL == norm_TL[0]).all(axis=0) & (ratio_TL > USUAL).all(axis=0)
+        back_L &= ratio_TL.min(axis=0) > VISIBLE * depth(history).root_numel_L
+        if back_L.any():
+            ill_L = back_L & ~_is_normed(history)
+            yield from self._findings(
+                history, ill_L, Severity.WARNING, "is back after each update to what it was before"
+            )
+
     def _findings(
         self, history: History, ill_L: NDArray[np.bool_], severity: Severity, what: str, *, thawed: bool = False
     ) -> Iterator[Finding]:
@@ -204,7 +223,9 @@ class NotOptimized:
                 f"{layer or 'the whole model'} {what}",
                 Quantity(name="tensors", value=float(len(group))),
                 Quantity(name="largest grad.l2", value=float(history.param.newest("grad.l2")[group].max())),
-                Quantity(name="update.ratio", value=0.0),
+                Quantity(
+                    name="update.ratio", value=float(np.nan_to_num(history.param.newest("update.ratio")[group]).max())
+                ),
                 layer=layer,
                 severity=severity,
             )
@@ -224,6 +245,8 @@ class NotOptimized:
         yield Example("another model is copied over the trained one", _taken_back(kept=0.0), (None,))
         yield Example("so is an average that hardly follows it", _taken_back(kept=1e-4), (None,))
         yield Example("weights that move by what is updated", _taken_back(kept=0.2))
+        yield Example("a pretrained layer is copied back after each step", _put_back(size=0.123), ("layers.4.weight",))
+        yield Example("rows are put back on the unit sphere", _put_back(size=0.125))
         yield Example("a group in the middle has a rate of 0", _at_zero(6), ("layers.6.weight",))
         yield Example("the first layer has, as frozen ones do: for information", _at_zero(0), ("layers.0.weight",))
         yield Example("the model's own parameter is, which comes before all its layers", _own(), ("log_vars",))
@@ -240,17 +263,39 @@ class NotOptimized:
         yield Example("updates that are skipped move nothing", skipped.history())
 
 
+def _has_size(history: History) -> NDArray[np.bool_]:
+    """Say which tensors have a gradient that is more than rounding error beside the largest."""
+    size_L = history.param.newest("grad.l2") / depth(history).root_numel_L
+    return np.asarray(size_L > NEGLIGIBLE * np.fmax.reduce(size_L))
+
+
 def _is_at_bounds(history: History) -> NDArray[np.bool_]:
     """Say which tensors have moved until each of their numbers was at a bound, as those of a clipped critic do.
 
     Then their root mean square is that bound, which is a round number.
     """
     has_moved_L = (history.param.window("update.ratio") > 0).any(axis=0)
+    size_L = history.param.newest("weight.l2").astype(np.float64) / depth(history).root_numel_L
+    return np.asarray(has_moved_L & _is_round(size_L))
+
+
+def _is_normed(history: History) -> NDArray[np.bool_]:
+    """Say which tensors, or their rows or columns, have a norm that is a round number, as those kept on a sphere have.
+
+    Then what is left of a norm is rounding error, whatever the weights do.
+    """
+    shapes = [(*info.shape, 1, 1) for info in history.info.layers]
+    parts_3L = np.sqrt(
+        [[1.0] * len(shapes), [float(shape[0]) for shape in shapes], [float(shape[1]) for shape in shapes]]
+    )
+    return np.asarray(_is_round(history.param.newest("weight.l2").astype(np.float64) / parts_3L).any(axis=0))
+
+
+def _is_round(size: NDArray[np.floating]) -> NDArray[np.bool_]:
+    """Say which sizes are a number of one digit, up to `ROUND`."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        size_L = history.param.newest("weight.l2").astype(np.float64) / depth(history).root_numel_L
-        unit_L = 10 ** np.floor(np.log10(size_L * (1 + ROUND)))
-        is_round_L = np.abs(size_L / unit_L - np.round(size_L / unit_L)) < ROUND
-    return np.asarray(has_moved_L & is_round_L)
+        unit = 10 ** np.floor(np.log10(size * (1 + ROUND)))
+        return np.asarray(np.abs(size / unit - np.round(size / unit)) < ROUND)
 
 
 def _is_probe(history: History, left: list[int], held: list[int]) -> bool:
@@ -321,6 +366,14 @@ def _taken_back(*, kept: float) -> History:
     """Return a run of small weights of whose updates a part is kept."""
     made = Synthetic(steps=60, width=16)
     made.weight_l2_TL = 4 * (1 + 1e-3 * kept * made.t_T[:, None] * np.ones((60, 12)))
+    return made.history()
+
+
+def _put_back(*, size: float) -> History:
+    """Return a run in which a layer of 64 by 64 has that root mean square before each update; rows of norm 1: 0.125."""
+    made = Synthetic(steps=60)
+    made.weight_l2_TL = made.weight_l2_TL * np.exp(1e-3 * made.rng.standard_normal((60, 12)))
+    made.weight_l2_TL[:, 4] = size * 64
     return made.history()
 
 

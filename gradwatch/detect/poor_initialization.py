@@ -64,7 +64,8 @@ class PoorInitialization:
 
     When it is wrong: a first layer that is scaled up on purpose (sinusoidal networks, random features), or a trained
     network with sharp weights: one such layer alone is reported as info, unless it is recurrent, and multiplies at
-    each step of a sequence, or the first loss is a `surprise` too. Weights of zero that open a branch are left
+    each step of a sequence, or the first loss is a `surprise` too, or tells nothing, as that of a policy does, and a
+    layer behind the first has the gain of `layers` in a row. Weights of zero that open a branch are left
     out, and so are small ones that a normalisation or a shortcut makes up for: the gradient shows it.
 
     What to do: kaiming_normal_ or kaiming_uniform_ for ReLU, xavier for tanh and sigmoid, or PyTorch's default, in the
@@ -120,6 +121,7 @@ class PoorInitialization:
         modules = {history.info.layers[i].module for i in large}
         is_alone = len(large) < self.layers and not any(_is_recurrent(history.info.layers[i]) for i in large)
         is_harmful = not is_alone or bool((embedding_L >= self.gain).any()) or self._surprise(history) >= self.surprise
+        is_harmful |= math.isnan(self._surprise(history)) and self._is_worth_several(history, gain_L)
         severity = Severity.WARNING if is_harmful else Severity.INFO
         ill_L = np.array([layer.module in modules for layer in history.info.layers]) & ~(gain_L < self.gain)
         tables = [(history.info.layers[i].name, [int(i)]) for i in np.flatnonzero(embedding_L >= self.gain)]
@@ -138,6 +140,11 @@ class PoorInitialization:
                 layer=layer or most,
                 severity=severity,
             )
+
+    def _is_worth_several(self, history: History, gain_L: NDArray[np.float64]) -> bool:
+        """Say whether a weight behind the first was drawn as large as `layers` of them in a row make it."""
+        behind_M = depth(history).matrices_M[1:]
+        return bool((gain_L[behind_M] >= self.gain**self.layers).any())
 
     def _copies(self, history: History) -> Iterator[Finding]:
         """Yield the layers whose units are copies of each other."""
@@ -230,6 +237,10 @@ class PoorInitialization:
         yield Example("factors of a matrix, drawn from 0 to 1", _one_sided(mean=0.5, inputs=4)[0])
         yield Example("all is zero", _zeros(*range(12)), (None,))
         yield Example("branches of zeros", _zeros(3, 5, 11))
+        yield Example("the last layer of a policy has a gain of 100", _drawn(100.0, (11,)), ("layers.11.weight",))
+        yield Example(
+            "the first has, as random features do: for information", _drawn(100.0, (0,)), ("layers.0.weight",)
+        )
         yield Example("a healthy run", Synthetic(steps=20).history())
         yield Example("He initialisation, and a little more", _drawn(2.0, None))
         drawn = (1.0, 1.0)
@@ -250,7 +261,7 @@ def _gains(history: History) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     parts have a sign in common, where that is more.
     """
     infos, l2_L = history.info.layers, history.param.window("weight.l2")[0]
-    inputs_L = np.array([math.prod(info.shape[1:]) if _counts(infos, i) else math.nan for i, info in enumerate(infos)])
+    inputs_L = np.array([_fan_in(info) if _counts(infos, i) else math.nan for i, info in enumerate(infos)])
     for event in noted(history, "tape-matrix"):
         weight = int(event.values["weight"])
         inputs_L[weight] = math.nan if _is_normalised(infos, weight) else event.values["inputs"]
@@ -259,6 +270,12 @@ def _gains(history: History) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         mean_L[int(event.values["place"])] = abs(event.values["mean"])
     rms_L = l2_L / np.array([math.sqrt(max(1, math.prod(info.shape))) for info in infos])
     return np.asarray(np.fmax(rms_L * np.sqrt(inputs_L), mean_L * inputs_L), np.float64)
+
+
+def _fan_in(info: LayerInfo) -> int:
+    """Return how many inputs a weight adds up; of a transposed convolution, which has them first, at least so many."""
+    inputs = math.prod(info.shape[1:])
+    return max(inputs, info.shape[0]) if info.module_type.startswith("ConvTranspose") else inputs
 
 
 def _followed(history: History) -> str | None:

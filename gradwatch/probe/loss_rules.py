@@ -33,7 +33,7 @@ def is_probability(graph: Graph, node: Node | None, *, depth: int = 6) -> bool:
     if node is None or not depth:
         return False
     name, inputs = operation(node), graph.inputs(node)
-    if name in FRACTIONS:
+    if name in FRACTIONS or _is_logistic(graph, node):
         return True
     if name in ("Stack", "Cat", "Add", "Mean"):  # of an ensemble
         return bool(inputs) and all(is_probability(graph, child, depth=depth - 1) for child in inputs)
@@ -48,6 +48,26 @@ def is_probability(graph: Graph, node: Node | None, *, depth: int = 6) -> bool:
         total = graph.through(inputs[1])
         return total is not None and operation(total) == "Sum" and graph.first(total) is inputs[0]
     return False
+
+
+def _is_logistic(graph: Graph, node: Node) -> bool:
+    """Say whether a value is a sigmoid by hand: 1 / (1 + exp(-x)), or exp(x) / (1 + exp(x))."""
+    inputs = graph.inputs(node)
+    if operation(node) == "Mul" and len(inputs) == 1:
+        node, inputs = inputs[0], graph.inputs(inputs[0])
+    is_fraction = operation(node) == "Div" and len(inputs) == 2 and operation(inputs[0]) == "Exp"
+    if not (operation(node) == "Reciprocal" or is_fraction) or operation(inputs[-1]) != "Add":
+        return False
+    terms = graph.inputs(inputs[-1])
+    return len(terms) == 1 and operation(terms[0]) == "Exp"
+
+
+def _is_difference(graph: Graph, node: Node | None) -> bool:
+    """Say whether a value is one probability less another, as a ranking has them that is to compare scores."""
+    made_by = graph.through(node)
+    if made_by is None or operation(made_by) != "Sub" or len(graph.inputs(made_by)) != 2:
+        return False
+    return all(is_probability(graph, child) for child in graph.inputs(made_by))
 
 
 def _is_shifted_tanh(graph: Graph, node: Node) -> bool:
@@ -78,7 +98,7 @@ def _logsumexp(graph: Graph, node: Node) -> Fact | None:
 
 
 def _logits(graph: Graph, node: Node) -> Fact | None:
-    if not is_probability(graph, graph.first(node)):
+    if not (is_probability(graph, graph.first(node)) or _is_difference(graph, graph.first(node))):
         return None
     floor = math.log1p(math.exp(-1))  # of a positive sample; log 2 for a negative one
     text = f"the loss applies a sigmoid to what is a probability already: it cannot fall below {floor:.2f}"
@@ -130,7 +150,9 @@ def _squeezed(graph: Graph, node: Node) -> Fact | None:
     """Look for a sigmoid or softmax of what is one already, as a loss by hand has it that applies its own."""
     made_by = graph.through(graph.first(node), also=CLAMPS)
     name = operation(node)
-    if made_by is None or operation(made_by) not in FRACTIONS or not _makes_a_loss(graph, node):
+    is_fraction = made_by is not None and operation(made_by) in FRACTIONS
+    is_fraction |= name == "Sigmoid" and _is_difference(graph, graph.first(node))
+    if not is_fraction or not _makes_a_loss(graph, node):
         return _constant(graph, node) if name == "Softmax" else None
     text = f"a {name.lower()} is applied to what is a probability already: it can hardly tell 0 from 1"
     return Fact("tape-probabilities", node, text, {})

@@ -119,6 +119,21 @@ PROBABILITIES = {
         lambda m: F.binary_cross_entropy_with_logits((m(X).tanh() + 1) / 2, BINARY),
         "2",
     ),
+    "1 / (1 + exp(-x)), with logits": (
+        mlp(1),
+        lambda m: F.binary_cross_entropy_with_logits(1 / (1 + (-m(X)).exp()), BINARY),
+        "2",
+    ),
+    "exp(x) / (1 + exp(x)), with logits": (
+        mlp(1),
+        lambda m: F.binary_cross_entropy_with_logits((e := m(X).exp()) / (1 + e), BINARY),
+        "2",
+    ),
+    "a ranking of two sigmoids": (
+        mlp(1),
+        lambda m: -F.logsigmoid(m(X).sigmoid() - m(X.flip(0)).sigmoid()).mean(),
+        "2",
+    ),
     "sigmoid, soft margin": (
         mlp(3, nn.Sigmoid()),
         lambda m: F.multilabel_soft_margin_loss(m(X), SOFT.round()),
@@ -179,6 +194,7 @@ HEALTHY = {
     "a weighted squared error": (mlp(3, nn.Softmax(1)), lambda m: ((SOFT - 0.5 * m(X)) ** 2).mean()),
     "sigmoid, binary cross entropy": (mlp(1, nn.Sigmoid()), lambda m: F.binary_cross_entropy(m(X), BINARY)),
     "with logits": (mlp(1), lambda m: F.binary_cross_entropy_with_logits(m(X), BINARY)),
+    "a ranking of two scores": (mlp(1), lambda m: -F.logsigmoid(m(X) - m(X.flip(0))).mean()),
     "scores of unit length": (mlp(), lambda m: F.cross_entropy((z := m(X)) / z.norm(dim=1, keepdim=True), CLASSES)),
     "scores that a tanh bounds": (mlp(), lambda m: F.cross_entropy(30 * (m(X) / 30).tanh() + 1, CLASSES)),
     "attention": (Attention(), lambda m: F.cross_entropy(m(X), CLASSES)),
