@@ -9,13 +9,13 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, final
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
 from gradwatch.probe.functions import tensors_of
-from gradwatch.probe.transfer import to_float
+from gradwatch.probe.transfer import to_float, to_host
 
 LOOKS = 8
 """Looks in a row that are judged together: of 32 samples each, chance alone makes a hundredth of the loss."""
@@ -42,6 +42,8 @@ EXACT = 0.01
 
 CHANGES = 8
 """Times that it is told at most."""
+
+Floats = NDArray[np.float64]
 
 Fact = tuple[str, str | None, str, dict[str, float]]
 """Kind, layer, text and values of an event to be."""
@@ -123,7 +125,8 @@ class Pairings:
         """
         if not self._calls:
             return
-        gain = _gain(self._read, loss) if 0 < len(self._read) == self._calls <= MOST_CALLS else None
+        with np.errstate(all="ignore"):  # of scores that are no probabilities, or none of the loss that is looked for
+            gain = _gain(self._read, loss) if 0 < len(self._read) == self._calls <= MOST_CALLS else None
         self.clear()
         if gain is None:
             self._misses += 1
@@ -163,13 +166,13 @@ def _gain(read: list[tuple[Tensor, Tensor]], loss: Any) -> Gain | None:
     """Return what all predictions of a step gain by being those of their sample; None where the loss is another one."""
     if any(scores.shape[1:] != read[0][0].shape[1:] for scores, _ in read):
         return None
-    scores, gradient = (torch.cat(list(parts)).double() for parts in zip(*read, strict=True))
+    scores, gradient = (np.concatenate([*map(_doubles, parts)]) for parts in zip(*read, strict=True))
     if scores.ndim == 1:
         scores, gradient = scores[:, None], gradient[:, None]
-    if not to_float(gradient.square().sum()) > 0:
+    if not np.vdot(gradient, gradient) > 0:
         return None
     value = to_float(loss.detach()) if isinstance(loss, Tensor) and loss.numel() == 1 else loss
-    is_whole = len(read) == 1 and isinstance(value, (float, int)) and _leading(scores) >= len(scores)
+    is_whole = len(read) == 1 and isinstance(value, (float, int)) and _leading(read[0][0]) >= len(scores)
     return (
         _of_classes(scores, gradient)
         or _of_labels(scores, gradient)
@@ -177,65 +180,77 @@ def _gain(read: list[tuple[Tensor, Tensor]], loss: Any) -> Gain | None:
     )
 
 
-def _of_classes(scores: Tensor, gradient: Tensor) -> Gain | None:
+def _doubles(values: Tensor) -> Floats:
+    return to_host(values).astype(np.float64)
+
+
+def _of_classes(scores: Floats, gradient: Floats) -> Gain | None:
     """Look for a cross entropy of scores, or a likelihood of their logarithms, over one dimension."""
     for dim in sorted({1, scores.ndim - 1}) if scores.ndim > 1 else ():
-        scores_NC, gradient_NC = (t.movedim(dim, -1).reshape(-1, t.shape[dim]) for t in (scores, gradient))
-        counts_N = gradient_NC.abs().amax(1) > 0  # no loss comes of the places that are ignored
-        scores_NC, gradient_NC = scores_NC[counts_N], gradient_NC[counts_N]
-        if scores.shape[dim] < 2 or len(scores_NC) < FEWEST:
+        size = scores.shape[dim]
+        scores_NC, gradient_NC = (np.moveaxis(t, dim, -1).reshape(-1, size) for t in (scores, gradient))
+        counts_N = gradient_NC.any(1)  # no loss comes of the places that are ignored
+        if not counts_N.all():
+            scores_NC, gradient_NC = scores_NC[counts_N], gradient_NC[counts_N]
+        if size < 2 or len(scores_NC) < FEWEST:
             continue
-        labels_NC = F.one_hot(gradient_NC.argmin(1), scores.shape[dim]).double()
-        logs_NC = scores_NC.log_softmax(1)
-        if _is_multiple(gradient_NC, logs_NC.exp() - labels_NC) or _is_multiple(gradient_NC, -labels_NC):
-            return Gain(_entropy(labels_NC), *_covariance(logs_NC, labels_NC))
+        labels_NC = np.zeros_like(scores_NC)
+        labels_NC[np.arange(len(labels_NC)), gradient_NC.argmin(1)] = 1.0
+        above_NC = scores_NC - scores_NC.max(1, keepdims=True)
+        powers_NC = np.exp(above_NC)
+        sums_N1 = powers_NC.sum(1, keepdims=True)
+        if _is_multiple(gradient_NC, powers_NC / sums_N1 - labels_NC) or _is_multiple(gradient_NC, -labels_NC):
+            return Gain(_entropy(labels_NC), *_covariance(above_NC - np.log(sums_N1), labels_NC))
     return None
 
 
-def _of_labels(scores: Tensor, gradient: Tensor) -> Gain | None:
+def _of_labels(scores: Floats, gradient: Floats) -> Gain | None:
     """Look for a binary cross entropy of scores, or of probabilities."""
-    labels = (gradient < 0).double()
-    is_of_scores = _is_multiple(gradient, scores.sigmoid() - labels)
-    if not is_of_scores:
-        scores = scores.logit()  # nan where it is no probability, which is a multiple of nothing
-        if not _is_multiple(gradient, torch.where(labels > 0, -1 / scores.sigmoid(), 1 / (1 - scores.sigmoid()))):
+    labels = (gradient < 0).astype(np.float64)
+    sides = 2 * labels - 1
+    if not _is_multiple(gradient, 1 / (1 + np.exp(-scores)) - labels):
+        # of 1 - p or p; nan where it is no probability, which is a multiple of nothing
+        scores = np.where((scores >= 0) & (scores <= 1), scores, math.nan)
+        if not _is_multiple(gradient, -sides / np.abs(1 - labels - scores)):
             return None
+        scores = np.log(scores / (1 - scores))
     return Gain(_entropy(labels) + _entropy(1 - labels), *_covariance(scores, labels))
 
 
-def _of_squares(scores: Tensor, gradient: Tensor, loss: float) -> Gain | None:
+def _of_squares(scores: Floats, gradient: Floats, loss: float) -> Gain | None:
     """Look for a squared error: its value is that of the differences which its gradient is made of."""
-    steepness = to_float(gradient.square().sum()) / (4 * loss) if loss > 0 else 0.0  # of loss = steepness * squares
-    usual = [share / number for number in (scores.numel(), len(scores), 1) for share in (1, 0.5)]
+    steepness = float(np.vdot(gradient, gradient)) / (4 * loss) if loss > 0 else 0.0  # of loss = steepness * squares
+    usual = [share / number for number in (scores.size, len(scores), 1) for share in (1, 0.5)]
     if not any(abs(steepness - one) <= EXACT * one for one in usual):
         return None
     targets = scores - gradient / (2 * steepness)
     return Gain(_covariance(targets, targets)[0], *_covariance(2 * scores, targets))
 
 
-def _is_multiple(gradient: Tensor, expected: Tensor) -> bool:
+def _is_multiple(gradient: Floats, expected: Floats) -> bool:
     """Say whether a gradient is what is expected, but for a factor."""
-    factor = (gradient * expected).sum() / expected.square().sum()
-    error = (gradient - factor * expected).square().sum() / gradient.square().sum()
-    return to_float(factor) > 0 and to_float(error) < EXACT**2
+    factor = np.vdot(gradient, expected) / np.vdot(expected, expected)
+    rest = gradient - factor * expected
+    return bool(factor > 0 and np.vdot(rest, rest) < EXACT**2 * np.vdot(gradient, gradient))
 
 
-def _covariance(scores: Tensor, targets: Tensor) -> tuple[float, float]:
+def _covariance(scores: Floats, targets: Floats) -> tuple[float, float]:
     """Return the covariance of scores and targets, summed up over the values of a sample, and its variance.
 
     Of maps and sequences it is that over all values, so that to know what is usual at each place counts as knowing.
     """
-    both = (scores - scores.mean(_alike(scores))) * (targets - targets.mean(_alike(scores)))
-    terms_N = both.flatten(1).sum(1)
-    return to_float(terms_N.mean()), to_float(terms_N.var()) / len(terms_N)
+    both = (scores - scores.mean(_alike(scores))) * (targets - targets.mean(_alike(targets)))
+    terms_N = both.reshape(len(both), -1).sum(1)
+    return float(terms_N.mean()), float(terms_N.var(ddof=1)) / len(terms_N)
 
 
-def _entropy(labels: Tensor) -> float:
+def _entropy(labels: Floats) -> float:
     """Return what the ones of labels add to the entropy of their shares, in nats per sample."""
-    terms = torch.special.entr(labels.mean(_alike(labels)))
-    return to_float(terms.mean()) * math.prod(labels.shape[1:])
+    shares = labels.mean(_alike(labels), keepdims=True)
+    terms = -shares * np.log(np.maximum(shares, np.finfo(np.float64).tiny))
+    return float(terms.mean()) * math.prod(labels.shape[1:])
 
 
-def _alike(values: Tensor) -> tuple[int, ...]:
+def _alike(values: Floats) -> tuple[int, ...]:
     """Return the dimensions over which values are of the same kind."""
     return tuple(range(values.ndim)) if values.ndim > 2 else (0,)
