@@ -12,8 +12,10 @@ T = TypeVar("T")
 
 AT_ONCE = 256
 """Items that are handed over together at most: what came in meanwhile need not wait long for its turn."""
-GATHER_S = 0.25
-"""Time between two looks at what came in: many items at once find their code and data in the caches."""
+GATHER_S = 1.0
+"""Time from one turn to the next: many items share what a turn takes, and find code and data in the caches."""
+WAKE_S = 0.25
+"""Time between two looks at whether the program has ended, which then need not wait for the next turn."""
 LINGER_S = 1.0
 """Time without items after which the thread ends, so that it keeps nobody alive; the next item starts another."""
 
@@ -114,12 +116,12 @@ class Background(Generic[T]):
     def _run(self) -> None:
         idle_s = 0.0
         while True:
-            time.sleep(GATHER_S)
+            is_last = _sleep()
             self._gather()
             idle_s = 0.0 if self._items else idle_s + GATHER_S
             if self._items and self._error is None:
                 self._work_off()
-            elif (idle_s >= LINGER_S or not threading.main_thread().is_alive()) and self._has_ended():
+            elif (idle_s >= LINGER_S or is_last) and self._has_ended():
                 return
 
     def _has_ended(self) -> bool:
@@ -146,3 +148,11 @@ class Background(Generic[T]):
             finally:
                 self._worker = None
                 self.busy_s += time.thread_time() - began
+
+
+def _sleep() -> bool:
+    """Sleep until the next turn, or until the program has come to its end; say whether it has."""
+    until = time.monotonic() + GATHER_S
+    while threading.main_thread().is_alive() and (left_s := until - time.monotonic()) > 0:
+        time.sleep(min(left_s, WAKE_S))
+    return not threading.main_thread().is_alive()

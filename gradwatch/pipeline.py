@@ -21,7 +21,7 @@ from gradwatch.history.store import WINDOW, Floats, Histograms, History, Rows, j
 from gradwatch.records import Diagnosis, Event, Finding
 from gradwatch.render import Sink
 
-SHOWN_WITHIN = 1024
+SHOWN_WITHIN = 4096
 """Steps that may wait to be shown; where more do, sinks see only the newest."""
 WRITTEN_WITHIN = 128
 """Steps that are written down together where they come fast."""
