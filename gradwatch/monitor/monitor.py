@@ -116,6 +116,7 @@ class Monitor:
         self._num_findings = len(self._found)
         self._step, self._updates = 0, 0  # the one under way, and updates of those that are over
         self._fed_s, self._busy_s, self._ended = 0.0, pipeline.busy_s, 0.0
+        self._waited_s = 0.0  # in the newest row for those before, whose time counts as the pipeline's
         self._run: dict[str, float] = {}
         is_plain = keeper is None and self._micro is None and pipeline.history.groups == self._collector.num_groups
         self._plain = self._collector.plain if is_plain else None
@@ -262,7 +263,7 @@ class Monitor:
             self._conclude(self._keeper)
         self._adapt(self._step)
         self._begin(self._step + 1)
-        self._fed_s = self._ended - fed  # charged to the next step
+        self._fed_s = self._ended - fed - self._waited_s  # charged to the next step
         self._go_plainly()
 
     def findings(self) -> tuple[Finding, ...]:
@@ -480,7 +481,9 @@ class Monitor:
 
     @dispensable("the recorder of incidents")
     def _conclude(self, keeper: Keeper) -> None:
+        began = time.perf_counter()
         self.pipeline.finish()
+        self._waited_s = time.perf_counter() - began
         if event := keeper.conclude(self._step, self.pipeline.news):
             self.pipeline.note(event)
 

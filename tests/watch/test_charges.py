@@ -2,6 +2,7 @@
 
 import time
 
+import numpy as np
 import pytest
 import torch
 from watch.loops import batches, loss_of, make
@@ -10,6 +11,7 @@ import gradwatch
 from gradwatch import optim
 from gradwatch.monitor import Schedule
 from gradwatch.optim.watched import Watched
+from gradwatch.pipeline import Intake
 from gradwatch.probe.activation_slot import Slot
 from gradwatch.probe.traces import TraceProbe
 
@@ -56,3 +58,28 @@ def test_the_steps_that_measure_more_are_charged_for_it(owner, name, kind, is_sl
 
     assert (spent_T[2::2] >= 0.9e3 * SLOW_S).all()
     assert (spent_T[3::2] < 0.9e3 * SLOW_S).all()
+
+
+def test_what_the_training_waits_for_is_charged_once(tmp_path, monkeypatch):
+    take = Intake.take
+
+    def slow(self, rows, **options):
+        until = time.thread_time() + SLOW_S
+        while time.thread_time() < until:
+            pass
+        return take(self, rows, **options)
+
+    monkeypatch.setattr(Intake, "take", slow)
+    model = make()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    with gradwatch.watch(model, optimizer, run=tmp_path / "run", record=True) as monitor:
+        for x, y in batches(12):
+            optimizer.zero_grad()
+            loss = loss_of(model, x, y)
+            loss.backward()
+            optimizer.step()
+            monitor.step(loss)
+
+    spent_T = monitor.history["watch_ms"][2:]
+    assert 0.9e3 * SLOW_S <= np.median(spent_T) <= 1.8e3 * SLOW_S
