@@ -1,4 +1,4 @@
-"""Watch a training of Lightning: `Trainer(callbacks=[Watch(run="runs/mine")])`."""
+"""Watch a training of Lightning, under either name of it: `Trainer(callbacks=[Watch(run="runs/mine")])`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from typing import Any, final
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
 from gradwatch.attach import watch
 from gradwatch.monitor import Monitor
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+except ModuleNotFoundError:  # the older name of the same package, which calls a callback of either
+    from pytorch_lightning import Callback, LightningModule, Trainer  # type: ignore[assignment]
 
 
 @final

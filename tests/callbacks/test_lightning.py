@@ -1,5 +1,8 @@
 """Lightning's own numbers are in the history, whatever it accumulates, clips or optimizes by hand."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -117,3 +120,37 @@ def test_a_fit_that_raises_ends_as_failed(tmp_path):
         fit(tmp_path, module)
 
     assert disk.status(tmp_path / "run") == "failed"
+
+
+OLDER_NAME = """
+import sys
+sys.modules["lightning"] = None  # as if it were not installed
+import pytorch_lightning as pl
+import torch
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+from gradwatch.callbacks.lightning import Watch
+
+class Classifier(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(6, 3)
+
+    def training_step(self, batch, index):
+        return F.cross_entropy(self.net(batch[0]).softmax(1), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+watch = Watch()
+data = TensorDataset(torch.randn(64, 6), torch.randint(3, (64,)))
+quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+pl.Trainer(max_epochs=3, callbacks=[watch], **quiet).fit(Classifier(), DataLoader(data, 16))
+assert len(watch.monitor.history["loss"]) == 12
+assert [f.kind for f in watch.monitor.findings()] == ["probabilities-into-loss"], watch.monitor.findings()
+"""
+
+
+def test_it_works_in_trainers_of_the_older_name():
+    done = subprocess.run([sys.executable, "-c", OLDER_NAME], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
