@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from types import ModuleType
@@ -46,7 +47,7 @@ class Slot:
     def _look_for(self, rules: Rules) -> None:
         self.rules = rules
         self.native = self._kernel if rules.softmax_dim is None else None
-        self._ranges = torch.tensor([*(rules.dead or NOWHERE), *(rules.saturated or NOWHERE)], device="cpu")
+        self._ranges = _ranges(rules)
 
     def clear(self) -> None:
         """Forget the step before."""
@@ -133,6 +134,12 @@ class Slot:
         if len(known) == len(self.dead):
             return sum(known) / sum([dead_C.shape[0] for dead_C in self.dead])
         return torch.cat(self.dead).mean(dtype=torch.float32)
+
+
+@functools.lru_cache(maxsize=64)
+def _ranges(rules: Rules) -> torch.Tensor:
+    """Return the bounds of what is dead and of what is saturated, for the native code; shared by all that have them."""
+    return torch.tensor([*(rules.dead or NOWHERE), *(rules.saturated or NOWHERE)], device="cpu")
 
 
 def _plus(total: torch.Tensor | None, term: torch.Tensor) -> torch.Tensor:
