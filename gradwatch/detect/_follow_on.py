@@ -12,7 +12,8 @@ FOLLOWS: dict[str, frozenset[str]] = {
     # units and layers that were thrown to where no gradient is, or that a cut or a swamped part no longer steers
     "rising-sparsity": OVERSHOT
     | {"dead-layer", "dead-relu", "gradient-spike", "layer-imbalance", "no-gradient", "poor-initialization"},
-    "dead-relu": OVERSHOT,
+    # where signals vanish, biases alone say which units fire
+    "dead-relu": OVERSHOT | {"vanishing-gradient"},
     "dead-layer": OVERSHOT
     | {
         "dead-relu",

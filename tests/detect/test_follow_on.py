@@ -7,6 +7,7 @@ import pytest
 
 from gradwatch.detect import detectors
 from gradwatch.detect._follow_on import FOLLOWS, is_explained, settled
+from gradwatch.detect.dead_relu import DeadRelu
 from gradwatch.detect.learning_rate_too_high import LearningRateTooHigh
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Severity
@@ -126,3 +127,14 @@ def test_what_a_collapsed_scale_flushes_is_for_information(history):
     history.report(replace(SICK, kind="loss-scale-collapse", layer=None))
 
     assert settled(history, "fp16-underflow") == Severity.INFO
+
+
+@pytest.mark.parametrize(("dead", "severity"), [(0.9, Severity.INFO), (1.0, Severity.CRITICAL)])
+def test_units_that_bias_alone_silences_where_signals_vanish_are_for_information_until_nothing_passes(dead, severity):
+    made = Synthetic(steps=60, activations=3)
+    made.dead_frac_TA[20:, 1] = dead
+    history = made.history()
+    assert {f.severity for f in DeadRelu().detect(history)} == {max(severity, Severity.WARNING)}
+    history.report(replace(SICK, kind="vanishing-gradient"))
+
+    assert {f.severity for f in DeadRelu().detect(history)} == {severity}
