@@ -58,10 +58,10 @@ class NotOptimized:
     their update is measured and is not zero (somebody else moves them); so also those that were frozen then and get
     gradients now; (2) tensors that an optimizer holds, with a gradient and a learning rate, whose measured updates are
     exactly zero, one after the other, while others' are not; (3) parameters on the tape of the loss that the model
-    holds in a plain list, tuple or dict, where `parameters()` does not see them, and that nothing has moved from step 0
-    to step 8; (4) updates that something takes back: between `samples` + 1 measurements the norms of all small tensors
-    change by less than `kept` of a single update, though ten lie between two of them, or that of a tensor by nothing at
-    all; (5) a group of which the rate is zero, while others move.
+    holds in a plain list, tuple or dict, or as a tensor that is no nn.Parameter, where `parameters()` does not see
+    them, and that nothing has moved from step 0 to step 8; (4) updates that something takes back: between `samples` + 1
+    measurements the norms of all small tensors change by less than `kept` of a single update, though ten lie between
+    two of them, or that of a tensor by nothing at all; (5) a group of which the rate is zero, while others move.
 
     Why it matters: the gradient is computed, shown and clipped like any other, and then thrown away.
 

@@ -74,6 +74,7 @@ class Graph:
         self.nodes: list[Node] = []
         self._edges: dict[Node, tuple[Node | None, ...]] = {}
         self._by_operation: dict[str, list[Node]] = {}
+        self._users: dict[Node, list[Node]] = {}
         waiting: deque[Node] = deque([loss.grad_fn])
         seen: set[Node] = {loss.grad_fn}
         while waiting and len(self.nodes) < MOST_NODES:
@@ -140,15 +141,19 @@ class Graph:
                     seen.add(child)
                     waiting.append(child)
 
+    def users(self, node: Node) -> list[Node]:
+        """Return the nodes that a value goes into."""
+        if not self._users:
+            for user in self.nodes:
+                for child in self.inputs(user):
+                    self._users.setdefault(child, []).append(user)
+        return list(self._users.get(node, ()))
+
     def above(self, node: Node) -> set[Node]:
         """Return the nodes that depend on a node."""
-        users: dict[Node, list[Node]] = {}
-        for user in self.nodes:
-            for child in self.inputs(user):
-                users.setdefault(child, []).append(user)
         waiting, above = [node], set[Node]()
         while waiting:
-            new = [user for user in users.get(waiting.pop(), ()) if user not in above]
+            new = [user for user in self.users(waiting.pop()) if user not in above]
             above.update(new)
             waiting += new
         return above

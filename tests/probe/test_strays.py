@@ -45,6 +45,56 @@ def test_layers_in_a_plain_container_are_found(container):
     assert found(model, optimizers=[torch.optim.SGD(model.parameters(), lr=0.01)]) == ["layers"]
 
 
+class Own(nn.Module):
+    """A layer with a weight of its own, at points where it is differentiated."""
+
+    def __init__(self, weight, points=X):
+        super().__init__()
+        self.first, self.last, self.weight = nn.Linear(8, 8), nn.Linear(8, 1), weight
+        self.points = points
+
+    def forward(self, x):
+        weight = self.weight["w"] if isinstance(self.weight, dict) else self.weight
+        return self.last(F.relu(self.first(self.points * 2) @ weight))
+
+
+def plain():
+    return torch.full((8, 8), 0.1, requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    "weight", [plain(), {"w": plain()}, nn.Parameter(plain().detach()).clone()], ids=["plain", "in a dict", "a copy"]
+)
+def test_a_tensor_that_is_no_parameter_is_found(weight):
+    model = Own(weight)
+    assert found(model, optimizers=[torch.optim.SGD(model.parameters(), lr=0.01)]) == ["weight"]
+
+
+def test_a_layer_that_the_first_forward_pass_makes_is_found():
+    class Late(nn.Sequential):
+        def forward(self, x):
+            if len(self) == 2:
+                self.append(nn.Linear(8, 1))
+            return super().forward(x)
+
+    model = Late(nn.Linear(8, 8), nn.ReLU())
+    assert found(model, optimizers=[torch.optim.SGD(model.parameters(), lr=0.01)]) == ["2"]
+
+
+def test_points_that_a_layer_reads_are_no_parameters():
+    model = Own(nn.Parameter(plain().detach()), points=X.clone().requires_grad_())
+    assert found(model, optimizers=[torch.optim.SGD(model.parameters(), lr=0.01)]) == []
+
+
+def test_a_tensor_that_is_moved_by_hand_is_none():
+    class ByHand:
+        def step(self):
+            model.weight.data -= 0.01 * model.weight.grad
+
+    model = Own(plain())
+    assert found(model, optimizers=[torch.optim.SGD(model.parameters(), lr=0.01), ByHand()]) == []
+
+
 def test_a_module_list_is_registered():
     model = Hidden(nn.ModuleList)
     assert found(model, optimizers=[torch.optim.SGD(model.parameters(), lr=0.01)]) == []
