@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from gradwatch.history.store import History
 from gradwatch.records import Event
 
+HEADS = "tape-heads"
+"""Event of several last layers that share what lies before them; its values are their places in the model."""
+
 
 def noted(history: History, kind: str) -> Iterator[Event]:
     """Yield the events of a kind up to the newest step, in the order in which they were noted."""

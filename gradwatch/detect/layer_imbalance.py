@@ -19,7 +19,7 @@ from gradwatch.detect._fed import raw_inputs, sizes_of_inputs
 from gradwatch.detect._finding import finding_of
 from gradwatch.detect._follow_on import settled
 from gradwatch.detect._made_imbalance import coefficient, cut, fed, table
-from gradwatch.detect._noted import noted
+from gradwatch.detect._noted import HEADS, noted
 from gradwatch.detect._robust import Floats, log10, median
 from gradwatch.detect._scope import first_scope
 from gradwatch.detect._words import factor
@@ -27,9 +27,6 @@ from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
-
-HEADS = "tape-heads"
-"""Event of several last layers that share what lies before them; its values are their places in the model."""
 
 USUAL = 0.01
 """Update/weight ratio up to which a layer learns as usual, at ten times the 1e-3 that rates are chosen for."""

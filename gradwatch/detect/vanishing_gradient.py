@@ -17,7 +17,7 @@ from gradwatch.detect._beginning import beginning
 from gradwatch.detect._depth import block_levels, depth, module_levels, spread, spreads
 from gradwatch.detect._finding import finding_of
 from gradwatch.detect._follow_on import settled
-from gradwatch.detect._noted import noted
+from gradwatch.detect._noted import HEADS, noted
 from gradwatch.detect._robust import Floats, climb, median
 from gradwatch.detect._scope import first_scope
 from gradwatch.history.ahead import Ahead
@@ -52,14 +52,15 @@ class VanishingGradient:
     What it measures: the size of a gradient element (root mean square) in each module with a weight matrix, as median
     over 10 steps, and how many decades a line through their logarithms falls towards the input. The output layer is
     left out: few units share all of the loss there, so that its elements are the largest by nature. The same over
-    blocks, each by its largest: of what stands side by side in one, a gate may get far less. The line has to
-    explain three quarters of the variance, and no single step between two modules may hold most of the fall: a cliff
-    is a dead layer or a cut graph. Where the tape shows hidden layers whose activation is a softmax, two layers are
-    enough, and the output counts: the slope p (1 - p) is about 1 / units, and each divides gradients by that number.
-    Where a forward pass uses one parameter on its own result again and again, the fall from its last use to its first
-    counts likewise, once a plateau of the loss was found: what lies far back in a sequence need not matter. And whether
-    all weights have as much less gradient than the output's bias: where layers are too small the signal vanishes on its
-    way forward as the gradient does on its way back, and their product has no slope.
+    blocks, each by its largest: of what stands side by side in one, a gate may get far less; not where the model has
+    several heads, whose blocks are no line. The line has to explain three quarters of the variance, and no single step
+    between two modules may hold most of the fall: a cliff is a dead layer or a cut graph. Where the tape shows hidden
+    layers whose activation is a softmax, two layers are enough, and the output counts: the slope p (1 - p) is about 1 /
+    units, and each divides gradients by that number. Where a forward pass uses one parameter on its own result again
+    and again, the fall from its last use to its first counts likewise, once a plateau of the loss was found: what lies
+    far back in a sequence need not matter. And whether all weights have as much less gradient than the output's bias:
+    where layers are too small the signal vanishes on its way forward as the gradient does on its way back, and their
+    product has no slope.
 
     Why it matters: the first layers see what all others build on, and they hardly move. With SGD their updates are as
     small as their gradients; Adam rescales them, but below its eps (1e-8) it cannot, and what it rescales is noise.
@@ -110,7 +111,8 @@ class VanishingGradient:
         if len(l2_TL) < STEPS:
             return
         level_D = module_levels(history, median(l2_TL))
-        lines = [line[~np.isnan(line)] for line in (level_D[:-1], block_levels(history, level_D)[:-1])]
+        levels = [level_D] if any(noted(history, HEADS)) else [level_D, block_levels(history, level_D)]
+        lines = [line[~np.isnan(line)] for line in (level[:-1] for level in levels)]
         long = [line for line in lines if len(line) >= self.modules - 1]
         if not long:
             return
@@ -219,6 +221,8 @@ class VanishingGradient:
         yield Example(
             "six gated layers lose five decades, and their gates have far less", gated.history(), gated.names(0)
         )
+        actor = _gated().note(HEADS, values={"blocks.2.filter.weight": 4, "blocks.5.filter.weight": 10})
+        yield Example("an actor beside its critics, whose gradients are larger", actor.history())
         late = Synthetic(steps=80).vanishing(decades=5, onset=40)
         yield Example("saturation sets in at step 40", late.history(), late.names(0))
         flat = Synthetic(steps=80).note(HIDDEN_SOFTMAX, layer="layers.9.weight", values={"before": 9, "behind": 11})
