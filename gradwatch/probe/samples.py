@@ -36,9 +36,9 @@ NEAR = 0.3
 """Distance from a sample to the nearest one of the first batch, in units of that one's distance to its own neighbour,
 as median over the samples: 1 for samples of the same kind, 0 for the same ones, and in between for noise."""
 
-NEAR_WORDS = 0.5
-"""The same for whole numbers, of which those that differ are counted: where a seventh is masked, anew each time, a
-quarter of them do."""
+WORDS = 0.6
+"""What such a distance between samples of words, of which those that differ are counted, is taken for: where a seventh
+is masked, anew each time, a quarter of them differ, and half are as near as that."""
 
 
 @final
@@ -80,7 +80,7 @@ class Samples:
         is_small = len(leaves[0]) <= MOST
         distance = max(it.distance(now) for it, now in zip(self._first, groups, strict=True)) if is_small else math.inf
         is_sure = self._is_exact and not self._is_held and step >= SURE
-        is_near = distance <= (NEAR if leaves[0].is_floating_point() else NEAR_WORDS)
+        is_near = distance <= NEAR
         self.is_over = not is_near or step == LOOKS[-1] or is_sure
         if is_near and self.is_over:
             values = {
@@ -162,7 +162,7 @@ def _distance(rows: Tensor, first: tuple[Tensor, Tensor]) -> float:
     if not to_float(between.min()) > 0:
         return 0.0 if _is_redrawn(rows, before) else math.inf
     near, place = _apart(rows, before).min(1)
-    return to_float((near / between[place]).median())
+    return to_float((near / between[place]).median()) * (1.0 if rows.is_floating_point() else WORDS)
 
 
 def _is_redrawn(rows: Tensor, before: Tensor) -> bool:

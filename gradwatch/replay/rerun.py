@@ -26,6 +26,8 @@ CLOCKS = {"step_ms", "data_wait_ms", "samples_per_s", "peak_memory_bytes", "watc
 """Statistics that tell the time, or the memory of the process: no two runs agree in them."""
 SAMPLED = {s.name for s in (*catalogue.PARAM, *catalogue.ACT, *catalogue.RUN) if not s.cost.startswith("every step")}
 """Statistics that are not measured at every step, and more seldom where the watch budget is spent."""
+REMEMBERED = {"act.silent", "act.silent_since"}
+"""Those that depend on the samples before, too: where these were fewer, as the budget has it, so are their numbers."""
 NORM = "grad_norm.before_clip"
 AHEAD = 100
 """Steps that are run beyond the asked for to get to where the weights are known."""
@@ -213,6 +215,9 @@ def compare(then: Mapping[str, Any], again: Mapping[str, Any]) -> tuple[list[Dif
         was_TSL, is_TSL = table["values"][at_T][:, columns[0]], other["values"][again_T][:, columns[1]]
         missing_TSL = np.isnan(was_TSL) & np.isnan(is_TSL)
         missing_TSL |= np.array([s in SAMPLED for s in common])[:, None] & (np.isnan(was_TSL) | np.isnan(is_TSL))
+        once = np.setxor1d(table["steps"], other["steps"])
+        is_after_T = steps_T > once.min(initial=np.iinfo(np.int64).max)
+        missing_TSL |= is_after_T[:, None, None] & np.array([s in REMEMBERED for s in common])[:, None]
         for t, step in enumerate(steps_T.tolist()):
             counts[step] = counts.get(step, 0) + int((~missing_TSL[t]).sum())
         unequal_TSL = (was_TSL != is_TSL) & ~missing_TSL

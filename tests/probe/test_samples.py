@@ -80,6 +80,7 @@ def test_nothing_of_a_batch_is_kept_alive():
         pytest.param(lambda _: (torch.linspace(0, 1, 64)[:, None], torch.rand(64, 1)), id="values on one grid"),
         pytest.param(lambda _: torch.stack([torch.randperm(8) for _ in range(64)]).float(), id="orders of numbers"),
         pytest.param(lambda _: None, id="none"),
+        pytest.param(lambda _: torch.randperm(1500)[:64], id="numbers of samples"),
         pytest.param(lambda step: masked((WORDS + step) % 200), id="other sentences, masked"),
         pytest.param(lambda _: masked(torch.randint(0, 3, (32, 24))), id="sentences in three letters, masked"),
     ],

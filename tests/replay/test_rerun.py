@@ -293,3 +293,14 @@ def test_the_command_says_what_differs(recorded, tmp_path, capsys):
 def test_a_step_that_is_not_there_exits_with_2(recorded, capsys):
     assert main(["replay", str(recorded), "--step", "1000"]) == 2
     assert "expected one from 0 to 39" in capsys.readouterr().err
+
+
+def test_what_remembers_samples_is_compared_as_far_as_the_same_were_taken():
+    def table(*steps, silent):
+        values = np.array([[[silent]]] * len(steps), np.float32)
+        return {"act": {"statistics": ["act.silent"], "layers": ["a"], "steps": np.array(steps), "values": values}}
+
+    found, counts = compare(table(0, 10, 30, silent=5.0), table(0, 10, 20, 30, silent=4.0))
+
+    assert [d.step for d in found] == [0, 10]
+    assert counts == {0: 1, 10: 1, 30: 0}
