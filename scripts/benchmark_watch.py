@@ -41,7 +41,7 @@ import gradwatch
 from gradwatch import optim
 
 WARM_UP_S = 3.0
-"""Not long enough for the budget to thin what is sampled as far as it may, but of the tiny model."""
+"""Less than 256 steps, but of the tiny model: until then all is sampled as scheduled, whatever it costs."""
 
 
 def bare(workload: Workload, stack: contextlib.ExitStack) -> Arm:

@@ -9,7 +9,7 @@ from typing import final
 
 from gradwatch.pace import Pace
 
-SETTLING = 64
+SETTLING = 256
 """Steps at the beginning that are watched as scheduled, whatever it costs: most illnesses show there."""
 REVIEW_EVERY = 64
 """Steps from one look at the costs to the next."""
