@@ -10,6 +10,9 @@ from gradwatch.records import Event
 HEADS = "tape-heads"
 """Event of several last layers that share what lies before them; its values are their places in the model."""
 
+PRODUCT = "tape-embedding-product"
+"""Event of rows of two tables that are multiplied; its values are the tables' places and the length of a row."""
+
 
 def noted(history: History, kind: str) -> Iterator[Event]:
     """Yield the events of a kind up to the newest step, in the order in which they were noted."""

@@ -16,7 +16,7 @@ from gradwatch.detect._beginning import CHANCE, beginning, start
 from gradwatch.detect._depth import depth
 from gradwatch.detect._finding import finding_of
 from gradwatch.detect._follow_on import settled
-from gradwatch.detect._noted import noted
+from gradwatch.detect._noted import PRODUCT, noted
 from gradwatch.detect._robust import median, slope, trend
 from gradwatch.detect._sequential import aligned_blocks, stall
 from gradwatch.history.ahead import Ahead
@@ -32,9 +32,6 @@ OPPONENT = "tape-opponent"
 
 UNPAIRED, PAIRED = "outputs-unpaired", "outputs-paired"
 """Events of predictions that have begun or ceased to fit any other sample as well as their own."""
-
-PRODUCT = "tape-embedding-product"
-"""Event of rows of two tables that are multiplied."""
 
 BEGINNING = 16
 """Steps that say where the loss began."""

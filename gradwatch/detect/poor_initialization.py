@@ -18,7 +18,7 @@ from gradwatch.detect._depth import depth
 from gradwatch.detect._edited import edited
 from gradwatch.detect._finding import finding_of
 from gradwatch.detect._follow_on import settled
-from gradwatch.detect._noted import noted
+from gradwatch.detect._noted import PRODUCT, noted
 from gradwatch.detect._robust import median
 from gradwatch.detect._scope import first_scope, scopes
 from gradwatch.history.ahead import Ahead
@@ -315,7 +315,7 @@ def _embedding_gains(history: History) -> np.ndarray[tuple[int], np.dtype[np.flo
     infos, l2_L = history.info.layers, history.param.window("weight.l2")[0]
     rms_L = np.array([float(l2) / math.sqrt(math.prod(info.shape)) for l2, info in zip(l2_L, infos, strict=True)])
     gain_L = np.full(len(infos), math.nan)
-    for event in noted(history, "tape-embedding-product"):
+    for event in noted(history, PRODUCT):
         pair = [int(event.values["first"]), int(event.values["second"])]
         gain_L[pair] = np.fmax(gain_L[pair], math.prod(rms_L[pair]) * math.sqrt(event.values["dimension"]))
     for event in noted(history, "tape-tied-embedding"):
@@ -372,5 +372,5 @@ def _multiplied(one: float, other: float, *, is_noted: bool = True) -> tuple[His
     infos = tuple(replace(info, module_type="Embedding") for info in made.info.layers)
     made.info = replace(made.info, layers=infos)
     if is_noted:
-        made.note("tape-embedding-product", values={"first": 0.0, "second": 1.0, "dimension": 64.0})
+        made.note(PRODUCT, values={"first": 0.0, "second": 1.0, "dimension": 64.0})
     return edited(made.history(), "weight.l2", [[64 * one, 64 * other]]), made.names()

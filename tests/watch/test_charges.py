@@ -27,12 +27,11 @@ def slowed(method, is_slow=lambda *args: True):
     return slow
 
 
-def watched_ms(kind):
-    """The time of watching at ten steps, of which every other one measures updates and activations."""
+def watched_ms(kind, **options):
+    """The time of watching at ten steps."""
     model = make()
     optimizer = kind(model.parameters(), lr=1e-3)
-    schedule = Schedule(updates=2, activations=2, histograms=0)
-    with gradwatch.watch(model, optimizer, schedule=schedule) as monitor:
+    with gradwatch.watch(model, optimizer, **options) as monitor:
         for x, y in batches(10):
             optimizer.zero_grad()
             loss = loss_of(model, x, y)
@@ -54,7 +53,7 @@ def watched_ms(kind):
 def test_the_steps_that_measure_more_are_charged_for_it(owner, name, kind, is_slow, monkeypatch):
     monkeypatch.setattr(owner, name, slowed(getattr(owner, name), is_slow))
 
-    spent_T = watched_ms(kind)
+    spent_T = watched_ms(kind, schedule=Schedule(updates=2, activations=2, histograms=0))
 
     assert (spent_T[2::2] >= 0.9e3 * SLOW_S).all()
     assert (spent_T[3::2] < 0.9e3 * SLOW_S).all()
@@ -70,16 +69,7 @@ def test_what_the_training_waits_for_is_charged_once(tmp_path, monkeypatch):
         return take(self, rows, **options)
 
     monkeypatch.setattr(Intake, "take", slow)
-    model = make()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-    with gradwatch.watch(model, optimizer, run=tmp_path / "run", record=True) as monitor:
-        for x, y in batches(12):
-            optimizer.zero_grad()
-            loss = loss_of(model, x, y)
-            loss.backward()
-            optimizer.step()
-            monitor.step(loss)
+    spent_T = watched_ms(torch.optim.AdamW, run=tmp_path / "run", record=True)[2:]
 
-    spent_T = monitor.history["watch_ms"][2:]
     assert 0.9e3 * SLOW_S <= np.median(spent_T) <= 1.8e3 * SLOW_S
