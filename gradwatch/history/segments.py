@@ -161,17 +161,18 @@ class SegmentWriter:
                 self._rewrite(index, kept_T)
 
     def _rewrite(self, index: int, kept_T: Steps) -> None:
-        """Write a segment anew with the steps that are kept."""
+        """Write a segment anew with the steps that are kept. Of others, one table may have more here than the next."""
         steps_T = self._tables[0].segment(index)[0]
-        keep_T = np.isin(steps_T, kept_T)
-        if not keep_T.any():
+        stay_T = steps_T[np.isin(steps_T, kept_T)]
+        if not len(stay_T):
             self._name(index).unlink(missing_ok=True)
             self._rows.pop(index, None)
             return
-        records_T = np.empty(int(keep_T.sum()), self._record)
-        records_T["step"] = steps_T[keep_T]
+        records_T = np.empty(len(stay_T), self._record)
+        records_T["step"] = stay_T
         for name, table in zip(self._names, self._tables, strict=True):
-            records_T[name] = table.segment(index)[1][keep_T]
+            steps_T, values_TSL = table.segment(index)
+            records_T[name] = values_TSL[np.isin(steps_T, stay_T)]
         files.replace(self._name(index), records_T.tobytes())
         self._rows[index] = len(records_T)
 

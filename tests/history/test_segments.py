@@ -20,11 +20,13 @@ def steps_tables(run_info):
     return make
 
 
-def write(folder, history, tables, append, steps):
+def write(folder, history, tables, append, steps, *, every=1):
     writer = SegmentWriter(folder, tables)
     for step in steps:
         append(history, step)
-        writer.append()
+        if (step + 1) % every == 0:
+            writer.append()
+    writer.append()
     writer.close()
 
 
@@ -47,6 +49,19 @@ def test_files_hold_what_the_history_keeps(tmp_path, run_info, append, steps_tab
     rollover_T = np.arange(at_rollover + 1)
     kept_T = rollover_T[history._kept(rollover_T)]
     assert np.array_equal(found_T[found_T < at_rollover], kept_T[kept_T < at_rollover])
+
+
+def test_tables_of_different_width_are_thinned_together_on_disk(tmp_path, run_info, append, steps_tables):
+    history = History(run_info(layers=300))  # wide rows slide, and so are thinned in memory, at other steps
+    tables = steps_tables(history)
+    write(tmp_path, history, tables, append, range(1500), every=50)
+
+    parts, problems = segments.read(tmp_path, Layout.of(tables))
+    rows = {int(record["step"]): record for part in parts for record in part}
+    steps_T, values_TSL = tables["param"].rows()
+    assert problems == []
+    np.testing.assert_array_equal([rows[step]["param"] for step in steps_T.tolist()], values_TSL)
+    np.testing.assert_array_equal([rows[step]["run"] for step in steps_T.tolist()], tables["run"].rows()[1])
 
 
 def test_the_number_of_files_and_bytes_is_bounded(tmp_path, run_info, append, steps_tables):
