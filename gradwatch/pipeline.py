@@ -17,7 +17,7 @@ from gradwatch.detect import ChoosyDetector, Detector
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.history.ahead import Ahead
 from gradwatch.history.header import Status
-from gradwatch.history.store import WINDOW, Floats, Histograms, History, Rows, joined
+from gradwatch.history.store import WINDOW, Floats, Histograms, History, Rows, Sample, joined
 from gradwatch.records import Diagnosis, Event, Finding
 from gradwatch.render import Sink
 
@@ -102,8 +102,6 @@ class Intake:
         if self._unwritten + rows.num_steps > WINDOW:
             self.write()
         for stop in self.history.taking(rows, stops=self._stops(rows, asked)):
-            if stop == rows.num_steps:
-                self.history.histograms = rows.histograms or self.history.histograms
             self._look(asked.get(stop, ()), stop - first, waiting=waiting + rows.num_steps - stop)
             first = stop
 
@@ -111,6 +109,7 @@ class Intake:
         """Yield after how many of the steps somebody wants to look; put into `asked` which detectors do."""
         shown_T = functools.reduce(np.logical_or, [rows.steps_T % e == 0 for e in self._shown_every], np.False_)
         shown = {*(np.flatnonzero(shown_T) + 1).tolist(), rows.num_steps}
+        shown |= {sample.place + 1 for sample in rows.samples if sample.histograms}
         first = 0
         while first < rows.num_steps:
             asked.clear()
@@ -190,7 +189,7 @@ class Intake:
     def _asked(self, rows: Rows, first: int) -> dict[int, list[Detector]]:
         """Return the detectors that are asked after so many steps of those behind the first: due, and not ruled out."""
         not_ruled_out: dict[int, list[Detector]] = {}
-        aheads = {e: Ahead(self.history, every=e, act_SA=rows.act_SL) for e in {d.every for d in self._choosy}}
+        aheads = {e: Ahead(self.history, every=e, samples=rows.samples) for e in {d.every for d in self._choosy}}
         for detector in tuple(self._choosy):
             for place in self._places_for(detector, aheads[detector.every]):
                 not_ruled_out.setdefault(first + place, []).append(detector)
@@ -336,8 +335,6 @@ class Pipeline:
             if sum(part.num_steps for part in parts) + item.num_steps > TAKEN_WITHIN:
                 self._take_rows(parts)
             parts.append(item)
-            if item.is_sampled:
-                self._take_rows(parts)
         self._take_rows(parts)
 
     def _take_rows(self, parts: list[Rows]) -> None:
@@ -361,7 +358,7 @@ def redetect(stored: History, detectors: Sequence[Detector]) -> History:
     param_steps_T, param_TSL = stored.param.rows()
     run_steps_T, run_TS = stored.run.rows()[0], stored.run.rows()[1][:, :, 0]
     act_steps_T, act_TSL = stored.act.rows()
-    act_row = {int(step): i for i, step in enumerate(act_steps_T)}
+    act = dict(zip(act_steps_T.tolist(), act_TSL, strict=True))
     noted = deque(sorted(stored.events, key=lambda event: event.step))
     assert np.array_equal(param_steps_T, run_steps_T), "both tables have a row per optimizer step"
     first = 0
@@ -369,17 +366,17 @@ def redetect(stored: History, detectors: Sequence[Detector]) -> History:
     def take(end: int) -> None:
         nonlocal first
         if end > first:
-            act_SL = act_TSL[act_row[newest]] if (newest := int(run_steps_T[end - 1])) in act_row else None
-            intake.take(Rows(run_steps_T[first:end], run_TS[first:end], param_TSL[first:end], act_SL))
+            part = slice(first, end)
+            steps_T = run_steps_T[part]
+            samples = tuple(Sample(i, act[step]) for i, step in enumerate(steps_T.tolist()) if step in act)
+            intake.take(Rows(steps_T, run_TS[part], param_TSL[part], samples))
             first = end
 
     for i, step in enumerate(run_steps_T.tolist()):
-        if i - first == WRITTEN_WITHIN or (noted and noted[0].step <= step):
+        if i - first == TAKEN_WITHIN or (noted and noted[0].step <= step):
             take(i)
         while noted and noted[0].step <= step:
             intake.note(noted.popleft())
-        if step in act_row:
-            take(i + 1)
     take(len(run_steps_T))
     intake.history.events.extend(noted)
     return intake.history

@@ -16,12 +16,14 @@ from gradwatch import catalogue
 from gradwatch.detect import Detector, detectors
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.history.disk import Writer, read
-from gradwatch.history.store import History, Rows, joined
+from gradwatch.history.store import History, Rows, Sample, joined
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.pipeline import Intake, redetect
 
 WARM = 300
 """Steps before the clock runs: detectors look at most 256 steps back."""
+TOGETHER = 32
+"""Steps that come together: so many as a training of small steps makes in the second between two turns."""
 
 
 def per_step(layers: int, activations: int, steps: int) -> float:
@@ -40,14 +42,15 @@ def per_step(layers: int, activations: int, steps: int) -> float:
 
 
 def _parts(made: Synthetic) -> Iterator[list[Rows]]:
-    """Yield the rows of a run as they come together: those up to a step that is sampled."""
+    """Yield the rows of a run as they come together."""
     part: list[Rows] = []
     for history in made.replay():
         step = history.step
         (steps_T, param_TSL), (_, run_TS1) = history.param.since(step - 1), history.run.since(step - 1)
         act_SA = history.act.since(step - 1)[1][0].copy() if history.act.last_step == step else None
-        part.append(Rows(steps_T.copy(), run_TS1[:, :, 0].copy(), param_TSL.copy(), act_SA))
-        if part[-1].is_sampled:
+        samples = () if act_SA is None else (Sample(0, act_SA),)
+        part.append(Rows(steps_T.copy(), run_TS1[:, :, 0].copy(), param_TSL.copy(), samples))
+        if len(part) == TOGETHER:
             yield part
             part = []
     if part:

@@ -1,5 +1,6 @@
 """The pipeline: rows that come together are taken in as if each had come by itself."""
 
+import itertools
 import warnings
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from gradwatch import pipeline
 from gradwatch.detect import detectors
-from gradwatch.history.store import WINDOW, History, joined
+from gradwatch.history.store import WINDOW, History, Sample, joined
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.pipeline import Intake
 
@@ -27,15 +28,14 @@ def rows(history):
 
 
 def blocks(rows, length=pipeline.WRITTEN_WITHIN):
-    """The same rows, as many together as may be: only the last of each may be sampled."""
-    parts = []
-    for row in rows:
-        parts.append(row)
-        if row.is_sampled or len(parts) == length:
-            yield joined(parts)
-            parts = []
-    if parts:
-        yield joined(parts)
+    """The same rows, as many together as may be."""
+    return (joined(part) for part in batched(rows, length))
+
+
+def batched(rows, length):
+    """The same rows in lists of at most so many."""
+    rows = iter(rows)
+    return iter(lambda: list(itertools.islice(rows, length)), [])
 
 
 def intake(history, **parts):
@@ -77,14 +77,17 @@ class Listening:
 
 def test_sinks_see_each_step_at_which_detectors_are_asked_and_each_histogram(monkeypatch):
     history, sink = EXAMPLES[0][1].history, Listening()
-    made = [row._replace(histograms=object()) if row.steps_T[0] in (11, 12) else row for row in rows(history)]
+    made = list(rows(history))
+    for i in (11, 12):
+        made[i] = made[i]._replace(samples=(Sample(0, histograms=object()),))
 
     taken = intake(history, detectors=[d for d in ALL if d.every == 5], sinks=[sink])
     for block in blocks(made):
         taken.take(block)
 
     assert {5, 10, 11, 12, 15, history.step} <= set(sink.steps)
-    assert made[11].histograms in sink.histograms
+    seen = dict(zip(sink.steps, sink.histograms, strict=True))
+    assert all(seen[i] is made[i].samples[0].histograms for i in (11, 12))
 
 
 @pytest.mark.parametrize("every", [1, 3, 20])

@@ -99,13 +99,15 @@ class LearningRateTooHigh:
         """Say at which steps rate, updates and loss are as they should be, and the weights were not measured."""
         history, weights_W = ahead.history, depth(ahead.history).weights_W
         was_found = any(f.kind == self.kind and f.severity == Severity.WARNING for f in history.findings)
-        if was_found or not len(history.run.steps(1)):
+        if was_found:
             return np.zeros(len(ahead), np.bool_)
         rate_DW = ahead.scalars("lr.0", SPAN_OF_JUMP)
         may_D = np.fmax.reduce(rate_DW, axis=1) >= self.jump * np.fmin.reduce(rate_DW, axis=1)
         may_D |= ahead.steps_D < SPAN
         if len(weights_W):
-            may_D |= ahead.scalar("loss") > self.above_start * beginning(history, "loss", 1)[0]
+            has_begun = len(history.run.steps(1)) > 0
+            first = beginning(history, "loss", 1)[0] if has_begun else history.run.ahead("loss")[0, 0]
+            may_D |= ahead.scalar("loss") > self.above_start * first
             may_D |= ahead.windows("weight.l2", 1, int(weights_W[0]))[:, 0] >= 0
             may_D |= self._replaces(ahead)
         return np.asarray(~may_D, np.bool_)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from gradwatch.history.table import WINDOW, Floats, Steps
 
 if TYPE_CHECKING:
-    from gradwatch.history.store import History
+    from gradwatch.history.store import History, Sample
 
 
 @final
@@ -21,7 +22,7 @@ class Ahead:
     Args:
         history: As it is before them. They have been laid.
         every: Look at steps that are multiples of it.
-        act_SA: Statistics of the activations at the last of the steps, where it sampled them.
+        samples: What some of the steps hold besides.
 
     Attributes:
         history: That history.
@@ -30,9 +31,9 @@ class Ahead:
         counts_D: How many recorded steps a window has at each of them, with it: at most `WINDOW`.
     """
 
-    def __init__(self, history: History, *, every: int = 1, act_SA: Floats | None = None) -> None:
+    def __init__(self, history: History, *, every: int = 1, samples: Sequence[Sample] = ()) -> None:
         self.history = history
-        self._act_SA = act_SA
+        self._acts = [sample.act_SL for sample in samples if sample.act_SL is not None]
         steps_T = history.run.ahead_steps()
         self._num_steps = len(steps_T)
         self.places_D = (steps_T % every == 0).nonzero()[0]
@@ -65,7 +66,8 @@ class Ahead:
         """Return a statistic of the activations as it was last measured before these steps and at them: (K, A)."""
         table = self.history.act
         known = [table.newest(statistic)] if len(table.steps(1)) else []
-        come = [] if self._act_SA is None else [self._act_SA[table.statistics.index(statistic)]]
+        place = table.statistics.index(statistic)
+        come = [act_SA[place] for act_SA in self._acts]
         return np.array([*known, *come]).reshape(len(known) + len(come), len(table.layers))
 
     def _windows(self, values_T: Floats, length: int) -> Floats:

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, final
@@ -21,7 +23,7 @@ from gradwatch.records import ActivationInfo, Event, Finding, RunInfo
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["WINDOW", "Floats", "Histograms", "History", "Rows", "Table"]
+__all__ = ["WINDOW", "Floats", "Histograms", "History", "Rows", "Sample", "Table"]
 
 VALIDATION = ("val_loss", "val_accuracy")
 
@@ -44,6 +46,20 @@ class Histograms:
     weight_LB: NDArray[Any]
 
 
+class Sample(NamedTuple):
+    """What a step holds that not every step does.
+
+    Args:
+        place: Which of the rows it belongs to, counted from 0.
+        act_SL: Statistics of the activations, where it sampled them.
+        histograms: Histograms, where it has them.
+    """
+
+    place: int
+    act_SL: Floats | None = None
+    histograms: Histograms | None = None
+
+
 class Rows(NamedTuple):
     """Optimizer steps on their way into the history.
 
@@ -51,33 +67,28 @@ class Rows(NamedTuple):
         steps_T: The steps, growing.
         run_TS: Statistics of the run, float64, in the order of `History.run.statistics`.
         param_TSL: Statistics of every layer, in the order of `catalogue.PARAM` and `RunInfo.layers`.
-        act_SL: Statistics of the activations at the last of the steps, where it sampled them.
-        histograms: Histograms at the last of the steps, likewise.
+        samples: What some of the steps hold besides, in their order.
     """
 
     steps_T: NDArray[np.int64]
     run_TS: Floats
     param_TSL: Floats
-    act_SL: Floats | None = None
-    histograms: Histograms | None = None
+    samples: tuple[Sample, ...] = ()
 
     @property
     def num_steps(self) -> int:
         """How many steps there are."""
         return len(self.steps_T)
 
-    @property
-    def is_sampled(self) -> bool:
-        """Whether the last step holds more than every step does."""
-        return self.act_SL is not None or self.histograms is not None
-
 
 def joined(parts: Sequence[Rows]) -> Rows:
-    """Return rows that follow each other as one; only the last of them may be sampled."""
+    """Return rows that follow each other as one."""
     if len(parts) == 1:
         return parts[0]
     steps_T, run_TS, param_TSL = (np.concatenate(arrays) for arrays in zip(*(p[:3] for p in parts), strict=True))
-    return Rows(steps_T, run_TS, param_TSL, *parts[-1][3:])
+    firsts = itertools.accumulate((part.num_steps for part in parts), initial=0)
+    moved = (s._replace(place=first + s.place) for first, part in zip(firsts, parts, strict=False) for s in part.samples)
+    return Rows(steps_T, run_TS, param_TSL, tuple(moved))
 
 
 @final
@@ -164,7 +175,8 @@ class History:
             unknown, known = ", ".join(sorted(run.keys() - self._blank_run.keys())), ", ".join(self.run.statistics)
             raise ValueError(f"no statistic of the run is called {unknown}; there are {known}")
         run_TS = np.fromiter(whole.values(), np.float64, len(whole))[None]
-        return Rows(np.array([step]), run_TS, param_SL[None], act_SL, histograms)
+        samples = () if act_SL is None and histograms is None else (Sample(0, act_SL, histograms),)
+        return Rows(np.array([step]), run_TS, param_SL[None], samples)
 
     def append(self, step: int, *, run: Mapping[str, float], param_SL: Floats, act_SL: Floats | None = None) -> None:
         """Record one optimizer step. Arguments as for `row`; the step must grow."""
@@ -190,16 +202,22 @@ class History:
         validated_T = self._is_validated(rows.run_TS)
         self.param.lay(rows.steps_T, rows.param_TSL)
         self.run.lay(rows.steps_T, rows.run_TS[:, :, None])
+        samples = deque(rows.samples)
         first = 0
         for stop in stops:
             self.param.reveal(stop - first)
             self.run.reveal(stop - first)
-            if rows.act_SL is not None and stop == rows.num_steps:
-                self.act.append(rows.steps_T[-1:], rows.act_SL[None])
+            while samples and samples[0].place < stop:
+                self._take_sample(int(rows.steps_T[samples[0].place]), samples.popleft())
             self.trained_s += self._pace.counted(*seconds[first:stop])
             self._marked += rows.steps_T[first:stop][validated_T[first:stop]].tolist()
             yield stop
             first = stop
+
+    def _take_sample(self, step: int, sample: Sample) -> None:
+        if sample.act_SL is not None:
+            self.act.append([step], sample.act_SL[None])
+        self.histograms = sample.histograms or self.histograms
 
     def report(self, finding: Finding) -> bool:
         """Take in a finding, where it is news: the first of its kind and layer, or graver than before.

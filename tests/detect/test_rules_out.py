@@ -1,5 +1,7 @@
 """A step that a detector rules out is one at which it finds nothing, whatever the history is like."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -26,15 +28,9 @@ def fed(history, first):
 
 
 def blocks(rows, rng):
-    """The rows in blocks of any length; only the last of each may be sampled."""
-    parts, length = [], rng.integers(1, 128)
-    for row in rows:
-        parts.append(row)
-        if row.is_sampled or len(parts) >= length:
-            yield joined(parts)
-            parts, length = [], rng.integers(1, 128)
-    if parts:
-        yield joined(parts)
+    """The rows in blocks of any length."""
+    while part := list(itertools.islice(rows, int(rng.integers(1, 128)))):
+        yield joined(part)
 
 
 class Replay:
@@ -61,7 +57,7 @@ class Replay:
             if known != len(self.found):
                 known = len(self.found)
                 for detector in CHOOSY:
-                    ahead = Ahead(self.history, every=detector.every, act_SA=rows.act_SL)
+                    ahead = Ahead(self.history, every=detector.every, samples=rows.samples)
                     self.note(detector, ahead, detector.rules_out(ahead))
             yield stop
 
@@ -96,7 +92,7 @@ def disturbed(seed):
     """A run with stretches in which a statistic is missing, zero or something else, and a few wild values."""
     rng = np.random.default_rng(seed)
     made = Synthetic(steps=300, layers=int(rng.integers(1, 9)), activations=seed % 3, noise=rng.choice([0.1, 0.5, 1.5]))
-    rows = joined([row._replace(act_SL=None) for row in fed(made.history(), 0)])
+    rows = joined([row._replace(samples=()) for row in fed(made.history(), 0)])
     counts = made.history().param.statistics.index("grad.nonfinite")
     for values_TSL in (rows.param_TSL[:, :counts], rows.param_TSL[:, counts + 1 :], rows.run_TS[:, :, None]):
         for _ in range(4):
