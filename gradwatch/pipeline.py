@@ -197,7 +197,8 @@ class Intake:
         for i, step in enumerate(rows.steps_T[first:].tolist(), start=first):
             due = self._due(step % self._period)
             if choosy := not_ruled_out.get(i):
-                asked[i + 1] = [d for d in self._detectors if d in due or d in choosy]
+                wanted = {id(d) for d in (*due, *choosy)}
+                asked[i + 1] = [d for d in self._detectors if id(d) in wanted]
             elif due:
                 asked[i + 1] = due
         return asked

@@ -26,6 +26,9 @@ RECURRENT = ("RNN", "LSTM", "GRU")
 NEAR_ZERO = 0.05
 """Size of a weight matrix, in units of the one that keeps the size of the signal, below which it started near zero."""
 
+NUMBERS = 16
+"""Elements of a parameter that is a few numbers, such as a coefficient of a formula."""
+
 SELDOM_READ = ("Embedding", "EmbeddingBag")
 """Module types whose gradient holds only the rows that a batch looked up: its size says how many those were."""
 
@@ -49,6 +52,8 @@ class Depth:
         starts_D: Where each module, or layer of a recurrent one, starts in `chain_K`.
         blocks_D: Which block each of these modules belongs to: that of all which lie in one module without others
             between them, as filter and gate of a layer do.
+        few_F: Trainable tensors that are a few numbers, and no biases, which may well end near zero.
+        apart_P: Trainable tensors that are neither weight matrices nor biases, in a model that has some of these.
         bias_M: Bias of the module of each weight matrix, -1 where it has none.
         units_L: Whether a tensor has one element per unit: biases, and weights of modules that have no such tensor.
         output_bias: Bias of the last module with a weight matrix, or None where it has none.
@@ -67,6 +72,8 @@ class Depth:
     chain_K: NDArray[np.intp]
     starts_D: NDArray[np.intp]
     blocks_D: NDArray[np.intp]
+    few_F: NDArray[np.intp]
+    apart_P: NDArray[np.intp]
     bias_M: NDArray[np.intp]
     units_L: NDArray[np.bool_]
     output_bias: int | None
@@ -180,6 +187,7 @@ def _measure(layers: tuple[LayerInfo, ...]) -> Depth:
     parents = [module.rpartition(".")[0] or module for module, _ in parts]
     starts_block = [a != b for a, b in pairwise(["", *parents])]
     tables = [i for i, layer in enumerate(layers) if layer.trainable and layer.module_type in SELDOM_READ]
+    unbiased = [i for i, layer in enumerate(layers) if layer.trainable and not layer.name.endswith("bias")]
     return Depth(
         trainable_L=trainable_L,
         num_trainable=int(trainable_L.sum()),
@@ -192,6 +200,8 @@ def _measure(layers: tuple[LayerInfo, ...]) -> Depth:
         chain_K=np.array([i for part in parts.values() for i in part], np.intp),
         starts_D=np.cumsum([0, *sizes[:-1]], dtype=np.intp),
         blocks_D=np.cumsum(starts_block, dtype=np.intp) - 1,
+        few_F=np.array([i for i in unbiased if math.prod(layers[i].shape) <= NUMBERS], np.intp),
+        apart_P=np.array([i for i in unbiased if matrices and not is_matrix(layers[i])], np.intp),
         bias_M=np.array([bias_of.get(layers[i].module, -1) for i in matrices], np.intp),
         units_L=np.array(units_L, np.bool_),
         output_bias=next((i for i in reversed(last) if len(layers[i].shape) == 1), None),

@@ -38,6 +38,8 @@ def scopes(history: History, ill_L: NDArray[np.bool_], *, kind: str, thawed: boo
 
 
 def _groups(history: History, ill_L: NDArray[np.bool_], thawed: bool) -> list[Scope]:
+    if not ill_L.any():
+        return []
     layers = history.info.layers
     trains = [layer.trainable or (thawed and bool(ill_L[i])) for i, layer in enumerate(layers)]
     ill = [i for i in np.flatnonzero(ill_L).tolist() if trains[i]]

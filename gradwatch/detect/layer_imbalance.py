@@ -37,8 +37,6 @@ EARLY = 64
 LOWER = 0.1
 """Rate of a layer's group, in units of the lowest of the others', at which somebody has made up for its gradient."""
 
-NUMBERS = 16
-"""Elements of a parameter that is a few numbers, such as a coefficient of a formula."""
 
 TINY = 30.0
 """First update, in units of a parameter, from which on it is of another unit than the rate is meant for."""
@@ -125,7 +123,7 @@ class LayerImbalance:
         """Say at which steps neither the gradient nor the update of a weight matrix stands out."""
         matrices_M = depth(ahead.history).matrices_M
         may_D = self._may_throw(ahead) | _is_clipped(*(ahead.scalars(name, self.steps) for name in (BEFORE, AFTER)))
-        l2_DL, apart = ahead.newest("grad.l2"), _apart(ahead.history)
+        l2_DL, apart = ahead.newest("grad.l2"), depth(ahead.history).apart_P
         may_D |= (l2_DL[:, apart] >= HALF * ahead.scalar(BEFORE)[:, None]).any(axis=1)
         may_D |= (sizes_of_inputs(ahead.history, l2_DL) >= 10**self.decades).any(axis=1)
         if len(matrices_M) < 3:
@@ -138,7 +136,8 @@ class LayerImbalance:
 
     def _may_throw(self, ahead: Ahead) -> NDArray[np.bool_]:
         """Say at which steps an update of a few numbers is as large as they are."""
-        return np.asarray((ahead.newest("update.ratio")[:, _few(ahead.history)] >= self.thrown).any(axis=1), np.bool_)
+        ratio_DF = ahead.newest("update.ratio")[:, depth(ahead.history).few_F]
+        return np.asarray((ratio_DF >= self.thrown).any(axis=1), np.bool_)
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the layer that dwarfs the others."""
@@ -205,7 +204,7 @@ class LayerImbalance:
     def _takes_all(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the module that takes nearly all of what clipping lets through, or of what there is."""
         is_clipped = _is_clipped(*(history.scalar(name, self.steps)[None] for name in (BEFORE, AFTER)))[0]
-        l2_L, apart = history.param.newest("grad.l2"), _apart(history)
+        l2_L, apart = history.param.newest("grad.l2"), depth(history).apart_P
         if not (is_clipped or (l2_L[apart] >= HALF * history.run.newest(BEFORE)[0]).any()):
             return
         l2_TL = np.nan_to_num(history.param.window("grad.l2", self.steps), posinf=0)  # where it is infinite, all is
@@ -250,8 +249,8 @@ class LayerImbalance:
 
     def _thrown(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each parameter of a few numbers that updates throw about zero, and the loss with it."""
-        few = _few(history)
-        if not few or not (history.param.newest("update.ratio")[few] >= self.thrown).any():
+        few = depth(history).few_F
+        if not len(few) or not (history.param.newest("update.ratio")[few] >= self.thrown).any():
             return
         ratio_TF, grad_TF = (history.param.window(name)[:, few] for name in ("update.ratio", "grad.l2"))
         known_T = ~np.isnan(ratio_TF).all(axis=1)
@@ -379,21 +378,6 @@ def _is_clipped(before_DT: Floats, after_DT: Floats) -> NDArray[np.bool_]:
     """Say at which steps clipping has cut the gradient, at that and those before it: windows of shape (D, T)."""
     is_cut_D = (after_DT < (1 - CONSTANT) * before_DT).all(axis=1)
     return np.asarray(is_cut_D | (np.ptp(before_DT, axis=1) <= CONSTANT * before_DT.min(axis=1)), np.bool_)
-
-
-def _few(history: History) -> list[int]:
-    """Return the trainable tensors that are a few numbers, and no biases, which may well end near zero."""
-    layers = enumerate(history.info.layers)
-    is_few = ((i, math.prod(la.shape) <= NUMBERS and not la.name.endswith("bias")) for i, la in layers if la.trainable)
-    return [i for i, is_so in is_few if is_so]
-
-
-def _apart(history: History) -> list[int]:
-    """Return the trainable tensors that are neither weight matrices nor biases, in a model that has some of these."""
-    matrices = set(depth(history).matrices_M.tolist())
-    layers = enumerate(history.info.layers)
-    apart = [i for i, la in layers if la.trainable and i not in matrices and not la.name.endswith("bias")]
-    return apart if matrices else []
 
 
 def _lead(log_TM: Floats, level_M: Floats) -> tuple[int, float]:

@@ -19,7 +19,7 @@ from gradwatch.detect._follow_on import settled
 from gradwatch.detect._noted import noted
 from gradwatch.detect._scope import scopes
 from gradwatch.history.ahead import Ahead
-from gradwatch.history.store import History
+from gradwatch.history.store import WINDOW, Floats, History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
 
@@ -158,8 +158,7 @@ class NotOptimized:
 
     def _stuck(self, history: History) -> Iterator[Finding]:
         """Yield what an optimizer holds and does not move."""
-        ratio_TL = history.param.window("update.ratio")
-        ratio_TL = ratio_TL[~np.isnan(ratio_TL).all(axis=1)][-self.samples :]
+        ratio_TL, _ = _measured(history, self.samples)
         matrices_M = depth(history).matrices_M
         usual_TM = ratio_TL[:, matrices_M] if len(matrices_M) else ratio_TL  # what began at zero moves by any rate
         if len(ratio_TL) < self.samples or not (usual_TM > USUAL).any(axis=1).all():
@@ -181,9 +180,7 @@ class NotOptimized:
     def _taken_back(self, history: History) -> Iterator[Finding]:
         """Yield the run where updates are made and nothing comes of them."""
         small_L = depth(history).trainable_L & (depth(history).root_numel_L <= SMALL**0.5)
-        ratio_TL, norm_TL = (history.param.window(name)[:, small_L] for name in ("update.ratio", "weight.l2"))
-        known_T = ~np.isnan(ratio_TL).all(axis=1)
-        ratio_TL, norm_TL = ratio_TL[known_T][-self.samples - 1 :], norm_TL[known_T][-self.samples - 1 :]
+        ratio_TL, norm_TL = (values_TL[:, small_L] for values_TL in _measured(history, self.samples + 1))
         moved_L = (ratio_TL > USUAL).all(axis=0)
         if len(ratio_TL) <= self.samples or np.count_nonzero(moved_L) < SEVERAL:
             return
@@ -200,9 +197,7 @@ class NotOptimized:
 
     def _put_back(self, history: History) -> Iterator[Finding]:
         """Yield what is before each update exactly as large as it was before all others, though each moves it."""
-        ratio_TL, norm_TL = (history.param.window(name) for name in ("update.ratio", "weight.l2"))
-        known_T = ~np.isnan(ratio_TL).all(axis=1)
-        ratio_TL, norm_TL = ratio_TL[known_T][-self.samples - 1 :], norm_TL[known_T][-self.samples - 1 :]
+        ratio_TL, norm_TL = _measured(history, self.samples + 1)
         if len(ratio_TL) <= self.samples:
             return
         back_L = (norm_TL == norm_TL[0]).all(axis=0) & (ratio_TL > USUAL).all(axis=0)
@@ -261,6 +256,17 @@ class NotOptimized:
         skipped = Synthetic(steps=40, precision="fp16")
         skipped.skipped_T[:] = 1
         yield Example("updates that are skipped move nothing", skipped.history())
+
+
+def _measured(history: History, count: int) -> tuple[Floats, Floats]:
+    """Return `update.ratio` and `weight.l2` at the newest steps that measured them, at most so many: (T, L) each."""
+    ratio_TL = history.param.window("update.ratio", min(16 * count, WINDOW))  # which mostly holds them
+    known = np.flatnonzero(~np.isnan(ratio_TL).all(axis=1))
+    if len(known) < count:
+        ratio_TL = history.param.window("update.ratio")
+        known = np.flatnonzero(~np.isnan(ratio_TL).all(axis=1))
+    newest = known[-count:]
+    return ratio_TL[newest], history.param.window("weight.l2", len(ratio_TL))[newest]
 
 
 def _has_size(history: History) -> NDArray[np.bool_]:

@@ -389,7 +389,7 @@ def _knowing_nothing(history: History, event: Event) -> float:
 
 def _place(history: History, event: Event) -> int:
     """Return which parameter tensor an event is about."""
-    return next(i for i, layer in enumerate(history.info.layers) if layer.name == event.layer)
+    return history.param.layers.index(event.layer or "")
 
 
 def _is_growing(history: History, high: float) -> bool:

@@ -148,6 +148,8 @@ class RisingSparsity:
         if len(low_BA) < self.blocks:
             return
         first_A = beginning(history, "act.dead_frac", 2).min(axis=0)
+        if not self._is_high(low_BA[-1], first_A).any():
+            return
         with np.errstate(invalid="ignore", divide="ignore"):
             ill_A = self._is_high(low_BA[-1], first_A) & self._is_rising(low_BA) & self._is_creeping(low_BA, first_A)
         for a in np.flatnonzero(ill_A).tolist():
@@ -246,6 +248,8 @@ class RisingSparsity:
 def _units(history: History) -> NDArray[np.bool_]:
     """Say of which tensors an element, or a row of a table of codes, stands for one unit."""
     codes = {event.layer for event in noted(history, CODEBOOK)}
+    if not codes:
+        return depth(history).units_L
     return depth(history).units_L | np.array([layer.name in codes for layer in history.info.layers], np.bool_)
 
 

@@ -87,8 +87,8 @@ def joined(parts: Sequence[Rows]) -> Rows:
         return parts[0]
     steps_T, run_TS, param_TSL = (np.concatenate(arrays) for arrays in zip(*(p[:3] for p in parts), strict=True))
     firsts = itertools.accumulate((part.num_steps for part in parts), initial=0)
-    moved = (s._replace(place=first + s.place) for first, part in zip(firsts, parts, strict=False) for s in part.samples)
-    return Rows(steps_T, run_TS, param_TSL, tuple(moved))
+    samples = (s._replace(place=first + s.place) for first, p in zip(firsts, parts, strict=False) for s in p.samples)
+    return Rows(steps_T, run_TS, param_TSL, tuple(samples))
 
 
 @final

@@ -73,9 +73,9 @@ class TensorBoard:
         self._config_text = config_text
         self._hparams = dict(hparams or {})
         self.every = math.gcd(every, layers_every, picture_every)
-        self._run = Share(every, fraction=0.0015)
-        self._layer = Share(layers_every, fraction=0.0015)
-        self._picture = Share(picture_every, fraction=0.0015, first=picture_every, expected_s=PICTURE_S)
+        self._run = Share(every, fraction=0.001)
+        self._layer = Share(layers_every, fraction=0.0005)
+        self._picture = Share(picture_every, fraction=0.0005, first=picture_every, expected_s=PICTURE_S)
         self._histogram = Share(1, fraction=0.0005)
         self._next: float = 0
         self._newest = -1
