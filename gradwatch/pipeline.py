@@ -328,14 +328,17 @@ class Pipeline:
 
     def _take(self, items: Sequence[Rows | Event]) -> None:
         parts: list[Rows] = []
+        waiting = 0
         for item in items:
+            coming = 0 if isinstance(item, Event) else item.num_steps
+            if not coming or waiting + coming > TAKEN_WITHIN:
+                self._take_rows(parts)
+                waiting = 0
             if isinstance(item, Event):
-                self._take_rows(parts)
                 self._intake.note(item)
-                continue
-            if sum(part.num_steps for part in parts) + item.num_steps > TAKEN_WITHIN:
-                self._take_rows(parts)
-            parts.append(item)
+            else:
+                parts.append(item)
+                waiting += coming
         self._take_rows(parts)
 
     def _take_rows(self, parts: list[Rows]) -> None:
