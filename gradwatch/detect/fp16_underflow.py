@@ -75,10 +75,14 @@ class Fp16Underflow:
     rows: int = 3
 
     def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
-        """Say at which steps no largest element is small."""
+        """Say at which steps no largest element is small, and, of other formats, a multiple of the smallest number."""
         absmax_DL, scale_D = ahead.newest("grad.absmax"), ahead.scalar("loss_scale")
-        unit_D = QUANTUM / np.where(scale_D > 0, scale_D, 1.0)
-        return np.asarray(~(absmax_DL < 64 * self.units * unit_D[:, None]).any(axis=1), np.bool_)
+        unit_D1 = (QUANTUM / np.where(scale_D > 0, scale_D, 1.0))[:, None]
+        may_DL = absmax_DL < 64 * self.units * unit_D1
+        if ahead.history.info.precision != "fp16":
+            with np.errstate(invalid="ignore", over="ignore"):
+                may_DL &= _on_grid(absmax_DL / unit_D1)
+        return np.asarray(~may_DL.any(axis=1), np.bool_)
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module whose gradients underflow."""
