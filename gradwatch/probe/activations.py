@@ -22,7 +22,7 @@ from gradwatch.probe import kernel as kernels
 from gradwatch.probe.activation_rules import Rules, rules_of
 from gradwatch.probe.activation_slot import Slot, statistics
 from gradwatch.probe.functions import Functions, Seen
-from gradwatch.probe.graph import Node
+from gradwatch.probe.graph import Node, uncollected
 from gradwatch.probe.layout import Models, named_modules
 from gradwatch.probe.pairing import Pairings
 from gradwatch.probe.recurrence import Recurrences
@@ -178,7 +178,7 @@ class ActivationProbe:
         self._known: set[Node] = set()  # of modules, in the forward pass under way
         self._outermost: dict[nn.Module, None] = {}  # that may be
         self._called: dict[nn.Module, None] = {}  # that were
-        self._found: dict[ActivationInfo, Slot] = {}
+        self._found: dict[tuple[str, str], Slot] = {}  # by name and type
         self._order: dict[ActivationInfo, float] = {}
         infos: list[ActivationInfo] = []
         channels_first: bool | None = None
@@ -226,8 +226,9 @@ class ActivationProbe:
         """Take the layout of a history that has begun: what is in it is watched, and nothing else."""
         if set(self.infos) <= set(infos):
             of = dict(zip(self.infos, self._slots, strict=True))
-            self._found = {info: self._new_slot() for info in infos if info not in of}
-            self.infos, self._slots = infos, [of.get(info) or self._found[info] for info in infos]
+            new = {info: self._new_slot() for info in infos if info not in of}
+            self._found = {(info.name, info.module_type): slot for info, slot in new.items()}
+            self.infos, self._slots = infos, [of.get(info) or new[info] for info in infos]
             self._functions = Functions(self._model) if self._found else None
             self._look_inside()
 
@@ -335,20 +336,25 @@ class ActivationProbe:
         self._called[module] = None
         for slot in self._found.values():
             slot.call = 0
-        for seen in self._functions.look(output, known=self._known) if self._functions else ():
-            if (place := self._slot_of(seen)) is not None:
-                place.add(seen.output)
+        if self._functions:
+            with uncollected():
+                self._read_functions(self._functions, output)
         self._known.clear()
         for reader in self._readers:
             reader.look(output)
 
+    def _read_functions(self, functions: Functions, output: Any) -> None:
+        for seen in functions.look(output, known=self._known):
+            if (place := self._slot_of(seen)) is not None:
+                place.add(seen.output)
+
     def _slot_of(self, seen: Seen) -> Slot | None:
         """Return where a function is summed up, None where there is no room for it."""
-        info = ActivationInfo(name=seen.name, module_type=seen.function.kind)
-        slot = self._found.get(info)
+        key = seen.name, seen.function.kind
+        slot = self._found.get(key)
         if slot is None and self._tell:
-            slot = self._found[info] = self._new_slot()
-            self._order[info] = seen.place + 0.5
+            slot = self._found[key] = self._new_slot()
+            self._order[ActivationInfo(name=seen.name, module_type=seen.function.kind)] = seen.place + 0.5
         if slot is not None and not slot.is_called:
             slot.learn(seen.function.rules, channels_first=seen.channels_first)
         return slot
@@ -366,7 +372,8 @@ class ActivationProbe:
         if not self._found:
             self._functions = None
             return
-        of = dict(zip(self.infos, self._slots, strict=True)) | self._found
+        found = {ActivationInfo(name=name, module_type=kind): slot for (name, kind), slot in self._found.items()}
+        of = dict(zip(self.infos, self._slots, strict=True)) | found
         infos = tuple(sorted(of, key=lambda info: self._order[info]))
         if tell(infos):
             self.infos, self._slots = infos, [of[info] for info in infos]

@@ -59,6 +59,14 @@ class Function:
     module: nn.Module | None = None
 
 
+class Owner(NamedTuple):
+    """Whose output an activation is of: the name of a module, its place in the model, and itself."""
+
+    name: str
+    place: int
+    module: nn.Module
+
+
 class Seen(NamedTuple):
     """One call of a function: name and place of the matrix behind whose output it comes, and what it gave."""
 
@@ -87,15 +95,18 @@ class Functions:
 
     def __init__(self, models: Models) -> None:
         self._met: set[int] = set()  # sequence numbers of nodes of this step: the nodes themselves would hold the graph
-        self._owners: dict[Tensor, tuple[str, int, nn.Module]] = {}
+        self._met_before = 0  # activations of this step so far
+        self._owners: dict[Tensor, Owner] = {}
+        self._ways: dict[int, tuple[tuple[int, ...], Tensor]] = {}  # to the parameter of each activation of a step
         for place, (name, module) in enumerate(named_modules(models)):
             owner = name.partition(".parametrizations.")[0].removesuffix(".parametrizations")
             for param in module.parameters(recurse=False):
-                self._owners.setdefault(param, (owner, place, module))
+                self._owners.setdefault(param, Owner(owner, place, module))
 
     def begin(self) -> None:
         """Make ready for the next step."""
         self._met.clear()
+        self._met_before = 0
 
     def look(self, output: Any, *, known: set[Node]) -> Iterator[Seen]:
         """Yield the calls of functions that led to the output of a forward pass.
@@ -110,31 +121,48 @@ class Functions:
         calls: dict[str, int] = {}
         tape = _Tape(_Names(), _MadeOf())
         for node, users in _activations(tape, roots, self._met):
-            found = None if node in known or len(calls) == MOST_FUNCTIONS else self._owner(tape, node)
-            function = _function(tape.names[node], node, users) if found else None
-            if not found or not function or isinstance(found[2], RECURRENT):
+            owner = None if node in known or len(calls) == MOST_FUNCTIONS else self._owner(tape, node)
+            function = _function(tape.names[node], node, users) if owner else None
+            if not owner or not function or isinstance(owner.module, RECURRENT):
                 continue
-            name = f"{found[0]}.{function.kind.lower()}" if found[0] else function.kind.lower()
+            name = f"{owner.name}.{function.kind.lower()}" if owner.name else function.kind.lower()
             calls[name] = calls.get(name, 0) + 1
             output = _output(node, function) if calls[name] <= MOST_CALLS else None
             if output is not None and output.numel():
-                yield Seen(name, found[1], _is_channels_first(found[2]), function, output)
+                yield Seen(name, owner.place, _is_channels_first(owner.module), function, output)
 
-    def _owner(self, tape: _Tape, node: Node) -> tuple[str, int, nn.Module] | None:
-        """Return the module of the nearest matrix, or else of the nearest parameter, that an activation is made of."""
-        waiting, seen = deque([node]), {node}
-        nearest = None
-        while waiting and len(seen) < NEAR:
+    def _owner(self, tape: _Tape, node: Node) -> Owner | None:
+        """Return the module of the nearest matrix, or else of the nearest parameter, that an activation is made of.
+
+        It is mostly where it was in the steps before, and then need not be searched for.
+        """
+        place = self._met_before
+        self._met_before += 1
+        way, param = self._ways.get(place, ((), None))
+        if param is None or _end(tape, node, way) is not param:
+            way, param = self._search(tape, node)
+            if param is None:
+                return None
+            self._ways[place] = way, param
+        return self._owners[param]
+
+    def _search(self, tape: _Tape, node: Node) -> tuple[tuple[int, ...], Tensor | None]:
+        """Return that parameter, and the way to it: which of the arguments, from operation to operation."""
+        ways = {node: tuple[int, ...]()}
+        waiting = deque([node])
+        nearest: tuple[tuple[int, ...], Tensor | None] = (), None
+        while waiting and len(ways) < NEAR:
             at = waiting.popleft()
             if tape.names[at] == LEAF:
-                if (owner := self._owners.get(at.variable)) is not None:
-                    nearest = nearest or owner
+                if at.variable in self._owners:
+                    nearest = nearest if nearest[1] is not None else (ways[at], at.variable)
                     if at.variable.ndim > 1:
-                        return owner
+                        return ways[at], at.variable
                 continue
-            new = [child for child in tape.made_of[at] if child not in seen]
-            seen.update(new)
-            waiting.extend(new)
+            for i, child in enumerate(tape.made_of[at]):
+                if child not in ways:
+                    ways[child] = *ways[at], i
+                    waiting.append(child)
         return nearest
 
 
@@ -215,6 +243,17 @@ def _walk(
                 seen.add(child)
                 waiting.append(child)
     return nodes, users
+
+
+def _end(tape: _Tape, node: Node, way: Sequence[int]) -> Tensor | None:
+    """Return the parameter at the end of a way, None where it does not lead to one."""
+    for place in way:
+        made_of = tape.made_of[node]
+        if place >= len(made_of):
+            return None
+        node = made_of[place]
+    param: Tensor | None = node.variable if tape.names[node] == LEAF else None
+    return param
 
 
 def _follows_a_matrix(tape: _Tape, node: Node) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import re
 from collections import deque
 from collections.abc import Iterator
@@ -161,6 +163,18 @@ class Graph:
     def parameter(self, node: Node) -> Tensor | None:
         """Return the nearest parameter that a node depends on."""
         return next((leaf.variable for leaf in self.below(node) if is_leaf(leaf)), None)
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Keep Python's cyclic garbage collector from going through the many nodes that a look holds for a moment."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def operation(node: Node) -> str:
