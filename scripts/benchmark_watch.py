@@ -1,6 +1,6 @@
 """What watching costs in a loop of one's own, beside what others charge for less.
 
-    python scripts/benchmark_watch.py [--rounds 8] [--only mlp] [--arms stock] [--steps 9] [--warm-up 9]
+    python scripts/benchmark_watch.py [--rounds 16] [--only mlp] [--arms stock] [--steps 9]
 
 The bare loop is written by hand, with torch's fused AdamW. `stock` is the same loop under `gradwatch.watch` with
 everything on at its defaults: all statistics at every step, detectors, history on disk, TensorBoard. `watched` is that
@@ -13,6 +13,9 @@ what the arm before left in the caches, hits all arms alike; a stretch under gra
 everything in. Shown is the median over rounds of the ratio to the bare loop in the same round, with the quartiles. Two
 loops with the same code differ by up to 3 % for as long as their process lives, as their memory happens to lie; so each
 workload is measured in several processes, and `again`, the bare loop once more, tells what of a ratio is noise.
+
+A run's first 256 steps, in which everything is sampled as scheduled, stand in rows of their own, and what comes behind
+them, where the budget rules, in others; a workload has those that its rounds come to.
 `--clock cpu` counts the processor time of all threads, as if none of them ran beside another: an upper bound, which a
 machine that is busy with something else still tells.
 """
@@ -21,12 +24,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import importlib.util
+import itertools
 import multiprocessing
 import random
 import statistics
 import tempfile
-import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -39,9 +43,13 @@ from workloads import WORKLOADS, Loop, Workload, loop
 
 import gradwatch
 from gradwatch import optim
+from gradwatch.monitor.budget import SETTLING
 
-WARM_UP_S = 3.0
-"""Less than 256 steps, but of the tiny model: until then all is sampled as scheduled, whatever it costs."""
+WARM_UP = 24
+"""Steps that each arm makes unmeasured, in whole stretches: code is compiled, memory taken, files are made."""
+
+PHASES = {"early": "steps to 256", "late": "behind"}
+"""Parts of a run, by what they are called in the table."""
 
 
 def bare(workload: Workload, stack: contextlib.ExitStack) -> Arm:
@@ -89,21 +97,24 @@ def measure(name: str, names: list[str], options: argparse.Namespace) -> Seconds
     """Return the seconds of each arm's stretches, round by round; in a new process, which knows no options yet."""
     side_by_side.prepare(options)
     workload = resized(WORKLOADS[name], options.steps)
+    unmeasured = -(-WARM_UP // workload.stretch)
     with contextlib.ExitStack() as stack:
         made = {name: ARMS[name][1](workload, stack) for name in names}
-        arms = {name: arm for name, arm in made.items() if is_warm(name, arm, seconds=options.warm_up)}
-        seconds: Seconds = {name: [] for name in arms}
+        arms = {name: arm for name, arm in made.items() if is_warm(name, arm, stretches=unmeasured)}
+        gc.freeze()  # else what imports have left is gone through now and then, 0.2 s of whatever arm has its turn
+        stack.callback(gc.unfreeze)
+        seconds: Seconds = {}
         for i in range(options.rounds):
+            phase = "early" if (unmeasured + i + 1) * workload.stretch <= SETTLING else "late"
             for name in random.Random(i).sample([*arms], len(arms)):  # what ran before leaves its traces in the caches
-                seconds[name].append(timed(arms[name]))
+                seconds.setdefault(f"{name} {phase}", []).append(timed(arms[name]))
     return seconds
 
 
-def is_warm(name: str, arm: Arm, *, seconds: float) -> bool:
+def is_warm(name: str, arm: Arm, *, stretches: int) -> bool:
     """Run an arm for a while; say whether it takes the model at all."""
-    began = time.perf_counter()
     try:
-        while time.perf_counter() - began < seconds:
+        for _ in range(stretches):
             arm()
     except Exception as error:
         if name in NEEDS:
@@ -126,26 +137,32 @@ def resized(workload: Workload, steps: int | None) -> Workload:
 
 
 def column(name: str, arms: list[str], options: argparse.Namespace) -> tuple[str, dict[str, str]]:
-    """Measure a workload, print each arm's line, and return the heading of its column and the cells of the arms."""
+    """Measure a workload, print each arm's lines, and return the heading of its column and its cells."""
     seconds: Seconds = {}
     for _ in range(options.processes):
         with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as process:
             for arm, times in process.submit(measure, name, arms, options).result().items():
                 seconds.setdefault(arm, []).extend(times)
     workload = resized(WORKLOADS[name], options.steps)
-    cells = {arm: ratio(seconds[arm], seconds["bare"]) if arm != "bare" else "1" for arm in seconds}
-    for arm, text in cells.items():
-        print(f"{name} {arm}: {text}", flush=True)
-    return f"{workload.title}, {1e3 * statistics.median(seconds['bare']) / workload.stretch:.3g} ms", cells
+    bare = {phase: seconds[f"bare {phase}"] for phase in PHASES if len(seconds.get(f"bare {phase}", ())) > 1}
+    cells = {
+        f"{arm} {phase}": ratio(seconds[f"{arm} {phase}"], of)
+        for phase, of in bare.items()
+        for arm in arms[1:]
+        if f"{arm} {phase}" in seconds
+    }
+    for key, text in cells.items():
+        print(f"{name} {key}: {text} in {len(seconds[key])} rounds", flush=True)
+    step_ms = 1e3 * statistics.median(itertools.chain(*bare.values())) / workload.stretch
+    return f"{workload.title}, {step_ms:.3g} ms", cells
 
 
 def main() -> None:
     """Measure and print the table."""
-    asked = parser(__doc__, WORKLOADS, rounds=8)
+    asked = parser(__doc__, WORKLOADS, rounds=16)
     asked.add_argument("--processes", type=int, default=5, help="processes that go through all rounds, in turn")
     asked.add_argument("--arms", type=some([*ARMS]), default=[*ARMS], help="arms, comma-separated")
     asked.add_argument("--steps", type=int, help="steps of a stretch; fewer for what is slow")
-    asked.add_argument("--warm-up", type=float, default=WARM_UP_S, help="seconds that each arm runs unmeasured")
     asked.add_argument("--clock", choices=side_by_side.CLOCKS, default="wall")
     options = parse(asked)
     arms = [n for n in options.arms if importlib.util.find_spec(NEEDS.get(n, "torch"))]
@@ -153,8 +170,10 @@ def main() -> None:
     columns = dict(column(name, arms, options) for name in options.only)
     print("| | " + " | ".join(columns) + " |")
     print("|---" * (len(columns) + 1) + "|")
-    for arm in arms:
-        print(f"| {ARMS[arm][0]} | " + " | ".join(cells.get(arm, "") for cells in columns.values()) + " |")
+    for arm, (phase, when) in itertools.product(arms[1:], PHASES.items()):
+        row = [cells.get(f"{arm} {phase}", "") for cells in columns.values()]
+        if any(row):
+            print(f"| {ARMS[arm][0]}, {when} | " + " | ".join(row) + " |")
 
 
 if __name__ == "__main__":

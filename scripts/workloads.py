@@ -20,7 +20,7 @@ Batches = list[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, its batches, and how many steps one stretch takes."""
+    """A model, its batches, and how many steps one stretch takes: about a second, as the monitor's thread waits."""
 
     title: str
     stretch: int
@@ -62,13 +62,13 @@ def classes(*shape: int) -> DataSpec:
 WORKLOADS = {
     "tiny": Workload(
         "784-128-10, batch 32",
-        400,
+        1600,
         lambda: nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10)),
         lambda: labelled((32, 784)),
     ),
     "mlp": Workload(
         "MLP 30 x 256, batch 128",
-        20,
+        32,
         lambda: mlp.build(classes(256), depth=30, width=256, residual=True),
         lambda: labelled((128, 256)),
     ),
@@ -84,7 +84,7 @@ WORKLOADS = {
         lambda: gpt.build(DataSpec(input_shape=(128,), outputs=96, kind="tokens"), layers=6, heads=8, width=256),
         lambda: texts(8, 128, 96),
     ),
-    "many": Workload("1,030 small tensors", 5, lambda: blocks(257, 48), lambda: labelled((64, 48))),
+    "many": Workload("1,030 small tensors", 16, lambda: blocks(257, 48), lambda: labelled((64, 48))),
 }
 
 
