@@ -38,7 +38,7 @@ ONE_BY_ONE = 20
 class TensorBoard:
     """Writes a run for TensorBoard: `tensorboard --logdir` on the directory or one above it.
 
-    It takes at most about 0.5 % of the time of the steps (the shares below, after the first output of each): a point,
+    It takes at most about 0.25 % of the time of the steps (the shares below, after the first output of each): a point,
     histogram or picture that would cost more is left out, so that a fast training gets fewer of them. `close` writes
     the last of each. Values that are not finite are left out of charts, marked beside them, and counted in
     `nonfinite/`.
