@@ -95,7 +95,7 @@ class Functions:
 
     def __init__(self, models: Models) -> None:
         self._met: set[int] = set()  # sequence numbers of nodes of this step: the nodes themselves would hold the graph
-        self._met_before = 0  # activations of this step so far
+        self._num_met = 0  # activations of this step so far
         self._owners: dict[Tensor, Owner] = {}
         self._ways: dict[int, tuple[tuple[int, ...], Tensor]] = {}  # to the parameter of each activation of a step
         for place, (name, module) in enumerate(named_modules(models)):
@@ -106,7 +106,7 @@ class Functions:
     def begin(self) -> None:
         """Make ready for the next step."""
         self._met.clear()
-        self._met_before = 0
+        self._num_met = 0
 
     def look(self, output: Any, *, known: set[Node]) -> Iterator[Seen]:
         """Yield the calls of functions that led to the output of a forward pass.
@@ -136,14 +136,15 @@ class Functions:
 
         It is mostly where it was in the steps before, and then need not be searched for.
         """
-        place = self._met_before
-        self._met_before += 1
+        place = self._num_met
+        self._num_met += 1
         way, param = self._ways.get(place, ((), None))
         if param is None or _end(tape, node, way) is not param:
             way, param = self._search(tape, node)
             if param is None:
                 return None
-            self._ways[place] = way, param
+            if place < MOST_NODES:
+                self._ways[place] = way, param
         return self._owners[param]
 
     def _search(self, tape: _Tape, node: Node) -> tuple[tuple[int, ...], Tensor | None]:

@@ -119,6 +119,31 @@ def test_a_product_of_two_values_makes_no_activation_hidden():
     assert not look(model, lambda: model(inputs()).backward()), "a loss within the model weighs its terms"
 
 
+class Turns(nn.Module):
+    """Two layers that take turns at the same place, before a third one."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other, self.last = nn.Linear(6, 4), nn.Linear(6, 4), nn.Linear(4, 3)
+
+    def forward(self, x, *, is_one, norm=1.0):
+        hidden = self.one(x) if is_one else self.other(x)
+        return self.last(F.relu(hidden / norm))
+
+
+def test_an_activation_is_named_by_the_layer_that_had_its_turn():
+    model = Turns()
+    found = functions.Functions({"": model})
+
+    def names(**given):
+        found.begin()
+        return [seen.name for seen in found.look(model(inputs(), **given), known=set())]
+
+    assert names(is_one=True) == names(is_one=True) == ["one.relu"]
+    assert names(is_one=False) == ["other.relu"]
+    assert names(is_one=True, norm=torch.ones(4, requires_grad=True)) == ["one.relu"]
+
+
 def test_units_of_a_convolution_are_its_channels():
     class Net(nn.Module):
         def __init__(self):
