@@ -170,6 +170,7 @@ def main() -> None:
     columns = dict(column(name, arms, options) for name in options.only)
     print("| | " + " | ".join(columns) + " |")
     print("|---" * (len(columns) + 1) + "|")
+    print(f"| {ARMS['bare'][0]} | " + " | ".join("1" for _ in columns) + " |")
     for arm, (phase, when) in itertools.product(arms[1:], PHASES.items()):
         row = [cells.get(f"{arm} {phase}", "") for cells in columns.values()]
         if any(row):

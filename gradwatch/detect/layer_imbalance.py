@@ -37,7 +37,6 @@ EARLY = 64
 LOWER = 0.1
 """Rate of a layer's group, in units of the lowest of the others', at which somebody has made up for its gradient."""
 
-
 TINY = 30.0
 """First update, in units of a parameter, from which on it is of another unit than the rate is meant for."""
 
