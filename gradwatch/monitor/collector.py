@@ -95,10 +95,12 @@ class Collector:
         self.plain: PlainSteps | None = None
         self._is_plain = False
         self._handles: list[RemovableHandle] = []
-        for part in self._parts if hooked else ():
+        for part in self._parts:
             before, after = _hook(self._before_update, part), _hook(self._after_update, part)
             if not late and self._scaler is None and len(self._parts) == 1:
-                self.plain = part.plain_steps(before=before, after=after)
+                self.plain = part.plain_steps(before=before, after=after, hooked=hooked)
+            if not hooked:
+                continue
             if self.plain is not None:
                 before, after = self.plain.native.before, self.plain.native.after
             self._handles.append(part.optimizer.register_step_pre_hook(before))
@@ -272,7 +274,8 @@ class Collector:
     def go_plainly(self) -> None:
         """Leave what comes to the plain steps, which are armed."""
         self._is_plain = True
-        self._parts[0].await_plain_steps()
+        if self._is_hooked:
+            self._parts[0].await_plain_steps()
 
     def leave_plain_steps(self) -> None:
         """Go on by the long way with the step under way, where plain steps were recorded until now."""
@@ -285,7 +288,8 @@ class Collector:
         self.watch_s += native.spent_s
         part.leave_plain_steps(begun, native.fastest_s)
         if begun is not None:
-            self.is_updated, part.stepped_from = True, native.began
+            self.is_updated = part.is_updated = self._is_hooked  # else `conclude` tells
+            part.stepped_from = native.began
             self.optimizer = {"loss_scale": 1.0} | {f"lr.{i}": rate for i, rate in enumerate(begun.rates)}
 
     def _before_update(self, part: Part, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

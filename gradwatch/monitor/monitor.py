@@ -121,6 +121,7 @@ class Monitor:
         is_plain = keeper is None and self._micro is None and pipeline.history.groups == self._collector.num_groups
         self._plain = self._collector.plain if is_plain else None
         self._record = _not_plain if self._plain is None else self._plain.native.record
+        self._observe = _not_seen if self._plain is None or hooked else self._plain.native.observe
         self._is_ahead = False  # of what this knows, plain steps are
         if self._plain is not None:
             pipeline.source = self._plain.gather
@@ -148,8 +149,11 @@ class Monitor:
         Args:
             optimizer: Whose gradients; where none is named, those of all optimizers that have not stepped yet.
         """
-        self._catch_up()
-        return self._collector.observe(optimizer)
+        norm = self._observe()
+        if norm is None:
+            self._catch_up()
+            norm = self._collector.observe(optimizer)
+        return norm
 
     def step(
         self,
@@ -289,8 +293,10 @@ class Monitor:
 
     def charge(self, seconds: float) -> None:
         """Count time that was spent for watching elsewhere, since the last step."""
-        self._catch_up()
-        self._fed_s += seconds
+        if self._plain is not None and self._is_ahead:
+            self._plain.native.carried_s += seconds
+        else:
+            self._fed_s += seconds
 
     def state(self) -> dict[str, Any]:
         """Return what further rows depend on, plain data and arrays."""
@@ -500,3 +506,8 @@ class Monitor:
 def _not_plain(*_: object) -> bool | None:
     """Record nothing, and say so."""
     return False
+
+
+def _not_seen() -> float | None:
+    """Read nothing, and say so."""
+    return None

@@ -142,17 +142,18 @@ class Part:
         trainable = [p for p in self.params if p.requires_grad and p.is_leaf]
         return [p.register_post_accumulate_grad_hook(self._accumulated) for p in trainable]
 
-    def plain_steps(self, *, before: Hook, after: Hook) -> PlainSteps | None:
+    def plain_steps(self, *, before: Hook, after: Hook, hooked: bool) -> PlainSteps | None:
         """Return what records plain steps of the optimizer; None where none of them can be plain.
 
         Args:
             before: The hook of the long way before an update.
             after: The same after it.
+            hooked: Whether these are hooks: only then can a watched optimizer be the one that reads.
         """
         extension, scaled = choose(), ("grad_scale", "found_inf")
         if extension is None or self._out_SL is None or any(hasattr(type(self.optimizer), name) for name in scaled):
             return None
-        own_SL = None if self._watched is None else self._out_SL
+        own_SL = None if self._watched is None or not hooked else self._out_SL
         groups = len(self._rates)
         return PlainSteps(extension, self.params, groups=groups, own_SL=own_SL, before=before, after=after)
 
@@ -174,7 +175,6 @@ class Part:
         if begun is None:
             self._row_SL.fill(math.nan)  # of the step before
             return
-        self.is_updated = True
         if begun.read_SL is None:
             self.await_gradients()
         else:

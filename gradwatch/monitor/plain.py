@@ -44,6 +44,8 @@ PLACES = (
     "lr.0",
 )
 """Statistics of the run that a plain step has, in the order of `_plain.h`; further learning rates follow the first."""
+VALIDATED = "val_loss"
+"""Statistic of the run at which a step is looked at closely, whoever tells it."""
 UPDATING, READ = 2, 3  # how far a step has come, see `disarm` in `_plain.h`
 
 Hook = Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], None]
@@ -111,7 +113,16 @@ class PlainSteps:
         names = catalogue.run_names(groups)
         places = tuple(names.index(name) for name in PLACES)
         self.native: _native.Plain = extension.Plain(
-            tuple(params), own_SL, places, len(names), groups, before, after, time.perf_counter, math.hypot
+            tuple(params),
+            own_SL,
+            places,
+            {name: i for i, name in enumerate(names) if name != VALIDATED},
+            len(names),
+            groups,
+            before,
+            after,
+            time.perf_counter,
+            math.hypot,
         )
         self._watch_ms, self._rates = names.index("watch_ms"), slice(places[-1], places[-1] + groups)
         row_bytes = 4 * len(catalogue.PARAM) * len(params) + 8 * len(names)

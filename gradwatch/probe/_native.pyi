@@ -24,6 +24,7 @@ class Plain:
         params: tuple[Tensor, ...],
         own_SL: Tensor | None,
         places: tuple[int, ...],
+        names: dict[str, int],
         width: int,
         groups: int,
         before: Callable[..., object],
@@ -32,6 +33,7 @@ class Plain:
         hypot: Callable[..., float],
         /,
     ) -> Plain: ...
+    def observe(self) -> float | None: ...
     def before(self, optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> None: ...
     def after(self, optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> None: ...
     def record(

@@ -1,5 +1,5 @@
 /* Records plain steps, at which nothing is to be said but their numbers, with no Python in between: it is the hooks of
- * an optimizer and what a loop calls after it. What is not plain it leaves alone, for Python to deal with. */
+ * an optimizer, or what a loop calls before an update, and what one calls after it. What is not plain it leaves alone, for Python to deal with. */
 #ifndef GRADWATCH_PLAIN_H
 #define GRADWATCH_PLAIN_H
 
@@ -25,6 +25,7 @@ typedef struct {
     PyObject *found;          /* list of findings, or None */
     PyObject *glance;         /* what says whether a step has nothing to look at, or None */
     PyObject *block;          /* tuple of the tensors that the rows of a block lie in */
+    PyObject *names;          /* dict of where statistics stand that a loop may hand over */
     int64_t *steps;
     double *runs, *walls;
     float *rows, *own_row;
@@ -149,6 +150,27 @@ static void clear_own_row(Plain *self)
         self->own_row[i] = (float)NAN;
 }
 
+PyDoc_STRVAR(Plain_observe_doc, "observe() -> float | None\n\n"
+                                "Read the gradients for a loop whose optimizer has no hooks, and return their total\n"
+                                "norm; None where that is left to Python.");
+
+static PyObject *Plain_observe(Plain *self, PyObject *none)
+{
+    (void)none;
+    if (self->phase != WAITING)
+        return Py_NewRef(Py_None);
+    double began = now_by(self->clock), ended = -1;
+    if (began >= 0 && read_gradients(self))
+        ended = now_by(self->clock);
+    if (ended < 0 || self->phase == OFF) { /* off by another thread, while there was no lock */
+        PyErr_Clear();                     /* the closer look meets it too, and says so */
+        return Py_NewRef(Py_None);
+    }
+    self->phase = READ;
+    self->spent_s += ended - began;
+    return PyFloat_FromDouble(self->norm);
+}
+
 PyDoc_STRVAR(Plain_before_doc, "before(optimizer, args, kwargs)\n\n"
                                "The hook before an update: read the gradients, or have the optimizer do so.");
 
@@ -214,6 +236,33 @@ static int has_nothing_to_look_at(Plain *self)
     return is_true;
 }
 
+/* Whether what a loop hands over are numbers that have a place in the row, and of an update that was made. */
+static int are_plain_statistics(Plain *self, PyObject *statistics)
+{
+    PyObject *name, *value;
+    Py_ssize_t next = 0;
+    if (statistics == Py_None)
+        return 1;
+    if (!PyDict_CheckExact(statistics))
+        return 0;
+    while (PyDict_Next(statistics, &next, &name, &value)) {
+        PyObject *place = PyDict_GetItemWithError(self->names, name);
+        if (!place || !PyFloat_CheckExact(value)
+            || (PyLong_AsSsize_t(place) == self->places[SKIPPED] && PyFloat_AsDouble(value) != 0))
+            return 0;
+    }
+    return 1;
+}
+
+/* Put statistics of which that is true over what stands in the row. */
+static void override(Plain *self, PyObject *statistics)
+{
+    PyObject *name, *value;
+    Py_ssize_t next = 0;
+    while (statistics != Py_None && PyDict_Next(statistics, &next, &name, &value))
+        run_of(self)[PyLong_AsSsize_t(PyDict_GetItemWithError(self->names, name))] = PyFloat_AsDouble(value);
+}
+
 static void write_run(Plain *self, double loss, const Batch *batch, double began)
 {
     double *run = run_of(self);
@@ -253,8 +302,8 @@ static PyObject *Plain_record(Plain *self, PyObject *const *args, Py_ssize_t nar
     Batch batch;
     if (!has_arguments(nargs, 5))
         return NULL;
-    if (self->phase != READ || args[2] != Py_None || args[3] != Py_None || args[4] != Py_None)
-        return Py_NewRef(Py_False);
+    if (self->phase != READ || args[2] != Py_None || args[3] != Py_None || !are_plain_statistics(self, args[4]))
+        return PyErr_Occurred() ? NULL : Py_NewRef(Py_False);
     double began = now_by(self->clock);
     if (began < 0)
         return NULL;
@@ -265,6 +314,7 @@ static PyObject *Plain_record(Plain *self, PyObject *const *args, Py_ssize_t nar
     if (is_plain <= 0)
         return is_plain ? NULL : Py_NewRef(Py_False);
     write_run(self, loss, args[1] == Py_None ? NULL : &batch, began);
+    override(self, args[4]);
     double now = now_by(self->clock);
     if (now < 0)
         return NULL;
@@ -354,13 +404,16 @@ static PyObject *Plain_disarm(Plain *self, PyObject *none)
 static int take_parts(Plain *self, PyObject *args)
 {
     PyObject *places;
-    if (!PyArg_ParseTuple(args, "O!OO!nnOOOO:Plain", &PyTuple_Type, &self->params, &self->own, &PyTuple_Type, &places,
-                          &self->width, &self->num_groups, &self->before, &self->after, &self->clock, &self->hypot)) {
-        self->params = self->own = self->before = self->after = self->clock = self->hypot = NULL;
+    if (!PyArg_ParseTuple(args, "O!OO!O!nnOOOO:Plain", &PyTuple_Type, &self->params, &self->own, &PyTuple_Type, &places,
+                          &PyDict_Type, &self->names, &self->width, &self->num_groups, &self->before, &self->after,
+                          &self->clock, &self->hypot)) {
+        self->params = self->own = self->names = NULL;
+        self->before = self->after = self->clock = self->hypot = NULL;
         return -1;
     }
     Py_INCREF(self->params);
     Py_INCREF(self->own);
+    Py_INCREF(self->names);
     Py_INCREF(self->before);
     Py_INCREF(self->after);
     Py_INCREF(self->clock);
@@ -411,6 +464,7 @@ static int Plain_traverse(Plain *self, visitproc visit, void *arg)
     Py_VISIT(self->clock);
     Py_VISIT(self->hypot);
     Py_VISIT(self->own);
+    Py_VISIT(self->names);
     Py_VISIT(self->found);
     Py_VISIT(self->glance);
     Py_VISIT(self->block);
@@ -427,6 +481,7 @@ static int Plain_clear(Plain *self)
     Py_CLEAR(self->clock);
     Py_CLEAR(self->hypot);
     Py_CLEAR(self->own);
+    Py_CLEAR(self->names);
     Py_CLEAR(self->found);
     Py_CLEAR(self->glance);
     Py_CLEAR(self->block);
@@ -448,6 +503,7 @@ static void Plain_dealloc(Plain *self)
 
 static PyMethodDef plain_methods[] = {
     METHOD(before), METHOD(after), METHOD(record), METHOD(use), METHOD(arm),
+    {"observe", (PyCFunction)(void (*)(void))Plain_observe, METH_NOARGS, Plain_observe_doc},
     {"disarm", (PyCFunction)(void (*)(void))Plain_disarm, METH_NOARGS, Plain_disarm_doc},
     {NULL, NULL, 0, NULL},
 };
@@ -459,10 +515,11 @@ static PyMemberDef plain_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-PyDoc_STRVAR(Plain_doc, "Plain(params, own_SL, places, width, groups, before, after, clock, hypot)\n\n"
+PyDoc_STRVAR(Plain_doc, "Plain(params, own_SL, places, names, width, groups, before, after, clock, hypot)\n\n"
                         "Records the plain steps of an optimizer into blocks of rows. It is off until it is armed: then\n"
                         "its hooks call `before` and `after`. own_SL is where a watched optimizer writes, or None; width\n"
-                        "that of a row of the run, and places where its numbers stand.");
+                        "that of a row of the run, places where its numbers stand, and names where those do that a loop\n"
+                        "may hand over.");
 
 static PyType_Slot plain_slots[] = {
     {Py_tp_doc, (void *)Plain_doc},       {Py_tp_new, Plain_new},         {Py_tp_dealloc, Plain_dealloc},

@@ -86,6 +86,7 @@ class Modes:
         self._usual: deque[Calls] = deque(maxlen=USUAL)
         self._usual_inner: deque[Calls] = deque(maxlen=USUAL)
         self._is_hooked = hooked
+        self._is_seen = False  # the update of the row, where no hook tells of it
         if not self._live or not hooked:
             return
         for optimizer in optimizers:
@@ -109,9 +110,10 @@ class Modes:
         return not self._live
 
     def pass_by(self) -> bool:
-        """Say whether nothing can be new after an optimizer step without validation, seen by hooks; then it is over."""
+        """Say whether nothing can be new after an optimizer step without validation; then that is over."""
         if not self._live:
             return True
+        self._see_update()
         if not self._is_quiet or self._off:
             return False
         self._go_on(is_usual=True)
@@ -124,9 +126,10 @@ class Modes:
             step: Optimizer step.
             is_validated: Whether a validation loss was handed over with it.
         """
-        if not self._is_hooked and self._live:
-            self.before_update(self._live)  # nobody changes a mode between the update and here
-        if not self._live or (not is_validated and self.pass_by()):
+        if not self._live:
+            return []
+        self._see_update()
+        if not is_validated and self.pass_by():
             return []
         found = [*self._norms.settings(), *self._training(), *(self._validation() if is_validated else ())]
         news = [fact for fact in found if fact[:2] not in self._said]
@@ -204,8 +207,15 @@ class Modes:
                 yield "mode-validation", None, "the validation loss was measured in training mode", values
                 return
 
+    def _see_update(self) -> None:
+        """Look after an update at what hooks see before it: nobody changes a mode in between."""
+        if not self._is_hooked and not self._is_seen:
+            self._is_seen = True
+            self.before_update(self._live)
+
     def _go_on(self, *, is_usual: bool) -> None:
         """Count calls anew, those of the row that is over being usual ones or not."""
+        self._is_seen = False
         if is_usual:
             self._usual.append(self._calls)
             self._usual_inner.append(self._inner)
