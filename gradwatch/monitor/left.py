@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from gradwatch.history.store import Floats, Histograms
 from gradwatch.monitor.late import Values
+from gradwatch.monitor.measure import ROUNDING
 from gradwatch.monitor.part import LINEAR, Arrived, Part, total_norm
 from gradwatch.probe.histograms import bin_edges
 from gradwatch.probe.silence import Silence
-
-ROUNDING = 1e-5  # relative: total norms of the same gradients differ by less, whichever way they were summed
 
 
 class Left(NamedTuple):

@@ -19,6 +19,7 @@ try:
 except ImportError:  # not on Windows
     resource = None
 
+ROUNDING = 1e-5  # relative: total norms of the same gradients differ by less, whichever way they were summed
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # getrusage(2): ru_maxrss is in bytes on macOS, in KiB on Linux
 
 

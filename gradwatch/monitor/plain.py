@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from gradwatch import catalogue
 from gradwatch.history.store import WINDOW, Rows
 from gradwatch.monitor.budget import Budget
+from gradwatch.monitor.measure import ROUNDING
 from gradwatch.records import Finding
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ class PlainSteps:
             time.perf_counter,
             math.hypot,
         )
+        self.native.rounding = ROUNDING
         self._watch_ms, self._rates = names.index("watch_ms"), slice(places[-1], places[-1] + groups)
         row_bytes = 4 * len(catalogue.PARAM) * len(params) + 8 * len(names)
         num_rows = min(max(BLOCK_BYTES // row_bytes, 1), MOST_ROWS)

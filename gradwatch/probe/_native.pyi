@@ -19,6 +19,7 @@ class Plain:
     recorded: float
     carried_s: float
     memory: float
+    rounding: float
     def __new__(
         cls,
         params: tuple[Tensor, ...],

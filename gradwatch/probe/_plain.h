@@ -8,7 +8,7 @@
 #include "_batches.h"
 #include "_columns.h"
 
-enum { GRADIENTS = 6, STATISTICS = 8, NONFINITE = 5 };
+enum { GRADIENTS = 6, LINEAR = 4, STATISTICS = 8, NONFINITE = 5 }; /* the first LINEAR grow with the gradient */
 
 /* Where the numbers of a step stand in the row of the run, in the order of `Plain.columns`; the rates come last. */
 enum { LOSS, HASH, BEFORE_CLIP, AFTER_CLIP, SCALE, SKIPPED, STEP_MS, SAMPLES, MEMORY, WATCH_MS, RATES, PLACES };
@@ -36,6 +36,7 @@ typedef struct {
     double began, ended, recorded; /* by the clock: the update, the last call and the last row */
     double spent_s, carried_s;     /* in hooks since the last row; elsewhere, to be charged to the next */
     double fastest_s, norm;
+    double rounding; /* part of a norm that a larger one must exceed for gradients to have been clipped */
     int phase, threads;
 } Plain;
 
@@ -263,13 +264,24 @@ static void override(Plain *self, PyObject *statistics)
         run_of(self)[PyLong_AsSsize_t(PyDict_GetItemWithError(self->names, name))] = PyFloat_AsDouble(value);
 }
 
-static void write_run(Plain *self, double loss, const Batch *batch, double began)
+/* Scale a row back that was read after clipping, to the norm before it. */
+static void undo_clipping(Plain *self, double told)
+{
+    float *row = row_under_way(self), factor = (float)(told / self->norm);
+    for (Py_ssize_t i = 0; i < LINEAR * self->length; i++)
+        row[i] *= factor;
+    run_of(self)[self->places[BEFORE_CLIP]] = told;
+}
+
+static void write_run(Plain *self, double loss, const Batch *batch, double told, double began)
 {
     double *run = run_of(self);
     const Py_ssize_t *at = self->places;
     double step_ms = 1e3 * (began - self->ended);
     run[at[LOSS]] = loss;
     run[at[BEFORE_CLIP]] = run[at[AFTER_CLIP]] = self->norm;
+    if (0 < self->norm && self->norm * (1 + self->rounding) < told) /* false of nan */
+        undo_clipping(self, told);
     run[at[SCALE]] = 1;
     run[at[SKIPPED]] = 0;
     run[at[STEP_MS]] = step_ms;
@@ -298,22 +310,23 @@ PyDoc_STRVAR(Plain_record_doc, "record(loss, batch, val_loss, grad_norm, statist
 
 static PyObject *Plain_record(Plain *self, PyObject *const *args, Py_ssize_t nargs)
 {
-    double loss;
+    double loss, told = NAN;
     Batch batch;
     if (!has_arguments(nargs, 5))
         return NULL;
-    if (self->phase != READ || args[2] != Py_None || args[3] != Py_None || !are_plain_statistics(self, args[4]))
+    if (self->phase != READ || args[2] != Py_None || !are_plain_statistics(self, args[4]))
         return PyErr_Occurred() ? NULL : Py_NewRef(Py_False);
     double began = now_by(self->clock);
     if (began < 0)
         return NULL;
     if (!only_value(args[0], &loss) || !isfinite(loss + self->norm)
-        || (args[1] != Py_None && !read_batch(args[1], &batch)))
+        || (args[1] != Py_None && !read_batch(args[1], &batch))
+        || (args[3] != Py_None && (!only_value(args[3], &told) || !isfinite(told))))
         return Py_NewRef(Py_False);
     int is_plain = has_nothing_to_look_at(self);
     if (is_plain <= 0)
         return is_plain ? NULL : Py_NewRef(Py_False);
-    write_run(self, loss, args[1] == Py_None ? NULL : &batch, began);
+    write_run(self, loss, args[1] == Py_None ? NULL : &batch, told, began);
     override(self, args[4]);
     double now = now_by(self->clock);
     if (now < 0)
@@ -512,6 +525,7 @@ static PyMemberDef plain_members[] = {
     SHOWN(step, T_PYSSIZET, READONLY), SHOWN(filled, T_PYSSIZET, READONLY), SHOWN(phase, T_INT, READONLY),
     SHOWN(spent_s, T_DOUBLE, READONLY), SHOWN(fastest_s, T_DOUBLE, READONLY), SHOWN(began, T_DOUBLE, READONLY),
     SHOWN(ended, T_DOUBLE, 0), SHOWN(recorded, T_DOUBLE, 0), SHOWN(carried_s, T_DOUBLE, 0), SHOWN(memory, T_DOUBLE, 0),
+    SHOWN(rounding, T_DOUBLE, 0),
     {NULL, 0, 0, 0, NULL},
 };
 

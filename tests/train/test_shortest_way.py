@@ -66,6 +66,7 @@ def test_a_row_is_the_same_by_the_shortest_way_and_by_the_long_one(changes, plai
     assert [f.to_json() for f in short.findings] == [f.to_json() for f in long.findings]
 
 
+@pytest.mark.filterwarnings("ignore:train.accumulate")
 @pytest.mark.parametrize("name", ["adamw", "own", "clipped", "clipped by value", "line search"])
 def test_steps_at_which_nothing_is_sampled_go_the_shortest_way(name, plain, tmp_path):
     history = trained(tmp_path / "run", CHANGES[name])

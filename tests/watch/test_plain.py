@@ -63,6 +63,15 @@ def with_everything_at_times(i, model, optimizer, monitor, x, y):
     monitor.step(handed, batch=[(x, y), [x, y], {"x": x}, x.numpy(), None][i % 5], grad_norm=norm, **options)
 
 
+def clipped(i, model, optimizer, monitor, x, y):
+    optimizer.zero_grad()
+    loss = loss_of(model, x, y)
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5 if i % 3 else 1e3)
+    optimizer.step()
+    monitor.step(loss, batch=x, grad_norm={0: norm, 1: norm.item(), 2: norm.double()}[i % 3])
+
+
 def with_closures(i, model, optimizer, monitor, x, y):
     def closure():
         optimizer.zero_grad()
@@ -141,7 +150,7 @@ def several_groups(model):
     return torch.optim.RMSprop([{"params": [first], "lr": 1e-3}, {"params": others, "lr": torch.tensor(1e-3)}])
 
 
-UPDATES = [usual, with_everything_at_times, with_closures, with_surprises]
+UPDATES = [usual, clipped, with_everything_at_times, with_closures, with_surprises]
 MODELS = [(make, sgd), (make, adamw), (make, watched), (make, several_groups), (Embedded, sgd)]
 
 
@@ -165,8 +174,9 @@ def test_a_row_is_the_same_by_the_shortest_way_and_by_the_long_one(update, made,
     assert [e.to_json() for e in short.events] == [e.to_json() for e in long.events]
 
 
+@pytest.mark.parametrize("update", [usual, clipped])
 @pytest.mark.parametrize("make_optimizer", [sgd, adamw, watched])
-def test_steps_at_which_nothing_is_sampled_go_the_shortest_way(make_optimizer, monkeypatch):
+def test_steps_at_which_nothing_is_sampled_go_the_shortest_way(update, make_optimizer, monkeypatch):
     plain, gather = [], PlainSteps.gather
 
     def noting(self):
@@ -175,7 +185,7 @@ def test_steps_at_which_nothing_is_sampled_go_the_shortest_way(make_optimizer, m
         return rows
 
     monkeypatch.setattr(PlainSteps, "gather", noting)
-    trained(usual, make, make_optimizer)
+    trained(update, make, make_optimizer)
 
     assert plain[-4:] == [41, 42, 43, 44]
     assert len(plain) > 0.7 * STEPS
