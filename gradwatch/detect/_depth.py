@@ -43,6 +43,7 @@ class Depth:
         num_trainable: How many do.
         root_numel_L: Square root of the number of elements: an L2 norm divided by it is a root mean square.
         matrices_M: Trainable weight matrices and kernels in the order of the model, without embeddings.
+        moved_M: Those of them that an optimizer holds.
         tables_E: Trainable embeddings.
         root_fan_out_M: Root of the number of outputs: the norm of a weight that keeps the size of the signal.
         weights_W: The matrices, or the embeddings of a model that has nothing else: what a rate is chosen for.
@@ -65,6 +66,7 @@ class Depth:
     num_trainable: int
     root_numel_L: NDArray[np.float32]
     matrices_M: NDArray[np.intp]
+    moved_M: NDArray[np.intp]
     tables_E: NDArray[np.intp]
     root_fan_out_M: NDArray[np.float32]
     weights_W: NDArray[np.intp]
@@ -193,6 +195,7 @@ def _measure(layers: tuple[LayerInfo, ...]) -> Depth:
         num_trainable=int(trainable_L.sum()),
         root_numel_L=np.array([math.sqrt(max(1, math.prod(layer.shape))) for layer in layers], np.float32),
         matrices_M=np.array(matrices, np.intp),
+        moved_M=np.array([i for i in matrices if layers[i].group is not None], np.intp),
         tables_E=np.array(tables, np.intp),
         root_fan_out_M=np.array([math.sqrt(layers[i].shape[0]) for i in matrices], np.float32),
         weights_W=np.array(matrices or tables, np.intp),

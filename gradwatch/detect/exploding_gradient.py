@@ -242,7 +242,7 @@ class ExplodingGradient:
 
     def _gain(self, history: History) -> Iterator[Finding]:
         shape = depth(history)
-        matrices_M = np.setdiff1d(shape.matrices_M, shape.unowned)  # what nothing moves comes to no harm
+        matrices_M = shape.moved_M  # what nothing moves comes to no harm
         is_told = any(f.kind == self.kind for f in history.findings)
         if shape.output_bias is None or len(matrices_M) < 2 or is_told or any(noted(history, DERIVATIVE)):
             return

@@ -235,7 +235,7 @@ class Table:
         """Drop older steps that need not be kept any more; only the segments that lose some are touched."""
         steps_T = self._all_steps()
         dropped_T = steps_T[~self._kept(steps_T)]
-        for index in np.unique(dropped_T // self.segment_length).tolist():
+        for index in set((dropped_T // self.segment_length).tolist()):
             if index in self._old:
                 steps, values = self._old[index]
                 stay = ~np.isin(steps, dropped_T)
