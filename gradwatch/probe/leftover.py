@@ -70,10 +70,10 @@ class Leftovers:
             _detach(watched)
 
     def _attach(self, optimizer: Optimizer, *, since: int | None) -> list[_Watched]:
-        params = _trainable(optimizer)
-        watched = [_Watched(param, self._note, since=since) for param in params[-1:]]
-        if len(params) > 1 and params[0] in self._names:
-            watched.append(_Watched(params[0], self._note, layer=self._names[params[0]], since=since))
+        first, last = _ends(optimizer)
+        watched = [] if last is None else [_Watched(last, self._note, since=since)]
+        if first is not None and first is not last and first in self._names:
+            watched.append(_Watched(first, self._note, layer=self._names[first], since=since))
         for one in watched:
             one.attach(optimizer)
         return watched
@@ -84,8 +84,14 @@ def _detach(watched: Iterable[_Watched]) -> None:
         one.detach()
 
 
-def _trainable(optimizer: Optimizer) -> list[Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and p.is_leaf]
+def _ends(optimizer: Optimizer) -> tuple[Tensor | None, Tensor | None]:
+    """Return the first and the last parameter that a backward pass may reach, None where there is none."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    return _first_trainable(params), _first_trainable(reversed(params))
+
+
+def _first_trainable(params: Iterable[Tensor]) -> Tensor | None:
+    return next((p for p in params if p.requires_grad and p.is_leaf), None)
 
 
 def _is_zero(grad: Tensor) -> bool:
