@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from itertools import islice
+from operator import methodcaller
 from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
 from gradwatch.probe.activation_rules import Rules, rules_of
-from gradwatch.probe.graph import LAYOUT, LEAF, Node, operation
+from gradwatch.probe.graph import LAYOUT, LEAF, NAMES, Node, operation
 from gradwatch.probe.layout import Models, named_modules
 from gradwatch.probe.loss_rules import LINEAR
 
@@ -40,6 +42,8 @@ OPERATIONS = frozenset({"Clamp", "Hardsigmoid", "Hardtanh", "Relu", "Sigmoid", "
 PRODUCT = "a product of two values"
 """What uses a gate: a product with a constant, as dropout is, does not make one."""
 
+_sequence_nr = methodcaller("_sequence_nr")
+
 _HOOKED: Callable[..., Any] = lambda saved: saved  # noqa: E731 - stands for a hook where torch does not tell of any
 
 
@@ -60,11 +64,20 @@ class Function:
 
 
 class Owner(NamedTuple):
-    """Whose output an activation is of: the name of a module, its place in the model, and itself."""
+    """Whose output an activation is of: the name of a module, its place in the model, and what it says of its units."""
 
     name: str
     place: int
-    module: nn.Module
+    channels_first: bool | None
+    is_recurrent: bool
+
+
+class Way(NamedTuple):
+    """Which argument leads on, from operation to operation, to a parameter; and whose that is."""
+
+    places: tuple[int, ...]
+    param: Tensor
+    owner: Owner
 
 
 class Seen(NamedTuple):
@@ -97,11 +110,12 @@ class Functions:
         self._met: set[int] = set()  # sequence numbers of nodes of this step: the nodes themselves would hold the graph
         self._num_met = 0  # activations of this step so far
         self._owners: dict[Tensor, Owner] = {}
-        self._ways: dict[int, tuple[tuple[int, ...], Tensor]] = {}  # to the parameter of each activation of a step
+        self._ways: dict[int, Way] = {}  # to the parameter of each activation of a step
         for place, (name, module) in enumerate(named_modules(models)):
-            owner = name.partition(".parametrizations.")[0].removesuffix(".parametrizations")
+            name = name.partition(".parametrizations.")[0].removesuffix(".parametrizations")
+            owner = Owner(name, place, _is_channels_first(module), isinstance(module, RECURRENT))
             for param in module.parameters(recurse=False):
-                self._owners.setdefault(param, Owner(owner, place, module))
+                self._owners.setdefault(param, owner)
 
     def begin(self) -> None:
         """Make ready for the next step."""
@@ -119,162 +133,146 @@ class Functions:
             return
         roots = [tensor.grad_fn for tensor in tensors_of(output) if tensor.grad_fn is not None]
         calls: dict[str, int] = {}
-        tape = _Tape(_Names(), _MadeOf())
-        for node, users in _activations(tape, roots, self._met):
-            owner = None if node in known or len(calls) == MOST_FUNCTIONS else self._owner(tape, node)
-            function = _function(tape.names[node], node, users) if owner else None
-            if not owner or not function or isinstance(owner.module, RECURRENT):
+        for node, users in _activations(roots, self._met):
+            owner = None if node in known or len(calls) == MOST_FUNCTIONS else self._owner(node)
+            function = _function(operation(node), node, users) if owner else None
+            if not owner or not function or owner.is_recurrent:
                 continue
             name = f"{owner.name}.{function.kind.lower()}" if owner.name else function.kind.lower()
             calls[name] = calls.get(name, 0) + 1
             output = _output(node, function) if calls[name] <= MOST_CALLS else None
             if output is not None and output.numel():
-                yield Seen(name, owner.place, _is_channels_first(owner.module), function, output)
+                yield Seen(name, owner.place, owner.channels_first, function, output)
 
-    def _owner(self, tape: _Tape, node: Node) -> Owner | None:
+    def _owner(self, node: Node) -> Owner | None:
         """Return the module of the nearest matrix, or else of the nearest parameter, that an activation is made of.
 
         It is mostly where it was in the steps before, and then need not be searched for.
         """
         place = self._num_met
         self._num_met += 1
-        way, param = self._ways.get(place, ((), None))
-        if param is None or _end(tape, node, way) is not param:
-            way, param = self._search(tape, node)
-            if param is None:
+        way = self._ways.get(place)
+        if way is None or _end(node, way.places) is not way.param:
+            way = self._search(node)
+            if way is None:
                 return None
             if place < MOST_NODES:
-                self._ways[place] = way, param
-        return self._owners[param]
+                self._ways[place] = way
+        return way.owner
 
-    def _search(self, tape: _Tape, node: Node) -> tuple[tuple[int, ...], Tensor | None]:
-        """Return that parameter, and the way to it: which of the arguments, from operation to operation."""
+    def _search(self, node: Node) -> Way | None:
+        """Return the way to that parameter."""
         ways = {node: tuple[int, ...]()}
         waiting = deque([node])
-        nearest: tuple[tuple[int, ...], Tensor | None] = (), None
+        nearest: Way | None = None
         while waiting and len(ways) < NEAR:
             at = waiting.popleft()
-            if tape.names[at] == LEAF:
+            if operation(at) == LEAF:
                 if at.variable in self._owners:
-                    nearest = nearest if nearest[1] is not None else (ways[at], at.variable)
+                    found = Way(ways[at], at.variable, self._owners[at.variable])
+                    nearest = nearest or found
                     if at.variable.ndim > 1:
-                        return ways[at], at.variable
+                        return found
                 continue
-            for i, child in enumerate(tape.made_of[at]):
-                if child not in ways:
+            for i, (child, _) in enumerate(at.next_functions):
+                if child is not None and child not in ways:
                     ways[child] = *ways[at], i
                     waiting.append(child)
         return nearest
 
 
-@final
-class _Names(dict[Node, str]):
-    """What nodes compute; each is asked once."""
-
-    def __missing__(self, node: Node) -> str:
-        name = self[node] = operation(node)
-        return name
-
-
-@final
-class _MadeOf(dict[Node, list[Node]]):
-    """What the arguments of operations came from, without constants; each is asked once."""
-
-    def __missing__(self, node: Node) -> list[Node]:
-        children = self[node] = [child for child, _ in node.next_functions if child is not None]
-        return children
-
-
-class _Tape(NamedTuple):
-    """What one look has seen of a graph. It holds the nodes, and so must not outlive the look."""
-
-    names: _Names
-    made_of: _MadeOf
-
-
-def _activations(tape: _Tape, roots: Sequence[Node], met: set[int]) -> Iterator[tuple[Node, set[str]]]:
-    """Yield the activations behind some nodes that are hidden or follow a matrix, with the names of what uses them.
+def _activations(roots: Sequence[Node], met: set[int]) -> Iterator[tuple[Node, set[str]]]:
+    """Yield activations behind some nodes that are hidden or follow a matrix; of gates, the names of what uses them.
 
     Args:
-        tape: What was seen so far.
         roots: Where to begin.
         met: Where to end: sequence numbers of nodes that were hidden behind earlier roots. Those of these are added.
     """
-    outer, users = _walk(tape, roots, stop=True)
-    behind = [child for node in outer if _is_product(tape, node) for child in tape.made_of[node]]
-    new = [node for node in behind if tape.names[node] != LEAF and node._sequence_nr() not in met]
-    inner, users_inside = _walk(tape, new, stop=False, met=met)
-    met.update(node._sequence_nr() for node in inner)
-    for node in inner:
-        if tape.names[node] in OPERATIONS:
-            yield node, users_inside.get(node, set()) | users.get(node, set())
+    outer, users = _walk(roots, stop=True)
+    behind = [child for node in outer if _is_product(node) for child in _made_of(node)]
+    new = [node for node in behind if operation(node) != LEAF and node._sequence_nr() not in met]
+    inner, users_inside = _walk(new, stop=False, met=met)
+    met.update(map(_sequence_nr, inner))
+    for node in _of_interest(inner):
+        yield node, users_inside.get(node, set()) | users.get(node, set())
     inside = set(inner)
-    for node in outer:
-        if tape.names[node] in OPERATIONS and node not in inside and _follows_a_matrix(tape, node):
+    for node in _of_interest(outer):
+        if node not in inside and _follows_a_matrix(node):
             yield node, users.get(node, set())
 
 
+def _of_interest(nodes: Iterable[Node]) -> list[Node]:
+    """Return the activations among some nodes."""
+    return [node for node in nodes if (NAMES.get(type(node)) or operation(node)) in OPERATIONS]
+
+
 def _walk(
-    tape: _Tape, roots: Sequence[Node], *, stop: bool, met: AbstractSet[int] = frozenset()
+    roots: Sequence[Node], *, stop: bool, met: AbstractSet[int] = frozenset()
 ) -> tuple[list[Node], dict[Node, set[str]]]:
-    """Return nodes but leaves in the order of their distance, and the names of the operations that use each activation.
+    """Return nodes but leaves in the order of their distance, and the names of the operations that use each gate.
 
     Args:
-        tape: What was seen so far.
         roots: Where to begin.
         stop: Whether to go no further than to products with a matrix.
         met: Sequence numbers of nodes not to go to.
     """
-    names, made_of = tape
-    nodes: list[Node] = []
-    users: dict[Node, set[str]] = {}
-    waiting, seen = deque(dict.fromkeys(roots)), set(roots)
-    while waiting and len(nodes) < MOST_NODES:
-        node = waiting.popleft()
-        nodes.append(node)
-        if stop and _is_product(tape, node):
+    nodes, users = list(dict.fromkeys(roots)), dict[Node, set[str]]()
+    seen = set(nodes)
+    for node in islice(nodes, MOST_NODES):  # which grow meanwhile
+        if stop and _is_product(node):
             continue
-        name, children = names[node], made_of[node]
-        for child in children:
-            if (kind := names[child]) == LEAF:
+        for child, _ in node.next_functions:
+            # not by a call of `operation`, which would take as long as all else here
+            if child is None or (kind := NAMES.get(type(child)) or operation(child)) == LEAF:
                 continue
-            if kind in OPERATIONS:
-                users.setdefault(child, set()).add(PRODUCT if name == "Mul" and len(children) > 1 else name)
+            if kind in _GATES:
+                users.setdefault(child, set()).add(_use(node))
             if child not in seen and not (met and child._sequence_nr() in met):
                 seen.add(child)
-                waiting.append(child)
-    return nodes, users
+                nodes.append(child)
+    return nodes[:MOST_NODES], users
 
 
-def _end(tape: _Tape, node: Node, way: Sequence[int]) -> Tensor | None:
+def _use(node: Node) -> str:
+    """Return what an operation does with a value."""
+    name = operation(node)
+    return PRODUCT if name == "Mul" and len(_made_of(node)) > 1 else name
+
+
+def _made_of(node: Node) -> list[Node]:
+    """Return what the arguments of an operation came from, without constants."""
+    return [child for child, _ in node.next_functions if child is not None]
+
+
+def _end(node: Node, way: Sequence[int]) -> Tensor | None:
     """Return the parameter at the end of a way, None where it does not lead to one."""
     for place in way:
-        made_of = tape.made_of[node]
-        if place >= len(made_of):
+        arguments = node.next_functions
+        node = arguments[place][0] if place < len(arguments) else None
+        if node is None:
             return None
-        node = made_of[place]
-    param: Tensor | None = node.variable if tape.names[node] == LEAF else None
+    param: Tensor | None = node.variable if operation(node) == LEAF else None
     return param
 
 
-def _follows_a_matrix(tape: _Tape, node: Node) -> bool:
+def _follows_a_matrix(node: Node) -> bool:
     """Say whether an activation is that of a matrix product, with nothing but changes of layout in between."""
-    made_of = tape.made_of[node]
-    return len(made_of) == 1 and _is_product(tape, _through(tape, made_of[0]))
+    made_of = _made_of(node)
+    return len(made_of) == 1 and _is_product(_through(made_of[0]))
 
 
-def _is_product(tape: _Tape, node: Node) -> bool:
+def _is_product(node: Node) -> bool:
     """Say whether a node multiplies by a matrix: by any, or, of stacks, by a parameter."""
-    name = tape.names[node]
+    name = operation(node)
     if name not in BATCHED:
         return name in LINEAR
     factors = [factor for factor, _ in node.next_functions[-2:] if factor is not None]
-    return any(tape.names[_through(tape, factor)] == LEAF for factor in factors)
+    return any(operation(_through(factor)) == LEAF for factor in factors)
 
 
-def _through(tape: _Tape, node: Node) -> Node:
+def _through(node: Node) -> Node:
     """Return the operation that made the values, behind those that only move them about."""
-    while tape.names[node] in LAYOUT and len(made_of := tape.made_of[node]) == 1:
+    while operation(node) in LAYOUT and len(made_of := _made_of(node)) == 1:
         node = made_of[0]
     return node
 

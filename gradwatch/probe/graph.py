@@ -179,7 +179,7 @@ def uncollected() -> Iterator[None]:
 
 def operation(node: Node) -> str:
     """Return what a node computes: `LogSoftmax` for `LogSoftmaxBackward0`."""
-    return _OPERATIONS.get(type(node)) or _operation(node.name())
+    return NAMES.get(type(node)) or _operation(node.name())
 
 
 def is_leaf(node: Node) -> bool:
@@ -197,5 +197,5 @@ def _operation(name: str) -> str:
     return re.sub(r"Backward\d*$", "", name.removeprefix("torch::autograd::"))
 
 
-_OPERATIONS = {kind: _operation(name) for name, kind in vars(torch._C._functions).items() if isinstance(kind, type)}
+NAMES = {kind: _operation(name) for name, kind in vars(torch._C._functions).items() if isinstance(kind, type)}
 """What nodes of torch's own types compute: a node takes a microsecond to say its name."""

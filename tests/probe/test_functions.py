@@ -307,8 +307,8 @@ def test_a_layout_that_is_known_is_kept():
 def test_a_cell_that_the_loop_calls_again_and_again_is_read_once_at_each_call(monkeypatch):
     walked, walk = [], functions._walk
 
-    def counted(tape, roots, **how):
-        nodes, users = walk(tape, roots, **how)
+    def counted(roots, **how):
+        nodes, users = walk(roots, **how)
         walked.append(len(nodes))
         return nodes, users
 
