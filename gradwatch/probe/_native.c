@@ -158,42 +158,105 @@ static PyObject *histograms(PyObject *self, PyObject *const *args, Py_ssize_t na
     return left_out(&all);
 }
 
-PyDoc_STRVAR(activation_doc,
-             "activation(output, ranges_4, dead_C, totals_4) -> int | None\n\n"
-             "Add the number of values, their sum, sum of squares, and number outside of the last two of ranges_4 to\n"
-             "totals_4, float64. Where dead_C, bool, is not None, clear the units that leave the first two of ranges_4.\n"
-             "Units are the last dimension. Returns how many units are dead; None where the output is not plain.");
-
-static PyObject *activation(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    DLTensor seen;
+/* One output, what to look for in it, and where that goes. */
+typedef struct {
     Output out;
+    const float *ranges;
+    double *totals;
+    uint8_t *dead;
+    int is_plain, is_first;
+    uint64_t num_dead;
+} Call;
+
+/* Returns 0, or -1 with a Python error. */
+static int look_at_call(PyObject *told, PyObject *totals_A4, Call *call)
+{
+    PyObject *tensor, *ranges, *dead;
+    Py_ssize_t row;
+    DLTensor seen;
+    if (!PyArg_ParseTuple(told, "OOOpn", &tensor, &ranges, &dead, &call->is_first, &row))
+        return -1;
+    call->is_plain = Py_TYPE(tensor) == tensor_type && !exchange->borrow(tensor, &seen) && seen.device_type == DL_CPU
+                     && kind_of(&seen) == F32 && seen.ndim && seen.strides && lay_out(&seen, &call->out);
+    PyErr_Clear();
+    if (!call->is_plain)
+        return 0;
+    double *totals = output(totals_A4, row < 0 ? SIZE_MAX : ((size_t)row + 1) * 4 * sizeof(double));
+    call->totals = totals ? totals + 4 * row : NULL;
+    call->ranges = totals ? output(ranges, 4 * sizeof(float)) : NULL;
+    call->dead = call->ranges && dead != Py_None ? output(dead, call->out.units) : NULL;
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static void measure(Call *call)
+{
+    const float *ranges = call->ranges;
     Moments moments = {0, 0, 0, 0};
-    uint64_t num_dead = 0;
-    (void)self;
-    if (!has_arguments(nargs, 4))
-        return NULL;
-    if (!exchange || Py_TYPE(args[0]) != tensor_type || exchange->borrow(args[0], &seen)) {
-        PyErr_Clear();
-        return Py_NewRef(Py_None);
+    add_pieces(&call->out, ranges[2], ranges[3], &moments);
+    call->totals[0] += moments.n;
+    call->totals[1] += moments.sum;
+    call->totals[2] += moments.squares;
+    call->totals[3] += moments.flat;
+    call->num_dead = 0;
+    if (!call->dead)
+        return;
+    if (call->is_first)
+        memset(call->dead, 1, call->out.units);
+    keep_dead(&call->out, ranges[0], ranges[1], call->dead);
+    for (size_t c = 0; c < call->out.units; c++)
+        call->num_dead += call->dead[c];
+}
+
+/* Measure what is plain, and let go of the calls. */
+static PyObject *measured(Call *calls, Py_ssize_t length)
+{
+    size_t bytes = 0;
+    for (Py_ssize_t i = 0; i < length; i++)
+        if (calls[i].is_plain)
+            bytes += calls[i].out.outer * calls[i].out.units * calls[i].out.inner * sizeof(float);
+    PyThreadState *saved = bytes > QUICK_BYTES ? PyEval_SaveThread() : NULL;
+    for (Py_ssize_t i = 0; i < length; i++)
+        if (calls[i].is_plain)
+            measure(&calls[i]);
+    if (saved)
+        PyEval_RestoreThread(saved);
+    PyObject *counts = PyList_New(length);
+    for (Py_ssize_t i = 0; counts && i < length; i++) {
+        PyObject *count = calls[i].is_plain ? PyLong_FromUnsignedLongLong(calls[i].num_dead) : Py_NewRef(Py_None);
+        if (!count || PyList_SetItem(counts, i, count))
+            Py_CLEAR(counts);
     }
-    if (seen.device_type != DL_CPU || kind_of(&seen) != F32 || !seen.ndim || !seen.strides || !lay_out(&seen, &out))
-        return Py_NewRef(Py_None);
-    const float *ranges = output(args[1], 4 * sizeof(float));
-    double *totals = ranges ? output(args[3], 4 * sizeof(double)) : NULL;
-    uint8_t *dead = totals && args[2] != Py_None ? output(args[2], out.units) : NULL;
-    if (!totals || (args[2] != Py_None && !dead))
+    PyMem_Free(calls);
+    return counts;
+}
+
+PyDoc_STRVAR(activations_doc,
+             "activations(calls, totals_A4) -> list[int | None]\n\n"
+             "Measure outputs. A call is a tuple of the output, its ranges_4, its dead_C, whether all units count as dead\n"
+             "so far, and its row of totals_A4, float64. To that row, add the number of values, their sum, sum of squares,\n"
+             "and number outside of the last two of ranges_4. Where dead_C, bool, is not None, clear the units that leave\n"
+             "the first two of ranges_4. Units are the last dimension. Returns how many units of each are dead; None where\n"
+             "an output is not plain.");
+
+static PyObject *activations(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    if (!has_arguments(nargs, 2))
         return NULL;
-    add_pieces(&out, ranges[2], ranges[3], &moments);
-    totals[0] += moments.n;
-    totals[1] += moments.sum;
-    totals[2] += moments.squares;
-    totals[3] += moments.flat;
-    if (dead)
-        keep_dead(&out, ranges[0], ranges[1], dead);
-    for (size_t c = 0; dead && c < out.units; c++)
-        num_dead += dead[c];
-    return PyLong_FromUnsignedLongLong(num_dead);
+    if (!exchange || !PyTuple_Check(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "bind() first, then pass a tuple of calls");
+        return NULL;
+    }
+    Py_ssize_t length = PyTuple_Size(args[0]);
+    Call *calls = PyMem_Malloc((size_t)(length ? length : 1) * sizeof(Call));
+    if (!calls)
+        return PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < length; i++)
+        if (look_at_call(PyTuple_GetItem(args[0], i), args[1], &calls[i])) {
+            PyMem_Free(calls);
+            return NULL;
+        }
+    return measured(calls, length);
 }
 
 PyDoc_STRVAR(bind_doc, "bind(tensor_type, parameter_type) -> None\n\n"
@@ -224,7 +287,7 @@ static PyObject *bind(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 #define FAST(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, name##_doc}
 
 static PyMethodDef methods[] = {
-    FAST(bind), FAST(statistics), FAST(keep), FAST(changes), FAST(histograms), FAST(step), FAST(traces), FAST(activation),
+    FAST(bind), FAST(statistics), FAST(keep), FAST(changes), FAST(histograms), FAST(step), FAST(traces), FAST(activations),
     {"checksum", checksum, METH_O, checksum_doc},
     {"batch_hash", batch_hash, METH_O, batch_hash_doc},
     {NULL, NULL, 0, NULL},

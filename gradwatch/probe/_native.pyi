@@ -67,7 +67,9 @@ def step(
     threads: int,
     /,
 ) -> list[Tensor] | int: ...
-def activation(output: Tensor, ranges_4: Tensor, dead_C: Tensor | None, totals_4: Tensor, /) -> int | None: ...
+def activations(
+    calls: tuple[tuple[Tensor, Tensor, Tensor | None, bool, int], ...], totals_A4: Tensor, /
+) -> list[int | None]: ...
 def traces(
     rule: int,
     groups: list[dict[str, Any]],

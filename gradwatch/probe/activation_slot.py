@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, final
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from gradwatch.probe.activation_rules import SIGMOID_EDGE, Range, Rules
 from gradwatch.probe.reduce import wide_dtype
@@ -24,80 +23,144 @@ NUM_STATISTICS = 4
 NOWHERE = (math.nan, math.nan)  # a range that holds nothing
 
 
+class Call(NamedTuple):
+    """A call that has begun, for the native code to take in.
+
+    Args:
+        slot: Of the module that was called.
+        place: Which call of a forward pass it is.
+        told: What the native code asks for: leading samples with units last, ranges, which units never fired so far,
+            whether there is nothing in that yet, and the row of the totals.
+    """
+
+    slot: Slot
+    place: int
+    told: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, bool, int]
+
+
+@final
+class Sums:
+    """What the native code sums up over the calls of a step, in one array for all slots.
+
+    Attributes:
+        totals_A4: Number of values, their sum, sum of squares, and number of saturated ones; float64.
+    """
+
+    def __init__(self, native: ModuleType | None) -> None:
+        self.native = native
+        self.totals_A4 = torch.zeros(0, 4, dtype=torch.float64, device="cpu")
+
+    def new_row(self) -> int:
+        """Return the index of a row that is added."""
+        self.totals_A4 = torch.cat([self.totals_A4, self.totals_A4.new_zeros(1, 4)])
+        return len(self.totals_A4) - 1
+
+    def clear(self) -> None:
+        """Forget the step before."""
+        self.totals_A4.zero_()
+
+    def add(self, calls: Sequence[Call]) -> None:
+        """Take in calls that have begun, by one native pass over each output."""
+        assert self.native is not None, "only what can be read here has begun"
+        answers = self.native.activations(tuple([call.told for call in calls]), self.totals_A4)
+        for call, num_dead in zip(calls, answers, strict=True):
+            call.slot.end(call, num_dead)
+
+
 @final
 class Slot:
     """One watched module and what was summed over the calls of the current step. It keeps no activation."""
 
-    def __init__(self, rules: Rules, *, channels_first: bool | None, limit: int, native: ModuleType | None) -> None:
+    def __init__(self, rules: Rules, *, channels_first: bool | None, limit: int, sums: Sums) -> None:
         self.limit = limit
-        self._kernel = native
         self.channels_first = channels_first
+        self.sums, self.row = sums, sums.new_row()
         self._look_for(rules)
-        self._totals = torch.zeros(4, dtype=torch.float64, device="cpu")
-        self.totals = to_host(self._totals)  # shares the memory
         self._inside: list[torch.Tensor] = []  # (C,) of each call, for the native code to write to
         self.clear()
 
     def learn(self, rules: Rules, *, channels_first: bool | None) -> None:
         """Take it from now on that this is what to look for."""
         self.channels_first = channels_first
-        if rules != self.rules:
+        if rules is not self.rules:
             self._look_for(rules)
 
     def _look_for(self, rules: Rules) -> None:
         self.rules = rules
-        self.native = self._kernel if rules.softmax_dim is None else None
+        self._is_native = self.sums.native is not None and rules.softmax_dim is None
         self._ranges = _ranges(rules)
 
     def clear(self) -> None:
-        """Forget the step before."""
-        self.totals.fill(0.0)  # of the native code: number of values, sum, sum of squares, number of saturated ones
-        self.moments: torch.Tensor | None = None  # the same three of torch operations, (3,)
+        """Forget the step before, but for what is summed in one array with that of others."""
+        self.is_called = False
+        self.moments: torch.Tensor | None = None  # of torch operations: number of values, sum, sum of squares; (3,)
         self.saturated: torch.Tensor | None = None  # number of values times their saturated fraction
         self.dead: list[torch.Tensor] = []  # (C,) of each call within a forward pass: never fired so far
         self.num_dead: list[int | None] = []  # how many, where that is known
         self.call = 0
 
-    @property
-    def is_called(self) -> bool:
-        """Whether there was a call since `clear`."""
-        return self.moments is not None or bool(self.totals[0])
-
     def add(self, output: torch.Tensor) -> None:
         """Take in the output of one call."""
-        x = self._sample(output.detach()).float()
-        if self.native is not None and not torch.compiler.is_compiling() and self._add_natively(self.native, x):
-            return
+        call = self.begin(output.detach())
+        if call is not None:
+            self.sums.add([call])
+
+    def begin(self, output: torch.Tensor) -> Call | None:
+        """Take in the output of one call, detached, or return what the native code is to take in."""
+        x = self._sample(output).float()
+        self.is_called = True
+        if not self._is_native or torch.compiler.is_compiling() or type(x) is not torch.Tensor or not x.is_cpu:
+            self._sum_up(x)
+            if self.rules.dead is not None:
+                dead_C = _never_left(x, self.rules.dead)
+                self._join(dead_C, *self._next(dead_C))
+            return None
+        if self.rules.dead is None:
+            return Call(self, 0, (x, self._ranges, None, True, self.row))
+        place, is_first = self._next(self._room(x.shape[-1]))
+        return Call(self, place, (x, self._ranges, self.dead[place], is_first, self.row))
+
+    def end(self, call: Call, num_dead: int | None) -> None:
+        """Take in how many units of a call the native code found dead; None where it could not read the output."""
+        x, _, dead_C, is_first, _ = call.told
+        if num_dead is None:
+            self._sum_up(x)
+            if self.rules.dead is not None:
+                self._join(_never_left(x, self.rules.dead), call.place, is_first)
+        elif dead_C is not None:
+            self.num_dead[call.place] = num_dead
+
+    def _sum_up(self, x: torch.Tensor) -> None:
+        """Add what adds up of the output of one call, by torch operations."""
         rules = self.rules
         self.moments = _plus(self.moments, _moments(x))
         if rules.softmax_dim is not None:
             self.saturated = _plus(self.saturated, _sure(x) * x.numel())
         elif rules.saturated is not None:
             self.saturated = _plus(self.saturated, _outside(x, rules.saturated) * x.numel())
-        if rules.dead is not None:
-            self._add_dead(_never_left(x, rules.dead))
 
-    def _add_natively(self, native: ModuleType, x: torch.Tensor) -> bool:
-        """Take in an output by one pass of the extension, and say whether it could."""
-        inside_C: torch.Tensor | None = None
-        if self.rules.dead is not None:
-            inside_C = self._place(x.shape[-1])
-        num_dead = native.activation(x, self._ranges, inside_C, self._totals)
-        if num_dead is None:
-            return False
-        if inside_C is not None:
-            self._note_dead(inside_C, num_dead)
-        return True
+    def _next(self, dead_C: torch.Tensor) -> tuple[int, bool]:
+        """Return the place of the call under way, and whether it is the first there: then its units lie in dead_C."""
+        place = self.call
+        self.call += 1
+        is_first = place == len(self.dead)
+        if is_first:
+            self.dead.append(dead_C)
+            self.num_dead.append(None)
+        return place, is_first
 
-    def _place(self, num_units: int) -> torch.Tensor:
-        """Return which units of the call under way never fired so far, all of them in a first forward pass."""
-        if self.call < len(self.dead):
-            return self.dead[self.call]
+    def _room(self, num_units: int) -> torch.Tensor:
+        """Return where the native code may write which units of the call under way never fired."""
         if self.call == len(self._inside):
-            self._inside.append(torch.empty(0, dtype=torch.bool, device="cpu"))
-        if len(self._inside[self.call]) != num_units:
+            self._inside.append(torch.empty(num_units, dtype=torch.bool, device="cpu"))
+        elif self._inside[self.call].numel() != num_units:
             self._inside[self.call] = torch.empty(num_units, dtype=torch.bool, device="cpu")
-        return self._inside[self.call].fill_(True)
+        return self._inside[self.call]
+
+    def _join(self, dead_C: torch.Tensor, place: int, is_first: bool) -> None:
+        """Join the units of a call with those of the same call in earlier forward passes of the step."""
+        self.dead[place] = dead_C if is_first else self.dead[place] & dead_C
+        self.num_dead[place] = None
 
     def _sample(self, x: torch.Tensor) -> torch.Tensor:
         """Return leading samples with units, or the classes of a softmax, in the last dimension."""
@@ -105,17 +168,6 @@ class Slot:
             return _leading(x.movedim(self.rules.softmax_dim, -1), self.limit)
         channels_first = x.ndim > 3 if self.channels_first is None else self.channels_first
         return _leading(x.movedim(1, -1) if channels_first and x.ndim > 2 else x, self.limit)
-
-    def _add_dead(self, dead_C: torch.Tensor) -> None:
-        """Join the units of this call with those of the same call in earlier forward passes of the step."""
-        if self.call < len(self.dead):
-            dead_C = self.dead[self.call] & dead_C
-        self._note_dead(dead_C, None)
-
-    def _note_dead(self, dead_C: torch.Tensor, num_dead: int | None) -> None:
-        here = slice(self.call, self.call + 1)
-        self.dead[here], self.num_dead[here] = [dead_C], [num_dead]
-        self.call += 1
 
     def dead_units(self) -> torch.Tensor | None:
         """Return which units of all calls never fired, of shape (C,), bool; None where there are none that can die.
@@ -148,9 +200,11 @@ def _plus(total: torch.Tensor | None, term: torch.Tensor) -> torch.Tensor:
 
 def _leading(x: torch.Tensor, limit: int) -> torch.Tensor:
     """Return the leading samples of outputs with units last: at most `limit` values, of one sample where need be."""
+    if x.numel() <= limit:
+        return x
     while x.ndim > 1 and math.prod(x.shape[1:]) > limit:
         x = x[0]
-    return x[: max(1, limit // math.prod(x.shape[1:]))] if x.numel() > limit else x
+    return x[: max(1, limit // math.prod(x.shape[1:]))]
 
 
 def _moments(x: torch.Tensor) -> torch.Tensor:
@@ -196,9 +250,8 @@ def _extreme(x: torch.Tensor, reduce: Callable[..., torch.Tensor]) -> torch.Tens
 
 def statistics(slots: list[Slot]) -> torch.Tensor:
     """Return the statistics of modules that were called, of shape (S, A), float32, on the device of the first."""
-    read_here = [slot.totals for slot in slots if slot.moments is None]
-    if len(read_here) == len(slots):
-        return _host_statistics(np.stack(read_here, axis=1), slots)
+    if all(slot.moments is None for slot in slots):
+        return _host_statistics(slots)
     device = next(slot.moments.device for slot in slots if slot.moments is not None)
     moments = [_everything(slot, device) for slot in slots]
     n_A, sum_A, square_A, saturated_A = torch.stack(moments, dim=1)
@@ -208,9 +261,9 @@ def statistics(slots: list[Slot]) -> torch.Tensor:
     return torch.stack([dead_A, saturated_A / n_A, mean_A, std_A]).float()
 
 
-def _host_statistics(totals_4A: NDArray[Any], slots: list[Slot]) -> torch.Tensor:
+def _host_statistics(slots: list[Slot]) -> torch.Tensor:
     """Return the same where the native code has read everything."""
-    n_A, sum_A, square_A, saturated_A = totals_4A
+    n_A, sum_A, square_A, saturated_A = to_host(slots[0].sums.totals_A4)[[slot.row for slot in slots]].T
     row_SA = np.empty((NUM_STATISTICS, len(slots)), np.float32)
     mean_A = sum_A / n_A
     row_SA[0] = [slot.dead_frac() for slot in slots]
@@ -229,4 +282,4 @@ def _everything(slot: Slot, device: torch.device) -> torch.Tensor:
     saturated = nothing[0] if is_told else nothing[0] + math.nan
     if slot.saturated is not None:
         saturated = slot.saturated.to(device, wide)
-    return torch.cat([moments, saturated[None]]) + slot._totals.to(device, wide)
+    return torch.cat([moments, saturated[None]]) + slot.sums.totals_A4[slot.row].to(device, wide)

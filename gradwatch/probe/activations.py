@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwatch.probe import kernel as kernels
 from gradwatch.probe.activation_rules import Rules, rules_of
-from gradwatch.probe.activation_slot import Slot, statistics
+from gradwatch.probe.activation_slot import Call, Slot, Sums, statistics
 from gradwatch.probe.functions import Functions, Seen
 from gradwatch.probe.graph import Node, uncollected
 from gradwatch.probe.layout import Models, named_modules
@@ -170,7 +170,7 @@ class ActivationProbe:
         self._places: list[Callable[[], RemovableHandle]] = []
         self._handles: list[RemovableHandle] = []
         self._tracing: tuple[Any, Any] | None = None  # configuration of torch.compile, and what it was
-        self._model, self._limit, self._native = model, max_elements, kernels.choose(kernel)
+        self._model, self._limit, self._sums = model, max_elements, Sums(kernels.choose(kernel))
         self._functions: Functions | None = None
         self.recurrences: Recurrences | None = None
         self.pairings: Pairings | None = None
@@ -189,7 +189,7 @@ class ActivationProbe:
             if rules is not None:
                 infos.append(ActivationInfo(name=name, module_type=type(module).__name__))
                 self._order[infos[-1]] = place
-                slot = Slot(rules, channels_first=channels_first, limit=max_elements, native=self._native)
+                slot = Slot(rules, channels_first=channels_first, limit=max_elements, sums=self._sums)
                 self._slots.append(slot)
                 self._places.append(partial(module.register_forward_hook, _AfterForward(self, slot)))
         for root in model.values() if isinstance(model, Mapping) else [model]:
@@ -266,6 +266,7 @@ class ActivationProbe:
         self.is_armed = True
         self.spent_s = 0.0
         self.depth = 0
+        self._sums.clear()
         for slot in self._slots:
             slot.clear()
         if self._functions:
@@ -337,16 +338,24 @@ class ActivationProbe:
         for slot in self._found.values():
             slot.call = 0
         if self._functions:
-            with uncollected():
+            with uncollected(), torch.no_grad():
                 self._read_functions(self._functions, output)
         self._known.clear()
         for reader in self._readers:
             reader.look(output)
 
     def _read_functions(self, functions: Functions, output: Any) -> None:
+        begun: list[Call] = []
         for seen in functions.look(output, known=self._known):
-            if (place := self._slot_of(seen)) is not None:
-                place.add(seen.output)
+            slot = self._slot_of(seen)
+            if slot is None:
+                continue
+            if not seen.is_kept or seen.output.dtype != torch.float32:  # to wait, a copy would be held
+                slot.add(seen.output)
+            elif (call := slot.begin(seen.output)) is not None:
+                begun.append(call)
+        if begun:
+            self._sums.add(begun)
 
     def _slot_of(self, seen: Seen) -> Slot | None:
         """Return where a function is summed up, None where there is no room for it."""
@@ -360,7 +369,7 @@ class ActivationProbe:
         return slot
 
     def _new_slot(self) -> Slot:
-        return Slot(Rules(), channels_first=None, limit=self._limit, native=self._native)
+        return Slot(Rules(), channels_first=None, limit=self._limit, sums=self._sums)
 
     def _settle(self) -> None:
         """Make out, after the first step, which modules are the outermost and which functions there are."""

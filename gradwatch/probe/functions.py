@@ -89,6 +89,11 @@ class Seen(NamedTuple):
     function: Function
     output: Tensor
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether the output lies in the graph, rather than having been computed again."""
+        return self.function.module is None
+
 
 @final
 class Functions:
@@ -329,7 +334,7 @@ def _output(node: Node, function: Function) -> Tensor | None:
     if raw is None or getattr(raw, "unpack_hook", _HOOKED) is not None:
         return None
     try:
-        kept: Tensor = getattr(node, f"_saved_{name}").detach()
+        kept: Tensor = getattr(node, f"_saved_{name}")
     except RuntimeError:  # freed by a backward, or written over since
         return None
     if function.module is None:

@@ -122,6 +122,63 @@ def test_the_native_code_agrees_with_torch_operations_on_every_layout(special, m
     np.testing.assert_allclose(seen["native"], seen["torch"], rtol=2e-5, atol=1e-6)
 
 
+def calls_of(outputs, *, totals_A4):
+    """What the native code is told of outputs, two to a row, units in the last dimension."""
+    ranges_4 = torch.tensor([-math.inf, 0.0, -0.5, 0.5])
+    return tuple(
+        (x, ranges_4, None if i % 3 == 2 else torch.zeros(x.shape[-1], dtype=torch.bool), True, i // 2 % len(totals_A4))
+        for i, x in enumerate(outputs)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
+def test_many_outputs_read_in_one_native_call_give_what_each_gives_by_itself(dtype):
+    native = pytest.importorskip("gradwatch.probe._native")
+    x = 3 * torch.randn(5, 7, 4, 6, generator=torch.Generator().manual_seed(1))
+    x[:, 2] = -9.0
+    outputs = [layout(x.relu() if i % 2 else x.tanh()) for i, layout in enumerate(LAYOUTS.values())]
+    outputs = [output.to(dtype).movedim(1, -1) if i % 4 else output.float() for i, output in enumerate(outputs)]
+    together_A4, apart_A4 = torch.zeros(2, 3, 4, dtype=torch.float64)
+
+    together, apart = calls_of(outputs, totals_A4=together_A4), calls_of(outputs, totals_A4=apart_A4)
+    answers = native.activations(together, together_A4)
+
+    assert answers == [native.activations((call,), apart_A4)[0] for call in apart]
+    assert [answer is None for answer in answers].count(True) < len(answers), "some are plain"
+    torch.testing.assert_close(together_A4, apart_A4, rtol=0, atol=0)
+    for (_, _, seen_C, *_), (_, _, expected_C, *_), answer in zip(together, apart, answers, strict=True):
+        assert seen_C is None or torch.equal(seen_C, expected_C)
+        assert seen_C is None or answer in (None, int(seen_C.sum()))
+
+
+def test_units_are_told_to_the_native_code_with_room_for_all_of_them():
+    native = pytest.importorskip("gradwatch.probe._native")
+    x, ranges_4, totals_A4 = torch.ones(2, 3), torch.zeros(4), torch.zeros(1, 4, dtype=torch.float64)
+
+    for dead_C, row in ((torch.zeros(2, dtype=torch.bool), 0), (None, 1), (None, -1)):
+        with pytest.raises(ValueError, match="large enough"):
+            native.activations(((x, ranges_4, dead_C, True, row),), totals_A4)
+
+
+def test_outputs_that_the_native_code_cannot_read_are_read_beside_those_that_it_can():
+    x = torch.randn(4, 6, 5, 3, generator=torch.Generator().manual_seed(1)).relu()
+    x[:, 1] = 0.0
+    outputs = [x, x[:, :, ::2, ::2], 2 * x, x[::2, :, :, 1::2]]
+
+    seen = {}
+    for kernel in ("native", "torch"):
+        with ActivationProbe(nn.Sequential(nn.Conv2d(1, 1, 1), nn.ReLU()), kernel=kernel) as probe:
+            probe.arm()
+            (slot,) = probe._slots
+            begun = [call for output in outputs if (call := slot.begin(output)) is not None]
+            if begun:
+                probe._sums.add(begun)
+            seen[kernel] = transfer.to_host(probe.read()), [*slot.dead_units()]
+
+    np.testing.assert_allclose(seen["native"][0], seen["torch"][0], rtol=2e-5, atol=1e-6)
+    assert seen["native"][1] == seen["torch"][1]
+
+
 def test_a_unit_that_fires_in_one_micro_batch_only_is_alive():
     model = nn.Sequential(nn.Identity(), nn.ReLU())
     silent, firing = -torch.ones(4, 10, requires_grad=True), -torch.ones(4, 10)
