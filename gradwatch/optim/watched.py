@@ -193,7 +193,7 @@ class Watched(Optimizer, ABC):
         assert self._column_of is not None, "only called where there are columns"
         self._params = tuple(p for group in self.param_groups for p in group["params"])
         columns = [self._column_of.get(p, -1) for p in self._params]
-        self._columns_P = torch.tensor(columns, dtype=torch.int64, device="cpu")
+        self._columns_P = torch.tensor(columns, dtype=torch.int32, device="cpu")
 
     @abstractmethod
     def _make_state(self) -> set[Tensor]:

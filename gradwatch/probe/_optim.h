@@ -29,7 +29,7 @@ typedef struct {
     PyObject *params, *fresh;       /* in the order of the columns; whose state was just made */
     const char *moved;              /* which params have moved already, to be traced, a byte for each; or null */
     Py_ssize_t num_moved;
-    const int64_t *columns;
+    const int32_t *columns;
     float *gradients, *changes;     /* rows, or null */
     PyObject **owners;              /* references, so that memory stays while the lock is let go */
     size_t num_owners, room;
@@ -150,7 +150,7 @@ static int find_moments(Walk *walk, Item *item, PyObject *state, PyObject *param
 
 static void place(const Walk *walk, Item *item)
 {
-    int64_t column = walk->columns ? walk->columns[walk->walked] : -1;
+    int32_t column = walk->columns ? walk->columns[walk->walked] : -1;
     item->column = walk->gradients && column >= 0 ? walk->gradients + column : NULL;
     item->change = walk->changes && column >= 0 ? walk->changes + column : NULL;
 }

@@ -26,7 +26,7 @@ static int take_arguments(Walk *walk, PyObject *const *args, PyObject *columns, 
     walk->rule = PyLong_AsLong(args[0]) == 1 ? ADAM : SGD;
     walk->params = args[4];
     if (columns != Py_None) {
-        walk->columns = output(columns, (size_t)PyTuple_Size(args[4]) * sizeof(int64_t));
+        walk->columns = output(columns, (size_t)PyTuple_Size(args[4]) * sizeof(int32_t));
         failed |= !walk->columns;
         look_closely(gradients == Py_None ? changes : gradients, 1, 1, &view, &seen);
         walk->step.stride = view.state == PLAIN && seen.ndim == 2 ? (size_t)seen.shape[1] : 0;
@@ -51,7 +51,7 @@ PyDoc_STRVAR(step_doc,
              "step(rule, groups, state, fresh, params, columns, gradients_SL, changes_2L, scale, skip, threads)"
              " -> list | int\n\n"
              "Step every parameter of an optimizer's groups, rule 0 as SGD and 1 as Adam, and write the statistics of\n"
-             "params[i] into columns[i] of the rows, where they are not None. scale, of the gradients, is a float32\n"
+             "params[i] into columns[i], int32, of the rows, where they are not None. scale, of gradients, is a float32\n"
              "tensor or None; with skip, nothing moves. Returns the parameters that moved; or, where none did, the\n"
              "index of one that is not plain or of unlike moments, -2 where state is still to be made, -3 where params\n"
              "are others, -4 where a group wants a mode that this does not have.");

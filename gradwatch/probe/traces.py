@@ -50,7 +50,7 @@ class TraceProbe:
         self._others: list[Tensor] = []
         self._moved = b""
         self._ordered: tuple[Tensor, ...] = ()
-        self._columns_P = torch.zeros(0, dtype=torch.int64, device="cpu")
+        self._columns_P = torch.zeros(0, dtype=torch.int32, device="cpu")
 
     def before(self) -> bool:
         """Note what the next step will be made of; say whether it can be traced afterwards."""
@@ -60,7 +60,7 @@ class TraceProbe:
         if not all(_is_traceable(group) for group in self._groups):
             return False
         held = [p for group in self._groups for p in group["params"]]
-        ids = [id(p) for p in held]
+        ids = [*map(id, held)]
         if ids != self._held:
             self._held, own = ids, set(held)
             self._others = [p for p in self._column_of if p not in own]
@@ -95,7 +95,7 @@ class TraceProbe:
                 break
             self._ordered = tuple(p for group in self._groups for p in group["params"])
             columns = [self._column_of.get(p, -1) for p in self._ordered]
-            self._columns_P = torch.tensor(columns, dtype=torch.int64, device="cpu")
+            self._columns_P = torch.tensor(columns, dtype=torch.int32, device="cpu")
         self._rule = None
         return None
 
