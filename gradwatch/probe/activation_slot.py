@@ -76,7 +76,7 @@ class Slot:
         self.channels_first = channels_first
         self.sums, self.row = sums, sums.new_row()
         self._look_for(rules)
-        self._inside: list[torch.Tensor] = []  # (C,) of each call, for the native code to write to
+        self._inside: dict[int, torch.Tensor] = {}  # (C,) of each call, for the native code to write to
         self.clear()
 
     def learn(self, rules: Rules, *, channels_first: bool | None) -> None:
@@ -151,11 +151,10 @@ class Slot:
 
     def _room(self, num_units: int) -> torch.Tensor:
         """Return where the native code may write which units of the call under way never fired."""
-        if self.call == len(self._inside):
-            self._inside.append(torch.empty(num_units, dtype=torch.bool, device="cpu"))
-        elif self._inside[self.call].numel() != num_units:
-            self._inside[self.call] = torch.empty(num_units, dtype=torch.bool, device="cpu")
-        return self._inside[self.call]
+        room = self._inside.get(self.call)
+        if room is None or room.numel() != num_units:
+            room = self._inside[self.call] = torch.empty(num_units, dtype=torch.bool, device="cpu")
+        return room
 
     def _join(self, dead_C: torch.Tensor, place: int, is_first: bool) -> None:
         """Join the units of a call with those of the same call in earlier forward passes of the step."""
@@ -184,7 +183,7 @@ class Slot:
             return math.nan
         known = [count for count in self.num_dead if count is not None]
         if len(known) == len(self.dead):
-            return sum(known) / sum([dead_C.shape[0] for dead_C in self.dead])
+            return sum(known) / sum([dead_C.numel() for dead_C in self.dead])
         return torch.cat(self.dead).mean(dtype=torch.float32)
 
 

@@ -179,6 +179,21 @@ def test_outputs_that_the_native_code_cannot_read_are_read_beside_those_that_it_
     assert seen["native"][1] == seen["torch"][1]
 
 
+def test_a_module_may_give_a_tensor_of_another_class_at_one_of_its_calls():
+    class Named(torch.Tensor):
+        pass
+
+    x = images(4).detach().relu()
+    with ActivationProbe(nn.Sequential(nn.Conv2d(1, 1, 1), nn.ReLU())) as probe:
+        probe.arm()
+        (slot,) = probe._slots
+        slot.add(x.as_subclass(Named))
+        slot.add(2 * x)
+        row_S = transfer.to_host(probe.read())[:, 0]
+
+    np.testing.assert_allclose(row_S, reference.activation_statistics([x, 2 * x], 1, RELU_DEAD), rtol=1e-5)
+
+
 def test_a_unit_that_fires_in_one_micro_batch_only_is_alive():
     model = nn.Sequential(nn.Identity(), nn.ReLU())
     silent, firing = -torch.ones(4, 10, requires_grad=True), -torch.ones(4, 10)
