@@ -20,7 +20,7 @@ Batches = list[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, its batches, and how many steps one stretch takes: about a second, as the monitor's thread waits."""
+    """A model, its batches, and how many steps one stretch takes: about two seconds."""
 
     title: str
     stretch: int
@@ -62,29 +62,29 @@ def classes(*shape: int) -> DataSpec:
 WORKLOADS = {
     "tiny": Workload(
         "784-128-10, batch 32",
-        1600,
+        3600,
         lambda: nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10)),
         lambda: labelled((32, 784)),
     ),
     "mlp": Workload(
         "MLP 30 x 256, batch 128",
-        32,
+        77,
         lambda: mlp.build(classes(256), depth=30, width=256, residual=True),
         lambda: labelled((128, 256)),
     ),
     "resnet18": Workload(
         "ResNet-18, 32 x 32, batch 64",
-        4,
+        12,
         lambda: _torchvision.build(classes(3, 32, 32), name="resnet18"),
         lambda: labelled((64, 3, 32, 32)),
     ),
     "gpt": Workload(
         "GPT 6 x 256, sequence 128, batch 8",
-        4,
+        6,
         lambda: gpt.build(DataSpec(input_shape=(128,), outputs=96, kind="tokens"), layers=6, heads=8, width=256),
         lambda: texts(8, 128, 96),
     ),
-    "many": Workload("1,030 small tensors", 16, lambda: blocks(257, 48), lambda: labelled((64, 48))),
+    "many": Workload("1,030 small tensors", 58, lambda: blocks(257, 48), lambda: labelled((64, 48))),
 }
 
 
