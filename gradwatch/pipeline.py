@@ -288,8 +288,8 @@ class Pipeline:
         act_SL: Floats | None = None,
         histograms: Histograms | None = None,
     ) -> None:
-        """Send one optimizer step through. Arguments as in `History.row`; `param_SL` may be changed afterwards."""
-        rows = self._intake.history.row(step, run=run, param_SL=param_SL.copy(), act_SL=act_SL, histograms=histograms)
+        """Send one optimizer step through. Arguments as in `History.row`; the arrays are handed over."""
+        rows = self._intake.history.row(step, run=run, param_SL=param_SL, act_SL=act_SL, histograms=histograms)
         self._background.put(rows)
         self._newest = step
 

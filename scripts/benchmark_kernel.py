@@ -85,8 +85,9 @@ def memory(name: str) -> tuple[int, int, int]:
         others = {
             t.data_ptr() for p in params for t in (p, p.grad, *of.optimizer.state.get(p, {}).values()) if t is not None
         }
-        history = sum(held([monitor.pipeline, monitor._collector.plain], known=others))
-        beside = sum(held(monitor._collector, known=others))
+        collector = monitor._collector
+        history = sum(held([monitor.pipeline, collector.plain, collector.row_SL], known=others))
+        beside = sum(held(collector, known=others))
     return sum(p.nbytes for p in params), beside, history
 
 

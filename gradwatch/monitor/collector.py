@@ -52,7 +52,7 @@ class Collector:
     Attributes:
         has_optimizers: Whether there is anything to watch.
         has_scaler: Whether the loss is scaled.
-        row_SL: What was read since `begin`; nan where nothing was.
+        row_SL: What was read since `begin`, which makes a new one; nan where nothing was.
         is_updated: Whether an optimizer has moved its parameters since `begin`.
         plain: Records plain steps, once it is armed; None where none can be plain.
         optimizer: Loss scale and learning rates of the newest update, by their names in the catalogue.
@@ -79,8 +79,8 @@ class Collector:
         self.device = params[0].device if params else torch.device("cpu")
         self.clock = DeviceClock()
         self.warned: set[str] = set()
-        self.row_SL = np.full((len(catalogue.PARAM), len(params)), math.nan, np.float32)
-        self._parts = parts_of(params, optimizers, self.row_SL)
+        self._parts = parts_of(params, optimizers)
+        self._num_layers = len(params)
         self._known = {id(p) for p in params}
         self._activations = activations
         self.silence = Silence()
@@ -125,14 +125,14 @@ class Collector:
 
     def begin(self, step: int) -> None:
         """Make ready for the next row, that of an optimizer step."""
-        self.row_SL.fill(math.nan)
+        self.row_SL = np.full((len(catalogue.PARAM), self._num_layers), math.nan, np.float32)
         self._step = step
         self.is_updated = False
         self.optimizer: dict[str, float] = {}
         self.watch_s = self.optional_s = 0.0
         self._counts_2LB: NDArray[np.int64] | None = None
         for part in self._parts:
-            part.begin()
+            part.begin(self.row_SL)
         self._due_updates, due_activations, self._due_histograms = self._budget.due(step)
         self._due_activations = due_activations and self._activations is not None
         if self._due_activations:
@@ -263,7 +263,7 @@ class Collector:
         """Return what makes the row that is under way, from what was outgoing; `begin` may come in between."""
         return Leaving(
             step=self._step,
-            row_SL=self.row_SL.copy(),
+            row_SL=self.row_SL,
             counts_2LB=self._counts_2LB,
             parts=self._parts,
             norms=[(part.norm, part.clipped_norm) for part in self._parts],
@@ -391,7 +391,7 @@ class Collector:
     def _make_counts(self) -> NDArray[np.int64]:
         """Return where the histograms of the row go."""
         if self._counts_2LB is None:
-            self._counts_2LB = np.zeros((2, self.row_SL.shape[1], NUM_BINS), np.int64)
+            self._counts_2LB = np.zeros((2, self._num_layers, NUM_BINS), np.int64)
         return self._counts_2LB
 
     def _look_at_scale(self) -> None:

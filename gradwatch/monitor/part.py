@@ -53,7 +53,7 @@ class Part:
         params: Its parameters.
         columns: Where they stand in the row.
         first_group: Index of its first group among those of all optimizers.
-        row_SL: The row of the model, which its reads are written to.
+        num_layers: Parameters of the model, which the row has columns for.
 
     Attributes:
         is_read: Gradients have been read for the row.
@@ -74,14 +74,12 @@ class Part:
         params: Sequence[Tensor],
         columns: NDArray[np.intp] | slice,
         first_group: int,
-        row_SL: NDArray[np.float32],
+        num_layers: int,
     ) -> None:
         self.optimizer = optimizer
         self.params = params
         self._columns = columns
-        self._row_SL = row_SL
-        is_direct = isinstance(columns, slice) and bool(params) and params[0].device.type == "cpu"
-        self._out_SL = torch.from_numpy(row_SL)[GRAD] if is_direct else None
+        self._is_direct = isinstance(columns, slice) and bool(params) and params[0].device.type == "cpu"
         # groups that are added later have no place in the history
         self._rates = [f"lr.{i}" for i in range(first_group, first_group + len(optimizer.param_groups))]
         self._gradients = GradientProbe(params)
@@ -90,16 +88,14 @@ class Part:
         self._histograms = HistogramProbe(params)
         self._counted_LB: Tensor | None = None
         self._watched = optimizer if isinstance(optimizer, Watched) and optimizer.can_watch(params) else None
-        self._column_indices = tuple(range(row_SL.shape[1]) if isinstance(columns, slice) else map(int, columns))
+        self._column_indices = tuple(range(num_layers) if isinstance(columns, slice) else map(int, columns))
         self._captured: dict[str, Tensor] = {}
         if self._watched is not None:
-            on_gpu = params[0].is_cuda  # whose step writes there
-            self._row = torch.from_numpy(row_SL)
-            self._row = torch.full_like(self._row, math.nan, device=params[0].device) if on_gpu else self._row
-            self._clipped_SL = torch.full_like(self._row[GRAD], math.nan)
+            shape = (len(catalogue.PARAM), num_layers)
+            self._own_SL = torch.full(shape, math.nan, dtype=torch.float32, device=params[0].device)
+            self._own_grad_SL, self._clipped_SL = self._own_SL[GRAD], torch.full_like(self._own_SL[GRAD], math.nan)
             self._watched.watch(dict(zip(params, self._column_indices, strict=True)))
         self.stepped_from, self._usual_s = 0.0, math.inf
-        self.begin()
 
     @property
     def is_awaiting(self) -> bool:
@@ -116,8 +112,10 @@ class Part:
         """Whether the optimizer has more groups than when the part was made."""
         return len(self.optimizer.param_groups) > len(self._rates)
 
-    def begin(self) -> None:
-        """Make ready for the next row."""
+    def begin(self, row_SL: NDArray[np.float32]) -> None:
+        """Make ready for the next row, of the model, which all that is read is written to."""
+        self._row_SL = row_SL
+        self._out_SL = torch.from_numpy(row_SL)[GRAD] if self._is_direct else None
         self.is_read = False
         self.norm = math.nan
         self.clipped_norm: float | None = None
@@ -127,6 +125,7 @@ class Part:
         self._awaited: Tensor | None = None
         if self._watched is not None and not self._captured:
             self._watched.gradients_SL = self._watched.changes_2L = None
+            self._clear_own()
         # what a CUDA graph computes comes anew with every replay
         self.late: dict[str, Tensor] = {**self._captured} if self._captured else {}
         self.is_updated = bool(self._captured)
@@ -151,16 +150,16 @@ class Part:
             hooked: Whether these are hooks: only then can a watched optimizer be the one that reads.
         """
         extension, scaled = choose(), ("grad_scale", "found_inf")
-        if extension is None or self._out_SL is None or any(hasattr(type(self.optimizer), name) for name in scaled):
+        if extension is None or not self._is_direct or any(hasattr(type(self.optimizer), name) for name in scaled):
             return None
-        own_SL = None if self._watched is None or not hooked else self._out_SL
+        own_SL = None if self._watched is None or not hooked else self._own_grad_SL
         groups = len(self._rates)
         return PlainSteps(extension, self.params, groups=groups, own_SL=own_SL, before=before, after=after)
 
     def await_plain_steps(self) -> None:
         """Have a watched optimizer write the statistics of all gradients from now on."""
         if self._watched is not None:
-            self._watched.gradients_SL = self._out_SL
+            self._watched.gradients_SL = self._own_grad_SL
 
     def leave_plain_steps(self, begun: Begun | None, fastest_s: float) -> None:
         """Go on by the long way, with an update that has begun, or with none.
@@ -173,7 +172,7 @@ class Part:
         if self._watched is not None:
             self._watched.gradients_SL = self._awaited = None
         if begun is None:
-            self._row_SL.fill(math.nan)  # of the step before
+            self._clear_own()  # of the step before
             return
         if begun.read_SL is None:
             self.await_gradients()
@@ -206,21 +205,18 @@ class Part:
         """
         if self._watched is None:
             return False
-        self._awaited = self._watched.gradients_SL = self._clipped_SL if clipped else self._row[GRAD]
+        self._awaited = self._watched.gradients_SL = self._clipped_SL if clipped else self._own_grad_SL
         return True
 
     def take_gradients(self) -> bool:
         """Take over what the step has written; say whether it was to."""
         if self._watched is None or self._awaited is None:
             return False
-        if self._awaited is self._out_SL:
-            self.is_read, self.norm = True, total_norm(self._row_SL)
-        elif self._awaited is self._clipped_SL:
-            self.clipped_norm = total_norm(to_host(self._awaited)[:, self._columns])
+        read_SP = to_host(self._awaited)[:, self._columns]
+        if self._awaited is self._clipped_SL:
+            self.clipped_norm = total_norm(read_SP)
         else:
-            read_SP = to_host(self._awaited)[:, self._columns]
-            if self._row.is_cuda:
-                self._row_SL[GRAD, self._columns] = read_SP
+            self._row_SL[GRAD, self._columns] = read_SP
             self.is_read, self.norm = True, total_norm(read_SP)
         self._awaited = self._watched.gradients_SL = None
         return True
@@ -250,8 +246,8 @@ class Part:
         """Keep the weights as they are before an update, unless its step measures them or leaves enough behind."""
         is_captured = is_capturing(self.params)  # what is sampled is no part of a graph
         if self._watched is not None:
-            self._watched.changes_2L = self._row[UPDATE]
-            self._has_kept_weights = self._row.is_cuda or is_captured
+            self._watched.changes_2L = self._own_SL[UPDATE]
+            self._has_kept_weights = True
             return
         if is_captured:
             return
@@ -283,8 +279,13 @@ class Part:
 
     def _read_changes(self) -> Tensor | None:
         if self._watched is not None:
-            return self._own_columns(self._row[UPDATE])
+            return self._own_columns(self._own_SL[UPDATE])
         return self._traces.after() if self.is_traced else self._updates.after()
+
+    def _clear_own(self) -> None:
+        """Forget what steps have written: on a CPU, they leave the columns of parameters without gradient alone."""
+        if self._watched is not None and self._own_SL.is_cpu:
+            self._own_SL.fill_(math.nan)
 
     def _own_columns(self, row_SL: Tensor) -> Tensor:
         return row_SL.index_select(1, on_device(self._column_indices, row_SL.device))
@@ -372,13 +373,12 @@ def total_norm(row_SL: Floats) -> float:
     return norm
 
 
-def parts_of(params: Sequence[Tensor], optimizers: Sequence[Optimizer], row_SL: NDArray[np.float32]) -> list[Part]:
+def parts_of(params: Sequence[Tensor], optimizers: Sequence[Optimizer]) -> list[Part]:
     """Share parameters out among optimizers: each has those that it moves, and the last also those that none does.
 
     Args:
         params: All parameters, in the order of the row's columns.
         optimizers: The optimizers.
-        row_SL: The row that the parts write to.
     """
     held = [{id(p) for group in optimizer.param_groups for p in group["params"]} for optimizer in optimizers]
     anyones = set().union(*held)
@@ -387,7 +387,7 @@ def parts_of(params: Sequence[Tensor], optimizers: Sequence[Optimizer], row_SL: 
     for i, optimizer in enumerate(optimizers):
         mine = [k for k, p in enumerate(params) if _belongs(p, held[i], anyones, is_last=i == len(optimizers) - 1)]
         columns = slice(None) if len(mine) == len(params) else np.array(mine, np.intp)
-        parts.append(Part(optimizer, [params[k] for k in mine], columns, first_group, row_SL))
+        parts.append(Part(optimizer, [params[k] for k in mine], columns, first_group, len(params)))
         first_group += len(optimizer.param_groups)
     return parts
 
