@@ -66,17 +66,21 @@ class Budget:
         self._forget()
         self.next_review = SETTLING
         self._close_until = 0
+        self._owes_histograms = False
 
     def is_due(self, every: int, step: int) -> bool:
         """Say whether something that is scheduled every so many steps is measured at a step."""
         return every > 0 and step % every == 0 and (step < self._close_until or step % (every * self.factor) == 0)
 
     def due(self, step: int) -> tuple[bool, bool, bool]:
-        """Say whether updates, activations and histograms are due at a step."""
+        """Say whether updates, activations and histograms are due at a step, which is asked of once."""
         if self._every == 0 or step % self._every:
             return NOTHING
         schedule, is_due = self.schedule, self.is_due
-        return is_due(schedule.updates, step), is_due(schedule.activations, step), is_due(schedule.histograms, step)
+        updates, activations = is_due(schedule.updates, step), is_due(schedule.activations, step)
+        owed = self._owes_histograms and (updates or activations)
+        self._owes_histograms &= not owed
+        return updates, activations, owed or is_due(schedule.histograms, step)
 
     def next_due(self, step: int) -> int:
         """Return the first step from one on at which something is due; one that is never reached where nothing is."""
@@ -103,8 +107,9 @@ class Budget:
         self._wall_s += self._pace.counted(*wall_s)
 
     def look_closer(self, step: int) -> None:
-        """Keep to the schedule for a while, since something was found."""
+        """Keep to the schedule for a while, with histograms where it begins, since something was found."""
         self._close_until = step + CLOSE_LOOK
+        self._owes_histograms = self.schedule.histograms > 0 and self.schedule.budget > 0
 
     def review(self, step: int) -> bool:
         """Adapt to what was spent, where it is time to, and say whether anything changed."""

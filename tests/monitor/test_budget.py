@@ -94,6 +94,15 @@ def test_after_a_finding_it_looks_as_often_as_scheduled_for_a_while():
     assert len(due) <= CLOSE_LOOK / 10 + 2
 
 
+@pytest.mark.parametrize(("budget", "histograms", "expected"), [(0.02, 200, [410]), (0.02, 0, []), (0.0, 200, [])])
+def test_a_finding_has_histograms_at_the_next_sampled_step(budget, histograms, expected):
+    watched = Budget(Schedule(histograms=histograms, budget=budget))
+
+    watched.look_closer(402)
+
+    assert [step for step in range(401, 600) if watched.due(step)[2]] == expected
+
+
 @pytest.mark.parametrize("step", [0, 7, 200])
 def test_what_is_scheduled_never_is_never_due(step):
     assert not Budget(Schedule(updates=0)).is_due(0, step)
