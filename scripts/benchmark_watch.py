@@ -10,9 +10,10 @@ and so is one that does not take a model, with its reason.
 
 Each round runs a stretch of steps of every arm, in an order that is drawn anew, so that what else the machine does, and
 what the arm before left in the caches, hits all arms alike. A stretch is long enough for a turn or two of the monitor's
-thread beside the training, as in a run, and ends when that has taken everything in. Shown is the median over rounds of the ratio to the bare loop in the same round, with the quartiles. Two
-loops with the same code differ by up to 3 % for as long as their process lives, as their memory happens to lie; so each
-workload is measured in several processes, and `again`, the bare loop once more, tells what of a ratio is noise.
+thread beside the training, as in a run, and ends when that has taken everything in. Shown is the median over rounds of
+the ratio to the bare loop in the same round, with the quartiles. Two loops with the same code differ by up to 3 % for
+as long as their process lives, as their memory happens to lie; so each workload is measured in several processes, and
+`again`, the bare loop once more, tells what of a ratio is noise.
 
 A run's first 256 steps, in which everything is sampled as scheduled, stand in rows of their own, and what comes behind
 them, where the budget rules, in others; a workload has those that its rounds come to.
