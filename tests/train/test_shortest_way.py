@@ -1,11 +1,10 @@
 """`gradwatch train` records most steps by the shortest way, too, and their rows are those of the long one."""
 
-import numpy as np
 import pytest
+import shortest
 
 from gradwatch.config.load import load_config
 from gradwatch.monitor.part import Part
-from gradwatch.monitor.plain import PlainSteps
 from gradwatch.train import loop
 
 CONFIG = """
@@ -30,15 +29,7 @@ CHANGES = {
 @pytest.fixture
 def plain(monkeypatch):
     """Return the steps that are recorded by the shortest way, as they come."""
-    steps, gather = [], PlainSteps.gather
-
-    def noting(self):
-        rows = gather(self)
-        steps.extend([] if rows is None else rows.steps_T)
-        return rows
-
-    monkeypatch.setattr(PlainSteps, "gather", noting)
-    return steps
+    return shortest.steps_of(monkeypatch)
 
 
 def trained(folder, changes):
@@ -57,12 +48,7 @@ def test_a_row_is_the_same_by_the_shortest_way_and_by_the_long_one(changes, plai
     long = trained(tmp_path / "long", changes)
 
     assert len(plain) == seen, "the long way was to be taken"
-    for table in ("param", "act", "run"):
-        ours, theirs = getattr(short, table), getattr(long, table)
-        np.testing.assert_array_equal(ours.rows()[0], theirs.rows()[0])
-        for name in set(ours.statistics) - CLOCKS:
-            np.testing.assert_array_equal(short[name], long[name], err_msg=name)
-    assert [e.to_json() for e in short.events] == [e.to_json() for e in long.events]
+    shortest.assert_alike(short, long, but=CLOCKS)
     assert [f.to_json() for f in short.findings] == [f.to_json() for f in long.findings]
 
 

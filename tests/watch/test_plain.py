@@ -9,6 +9,7 @@ import weakref
 
 import numpy as np
 import pytest
+import shortest
 import torch
 from torch import nn
 from watch.loops import batches, loss_of, make
@@ -17,7 +18,6 @@ import gradwatch
 from gradwatch import optim
 from gradwatch.monitor import Schedule
 from gradwatch.monitor.part import Part
-from gradwatch.monitor.plain import PlainSteps
 
 TIMES = {"step_ms", "watch_ms", "samples_per_s", "peak_memory_bytes"}
 SCHEDULE = Schedule(updates=10, activations=10, histograms=0, budget=0)
@@ -166,25 +166,14 @@ def test_a_row_is_the_same_by_the_shortest_way_and_by_the_long_one(update, made,
     long, expected = trained(update, *made)
 
     assert all(torch.equal(a, b) for a, b in zip(weights, expected, strict=True))
-    for table in ("param", "act", "run"):
-        ours, theirs = getattr(short, table), getattr(long, table)
-        np.testing.assert_array_equal(ours.rows()[0], theirs.rows()[0])
-        for name in set(ours.statistics) - TIMES:
-            np.testing.assert_array_equal(short[name], long[name], err_msg=name)
-    assert [e.to_json() for e in short.events] == [e.to_json() for e in long.events]
+    shortest.assert_alike(short, long, but=TIMES)
 
 
 @pytest.mark.parametrize("update", [usual, clipped])
 @pytest.mark.parametrize("make_optimizer", [sgd, adamw, watched])
 def test_steps_at_which_nothing_is_sampled_go_the_shortest_way(update, make_optimizer, monkeypatch):
-    plain, gather = [], PlainSteps.gather
+    plain = shortest.steps_of(monkeypatch)
 
-    def noting(self):
-        rows = gather(self)
-        plain.extend([] if rows is None else rows.steps_T)
-        return rows
-
-    monkeypatch.setattr(PlainSteps, "gather", noting)
     trained(update, make, make_optimizer)
 
     assert plain[-4:] == [41, 42, 43, 44]

@@ -1,0 +1,28 @@
+"""What tests of the shortest way share: which steps went it, and that its rows are those of the long one."""
+
+import numpy as np
+
+from gradwatch.monitor.plain import PlainSteps
+
+
+def steps_of(monkeypatch):
+    """Return a list that grows by the steps which are recorded by the shortest way, from now on."""
+    steps, gather = [], PlainSteps.gather
+
+    def noting(self):
+        rows = gather(self)
+        steps.extend([] if rows is None else rows.steps_T)
+        return rows
+
+    monkeypatch.setattr(PlainSteps, "gather", noting)
+    return steps
+
+
+def assert_alike(short, long, *, but):
+    """Assert that two histories hold the same, but for some statistics."""
+    for table in ("param", "act", "run"):
+        ours, theirs = getattr(short, table), getattr(long, table)
+        np.testing.assert_array_equal(ours.rows()[0], theirs.rows()[0])
+        for name in set(ours.statistics) - but:
+            np.testing.assert_array_equal(short[name], long[name], err_msg=name)
+    assert [e.to_json() for e in short.events] == [e.to_json() for e in long.events]
