@@ -1,5 +1,6 @@
 /* Records plain steps, at which nothing is to be said but their numbers, with no Python in between: it is the hooks of
- * an optimizer, or what a loop calls before an update, and what one calls after it. What is not plain it leaves alone, for Python to deal with. */
+ * an optimizer, or what a loop calls before an update, and what one calls after it. What is not plain it leaves alone,
+ * for Python to deal with. */
 #ifndef GRADWATCH_PLAIN_H
 #define GRADWATCH_PLAIN_H
 
