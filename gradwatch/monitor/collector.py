@@ -448,8 +448,8 @@ class Collector:
         read = self._activations.read()
         if read is None:
             return None
-        dead = [None if units is None else to_host(units) for units in self._activations.dead_units()]
-        return np.concatenate([to_host(read), self.silence.add(self._step, dead)])
+        dead = self.silence.add(self._step, self._activations.packed_units())
+        return np.concatenate([to_host(read), dead])
 
 
 def _hook(method: Callable[..., None], part: Part) -> Hook:

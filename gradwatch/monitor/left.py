@@ -18,6 +18,7 @@ from gradwatch.monitor.measure import ROUNDING
 from gradwatch.monitor.part import LINEAR, Arrived, Part, total_norm
 from gradwatch.probe.histograms import bin_edges
 from gradwatch.probe.silence import Silence
+from gradwatch.probe.units import packed
 
 
 class Left(NamedTuple):
@@ -99,7 +100,8 @@ class Leaving:
             run["skipped"] = float(all(part.is_skipped for part in arrived))
         act_SA = None
         if "act" in values:
-            dead = [values.get(f"dead.{a}") for a in range(self.num_modules)]
+            flags = [values.get(f"dead.{a}") for a in range(self.num_modules)]
+            dead = [None if flag_C is None else packed(flag_C) for flag_C in flags]
             act_SA = np.concatenate([values["act"], self.silence.add(self.step, dead)])
         return Left(self.row_SL, act_SA, self.counts_2LB, arrived, run)
 

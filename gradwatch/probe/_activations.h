@@ -90,6 +90,24 @@ EVERY_CPU static uint8_t all_inside(const float *x, size_t n, float low, float h
     return (uint8_t)inside;
 }
 
+/* Write a bit for each flag, the first to the lowest bit, and return how many are set. */
+static uint64_t pack(const uint8_t *flags, size_t number, uint8_t *bits)
+{
+    uint64_t count = 0;
+    memset(bits, 0, (number + 7) / 8);
+    for (size_t c = 0; c < number; c++) {
+        bits[c >> 3] |= (uint8_t)(flags[c] << (c & 7));
+        count += flags[c];
+    }
+    return count;
+}
+
+static void unpack(const uint8_t *bits, size_t number, uint8_t *flags)
+{
+    for (size_t c = 0; c < number; c++)
+        flags[c] = bits[c >> 3] >> (c & 7) & 1;
+}
+
 /* Each piece of contiguous values: all of the output where it is dense. */
 static void add_pieces(const Output *out, float low, float high, Moments *moments)
 {

@@ -15,7 +15,7 @@
 #include "_stepping.h"
 
 /* Raised with each change of what Python may call or hand over here: `kernel.py` takes no other revision than its own. */
-#define REVISION 6
+#define REVISION 7
 
 /* Room for the histograms of as many tensors, all zero. NULL with a Python error where there is too little. */
 static int64_t *empty_counts(PyObject *tensor, Py_ssize_t length)
@@ -163,7 +163,7 @@ typedef struct {
     Output out;
     const float *ranges;
     double *totals;
-    uint8_t *dead;
+    uint8_t *dead; /* bits */
     int is_plain, is_first;
     uint64_t num_dead;
 } Call;
@@ -184,11 +184,12 @@ static int look_at_call(PyObject *told, PyObject *totals_A4, Call *call)
     double *totals = output(totals_A4, row < 0 ? SIZE_MAX : ((size_t)row + 1) * 4 * sizeof(double));
     call->totals = totals ? totals + 4 * row : NULL;
     call->ranges = totals ? output(ranges, 4 * sizeof(float)) : NULL;
-    call->dead = call->ranges && dead != Py_None ? output(dead, call->out.units) : NULL;
+    call->dead = call->ranges && dead != Py_None ? output(dead, (call->out.units + 7) / 8) : NULL;
     return PyErr_Occurred() ? -1 : 0;
 }
 
-static void measure(Call *call)
+/* `flags` has room for one of each unit. */
+static void measure(Call *call, uint8_t *flags)
 {
     const float *ranges = call->ranges;
     Moments moments = {0, 0, 0, 0};
@@ -201,42 +202,49 @@ static void measure(Call *call)
     if (!call->dead)
         return;
     if (call->is_first)
-        memset(call->dead, 1, call->out.units);
-    keep_dead(&call->out, ranges[0], ranges[1], call->dead);
-    for (size_t c = 0; c < call->out.units; c++)
-        call->num_dead += call->dead[c];
+        memset(flags, 1, call->out.units);
+    else
+        unpack(call->dead, call->out.units, flags);
+    keep_dead(&call->out, ranges[0], ranges[1], flags);
+    call->num_dead = pack(flags, call->out.units, call->dead);
 }
 
-/* Measure what is plain, and let go of the calls. */
+/* Measure what is plain. */
 static PyObject *measured(Call *calls, Py_ssize_t length)
 {
-    size_t bytes = 0;
+    size_t bytes = 0, most_units = 1;
     for (Py_ssize_t i = 0; i < length; i++)
-        if (calls[i].is_plain)
-            bytes += calls[i].out.outer * calls[i].out.units * calls[i].out.inner * sizeof(float);
+        if (calls[i].is_plain) {
+            const Output *out = &calls[i].out;
+            bytes += out->outer * out->units * out->inner * sizeof(float);
+            most_units = calls[i].dead && out->units > most_units ? out->units : most_units;
+        }
+    uint8_t *flags = PyMem_Malloc(most_units);
+    if (!flags)
+        return PyErr_NoMemory();
     PyThreadState *saved = bytes > QUICK_BYTES ? PyEval_SaveThread() : NULL;
     for (Py_ssize_t i = 0; i < length; i++)
         if (calls[i].is_plain)
-            measure(&calls[i]);
+            measure(&calls[i], flags);
     if (saved)
         PyEval_RestoreThread(saved);
+    PyMem_Free(flags);
     PyObject *counts = PyList_New(length);
     for (Py_ssize_t i = 0; counts && i < length; i++) {
         PyObject *count = calls[i].is_plain ? PyLong_FromUnsignedLongLong(calls[i].num_dead) : Py_NewRef(Py_None);
         if (!count || PyList_SetItem(counts, i, count))
             Py_CLEAR(counts);
     }
-    PyMem_Free(calls);
     return counts;
 }
 
 PyDoc_STRVAR(activations_doc,
              "activations(calls, totals_A4) -> list[int | None]\n\n"
-             "Measure outputs. A call is a tuple of the output, its ranges_4, its dead_C, whether all units count as dead\n"
-             "so far, and its row of totals_A4, float64. To that row, add the number of values, their sum, sum of squares,\n"
-             "and number outside of the last two of ranges_4. Where dead_C, bool, is not None, clear the units that leave\n"
-             "the first two of ranges_4. Units are the last dimension. Returns how many units of each are dead; None where\n"
-             "an output is not plain.");
+             "Measure outputs. A call is a tuple of the output, its ranges_4, its dead units, whether all count as dead so\n"
+             "far, and its row of totals_A4, float64. To that row, add the number of values, their sum, sum of squares,\n"
+             "and number outside of the last two of ranges_4. Units are the last dimension. Where the dead ones, a bit for\n"
+             "each, are not None, clear those that leave the first two of ranges_4. Returns how many units of each are\n"
+             "dead; None where an output is not plain.");
 
 static PyObject *activations(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -256,7 +264,9 @@ static PyObject *activations(PyObject *self, PyObject *const *args, Py_ssize_t n
             PyMem_Free(calls);
             return NULL;
         }
-    return measured(calls, length);
+    PyObject *counts = measured(calls, length);
+    PyMem_Free(calls);
+    return counts;
 }
 
 PyDoc_STRVAR(bind_doc, "bind(tensor_type, parameter_type) -> None\n\n"

@@ -17,10 +17,18 @@ import torch
 from gradwatch.probe.activation_rules import SIGMOID_EDGE, Range, Rules
 from gradwatch.probe.reduce import wide_dtype
 from gradwatch.probe.transfer import to_host
+from gradwatch.probe.units import Units, num_bytes, packed
 
 _SMALL_MAP = 64  # values of a channel side by side, below which the CPU reduces over samples first; measured: 25 times
 NUM_STATISTICS = 4
 NOWHERE = (math.nan, math.nan)  # a range that holds nothing
+
+
+class Room(NamedTuple):
+    """Where the native code writes which units of a call never fired: the bits of some units, as a tensor too."""
+
+    bits: torch.Tensor
+    units: Units
 
 
 class Call(NamedTuple):
@@ -29,8 +37,8 @@ class Call(NamedTuple):
     Args:
         slot: Of the module that was called.
         place: Which call of a forward pass it is.
-        told: What the native code asks for: leading samples with units last, ranges, which units never fired so far,
-            whether there is nothing in that yet, and the row of the totals.
+        told: What the native code asks for: leading samples with units last, ranges, bits of the units that never fired
+            so far, whether there is nothing in them yet, and the row of the totals.
     """
 
     slot: Slot
@@ -76,7 +84,7 @@ class Slot:
         self.channels_first = channels_first
         self.sums, self.row = sums, sums.new_row()
         self._look_for(rules)
-        self._inside: dict[int, torch.Tensor] = {}  # (C,) of each call, for the native code to write to
+        self._rooms: dict[int, Room] = {}  # of each call
         self.clear()
 
     def learn(self, rules: Rules, *, channels_first: bool | None) -> None:
@@ -95,7 +103,7 @@ class Slot:
         self.is_called = False
         self.moments: torch.Tensor | None = None  # of torch operations: number of values, sum, sum of squares; (3,)
         self.saturated: torch.Tensor | None = None  # number of values times their saturated fraction
-        self.dead: list[torch.Tensor] = []  # (C,) of each call within a forward pass: never fired so far
+        self.dead: list[torch.Tensor | Units | None] = []  # (C,) of each call within a forward pass: never fired so far
         self.num_dead: list[int | None] = []  # how many, where that is known
         self.call = 0
 
@@ -112,23 +120,23 @@ class Slot:
         if not self._is_native or torch.compiler.is_compiling() or type(x) is not torch.Tensor or not x.is_cpu:
             self._sum_up(x)
             if self.rules.dead is not None:
-                dead_C = _never_left(x, self.rules.dead)
-                self._join(dead_C, *self._next(dead_C))
+                self._join(_never_left(x, self.rules.dead), self._next())
             return None
         if self.rules.dead is None:
             return Call(self, 0, (x, self._ranges, None, True, self.row))
-        place, is_first = self._next(self._room(x.shape[-1]))
-        return Call(self, place, (x, self._ranges, self.dead[place], is_first, self.row))
+        place = self._next()
+        bits, is_first = self._room(place, x.shape[-1])
+        return Call(self, place, (x, self._ranges, bits, is_first, self.row))
 
     def end(self, call: Call, num_dead: int | None) -> None:
         """Take in how many units of a call the native code found dead; None where it could not read the output."""
-        x, _, dead_C, is_first, _ = call.told
+        x, _, bits, _, _ = call.told
         if num_dead is None:
             self._sum_up(x)
             if self.rules.dead is not None:
-                self._join(_never_left(x, self.rules.dead), call.place, is_first)
-        elif dead_C is not None:
-            self.num_dead[call.place] = num_dead
+                self._join(_never_left(x, self.rules.dead), call.place)
+        elif bits is not None:
+            self.dead[call.place], self.num_dead[call.place] = self._rooms[call.place].units, num_dead
 
     def _sum_up(self, x: torch.Tensor) -> None:
         """Add what adds up of the output of one call, by torch operations."""
@@ -139,26 +147,34 @@ class Slot:
         elif rules.saturated is not None:
             self.saturated = _plus(self.saturated, _outside(x, rules.saturated) * x.numel())
 
-    def _next(self, dead_C: torch.Tensor) -> tuple[int, bool]:
-        """Return the place of the call under way, and whether it is the first there: then its units lie in dead_C."""
+    def _next(self) -> int:
+        """Return the place of the call under way."""
         place = self.call
         self.call += 1
-        is_first = place == len(self.dead)
-        if is_first:
-            self.dead.append(dead_C)
+        if place == len(self.dead):
+            self.dead.append(None)
             self.num_dead.append(None)
-        return place, is_first
+        return place
 
-    def _room(self, num_units: int) -> torch.Tensor:
-        """Return where the native code may write which units of the call under way never fired."""
-        room = self._inside.get(self.call)
-        if room is None or room.numel() != num_units:
-            room = self._inside[self.call] = torch.empty(num_units, dtype=torch.bool, device="cpu")
-        return room
+    def _room(self, place: int, number: int) -> tuple[torch.Tensor, bool]:
+        """Return where the native code may write which units of a call never fired, and whether none are there yet."""
+        room, before = self._rooms.get(place), self.dead[place]
+        if room is None or room.units.number != number:
+            bits = torch.empty(num_bytes(number), dtype=torch.uint8, device="cpu")
+            room = self._rooms[place] = Room(bits, Units(to_host(bits), number))
+        if isinstance(before, torch.Tensor) and before.numel() == number:
+            room.units.bits[:] = packed(to_host(before)).bits
+            return room.bits, False
+        return room.bits, before is not room.units
 
-    def _join(self, dead_C: torch.Tensor, place: int, is_first: bool) -> None:
+    def _join(self, dead_C: torch.Tensor, place: int) -> None:
         """Join the units of a call with those of the same call in earlier forward passes of the step."""
-        self.dead[place] = dead_C if is_first else self.dead[place] & dead_C
+        before = self.dead[place]
+        if isinstance(before, Units):
+            before = _flags(before).to(dead_C.device)
+        if before is not None and before.shape == dead_C.shape:
+            dead_C = before & dead_C
+        self.dead[place] = dead_C
         self.num_dead[place] = None
 
     def _sample(self, x: torch.Tensor) -> torch.Tensor:
@@ -169,13 +185,16 @@ class Slot:
         return _leading(x.movedim(1, -1) if channels_first and x.ndim > 2 else x, self.limit)
 
     def dead_units(self) -> torch.Tensor | None:
-        """Return which units of all calls never fired, of shape (C,), bool; None where there are none that can die.
+        """Return which units of all calls never fired, of shape (C,), bool; None where there are none that can die."""
+        parts = [_flags(dead) if isinstance(dead, Units) else dead for dead in self.dead if dead is not None]
+        return torch.cat(parts) if parts else None
 
-        It may be memory that the next step writes to.
-        """
-        if not self.dead:
-            return None
-        return self.dead[0] if len(self.dead) == 1 else torch.cat(self.dead)
+    def packed_units(self) -> Units | None:
+        """Return the same, on the host. It may be memory that the next step writes to."""
+        if len(self.dead) == 1 and isinstance(self.dead[0], Units):
+            return self.dead[0]
+        dead_C = self.dead_units()
+        return None if dead_C is None else packed(to_host(dead_C))
 
     def dead_frac(self) -> torch.Tensor | float:
         """Return the fraction of units that never fired; nan where there are none that can be dead."""
@@ -183,14 +202,20 @@ class Slot:
             return math.nan
         known = [count for count in self.num_dead if count is not None]
         if len(known) == len(self.dead):
-            return sum(known) / sum([dead_C.numel() for dead_C in self.dead])
-        return torch.cat(self.dead).mean(dtype=torch.float32)
+            return sum(known) / sum([dead.number for dead in self.dead if isinstance(dead, Units)])
+        dead_C = self.dead_units()
+        return math.nan if dead_C is None else dead_C.mean(dtype=torch.float32)
 
 
 @functools.lru_cache(maxsize=64)
 def _ranges(rules: Rules) -> torch.Tensor:
     """Return the bounds of what is dead and of what is saturated, for the native code; shared by all that have them."""
     return torch.tensor([*(rules.dead or NOWHERE), *(rules.saturated or NOWHERE)], device="cpu")
+
+
+def _flags(units: Units) -> torch.Tensor:
+    """Return flags as a tensor of shape (C,), bool."""
+    return torch.from_numpy(units.flags())
 
 
 def _plus(total: torch.Tensor | None, term: torch.Tensor) -> torch.Tensor:

@@ -26,6 +26,7 @@ from gradwatch.probe.graph import Node, uncollected
 from gradwatch.probe.layout import Models, named_modules
 from gradwatch.probe.pairing import Pairings
 from gradwatch.probe.recurrence import Recurrences
+from gradwatch.probe.units import Units
 from gradwatch.records import ActivationInfo
 
 # What a compiled graph may note down inside of activation checkpointing, without doing so again in the recomputation.
@@ -392,6 +393,10 @@ class ActivationProbe:
     def dead_units(self) -> list[torch.Tensor | None]:
         """Return, after `read`, which units of each module never fired; None of those that have none or did not run."""
         return [slot.dead_units() for slot in self._slots]
+
+    def packed_units(self) -> list[Units | None]:
+        """Return the same on the host, waiting for the device; the next step may write to it."""
+        return [slot.packed_units() for slot in self._slots]
 
     def attempt(self, look: Callable[..., None], *args: Any) -> None:
         """Look at a forward call; where that raises, say so and leave the model alone from then on."""

@@ -1,6 +1,6 @@
-"""Remember which units of activation modules have been silent, and since when, at one bit per unit and mark."""
+"""Remember which units of activation modules have been silent, and since when, at one byte per unit."""
 
-# A = activation modules, U = units of all of them, M = marks
+# A = activation modules, U = units of all of them, those of each filled up to a multiple of eight, M = marks
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwatch.probe.units import Units, num_bytes, packed
+
 AGREE = 0.9
 """Part of the units that are silent now, 0..1, that must have been silent since the step that is told."""
+
+FIRED = 255
+"""Instead of a mark, of units that have fired at the newest sample."""
 
 
 @final
@@ -19,21 +24,22 @@ class Silence:
     """Units that have fired at no sampled step since one of a few marks.
 
     A mark is a sampled step. Those kept lie ever farther apart, the farther they are back: one for each power of two of
-    samples, and the first. So a run of 100,000 steps, sampled every 10, takes 15 bits for each unit.
+    samples, and the first. So a run of 100,000 steps, sampled every 10, has 15, and a byte for each unit tells since
+    which of them it has been silent.
     """
 
     def __init__(self) -> None:
         self._sizes: tuple[int, ...] = ()
         self._num_samples = 0
         self._marks: list[tuple[int, int]] = []  # which sample each was, and its step
-        self._silent_MU = np.zeros((0, 0), np.uint8)  # eight units to a byte
+        self._since_U = np.zeros(0, np.uint8)  # which mark
 
     @property
     def num_bytes(self) -> int:
         """Memory that it takes."""
-        return self._silent_MU.nbytes
+        return self._since_U.nbytes
 
-    def add(self, step: int, dead: Sequence[NDArray[np.bool_] | None]) -> NDArray[np.float32]:
+    def add(self, step: int, dead: Sequence[Units | None]) -> NDArray[np.float32]:
         """Take in a sampled step.
 
         Args:
@@ -46,13 +52,15 @@ class Silence:
             how many units there are. It is the earliest that is true of nine tenths of those that are silent since the
             sample before this one; nan where no unit is.
         """
-        sizes = tuple(len(units) if units is not None else size for units, size in self._padded(dead))
+        known = self._sizes if len(self._sizes) == len(dead) else (0,) * len(dead)
+        sizes = tuple([size if units is None else units.number for units, size in zip(dead, known, strict=True)])
         if sizes != self._sizes:
             self._forget(sizes)
         # what was not looked at has not fired
-        flags = [np.ones(size, np.bool_) if units is None else units for units, size in zip(dead, sizes, strict=True)]
-        silent_U = np.packbits(np.concatenate(flags) if flags else np.zeros(0, np.bool_))
-        self._silent_MU = np.concatenate([self._silent_MU & silent_U, silent_U[None]])
+        bits = [_all(size) if units is None else units.bits for units, size in zip(dead, sizes, strict=True)]
+        silent_U = np.unpackbits(np.concatenate(bits) if bits else np.zeros(0, np.uint8), bitorder="little")
+        np.minimum(self._since_U, len(self._marks), out=self._since_U)
+        self._since_U[silent_U == 0] = FIRED
         self._marks.append((self._num_samples, step))
         self._num_samples += 1
         self._thin()
@@ -62,25 +70,22 @@ class Silence:
         """Return plain data and arrays that `restore` takes back."""
         marks_M2 = np.array(self._marks, np.int64).reshape(-1, 2)
         sizes_A = np.array(self._sizes, np.int64)
-        return {"sizes": sizes_A, "samples": self._num_samples, "marks": marks_M2, "silent": self._silent_MU}
+        return {"sizes": sizes_A, "samples": self._num_samples, "marks": marks_M2, "since": self._since_U.copy()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave."""
+        if "since" not in state:  # an older gradwatch kept a bit for each mark: units begin anew
+            return
         self._sizes = tuple(int(size) for size in state["sizes"])
         self._num_samples = int(state["samples"])
         self._marks = [(int(sample), int(step)) for sample, step in state["marks"]]
-        self._silent_MU = np.array(state["silent"], np.uint8)
-
-    def _padded(self, dead: Sequence[NDArray[np.bool_] | None]) -> list[tuple[NDArray[np.bool_] | None, int]]:
-        """Return what came of each module, with the number of units that it had last."""
-        known = self._sizes if len(self._sizes) == len(dead) else (0,) * len(dead)
-        return list(zip(dead, known, strict=True))
+        self._since_U = np.array(state["since"], np.uint8)
 
     def _forget(self, sizes: tuple[int, ...]) -> None:
         self._sizes = sizes
         self._num_samples = 0
         self._marks = []
-        self._silent_MU = np.zeros((0, -(-sum(sizes) // 8)), np.uint8)
+        self._since_U = np.full(8 * sum(map(num_bytes, sizes)), FIRED, np.uint8)
 
     def _thin(self) -> None:
         """Keep the first mark, and one for each power of two of samples before the newest."""
@@ -88,8 +93,10 @@ class Silence:
         stride = [1 << max(newest - sample, 1).bit_length() - 1 for sample, _ in self._marks]
         kept = [i for i, (sample, _) in enumerate(self._marks) if sample % stride[i] == 0]
         if len(kept) < len(self._marks):
+            place = np.full(FIRED + 1, FIRED, np.uint8)  # of each mark: the next that is kept
+            place[: len(self._marks)] = np.searchsorted(kept, np.arange(len(self._marks)))
+            self._since_U = place[self._since_U]
             self._marks = [self._marks[i] for i in kept]
-            self._silent_MU = self._silent_MU[kept]
 
     def _tell(self) -> NDArray[np.float32]:
         row_3A = np.full((3, len(self._sizes)), np.nan, np.float32)
@@ -97,13 +104,20 @@ class Silence:
         sizes_A = np.array(self._sizes, np.int64)
         if not sizes_A.any():
             return row_3A
-        silent_MU = np.unpackbits(self._silent_MU, axis=1, count=int(sizes_A.sum()))
-        begin_A = (np.cumsum(sizes_A) - sizes_A)[sizes_A > 0]
-        count_MA = np.add.reduceat(silent_MU, begin_A, axis=1, dtype=np.int64)
-        now_A = count_MA[-2:].min(axis=0)
-        earliest_A = np.argmax(count_MA >= AGREE * now_A, axis=0)  # the newest mark at the latest
-        told_A = np.take_along_axis(count_MA, earliest_A[None], axis=0)[0]
+        num_marks = len(self._marks)
+        module_U = np.repeat(np.arange(len(sizes_A)), [8 * num_bytes(size) for size in self._sizes])
+        place_U = (num_marks + 1) * module_U + np.minimum(self._since_U, num_marks)
+        count_AM = np.bincount(place_U, minlength=(num_marks + 1) * len(sizes_A)).reshape(len(sizes_A), -1)
+        count_AM = np.cumsum(count_AM[:, :-1], axis=1)
+        now_A = count_AM[:, -2:].min(axis=1)
+        earliest_A = np.argmax(count_AM >= AGREE * now_A[:, None], axis=1)  # the newest mark at the latest
+        told_A = np.take_along_axis(count_AM, earliest_A[:, None], axis=1)[:, 0]
         steps_M = np.array([step for _, step in self._marks])
-        row_3A[0, sizes_A > 0] = np.where(now_A > 0, told_A, 0)
-        row_3A[1, sizes_A > 0] = np.where(now_A > 0, steps_M[earliest_A], np.nan)
+        row_3A[0] = np.where(sizes_A > 0, np.where(now_A > 0, told_A, 0), np.nan)
+        row_3A[1] = np.where(now_A > 0, steps_M[earliest_A], np.nan)
         return row_3A
+
+
+def _all(number: int) -> NDArray[np.uint8]:
+    """Return the bits of so many units, all of them set."""
+    return packed(np.ones(number, np.bool_)).bits

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gradwatch.probe import transfer
 from gradwatch.probe.activations import ActivationProbe
+from gradwatch.probe.units import Units, num_bytes
 
 DEAD, SATURATED, MEAN, STD = range(4)
 RELU_DEAD = (-math.inf, 0.0)
@@ -122,11 +123,16 @@ def test_the_native_code_agrees_with_torch_operations_on_every_layout(special, m
     np.testing.assert_allclose(seen["native"], seen["torch"], rtol=2e-5, atol=1e-6)
 
 
+def every_second(number):
+    """The bits of units, every second of which is set."""
+    return torch.full((num_bytes(number),), 0b01010101, dtype=torch.uint8)
+
+
 def calls_of(outputs, *, totals_A4):
     """What the native code is told of outputs, two to a row, units in the last dimension."""
     ranges_4 = torch.tensor([-math.inf, 0.0, -0.5, 0.5])
     return tuple(
-        (x, ranges_4, None if i % 3 == 2 else torch.zeros(x.shape[-1], dtype=torch.bool), True, i // 2 % len(totals_A4))
+        (x, ranges_4, None if i % 3 == 2 else every_second(x.shape[-1]), i % 2 == 0, i // 2 % len(totals_A4))
         for i, x in enumerate(outputs)
     )
 
@@ -146,18 +152,18 @@ def test_many_outputs_read_in_one_native_call_give_what_each_gives_by_itself(dty
     assert answers == [native.activations((call,), apart_A4)[0] for call in apart]
     assert [answer is None for answer in answers].count(True) < len(answers), "some are plain"
     torch.testing.assert_close(together_A4, apart_A4, rtol=0, atol=0)
-    for (_, _, seen_C, *_), (_, _, expected_C, *_), answer in zip(together, apart, answers, strict=True):
-        assert seen_C is None or torch.equal(seen_C, expected_C)
-        assert seen_C is None or answer in (None, int(seen_C.sum()))
+    for (x, _, seen, *_), (_, _, expected, *_), answer in zip(together, apart, answers, strict=True):
+        assert seen is None or torch.equal(seen, expected)
+        assert seen is None or answer in (None, Units(transfer.to_host(seen), x.shape[-1]).flags().sum())
 
 
 def test_units_are_told_to_the_native_code_with_room_for_all_of_them():
     native = pytest.importorskip("gradwatch.probe._native")
-    x, ranges_4, totals_A4 = torch.ones(2, 3), torch.zeros(4), torch.zeros(1, 4, dtype=torch.float64)
+    x, ranges_4, totals_A4 = torch.ones(2, 9), torch.zeros(4), torch.zeros(1, 4, dtype=torch.float64)
 
-    for dead_C, row in ((torch.zeros(2, dtype=torch.bool), 0), (None, 1), (None, -1)):
+    for dead, row in ((every_second(8), 0), (None, 1), (None, -1)):
         with pytest.raises(ValueError, match="large enough"):
-            native.activations(((x, ranges_4, dead_C, True, row),), totals_A4)
+            native.activations(((x, ranges_4, dead, True, row),), totals_A4)
 
 
 def test_outputs_that_the_native_code_cannot_read_are_read_beside_those_that_it_can():
@@ -192,6 +198,40 @@ def test_a_module_may_give_a_tensor_of_another_class_at_one_of_its_calls():
         row_S = transfer.to_host(probe.read())[:, 0]
 
     np.testing.assert_allclose(row_S, reference.activation_statistics([x, 2 * x], 1, RELU_DEAD), rtol=1e-5)
+
+
+@pytest.mark.parametrize("is_named_first", [False, True])
+def test_a_micro_batch_may_give_a_tensor_of_another_class(is_named_first):
+    class Named(torch.Tensor):
+        pass
+
+    x = torch.randn(4, 20, generator=torch.Generator().manual_seed(1)).relu()
+    with ActivationProbe(nn.Sequential(nn.Linear(1, 1), nn.ReLU())) as probe:
+        probe.arm()
+        (slot,) = probe._slots
+        for i in range(2):
+            batch = x[2 * i : 2 * i + 2]
+            slot.add(batch.as_subclass(Named) if i != is_named_first else batch)
+            slot.call = 0
+        row_S = transfer.to_host(probe.read())[:, 0]
+
+    assert slot.packed_units().flags().tolist() == slot.dead_units().tolist() == (x == 0).all(0).tolist()
+    assert row_S[DEAD] == pytest.approx((x == 0).all(0).float().mean())
+    assert 0 < row_S[DEAD] < 1
+
+
+@pytest.mark.parametrize("kernel", ["native", "torch"])
+def test_micro_batches_of_other_lengths_count_from_the_one_where_the_length_changed(kernel):
+    with ActivationProbe(nn.Sequential(nn.ReLU()), kernel=kernel) as probe:
+        probe.arm()
+        (slot,) = probe._slots
+        for x in (torch.ones(2, 9), torch.tensor([[1.0, -1.0, -1.0]]), torch.tensor([[-1.0, -1.0, 1.0]])):
+            slot.add(x.relu())
+            slot.call = 0
+        row_S = transfer.to_host(probe.read())[:, 0]
+
+    assert slot.packed_units().flags().tolist() == [False, True, False]
+    assert row_S[DEAD] == pytest.approx(1 / 3)
 
 
 def test_a_unit_that_fires_in_one_micro_batch_only_is_alive():

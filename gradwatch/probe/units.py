@@ -1,0 +1,36 @@
+"""Which units of an activation module never fired, at one bit each."""
+
+# C = units of a module
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Units(NamedTuple):
+    """A flag for each unit of a module.
+
+    Args:
+        bits: Eight units to a byte, the first in its lowest bit; shape (ceil(C / 8),), uint8. Bits of no unit are 0.
+        number: How many units there are.
+    """
+
+    bits: NDArray[np.uint8]
+    number: int
+
+    def flags(self) -> NDArray[np.bool_]:
+        """Return the flags as an array of shape (C,)."""
+        return np.unpackbits(self.bits, count=self.number, bitorder="little").view(np.bool_)
+
+
+def packed(flag_C: NDArray[np.bool_]) -> Units:
+    """Return flags of shape (C,) at one bit each."""
+    return Units(np.packbits(flag_C, bitorder="little"), len(flag_C))
+
+
+def num_bytes(number: int) -> int:
+    """Return how many bytes hold the flags of so many units."""
+    return -(-number // 8)
