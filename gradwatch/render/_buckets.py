@@ -38,15 +38,15 @@ def magnitudes(edges_B: Floats, counts_LB: Floats) -> list[NDArray[np.float64]]:
     # rounding must not part bins that lie on the edge of a bucket
     bucket_B = np.floor((small_B - small_B.min()) / BUCKET + 1e-6).astype(np.int64)
     bucket_K, place_B = np.unique(bucket_B, return_inverse=True)
-    small_K, large_K = np.full(len(bucket_K), np.inf), np.full(len(bucket_K), -np.inf)
-    np.minimum.at(small_K, place_B, small_B)
-    np.maximum.at(large_K, place_B, large_B)
-    count_LK = np.zeros((len(counts_LB), len(bucket_K)))
-    np.add.at(count_LK.T, place_B, counts_LB[:, usable_B].T)  # the same size with either sign
-    sides_K2 = np.stack([small_K, np.minimum(large_K, small_K + BUCKET)], axis=1)
-    return [_filled(np.column_stack([sides_K2, count_K])) for count_K in count_LK]
-
-
-def _filled(buckets_K3: NDArray[np.float64]) -> NDArray[np.float64]:
-    filled_K = np.flatnonzero(buckets_K3[:, 2])
-    return buckets_K3[filled_K[0] : filled_K[-1] + 1] if len(filled_K) else buckets_K3[:0]
+    order_B = np.argsort(place_B, kind="stable")
+    first_K = np.searchsorted(place_B[order_B], np.arange(len(bucket_K)))
+    small_K = np.minimum.reduceat(small_B[order_B], first_K)
+    large_K = np.maximum.reduceat(large_B[order_B], first_K)
+    buckets_LK3 = np.empty((len(counts_LB), len(bucket_K), 3))
+    buckets_LK3[:, :, 0], buckets_LK3[:, :, 1] = small_K, np.minimum(large_K, small_K + BUCKET)
+    # the same size with either sign
+    buckets_LK3[:, :, 2] = np.add.reduceat(counts_LB[:, np.flatnonzero(usable_B)[order_B]], first_K, axis=1)
+    is_filled_LK = buckets_LK3[:, :, 2] > 0
+    begin_L = np.argmax(is_filled_LK, axis=1)
+    end_L = np.where(is_filled_LK.any(axis=1), len(bucket_K) - np.argmax(is_filled_LK[:, ::-1], axis=1), begin_L)
+    return [buckets_K3[begin:end] for buckets_K3, begin, end in zip(buckets_LK3, begin_L, end_L, strict=True)]

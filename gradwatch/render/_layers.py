@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -107,7 +108,7 @@ def _ratios(ratio_TL: Floats, weight_TL: Floats, of: Sequence[Layer]) -> Floats:
 
 def zero_fracs(zero_TL: Floats, of: Sequence[Layer], params: Sequence[LayerInfo]) -> Floats:
     """Return the zero fraction of each layer's gradient, of shape (T, M): the mean weighted by size."""
-    size_L = np.array([max(1, int(np.prod(p.shape))) for p in params], np.float64)
+    size_L = np.array([max(1, math.prod(p.shape)) for p in params], np.float64)
     known_TL = ~np.isnan(zero_TL)
     with np.errstate(invalid="ignore"):
         return _sum(np.where(known_TL, zero_TL * size_L, 0.0), of) / _sum(known_TL * size_L, of)
@@ -189,7 +190,7 @@ def _layer(name: str, columns: Sequence[int], params: Sequence[LayerInfo]) -> La
         name=name,
         columns=tuple(columns),
         names=frozenset((name, *(p.name for p in mine))),
-        size=sum(max(1, int(np.prod(p.shape))) for p in mine),
+        size=sum(max(1, math.prod(p.shape)) for p in mine),
         is_matrix=any(len(p.shape) > 1 and p.trainable for p in mine),
     )
 

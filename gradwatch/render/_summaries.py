@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, final
@@ -55,8 +56,7 @@ class Summaries:
             added = event.summary.value.add(tag=tag, simple_value=value)
             if self._is_new(tag):
                 text = descriptions.get(tag) or descriptions.get(tag.split("/")[0], "")
-                added.metadata.CopyFrom(scalar_metadata.create_summary_metadata("", text))
-                added.metadata.data_class = summary_pb2.DATA_CLASS_SCALAR
+                added.metadata.CopyFrom(_of_scalar(text))
         return event
 
     def histogram(self, event: event_pb2.Event, tag: str, buckets_K3: NDArray[np.float64], description: str) -> None:
@@ -67,9 +67,7 @@ class Summaries:
         )
         added = event.summary.value.add(tag=tag, tensor=tensor)
         if self._is_new(tag):
-            metadata = histogram_metadata.create_summary_metadata("", description)
-            metadata.data_class = summary_pb2.DATA_CLASS_TENSOR
-            added.metadata.CopyFrom(metadata)
+            added.metadata.CopyFrom(_of_histogram(description))
 
     def picture(self, step: int, tag: str, png: bytes, size: tuple[int, int], description: str) -> event_pb2.Event:
         """Return an event with one picture of that width and height."""
@@ -164,5 +162,23 @@ def _strings(values: Sequence[bytes], shape: tensor_shape_pb2.TensorShapeProto) 
     return tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, tensor_shape=shape, string_val=values)
 
 
+# What follows is copied into each event: messages take longer to make than to copy.
+
+
+@functools.lru_cache(maxsize=256)
+def _of_scalar(description: str) -> summary_pb2.SummaryMetadata:
+    metadata = scalar_metadata.create_summary_metadata("", description)
+    metadata.data_class = summary_pb2.DATA_CLASS_SCALAR
+    return metadata
+
+
+@functools.lru_cache(maxsize=16)
+def _of_histogram(description: str) -> summary_pb2.SummaryMetadata:
+    metadata = histogram_metadata.create_summary_metadata("", description)
+    metadata.data_class = summary_pb2.DATA_CLASS_TENSOR
+    return metadata
+
+
+@functools.lru_cache(maxsize=256)
 def _shape(*sizes: int) -> tensor_shape_pb2.TensorShapeProto:
     return tensor_shape_pb2.TensorShapeProto(dim=[tensor_shape_pb2.TensorShapeProto.Dim(size=n) for n in sizes])
