@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from gradwatch.history import files
 from gradwatch.history.table import Steps, Table
+from gradwatch.history.thinning import among
 
 SUFFIX = ".bin"
 TORN = -1
@@ -163,7 +164,7 @@ class SegmentWriter:
     def _rewrite(self, index: int, kept_T: Steps) -> None:
         """Write a segment anew with the steps that are kept. Of others, one table may have more here than the next."""
         steps_T = self._tables[0].segment(index)[0]
-        stay_T = steps_T[np.isin(steps_T, kept_T)]
+        stay_T = steps_T[among(steps_T, kept_T)]
         if not len(stay_T):
             self._name(index).unlink(missing_ok=True)
             self._rows.pop(index, None)
@@ -172,7 +173,7 @@ class SegmentWriter:
         records_T["step"] = stay_T
         for name, table in zip(self._names, self._tables, strict=True):
             steps_T, values_TSL = table.segment(index)
-            records_T[name] = values_TSL[np.isin(steps_T, stay_T)]
+            records_T[name] = values_TSL[among(steps_T, stay_T)]
         files.replace(self._name(index), records_T.tobytes())
         self._rows[index] = len(records_T)
 

@@ -10,6 +10,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from gradwatch.history.thinning import among
+
 Floats = NDArray[np.floating[Any]]
 Steps = NDArray[np.int64]
 
@@ -238,7 +240,7 @@ class Table:
         for index in set((dropped_T // self.segment_length).tolist()):
             if index in self._old:
                 steps, values = self._old[index]
-                stay = ~np.isin(steps, dropped_T)
+                stay = ~among(steps, dropped_T)
                 self._old[index] = (steps[stay], values[stay])
                 if not stay.any():
                     del self._old[index]

@@ -61,8 +61,17 @@ def kept(
     if marked:
         marked_V = np.asarray(marked, np.int64)
         last_V = _last_in_stride(marked_V, _strides(marked_V, newest=newest, length=length))
-        keep_T |= np.isin(steps_T, marked_V[last_V])
+        keep_T |= among(steps_T, marked_V[last_V])
     return keep_T
+
+
+def among(steps_T: Steps, others_K: Steps) -> NDArray[np.bool_]:
+    """Say which steps are among others, both growing; `np.isin` sorts them again, and loads all of numpy.ma for it."""
+    if not len(others_K):
+        return np.zeros(len(steps_T), np.bool_)
+    place_T = np.minimum(np.searchsorted(others_K, steps_T), len(others_K) - 1)
+    among_T: NDArray[np.bool_] = others_K[place_T] == steps_T
+    return among_T
 
 
 def _strides(steps_T: Steps, *, newest: int, length: int) -> Steps:

@@ -27,6 +27,13 @@ def slowly_kept(step, *, newest, length, findings, marked):
     )
 
 
+@given(steps=st.sets(st.integers(0, 60)), others=st.sets(st.integers(0, 60)))
+def test_steps_among_others_are_those_that_both_have(steps, others):
+    steps_T, others_K = (np.array(sorted(some), np.int64) for some in (steps, others))
+
+    assert steps_T[thinning.among(steps_T, others_K)].tolist() == sorted(steps & others)
+
+
 @pytest.mark.parametrize("length", [64, 256, 1024])
 def test_the_newest_segments_keep_every_step(length):
     newest = 100_000
