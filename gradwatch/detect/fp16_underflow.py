@@ -80,7 +80,7 @@ class Fp16Underflow:
         unit_D1 = (QUANTUM / np.where(scale_D > 0, scale_D, 1.0))[:, None]
         may_DL = absmax_DL < 64 * self.units * unit_D1
         if ahead.history.info.precision != "fp16":
-            with np.errstate(invalid="ignore", over="ignore"):
+            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
                 may_DL &= _on_grid(absmax_DL / unit_D1)
         return np.asarray(~may_DL.any(axis=1), np.bool_)
 

@@ -22,6 +22,7 @@ from gradwatch.detect._sequential import aligned_blocks, stall
 from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
+from gradwatch.history.table import Steps
 from gradwatch.records import Finding, Quantity, Severity
 
 MISLAID = ("tape-broadcast", "tape-mixed")
@@ -118,12 +119,13 @@ class LossPlateau:
         history, patience = ahead.history, max(self.patience, (ahead.history.info.total_steps or 0) // 20)
         if any(event.kind in MISLAID for event in history.events):
             return np.zeros(len(ahead), np.bool_)
-        if len(beginning(history, "loss", BEGINNING)) < BEGINNING or any(e.kind == UNPAIRED for e in history.events):
-            return ahead.steps_D < patience
+        is_early_D = ahead.steps_D < patience
+        if len(beginning(history, "loss", BEGINNING)) < BEGINNING:
+            return np.asarray(is_early_D, np.bool_)
         least = (1 - self.fall) * start(history)[0]
         loss_DW = ahead.scalars("loss", WINDOW)
-        has_fallen_D = (np.fmin.reduce(loss_DW, axis=1) < least / 2) | ~(median(loss_DW.T) >= least)
-        return np.asarray((ahead.steps_D < patience) | has_fallen_D | (not least > 0), np.bool_)
+        has_fallen_D = (np.fmin.reduce(loss_DW, axis=1) < least / 2) | ~(median(loss_DW.T) >= least) | (not least > 0)
+        return np.asarray(is_early_D | (has_fallen_D & ~_unpaired(history, ahead.steps_D)), np.bool_)
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""
@@ -133,7 +135,8 @@ class LossPlateau:
             return
         newest, (first, what) = float(median(history.scalar("loss", WINDOW))), start(history)
         has_fallen = self._has_fallen(history, newest, least=(1 - self.fall) * first)
-        if has_fallen and not (_is_unpaired(history) and history.step * _share_read(history) >= self.patience):
+        is_unpaired = has_fallen and bool(_unpaired(history, np.array([history.step]))[0])
+        if has_fallen and not (is_unpaired and history.step * _share_read(history) >= self.patience):
             return
         since = history.step // 2 if has_fallen else SETTLED  # who learns the mean first may take a while for it
         if not newest <= 2 * self._highest(history) or self._is_on_its_way(history, since):
@@ -226,10 +229,11 @@ def _evidence(history: History) -> float:
     return stall(aligned_blocks(loss_T[recent_T], int(steps_T[recent_T][0]), BLOCK), rate=0.5)
 
 
-def _is_unpaired(history: History) -> bool:
-    """Say whether predictions were last seen to fit any sample, so that what fell was learned of the targets alone."""
-    seen = [event.kind for event in history.events if event.kind in (UNPAIRED, PAIRED) and event.step <= history.step]
-    return seen[-1:] == [UNPAIRED]
+def _unpaired(history: History, steps_D: Steps) -> NDArray[np.bool_]:
+    """Say of steps whether predictions were seen last to fit any sample: what fell was learned of the targets alone."""
+    seen = [(event.step, event.kind == UNPAIRED) for event in history.events if event.kind in (UNPAIRED, PAIRED)]
+    was_unpaired = np.array([False, *(is_unpaired for _, is_unpaired in seen)])
+    return was_unpaired[np.searchsorted([step for step, _ in seen], steps_D, side="right")]
 
 
 def _share_read(history: History) -> float:
