@@ -4,7 +4,7 @@
 
 The first two are the time of one read of all gradients, median of many, beside that of `torch.dot` per tensor, which
 reads the same bytes once. The third is what the monitor takes per step, its thread included, over a run of 100,000
-steps of a model of 20 tensors, or as many as asked for: medians of the newest 256 at every 1,000th step.
+steps of a model of 20 tensors, or as many as asked for: the mean of each 25th.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from gradwatch.probe.gradients import GradientProbe
 
 BYTES = [2**k for k in range(16, 29, 2)]
 TENSORS = [1, 4, 16, 64, 256, 1024, 4096]
-WINDOW = 1_000
+READ = 250
+"""Steps after which the newest are read: more are not all in the history."""
+POINTS = 25
+"""Stretches of the long run of which the mean is drawn: each has some turns of the monitor's thread."""
 
 
 def parameters(num: int, size: int) -> list[nn.Parameter]:
@@ -55,7 +58,7 @@ def reading(num: int, size: int) -> tuple[float, float]:
 
 
 def running(steps: int) -> list[float]:
-    """Return what the monitor takes per step, in microseconds, in windows over a long run."""
+    """Return what the monitor takes per step, in microseconds, in each stretch of a long run."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(10)))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -68,14 +71,18 @@ def running(steps: int) -> list[float]:
             loss.backward()
             optimizer.step()
             monitor.step(loss)
-            if step % WINDOW == WINDOW - 1:
-                newest_T = monitor.history.scalar("watch_ms")
-                seen.append(1e3 * float(np.median(newest_T)))
-    return seen
+            if step % READ == READ - 1:
+                seen += monitor.history.scalar("watch_ms", READ).tolist()
+    return [1e3 * float(np.mean(stretch)) for stretch in np.array_split(seen, POINTS)]
 
 
 def draw(
-    by_bytes: list[tuple[float, float]], by_tensors: list[tuple[float, float]], by_step: list[float], path: Path
+    by_bytes: list[tuple[float, float]],
+    by_tensors: list[tuple[float, float]],
+    by_step: list[float],
+    *,
+    steps: int,
+    path: Path,
 ) -> None:
     """Draw all three."""
     import matplotlib.pyplot as plt
@@ -89,7 +96,7 @@ def draw(
         axes.loglog(xs, [dot for _, dot in pairs], "s--", color="gray", label="torch.dot per tensor")
         axes.set(xlabel=label, ylabel="one read, µs")
         axes.legend(frameon=False)
-    right.plot([WINDOW * (i + 1) for i in range(len(by_step))], by_step)
+    right.plot([steps * (i + 1) / POINTS for i in range(POINTS)], by_step)
     right.set(xlabel="step of the run", ylabel="watching, µs a step", ylim=(0, 2 * max(by_step)))
     for axes in (left, middle, right):
         axes.spines[["top", "right"]].set_visible(False)
@@ -110,11 +117,11 @@ def main() -> None:
         print(f"| {title} | all six statistics, µs | torch.dot, µs | ratio |\n|---|---|---|---|")
         for x, (all_six, dot) in zip(xs, pairs, strict=True):
             print(f"| {x:,} | {all_six:,.1f} | {dot:,.1f} | {all_six / dot:.2f} |")
-    tenth = len(by_step) // 10
-    early, late = statistics.median(by_step[:tenth]), statistics.median(by_step[-tenth:])
-    print(f"watching, a step: {early:.0f} µs in the first tenth of {options.steps:,} steps, {late:.0f} µs in the last")
+    fifth = POINTS // 5
+    early, late = statistics.fmean(by_step[:fifth]), statistics.fmean(by_step[-fifth:])
+    print(f"watching, a step: {early:.0f} µs in the first fifth of {options.steps:,} steps, {late:.0f} µs in the last")
     if options.picture:
-        draw(by_bytes, by_tensors, by_step, options.picture)
+        draw(by_bytes, by_tensors, by_step, steps=options.steps, path=options.picture)
 
 
 if __name__ == "__main__":
