@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from gradwatch.detect import ChoosyDetector, detectors
+from gradwatch.detect.loss_plateau import LossPlateau
 from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History, Rows, joined
 from gradwatch.history.synthetic import Synthetic
@@ -163,3 +164,15 @@ def test_what_is_ahead_is_what_the_history_will_hold():
                 assert np.array_equal(l2_W[-length:], history.param.window("grad.l2", 40)[:, 5])
                 assert np.isnan(loss_W[:-length]).all()
     assert not seen
+
+
+@pytest.mark.parametrize(
+    ("name", "ruled_out"),
+    [("what fell was the mean of the targets", []), ("predictions began to fit", [*range(130, 200, 10)])],
+)
+def test_a_plateau_is_ruled_out_again_once_predictions_fit(name, ruled_out):
+    (history,) = (e.history for e in LossPlateau.examples() if e.name == name)
+
+    seen = Replay(history).ruled_out
+
+    assert sorted(step for step, kind in seen if kind == LossPlateau.kind and step >= 130) == ruled_out
