@@ -23,10 +23,6 @@ from gradwatch.render import Sink
 
 SHOWN_WITHIN = 4096
 """Steps that may wait to be shown; where more do, sinks see only the newest."""
-WRITTEN_WITHIN = 128
-"""Steps that are written down together where they come fast."""
-TAKEN_WITHIN = WINDOW
-"""Steps that are taken in together at most: detectors glance at all of them at once."""
 MOST_PHASES = 1000
 """Steps of a period that are remembered with the detectors that are due; a period is mostly of 20."""
 WAITING_BYTES = 64 * 2**20
@@ -68,6 +64,7 @@ class Intake:
 
     Attributes:
         news: Findings that nobody has acted on; whoever does clears it.
+        takes_within: Steps that are taken in together at most: the more, the less each costs.
     """
 
     def __init__(
@@ -86,6 +83,7 @@ class Intake:
         self._given_up: set[int] = set()
         self._sinks = list(sinks)
         self._shown_every = {every for sink in sinks if (every := getattr(sink, "every", 1))}
+        self.takes_within = max(WINDOW, history.param.slack)
         self._unshown = self._unwritten = self._num_found = 0
         self._period = math.lcm(*(d.every for d in self._detectors))
         self._due_at: dict[int, list[Detector]] = {}
@@ -99,7 +97,7 @@ class Intake:
         """
         asked: dict[int, list[Detector]] = {}
         first = 0
-        if self._unwritten + rows.num_steps > WINDOW:
+        if self._unwritten > WINDOW:  # what leaves the window now could not be written any more
             self.write()
         for stop in self.history.taking(rows, stops=self._stops(rows, asked)):
             self._look(asked.get(stop, ()), stop - first, waiting=waiting + rows.num_steps - stop)
@@ -124,8 +122,6 @@ class Intake:
     def _look(self, asked: Sequence[Detector], count: int, *, waiting: int) -> None:
         """Look at the newest of some steps that were taken in."""
         self._unwritten += count
-        if self._unwritten >= WRITTEN_WITHIN:
-            self.write()
         for finding in self._detect(asked):
             self._num_found += 1
             self.news.append(finding)
@@ -331,7 +327,7 @@ class Pipeline:
         waiting = 0
         for item in items:
             coming = 0 if isinstance(item, Event) else item.num_steps
-            if not coming or waiting + coming > TAKEN_WITHIN:
+            if not coming or waiting + coming > self._intake.takes_within:
                 self._take_rows(parts)
                 waiting = 0
             if isinstance(item, Event):
@@ -377,7 +373,7 @@ def redetect(stored: History, detectors: Sequence[Detector]) -> History:
             first = end
 
     for i, step in enumerate(run_steps_T.tolist()):
-        if i - first == TAKEN_WITHIN or (noted and noted[0].step <= step):
+        if i - first == intake.takes_within or (noted and noted[0].step <= step):
             take(i)
         while noted and noted[0].step <= step:
             intake.note(noted.popleft())

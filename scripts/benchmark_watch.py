@@ -10,10 +10,10 @@ and so is one that does not take a model, with its reason.
 
 Each round runs a stretch of steps of every arm, in an order that is drawn anew, so that what else the machine does, and
 what the arm before left in the caches, hits all arms alike. A stretch is long enough for a turn or two of the monitor's
-thread beside the training, as in a run, and ends when that has taken everything in. Shown is the median over rounds of
-the ratio to the bare loop in the same round, with the quartiles. Two loops with the same code differ by up to 3 % for
-as long as their process lives, as their memory happens to lie; so each workload is measured in several processes, and
-`again`, the bare loop once more, tells what of a ratio is noise.
+thread beside the training, as in a run, and ends when that has taken everything in. Two loops with the same code differ
+by up to 3 % for as long as their process lives, as their memory happens to lie; so each workload is measured in several
+processes, and in each there are two bare loops. Shown is the median over rounds of the ratio to the mean of both in the
+same round, with the quartiles; `again`, the second of them in units of the first, tells what of a ratio is noise.
 
 A run's first 256 steps, in which everything is sampled as scheduled, stand in rows of their own, and what comes behind
 them, where the budget rules, in others; a workload has those that its rounds come to.
@@ -85,9 +85,12 @@ def under_watch(of: Loop, stack: contextlib.ExitStack) -> Arm:
     return stretch
 
 
+BARE = ("bare", "again")
+"""The arms that all others are compared to."""
+
 ARMS: dict[str, tuple[str, MakeArm]] = {
     "bare": ("by hand, fused AdamW", bare),
-    "again": ("the same once more", bare),
+    "again": ("one such loop by another", bare),
     "unfused": ("by hand, AdamW as it comes", unfused),
     "stock": ("**gradwatch**, torch's optimizer", stock),
     "watched": ("**gradwatch**, its own AdamW", watched),
@@ -145,16 +148,19 @@ def column(name: str, arms: list[str], options: argparse.Namespace) -> tuple[str
             for arm, times in process.submit(measure, name, arms, options).result().items():
                 seconds.setdefault(arm, []).extend(times)
     workload = resized(WORKLOADS[name], options.steps)
-    bare = {phase: seconds[f"bare {phase}"] for phase in PHASES if len(seconds.get(f"bare {phase}", ())) > 1}
-    cells = {
-        f"{arm} {phase}": ratio(seconds[f"{arm} {phase}"], of)
-        for phase, of in bare.items()
-        for arm in arms[1:]
-        if f"{arm} {phase}" in seconds
-    }
+    cells, bare_s = dict[str, str](), list[float]()
+    for phase in PHASES:
+        first, again = (seconds.get(f"{arm} {phase}", []) for arm in BARE)
+        if len(first) < 2:
+            continue
+        both = [(a + b) / 2 for a, b in zip(first, again, strict=True)]
+        bare_s += both
+        cells[f"again {phase}"] = ratio(again, first)
+        measured = [key for arm in arms[len(BARE) :] if (key := f"{arm} {phase}") in seconds]
+        cells |= {key: ratio(seconds[key], both) for key in measured}
     for key, text in cells.items():
         print(f"{name} {key}: {text} in {len(seconds[key])} rounds", flush=True)
-    step_ms = 1e3 * statistics.median(itertools.chain(*bare.values())) / workload.stretch
+    step_ms = 1e3 * statistics.median(bare_s) / workload.stretch
     return f"{workload.title}, {step_ms:.3g} ms", cells
 
 
@@ -167,7 +173,7 @@ def main() -> None:
     asked.add_argument("--clock", choices=side_by_side.CLOCKS, default="wall")
     options = parse(asked)
     arms = [n for n in options.arms if importlib.util.find_spec(NEEDS.get(n, "torch"))]
-    arms = ["bare", *(n for n in arms if n != "bare")]
+    arms = [*BARE, *(n for n in arms if n not in BARE)]
     columns = dict(column(name, arms, options) for name in options.only)
     print("| | " + " | ".join(columns) + " |")
     print("|---" * (len(columns) + 1) + "|")

@@ -3,13 +3,12 @@
 import itertools
 import warnings
 
-import numpy as np
 import pytest
 
-from gradwatch import pipeline
 from gradwatch.detect import detectors
 from gradwatch.history.store import WINDOW, History, Sample, joined
 from gradwatch.history.synthetic import Synthetic
+from gradwatch.history.table import LAID_WITHIN
 from gradwatch.pipeline import Intake
 
 ALL = detectors()
@@ -27,7 +26,7 @@ def rows(history):
         yield history.row(step, run=run, param_SL=param_SL, act_SL=act.get(step))
 
 
-def blocks(rows, length=pipeline.WRITTEN_WITHIN):
+def blocks(rows, length=LAID_WITHIN):
     """The same rows, as many together as may be."""
     return (joined(part) for part in batched(rows, length))
 
@@ -115,20 +114,22 @@ def test_a_sink_that_asks_for_nothing_sees_each_step():
     assert sink.steps == list(range(history.step + 1))
 
 
-@pytest.mark.parametrize("length", [pipeline.WRITTEN_WITHIN - 1, pipeline.TAKEN_WITHIN - 1])
-def test_what_waits_on_the_way_to_the_disk_is_in_the_window_of_the_history(length):
+@pytest.mark.parametrize("length", [1, WINDOW // 2 - 1, WINDOW, LAID_WITHIN - 1, LAID_WITHIN])
+def test_what_waits_on_the_way_to_the_disk_is_still_there_when_it_is_written(length):
     written = []
 
     class Recorder:
         def append(self):
-            written.append(taken.history.step)
+            before = written[-1] if written else -1
+            written.extend(taken.history.param.since(before)[0].tolist())
 
-    history = Synthetic(steps=1000).history()
+    history = Synthetic(steps=3000).history()
     taken = intake(history, recorder=Recorder())
     for block in blocks(rows(history), length=length):
         taken.take(block)
+    taken.write()
 
-    assert max(np.diff([-1, *written, history.step])) <= WINDOW
+    assert written == list(range(3000))
 
 
 def test_a_detector_that_fails_to_rule_a_step_out_is_switched_off():

@@ -41,7 +41,7 @@ from gradwatch.detect._made_in_turn import (
     turned,
 )
 from gradwatch.detect._noted import noted
-from gradwatch.detect._robust import log10, median
+from gradwatch.detect._robust import Floats, log10, median
 from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
@@ -115,20 +115,33 @@ class OscillatingGradient:
     share: float = 0.5
 
     def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
-        """Say at which steps norms and loss swing by little, and the loss is below that of knowing nothing."""
-        log_DW, loss_DW = log10(ahead.scalars(NORM, LENGTH)), np.sort(ahead.scalars("loss", LENGTH), axis=1)
-        swings_D = (np.ptp(log_DW, axis=1) >= self.decades) | (loss_DW[:, -1] > 3 * np.abs(loss_DW[:, LOW]))
-        long_DW, last_DW = log10(ahead.scalars(NORM, WAVES[-1])), ahead.scalars("loss", WAVES[-1])
-        is_wide_D = np.fmax.reduce(long_DW, axis=1) - np.fmin.reduce(long_DW, axis=1) >= self.decades
-        swings_D |= is_wide_D & (np.fmax.reduce(last_DW, axis=1) > 3 * np.fmin.reduce(last_DW, axis=1))
-        is_known = len(ahead.history.run.steps(1)) > 0 and len(beginning(ahead.history, "loss")) == STEPS
+        """Say at which steps neither norms nor losses swing, jump or stay as in any of the five."""
+        is_early_D = (ahead.counts_D < LENGTH) | (ahead.steps_D < LENGTH + BEGINNING)
+        if not len(ahead.history.run.steps(1)) or len(beginning(ahead.history, "loss")) < STEPS:
+            return np.asarray(is_early_D, np.bool_)
+        high = self.return_to * float(np.fmax.reduce(beginning(ahead.history, "loss", BEGINNING)))
+        short_DW, long_DW = (ahead.scalars("loss", length) for length in WAVES)
+        log_DW = log10(ahead.scalars(NORM, LENGTH))
+        swings_D = self._may_be_waves(log_DW, short_DW)
+        swings_D |= self._may_be_waves(log10(ahead.scalars(NORM, 2 * LENGTH)), long_DW)
+        swings_D |= (np.fmax.reduce(long_DW, axis=1) >= high) & (np.fmin.reduce(long_DW, axis=1) < high / 3)
         is_due_D = (ahead.steps_D >= PATIENCE) & (ahead.steps_D % SELDOM == 0)
-        swings_D |= is_due_D & (median(loss_DW.T) >= LEFT * start(ahead.history)[0]) if is_known else True
+        swings_D |= is_due_D & (median(short_DW.T) >= LEFT * start(ahead.history)[0])
         swings_D |= (np.abs(apart(log_DW)) >= NO_CHANCE).any(axis=1)
         for event in ahead.history.events:
             if event.kind == CLASSES:
                 swings_D |= self._may_be_one_sided(ahead, event)
-        return np.asarray(~swings_D | (ahead.counts_D < LENGTH) | (ahead.steps_D < LENGTH + BEGINNING), np.bool_)
+        return np.asarray(~swings_D | is_early_D, np.bool_)
+
+    def _may_be_waves(self, log_DW: Floats, loss_DW: Floats) -> NDArray[np.bool_]:
+        """Say at which steps norms may be as wide as in waves, and the loss is.
+
+        Of values whose 10 % and 90 % quantiles lie a distance apart, the mean square is a twentieth of its square or
+        more, and taking a trend off them makes it no larger.
+        """
+        sorted_DW, tenth = np.sort(loss_DW, axis=1), loss_DW.shape[1] // 10
+        is_wide_D = log_DW.var(axis=1) >= self.decades**2 / 20 * (1 - ROUNDING)
+        return np.asarray(is_wide_D & (sorted_DW[:, -tenth - 1] > 3 * np.abs(sorted_DW[:, tenth])))
 
     def _may_be_one_sided(self, ahead: Ahead, event: Event) -> NDArray[np.bool_]:
         """Say at which steps the gradient of the output's bias is mostly that of batches of one class."""

@@ -16,7 +16,6 @@ from gradwatch.detect._beginning import beginning, is_learned
 from gradwatch.detect._depth import depth
 from gradwatch.detect._finding import finding_of
 from gradwatch.detect._follow_on import settled
-from gradwatch.detect._noted import noted
 from gradwatch.detect._scope import scopes
 from gradwatch.detect._silence import HAVE_A_DEAD_SIDE, most_silent, silent_units
 from gradwatch.history.ahead import Ahead
@@ -247,7 +246,7 @@ class RisingSparsity:
 
 def _units(history: History) -> NDArray[np.bool_]:
     """Say of which tensors an element, or a row of a table of codes, stands for one unit."""
-    codes = {event.layer for event in noted(history, CODEBOOK)}
+    codes = {event.layer for event in history.events if event.kind == CODEBOOK}
     if not codes:
         return depth(history).units_L
     return depth(history).units_L | np.array([layer.name in codes for layer in history.info.layers], np.bool_)

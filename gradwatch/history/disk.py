@@ -102,7 +102,7 @@ class Writer:
         return writer, history
 
     def append(self) -> None:
-        """Write the steps of the history that have not been written yet, which must be in its window."""
+        """Write the steps that have not been written yet: at most `WINDOW` of them, and those that were laid last."""
         for writer in self._writers:
             writer.append()
 

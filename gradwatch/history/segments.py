@@ -109,7 +109,7 @@ class SegmentWriter:
         self._adopt()
 
     def append(self) -> None:
-        """Write the rows that have not been written yet; they must lie in the tables' windows."""
+        """Write the rows that have not been written yet; before the last ones were laid, they were in the windows."""
         length = self._layout.segment_length
         while self._written < self._tables[0].last_step:
             steps_T, _ = self._tables[0].since(self._written)

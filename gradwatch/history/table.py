@@ -17,9 +17,11 @@ Steps = NDArray[np.int64]
 
 WINDOW = 256
 """Newest recorded steps that are always in memory, at full detail: the longest window that a detector may ask for."""
+LAID_WITHIN = 1024
+"""Steps that a table takes in at once at most."""
 SLACK_BYTES = 1 << 20
-"""Memory behind the window for steps that come, at most as much as for the window: each time that it is full, all of
-the window slides back. Wide rows get little, since moving them takes nothing beside the steps that make them."""
+"""Memory behind the window for steps that come: each time that it is full, all of the window slides back. Wide rows
+get little, since moving them takes nothing beside the steps that make them."""
 LEAST_SLACK = 16
 """Steps for which there is room behind the window however wide they are."""
 
@@ -55,7 +57,9 @@ class Table:
         self._keep = keep
         self._index = {name: i for i, name in enumerate(self.statistics)}
         row_bytes = self.shape[0] * self.shape[1] * self.dtype.itemsize
-        room = WINDOW + min(max(SLACK_BYTES // max(row_bytes, 1), LEAST_SLACK), WINDOW)
+        self.slack = min(max(SLACK_BYTES // max(row_bytes, 1), LEAST_SLACK), LAID_WITHIN)
+        """Steps for which there is room behind the window."""
+        room = WINDOW + self.slack
         self._steps_T = np.empty(room, np.int64)
         self._values_TSL: Floats = np.empty((room, *self.shape), self.dtype)
         self._len = self._laid = 0
@@ -67,12 +71,12 @@ class Table:
         return len(self.kept_steps())
 
     def append(self, steps: Sequence[int] | Steps, rows: Sequence[Floats] | Floats) -> None:
-        """Record at most `WINDOW` steps, with values of shape (S, L) each. Steps must grow."""
+        """Record at most `LAID_WITHIN` steps, with values of shape (S, L) each. Steps must grow."""
         self.lay(np.asarray(steps), np.asarray(rows))
         self.reveal(len(steps))
 
     def lay(self, steps_T: Steps, values_TSL: Floats) -> None:
-        """Lay at most `WINDOW` steps behind the newest, for `reveal` to record them. Steps must grow."""
+        """Lay at most `LAID_WITHIN` steps behind the newest, for `reveal` to record them. Steps must grow."""
         self._check(steps_T, values_TSL)
         if self._len + len(steps_T) > len(self._steps_T):
             self._make_room(len(steps_T))
@@ -87,7 +91,7 @@ class Table:
         self.last_step = int(self._steps_T[self._len - 1])
 
     def _check(self, steps_T: Steps, values_TSL: Floats) -> None:
-        assert len(steps_T) <= WINDOW, f"a table takes in at most {WINDOW} steps at once"
+        assert len(steps_T) <= LAID_WITHIN, f"a table takes in at most {LAID_WITHIN} steps at once"
         steps = steps_T.tolist()
         for step, before in zip(steps, [self.last_step, *steps], strict=False):
             if step <= before:
@@ -154,7 +158,11 @@ class Table:
         return newest_L
 
     def since(self, step: int) -> tuple[Steps, Floats]:
-        """Return what was recorded after a step, which must lie in the window: steps (T,) and values (T, S, L)."""
+        """Return what was recorded after a step, which must lie in the window that there was before the last `lay`.
+
+        Returns:
+            Steps (T,) and values (T, S, L).
+        """
         first = int(np.searchsorted(self._steps_T[: self._len], step, side="right"))
         return self._steps_T[first : self._len], self._values_TSL[first : self._len]
 

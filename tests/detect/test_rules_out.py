@@ -10,6 +10,7 @@ from gradwatch.detect.loss_plateau import LossPlateau
 from gradwatch.history.ahead import Ahead
 from gradwatch.history.store import History, Rows, joined
 from gradwatch.history.synthetic import Synthetic
+from gradwatch.history.table import LAID_WITHIN
 
 ALL = detectors()
 CHOOSY = [d for d in ALL if isinstance(d, ChoosyDetector)]
@@ -29,8 +30,8 @@ def fed(history, first):
 
 
 def blocks(rows, rng):
-    """The rows in blocks of any length."""
-    while part := list(itertools.islice(rows, int(rng.integers(1, 128)))):
+    """The rows in blocks of any length, up to all that are taken in at once."""
+    while part := list(itertools.islice(rows, int(np.exp(rng.uniform(0, np.log(LAID_WITHIN)))))):
         yield joined(part)
 
 
