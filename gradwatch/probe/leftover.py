@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, final
 
 from torch import Tensor
+from torch.autograd import Variable
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -142,12 +143,19 @@ class _Watched:
     def _before_backward(self, grad: Tensor) -> None:
         if self.is_over:
             self.detach()  # here, since an optimizer must not lose a hook while it calls its hooks
+            Variable._execution_engine.queue_callback(self._let_go)
             return
         if is_capturing([grad]):
             return
         old = self._param.grad
         self._was_cleared |= old is None or _is_zero(old.detach())
         self._was_reached = True
+
+    def _let_go(self) -> None:
+        """Have autograd call a parameter without hooks no more: 1.5 us a backward, and the lock of Python."""
+        hooks = self._param._backward_hooks
+        if hooks is not None and not hooks:
+            self._param._backward_hooks = None
 
     def _before_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self.is_over:

@@ -168,17 +168,39 @@ def test_a_loop_that_ceases_to_clear_is_found_at_a_later_look(clears, found):
     assert train_long(clears) == found
 
 
-def test_the_hooks_are_gone_between_two_looks():
+def watched_hooks(own=False):
+    """Per step of a loop that clears: the hooks of both parameters, those of the optimizer, and how often ours ran."""
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    monitor = gradwatch.watch(model, optimizer)
-    counts = []
-    for _ in range(15):
-        clears_first(model, optimizer)
-        monitor.step(1.0)
-        hooks = [*(model.bias._backward_hooks or ()), *(model.weight._backward_hooks or ())]
-        counts.append((len(hooks), len(optimizer._optimizer_step_pre_hooks)))
-    monitor.close()
+    called = []
+    with gradwatch.watch(model, optimizer) as monitor:
+        if own:
+            model.weight.register_hook(lambda grad: called.append(grad.shape))
+        for _ in range(15):
+            clears_first(model, optimizer)
+            monitor.step(1.0)
+            hooks = [None if h is None else len(h) for h in (model.bias._backward_hooks, model.weight._backward_hooks)]
+            yield hooks, len(optimizer._optimizer_step_pre_hooks), len(called)
 
-    assert [counts[step] for step in (0, 9, 10, 13)] == [(2, 3), (0, 1), (2, 3), (0, 1)]
+
+def test_the_hooks_are_gone_between_two_looks_and_so_is_what_calls_them():
+    seen = list(watched_hooks())
+
+    assert [seen[step][:2] for step in (0, 9, 10, 13)] == [
+        ([1, 1], 3),
+        ([None, None], 1),
+        ([1, 1], 3),
+        ([None, None], 1),
+    ]
+
+
+def test_a_hook_of_the_user_stays_when_ours_go():
+    seen = list(watched_hooks(own=True))
+
+    assert [seen[step] for step in (0, 9, 10, 13)] == [
+        ([1, 2], 3, 1),
+        ([None, 1], 1, 10),
+        ([1, 2], 3, 11),
+        ([None, 1], 1, 14),
+    ]
