@@ -19,10 +19,10 @@ WINDOW = 256
 """Newest recorded steps that are always in memory, at full detail: the longest window that a detector may ask for."""
 LAID_WITHIN = 1024
 """Steps that a table takes in at once at most."""
-SLACK_BYTES = 1 << 20
+SLACK_BYTES = 1 << 19
 """Memory behind the window for steps that come: each time that it is full, all of the window slides back. Wide rows
 get little, since moving them takes nothing beside the steps that make them."""
-LEAST_SLACK = 16
+LEAST_SLACK = 32
 """Steps for which there is room behind the window however wide they are."""
 
 

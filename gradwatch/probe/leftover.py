@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, final
 
@@ -143,7 +144,8 @@ class _Watched:
     def _before_backward(self, grad: Tensor) -> None:
         if self.is_over:
             self.detach()  # here, since an optimizer must not lose a hook while it calls its hooks
-            Variable._execution_engine.queue_callback(self._let_go)
+            with contextlib.suppress(RuntimeError):  # a compiled backward may call hooks without the engine
+                Variable._execution_engine.queue_callback(self._let_go)
             return
         if is_capturing([grad]):
             return
