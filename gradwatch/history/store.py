@@ -142,6 +142,11 @@ class History:
         """What happened besides the statistics, in the order in which it was noted. `note` adds to it."""
         return self._events
 
+    @property
+    def validated(self) -> Sequence[int]:
+        """Steps on which validation was measured, growing."""
+        return self._marked
+
     def lay_out(self, activations: tuple[ActivationInfo, ...]) -> bool:
         """Settle which activations there are, and say whether that could be done: before the first row."""
         if len(self.param):

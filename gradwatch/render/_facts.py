@@ -30,8 +30,9 @@ class Facts:
         steps: Optimizer steps done.
         seconds: Wall time of them, estimated over the kept steps.
         samples_per_s: Throughput over the same.
-        watch_frac: Part of that time that the monitor took.
-        watch_s: The same in seconds.
+        watch_frac: Part of the time that the monitor took, over the steps that are kept one by one: of others, those
+            that are kept are at too many of them the sampled ones, as both are multiples of powers of two.
+        watch_s: The same in seconds, of all steps.
         loss: Training loss at the newest step.
         val_loss: Newest validation loss.
         val_accuracy: Newest validation accuracy, 0..1.
@@ -48,19 +49,21 @@ class Facts:
 
 
 def facts(history: History) -> Facts:
-    """Return the numbers of a run. A kept step stands for the thinned ones before it."""
+    """Return the numbers of a run. Where steps are thinned, a kept one stands for those before it."""
     weight_T = np.diff(history.steps("loss"), prepend=-1).astype(np.float64)
     step_ms_T, per_s_T, watch_T = (history[s] for s in ("step_ms", "samples_per_s", "watch_ms"))
     known_T = ~np.isnan(step_ms_T)
     time_ms = float(np.sum((weight_T * step_ms_T)[known_T]))
     samples = float(np.nansum(weight_T * step_ms_T * per_s_T)) / 1e3
-    watched = float(np.nansum((weight_T * watch_T)[known_T]))
+    whole_T = known_T & (weight_T == 1)
+    whole_ms = float(np.sum(step_ms_T[whole_T]))
+    watch_frac = float(np.nansum(watch_T[whole_T])) / whole_ms if whole_ms > 0 else float("nan")
     return Facts(
         steps=history.step + 1,
         seconds=time_ms / 1e3 if known_T.any() else float("nan"),
         samples_per_s=samples / time_ms * 1e3 if time_ms > 0 and samples > 0 else float("nan"),
-        watch_frac=watched / time_ms if time_ms > 0 else float("nan"),
-        watch_s=watched / 1e3 if time_ms > 0 else float("nan"),
+        watch_frac=watch_frac,
+        watch_s=watch_frac * time_ms / 1e3,
         loss=newest(history, "loss"),
         val_loss=last_known(history, "val_loss")[1],
         val_accuracy=last_known(history, "val_accuracy")[1],

@@ -130,9 +130,8 @@ class Terminal:
         for label, statistic in (("loss", "loss"), ("grad norm", "grad_norm.before_clip"), ("lr", "lr.0")):
             if statistic in history.run.statistics:
                 facts.append(f"{label} {units.value(newest(history, statistic))}")
-        val_step, val_loss = last_known(history, "val_loss")
-        if val_step > self._val_step:
-            self._val_step = val_step
+        if history.validated and history.validated[-1] > self._val_step:
+            self._val_step, val_loss = history.validated[-1], last_known(history, "val_loss")[1]
             accuracy = last_known(history, "val_accuracy")[1]
             facts.append(f"validation {units.number(val_loss)} {units.percent(accuracy)}".removesuffix(" -"))
         if samples_per_s == samples_per_s:

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from gradwatch.history import physics
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import RunInfo, Severity
@@ -41,6 +42,19 @@ def test_thinned_steps_are_counted_in_the_time():
 
     assert seen.seconds == pytest.approx(120, rel=0.02), "10 ms a step"
     assert seen.samples_per_s == pytest.approx(6400, rel=0.02), "64 samples a step"
+
+
+def test_sampled_steps_of_which_thinning_keeps_more_than_of_others_do_not_make_watching_dearer(monkeypatch):
+    usual = physics.run_statistics
+    watch_ms_T = np.where(np.arange(12000) % 160 == 0, 5.0, 0.1)
+    monkeypatch.setattr(physics, "run_statistics", lambda **given: usual(**given) | {"watch_ms": watch_ms_T})
+    history = Synthetic(layers=1, steps=12000).history()
+    assert history["watch_ms"].mean() > 1.1 * watch_ms_T.mean(), "a multiple of 160 is one of 8, too"
+
+    seen = facts(history)
+
+    assert seen.watch_frac == pytest.approx(watch_ms_T.mean() / 10, rel=0.05)
+    assert seen.watch_s == pytest.approx(watch_ms_T.sum() / 1e3, rel=0.05)
 
 
 def test_nothing_is_known_of_a_run_without_steps():
