@@ -30,8 +30,8 @@ class Facts:
         steps: Optimizer steps done.
         seconds: Wall time of them, estimated over the kept steps.
         samples_per_s: Throughput over the same.
-        watch_frac: Part of the time that the monitor took, over the steps that are kept one by one: of others, those
-            that are kept are at too many of them the sampled ones, as both are multiples of powers of two.
+        watch_frac: Part of the time that the monitor took, over the steps that are kept one by one. Where steps are
+            thinned, too many of those that stay are sampled ones: both are multiples of powers of two.
         watch_s: The same in seconds, of all steps.
         loss: Training loss at the newest step.
         val_loss: Newest validation loss.
