@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,8 @@ from gradwatch.render import Sink
 
 SHOWN_WITHIN = 4096
 """Steps that may wait to be shown; where more do, sinks see only the newest."""
+WRITTEN_WITHIN_S = 1.0
+"""Time for which a row that was taken in may wait to be written, as where a slow sink is shown others meanwhile."""
 MOST_PHASES = 1000
 """Steps of a period that are remembered with the detectors that are due; a period is mostly of 20."""
 WAITING_BYTES = 64 * 2**20
@@ -85,6 +88,7 @@ class Intake:
         self._shown_every = {every for sink in sinks if (every := getattr(sink, "every", 1))}
         self.takes_within = max(WINDOW, history.param.slack)
         self._unshown = self._unwritten = self._num_found = 0
+        self._unwritten_since = 0.0
         self._period = math.lcm(*(d.every for d in self._detectors))
         self._due_at: dict[int, list[Detector]] = {}
 
@@ -121,6 +125,8 @@ class Intake:
 
     def _look(self, asked: Sequence[Detector], count: int, *, waiting: int) -> None:
         """Look at the newest of some steps that were taken in."""
+        if not self._unwritten:
+            self._unwritten_since = time.monotonic()
         self._unwritten += count
         for finding in self._detect(asked):
             self._num_found += 1
@@ -133,6 +139,8 @@ class Intake:
             self._unshown += count
         elif self._sinks:
             self._show("write", self.history)
+            if time.monotonic() - self._unwritten_since > WRITTEN_WITHIN_S:
+                self.write()
             if self._unshown:
                 self._own_up()
 

@@ -132,6 +132,33 @@ def test_what_waits_on_the_way_to_the_disk_is_still_there_when_it_is_written(len
     assert written == list(range(3000))
 
 
+def test_rows_do_not_wait_for_a_slow_sink_to_be_written(monkeypatch):
+    written_before_shown, now = [], 0.0
+
+    class Recorder:
+        written = -1
+
+        def append(self):
+            self.written = taken.history.step
+
+    class Slow(Listening):
+        every = 1
+
+        def write(self, history):
+            nonlocal now
+            now += 0.3
+            written_before_shown.append((recorder.written, history.step))
+
+    monkeypatch.setattr("gradwatch.pipeline.time.monotonic", lambda: now)
+    history, recorder = Synthetic(steps=40).history(), Recorder()
+    taken = intake(history, sinks=[Slow()], recorder=recorder)
+    for block in blocks(rows(history)):
+        taken.take(block)
+
+    behind = [shown - written for written, shown in written_before_shown]
+    assert 1 < max(behind) <= 5, "rows of more than a second are never unwritten, and none is written by itself"
+
+
 def test_a_detector_that_fails_to_rule_a_step_out_is_switched_off():
     class Broken:
         code, kind, every = "GW999", "broken", 1

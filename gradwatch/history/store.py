@@ -117,6 +117,7 @@ class History:
         self._events: list[Event] = []
         self._place: dict[tuple[str, str | None], int] = {}
         self._marked: list[int] = []
+        self._validated: dict[str, tuple[int, float]] = {}
         # one length for all: a step that is kept in one table is kept in the others
         row_bytes = len(info.layers) * len(catalogue.PARAM_NAMES) * np.dtype(np.float32).itemsize
         self._length = thinning.segment_length(row_bytes)
@@ -125,7 +126,7 @@ class History:
         self.run = self._table(("",), catalogue.run_names(groups), "<f8")
         self._blank_run = dict.fromkeys(self.run.statistics, math.nan)
         self._step_ms = self.run.statistics.index("step_ms")
-        self._validation = [self.run.statistics.index(name) for name in VALIDATION]
+        self._validation = {name: self.run.statistics.index(name) for name in VALIDATION}
 
     @property
     def step(self) -> int:
@@ -142,10 +143,13 @@ class History:
         """What happened besides the statistics, in the order in which it was noted. `note` adds to it."""
         return self._events
 
-    @property
-    def validated(self) -> Sequence[int]:
-        """Steps on which validation was measured, growing."""
-        return self._marked
+    def validated(self, statistic: str) -> tuple[int, float]:
+        """Return step and value of the newest validation that gave a statistic; (-1, nan) where none has.
+
+        Args:
+            statistic: One of `VALIDATION`.
+        """
+        return self._validated.get(statistic, (-1, math.nan))
 
     def lay_out(self, activations: tuple[ActivationInfo, ...]) -> bool:
         """Settle which activations there are, and say whether that could be done: before the first row."""
@@ -204,10 +208,9 @@ class History:
             Each of the stops, when so many steps are there, and no later one.
         """
         seconds = (rows.run_TS[:, self._step_ms] / 1e3).tolist()
-        validated_T = self._is_validated(rows.run_TS)
         self.param.lay(rows.steps_T, rows.param_TSL)
         self.run.lay(rows.steps_T, rows.run_TS[:, :, None])
-        samples = deque(rows.samples)
+        samples, validations = deque(rows.samples), deque(self._validations(rows.run_TS))
         first = 0
         for stop in stops:
             self.param.reveal(stop - first)
@@ -215,7 +218,8 @@ class History:
             while samples and samples[0].place < stop:
                 self._take_sample(int(rows.steps_T[samples[0].place]), samples.popleft())
             self.trained_s += self._pace.counted(*seconds[first:stop])
-            self._marked += rows.steps_T[first:stop][validated_T[first:stop]].tolist()
+            while validations and validations[0] < stop:
+                self._mark(rows.steps_T, rows.run_TS, validations.popleft())
             yield stop
             first = stop
 
@@ -268,7 +272,7 @@ class History:
         self._findings[:] = [f for f in self._findings if f.step <= step]
         self._events[:] = [e for e in self._events if e.step <= step]
         self._place.clear()
-        self._marked[:] = [s for s in self._marked if s <= step]
+        self.mark_validation()
 
     def state(self) -> dict[str, Any]:
         """Return what detectors may look at: the newest steps at full detail, the findings and the events.
@@ -292,11 +296,23 @@ class History:
     def mark_validation(self) -> None:
         """Look up the steps on which validation was measured, after rows were put in that `append` did not see."""
         steps_T, values_TSL = self.run.rows(thin=False)
-        self._marked[:] = steps_T[self._is_validated(values_TSL[:, :, 0])].tolist()
+        self._marked.clear()
+        self._validated.clear()
+        for place in self._validations(values_TSL[:, :, 0]):
+            self._mark(steps_T, values_TSL[:, :, 0], place)
 
-    def _is_validated(self, run_TS: Floats) -> NDArray[np.bool_]:
-        validated_T: NDArray[np.bool_] = np.logical_or.reduce(~np.isnan(run_TS[:, self._validation]), axis=1)
-        return validated_T
+    def _validations(self, run_TS: Floats) -> list[int]:
+        """Return the places of the rows that a validation came with."""
+        known_TV = ~np.isnan(run_TS[:, [*self._validation.values()]])
+        places: list[int] = np.flatnonzero(known_TV.any(1)).tolist()
+        return places
+
+    def _mark(self, steps_T: NDArray[np.int64], run_TS: Floats, place: int) -> None:
+        """Note that a validation came with a step, and what it gave."""
+        step = int(steps_T[place])
+        self._marked.append(step)
+        given = {name: float(run_TS[place, column]) for name, column in self._validation.items()}
+        self._validated |= {name: (step, value) for name, value in given.items() if not math.isnan(value)}
 
     def scalar(self, statistic: str, length: int = WINDOW) -> NDArray[np.float64]:
         """Return a statistic of the run over the newest steps, of shape (at most length,)."""

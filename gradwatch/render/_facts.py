@@ -10,7 +10,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwatch.history.store import WINDOW, History
+from gradwatch.history.store import History
 from gradwatch.records import Severity
 from gradwatch.render import _units as units
 
@@ -65,8 +65,8 @@ def facts(history: History) -> Facts:
         watch_frac=watch_frac,
         watch_s=watch_frac * time_ms / 1e3,
         loss=newest(history, "loss"),
-        val_loss=last_known(history, "val_loss")[1],
-        val_accuracy=last_known(history, "val_accuracy")[1],
+        val_loss=history.validated("val_loss")[1],
+        val_accuracy=history.validated("val_accuracy")[1],
     )
 
 
@@ -84,19 +84,6 @@ def newest(history: History, statistic: str) -> float:
     """Return a statistic of the run at the newest step, nan before the first."""
     values_T = history.scalar(statistic, 1)
     return float(values_T[-1]) if len(values_T) else float("nan")
-
-
-def last_known(history: History, statistic: str) -> tuple[int, float]:
-    """Return the newest value of the run that is not missing and its step; (-1, nan) where there is none."""
-    values_T = history.scalar(statistic)
-    known_T = np.flatnonzero(~np.isnan(values_T))
-    if known_T.size:
-        return int(history.run.steps()[known_T[-1]]), float(values_T[known_T[-1]])
-    if len(values_T) < WINDOW:
-        return -1, float("nan")
-    steps_T, all_T = history.steps(statistic), history[statistic]
-    known_T = np.flatnonzero(~np.isnan(all_T))
-    return (int(steps_T[known_T[-1]]), float(all_T[known_T[-1]])) if known_T.size else (-1, float("nan"))
 
 
 def throughput(history: History) -> tuple[float, float]:

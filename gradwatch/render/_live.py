@@ -15,7 +15,7 @@ from rich.text import Text
 from gradwatch.history.store import History
 from gradwatch.records import Severity
 from gradwatch.render import _units as units
-from gradwatch.render._facts import last_known, newest, skipped, throughput
+from gradwatch.render._facts import newest, skipped, throughput
 from gradwatch.render._layers import Layer, Standout, norms_now, standouts, worst_finding
 from gradwatch.render._series import broken
 from gradwatch.render._style import OK, SEVERITY, mark
@@ -91,8 +91,8 @@ def _loss(history: History, trend: int, signs: Glyphs) -> Text:
     loss = newest(history, "loss")
     text = _label("loss").append(f" {units.value(loss):<9}", _alarm(loss))
     text.append(sparkline(broken(history["loss"]), width=trend, signs=signs))
-    step, accuracy = last_known(history, "val_accuracy")
-    val_step, val_loss = last_known(history, "val_loss")
+    step, accuracy = history.validated("val_accuracy")
+    val_step, val_loss = history.validated("val_loss")
     if max(step, val_step) >= 0:
         facts = [f"{val_loss:.3g}"] * (val_step >= 0) + [units.percent(accuracy)] * (step >= 0)
         text.append(f"  validation {', '.join(facts)}")

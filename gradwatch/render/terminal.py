@@ -13,7 +13,7 @@ from gradwatch.records import Diagnosis, Finding
 from gradwatch.render import _units as units
 from gradwatch.render import json
 from gradwatch.render._diagnosis import print_diagnosis
-from gradwatch.render._facts import last_known, newest, throughput
+from gradwatch.render._facts import newest, throughput
 from gradwatch.render._layers import Layer, matrices
 from gradwatch.render._live import panel
 from gradwatch.render._screen import Screen, screen
@@ -130,9 +130,9 @@ class Terminal:
         for label, statistic in (("loss", "loss"), ("grad norm", "grad_norm.before_clip"), ("lr", "lr.0")):
             if statistic in history.run.statistics:
                 facts.append(f"{label} {units.value(newest(history, statistic))}")
-        if history.validated and history.validated[-1] > self._val_step:
-            self._val_step, val_loss = history.validated[-1], last_known(history, "val_loss")[1]
-            accuracy = last_known(history, "val_accuracy")[1]
+        (loss_step, val_loss), (step, accuracy) = history.validated("val_loss"), history.validated("val_accuracy")
+        if max(loss_step, step) > self._val_step:
+            self._val_step = max(loss_step, step)
             facts.append(f"validation {units.number(val_loss)} {units.percent(accuracy)}".removesuffix(" -"))
         if samples_per_s == samples_per_s:
             facts.append(f"{samples_per_s:,.0f} samples/s")

@@ -9,7 +9,7 @@ from gradwatch.history import physics
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import Synthetic
 from gradwatch.records import RunInfo, Severity
-from gradwatch.render._facts import SHORT_S, facts, last_known, newest, skipped, throughput, verdict, watching
+from gradwatch.render._facts import SHORT_S, facts, newest, skipped, throughput, verdict, watching
 
 
 def test_facts_of_a_run_follow_from_its_history(healthy):
@@ -66,14 +66,6 @@ def test_nothing_is_known_of_a_run_without_steps():
     assert np.isnan([seen.seconds, seen.samples_per_s, seen.watch_frac, seen.watch_s, seen.loss, seen.val_loss]).all()
     assert np.isnan(newest(history, "loss"))
     assert np.isnan(throughput(history)).all()
-
-
-def test_the_last_validation_is_found_however_far_back_it_lies():
-    run = Synthetic(layers=1, steps=700)
-    run.val_loss_T[20] = 0.5
-
-    assert last_known(run.history(), "val_loss") == (20, 0.5)
-    assert last_known(run.history(), "val_accuracy")[0] == -1
 
 
 def test_skipped_updates_are_counted(broken):
