@@ -27,7 +27,7 @@ from gradwatch.records import Finding
 if TYPE_CHECKING:
     from gradwatch.probe import _native
 
-BLOCK_BYTES = 128 << 10
+BLOCK_BYTES = 512 << 10
 """Size of a block at most, unless a row is larger: it asks little memory where rows are large."""
 MOST_ROWS = WINDOW
 """Rows of a block at most: a new one, and what Python does then, take as long as watching some five steps."""

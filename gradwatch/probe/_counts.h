@@ -14,23 +14,33 @@ INLINE uint64_t keyed(uint64_t word, uint64_t key)
     return (uint64_t)(uint32_t)x * (uint32_t)(x >> 32) + word; /* so that vectors multiply halves: one instruction */
 }
 
-EVERY_CPU static uint64_t checksum_of(const void *data, size_t bytes)
+/* The terms of some words. The key is that of the word before them, and becomes that of the last. */
+EVERY_CPU static uint64_t sum_of_words(const unsigned char *data, size_t words, uint64_t *key_before)
 {
-    const unsigned char *bytes_in = data;
-    size_t words = bytes / 8;
-    uint64_t sum = bytes * GOLDEN, key = 0;
+    uint64_t sum = 0, key = *key_before;
     for (size_t i = 0; i < words; i++) {
         uint64_t word;
-        memcpy(&word, bytes_in + 8 * i, 8);
+        memcpy(&word, data + 8 * i, 8);
         key += GOLDEN; /* times the position: multiplying 64 bits is what vectors are slow at */
         sum += keyed(word, key);
     }
-    if (bytes % 8) {
-        uint64_t word = 0;
-        memcpy(&word, bytes_in + 8 * words, bytes % 8);
-        sum += keyed(word, key + GOLDEN);
-    }
+    *key_before = key;
     return sum;
+}
+
+/* The terms of what comes last, of any length. */
+static uint64_t sum_of_end(const unsigned char *data, size_t bytes, uint64_t key)
+{
+    uint64_t sum = sum_of_words(data, bytes / 8, &key), word = 0;
+    if (bytes % 8 == 0)
+        return sum;
+    memcpy(&word, data + bytes / 8 * 8, bytes % 8);
+    return sum + keyed(word, key + GOLDEN);
+}
+
+static uint64_t checksum_of(const void *data, size_t bytes)
+{
+    return bytes * GOLDEN + sum_of_end(data, bytes, 0);
 }
 
 /* Histogram: the exponent and the two highest mantissa bits of a float are its bin, four to an octave. */

@@ -113,7 +113,7 @@ static PyObject *checksum(PyObject *self, PyObject *tensor)
         PyErr_SetString(PyExc_TypeError, "bind() first");
         return NULL;
     }
-    look_at(tensor, 1, 1, &view);
+    look_at(tensor, 1, IN_ORDER, &view);
     if (view.state != PLAIN)
         return Py_NewRef(Py_None);
     PyThreadState *saved = view.bytes > QUICK_BYTES ? PyEval_SaveThread() : NULL;
@@ -124,7 +124,8 @@ static PyObject *checksum(PyObject *self, PyObject *tensor)
 }
 
 PyDoc_STRVAR(batch_hash_doc, "batch_hash(batch) -> int | None\n\n"
-                             "Hash of a tensor, or of a list or tuple of tensors; None for what takes a closer look.");
+                             "Hash of a tensor, or of a nest of lists, tuples and dictionaries of tensors, text and\n"
+                             "numbers; None for what takes a closer look.");
 
 static PyObject *batch_hash(PyObject *self, PyObject *object)
 {

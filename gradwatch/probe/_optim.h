@@ -116,7 +116,7 @@ static float *floats_of(Walk *walk, PyObject *tensor, const DLTensor *like)
 {
     DLTensor t;
     View view;
-    look_closely(tensor, 0, 0, &view, &t);
+    look_closely(tensor, 0, IN_ANY_ORDER, &view, &t);
     if (view.state != PLAIN || view.kind != F32 || (like && !is_alike(&t, like)))
         return NULL;
     walk->owners[walk->num_owners++] = Py_NewRef(tensor);
@@ -183,7 +183,7 @@ static Py_ssize_t visit(Walk *walk, PyObject *param, const Settings *settings, P
     item->param = param; /* its list has it */
     item->settings = settings;
     place(walk, item);
-    look_closely(param, 0, 0, &view, &t);
+    look_closely(param, 0, IN_ANY_ORDER, &view, &t);
     if (view.state == PLAIN && view.kind == F32) {
         item->weight = view.numel ? (float *)view.data : &nothing;
         item->numel = view.numel;

@@ -348,7 +348,7 @@ static PyObject *Plain_use(Plain *self, PyObject *const *args, Py_ssize_t nargs)
     View steps;
     if (!has_arguments(nargs, 4))
         return NULL;
-    look_at(args[0], 1, 1, &steps);
+    look_at(args[0], 1, IN_ORDER, &steps);
     size_t capacity = steps.state == PLAIN ? steps.numel : 0;
     int64_t *numbers = output(args[0], capacity * sizeof(int64_t));
     double *runs = numbers ? output(args[1], capacity * (size_t)self->width * sizeof(double)) : NULL;

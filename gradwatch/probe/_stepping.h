@@ -28,7 +28,7 @@ static int take_arguments(Walk *walk, PyObject *const *args, PyObject *columns, 
     if (columns != Py_None) {
         walk->columns = output(columns, (size_t)PyTuple_Size(args[4]) * sizeof(int32_t));
         failed |= !walk->columns;
-        look_closely(gradients == Py_None ? changes : gradients, 1, 1, &view, &seen);
+        look_closely(gradients == Py_None ? changes : gradients, 1, IN_ORDER, &view, &seen);
         walk->step.stride = view.state == PLAIN && seen.ndim == 2 ? (size_t)seen.shape[1] : 0;
     }
     walk->gradients = row_of(gradients, 6, walk->step.stride, &failed);

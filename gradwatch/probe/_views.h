@@ -25,7 +25,7 @@ typedef struct {
     void *current_stream;
 } ExchangeTable;
 
-enum { DL_CPU = 1, DL_FLOAT = 2, DL_BFLOAT = 4, MOST_DIMS = 16 };
+enum { DL_CPU = 1, DL_FLOAT = 2, DL_BFLOAT = 4, DL_COMPLEX = 5, MOST_DIMS = 16 };
 enum { QUICK_BYTES = 1 << 22 }; /* some 100 us: for less, others need not be let at the interpreter lock */
 
 static const ExchangeTable *exchange;
@@ -82,8 +82,19 @@ static Kind kind_of(const DLTensor *t)
     return t->lanes == 1 && t->code == DL_BFLOAT && t->bits == 16 ? BF16 : OTHER;
 }
 
+/* How the elements have to lie: in one piece of memory; in row-major order, too; or in rows that each are one piece.
+ * Those of a lazily negated tensor, the imaginary part of a conjugate one, lie in none of these ways. */
+enum { IN_ANY_ORDER, IN_ORDER, IN_PIECES };
+
+static int lies(const DLTensor *t, int how)
+{
+    if (how != IN_PIECES || t->ndim > MOST_DIMS || t->bits * t->lanes % 8)
+        return is_dense(t, how != IN_ANY_ORDER);
+    return is_dense(t, 0) || (t->ndim > 0 && t->strides[t->ndim - 1] == 1);
+}
+
 /* Look at a tensor object. Anything unusual is STRANGE; no Python error is left behind. */
-static void look_closely(PyObject *object, int any_dtype, int in_order, View *view, DLTensor *seen)
+static void look_closely(PyObject *object, int any_dtype, int how, View *view, DLTensor *seen)
 {
     view->state = STRANGE;
     view->numel = view->bytes = 0;
@@ -100,7 +111,9 @@ static void look_closely(PyObject *object, int any_dtype, int in_order, View *vi
     view->kind = kind_of(&t);
     if (t.device_type != DL_CPU || (view->kind == OTHER && !any_dtype))
         return;
-    if (numel && (!t.data || !is_dense(&t, in_order)))
+    if (t.code == DL_COMPLEX) /* may be lazily conjugate, and does not say so */
+        return;
+    if (numel && (!t.data || !lies(&t, how)))
         return;
     view->data = (const char *)t.data + t.byte_offset;
     view->numel = numel;
@@ -108,10 +121,10 @@ static void look_closely(PyObject *object, int any_dtype, int in_order, View *vi
     view->state = PLAIN;
 }
 
-static void look_at(PyObject *object, int any_dtype, int in_order, View *view)
+static void look_at(PyObject *object, int any_dtype, int how, View *view)
 {
     DLTensor seen;
-    look_closely(object, any_dtype, in_order, view, &seen);
+    look_closely(object, any_dtype, how, view, &seen);
 }
 
 static int has_arguments(Py_ssize_t given, Py_ssize_t expected)
@@ -155,7 +168,7 @@ static int gather(PyObject *tensors, int gradients, Views *all)
             view->state = ABSENT;
             view->numel = view->bytes = 0;
         } else {
-            look_at(view->owner, 0, 0, view);
+            look_at(view->owner, 0, IN_ANY_ORDER, view);
         }
         all->bytes += view->bytes;
     }
@@ -190,7 +203,7 @@ static void *output(PyObject *tensor, size_t bytes)
     static char nothing; /* an empty tensor has no address, and that is no error */
     View view;
     if (exchange)
-        look_at(tensor, 1, 1, &view);
+        look_at(tensor, 1, IN_ORDER, &view);
     if (!exchange || view.state != PLAIN || view.bytes < bytes) {
         PyErr_SetString(PyExc_ValueError, "the output must be a contiguous CPU tensor that is large enough");
         return NULL;

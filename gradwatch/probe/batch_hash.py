@@ -101,7 +101,8 @@ def _checksum(tensor: torch.Tensor) -> torch.Tensor:
     """
     tensor = tensor.detach()
     tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
-    data = tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+    dense = tensor.resolve_conj().resolve_neg().contiguous()
+    data = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)  # a single element may have any stride
     num_bytes = data.numel()
     words = torch.nn.functional.pad(data, (0, -num_bytes % 8)).clone().view(torch.int64)
     positions = torch.arange(1, words.numel() + 1, dtype=torch.int64, device=words.device)

@@ -99,6 +99,57 @@ def test_objects_that_refer_to_themselves_have_a_hash():
     assert hash_batch(batch) == hash_batch(batch), "no end to follow, and none needed"
 
 
+IMAGES = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
+TOKENS = torch.arange(8 * 129).reshape(8, 129)
+PLAIN = {
+    "channels last": IMAGES.to(memory_format=torch.channels_last),
+    "channels of images": IMAGES[:, 1:],
+    "columns": IMAGES[..., 1:],
+    "rows in turn": IMAGES[:, :, ::2],
+    "samples in another order": IMAGES.transpose(0, 1),
+    "one sample many times": IMAGES.expand(3, 2, 3, 4, 5),
+    "tokens without the last": TOKENS[:, :-1],
+    "rows longer than what is read at once": torch.randn(3, 1200)[:, 1:],
+    "permuted, longer than that": torch.randn(2, 600, 3).double().transpose(1, 2),
+    "of two bytes": torch.randn(5, 7).bfloat16()[:, 1:4],
+    "of a byte": (IMAGES > 0)[:, :, :, 1:4],
+    "empty": torch.zeros(0, 3)[:, :1],
+    "a number": torch.tensor(3.0),
+    "by name": {"input_ids": TOKENS[:, 1:], "mask": [IMAGES > 0, (1, None, True, 2.5, -0.0, "tex't\n\u00e4\ud800")]},
+    "nothing": [[], {}, ()],
+}
+
+
+@pytest.mark.skipif(kernels.choose() is None, reason="no extension is built")
+@pytest.mark.parametrize("batch", PLAIN.values(), ids=PLAIN)
+def test_views_and_nests_need_no_closer_look(batch):
+    assert kernels.choose().batch_hash(batch) == hash_batch(batch, kernel="torch")
+
+
+COMPLEX = torch.randn(4, 6, dtype=torch.complex64)
+CLOSER = {
+    "every other column": IMAGES[..., ::2],
+    "one of a row": torch.arange(4.0).reshape(2, 2)[:1, ::2],
+    "sparse": torch.eye(4).to_sparse(),
+    "an array": [np.ones(4)],
+    "a named tuple": Pair(IMAGES, IMAGES),
+    "bytes": b"x",
+    "conjugate": COMPLEX.conj(),
+    "conjugate columns": COMPLEX.conj()[:, :1],
+    "negated": COMPLEX.conj().imag,
+    "negated column": COMPLEX.conj().imag[:, :1],
+    "negated number": COMPLEX[:1, :1].conj().imag,
+    "larger than what is read under the lock": torch.zeros((1 << 20) + 1),
+}
+
+
+@pytest.mark.skipif(kernels.choose() is None, reason="no extension is built")
+@pytest.mark.parametrize("batch", CLOSER.values(), ids=CLOSER)
+def test_batches_that_are_not_plain_are_left_to_those_who_look_closely(batch):
+    assert kernels.choose().batch_hash(batch) is None
+    assert hash_batch(batch) == hash_batch(batch, kernel="torch")
+
+
 @pytest.mark.skipif(kernels.choose() is None, reason="no extension is built")
 @settings(max_examples=60, deadline=None)
 @given(
@@ -112,8 +163,16 @@ def test_the_hash_of_plain_tensors_is_that_of_those_who_look_closely(shapes):
 
 
 @pytest.mark.skipif(kernels.choose() is None, reason="no extension is built")
-def test_batches_that_are_not_plain_are_left_to_those_who_look_closely():
-    plain = torch.ones(4)
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), dtype=st.sampled_from([torch.uint8, torch.int16, torch.float32, torch.float64]))
+def test_the_hash_of_a_view_is_that_of_what_it_shows(data, dtype):
+    shape = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))
+    order = data.draw(st.permutations(range(len(shape))))
+    view = torch.arange(torch.tensor(shape).prod()).reshape(shape).to(dtype).permute(order)
+    for d, length in enumerate(view.shape):
+        view = view.narrow(d, first := data.draw(st.integers(0, length - 1)), data.draw(st.integers(1, length - first)))
 
-    for batch in ({"x": plain}, [[plain]], [plain.numpy()], torch.ones(4, 4).t(), plain.to_sparse(), "x"):
-        assert kernels.choose().batch_hash(batch) is None
+    known = kernels.choose().batch_hash(view)
+
+    assert known in (None, hash_batch(view.clone(memory_format=torch.contiguous_format)))
+    assert known is not None or view.stride(-1) != 1, "rows that are one piece take no closer look"

@@ -72,6 +72,14 @@ def clipped(i, model, optimizer, monitor, x, y):
     monitor.step(loss, batch=x, grad_norm={0: norm, 1: norm.item(), 2: norm.double()}[i % 3])
 
 
+def with_views_by_name(i, model, optimizer, monitor, x, y):
+    optimizer.zero_grad()
+    loss = loss_of(model, x, y)
+    loss.backward()
+    optimizer.step()
+    monitor.step(loss, batch={"inputs": x[:, :-1], "transposed": x.t(), "labels": (y, "each", i)})
+
+
 def with_closures(i, model, optimizer, monitor, x, y):
     def closure():
         optimizer.zero_grad()
@@ -108,7 +116,7 @@ def with_surprises(i, model, optimizer, monitor, x, y):
         monitor.charge(1e-6)
     if i == 24:
         optimizer.step()
-    monitor.step(loss, batch=x if i % 7 else x.t())
+    monitor.step(loss, batch=x if i % 7 else x[:, ::2])
     if i == 26:
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
     if i == 28:
@@ -150,7 +158,7 @@ def several_groups(model):
     return torch.optim.RMSprop([{"params": [first], "lr": 1e-3}, {"params": others, "lr": torch.tensor(1e-3)}])
 
 
-UPDATES = [usual, clipped, with_everything_at_times, with_closures, with_surprises]
+UPDATES = [usual, clipped, with_views_by_name, with_everything_at_times, with_closures, with_surprises]
 MODELS = [(make, sgd), (make, adamw), (make, watched), (make, several_groups), (Embedded, sgd)]
 
 
@@ -169,7 +177,7 @@ def test_a_row_is_the_same_by_the_shortest_way_and_by_the_long_one(update, made,
     shortest.assert_alike(short, long, but=TIMES)
 
 
-@pytest.mark.parametrize("update", [usual, clipped])
+@pytest.mark.parametrize("update", [usual, clipped, with_views_by_name])
 @pytest.mark.parametrize("make_optimizer", [sgd, adamw, watched])
 def test_steps_at_which_nothing_is_sampled_go_the_shortest_way(update, make_optimizer, monkeypatch):
     plain = shortest.steps_of(monkeypatch)
