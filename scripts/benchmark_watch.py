@@ -12,8 +12,9 @@ Each round runs a stretch of steps of every arm, in an order that is drawn anew,
 what the arm before left in the caches, hits all arms alike. A stretch is long enough for a turn or two of the monitor's
 thread beside the training, as in a run, and ends when that has taken everything in. Two loops with the same code differ
 by up to 3 % for as long as their process lives, as their memory happens to lie; so each workload is measured in several
-processes, and in each there are two bare loops. Shown is the median over rounds of the ratio to the mean of both in the
-same round, with the quartiles; `again`, the second of them in units of the first, tells what of a ratio is noise.
+processes, each makes its loops in an order of its own, and in each there are two bare ones. Shown is the median over
+rounds of the ratio to the mean of both in the same round, with the quartiles; `again`, the second of them in units of
+the first, tells what of a ratio is noise.
 
 A run's first 256 steps, in which everything is sampled as scheduled, stand in rows of their own, and what comes behind
 them, where the budget rules, in others; a workload has those that its rounds come to.
@@ -97,20 +98,21 @@ ARMS: dict[str, tuple[str, MakeArm]] = {
 } | PEERS
 
 
-def measure(name: str, names: list[str], options: argparse.Namespace) -> Seconds:
+def measure(name: str, names: list[str], options: argparse.Namespace, process: int) -> Seconds:
     """Return the seconds of each arm's stretches, round by round; in a new process, which knows no options yet."""
     side_by_side.prepare(options)
     workload = resized(WORKLOADS[name], options.steps)
     unmeasured = -(-WARM_UP // workload.stretch)
     with contextlib.ExitStack() as stack:
-        made = {name: ARMS[name][1](workload, stack) for name in names}
+        made = {name: ARMS[name][1](workload, stack) for name in random.Random(process).sample(names, len(names))}
         arms = {name: arm for name, arm in made.items() if is_warm(name, arm, stretches=unmeasured)}
         gc.freeze()  # else what imports have left is gone through now and then, 0.2 s of whatever arm has its turn
         stack.callback(gc.unfreeze)
         seconds: Seconds = {}
         for i in range(options.rounds):
             phase = "early" if (unmeasured + i + 1) * workload.stretch <= SETTLING else "late"
-            for name in random.Random(i).sample([*arms], len(arms)):  # what ran before leaves its traces in the caches
+            in_turn = random.Random(f"{process} {i}").sample([*arms], len(arms))  # each leaves its traces in the caches
+            for name in in_turn:
                 seconds.setdefault(f"{name} {phase}", []).append(timed(arms[name]))
     return seconds
 
@@ -143,9 +145,9 @@ def resized(workload: Workload, steps: int | None) -> Workload:
 def column(name: str, arms: list[str], options: argparse.Namespace) -> tuple[str, dict[str, str]]:
     """Measure a workload, print each arm's lines, and return the heading of its column and its cells."""
     seconds: Seconds = {}
-    for _ in range(options.processes):
+    for i in range(options.processes):
         with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as process:
-            for arm, times in process.submit(measure, name, arms, options).result().items():
+            for arm, times in process.submit(measure, name, arms, options, i).result().items():
                 seconds.setdefault(arm, []).extend(times)
     workload = resized(WORKLOADS[name], options.steps)
     cells, bare_s = dict[str, str](), list[float]()
