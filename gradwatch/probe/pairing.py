@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -34,8 +34,9 @@ FEWEST = 8
 MOST_CALLS = 8
 """Forward calls of a step beyond which it is a loop over something else than samples."""
 
-MOST_VALUES = 65536
-"""Numbers of one call that are read: those of the leading samples."""
+MOST_VALUES = 32768
+"""Numbers of one call that are read, a millisecond: those of the leading samples, and where eight of them are more, at
+some places of each: all classes of a few, however many there are."""
 
 EXACT = 0.01
 """Error of a gradient, as a fraction, up to which it is that of a loss function: bfloat16 has 0.004."""
@@ -60,6 +61,34 @@ class Gain(NamedTuple):
     variance: float
 
 
+class Part(NamedTuple):
+    """What is read of an output.
+
+    Args:
+        dims: Dimensions that the classes may be in, all of which are read.
+        place: Where it lies in the output.
+    """
+
+    dims: tuple[int, ...]
+    place: tuple[slice, ...]
+
+
+class Call(NamedTuple):
+    """A forward call whose backward pass has come by.
+
+    Args:
+        size: How many numbers the output has.
+        parts: What was read of it.
+        scores: The output, of each part.
+        gradients: Its gradient, likewise.
+    """
+
+    size: int
+    parts: list[Part]
+    scores: list[Tensor]
+    gradients: list[Tensor]
+
+
 @final
 class Pairings:
     """Reads predictions and their gradients, which tell the targets, on the steps that look at activations.
@@ -75,7 +104,7 @@ class Pairings:
 
     def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
-        self._read: list[tuple[Tensor, Tensor]] = []
+        self._read: list[Call] = []
         self._calls = 0
         self._looks: deque[Gain] = deque(maxlen=LOOKS)
         self._is_unpaired = False
@@ -114,8 +143,7 @@ class Pairings:
             return
         (scores,) = found
         if scores.is_cpu and scores.ndim and len(scores) >= FEWEST:
-            kept = _leading(scores)
-            self._handles.append(scores.register_hook(_Read(self._read, scores.detach()[:kept].clone())))
+            self._handles.append(scores.register_hook(_Read(self._read, scores.detach())))
 
     def facts(self, loss: Any) -> Iterator[Fact]:
         """Yield, after a backward pass, that predictions have begun or ceased to fit any sample as well as their own.
@@ -150,58 +178,93 @@ class Pairings:
 class _Read:
     """The hook on an output: it notes the gradient that arrives."""
 
-    def __init__(self, read: list[tuple[Tensor, Tensor]], scores: Tensor) -> None:
-        self._read, self._scores = read, scores
+    def __init__(self, read: list[Call], scores: Tensor) -> None:
+        self._read = read
+        self._parts = parts_of(scores.shape)
+        self._scores = [scores[part.place].clone() for part in self._parts]
 
     def __call__(self, gradient: Tensor) -> None:
-        self._read.append((self._scores, gradient.detach()[: len(self._scores)].clone()))
+        gradients = [gradient.detach()[part.place].clone() for part in self._parts]
+        self._read.append(Call(gradient.numel(), self._parts, self._scores, gradients))
 
 
-def _leading(scores: Tensor) -> int:
-    """Return how many samples of an output are read."""
-    return max(FEWEST, MOST_VALUES * len(scores) // max(1, scores.numel()))
+def parts_of(shape: Sequence[int]) -> list[Part]:
+    """Return what is read of an output: all of the leading samples, or one part for each dimension of the classes.
+
+    Which one that is, the second or the last, shows by the gradient only.
+    """
+    samples = min(shape[0], max(FEWEST, MOST_VALUES * shape[0] // max(1, math.prod(shape))))
+    dims = tuple(dict.fromkeys((len(shape) - 1, 1))) if len(shape) > 1 else ()
+    if len(shape) < 3 or samples * math.prod(shape[1:]) <= MOST_VALUES:
+        return [Part(dims, (slice(samples),))]
+    return [Part((dim,), _spread(shape, samples, dim)) for dim in dims]
 
 
-def _gain(read: list[tuple[Tensor, Tensor]], loss: Any) -> Gain | None:
+def _spread(shape: Sequence[int], samples: int, whole: int) -> tuple[slice, ...]:
+    """Return leading samples, all of one dimension, and of the others places that lie evenly."""
+    place = [slice(samples), *map(slice, shape[1:])]
+    room = MOST_VALUES // (samples * shape[whole])
+    others = [d for d in range(1, len(shape)) if d != whole]
+    for left, d in zip(range(len(others), 0, -1), others, strict=True):
+        number = min(shape[d], max(1, int(room ** (1 / left))))
+        every = shape[d] // number
+        place[d] = slice(every // 2, every // 2 + every * (number - 1) + 1, every)
+        room //= number
+    return tuple(place)
+
+
+def _gain(read: list[Call], loss: Any) -> Gain | None:
     """Return what all predictions of a step gain by being those of their sample; None where the loss is another one."""
-    if any(scores.shape[1:] != read[0][0].shape[1:] for scores, _ in read):
+    first, *others = read
+    if any(_shapes(call) != _shapes(first) for call in others):
         return None
-    scores, gradient = (np.concatenate([*map(_doubles, parts)]) for parts in zip(*read, strict=True))
-    if scores.ndim == 1:
-        scores, gradient = scores[:, None], gradient[:, None]
+    looked = [_joined(read, i) for i in range(len(first.parts))]
+    scores, gradient = looked[0]
     if not np.vdot(gradient, gradient) > 0:
         return None
     value = to_float(loss.detach()) if isinstance(loss, Tensor) and loss.numel() == 1 else loss
-    is_whole = len(read) == 1 and isinstance(value, (float, int)) and _leading(read[0][0]) >= len(scores)
+    is_whole = not others and isinstance(value, (float, int)) and first.size == scores.size
+    of_classes = (_of_classes(*both, d) for both, part in zip(looked, first.parts, strict=True) for d in part.dims)
     return (
-        _of_classes(scores, gradient)
+        next(filter(None, of_classes), None)
         or _of_labels(scores, gradient)
         or (_of_squares(scores, gradient, float(value)) if is_whole else None)
     )
+
+
+def _shapes(call: Call) -> list[tuple[int, ...]]:
+    """Return what the parts of calls that are taken together have in common."""
+    return [tuple(scores.shape[1:]) for scores in call.scores]
+
+
+def _joined(read: list[Call], i: int) -> tuple[Floats, Floats]:
+    """Return scores and gradients of one part of all calls, with a dimension behind the samples."""
+    parts = [[call.scores[i] for call in read], [call.gradients[i] for call in read]]
+    scores, gradient = (np.concatenate([*map(_doubles, part)]) for part in parts)
+    return (scores[:, None], gradient[:, None]) if scores.ndim == 1 else (scores, gradient)
 
 
 def _doubles(values: Tensor) -> Floats:
     return to_host(values).astype(np.float64)
 
 
-def _of_classes(scores: Floats, gradient: Floats) -> Gain | None:
+def _of_classes(scores: Floats, gradient: Floats, dim: int) -> Gain | None:
     """Look for a cross entropy of scores, or a likelihood of their logarithms, over one dimension."""
-    for dim in sorted({1, scores.ndim - 1}) if scores.ndim > 1 else ():
-        size = scores.shape[dim]
-        scores_NC, gradient_NC = (np.moveaxis(t, dim, -1).reshape(-1, size) for t in (scores, gradient))
-        counts_N = gradient_NC.any(1)  # no loss comes of the places that are ignored
-        if not counts_N.all():
-            scores_NC, gradient_NC = scores_NC[counts_N], gradient_NC[counts_N]
-        if size < 2 or len(scores_NC) < FEWEST:
-            continue
-        labels_NC = np.zeros_like(scores_NC)
-        labels_NC[np.arange(len(labels_NC)), gradient_NC.argmin(1)] = 1.0
-        above_NC = scores_NC - scores_NC.max(1, keepdims=True)
-        powers_NC = np.exp(above_NC)
-        sums_N1 = powers_NC.sum(1, keepdims=True)
-        if _is_multiple(gradient_NC, powers_NC / sums_N1 - labels_NC) or _is_multiple(gradient_NC, -labels_NC):
-            return Gain(_entropy(labels_NC), *_covariance(above_NC - np.log(sums_N1), labels_NC))
-    return None
+    size = scores.shape[dim]
+    scores_NC, gradient_NC = (np.moveaxis(t, dim, -1).reshape(-1, size) for t in (scores, gradient))
+    counts_N = gradient_NC.any(1)  # no loss comes of the places that are ignored
+    if not counts_N.all():
+        scores_NC, gradient_NC = scores_NC[counts_N], gradient_NC[counts_N]
+    if size < 2 or len(scores_NC) < FEWEST:
+        return None
+    labels_NC = np.zeros_like(scores_NC)
+    labels_NC[np.arange(len(labels_NC)), gradient_NC.argmin(1)] = 1.0
+    above_NC = scores_NC - scores_NC.max(1, keepdims=True)
+    powers_NC = np.exp(above_NC)
+    sums_N1 = powers_NC.sum(1, keepdims=True)
+    if not (_is_multiple(gradient_NC, powers_NC / sums_N1 - labels_NC) or _is_multiple(gradient_NC, -labels_NC)):
+        return None
+    return Gain(_entropy(labels_NC), *_covariance(above_NC - np.log(sums_N1), labels_NC))
 
 
 def _of_labels(scores: Floats, gradient: Floats) -> Gain | None:

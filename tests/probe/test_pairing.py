@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gradwatch.probe.pairing import LOOKS, Pairings
+from gradwatch.probe.pairing import FEWEST, LOOKS, MOST_VALUES, Pairings, parts_of
 from gradwatch.probe.recurrence import Recurrences
 
 N, C = 256, 4
@@ -81,6 +81,38 @@ def test_places_of_a_map_that_are_ignored_do_not_count():
 
     assert seen(0.0, F.cross_entropy, of_maps, shape=(8, C, 6, 6)) == ["outputs-unpaired"]
     assert seen(0.6, F.cross_entropy, of_maps, shape=(8, C, 6, 6)) == []
+
+
+@pytest.mark.parametrize("dim", [1, -1])
+@pytest.mark.parametrize("shape", [(8, 300), (8, 40, 30), (20, 1, 700)], ids=str)
+def test_of_large_outputs_places_are_read_wherever_the_classes_are(shape, dim):
+    labels = 40
+
+    def of_places():
+        targets = torch.randint(0, labels, shape)
+        return targets, F.one_hot(targets, labels).movedim(-1, dim)
+
+    def loss_of(scores, targets):
+        return F.cross_entropy(scores.movedim(dim, 1), targets)
+
+    output = torch.zeros(*shape, labels).movedim(-1, dim).shape
+    assert seen(0.0, loss_of, of_places, shape=output) == ["outputs-unpaired"]
+    assert seen(0.6, loss_of, of_places, shape=output) == []
+
+
+LARGE = [(8,), (500_000,), (64, 1000), (4096, 50_257), (8, 1024, 50_257), (64, 21, 512, 512), (9, 2, 90, 90, 90)]
+
+
+@pytest.mark.parametrize("shape", LARGE, ids=str)
+def test_what_is_read_of_an_output_does_not_grow_with_it(shape):
+    output = torch.zeros(1).expand(shape)
+    for part in parts_of(shape):
+        read = output[part.place]
+        classes = [shape[dim] for dim in part.dims]
+
+        assert len(read) >= FEWEST, "samples to compare with"
+        assert [read.shape[dim] for dim in part.dims] == classes, "all classes"
+        assert read.numel() <= max(MOST_VALUES, FEWEST * max(classes, default=1)), "no more than is needed for that"
 
 
 @pytest.mark.parametrize(
