@@ -10,7 +10,7 @@ typedef struct {
     double samples; /* nan where there are none */
 } Batch;
 
-enum { STREAMED = 4096, DEEPEST = 16 };
+enum { STREAMED = 4096, SHORT_TEXT = 256, DEEPEST = 16 };
 
 /* Copy elements that lie apart side by side. */
 INLINE void lay(unsigned char *to, const char *from, int64_t number, int64_t stride, size_t size)
@@ -76,7 +76,7 @@ static int checksum_of_tensor(PyObject *object, uint64_t *sum, double *samples)
     return 1;
 }
 
-/* The checksum of text, a number or None: CRC-32, as of ISO-HDLC, of what Python shows of it. False for all else. */
+/* The checksum of short text, a number or None: CRC-32, as zlib's, of what Python shows of it. False for all else. */
 static int checksum_of_value(PyObject *object, uint64_t *sum)
 {
     if (object != Py_None && !PyUnicode_CheckExact(object) && !PyLong_CheckExact(object) && !PyFloat_CheckExact(object)
@@ -85,8 +85,9 @@ static int checksum_of_value(PyObject *object, uint64_t *sum)
     PyObject *shown = PyObject_Repr(object);
     Py_ssize_t length = 0;
     const char *text = shown ? PyUnicode_AsUTF8AndSize(shown, &length) : NULL;
+    int is_short = text && length <= SHORT_TEXT; /* zlib is fast where there is more */
     uint32_t crc = 0xffffffffu;
-    for (Py_ssize_t i = 0; i < length; i++) {
+    for (Py_ssize_t i = 0; is_short && i < length; i++) {
         crc ^= (unsigned char)text[i];
         for (int bit = 0; bit < 8; bit++)
             crc = crc >> 1 ^ (crc & 1 ? 0xedb88320u : 0);
@@ -94,7 +95,7 @@ static int checksum_of_value(PyObject *object, uint64_t *sum)
     Py_XDECREF(shown);
     PyErr_Clear();
     *sum = ~crc;
-    return text != NULL;
+    return is_short;
 }
 
 /* Add what a batch holds to its hash, as `joined` in batch_hash.py does, or count what that will be, where there is no

@@ -134,6 +134,7 @@ CLOSER = {
     "an array": [np.ones(4)],
     "a named tuple": Pair(IMAGES, IMAGES),
     "bytes": b"x",
+    "long text": "x" * 1000,
     "conjugate": COMPLEX.conj(),
     "conjugate columns": COMPLEX.conj()[:, :1],
     "negated": COMPLEX.conj().imag,
