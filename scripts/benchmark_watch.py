@@ -10,11 +10,13 @@ and so is one that does not take a model, with its reason.
 
 Each round runs a stretch of steps of every arm, in an order that is drawn anew, so that what else the machine does, and
 what the arm before left in the caches, hits all arms alike. A stretch is long enough for a turn or two of the monitor's
-thread beside the training, as in a run, and ends when that has taken everything in. Two loops with the same code differ
-by up to 3 % for as long as their process lives, as their memory happens to lie; so each workload is measured in several
-processes, each makes its loops in an order of its own, and in each there are two bare ones. Shown is the median over
-rounds of the ratio to the mean of both in the same round, with the quartiles; `again`, the second of them in units of
-the first, tells what of a ratio is noise.
+thread beside the training, as in a run, and ends when that has taken everything in. Where a step takes a tenth of a
+second and more, arms take turns after each step of a stretch, and what the thread has taken of a processor is added in
+full, whoever had its turn; steps then seem as long to the budget as those of all arms, so that it thins less than in a
+run. Two loops with the same code differ by up to 3 % for as long as their process lives, as
+their memory happens to lie; so each workload is measured in several processes, each makes its loops in an order of its
+own, and in each there are two bare ones. Shown is the median over rounds of the ratio to the mean of both in the same
+round, with the quartiles; `again`, the second of them in units of the first, tells what of a ratio is noise.
 
 A run's first 256 steps, in which everything is sampled as scheduled, stand in rows of their own, and what comes behind
 them, where the budget rules, in others; a workload has those that its rounds come to.
@@ -66,16 +68,16 @@ def unfused(workload: Workload, stack: contextlib.ExitStack) -> Arm:
 
 def stock(workload: Workload, stack: contextlib.ExitStack) -> Arm:
     """Watched by gradwatch, optimizer by torch."""
-    return under_watch(loop(workload), stack)
+    return under_watch(loop(workload), stack, is_turn=workload.turn is not None)
 
 
 def watched(workload: Workload, stack: contextlib.ExitStack) -> Arm:
     """Watched by gradwatch, optimizer too."""
-    return under_watch(loop(workload, optim.AdamW), stack)
+    return under_watch(loop(workload, optim.AdamW), stack, is_turn=workload.turn is not None)
 
 
-def under_watch(of: Loop, stack: contextlib.ExitStack) -> Arm:
-    """Return a loop with everything on."""
+def under_watch(of: Loop, stack: contextlib.ExitStack, *, is_turn: bool) -> Arm:
+    """Return a loop with everything on, for whole stretches or for turns of one."""
     run = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"
     monitor = stack.enter_context(gradwatch.watch(of.model, of.optimizer, run=run))
 
@@ -83,7 +85,16 @@ def under_watch(of: Loop, stack: contextlib.ExitStack) -> Arm:
         of.run(after=monitor.step)
         monitor.findings()  # waits until all rows are taken in, which would else fall into the stretch of another arm
 
-    return stretch
+    busy_s = 0.0
+
+    def turn() -> float:
+        nonlocal busy_s
+        began, before = clock(), busy_s
+        of.run(after=monitor.step)
+        busy_s = monitor.pipeline.busy_s
+        return clock() - began + busy_s - before
+
+    return turn if is_turn else stretch  # type: ignore[return-value]
 
 
 BARE = ("bare", "again")
@@ -102,25 +113,29 @@ def measure(name: str, names: list[str], options: argparse.Namespace, process: i
     """Return the seconds of each arm's stretches, round by round; in a new process, which knows no options yet."""
     side_by_side.prepare(options)
     workload = resized(WORKLOADS[name], options.steps)
-    unmeasured = -(-WARM_UP // workload.stretch)
+    turn = replace(workload, stretch=workload.turn or workload.stretch)
+    num_turns, unmeasured = workload.stretch // turn.stretch, -(-WARM_UP // workload.stretch)
     with contextlib.ExitStack() as stack:
-        made = {name: ARMS[name][1](workload, stack) for name in random.Random(process).sample(names, len(names))}
-        arms = {name: arm for name, arm in made.items() if is_warm(name, arm, stretches=unmeasured)}
+        made = {name: ARMS[name][1](turn, stack) for name in random.Random(process).sample(names, len(names))}
+        arms = {name: arm for name, arm in made.items() if is_warm(name, arm, turns=unmeasured * num_turns)}
         gc.freeze()  # else what imports have left is gone through now and then, 0.2 s of whatever arm has its turn
         stack.callback(gc.unfreeze)
         seconds: Seconds = {}
         for i in range(options.rounds):
             phase = "early" if (unmeasured + i + 1) * workload.stretch <= SETTLING else "late"
-            in_turn = random.Random(f"{process} {i}").sample([*arms], len(arms))  # each leaves its traces in the caches
-            for name in in_turn:
-                seconds.setdefault(f"{name} {phase}", []).append(timed(arms[name]))
+            order, spent = random.Random(f"{process} {i}"), dict.fromkeys(arms, 0.0)
+            for _ in range(num_turns):
+                for name in order.sample([*arms], len(arms)):  # each leaves its traces in the caches
+                    spent[name] += timed(arms[name])
+            for name, taken in spent.items():
+                seconds.setdefault(f"{name} {phase}", []).append(taken)
     return seconds
 
 
-def is_warm(name: str, arm: Arm, *, stretches: int) -> bool:
+def is_warm(name: str, arm: Arm, *, turns: int) -> bool:
     """Run an arm for a while; say whether it takes the model at all."""
     try:
-        for _ in range(stretches):
+        for _ in range(turns):
             arm()
     except Exception as error:
         if name in NEEDS:
@@ -131,7 +146,7 @@ def is_warm(name: str, arm: Arm, *, stretches: int) -> bool:
 
 
 def timed(arm: Arm) -> float:
-    """Return the seconds of a stretch: what the arm says, or how long the call takes."""
+    """Return the seconds of a call: what the arm says, or how long the call takes."""
     began = clock()
     told: object = arm()  # type: ignore[func-returns-value]
     return told if isinstance(told, float) else clock() - began

@@ -20,12 +20,16 @@ Batches = list[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, its batches, and how many steps one stretch takes: about two seconds."""
+    """A model, its batches, and how many steps one stretch takes: some seconds.
+
+    Where steps are long, `turn` of them are made at once before another loop has its turn.
+    """
 
     title: str
     stretch: int
     model: Callable[[], nn.Module]
     batches: Callable[[], Batches]
+    turn: int | None = None
 
 
 def blocks(num: int, width: int) -> nn.Module:
@@ -74,15 +78,17 @@ WORKLOADS = {
     ),
     "resnet18": Workload(
         "ResNet-18, 32 x 32, batch 64",
-        12,
+        10,
         lambda: _torchvision.build(classes(3, 32, 32), name="resnet18"),
         lambda: labelled((64, 3, 32, 32)),
+        turn=1,
     ),
     "gpt": Workload(
         "GPT 6 x 256, sequence 128, batch 8",
-        6,
+        10,
         lambda: gpt.build(DataSpec(input_shape=(128,), outputs=96, kind="tokens"), layers=6, heads=8, width=256),
         lambda: texts(8, 128, 96),
+        turn=1,
     ),
     "many": Workload("1,030 small tensors", 58, lambda: blocks(257, 48), lambda: labelled((64, 48))),
 }
