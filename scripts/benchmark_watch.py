@@ -11,12 +11,14 @@ and so is one that does not take a model, with its reason.
 Each round runs a stretch of steps of every arm, in an order that is drawn anew, so that what else the machine does, and
 what the arm before left in the caches, hits all arms alike. A stretch is long enough for a turn or two of the monitor's
 thread beside the training, as in a run, and ends when that has taken everything in. Where a step takes a tenth of a
-second and more, arms take turns after each step of a stretch, and what the thread has taken of a processor is added in
-full, whoever had its turn; steps then seem as long to the budget as those of all arms, so that it thins less than in a
-run. Two loops with the same code differ by up to 3 % for as long as their process lives, as
-their memory happens to lie; so each workload is measured in several processes, each makes its loops in an order of its
-own, and in each there are two bare ones. Shown is the median over rounds of the ratio to the mean of both in the same
-round, with the quartiles; `again`, the second of them in units of the first, tells what of a ratio is noise.
+second and more, arms take turns after each step of a stretch. What the thread has taken of a processor is then added in
+full, whoever had its turn, and its own turns lie as many times farther apart as there are arms, so that as many steps
+come together as in a run. To the budget, steps seem as long as those of all arms: it thins less than in a run.
+
+Two loops with the same code differ by up to 3 % for as long as their process lives, as their memory happens to lie; so
+each workload is measured in several processes, each makes its loops in an order of its own, and in each there are two
+bare ones. Shown is the median over rounds of the ratio to the mean of both in the same round, with the quartiles;
+`again`, the second of them in units of the first, tells what of a ratio is noise.
 
 A run's first 256 steps, in which everything is sampled as scheduled, stand in rows of their own, and what comes behind
 them, where the budget rules, in others; a workload has those that its rounds come to.
@@ -46,7 +48,7 @@ from side_by_side import Seconds, clock, parse, parser, ratio, some
 from workloads import WORKLOADS, Loop, Workload, loop
 
 import gradwatch
-from gradwatch import optim
+from gradwatch import background, optim
 from gradwatch.monitor.budget import SETTLING
 
 WARM_UP = 24
@@ -115,6 +117,7 @@ def measure(name: str, names: list[str], options: argparse.Namespace, process: i
     workload = resized(WORKLOADS[name], options.steps)
     turn = replace(workload, stretch=workload.turn or workload.stretch)
     num_turns, unmeasured = workload.stretch // turn.stretch, -(-WARM_UP // workload.stretch)
+    background.GATHER_S *= len(names) if workload.turn else 1
     with contextlib.ExitStack() as stack:
         made = {name: ARMS[name][1](turn, stack) for name in random.Random(process).sample(names, len(names))}
         arms = {name: arm for name, arm in made.items() if is_warm(name, arm, turns=unmeasured * num_turns)}
