@@ -34,9 +34,8 @@ FEWEST = 8
 MOST_CALLS = 8
 """Forward calls of a step beyond which it is a loop over something else than samples."""
 
-MOST_VALUES = 32768
-"""Numbers of one call that are read, a millisecond: those of the leading samples, and where eight of them are more, at
-some places of each: all classes of a few, however many there are."""
+MOST_VALUES = 65536
+"""Numbers of one call read: those of the leading samples, and where eight have more, of some places in each."""
 
 EXACT = 0.01
 """Error of a gradient, as a fraction, up to which it is that of a loss function: bfloat16 has 0.004."""
@@ -203,7 +202,7 @@ def parts_of(shape: Sequence[int]) -> list[Part]:
 def _spread(shape: Sequence[int], samples: int, whole: int) -> tuple[slice, ...]:
     """Return leading samples, all of one dimension, and of the others places that lie evenly."""
     place = [slice(samples), *map(slice, shape[1:])]
-    room = MOST_VALUES // (samples * shape[whole])
+    room = MOST_VALUES // 2 // (samples * shape[whole])  # either dimension has a part
     others = [d for d in range(1, len(shape)) if d != whole]
     for left, d in zip(range(len(others), 0, -1), others, strict=True):
         number = min(shape[d], max(1, int(room ** (1 / left))))

@@ -100,6 +100,14 @@ def test_of_large_outputs_places_are_read_wherever_the_classes_are(shape, dim):
     assert seen(0.6, loss_of, of_places, shape=output) == []
 
 
+def test_a_squared_error_is_known_where_all_of_the_output_is_read():
+    def images():
+        targets = torch.rand(64, 784)
+        return targets, targets
+
+    assert seen(0.0, F.mse_loss, images, shape=(64, 784)) == ["outputs-unpaired"]
+
+
 LARGE = [(8,), (500_000,), (64, 1000), (4096, 50_257), (8, 1024, 50_257), (64, 21, 512, 512), (9, 2, 90, 90, 90)]
 
 
