@@ -11,9 +11,10 @@ and so is one that does not take a model, with its reason.
 Each round runs a stretch of steps of every arm, in an order that is drawn anew, so that what else the machine does, and
 what the arm before left in the caches, hits all arms alike. A stretch is long enough for a turn or two of the monitor's
 thread beside the training, as in a run, and ends when that has taken everything in. Where a step takes a tenth of a
-second and more, arms take turns after each step of a stretch. What the thread has taken of a processor is then added in
-full, whoever had its turn, and its own turns lie as many times farther apart as there are arms, so that as many steps
-come together as in a run. To the budget, steps seem as long as those of all arms: it thins less than in a run.
+second and more, and no peer is measured, arms take turns after each step of a stretch. What the thread has taken of a
+processor is then added in full, whoever had its turn, and its own turns lie as many times farther apart as there are
+arms, so that as many steps come together as in a run. To the budget, steps seem as long as those of all arms: it thins
+less than in a run.
 
 Two loops with the same code differ by up to 3 % for as long as their process lives, as their memory happens to lie; so
 each workload is measured in several processes, each makes its loops in an order of its own, and in each there are two
@@ -115,6 +116,8 @@ def measure(name: str, names: list[str], options: argparse.Namespace, process: i
     """Return the seconds of each arm's stretches, round by round; in a new process, which knows no options yet."""
     side_by_side.prepare(options)
     workload = resized(WORKLOADS[name], options.steps)
+    if PEERS.keys() & set(names):  # some begin anew and flush at each call
+        workload = replace(workload, turn=None)
     turn = replace(workload, stretch=workload.turn or workload.stretch)
     num_turns, unmeasured = workload.stretch // turn.stretch, -(-WARM_UP // workload.stretch)
     background.GATHER_S *= len(names) if workload.turn else 1
