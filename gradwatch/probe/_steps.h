@@ -76,7 +76,8 @@ INLINE float over(float x, float divisor, float inverse, int fused)
     return fabsf(near) <= FLT_MAX ? exact : near;
 }
 
-INLINE void adam_floats(const Item *item, size_t begin, size_t n, int is_tail, int fused, int is_coupled, int is_amsgrad)
+INLINE void adam_floats(const Item *item, size_t begin, size_t n, float *restrict before, int is_tail, int fused,
+                        int is_coupled, int is_amsgrad)
 {
     const Settings *s = item->settings;
     float *restrict w = item->weight + begin, *restrict m = item->first + begin, *restrict v = item->second + begin;
@@ -88,6 +89,8 @@ INLINE void adam_floats(const Item *item, size_t begin, size_t n, int is_tail, i
     const float step_size = item->step_size, root = item->root, inverse = item->inverse;
     for (size_t i = 0; i < n; i++) {
         float x = g[i] * sign, p = w[i];
+        if (before)
+            before[i] = p;
         if (is_coupled)
             x = multiply_add(p, decay, x, fused);
         else
@@ -106,20 +109,21 @@ INLINE void adam_floats(const Item *item, size_t begin, size_t n, int is_tail, i
     }
 }
 
-INLINE void adam_part(const Item *item, size_t begin, size_t n, int is_tail, int fused)
+INLINE void adam_part(const Item *item, size_t begin, size_t n, float *before, int is_tail, int fused)
 {
     const Settings *s = item->settings;
     if (s->is_coupled && s->is_amsgrad)
-        adam_floats(item, begin, n, is_tail, fused, 1, 1);
+        adam_floats(item, begin, n, before, is_tail, fused, 1, 1);
     else if (s->is_coupled)
-        adam_floats(item, begin, n, is_tail, fused, 1, 0);
+        adam_floats(item, begin, n, before, is_tail, fused, 1, 0);
     else if (s->is_amsgrad)
-        adam_floats(item, begin, n, is_tail, fused, 0, 1);
+        adam_floats(item, begin, n, before, is_tail, fused, 0, 1);
     else
-        adam_floats(item, begin, n, is_tail, fused, 0, 0);
+        adam_floats(item, begin, n, before, is_tail, fused, 0, 0);
 }
 
-INLINE void sgd_floats(const Item *item, size_t begin, size_t n, int is_tail, int fused, int is_coupled, int has_momentum)
+INLINE void sgd_floats(const Item *item, size_t begin, size_t n, float *restrict before, int is_tail, int fused,
+                       int is_coupled, int has_momentum)
 {
     const Settings *s = item->settings;
     const int is_fresh = item->is_fresh, is_nesterov = s->is_nesterov;
@@ -128,6 +132,8 @@ INLINE void sgd_floats(const Item *item, size_t begin, size_t n, int is_tail, in
     const float sign = s->sign, decay = s->decay, momentum = s->momentum, rest = s->rest, rate = s->rate;
     for (size_t i = 0; i < n; i++) {
         float x = g[i] * sign;
+        if (before)
+            before[i] = w[i];
         if (is_coupled)
             x = multiply_add(w[i], decay, x, fused);
         if (has_momentum) {
@@ -141,24 +147,29 @@ INLINE void sgd_floats(const Item *item, size_t begin, size_t n, int is_tail, in
     }
 }
 
-INLINE void sgd_part(const Item *item, size_t begin, size_t n, int is_tail, int fused)
+INLINE void sgd_part(const Item *item, size_t begin, size_t n, float *before, int is_tail, int fused)
 {
     if (item->first && item->settings->is_coupled)
-        sgd_floats(item, begin, n, is_tail, fused, 1, 1);
+        sgd_floats(item, begin, n, before, is_tail, fused, 1, 1);
     else if (item->first)
-        sgd_floats(item, begin, n, is_tail, fused, 0, 1);
+        sgd_floats(item, begin, n, before, is_tail, fused, 0, 1);
     else if (item->settings->is_coupled)
-        sgd_floats(item, begin, n, is_tail, fused, 1, 0);
+        sgd_floats(item, begin, n, before, is_tail, fused, 1, 0);
     else
-        sgd_floats(item, begin, n, is_tail, fused, 0, 0);
+        sgd_floats(item, begin, n, before, is_tail, fused, 0, 0);
 }
 
-INLINE void move_part(const Item *item, size_t begin, size_t n, int is_tail, int fused)
+/* Move some parameters, and keep what they were before where that is not null. */
+INLINE void move_part(const Item *item, size_t begin, size_t n, float *before, int is_tail, int fused)
 {
-    if (item->settings->rule == ADAM)
-        adam_part(item, begin, n, is_tail, fused);
+    if (item->settings->rule == ADAM && before)
+        adam_part(item, begin, n, before, is_tail, fused);
+    else if (item->settings->rule == ADAM)
+        adam_part(item, begin, n, NULL, is_tail, fused);
+    else if (before)
+        sgd_part(item, begin, n, before, is_tail, fused);
     else
-        sgd_part(item, begin, n, is_tail, fused);
+        sgd_part(item, begin, n, NULL, is_tail, fused);
 }
 
 INLINE void write_change(double weight, double update, float *out, size_t stride)
@@ -190,7 +201,6 @@ INLINE void write_nothing(int is_empty, float *out, size_t stride)
 INLINE void leave(const Step *step, const Item *item)
 {
     ChangeSums changes = {{0}, {0}};
-    float before[BLOCK];
     if (item->column)
         write_nothing(0, item->column, step->stride);
     if (!item->change || step->is_skipped)
@@ -201,8 +211,7 @@ INLINE void leave(const Step *step, const Item *item)
     }
     for (size_t begin = 0, length; begin < item->numel; begin += length) {
         length = block_length(item->numel - begin);
-        memcpy(before, item->weight + begin, length * sizeof *before);
-        add_padded_change(&changes, before, item->weight + begin, length);
+        add_padded_change(&changes, item->weight + begin, item->weight + begin, length);
     }
     write_change(folded(changes.weights), folded(changes.updates), item->change, step->stride);
 }
@@ -220,6 +229,7 @@ INLINE void move(const Step *step, const Item *item, int fused)
     }
     for (size_t begin = 0, length; begin < item->numel; begin += length) {
         length = block_length(item->numel - begin);
+        const size_t whole = length / TAIL * TAIL;
         float *grad = item->grad + begin;
         if (step->scale && !step->is_skipped)
             for (size_t i = 0; i < length; i++)
@@ -228,11 +238,9 @@ INLINE void move(const Step *step, const Item *item, int fused)
             add_block(&sums, float_bits(grad, 0, length, F32, narrow), length);
         if (step->is_skipped)
             continue;
-        if (item->change)
-            memcpy(before, item->weight + begin, length * sizeof *before);
-        move_part(item, begin, length / TAIL * TAIL, 0, fused);
-        if (length % TAIL)
-            move_part(item, begin + length / TAIL * TAIL, length % TAIL, 1, fused);
+        move_part(item, begin, whole, item->change ? before : NULL, 0, fused);
+        if (length > whole)
+            move_part(item, begin + whole, length - whole, item->change ? before + whole : NULL, 1, fused);
         if (item->change)
             add_padded_change(&changes, before, item->weight + begin, length);
     }
