@@ -35,21 +35,51 @@ static int collapse(const DLTensor *t, int first, int last, size_t *length, int6
     return 1;
 }
 
-/* Find the layout of a tensor whose last dimension is that of the units. 0 where it is neither of the two. */
-static int lay_out(const DLTensor *t, Output *out)
+/* Cut a tensor down to its leading samples: at most so many values, of one sample where need be. */
+static void keep_leading(DLTensor *t, int64_t most)
 {
-    int last = t->ndim - 1;
-    out->data = (const float *)((const char *)t->data + t->byte_offset);
-    out->units = (size_t)t->shape[last];
-    out->unit_stride = t->strides[last];
+    int64_t size = 1;
+    for (int d = 1; d < t->ndim; d++)
+        size *= t->shape[d];
+    for (; t->ndim > 1 && size > most; size /= *t->shape) {
+        t->ndim--;
+        t->shape++;
+        t->strides++;
+    }
+    int64_t samples = most > size ? most / size : 1;
+    *t->shape = samples < *t->shape ? samples : *t->shape;
+}
+
+/* Find the layout of the leading samples of a tensor whose units are dimension 1, or the last. 0 where it is neither of
+ * the two, or has no values. */
+static int lay_out(const DLTensor *tensor, int are_channels_first, int64_t most, Output *out)
+{
+    int64_t shape[MOST_DIMS], strides[MOST_DIMS];
+    DLTensor t = *tensor;
+    if (t.ndim < 1 + are_channels_first || t.ndim > MOST_DIMS || !t.strides)
+        return 0;
+    for (int d = 0, to = 0; d < t.ndim; d++) {
+        int place = are_channels_first && d == 1 ? t.ndim - 1 : to++;
+        if (t.shape[d] < 1)
+            return 0;
+        shape[place] = t.shape[d];
+        strides[place] = t.strides[d];
+    }
+    t.shape = shape;
+    t.strides = strides;
+    keep_leading(&t, most);
+    int last = t.ndim - 1;
+    out->data = (const float *)((const char *)t.data + t.byte_offset);
+    out->units = (size_t)t.shape[last];
+    out->unit_stride = t.strides[last];
     if (out->units == 1 || out->unit_stride == 1) {
         out->inner = out->unit_stride = 1;
-        return collapse(t, 0, last - 1, &out->outer, &out->outer_stride);
+        return collapse(&t, 0, last - 1, &out->outer, &out->outer_stride);
     }
     for (int split = 0; split < last; split++) {
         int64_t stride;
-        if (collapse(t, split, last - 1, &out->inner, &stride) && stride == 1)
-            return collapse(t, 0, split - 1, &out->outer, &out->outer_stride);
+        if (collapse(&t, split, last - 1, &out->inner, &stride) && stride == 1)
+            return collapse(&t, 0, split - 1, &out->outer, &out->outer_stride);
     }
     return 0;
 }
@@ -82,12 +112,15 @@ EVERY_CPU static void keep_inside(uint8_t *inside, const float *x, size_t units,
         inside[c] &= (uint8_t)((x[c] >= low) & (x[c] <= high));
 }
 
-EVERY_CPU static uint8_t all_inside(const float *x, size_t n, float low, float high)
+/* The same where the values of a unit lie side by side. */
+EVERY_CPU static void keep_inside_maps(uint8_t *inside, const float *x, const Output *out, float low, float high)
 {
-    uint32_t inside = 1;
-    for (size_t i = 0; i < n; i++)
-        inside &= (uint32_t)((x[i] >= low) & (x[i] <= high));
-    return (uint8_t)inside;
+    for (size_t c = 0; c < out->units; c++, x += out->unit_stride) {
+        uint32_t are_inside = 1;
+        for (size_t i = 0; inside[c] && i < out->inner; i++)
+            are_inside &= (uint32_t)((x[i] >= low) & (x[i] <= high));
+        inside[c] &= (uint8_t)are_inside;
+    }
 }
 
 /* Write a bit for each flag, the first to the lowest bit, and return how many are set. */
@@ -132,13 +165,10 @@ static void keep_dead(const Output *out, float low, float high, uint8_t *dead)
 {
     for (size_t o = 0; o < out->outer; o++) {
         const float *x = out->data + (int64_t)o * out->outer_stride;
-        if (out->inner == 1) {
+        if (out->inner == 1)
             keep_inside(dead, x, out->units, low, high);
-            continue;
-        }
-        for (size_t c = 0; c < out->units; c++)
-            if (dead[c])
-                dead[c] = all_inside(x + (int64_t)c * out->unit_stride, out->inner, low, high);
+        else
+            keep_inside_maps(dead, x, out, low, high);
     }
 }
 

@@ -15,7 +15,7 @@
 #include "_stepping.h"
 
 /* Raised with each change of what Python may call or hand over here: `kernel.py` takes no other revision than its own. */
-#define REVISION 7
+#define REVISION 8
 
 /* Room for the histograms of as many tensors, all zero. NULL with a Python error where there is too little. */
 static int64_t *empty_counts(PyObject *tensor, Py_ssize_t length)
@@ -173,12 +173,13 @@ typedef struct {
 static int look_at_call(PyObject *told, PyObject *totals_A4, Call *call)
 {
     PyObject *tensor, *ranges, *dead;
-    Py_ssize_t row;
+    Py_ssize_t most, row;
+    int are_channels_first;
     DLTensor seen;
-    if (!PyArg_ParseTuple(told, "OOOpn", &tensor, &ranges, &dead, &call->is_first, &row))
+    if (!PyArg_ParseTuple(told, "OpnOOpn", &tensor, &are_channels_first, &most, &ranges, &dead, &call->is_first, &row))
         return -1;
     call->is_plain = Py_TYPE(tensor) == tensor_type && !exchange->borrow(tensor, &seen) && seen.device_type == DL_CPU
-                     && kind_of(&seen) == F32 && seen.ndim && seen.strides && lay_out(&seen, &call->out);
+                     && kind_of(&seen) == F32 && lay_out(&seen, are_channels_first, most, &call->out);
     PyErr_Clear();
     if (!call->is_plain)
         return 0;
@@ -241,11 +242,12 @@ static PyObject *measured(Call *calls, Py_ssize_t length)
 
 PyDoc_STRVAR(activations_doc,
              "activations(calls, totals_A4) -> list[int | None]\n\n"
-             "Measure outputs. A call is a tuple of the output, its ranges_4, its dead units, whether all count as dead so\n"
-             "far, and its row of totals_A4, float64. To that row, add the number of values, their sum, sum of squares,\n"
-             "and number outside of the last two of ranges_4. Units are the last dimension. Where the dead ones, a bit for\n"
-             "each, are not None, clear those that leave the first two of ranges_4. Returns how many units of each are\n"
-             "dead; None where an output is not plain.");
+             "Measure the leading samples of outputs. A call is a tuple of the output, whether its units are dimension 1\n"
+             "rather than the last, how many values to read at most, its ranges_4, its dead units, whether all count as\n"
+             "dead so far, and its row of totals_A4, float64. To that row, add the number of values, their sum, sum of\n"
+             "squares, and number outside of the last two of ranges_4. Where the dead ones, a bit for each unit, are not\n"
+             "None, clear those that leave the first two of ranges_4. Returns how many units of each are dead; None where\n"
+             "an output is not plain.");
 
 static PyObject *activations(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {

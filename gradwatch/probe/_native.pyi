@@ -68,7 +68,7 @@ def step(
     /,
 ) -> list[Tensor] | int: ...
 def activations(
-    calls: tuple[tuple[Tensor, Tensor, Tensor | None, bool, int], ...], totals_A4: Tensor, /
+    calls: tuple[tuple[Tensor, bool, int, Tensor, Tensor | None, bool, int], ...], totals_A4: Tensor, /
 ) -> list[int | None]: ...
 def traces(
     rule: int,

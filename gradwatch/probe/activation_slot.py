@@ -37,13 +37,14 @@ class Call(NamedTuple):
     Args:
         slot: Of the module that was called.
         place: Which call of a forward pass it is.
-        told: What the native code asks for: leading samples with units last, ranges, bits of the units that never fired
-            so far, whether there is nothing in them yet, and the row of the totals.
+        told: What the native code asks for: the output, whether its units are dimension 1 rather than the last, how
+            many values to read at most, ranges, bits of the units that never fired so far, whether there is nothing in
+            them yet, and the row of the totals.
     """
 
     slot: Slot
     place: int
-    told: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, bool, int]
+    told: tuple[torch.Tensor, bool, int, torch.Tensor, torch.Tensor | None, bool, int]
 
 
 @final
@@ -109,34 +110,39 @@ class Slot:
 
     def add(self, output: torch.Tensor) -> None:
         """Take in the output of one call."""
-        call = self.begin(output.detach())
+        call = self.begin(output)
         if call is not None:
             self.sums.add([call])
 
     def begin(self, output: torch.Tensor) -> Call | None:
-        """Take in the output of one call, detached, or return what the native code is to take in."""
-        x = self._sample(output).float()
+        """Take in the output of one call, or return what the native code is to take in."""
         self.is_called = True
-        if not self._is_native or torch.compiler.is_compiling() or type(x) is not torch.Tensor or not x.is_cpu:
-            self._sum_up(x)
-            if self.rules.dead is not None:
-                self._join(_never_left(x, self.rules.dead), self._next())
+        is_plain = type(output) is torch.Tensor and output.is_cpu
+        if not self._is_native or torch.compiler.is_compiling() or not is_plain:
+            self._take(self._sample(output))
             return None
+        channels_first = self._is_channels_first(output)
+        if output.dtype is not torch.float32:
+            output, channels_first = self._sample(output), False
         if self.rules.dead is None:
-            return Call(self, 0, (x, self._ranges, None, True, self.row))
+            return Call(self, 0, (output, channels_first, self.limit, self._ranges, None, True, self.row))
         place = self._next()
-        bits, is_first = self._room(place, x.shape[-1])
-        return Call(self, place, (x, self._ranges, bits, is_first, self.row))
+        bits, is_first = self._room(place, min(output.shape[1 if channels_first else -1], self.limit))
+        return Call(self, place, (output, channels_first, self.limit, self._ranges, bits, is_first, self.row))
 
     def end(self, call: Call, num_dead: int | None) -> None:
         """Take in how many units of a call the native code found dead; None where it could not read the output."""
-        x, _, bits, _, _ = call.told
+        output, channels_first, _, _, bits, _, _ = call.told
         if num_dead is None:
-            self._sum_up(x)
-            if self.rules.dead is not None:
-                self._join(_never_left(x, self.rules.dead), call.place)
+            self._take(self._leading(output, channels_first=channels_first), place=call.place)
         elif bits is not None:
             self.dead[call.place], self.num_dead[call.place] = self._rooms[call.place].units, num_dead
+
+    def _take(self, x: torch.Tensor, *, place: int | None = None) -> None:
+        """Take in leading samples of the output of one call, by torch operations."""
+        self._sum_up(x)
+        if self.rules.dead is not None:
+            self._join(_never_left(x, self.rules.dead), self._next() if place is None else place)
 
     def _sum_up(self, x: torch.Tensor) -> None:
         """Add what adds up of the output of one call, by torch operations."""
@@ -177,12 +183,18 @@ class Slot:
         self.dead[place] = dead_C
         self.num_dead[place] = None
 
+    def _is_channels_first(self, x: torch.Tensor) -> bool:
+        return x.ndim > 3 if self.channels_first is None else self.channels_first and x.ndim > 2
+
     def _sample(self, x: torch.Tensor) -> torch.Tensor:
-        """Return leading samples with units, or the classes of a softmax, in the last dimension."""
+        """Return leading samples with units, or the classes of a softmax, in the last dimension; float32, detached."""
         if self.rules.softmax_dim is not None:
-            return _leading(x.movedim(self.rules.softmax_dim, -1), self.limit)
-        channels_first = x.ndim > 3 if self.channels_first is None else self.channels_first
-        return _leading(x.movedim(1, -1) if channels_first and x.ndim > 2 else x, self.limit)
+            x = x.movedim(self.rules.softmax_dim, -1)
+            return self._leading(x, channels_first=False)
+        return self._leading(x, channels_first=self._is_channels_first(x))
+
+    def _leading(self, x: torch.Tensor, *, channels_first: bool) -> torch.Tensor:
+        return _leading(x.detach().movedim(1, -1) if channels_first else x.detach(), self.limit).float()
 
     def dead_units(self) -> torch.Tensor | None:
         """Return which units of all calls never fired, of shape (C,), bool; None where there are none that can die."""

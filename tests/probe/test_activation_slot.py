@@ -60,9 +60,9 @@ def every_second(number):
 
 def calls_of(outputs, *, totals_A4):
     """What the native code is told of outputs, two to a row, units in the last dimension."""
-    ranges_4 = torch.tensor([-math.inf, 0.0, -0.5, 0.5])
+    ranges_4, rows = torch.tensor([-math.inf, 0.0, -0.5, 0.5]), len(totals_A4)
     return tuple(
-        (x, ranges_4, None if i % 3 == 2 else every_second(x.shape[-1]), i % 2 == 0, i // 2 % len(totals_A4))
+        (x, False, x.numel(), ranges_4, None if i % 3 == 2 else every_second(x.shape[-1]), i % 2 == 0, i // 2 % rows)
         for i, x in enumerate(outputs)
     )
 
@@ -82,7 +82,7 @@ def test_many_outputs_read_in_one_native_call_give_what_each_gives_by_itself(dty
     assert answers == [native.activations((call,), apart_A4)[0] for call in apart]
     assert [answer is None for answer in answers].count(True) < len(answers), "some are plain"
     torch.testing.assert_close(together_A4, apart_A4, rtol=0, atol=0)
-    for (x, _, seen, *_), (_, _, expected, *_), answer in zip(together, apart, answers, strict=True):
+    for (x, _, _, _, seen, *_), (_, _, _, _, expected, *_), answer in zip(together, apart, answers, strict=True):
         assert seen is None or torch.equal(seen, expected)
         assert seen is None or answer in (None, Units(transfer.to_host(seen), x.shape[-1]).flags().sum())
 
@@ -93,7 +93,7 @@ def test_units_are_told_to_the_native_code_with_room_for_all_of_them():
 
     for dead, row in ((every_second(8), 0), (None, 1), (None, -1)):
         with pytest.raises(ValueError, match="large enough"):
-            native.activations(((x, ranges_4, dead, True, row),), totals_A4)
+            native.activations(((x, False, 18, ranges_4, dead, True, row),), totals_A4)
 
 
 def test_outputs_that_the_native_code_cannot_read_are_read_beside_those_that_it_can():
