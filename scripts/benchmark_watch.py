@@ -11,10 +11,10 @@ and so is one that does not take a model, with its reason.
 Each round runs a stretch of steps of every arm, in an order that is drawn anew, so that what else the machine does, and
 what the arm before left in the caches, hits all arms alike. A stretch is long enough for a turn or two of the monitor's
 thread beside the training, as in a run, and ends when that has taken everything in. Where a step takes a tenth of a
-second and more, and no peer is measured, arms take turns after each step of a stretch. What the thread has taken of a
-processor is then added in full, whoever had its turn, and its own turns lie as many times farther apart as there are
-arms, so that as many steps come together as in a run. To the budget, steps seem as long as those of all arms: it thins
-less than in a run.
+second and more, and no peer is measured, arms take turns after each step of a stretch. A monitor's thread works only
+while the loop that it watches has its turn, and the turn waits for it to end; it looks for rows as many times more
+seldom as there are arms, so that as many steps come together as in a run. To the budget, steps seem as long as those
+of all arms: it thins less than in a run.
 
 Two loops with the same code differ by up to 3 % for as long as their process lives, as their memory happens to lie; so
 each workload is measured in several processes, each makes its loops in an order of its own, and in each there are two
@@ -88,16 +88,17 @@ def under_watch(of: Loop, stack: contextlib.ExitStack, *, is_turn: bool) -> Arm:
         of.run(after=monitor.step)
         monitor.findings()  # waits until all rows are taken in, which would else fall into the stretch of another arm
 
-    busy_s = 0.0
-
-    def turn() -> float:
-        nonlocal busy_s
-        began, before = clock(), busy_s
+    def turn() -> None:
+        working.release()
         of.run(after=monitor.step)
-        busy_s = monitor.pipeline.busy_s
-        return clock() - began + busy_s - before
+        working.acquire()
 
-    return turn if is_turn else stretch  # type: ignore[return-value]
+    if not is_turn:
+        return stretch
+    working = monitor.pipeline._background._working
+    working.acquire()
+    stack.callback(working.release)
+    return turn
 
 
 BARE = ("bare", "again")
@@ -132,7 +133,9 @@ def measure(name: str, names: list[str], options: argparse.Namespace, process: i
             order, spent = random.Random(f"{process} {i}"), dict.fromkeys(arms, 0.0)
             for _ in range(num_turns):
                 for name in order.sample([*arms], len(arms)):  # each leaves its traces in the caches
-                    spent[name] += timed(arms[name])
+                    began = clock()
+                    arms[name]()
+                    spent[name] += clock() - began
             for name, taken in spent.items():
                 seconds.setdefault(f"{name} {phase}", []).append(taken)
     return seconds
@@ -149,13 +152,6 @@ def is_warm(name: str, arm: Arm, *, turns: int) -> bool:
             return False
         raise
     return True
-
-
-def timed(arm: Arm) -> float:
-    """Return the seconds of a call: what the arm says, or how long the call takes."""
-    began = clock()
-    told: object = arm()  # type: ignore[func-returns-value]
-    return told if isinstance(told, float) else clock() - began
 
 
 def resized(workload: Workload, steps: int | None) -> Workload:
