@@ -60,7 +60,7 @@ class Silence:
         bits = [_all(size) if units is None else units.bits for units, size in zip(dead, sizes, strict=True)]
         silent_U = np.unpackbits(np.concatenate(bits) if bits else np.zeros(0, np.uint8), bitorder="little")
         np.minimum(self._since_U, len(self._marks), out=self._since_U)
-        self._since_U[silent_U == 0] = FIRED
+        self._since_U |= silent_U - np.uint8(1)  # all bits, which is FIRED, of those that are not silent
         self._marks.append((self._num_samples, step))
         self._num_samples += 1
         self._thin()
@@ -99,22 +99,21 @@ class Silence:
             self._marks = [self._marks[i] for i in kept]
 
     def _tell(self) -> NDArray[np.float32]:
-        row_3A = np.full((3, len(self._sizes)), np.nan, np.float32)
-        row_3A[2] = [size or np.nan for size in self._sizes]
-        sizes_A = np.array(self._sizes, np.int64)
-        if not sizes_A.any():
+        sizes_A = np.array(self._sizes, np.float32)
+        row_3A = np.stack([np.zeros_like(sizes_A), np.full_like(sizes_A, np.nan), sizes_A])
+        row_3A[:, sizes_A == 0] = np.nan
+        silent = np.flatnonzero(self._since_U != FIRED)
+        if not silent.size:
             return row_3A
-        num_marks = len(self._marks)
         module_U = np.repeat(np.arange(len(sizes_A)), [8 * num_bytes(size) for size in self._sizes])
-        place_U = (num_marks + 1) * module_U + np.minimum(self._since_U, num_marks)
-        count_AM = np.bincount(place_U, minlength=(num_marks + 1) * len(sizes_A)).reshape(len(sizes_A), -1)
-        count_AM = np.cumsum(count_AM[:, :-1], axis=1)
+        num_marks = len(self._marks)
+        place = num_marks * module_U[silent] + self._since_U[silent]
+        count_AM = np.bincount(place, minlength=num_marks * len(sizes_A)).reshape(-1, num_marks).cumsum(axis=1)
         now_A = count_AM[:, -2:].min(axis=1)
         earliest_A = np.argmax(count_AM >= AGREE * now_A[:, None], axis=1)  # the newest mark at the latest
-        told_A = np.take_along_axis(count_AM, earliest_A[:, None], axis=1)[:, 0]
-        steps_M = np.array([step for _, step in self._marks])
-        row_3A[0] = np.where(sizes_A > 0, np.where(now_A > 0, told_A, 0), np.nan)
-        row_3A[1] = np.where(now_A > 0, steps_M[earliest_A], np.nan)
+        (some,) = now_A.nonzero()
+        row_3A[0, some] = count_AM[some, earliest_A[some]]
+        row_3A[1, some] = np.array([step for _, step in self._marks])[earliest_A[some]]
         return row_3A
 
 
