@@ -161,7 +161,13 @@ class Live:
         self.progress.update(state["progress"])
 
     def check_span(self) -> None:
-        """Refuse a run longer than its schedule: OneCycleLR would raise on its last step."""
+        """Refuse a run that ends before where it has come to, or behind its schedule: OneCycleLR would raise there."""
+        if self.total_steps < self.progress.step:
+            more = "train.steps" if self.config.train.steps else "train.epochs"
+            raise GradwatchError(
+                f"{more}: got {self.total_steps:,} steps, but the run has made {self.progress.step:,}; "
+                f"to go on, give it more with --set {more}=..."
+            )
         span = getattr(self.schedule, "total_steps", None)
         if span is not None and self.config.schedule.per == "step" and self.total_steps > span:
             raise GradwatchError(

@@ -80,7 +80,7 @@ class Session:
         if not self.is_rerun:
             _warn_about_batch_norm(self.model, config.train)
         live.compile()
-        if self.progress.step >= self.total_steps and not self.is_rerun:
+        if self.progress.step == self.total_steps and not self.is_rerun:
             warnings.warn(
                 f"the run has made all of its {self.total_steps:,} steps; to go on, give it more with --set "
                 + ("train.steps=..." if config.train.steps else "train.epochs=..."),

@@ -95,6 +95,18 @@ def test_a_finished_run_that_is_resumed_says_how_to_go_on(train, run):
     assert "healthy" in out
 
 
+def test_a_run_cannot_end_before_where_it_has_come_to(train, run):
+    before = (run / "config.yaml").read_text()
+
+    code, out, err = train("--resume", run, *settings("train.steps=20"))
+
+    assert (code, out) == (2, "")
+    assert err == (
+        "error: train.steps: got 20 steps, but the run has made 30; to go on, give it more with --set train.steps=...\n"
+    )
+    assert (run / "config.yaml").read_text() == before
+
+
 def test_what_a_resume_changes_holds_for_the_next(train, run):
     train("--resume", run, *settings("train.steps=32"))
 
