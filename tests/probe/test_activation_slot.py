@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from gradwatch.probe import transfer
+from gradwatch.probe.activation_slot import NOWHERE
 from gradwatch.probe.activations import ActivationProbe
 from gradwatch.probe.units import Units, num_bytes
 
@@ -85,6 +86,36 @@ def test_many_outputs_read_in_one_native_call_give_what_each_gives_by_itself(dty
     for (x, _, _, _, seen, *_), (_, _, _, _, expected, *_), answer in zip(together, apart, answers, strict=True):
         assert seen is None or torch.equal(seen, expected)
         assert seen is None or answer in (None, Units(transfer.to_host(seen), x.shape[-1]).flags().sum())
+
+
+SHAPES = ((3, 5), (4, 5, 3), (4, 7, 4, 6), (3, 4, 2, 3, 4), (6, 7, 1, 1), (2, 1, 4, 4))
+
+
+@pytest.mark.parametrize("limit", [10_000, 50, 20])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_leading_samples_are_read_where_they_lie(shape, limit):
+    native = pytest.importorskip("gradwatch.probe._native")
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(2)).relu()
+    x[:, 1:2] = 0.0
+    x[1, 0] = 3.0
+    x.requires_grad_()
+    ranges_4, totals_A4 = torch.tensor([*RELU_DEAD, *NOWHERE]), torch.zeros(1, 4, dtype=torch.float64)
+
+    are_channels_first = len(shape) > 2
+    call = (x, are_channels_first, limit, ranges_4, every_second(shape[1]), True, 0)
+    (num_dead,) = native.activations((call,), totals_A4)
+
+    sample = leading(x.detach().movedim(1, -1), most=limit)
+    assert num_dead == (sample == 0).reshape(-1, sample.shape[-1]).all(0).sum()
+    expected = [sample.numel(), sample.sum().item(), sample.square().sum().item(), 0]
+    assert totals_A4[0].tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def leading(x, *, most):
+    """As many samples as fit, or as much of the first one."""
+    while x.ndim > 1 and x[0].numel() > most:
+        x = x[0]
+    return x[: max(1, most // x[0].numel())]
 
 
 def test_units_are_told_to_the_native_code_with_room_for_all_of_them():
