@@ -159,7 +159,7 @@ INLINE void sgd_part(const Item *item, size_t begin, size_t n, float *before, in
         sgd_floats(item, begin, n, before, is_tail, fused, 0, 0);
 }
 
-/* Move some parameters, and keep what they were before where that is not null. */
+/* Move some parameters, and keep what they were before where that is not null; loops are compiled for either. */
 INLINE void move_part(const Item *item, size_t begin, size_t n, float *before, int is_tail, int fused)
 {
     if (item->settings->rule == ADAM && before)

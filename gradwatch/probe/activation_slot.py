@@ -117,6 +117,8 @@ class Slot:
     def begin(self, output: torch.Tensor) -> Call | None:
         """Take in the output of one call, or return what the native code is to take in."""
         self.is_called = True
+        if not output.ndim:
+            output = output.reshape(1)  # one unit
         is_plain = type(output) is torch.Tensor and output.is_cpu
         if not self._is_native or torch.compiler.is_compiling() or not is_plain:
             self._take(self._sample(output))

@@ -13,7 +13,7 @@ from gradwatch.probe.activation_slot import NOWHERE
 from gradwatch.probe.activations import ActivationProbe
 from gradwatch.probe.units import Units, num_bytes
 
-DEAD = 0
+DEAD, _, MEAN, _ = range(4)
 RELU_DEAD = (-math.inf, 0.0)
 
 LAYOUTS = {
@@ -144,6 +144,18 @@ def test_outputs_that_the_native_code_cannot_read_are_read_beside_those_that_it_
 
     np.testing.assert_allclose(seen["native"][0], seen["torch"][0], rtol=2e-5, atol=1e-6)
     assert seen["native"][1] == seen["torch"][1]
+
+
+@pytest.mark.parametrize("kernel", ["native", "torch"])
+@pytest.mark.parametrize("module", [nn.ReLU(), nn.Tanh(), nn.Softmax(0)], ids=str)
+def test_a_single_number_is_one_unit(module, kernel):
+    with ActivationProbe(nn.Sequential(module), kernel=kernel) as probe:
+        probe.arm()
+        output = module(torch.tensor(-0.3))
+        row_S = transfer.to_host(probe.read())[:, 0]
+
+    assert row_S[MEAN] == pytest.approx(output.item())
+    assert row_S[DEAD] == (1.0 if isinstance(module, nn.ReLU) else pytest.approx(math.nan, nan_ok=True))
 
 
 def test_a_module_may_give_a_tensor_of_another_class_at_one_of_its_calls():
