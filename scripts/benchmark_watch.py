@@ -12,9 +12,9 @@ Each round runs a stretch of steps of every arm, in an order that is drawn anew,
 what the arm before left in the caches, hits all arms alike. A stretch is long enough for a turn or two of the monitor's
 thread beside the training, as in a run, and ends when that has taken everything in. Where a step takes a tenth of a
 second and more, and no peer is measured, arms take turns after each step of a stretch. A monitor's thread works only
-while the loop that it watches has its turn, and the turn waits for it to end; it looks for rows as many times more
-seldom as there are arms, so that as many steps come together as in a run. To the budget, steps seem as long as those
-of all arms: it thins less than in a run.
+while the loop that it watches has its turn, and the turn waits for it to end; what goes by the clock, taking rows in
+and looking at the memory, comes as many times more seldom as there are arms, so after as many steps as in a run. To the
+budget, steps seem as long as those of all arms: it thins less than in a run.
 
 Two loops with the same code differ by up to 3 % for as long as their process lives, as their memory happens to lie; so
 each workload is measured in several processes, each makes its loops in an order of its own, and in each there are two
@@ -50,6 +50,7 @@ from workloads import WORKLOADS, Loop, Workload, loop
 
 import gradwatch
 from gradwatch import background, optim
+from gradwatch.monitor import monitor as monitors
 from gradwatch.monitor.budget import SETTLING
 
 WARM_UP = 24
@@ -121,7 +122,9 @@ def measure(name: str, names: list[str], options: argparse.Namespace, process: i
         workload = replace(workload, turn=None)
     turn = replace(workload, stretch=workload.turn or workload.stretch)
     num_turns, unmeasured = workload.stretch // turn.stretch, -(-WARM_UP // workload.stretch)
-    background.GATHER_S *= len(names) if workload.turn else 1
+    if workload.turn:
+        background.GATHER_S *= len(names)
+        monitors.MEMORY_EVERY_S *= len(names)
     with contextlib.ExitStack() as stack:
         made = {name: ARMS[name][1](turn, stack) for name in random.Random(process).sample(names, len(names))}
         arms = {name: arm for name, arm in made.items() if is_warm(name, arm, turns=unmeasured * num_turns)}
