@@ -1,7 +1,7 @@
 /* Optimizer steps of tensors of floats, with what is summed on the way. Plain C99, no Python.
  *
- * A tensor goes by in blocks that stay in the cache, so that gradient, weight and moments are read once from memory
- * whatever is made of them. The arithmetic is that of torch's fused kernels (aten/src/ATen/native/cpu/FusedAdamKernel.cpp
+ * Gradient, weight and moments are read once from memory whatever is made of them: in one loop, or again in blocks that
+ * stay in the cache. The arithmetic is that of torch's fused kernels (aten/src/ATen/native/cpu/FusedAdamKernel.cpp
  * and FusedSGDKernel.cpp), operation by operation and in their order; where the CPU has fused multiply-add, what the
  * compiler fuses there is fused here too, so that the weights come out equal to the bit. */
 #ifndef GRADWATCH_STEPS_H
@@ -76,100 +76,155 @@ INLINE float over(float x, float divisor, float inverse, int fused)
     return fabsf(near) <= FLT_MAX ? exact : near;
 }
 
-INLINE void adam_floats(const Item *item, size_t begin, size_t n, float *restrict before, int is_tail, int fused,
-                        int is_coupled, int is_amsgrad)
+/* What a step's loops do, constant where they are compiled. */
+typedef struct {
+    int is_adam, has_momentum, is_coupled, is_amsgrad, fused; /* has_momentum: SGD only */
+} Form;
+
+/* The constants of a step, as its loops use them. */
+typedef struct {
+    float sign, decay, keep, momentum, rest, rate, lerp, beta2, rest2, eps, step_size, root, inverse;
+    int is_small, is_nesterov, is_fresh; /* is_small: the mean goes less than half of the way */
+} Pace;
+
+static Pace pace_of(const Item *item)
 {
     const Settings *s = item->settings;
-    float *restrict w = item->weight + begin, *restrict m = item->first + begin, *restrict v = item->second + begin;
-    float *restrict largest = is_amsgrad ? item->largest + begin : NULL;
-    const float *restrict g = item->grad + begin;
-    const float sign = s->sign, decay = s->decay, keep = s->keep, eps = s->eps, beta2 = s->beta2, rest2 = s->rest2;
     const int is_small = s->lerp < 0.5f;
-    const float weight = is_small ? s->lerp : s->lerp - 1;
-    const float step_size = item->step_size, root = item->root, inverse = item->inverse;
-    for (size_t i = 0; i < n; i++) {
-        float x = g[i] * sign, p = w[i];
-        if (before)
-            before[i] = p;
-        if (is_coupled)
-            x = multiply_add(p, decay, x, fused);
-        else
-            p *= keep;
-        float mean = multiply_add(weight, x - m[i], is_small ? m[i] : x, fused);
-        float square = is_tail ? multiply_add(v[i], beta2, rest2 * x * x, fused)
-                               : multiply_add(rest2 * x, x, v[i] * beta2, fused);
-        m[i] = mean;
-        v[i] = square;
-        if (is_amsgrad) {
-            float old = largest[i];
-            square = (is_tail ? !(old < square) : old > square || old != old) ? old : square;
-            largest[i] = square;
-        }
-        w[i] = p - step_size * mean / (over(sqrtf(square), root, inverse, fused) + eps);
-    }
+    return (Pace){
+        .sign = s->sign, .decay = s->decay, .keep = s->keep, .momentum = s->momentum, .rest = s->rest, .rate = s->rate,
+        .lerp = is_small ? s->lerp : s->lerp - 1, .beta2 = s->beta2, .rest2 = s->rest2, .eps = s->eps,
+        .step_size = item->step_size, .root = item->root, .inverse = item->inverse,
+        .is_small = is_small, .is_nesterov = s->is_nesterov, .is_fresh = item->is_fresh,
+    };
 }
 
-INLINE void adam_part(const Item *item, size_t begin, size_t n, float *before, int is_tail, int fused)
+/* Where a part of a parameter lies; null what its rule has not. */
+typedef struct {
+    float *weight, *first, *second, *largest;
+    const float *grad;
+} Streams;
+
+INLINE Streams streams_of(const Item *item, size_t begin)
 {
-    const Settings *s = item->settings;
-    if (s->is_coupled && s->is_amsgrad)
-        adam_floats(item, begin, n, before, is_tail, fused, 1, 1);
-    else if (s->is_coupled)
-        adam_floats(item, begin, n, before, is_tail, fused, 1, 0);
-    else if (s->is_amsgrad)
-        adam_floats(item, begin, n, before, is_tail, fused, 0, 1);
+    return (Streams){item->weight + begin, item->first ? item->first + begin : NULL,
+                     item->second ? item->second + begin : NULL, item->largest ? item->largest + begin : NULL,
+                     item->grad + begin};
+}
+
+/* What one weight becomes. */
+INLINE float moved_by_adam(const Pace *c, Form form, const Streams *at, size_t i, int is_tail)
+{
+    float x = at->grad[i] * c->sign, p = at->weight[i];
+    float *m = at->first + i, *v = at->second + i;
+    if (form.is_coupled)
+        x = multiply_add(p, c->decay, x, form.fused);
     else
-        adam_floats(item, begin, n, before, is_tail, fused, 0, 0);
-}
-
-INLINE void sgd_floats(const Item *item, size_t begin, size_t n, float *restrict before, int is_tail, int fused,
-                       int is_coupled, int has_momentum)
-{
-    const Settings *s = item->settings;
-    const int is_fresh = item->is_fresh, is_nesterov = s->is_nesterov;
-    float *restrict w = item->weight + begin, *restrict m = has_momentum ? item->first + begin : NULL;
-    const float *restrict g = item->grad + begin;
-    const float sign = s->sign, decay = s->decay, momentum = s->momentum, rest = s->rest, rate = s->rate;
-    for (size_t i = 0; i < n; i++) {
-        float x = g[i] * sign;
-        if (before)
-            before[i] = w[i];
-        if (is_coupled)
-            x = multiply_add(w[i], decay, x, fused);
-        if (has_momentum) {
-            float mean = is_tail ? multiply_add(m[i], momentum, x * rest, fused)
-                                 : multiply_add(x, rest, m[i] * momentum, fused);
-            mean = is_fresh ? x : mean;
-            m[i] = mean;
-            x = is_nesterov ? multiply_add(mean, momentum, x, fused) : mean;
-        }
-        w[i] = multiply_add(x, -rate, w[i], fused);
+        p *= c->keep;
+    float mean = multiply_add(c->lerp, x - *m, c->is_small ? *m : x, form.fused);
+    float square = is_tail ? multiply_add(*v, c->beta2, c->rest2 * x * x, form.fused)
+                           : multiply_add(c->rest2 * x, x, *v * c->beta2, form.fused);
+    *m = mean;
+    *v = square;
+    if (form.is_amsgrad) {
+        float old = at->largest[i];
+        square = (is_tail ? !(old < square) : old > square || old != old) ? old : square;
+        at->largest[i] = square;
     }
+    return p - c->step_size * mean / (over(sqrtf(square), c->root, c->inverse, form.fused) + c->eps);
 }
 
-INLINE void sgd_part(const Item *item, size_t begin, size_t n, float *before, int is_tail, int fused)
+INLINE float moved_by_sgd(const Pace *c, Form form, const Streams *at, size_t i, int is_tail)
 {
-    if (item->first && item->settings->is_coupled)
-        sgd_floats(item, begin, n, before, is_tail, fused, 1, 1);
-    else if (item->first)
-        sgd_floats(item, begin, n, before, is_tail, fused, 0, 1);
-    else if (item->settings->is_coupled)
-        sgd_floats(item, begin, n, before, is_tail, fused, 1, 0);
-    else
-        sgd_floats(item, begin, n, before, is_tail, fused, 0, 0);
+    float x = at->grad[i] * c->sign, p = at->weight[i];
+    if (form.is_coupled)
+        x = multiply_add(p, c->decay, x, form.fused);
+    if (form.has_momentum) {
+        float *m = at->first + i;
+        float mean = is_tail ? multiply_add(*m, c->momentum, x * c->rest, form.fused)
+                             : multiply_add(x, c->rest, *m * c->momentum, form.fused);
+        mean = c->is_fresh ? x : mean;
+        *m = mean;
+        x = c->is_nesterov ? multiply_add(mean, c->momentum, x, form.fused) : mean;
+    }
+    return multiply_add(x, -c->rate, p, form.fused);
 }
 
-/* Move some parameters, and keep what they were before where that is not null; loops are compiled for either. */
-INLINE void move_part(const Item *item, size_t begin, size_t n, float *before, int is_tail, int fused)
+INLINE float moved(const Pace *c, Form form, const Streams *at, size_t i, int is_tail)
 {
-    if (item->settings->rule == ADAM && before)
-        adam_part(item, begin, n, before, is_tail, fused);
-    else if (item->settings->rule == ADAM)
-        adam_part(item, begin, n, NULL, is_tail, fused);
+    return form.is_adam ? moved_by_adam(c, form, at, i, is_tail) : moved_by_sgd(c, form, at, i, is_tail);
+}
+
+/* Move full lanes, and keep what they were before where that is not null. The gradients are read in the same loop, so
+ * that no memory lies idle while they are looked at by themselves. */
+INLINE void move_lanes(const Pace *c, Form form, const Streams *at, size_t n, float *before, FloatLanes *sums)
+{
+    FloatLanes lanes = *sums;
+    for (size_t i = 0; i < n; i += LANES) {
+        fetch_soon(at->grad + i);
+        fetch_soon(at->weight + i);
+        if (form.is_adam || form.has_momentum)
+            fetch_soon(at->first + i);
+        if (form.is_adam)
+            fetch_soon(at->second + i);
+        if (form.is_amsgrad)
+            fetch_soon(at->largest + i);
+        UNRELATED
+        for (int l = 0; l < LANES; l++) {
+            if (before)
+                before[i + l] = at->weight[i + l];
+            at->weight[i + l] = moved(c, form, at, i + l, 0);
+        }
+        read_lanes((const uint32_t *)(at->grad + i), &lanes);
+    }
+    *sums = lanes;
+}
+
+/* Move what does not fill all lanes. */
+INLINE void move_rest(const Pace *c, Form form, const Streams *at, size_t n, float *before)
+{
+    const size_t whole = n / TAIL * TAIL;
+    if (before)
+        memcpy(before, at->weight, n * sizeof *before);
+    for (size_t i = 0; i < whole; i++)
+        at->weight[i] = moved(c, form, at, i, 0);
+    for (size_t i = whole; i < n; i++)
+        at->weight[i] = moved(c, form, at, i, 1);
+}
+
+/* Loops are compiled for either. */
+INLINE void move_by(const Pace *c, Form form, const Streams *at, size_t n, float *before, FloatLanes *sums)
+{
+    if (n % LANES)
+        move_rest(c, form, at, n, before);
     else if (before)
-        sgd_part(item, begin, n, before, is_tail, fused);
+        move_lanes(c, form, at, n, before, sums);
     else
-        sgd_part(item, begin, n, NULL, is_tail, fused);
+        move_lanes(c, form, at, n, NULL, sums);
+}
+
+INLINE void move_by_adam(const Pace *c, Form form, const Streams *at, size_t n, float *before, FloatLanes *sums)
+{
+    if (form.is_coupled && form.is_amsgrad)
+        move_by(c, (Form){1, 0, 1, 1, form.fused}, at, n, before, sums);
+    else if (form.is_coupled)
+        move_by(c, (Form){1, 0, 1, 0, form.fused}, at, n, before, sums);
+    else if (form.is_amsgrad)
+        move_by(c, (Form){1, 0, 0, 1, form.fused}, at, n, before, sums);
+    else
+        move_by(c, (Form){1, 0, 0, 0, form.fused}, at, n, before, sums);
+}
+
+INLINE void move_by_sgd(const Pace *c, Form form, const Streams *at, size_t n, float *before, FloatLanes *sums)
+{
+    if (form.has_momentum && form.is_coupled)
+        move_by(c, (Form){0, 1, 1, 0, form.fused}, at, n, before, sums);
+    else if (form.has_momentum)
+        move_by(c, (Form){0, 1, 0, 0, form.fused}, at, n, before, sums);
+    else if (form.is_coupled)
+        move_by(c, (Form){0, 0, 1, 0, form.fused}, at, n, before, sums);
+    else
+        move_by(c, (Form){0, 0, 0, 0, form.fused}, at, n, before, sums);
 }
 
 INLINE void write_change(double weight, double update, float *out, size_t stride)
@@ -210,10 +265,40 @@ INLINE void leave(const Step *step, const Item *item)
         return;
     }
     for (size_t begin = 0, length; begin < item->numel; begin += length) {
-        length = block_length(item->numel - begin);
+        length = kept_length(item->numel - begin);
         add_padded_change(&changes, item->weight + begin, item->weight + begin, length);
     }
     write_change(folded(changes.weights), folded(changes.updates), item->change, step->stride);
+}
+
+/* Move a block of a parameter, and sum up its gradient. */
+INLINE void move_block(const Item *item, size_t begin, size_t n, int fused, FloatSums *sums, ChangeSums *changes)
+{
+    const Settings *s = item->settings;
+    const Form form = {s->rule == ADAM, item->first != NULL, s->is_coupled, s->is_amsgrad, fused};
+    const Pace c = pace_of(item);
+    const uint32_t *bits = (const uint32_t *)(item->grad + begin);
+    uint32_t rest[LANES];
+    float kept[KEPT], *before = item->change ? kept : NULL;
+    FloatLanes lanes = {{0}, {0}, {0}, {0}};
+    FloatBlock block;
+    for (size_t i = 0, length; i < n; i += length) {
+        const Streams at = streams_of(item, begin + i);
+        length = before ? kept_length(n - i) : n - i;
+        if (form.is_adam)
+            move_by_adam(&c, form, &at, length, before, &lanes);
+        else
+            move_by_sgd(&c, form, &at, length, before, &lanes);
+        if (before)
+            add_padded_change(changes, before, at.weight, length);
+    }
+    if (n % LANES) {
+        add_block(sums, float_bits(bits, 0, n, F32, rest), n);
+    } else {
+        sum_up_lanes(&lanes, &block);
+        foresee(sums, bits);
+        take_block(sums, &block, bits, n);
+    }
 }
 
 /* Move one parameter, or only look at its gradient, and write what was summed. */
@@ -221,28 +306,21 @@ INLINE void move(const Step *step, const Item *item, int fused)
 {
     FloatSums sums = {{0}, {0}, 0, 0, 0, 0};
     ChangeSums changes = {{0}, {0}};
-    uint32_t narrow[BLOCK];
-    float before[BLOCK];
+    uint32_t rest[LANES];
     if (!item->grad) {
         leave(step, item);
         return;
     }
-    for (size_t begin = 0, length; begin < item->numel; begin += length) {
-        length = block_length(item->numel - begin);
-        const size_t whole = length / TAIL * TAIL;
-        float *grad = item->grad + begin;
-        if (step->scale && !step->is_skipped)
-            for (size_t i = 0; i < length; i++)
-                grad[i] = grad[i] / *step->scale;
-        if (item->column)
-            add_block(&sums, float_bits(grad, 0, length, F32, narrow), length);
-        if (step->is_skipped)
+    for (size_t begin = 0, n; begin < item->numel; begin += n) {
+        n = block_length(item->numel - begin);
+        if (step->is_skipped) {
+            add_block(&sums, float_bits(item->grad, begin, n, F32, rest), n);
             continue;
-        move_part(item, begin, whole, item->change ? before : NULL, 0, fused);
-        if (length > whole)
-            move_part(item, begin + whole, length - whole, item->change ? before + whole : NULL, 1, fused);
-        if (item->change)
-            add_padded_change(&changes, before, item->weight + begin, length);
+        }
+        if (step->scale)
+            for (size_t i = begin; i < begin + n; i++)
+                item->grad[i] = item->grad[i] / *step->scale;
+        move_block(item, begin, n, fused, &sums, &changes);
     }
     if (item->column && item->numel) {
         Totals totals;

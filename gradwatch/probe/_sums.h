@@ -11,35 +11,50 @@ typedef struct {
     uint64_t zeros, nonfinite;
 } Totals;
 
+/* What is summed over a block, lane by lane; all zero before the first of them. */
+typedef struct {
+    float sum[LANES], squares[LANES];
+    int32_t max[LANES];
+    uint32_t zeros[LANES];
+} FloatLanes;
+
 typedef struct {
     float sum[LANES], squares[LANES];
     int32_t max;
     uint32_t zeros;
 } FloatBlock;
 
-/* All of a block in one go; `n` is a multiple of LANES. */
-INLINE void read_block(const uint32_t *bits, size_t n, FloatBlock *out)
+INLINE void read_lanes(const uint32_t *bits, FloatLanes *lanes)
 {
-    float sum[LANES] = {0}, squares[LANES] = {0};
-    int32_t max[LANES] = {0};
-    uint32_t zeros[LANES] = {0};
-    for (size_t i = 0; i < n; i += LANES)
-        for (int l = 0; l < LANES; l++) {
-            int32_t magnitude = (int32_t)(bits[i + l] & MAGNITUDE_MASK);
-            float x = float_of(bits[i + l]);
-            sum[l] += x;
-            squares[l] += x * x;
-            max[l] = magnitude > max[l] ? magnitude : max[l];
-            zeros[l] += magnitude == 0;
-        }
-    memcpy(out->sum, sum, sizeof sum);
-    memcpy(out->squares, squares, sizeof squares);
+    for (int l = 0; l < LANES; l++) {
+        int32_t magnitude = (int32_t)(bits[l] & MAGNITUDE_MASK);
+        float x = float_of(bits[l]);
+        lanes->sum[l] += x;
+        lanes->squares[l] += x * x;
+        lanes->max[l] = magnitude > lanes->max[l] ? magnitude : lanes->max[l];
+        lanes->zeros[l] += magnitude == 0;
+    }
+}
+
+INLINE void sum_up_lanes(const FloatLanes *lanes, FloatBlock *out)
+{
+    memcpy(out->sum, lanes->sum, sizeof out->sum);
+    memcpy(out->squares, lanes->squares, sizeof out->squares);
     out->max = 0;
     out->zeros = 0;
     for (int l = 0; l < LANES; l++) {
-        out->max = max[l] > out->max ? max[l] : out->max;
-        out->zeros += zeros[l];
+        out->max = lanes->max[l] > out->max ? lanes->max[l] : out->max;
+        out->zeros += lanes->zeros[l];
     }
+}
+
+/* All of a block in one go; `n` is a multiple of LANES. */
+INLINE void read_block(const uint32_t *bits, size_t n, FloatBlock *out)
+{
+    FloatLanes lanes = {{0}, {0}, {0}, {0}};
+    for (size_t i = 0; i < n; i += LANES)
+        read_lanes(bits + i, &lanes);
+    sum_up_lanes(&lanes, out);
 }
 
 INLINE int32_t largest(const uint32_t *bits, size_t n)
@@ -68,26 +83,16 @@ typedef struct {
     int is_begun, has_vanished;
 } FloatSums;
 
-/* Add a block. One whose squares a float cannot hold is read again, in double, from the cache. Once values have vanished
- * that way, the next blocks go there at once: subnormal products are slow on some hardware. */
-INLINE void add_block(FloatSums *sums, const uint32_t *bits, size_t length)
+/* Add what was read of a block. One whose squares a float cannot hold is read again, in double, from the cache. */
+INLINE void take_block(FloatSums *sums, const FloatBlock *block, const uint32_t *bits, size_t length)
 {
     size_t padded = padded_length(length);
     double wide[BLOCK];
-    FloatBlock block = {{0}, {0}, 0, 0};
-    if (!sums->is_begun)
-        sums->has_vanished = (block.max = largest(bits, LANES)) && block.max < SMALLEST_FAST;
-    if (sums->has_vanished) {
-        block.max = largest(bits, padded);
-        block.zeros = (uint32_t)count_zeros(bits, padded);
-    } else {
-        read_block(bits, padded, &block);
-    }
-    int fits = block.max == 0 || (block.max >= SMALLEST_FAST && block.max <= LARGEST_FAST);
+    int fits = block->max == 0 || (block->max >= SMALLEST_FAST && block->max <= LARGEST_FAST);
     if (fits && !sums->has_vanished)
         for (int l = 0; l < LANES; l++) {
-            sums->sum[l] += block.sum[l];
-            sums->squares[l] += block.squares[l];
+            sums->sum[l] += block->sum[l];
+            sums->squares[l] += block->squares[l];
         }
     else {
         const double *x = doubles(bits, 0, padded, F32, 0, wide);
@@ -95,9 +100,32 @@ INLINE void add_block(FloatSums *sums, const uint32_t *bits, size_t length)
         add_squares_to_lanes(sums->squares, x, NULL, 0, padded);
     }
     sums->is_begun = 1;
-    sums->has_vanished = block.max && block.max < SMALLEST_FAST;
-    sums->absmax = block.max > sums->absmax ? block.max : sums->absmax;
-    sums->zeros += block.zeros - (padded - length);
+    sums->has_vanished = block->max && block->max < SMALLEST_FAST;
+    sums->absmax = block->max > sums->absmax ? block->max : sums->absmax;
+    sums->zeros += block->zeros - (padded - length);
+}
+
+/* Before a block: the first values tell how the first one is read. */
+INLINE void foresee(FloatSums *sums, const uint32_t *bits)
+{
+    int32_t max = sums->is_begun ? 0 : largest(bits, LANES);
+    sums->has_vanished |= max && max < SMALLEST_FAST;
+}
+
+/* Add a block. Once values have vanished in squares, the next blocks are read in double at once: subnormal products are
+ * slow on some hardware. */
+INLINE void add_block(FloatSums *sums, const uint32_t *bits, size_t length)
+{
+    size_t padded = padded_length(length);
+    FloatBlock block = {{0}, {0}, 0, 0};
+    foresee(sums, bits);
+    if (sums->has_vanished) {
+        block.max = largest(bits, padded);
+        block.zeros = (uint32_t)count_zeros(bits, padded);
+    } else {
+        read_block(bits, padded, &block);
+    }
+    take_block(sums, &block, bits, length);
 }
 
 INLINE void sum_up(const FloatSums *sums, Totals *totals)
@@ -220,6 +248,16 @@ EVERY_CPU static void totals_and_counts_of(const void *data, size_t n, Kind kind
     write_counts(&counts, data, n, kind, out);
 }
 
+/* Weights of before and after a step are compared in halves of a block: kept beside what a step fetches meanwhile, these
+ * stay in the nearest cache. */
+enum { KEPT = BLOCK / 2 };
+
+INLINE size_t kept_length(size_t left)
+{
+    size_t length = block_length(left);
+    return length < KEPT ? length : KEPT;
+}
+
 /* Sums of squares of weights and updates. */
 typedef struct {
     double weights[LANES], updates[LANES];
@@ -297,7 +335,7 @@ EVERY_CPU static void change_of(const void *before, const void *after, size_t n,
     ChangeSums sums = {{0}, {0}};
     double wide_before[BLOCK], wide_after[BLOCK];
     for (size_t begin = 0, length; begin < n; begin += length) {
-        length = block_length(n - begin);
+        length = kept_length(n - begin);
         if (kind == F32) {
             add_padded_change(&sums, (const float *)before + begin, (const float *)after + begin, length);
             continue;

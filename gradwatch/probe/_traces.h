@@ -35,13 +35,13 @@ INLINE void weights_before(const Item *item, size_t begin, size_t n, float *rest
 INLINE void trace(const Step *step, const Item *item, int fused)
 {
     ChangeSums changes = {{0}, {0}};
-    float before[BLOCK];
+    float before[KEPT];
     if (!item->first || !item->change) {
         leave(step, item);
         return;
     }
     for (size_t begin = 0, length; begin < item->numel; begin += length) {
-        length = block_length(item->numel - begin);
+        length = kept_length(item->numel - begin);
         weights_before(item, begin, length, before, fused);
         add_padded_change(&changes, before, item->weight + begin, length);
     }

@@ -136,7 +136,7 @@ class Slot:
         """Take in how many units of a call the native code found dead; None where it could not read the output."""
         output, channels_first, _, _, bits, _, _ = call.told
         if num_dead is None:
-            self._take(self._leading(output, channels_first=channels_first), place=call.place)
+            self._take(self._units_last(output, channels_first=channels_first), place=call.place)
         elif bits is not None:
             self.dead[call.place], self.num_dead[call.place] = self._rooms[call.place].units, num_dead
 
@@ -192,10 +192,10 @@ class Slot:
         """Return leading samples with units, or the classes of a softmax, in the last dimension; float32, detached."""
         if self.rules.softmax_dim is not None:
             x = x.movedim(self.rules.softmax_dim, -1)
-            return self._leading(x, channels_first=False)
-        return self._leading(x, channels_first=self._is_channels_first(x))
+            return self._units_last(x, channels_first=False)
+        return self._units_last(x, channels_first=self._is_channels_first(x))
 
-    def _leading(self, x: torch.Tensor, *, channels_first: bool) -> torch.Tensor:
+    def _units_last(self, x: torch.Tensor, *, channels_first: bool) -> torch.Tensor:
         return _leading(x.detach().movedim(1, -1) if channels_first else x.detach(), self.limit).float()
 
     def dead_units(self) -> torch.Tensor | None:

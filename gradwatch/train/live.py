@@ -163,10 +163,9 @@ class Live:
     def check_span(self) -> None:
         """Refuse a run that ends before where it has come to, or behind its schedule: OneCycleLR would raise there."""
         if self.total_steps < self.progress.step:
-            more = "train.steps" if self.config.train.steps else "train.epochs"
             raise GradwatchError(
-                f"{more}: got {self.total_steps:,} steps, but the run has made {self.progress.step:,}; "
-                f"to go on, give it more with --set {more}=..."
+                f"{self._span_setting}: got {self.total_steps:,} steps, but the run has made {self.progress.step:,}; "
+                f"{self.way_on}"
             )
         span = getattr(self.schedule, "total_steps", None)
         if span is not None and self.config.schedule.per == "step" and self.total_steps > span:
@@ -174,6 +173,16 @@ class Live:
                 f"train: got {self.total_steps:,} steps, but the run's {type(self.schedule).__name__} was planned for "
                 f"{span:,} and ends there; leave train as it is, or train anew"
             )
+
+    @property
+    def _span_setting(self) -> str:
+        """The setting that says how long the run is."""
+        return "train.steps" if self.config.train.steps else "train.epochs"
+
+    @property
+    def way_on(self) -> str:
+        """What to do where the run is over and should go on, in words."""
+        return f"to go on, give it more with --set {self._span_setting}=..."
 
     def compile(self) -> None:
         """Have torch.compile take over the model, where the config says so."""

@@ -81,11 +81,7 @@ class Session:
             _warn_about_batch_norm(self.model, config.train)
         live.compile()
         if self.progress.step == self.total_steps and not self.is_rerun:
-            warnings.warn(
-                f"the run has made all of its {self.total_steps:,} steps; to go on, give it more with --set "
-                + ("train.steps=..." if config.train.steps else "train.epochs=..."),
-                stacklevel=2,
-            )
+            warnings.warn(f"the run has made all of its {self.total_steps:,} steps; {live.way_on}", stacklevel=2)
         if saved:  # last, since building draws random numbers
             self.remember(saved)
             set_random_state(saved["random"])
