@@ -29,7 +29,9 @@
 #endif
 
 /* Before a loop: no iteration reads what another one writes. */
-#if defined(__GNUC__) && !defined(__clang__)
+#if defined(__clang__)
+#define UNRELATED _Pragma("clang loop vectorize(assume_safety)")
+#elif defined(__GNUC__)
 #define UNRELATED _Pragma("GCC ivdep")
 #else
 #define UNRELATED
