@@ -292,9 +292,9 @@ INLINE void move_block(const Item *item, size_t begin, size_t n, int fused, Floa
         if (before)
             add_padded_change(changes, before, at.weight, length);
     }
-    if (n % LANES) {
+    if (item->column && n % LANES) {
         add_block(sums, float_bits(bits, 0, n, F32, rest), n);
-    } else {
+    } else if (item->column) {
         sum_up_lanes(&lanes, &block);
         foresee(sums, bits);
         take_block(sums, &block, bits, n);
@@ -311,6 +311,8 @@ INLINE void move(const Step *step, const Item *item, int fused)
         leave(step, item);
         return;
     }
+    if (step->is_skipped && !item->column)
+        return;
     for (size_t begin = 0, n; begin < item->numel; begin += n) {
         n = block_length(item->numel - begin);
         if (step->is_skipped) {
