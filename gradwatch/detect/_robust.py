@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -57,8 +58,8 @@ def block_medians(values_T: Floats, size: int) -> Floats:
 
 def slope(values_M: Floats) -> float:
     """Return the least-squares slope of a profile per place. All values must be finite, M at least 2."""
-    place_M = np.arange(len(values_M)) - (len(values_M) - 1) / 2
-    return float(place_M @ values_M / (place_M @ place_M))
+    place_M, square = _places(len(values_M))
+    return float(place_M @ values_M) / square
 
 
 def climb(values_M: Floats) -> float:
@@ -66,10 +67,9 @@ def climb(values_M: Floats) -> float:
 
     It is a line if that explains three quarters of its variance and no single step holds most of the climb.
     """
-    rise = slope(values_M)
-    place_M = np.arange(len(values_M)) - (len(values_M) - 1) / 2
-    variance = float(np.var(values_M))
-    is_line = variance > 0 and rise**2 * float(place_M @ place_M) / len(values_M) > 0.75 * variance
+    rise, rest_M = slope(values_M), values_M - values_M.mean()
+    variation = float(rest_M @ rest_M)
+    is_line = variation > 0 and rise**2 * _places(len(values_M))[1] > 0.75 * variation
     whole = rise * (len(values_M) - 1)
     largest = float(np.max(math.copysign(1, whole) * np.diff(values_M)))
     return whole if is_line and largest < 0.7 * abs(whole) else 0.0
@@ -77,8 +77,15 @@ def climb(values_M: Floats) -> float:
 
 def trend(values_T: Floats) -> float:
     """Return the least-squares slope of a series in units of its own standard error: beyond 2 or 3 it is no chance."""
-    place_T = np.arange(len(values_T)) - (len(values_T) - 1) / 2
+    place_T, square = _places(len(values_T))
     rise = slope(values_T)
     rest_T = values_T - values_T.mean() - rise * place_T
-    error = math.sqrt(float(rest_T @ rest_T) / (len(values_T) - 2) / float(place_T @ place_T))
+    error = math.sqrt(float(rest_T @ rest_T) / (len(values_T) - 2) / square)
     return rise / error if error > 0 else math.copysign(math.inf, rise) if rise else 0.0
+
+
+@functools.lru_cache(maxsize=64)
+def _places(count: int) -> tuple[Floats, float]:
+    """Return so many places around zero, not to be written to, and the sum of their squares."""
+    place_M: Floats = np.arange(count) - (count - 1) / 2
+    return place_M, float(place_M @ place_M)

@@ -107,8 +107,9 @@ class NotOptimized:
         shape = depth(history)
         ratio_L = history.param.newest("update.ratio")
         if (ratio_L > USUAL).any():
-            yield from self._taken_back(history)
-            yield from self._put_back(history)
+            measured = _measured(history, self.samples + 1)
+            yield from self._taken_back(history, *measured)
+            yield from self._put_back(history, *measured)
         yield from self._thawed(history, ratio_L)
         if not shape.unowned and np.count_nonzero(ratio_L > 0) >= shape.num_trainable:
             return
@@ -147,6 +148,8 @@ class NotOptimized:
     def _thawed(self, history: History, ratio_L: NDArray[np.floating]) -> Iterator[Finding]:
         """Yield what is no longer frozen, and still held by no optimizer."""
         frozen = list(depth(history).frozen)
+        if not frozen:
+            return
         thawed_L = np.zeros(len(ratio_L), np.bool_)
         l2_TL = history.param.window("grad.l2", 2)[:, frozen]
         is_stale_L = (l2_TL == l2_TL[0]).all(axis=0)  # left from before it was frozen
@@ -177,10 +180,10 @@ class NotOptimized:
         severity = Severity.INFO if is_first else Severity.WARNING
         yield from self._findings(history, stuck_L & (rate_L == 0), severity, "gets gradients at a learning rate of 0")
 
-    def _taken_back(self, history: History) -> Iterator[Finding]:
+    def _taken_back(self, history: History, ratio_TL: Floats, norm_TL: Floats) -> Iterator[Finding]:
         """Yield the run where updates are made and nothing comes of them."""
         small_L = depth(history).trainable_L & (depth(history).root_numel_L <= SMALL**0.5)
-        ratio_TL, norm_TL = (values_TL[:, small_L] for values_TL in _measured(history, self.samples + 1))
+        ratio_TL, norm_TL = ratio_TL[:, small_L], norm_TL[:, small_L]
         moved_L = (ratio_TL > USUAL).all(axis=0)
         if len(ratio_TL) <= self.samples or np.count_nonzero(moved_L) < SEVERAL:
             return
@@ -195,12 +198,12 @@ class NotOptimized:
             Quantity(name="update.ratio, median", value=float(np.nanmedian(ratio_TL[-1]))),
         )
 
-    def _put_back(self, history: History) -> Iterator[Finding]:
+    def _put_back(self, history: History, ratio_TL: Floats, norm_TL: Floats) -> Iterator[Finding]:
         """Yield what is before each update exactly as large as it was before all others, though each moves it."""
-        ratio_TL, norm_TL = _measured(history, self.samples + 1)
-        if len(ratio_TL) <= self.samples:
+        back_L = (norm_TL == norm_TL[0]).all(axis=0)
+        if len(ratio_TL) <= self.samples or not back_L.any():
             return
-        back_L = (norm_TL == norm_TL[0]).all(axis=0) & (ratio_TL > USUAL).all(axis=0)
+        back_L &= (ratio_TL > USUAL).all(axis=0)
         back_L &= ratio_TL.min(axis=0) > VISIBLE * depth(history).root_numel_L
         if back_L.any():
             ill_L = back_L & ~_is_normed(history)

@@ -144,8 +144,10 @@ class VanishingGradient:
     def _all_faint(self, history: History) -> Iterator[Finding]:
         """Yield a finding where the loss reaches the output's bias and, next to that, no weight."""
         l2_TL = history.param.window("grad.l2", STEPS)
+        if len(l2_TL) < STEPS or not self._is_faint(history, l2_TL, min(self.decades, self.at_once)).all():
+            return
         decades = self.decades if self._is_stuck(history) else self.at_once
-        if len(l2_TL) < STEPS or not self._is_faint(history, l2_TL, decades).all():
+        if not self._is_faint(history, l2_TL, decades).all():
             return
         shape = depth(history)
         size = median(l2_TL)

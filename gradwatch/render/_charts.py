@@ -9,6 +9,7 @@ finite is left out of a chart, so that its axis stays useful, and counted in the
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -130,27 +131,23 @@ def run_points(history: History, of: Sequence[Layer], rows: int) -> dict[str, fl
     """
     points = {}
     for chart in (*CHARTS, *(SCALING if history.info.loss_scaling else ())):
-        values_T = history.scalar(chart.statistic, rows)
-        known_T = values_T[np.isfinite(values_T)] if chart.mean else values_T[-1:]
-        points[chart.tag] = chart.scale * float(known_T.mean()) if len(known_T) else float("nan")
+        values = history.scalar(chart.statistic, rows if chart.mean else 1).tolist()
+        known = [value for value in values if math.isfinite(value)] if chart.mean else values
+        points[chart.tag] = chart.scale * sum(known) / len(known) if known else math.nan
     if points["gradients/total_norm_after_clip"] == points["gradients/total_norm"]:
         del points["gradients/total_norm_after_clip"]
     for i in range(history.groups):
         tag = "optim/learning_rate" + (f"_group_{i}" if history.groups > 1 else "")
         points[tag] = float(history.scalar(f"lr.{i}", 1)[-1])
     points[FINDINGS] = float(sum(f.severity > Severity.INFO for f in history.findings))
-    points |= (
-        _markers(history, rows)
-        | _flow(history, of)
-        | _updates(history, of)
-        | _sparsity(history)
-        | _nonfinite(history, rows)
-    )
+    points |= _flow(history, of) | _updates(history, of) | _sparsity(history) | _nonfinite(history, rows)
     return _finite(points)
 
 
 def validation_points(history: History, after: int) -> list[tuple[int, dict[str, float]]]:
     """Return the validations that were measured after a step: each with its step and its values by tag."""
+    if all(history.validated(chart.statistic)[0] <= after for chart in VALIDATION):
+        return []
     steps_T = history.run.steps()
     values: dict[str, Floats] = {chart.tag: history.scalar(chart.statistic) for chart in VALIDATION}
     if len(steps_T) == WINDOW and steps_T[0] > after + 1:  # rarely asked: what is missing lies further back
@@ -187,17 +184,6 @@ def layer_points(history: History, seen: set[str]) -> dict[str, float]:
     return _finite(points)
 
 
-def _markers(history: History, rows: int) -> dict[str, float]:
-    """Return a point for each statistic that was not finite lately, at the height of its last finite value, or 0."""
-    points = {}
-    for statistic, tag in MARKERS.items():
-        values_T = history.scalar(statistic)
-        finite_T = np.isfinite(values_T)
-        if not finite_T[-rows:].all():
-            points[tag] = float(values_T[finite_T][-1]) if finite_T.any() else 0.0
-    return points
-
-
 def nonfinite_steps(history: History, *, until: int) -> int:
     """Return at how many kept steps, up to one, loss or gradient norm were not finite."""
     broken_T = ~np.isfinite(history["loss"]) | ~np.isfinite(history["grad_norm.before_clip"])
@@ -208,13 +194,12 @@ def _flow(history: History, of: Sequence[Layer]) -> dict[str, float]:
     """Return the median gradient norm of each third of the layers as a power of ten."""
     if len(of) < len(THIRDS):
         return {}
-    parts = np.array_split(norms_now(history, of), len(THIRDS))
-    return {f"gradients/log10_norm_{third}": _log_median(part) for third, part in zip(THIRDS, parts, strict=True)}
-
-
-def _log_median(norms_M: Floats) -> float:
-    usable_M = norms_M[np.isfinite(norms_M) & (norms_M > 0)]
-    return _quantiles(np.log10(usable_M), 0.5)[0] if usable_M.size else float("nan")
+    norms, points = norms_now(history, of).tolist(), {}
+    for i, third in enumerate(THIRDS):
+        part = norms[i * len(norms) // len(THIRDS) : (i + 1) * len(norms) // len(THIRDS)]
+        logs = [math.log10(norm) for norm in part if 0 < norm < math.inf]
+        points[f"gradients/log10_norm_{third}"] = statistics.median(logs) if logs else math.nan
+    return points
 
 
 def _quantiles(values_M: Floats, *parts: float) -> list[float]:
@@ -249,11 +234,20 @@ def _most(values_L: Floats) -> float:
 
 
 def _nonfinite(history: History, rows: int) -> dict[str, float]:
-    """Return how many layers and steps were not finite since the last point; 0 where all is well."""
+    """Return how many layers and steps were not finite since the last point; 0 where all is well.
+
+    Each statistic that was not has a point besides, at the height of its last finite value, or 0.
+    """
+    points = {}
     layers_T = np.count_nonzero(history.param.window("grad.nonfinite", rows) > 0, axis=1)
-    broken_T = ~np.isfinite(history.scalar("loss", rows)) | (layers_T > 0)
-    broken_T |= ~np.isfinite(history.scalar("grad_norm.before_clip", rows))
-    return {"nonfinite/layers": float(layers_T.max(initial=0)), NONFINITE: float(broken_T.sum())}
+    broken_T = layers_T > 0
+    for statistic, tag in MARKERS.items():
+        finite_T = np.isfinite(history.scalar(statistic, rows))
+        if not finite_T.all():
+            broken_T |= ~finite_T
+            values_T = history.scalar(statistic)
+            points[tag] = next((value for value in values_T[::-1].tolist() if math.isfinite(value)), 0.0)
+    return points | {"nonfinite/layers": float(layers_T.max(initial=0)), NONFINITE: float(broken_T.sum())}
 
 
 def _finite(points: dict[str, float]) -> dict[str, float]:

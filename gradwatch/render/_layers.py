@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -63,9 +64,8 @@ def grad_norms(l2_TL: Floats, nonfinite_TL: Floats, of: Sequence[Layer]) -> Floa
     present_TL = ~np.isnan(nonfinite_TL)
     squares_TL = np.where(present_TL, np.square(l2_TL, dtype=np.float64), 0.0)
     squares_TL[(present_TL & ~(nonfinite_TL == 0)) | ~np.isfinite(squares_TL)] = np.inf
-    total_TM: Floats = np.sqrt(_sum(squares_TL, of))
-    total_TM[_sum(present_TL.astype(np.float64), of) == 0] = np.nan
-    return total_TM
+    total_TM, present_TM = _sums(of, squares_TL, present_TL.astype(np.float64))
+    return np.where(present_TM > 0, np.sqrt(total_TM), np.nan)
 
 
 def norms_now(history: History, of: Sequence[Layer]) -> Floats:
@@ -99,9 +99,9 @@ def update_ratios_over_run(history: History, of: Sequence[Layer]) -> tuple[NDArr
 def _ratios(ratio_TL: Floats, weight_TL: Floats, of: Sequence[Layer]) -> Floats:
     """Return the norms of layers' updates divided by those of their weights, of shape (T, M)."""
     with np.errstate(all="ignore"):
-        moved_TM = _sum(np.nan_to_num(np.square(ratio_TL * weight_TL, dtype=np.float64), posinf=np.inf), of)
-        weight_TM = _sum(np.nan_to_num(np.square(weight_TL, dtype=np.float64), posinf=np.inf), of)
-        known_TM = _sum((~np.isnan(ratio_TL)).astype(np.float64), of)
+        squares = (np.square(norm_TL, dtype=np.float64) for norm_TL in (ratio_TL * weight_TL, weight_TL))
+        terms = (np.where(np.isnan(square_TL), 0.0, square_TL) for square_TL in squares)
+        moved_TM, weight_TM, known_TM = _sums(of, *terms, (~np.isnan(ratio_TL)).astype(np.float64))
         ratio_TM: Floats = np.where(known_TM > 0, np.sqrt(moved_TM / weight_TM), np.nan)
     return ratio_TM
 
@@ -110,16 +110,17 @@ def zero_fracs(zero_TL: Floats, of: Sequence[Layer], params: Sequence[LayerInfo]
     """Return the zero fraction of each layer's gradient, of shape (T, M): the mean weighted by size."""
     size_L = np.array([max(1, math.prod(p.shape)) for p in params], np.float64)
     known_TL = ~np.isnan(zero_TL)
+    zeros_TM, known_TM = _sums(of, np.where(known_TL, zero_TL * size_L, 0.0), known_TL * size_L)
     with np.errstate(invalid="ignore"):
-        return _sum(np.where(known_TL, zero_TL * size_L, 0.0), of) / _sum(known_TL * size_L, of)
+        return zeros_TM / known_TM
 
 
 def newest_known(table: Table, statistic: str) -> Floats:
     """Return the last known value of each row of a table, of shape (L,); nan where none is in the window."""
-    for length in (16, WINDOW):  # most statistics are sampled often enough to lie in the newest few steps
+    for length in (1, 16, WINDOW):  # most statistics are sampled often enough to lie in the newest few steps
         values_TL = table.window(statistic, length)
         known_TL = ~np.isnan(values_TL)
-        if known_TL.any():
+        if known_TL.any() and (length > 1 or known_TL.all()):
             break
     else:
         return np.full(len(table.layers), np.nan)
@@ -195,10 +196,9 @@ def _layer(name: str, columns: Sequence[int], params: Sequence[LayerInfo]) -> La
     )
 
 
-def _sum(values_TL: Floats, of: Sequence[Layer]) -> Floats:
-    """Return the sums over each layer's columns, of shape (T, M)."""
-    if not of:
-        return np.zeros((len(values_TL), 0))
-    columns = np.concatenate([layer.columns for layer in of])
-    starts = np.cumsum([0, *(len(layer.columns) for layer in of[:-1])])
-    return np.add.reduceat(values_TL[:, columns], starts, axis=1)
+def _sums(of: Sequence[Layer], *terms_TL: Floats) -> Iterator[Floats]:
+    """Yield the sums of several terms over each layer's columns, of shape (T, M)."""
+    columns = np.array([column for layer in of for column in layer.columns], np.intp)
+    starts = np.array([0, *itertools.accumulate(len(layer.columns) for layer in of[:-1])], np.intp)
+    for term_TL in terms_TL:
+        yield np.add.reduceat(term_TL[:, columns], starts, axis=1) if of else np.zeros((len(term_TL), 0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-GRACE_S = 0.01
+GRACE_S = 0.005
 """Time that each share may take before it must have been earned: so that a short run is shown too."""
 
 

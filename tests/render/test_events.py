@@ -1,6 +1,5 @@
 """TensorBoard's event files, read back by TensorBoard's own reader."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from tensorboard.backend.event_processing.event_file_loader import LegacyEventFi
 from tensorboard.compat.proto import event_pb2
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
-from gradwatch.render._events import BLOCK, EventFile, crc32c, record
+from gradwatch.render._events import EventFile, record
 
 
 def _read(directory):
@@ -18,12 +17,8 @@ def _read(directory):
     return list(LegacyEventFileLoader(str(path)).Load())
 
 
-def test_the_checksum_is_that_of_the_standard():
-    assert crc32c(b"123456789") == 0xE3069283, "check value of CRC-32C in the catalogue of parametrised CRCs"
-
-
 @settings(max_examples=60, deadline=None)
-@given(st.binary(min_size=4, max_size=3 * BLOCK + 7))
+@given(st.binary(max_size=4000))
 def test_records_have_the_checksums_that_tensorboard_computes(data):
     written = record(data)
 
@@ -31,13 +26,6 @@ def test_records_have_the_checksums_that_tensorboard_computes(data):
     assert written[8:12] == masked_crc32c(written[:8]).to_bytes(4, "little")
     assert written[12:-4] == data
     assert written[-4:] == masked_crc32c(data).to_bytes(4, "little")
-
-
-@pytest.mark.parametrize("size", [4, BLOCK - 1, BLOCK, BLOCK + 1, 40 * BLOCK])
-def test_checksums_are_right_at_the_edges_of_a_block(size):
-    data = os.urandom(size)
-
-    assert record(data)[-4:] == masked_crc32c(data).to_bytes(4, "little")
 
 
 def test_events_are_with_the_operating_system_as_soon_as_they_are_written(tmp_path):
