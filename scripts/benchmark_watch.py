@@ -21,8 +21,6 @@ each workload is measured in several processes, each makes its loops in an order
 bare ones. Shown is the median over rounds of the ratio to the mean of both in the same round, with the quartiles;
 `again`, the second of them in units of the first, tells what of a ratio is noise.
 
-A run's first 256 steps, in which everything is sampled as scheduled, stand in rows of their own, and what comes behind
-them, where the budget rules, in others; a workload has those that its rounds come to.
 `--clock cpu` counts the processor time of all threads, as if none of them ran beside another: an upper bound, which a
 machine that is busy with something else still tells.
 """
@@ -33,7 +31,6 @@ import argparse
 import contextlib
 import gc
 import importlib.util
-import itertools
 import multiprocessing
 import random
 import statistics
@@ -51,13 +48,9 @@ from workloads import WORKLOADS, Loop, Workload, loop
 import gradwatch
 from gradwatch import background, optim
 from gradwatch.monitor import monitor as monitors
-from gradwatch.monitor.budget import SETTLING
 
 WARM_UP = 24
 """Steps that each arm makes unmeasured, in whole stretches: code is compiled, memory taken, files are made."""
-
-PHASES = {"early": "steps to 256", "late": "behind"}
-"""Parts of a run, by what they are called in the table."""
 
 
 def bare(workload: Workload, stack: contextlib.ExitStack) -> Arm:
@@ -130,9 +123,8 @@ def measure(name: str, names: list[str], options: argparse.Namespace, process: i
         arms = {name: arm for name, arm in made.items() if is_warm(name, arm, turns=unmeasured * num_turns)}
         gc.freeze()  # else what imports have left is gone through now and then, 0.2 s of whatever arm has its turn
         stack.callback(gc.unfreeze)
-        seconds: Seconds = {}
+        seconds: Seconds = {name: [] for name in arms}
         for i in range(options.rounds):
-            phase = "early" if (unmeasured + i + 1) * workload.stretch <= SETTLING else "late"
             order, spent = random.Random(f"{process} {i}"), dict.fromkeys(arms, 0.0)
             for _ in range(num_turns):
                 for name in order.sample([*arms], len(arms)):  # each leaves its traces in the caches
@@ -140,7 +132,7 @@ def measure(name: str, names: list[str], options: argparse.Namespace, process: i
                     arms[name]()
                     spent[name] += clock() - began
             for name, taken in spent.items():
-                seconds.setdefault(f"{name} {phase}", []).append(taken)
+                seconds[name].append(taken)
     return seconds
 
 
@@ -170,19 +162,13 @@ def column(name: str, arms: list[str], options: argparse.Namespace) -> tuple[str
             for arm, times in process.submit(measure, name, arms, options, i).result().items():
                 seconds.setdefault(arm, []).extend(times)
     workload = resized(WORKLOADS[name], options.steps)
-    cells, bare_s = dict[str, str](), list[float]()
-    for phase in PHASES:
-        first, again = (seconds.get(f"{arm} {phase}", []) for arm in BARE)
-        if len(first) < 2:
-            continue
-        both = [(a + b) / 2 for a, b in zip(first, again, strict=True)]
-        bare_s += both
-        cells[f"again {phase}"] = ratio(again, first)
-        measured = [key for arm in arms[len(BARE) :] if (key := f"{arm} {phase}") in seconds]
-        cells |= {key: ratio(seconds[key], both) for key in measured}
-    for key, text in cells.items():
-        print(f"{name} {key}: {text} in {len(seconds[key])} rounds", flush=True)
-    step_ms = 1e3 * statistics.median(bare_s) / workload.stretch
+    first, again = (seconds[arm] for arm in BARE)
+    both = [(a + b) / 2 for a, b in zip(first, again, strict=True)]
+    cells = {"again": ratio(again, first)}
+    cells |= {arm: ratio(seconds[arm], both) for arm in arms[len(BARE) :] if arm in seconds}
+    for arm, text in cells.items():
+        print(f"{name} {arm}: {text} in {len(seconds[arm])} rounds", flush=True)
+    step_ms = 1e3 * statistics.median(both) / workload.stretch
     return f"{workload.title}, {step_ms:.3g} ms", cells
 
 
@@ -200,10 +186,8 @@ def main() -> None:
     print("| | " + " | ".join(columns) + " |")
     print("|---" * (len(columns) + 1) + "|")
     print(f"| {ARMS['bare'][0]} | " + " | ".join("1" for _ in columns) + " |")
-    for arm, (phase, when) in itertools.product(arms[1:], PHASES.items()):
-        row = [cells.get(f"{arm} {phase}", "") for cells in columns.values()]
-        if any(row):
-            print(f"| {ARMS[arm][0]}, {when} | " + " | ".join(row) + " |")
+    for arm in arms[1:]:
+        print(f"| {ARMS[arm][0]} | " + " | ".join(cells.get(arm, "") for cells in columns.values()) + " |")
 
 
 if __name__ == "__main__":

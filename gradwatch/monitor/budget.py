@@ -9,8 +9,9 @@ from typing import final
 
 from gradwatch.pace import Pace
 
-SETTLING = 256
-"""Steps at the beginning that are watched as scheduled, whatever it costs: most illnesses show there."""
+SETTLING = 64
+"""Steps at the beginning that are watched as scheduled, whatever it costs: what ails from the start shows there, and
+what steps take is known then."""
 REVIEW_EVERY = 64
 """Steps from one look at the costs to the next."""
 MOST = 16
