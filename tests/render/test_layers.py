@@ -80,6 +80,17 @@ def test_update_ratios_are_the_last_sampled_ones():
     assert update_ratios(history, layers(history.info.layers)) == pytest.approx(expected, rel=1e-5)
 
 
+def test_what_an_optimizer_in_turn_did_not_move_last_is_known_from_before():
+    history = Synthetic(layers=3, steps=31).history()
+    before = history["update.ratio"][20]
+    history.param.newest("update.ratio")[1] = np.nan  # step 30 was another optimizer's
+
+    known = newest_known(history.param, "update.ratio")
+
+    assert known[1] == before[1] > 0
+    assert known[[0, 2]].tolist() == history["update.ratio"][30][[0, 2]].tolist()
+
+
 def test_what_was_never_measured_stays_missing():
     history = Synthetic(layers=2, steps=5, activations=1).history()
     history.act.truncate(-1)
