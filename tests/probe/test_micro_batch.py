@@ -47,7 +47,8 @@ def test_the_noise_scale_is_that_of_the_samples():
     model = nn.Linear(3, 1)
     nn.init.constant_(model.weight, 0.5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    monitor = gradwatch.watch(model, optimizer, accumulate=4, schedule=Schedule(updates=1, activations=0))
+    schedule = Schedule(updates=1, activations=0, budget=0)
+    monitor = gradwatch.watch(model, optimizer, accumulate=4, schedule=schedule)
     for _ in range(250):
         rows = torch.randint(4000, (4, 8))
         for part in rows:

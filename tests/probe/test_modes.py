@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gradwatch
+from gradwatch.monitor import Schedule
 
 DRAWN = torch.Generator().manual_seed(0)
 X = 2 * torch.randn(256, 6, generator=DRAWN) + 1
@@ -76,7 +77,7 @@ def train(model, *, validate=None, every=10, steps=30, before=lambda model, step
     """Train as any loop would, and return what was found of modes as (step, severity, layer) and the events."""
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr)
     generator = torch.Generator().manual_seed(1)
-    with gradwatch.watch(model, optimizer, accumulate=accumulate) as monitor:
+    with gradwatch.watch(model, optimizer, accumulate=accumulate, schedule=Schedule(budget=0)) as monitor:
         for step in range(steps):
             before(model, step)
             for micro_step in range(accumulate):
