@@ -124,7 +124,7 @@ class OscillatingGradient:
         log_DW = log10(ahead.scalars(NORM, LENGTH))
         lowest_D, highest_D = np.fmin.reduce(long_DW, axis=1), np.fmax.reduce(long_DW, axis=1)
         swings_D = (highest_D >= high) & (lowest_D < high / 3)
-        if not (highest_D <= 3 * lowest_D).all():
+        if not (highest_D <= 3 * lowest_D).all():  # else no loss is as wide as in waves
             swings_D |= self._may_be_waves(log_DW, short_DW)
             swings_D |= self._may_be_waves(log10(ahead.scalars(NORM, 2 * LENGTH)), long_DW)
         is_due_D = (ahead.steps_D >= PATIENCE) & (ahead.steps_D % SELDOM == 0)

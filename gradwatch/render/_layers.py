@@ -99,9 +99,9 @@ def update_ratios_over_run(history: History, of: Sequence[Layer]) -> tuple[NDArr
 def _ratios(ratio_TL: Floats, weight_TL: Floats, of: Sequence[Layer]) -> Floats:
     """Return the norms of layers' updates divided by those of their weights, of shape (T, M)."""
     with np.errstate(all="ignore"):
-        squares = (np.square(norm_TL, dtype=np.float64) for norm_TL in (ratio_TL * weight_TL, weight_TL))
-        terms = (np.where(np.isnan(square_TL), 0.0, square_TL) for square_TL in squares)
-        moved_TM, weight_TM, known_TM = _sums(of, *terms, (~np.isnan(ratio_TL)).astype(np.float64))
+        norms = (ratio_TL * weight_TL, weight_TL)
+        squares = [np.where(np.isnan(norm_TL), 0.0, np.square(norm_TL, dtype=np.float64)) for norm_TL in norms]
+        moved_TM, weight_TM, known_TM = _sums(of, *squares, (~np.isnan(ratio_TL)).astype(np.float64))
         ratio_TM: Floats = np.where(known_TM > 0, np.sqrt(moved_TM / weight_TM), np.nan)
     return ratio_TM
 
