@@ -1,4 +1,4 @@
-/* Writes the statistics of many tensors into the columns of a row. */
+/* Writes the statistics of many tensors into the columns of a row, and their histograms. */
 #ifndef GRADWATCH_COLUMNS_H
 #define GRADWATCH_COLUMNS_H
 
@@ -36,18 +36,38 @@ static void write_one(void *of, size_t index)
     write_column(&columns->all->views[index], columns->scale, columns->row + index, columns->all->length, counts);
 }
 
-/* The same of all tensors, of which each has a column; where there is much to read, without the interpreter's lock. */
-static void write_columns(const Views *all, double scale, float *row, int64_t *counts, int threads)
+static void count_one(void *of, size_t index)
 {
-    Columns columns = {all, scale, row, counts};
+    const Columns *columns = of;
+    const View *view = &columns->all->views[index];
+    if (view->state == PLAIN)
+        histogram_of(view->data, view->numel, view->kind, columns->counts + index * BINS);
+}
+
+/* Do a task for the columns of all tensors; where there is much to read, without the interpreter's lock. */
+static void for_columns(Task task, Columns *columns, int threads)
+{
+    const Views *all = columns->all;
     size_t length = (size_t)all->length;
     PyThreadState *saved = all->bytes > QUICK_BYTES ? PyEval_SaveThread() : NULL;
     Turn *turns = turns_for(length, all->bytes, threads);
     for (size_t i = 0; turns && i < length; i++)
         turns[i] = (Turn){all->views[i].bytes, i};
-    do_all(write_one, &columns, turns, length, threads);
+    do_all(task, columns, turns, length, threads);
     if (saved)
         PyEval_RestoreThread(saved);
+}
+
+/* The statistics of all tensors, of which each has a column, and their histograms where there is room for them. */
+static void write_columns(const Views *all, double scale, float *row, int64_t *counts, int threads)
+{
+    for_columns(write_one, &(Columns){all, scale, row, counts}, threads);
+}
+
+/* The histograms alone. */
+static void count_columns(const Views *all, int64_t *counts, int threads)
+{
+    for_columns(count_one, &(Columns){.all = all, .counts = counts}, threads);
 }
 
 #endif

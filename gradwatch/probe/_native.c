@@ -15,7 +15,7 @@
 #include "_stepping.h"
 
 /* Raised with each change of what Python may call or hand over here: `kernel.py` takes no other revision than its own. */
-#define REVISION 8
+#define REVISION 9
 
 /* Room for the histograms of as many tensors, all zero. NULL with a Python error where there is too little. */
 static int64_t *empty_counts(PyObject *tensor, Py_ssize_t length)
@@ -26,7 +26,7 @@ static int64_t *empty_counts(PyObject *tensor, Py_ssize_t length)
 }
 
 PyDoc_STRVAR(statistics_doc,
-             "statistics(tensors, gradients, out_SL, scale, out_LB) -> list[int] | None\n\n"
+             "statistics(tensors, gradients, out_SL, scale, out_LB, threads) -> list[int] | None\n\n"
              "Write the six statistics of each tensor, or of its gradient, into out_SL of shape (6, L), float32; where\n"
              "out_LB is not None, what histograms() writes there, from the same read.");
 
@@ -34,10 +34,11 @@ static PyObject *statistics(PyObject *self, PyObject *const *args, Py_ssize_t na
 {
     Views all;
     (void)self;
-    if (!has_arguments(nargs, 5))
+    if (!has_arguments(nargs, 6))
         return NULL;
     double scale = PyFloat_AsDouble(args[3]);
-    if ((scale == -1 && PyErr_Occurred()) || gather(args[0], args[1] == Py_True, &all))
+    int threads = (int)PyLong_AsLong(args[5]);
+    if (PyErr_Occurred() || gather(args[0], args[1] == Py_True, &all))
         return NULL;
     float *row = output(args[2], 6 * (size_t)all.length * sizeof(float));
     int64_t *counts = row && args[4] != Py_None ? empty_counts(args[4], all.length) : NULL;
@@ -45,7 +46,7 @@ static PyObject *statistics(PyObject *self, PyObject *const *args, Py_ssize_t na
         forget(&all);
         return NULL;
     }
-    write_columns(&all, scale, row, counts, 1);
+    write_columns(&all, scale, row, counts, threads);
     return left_out(&all);
 }
 
@@ -136,26 +137,24 @@ static PyObject *batch_hash(PyObject *self, PyObject *object)
     return PyLong_FromUnsignedLongLong(batch.hash);
 }
 
-PyDoc_STRVAR(histograms_doc, "histograms(tensors, gradients, out_LB) -> list[int] | None\n\n"
+PyDoc_STRVAR(histograms_doc, "histograms(tensors, gradients, out_LB, threads) -> list[int] | None\n\n"
                              "Write how many values of each tensor fall into each of BINS bins; out_LB is int64.");
 
 static PyObject *histograms(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     Views all;
     (void)self;
-    if (!has_arguments(nargs, 3) || gather(args[0], args[1] == Py_True, &all))
+    if (!has_arguments(nargs, 4))
+        return NULL;
+    int threads = (int)PyLong_AsLong(args[3]);
+    if (PyErr_Occurred() || gather(args[0], args[1] == Py_True, &all))
         return NULL;
     int64_t *counts = empty_counts(args[2], all.length);
     if (!counts) {
         forget(&all);
         return NULL;
     }
-    PyThreadState *saved = all.bytes > QUICK_BYTES ? PyEval_SaveThread() : NULL;
-    for (Py_ssize_t i = 0; i < all.length; i++)
-        if (all.views[i].state == PLAIN)
-            histogram_of(all.views[i].data, all.views[i].numel, all.views[i].kind, counts + i * BINS);
-    if (saved)
-        PyEval_RestoreThread(saved);
+    count_columns(&all, counts, threads);
     return left_out(&all);
 }
 

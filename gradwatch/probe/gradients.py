@@ -65,7 +65,9 @@ class GradientProbe:
             row_SL = torch.empty(self._shape_SL, dtype=torch.float32, device=device) if out_SL is None else out_SL
             return self._complete(row_SL.fill_(math.nan), range(len(self._params)), inverse_scale, counts_LB)
         row_SL = torch.empty(self._shape_SL, dtype=torch.float32, device="cpu") if out_SL is None else out_SL
-        rest: Sequence[int] | None = self._native.statistics(self._params, True, row_SL, inverse_scale, counts_LB)
+        rest: Sequence[int] | None = self._native.statistics(
+            self._params, True, row_SL, inverse_scale, counts_LB, torch.get_num_threads()
+        )
         return row_SL if rest is None else self._complete(row_SL, rest, inverse_scale, counts_LB)
 
     def _complete(

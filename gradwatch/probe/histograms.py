@@ -68,7 +68,7 @@ class HistogramProbe:
         counts_LB = torch.zeros((len(self._params), NUM_BINS), dtype=torch.int64, device="cpu")
         others: Sequence[int] | None = range(len(self._params))
         if self._native is not None:
-            others = self._native.histograms(self._params, gradients, counts_LB)
+            others = self._native.histograms(self._params, gradients, counts_LB, torch.get_num_threads())
         if others is None or not self._params:
             return counts_LB
         counts_LB = counts_LB.to(self._params[0].device, non_blocking=True)

@@ -48,7 +48,8 @@ def statistics(tensors: Sequence[torch.Tensor], *, native: ModuleType | None = N
     values = [stored_values(t) for t in tensors]
     if native is not None:
         row_SL = torch.empty((NUM_STATISTICS, len(values)), dtype=torch.float32, device="cpu")
-        rest = native.statistics(tuple(v.float() if v.itemsize == 1 else v for v in values), False, row_SL, 1.0, None)
+        plain = tuple(v.float() if v.itemsize == 1 else v for v in values)
+        rest = native.statistics(plain, False, row_SL, 1.0, None, torch.get_num_threads())
         assert rest is None, f"tensors {rest} are not plain, though they were made so"
     elif values[0].is_cuda:
         row_SL = _statistics_on_gpu(values)

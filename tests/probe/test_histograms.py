@@ -115,9 +115,26 @@ def test_one_read_counts_what_is_there_of_every_layout(kernel):
 
 
 @pytest.mark.skipif(kernels.choose() is None, reason="the extension is not built")
+def test_any_number_of_threads_counts_and_measures_alike(monkeypatch):
+    generator = torch.Generator().manual_seed(6)
+    params = [torch.nn.Parameter(torch.randn(n, generator=generator)) for n in (70_001, 3, 200_000, 0, 60_000)]
+    for param in params:  # more bytes than are left to one thread
+        param.grad = torch.randn(param.shape, generator=generator)
+    answers = []
+    for threads in (1, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        counts_2LB = HistogramProbe(params, kernel="native").read()
+        answers.append((*count_while_reading(params, "native"), counts_2LB.numpy()))
+
+    for one, three in zip(*answers, strict=True):
+        np.testing.assert_array_equal(one, three)
+    assert answers[1][2].sum(axis=2).tolist() == [[p.numel() for p in params]] * 2
+
+
+@pytest.mark.skipif(kernels.choose() is None, reason="the extension is not built")
 def test_the_extension_refuses_room_for_histograms_that_is_too_small():
     native = kernels.choose()
     tensors = (torch.ones(3), torch.ones(3))
 
     with pytest.raises(ValueError, match="large enough"):
-        native.statistics(tensors, False, torch.empty(12), 1.0, torch.zeros(2 * NUM_BINS - 1, dtype=torch.int64))
+        native.statistics(tensors, False, torch.empty(12), 1.0, torch.zeros(2 * NUM_BINS - 1, dtype=torch.int64), 1)
