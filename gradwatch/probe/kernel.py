@@ -15,40 +15,46 @@ REVISION = 9
 """Revision of the extension that this package calls, as in `_native.c`."""
 
 
-def _load() -> ModuleType | None:
-    """Import the extension and show it what a tensor is.
-
-    None where it was not built or this torch lends no tensors, and, with a warning, where it is of another revision.
-    """
+def _load() -> tuple[ModuleType | None, str]:
+    """Import the extension and show it what a tensor is. Returns it, or None and why it cannot be used."""
     try:
-        from gradwatch.probe import _native
+        import gradwatch.probe._native as native
+    except ModuleNotFoundError:
+        return None, "is not built"
+    except ImportError as error:
+        return None, f"cannot be loaded: {error}"
+    revision = getattr(native, "REVISION", 1)
+    if revision != REVISION:
+        return None, f"is an old build: got revision {revision}, expected {REVISION}"
+    try:
+        native.bind(torch.Tensor, torch.nn.Parameter)
+    except (AttributeError, ValueError, RuntimeError) as error:
+        return None, f"cannot read the tensors of torch {torch.__version__}: {error}"
+    return native, ""
 
-        revision = getattr(_native, "REVISION", 1)
-        if revision != REVISION:
-            text = (
-                f"gradwatch.probe._native: got revision {revision}, expected {REVISION}: torch operations work for it"
-            )
-            warnings.warn(f"{text}; build it anew with pip install -e .", RuntimeWarning, stacklevel=2)
-            return None
-        _native.bind(torch.Tensor, torch.nn.Parameter)
-    except (ImportError, AttributeError, ValueError, RuntimeError):
-        return None
-    return _native
 
-
-_NATIVE = _load()
+_NATIVE, _REASON = _load()
 
 
 def choose(kernel: Kernel = "auto") -> ModuleType | None:
     """Return the extension, or None where torch operations are to do the work.
 
     Args:
-        kernel: `auto` takes the extension if it is there; `native` insists on it; `torch` never takes it.
+        kernel: `auto` takes the extension if it is there, and says once if it is not; `native` insists on it; `torch`
+            never takes it.
     """
     if kernel == "native" and _NATIVE is None:
         raise ImportError(
-            "gradwatch.probe._native: not built, expected a compiled extension; "
+            f"gradwatch.probe._native: {_REASON}, expected a compiled extension; "
             "install gradwatch where a C compiler is, or use kernel='torch'"
+        )
+    if kernel == "auto" and _NATIVE is None and "native" not in _FAILED:
+        _FAILED.add("native")
+        warnings.warn(
+            f"the C extension of gradwatch {_REASON}; torch operations do its work, which makes watching several "
+            "times as slow. Where a C compiler is, pip install -e . builds it.",
+            RuntimeWarning,
+            stacklevel=2,
         )
     return None if kernel == "torch" else _NATIVE
 
@@ -73,4 +79,4 @@ def give_up_triton(error: Exception) -> None:
 
 
 _FAILED: set[str] = set()
-"""What has been tried and is not to be tried again."""
+"""What has been tried and is not to be tried again, or told of again."""

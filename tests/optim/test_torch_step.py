@@ -102,6 +102,7 @@ def test_sparse_gradients_are_refused_or_taken_as_torch_does():
     torch.testing.assert_close(row_SL[:6], expected_SL)
 
 
+@pytest.mark.filterwarnings("ignore:the C extension")
 def test_without_the_extension_torch_steps(monkeypatch):
     monkeypatch.setattr(kernels, "_NATIVE", None)
 
