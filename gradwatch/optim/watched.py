@@ -132,7 +132,7 @@ class Watched(Optimizer, ABC):
         """Step natively; return the parameters that moved, or why nothing was done."""
         native = kernels.choose()
         if native is None:
-            return "gradwatch.probe._native is not built"
+            return "the C extension is not there"
         gradients_SL, changes_2L = self.gradients_SL, self.changes_2L
         is_writing = self._column_of is not None and not (gradients_SL is None and changes_2L is None)
         if is_writing and self._columns_P is None:
