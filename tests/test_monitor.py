@@ -5,6 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
+import reference
 import torch
 from torch import nn
 
@@ -308,9 +309,38 @@ def test_histograms_count_every_parameter_of_every_optimizer():
     watcher.pipeline.finish()
 
     sizes = [p.numel() for p in model.parameters()]
-    assert history.histograms.step == 0
-    assert history.histograms.grad_LB.sum(axis=1).tolist() == sizes
-    assert history.histograms.weight_LB.sum(axis=1).tolist() == sizes
+    assert [history.histograms[i][0].step for i in range(len(sizes))] == [0] * len(sizes)
+    assert [seen.grad_KB[k].sum() for seen, k in map(history.histograms.get, range(len(sizes)))] == sizes
+    assert [seen.weight_KB[k].sum() for seen, k in map(history.histograms.get, range(len(sizes)))] == sizes
+
+
+def test_parameters_take_turns_with_their_histograms():
+    model, optimizer = make()
+    params = list(model.parameters())
+    schedule = Schedule(updates=2, activations=0, histograms=8, budget=0)
+    shown = {}
+    with gradwatch.watch(model, optimizer, schedule=schedule) as watcher:
+        for _ in range(17):
+            optimizer.zero_grad()
+            model(torch.randn(4, 6)).square().mean().backward()
+            optimizer.step()
+            watcher.step(0.0)
+            watcher.pipeline.finish()
+            history = watcher.pipeline.history
+            if history.histograms_step == history.step:
+                newest = {i: of for i, of in history.histograms.items() if of[0].step == history.step}
+                shown[history.step] = sorted(newest)
+                for i, (seen, k) in newest.items():
+                    expected_B = reference.histogram(params[i].grad, seen.edges_B)
+                    np.testing.assert_array_equal(seen.grad_KB[k], expected_B, f"step {history.step}, parameter {i}")
+
+    every = list(range(len(params)))
+    assert shown.pop(0) == every, "the first step has all"
+    assert set(shown) <= set(range(2, 17, 2))
+    assert max(map(len, shown.values())) < len(params)
+    for first in (2, 10):
+        turns = [places for step, places in shown.items() if first <= step < first + 8]
+        assert sorted(i for places in turns for i in places) == every, "each once in eight steps"
 
 
 def test_after_close_step_records_nothing_and_says_so_once():

@@ -73,7 +73,9 @@ class WatchSection(Section):
         default=65536, description="Values of one activation that are read at most; of a larger one, a part."
     )
     histograms_every: Count = Field(
-        default=200, description="Steps between two histograms of gradients and weights; 0 is never."
+        default=200,
+        description="Steps between two histograms of a parameter's gradient and weights, which take turns at sampled "
+        "steps; 0 is never.",
     )
     budget: float = Field(
         ge=0,

@@ -1,6 +1,6 @@
 """The history in memory: per statistic, layer and step. Recent steps lie in one piece, older ones are thinned."""
 
-# T = recorded steps, L = layers (rows of a table), S = statistics, B = bins of a histogram
+# T = recorded steps, L = layers (rows of a table), S = statistics, K = layers with histograms, B = their bins
 
 from __future__ import annotations
 
@@ -31,19 +31,21 @@ VALIDATION = ("val_loss", "val_accuracy")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Histograms:
-    """Signed histograms of every parameter tensor at one step.
+    """Signed histograms of some parameter tensors at one step.
 
     Args:
         step: Optimizer step.
         edges_B: Edges of the bins, growing.
-        grad_LB: Elements of each gradient per bin.
-        weight_LB: Elements of each weight per bin.
+        places_K: Which tensors, by their places in `RunInfo.layers`.
+        grad_KB: Elements of each gradient per bin.
+        weight_KB: Elements of each weight per bin.
     """
 
     step: int
     edges_B: NDArray[Any]
-    grad_LB: NDArray[Any]
-    weight_LB: NDArray[Any]
+    places_K: NDArray[np.intp]
+    grad_KB: NDArray[Any]
+    weight_KB: NDArray[Any]
 
 
 class Sample(NamedTuple):
@@ -103,14 +105,17 @@ class History:
         groups: Number of optimizer groups, each with a learning rate.
 
     Attributes:
-        histograms: The newest histograms, or None; they are not saved with the run.
+        histograms: Where the newest histograms of each parameter tensor are: these, and its place in them, by its place
+            in `RunInfo.layers`. They are not saved with the run.
+        histograms_step: Step of the newest of them, -1 before the first.
         trained_s: Seconds that the steps took which were appended here, pauses between them left out.
     """
 
     def __init__(self, info: RunInfo, *, groups: int = 1) -> None:
         self.info = info
         self.groups = groups
-        self.histograms: Histograms | None = None
+        self.histograms: dict[int, tuple[Histograms, int]] = {}
+        self.histograms_step = -1
         self.trained_s = 0.0
         self._pace = Pace()
         self._findings: list[Finding] = []
@@ -226,7 +231,9 @@ class History:
     def _take_sample(self, step: int, sample: Sample) -> None:
         if sample.act_SL is not None:
             self.act.append([step], sample.act_SL[None])
-        self.histograms = sample.histograms or self.histograms
+        if seen := sample.histograms:
+            self.histograms |= {place: (seen, k) for k, place in enumerate(seen.places_K.tolist())}
+            self.histograms_step = seen.step
 
     def report(self, finding: Finding) -> bool:
         """Take in a finding, where it is news: the first of its kind and layer, or graver than before.
@@ -271,6 +278,8 @@ class History:
             table.truncate(step)
         self._findings[:] = [f for f in self._findings if f.step <= step]
         self._events[:] = [e for e in self._events if e.step <= step]
+        self.histograms = {place: (seen, k) for place, (seen, k) in self.histograms.items() if seen.step <= step}
+        self.histograms_step = max((seen.step for seen, _ in self.histograms.values()), default=-1)
         self._place.clear()
         self.mark_validation()
 

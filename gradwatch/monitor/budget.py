@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 from gradwatch.pace import Pace
 
@@ -22,7 +22,27 @@ third older."""
 CLOSE_LOOK = 64
 """Steps that are watched as scheduled after a new finding, so that its causes can be told apart."""
 
-NOTHING = (False, False, False)
+TURNS = 20
+"""Turns that it takes to show the histograms of all parameters, where so many steps are sampled in the time."""
+
+
+class Turn(NamedTuple):
+    """Whose histograms are due at a step: those of one of several shares of the parameters, counted from 0."""
+
+    place: int
+    of: int
+
+
+class Due(NamedTuple):
+    """What is measured at a step."""
+
+    updates: bool
+    activations: bool
+    histograms: Turn | None
+
+
+NOTHING = Due(False, False, None)
+EVERYTHING = Turn(0, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +52,8 @@ class Schedule:
     Args:
         updates: Weight norms and update/weight ratios.
         activations: Statistics of activation modules.
-        histograms: Histograms of gradients and weights.
+        histograms: Histograms of the gradient and the weights of a parameter. Parameters take turns, a share at each
+            sampled step, so that no step waits for all; the first step of a run has all.
         budget: Part of the time that watching may take. Where it takes more, all these are measured more seldom, by
             a power of two; 0 keeps to the schedule at any cost, and so to the same steps in every run.
     """
@@ -62,7 +83,8 @@ class Budget:
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.factor = 1
-        self._every = math.gcd(schedule.updates, schedule.activations, schedule.histograms)
+        self._turn_every, self._turns = turns_of(schedule)
+        self._every = math.gcd(schedule.updates, schedule.activations, self._turn_every)
         self._pace = Pace()
         self._forget()
         self.next_review = SETTLING
@@ -71,9 +93,9 @@ class Budget:
 
     def is_due(self, every: int, step: int) -> bool:
         """Say whether something that is scheduled every so many steps is measured at a step."""
-        return every > 0 and step % every == 0 and (step < self._close_until or step % (every * self.factor) == 0)
+        return every > 0 and step % self._spacing(every, step) == 0
 
-    def due(self, step: int) -> tuple[bool, bool, bool]:
+    def due(self, step: int) -> Due:
         """Say whether updates, activations and histograms are due at a step, which is asked of once."""
         if self._every == 0 or step % self._every:
             return NOTHING
@@ -81,13 +103,22 @@ class Budget:
         updates, activations = is_due(schedule.updates, step), is_due(schedule.activations, step)
         owed = self._owes_histograms and (updates or activations)
         self._owes_histograms &= not owed
-        return updates, activations, owed or is_due(schedule.histograms, step)
+        turn = None
+        if owed or (step == 0 and schedule.histograms > 0):
+            turn = EVERYTHING
+        elif is_due(self._turn_every, step):
+            turn = Turn(step // self._spacing(self._turn_every, step) % self._turns, self._turns)
+        return Due(updates, activations, turn)
 
     def next_due(self, step: int) -> int:
         """Return the first step from one on at which something is due; one that is never reached where nothing is."""
         schedule = self.schedule
-        scheduled = [every for every in (schedule.updates, schedule.activations, schedule.histograms) if every > 0]
+        scheduled = [every for every in (schedule.updates, schedule.activations, self._turn_every) if every > 0]
         return min((self._next(every, step) for every in scheduled), default=sys.maxsize)
+
+    def _spacing(self, every: int, step: int) -> int:
+        """Return the steps between two measurements, as they are at a step."""
+        return every if step < self._close_until else every * self.factor
 
     def _next(self, every: int, step: int) -> int:
         scheduled = -(-step // every) * every
@@ -135,3 +166,13 @@ class Budget:
         while 2 * factor <= most and scheduled_s / factor > left_s:
             factor *= 2
         return factor
+
+
+def turns_of(schedule: Schedule) -> tuple[int, int]:
+    """Return the steps between two turns of histograms, 0 for never, and how many turns show all parameters once."""
+    every = schedule.histograms
+    often = min((sampled for sampled in (schedule.updates, schedule.activations) if sampled > 0), default=1)
+    turns = min(TURNS, every // often)
+    if turns > 1:
+        every = every // turns // often * often
+    return every, max(1, schedule.histograms // max(1, every))

@@ -1,6 +1,6 @@
 """The device side of a step: hooks on the optimizers have gradients, weights and activations read into one row."""
 
-# L = parameter tensors, S = statistics, A = activation modules, B = bins
+# L = parameter tensors, S = statistics, A = activation modules
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any, final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -25,10 +24,9 @@ from gradwatch.monitor.dispensable import dispensable, warn_once
 from gradwatch.monitor.late import DeviceClock, Values
 from gradwatch.monitor.left import Leaving, Left, as_histograms, reconciled
 from gradwatch.monitor.measure import number
-from gradwatch.monitor.part import Part, parts_of, total_norm
+from gradwatch.monitor.part import Counted, Part, parts_of, total_norm
 from gradwatch.monitor.plain import Hook, PlainSteps
 from gradwatch.probe.activations import ActivationProbe
-from gradwatch.probe.histograms import NUM_BINS
 from gradwatch.probe.silence import Silence
 from gradwatch.probe.transfer import is_capturing, to_float, to_host
 
@@ -130,10 +128,10 @@ class Collector:
         self.is_updated = False
         self.optimizer: dict[str, float] = {}
         self.watch_s = self.optional_s = 0.0
-        self._counts_2LB: NDArray[np.int64] | None = None
+        self._counted: list[Counted] = []
+        self._due_updates, due_activations, self._turn = self._budget.due(step)
         for part in self._parts:
-            part.begin(self.row_SL)
-        self._due_updates, due_activations, self._due_histograms = self._budget.due(step)
+            part.begin(self.row_SL, self._turn)
         self._due_activations = due_activations and self._activations is not None
         if self._due_activations:
             self._arm()
@@ -226,7 +224,7 @@ class Collector:
 
     def histograms(self, step: int) -> Histograms | None:
         """Return the histograms, where they were due."""
-        return as_histograms(step, self._counts_2LB)
+        return as_histograms(step, self._counted)
 
     def state(self) -> dict[str, Any]:
         """Return what further rows depend on: since when units are silent, and what the probe of activations knows."""
@@ -264,9 +262,10 @@ class Collector:
         return Leaving(
             step=self._step,
             row_SL=self.row_SL,
-            counts_2LB=self._counts_2LB,
+            counted=self._counted,
             parts=self._parts,
             norms=[(part.norm, part.clipped_norm) for part in self._parts],
+            turns=[part.turn_columns_K for part in self._parts],
             num_modules=len(self._activations.infos) if self._activations else 0,
             silence=self.silence,
         )
@@ -318,8 +317,13 @@ class Collector:
             if part.awaits_closure and not part.is_awaiting and (self._measure_clipped or not part.is_observed):
                 part.send_gradients(clipped=part.is_observed)
             part.send_step()
-        elif not part.take_gradients() and part.awaits_closure:
-            self._read_made(part)
+            if part.awaits_closure:
+                self._send_histograms(part)
+        elif not part.take_gradients():
+            if part.awaits_closure:
+                self._read_made(part)
+        elif part.awaits_closure and part.has_turn and not part.is_observed:
+            self._read_histograms(part)
         if part.is_traced:
             self.read_updates()
         part.is_observed = False
@@ -350,7 +354,7 @@ class Collector:
             if self._measure_clipped:
                 part.read_clipped()
         elif part.await_gradients():
-            if self._due_histograms and not part.awaits_closure:
+            if part.has_turn and not part.awaits_closure:
                 self._read_histograms(part)
         elif not part.awaits_closure:
             self._read_gradients(part, inverse_scale=1.0 if scale is None else 1.0 / to_float(scale))
@@ -372,11 +376,14 @@ class Collector:
                 part.send_gradients(clipped=True)
         elif not part.await_gradients() and not part.awaits_closure:
             part.send_gradients(inverse_scale=1.0 if scale is None else 1.0 / scale)
-        is_sampled = self._due_histograms and not is_capturing(part.params)
-        if is_sampled and not part.awaits_closure and not part.is_observed:
-            self._make_counts()
-            part.send_histograms()
+        if not part.awaits_closure:
+            self._send_histograms(part)
         end()
+
+    @dispensable(HISTOGRAMS)
+    def _send_histograms(self, part: Part) -> None:
+        if part.has_turn and not part.is_observed and not is_capturing(part.params):
+            part.send_histograms()
 
     def _scaler_scale(self) -> Tensor | None:
         """Return the scaler's scale as it is now, on the device; None where there is none yet."""
@@ -387,12 +394,6 @@ class Collector:
         """Wait for the scale of the step that is under way."""
         if self._scale_then is not None:
             self._scale = to_float(self._scale_then)
-
-    def _make_counts(self) -> NDArray[np.int64]:
-        """Return where the histograms of the row go."""
-        if self._counts_2LB is None:
-            self._counts_2LB = np.zeros((2, self._num_layers, NUM_BINS), np.int64)
-        return self._counts_2LB
 
     def _look_at_scale(self) -> None:
         if self._scaler is not None:
@@ -408,17 +409,17 @@ class Collector:
     @dispensable("the probe of gradients")
     def _read_gradients(self, part: Part, *, inverse_scale: float = 1.0) -> float:
         began = time.perf_counter()
-        is_counting = self._due_histograms and HISTOGRAMS not in self.warned
+        is_counting = part.has_turn and HISTOGRAMS not in self.warned
         norm = part.read_gradients(inverse_scale=inverse_scale, is_counting=is_counting)
-        if is_counting:
-            self.optional_s += time.perf_counter() - began  # all of it: the statistics are the smaller part
+        if is_counting and self._turn is not None:
+            self.optional_s += (time.perf_counter() - began) / self._turn.of  # about what counting takes
             self._read_histograms(part)
         return norm
 
     @dispensable(HISTOGRAMS)
     def _read_histograms(self, part: Part) -> None:
         began = time.perf_counter()
-        part.read_histograms(self._make_counts())
+        self._counted.append(part.read_histograms())
         self.optional_s += time.perf_counter() - began
 
     @dispensable("the probe of updates")

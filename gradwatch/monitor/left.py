@@ -1,6 +1,6 @@
 """A row of statistics as it comes off the device: whole, with the norms of its gradients before and after clipping."""
 
-# L = parameter tensors, S = statistics, A = activation modules, B = bins
+# L = parameter tensors, S = statistics, A = activation modules, K = parameters with histograms, B = bins
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 from gradwatch.history.store import Floats, Histograms
 from gradwatch.monitor.late import Values
 from gradwatch.monitor.measure import ROUNDING
-from gradwatch.monitor.part import LINEAR, Arrived, Part, total_norm
+from gradwatch.monitor.part import LINEAR, Arrived, Counted, Part, total_norm
 from gradwatch.probe.histograms import bin_edges
 from gradwatch.probe.silence import Silence
 from gradwatch.probe.units import packed
 
 
 class Left(NamedTuple):
-    """A row as it comes off the device: statistics, histograms, norms of each optimizer, what it says of the run."""
+    """A row as it comes off the device: statistics, norms and histograms of each optimizer, what it says of the run."""
 
     row_SL: NDArray[np.float32]
     act_SA: Floats | None
-    counts_2LB: NDArray[np.int64] | None
+    counted: Sequence[Counted]
     parts: list[Arrived]
     run: dict[str, float]
 
@@ -41,7 +41,7 @@ class Left(NamedTuple):
 
     def histograms(self, step: int) -> Histograms | None:
         """Return the histograms, where they were due."""
-        return as_histograms(step, self.counts_2LB)
+        return as_histograms(step, [*self.counted, *(part.counted for part in self.parts if part.counted)])
 
 
 def reconciled(
@@ -71,18 +71,20 @@ class Leaving:
     Args:
         step: Optimizer step.
         row_SL: What is known of the row.
-        counts_2LB: Where its histograms go, where they are due.
+        counted: Histograms that are known.
         parts: Of the collector.
         norms: Norm of the gradients of each part as they were read, and as clipped.
+        turns: Columns of the parameters of each part whose histograms are due.
         num_modules: How many activation modules are watched.
         silence: Since when units have been silent.
     """
 
     step: int
     row_SL: NDArray[np.float32]
-    counts_2LB: NDArray[np.int64] | None
+    counted: Sequence[Counted]
     parts: Sequence[Part]
     norms: Sequence[tuple[float, float | None]]
+    turns: Sequence[NDArray[np.intp]]
     num_modules: int
     silence: Silence
 
@@ -90,11 +92,12 @@ class Leaving:
         """Return the row, whole."""
         arrived = []
         run: dict[str, float] = {}
-        for i, (part, (norm, clipped)) in enumerate(zip(self.parts, self.norms, strict=True)):
+        for i, (part, (norm, clipped), columns_K) in enumerate(zip(self.parts, self.norms, self.turns, strict=True)):
             mine = {name.partition(".")[2]: v for name, v in values.items() if name.startswith(f"{i}.")}
-            told = part.place(mine, self.row_SL, self.counts_2LB)
+            told = part.place(mine, self.row_SL, columns_K)
             clipped = clipped if told.clipped_norm is None else told.clipped_norm
-            arrived.append(Arrived(norm if "grad" not in mine else told.norm, clipped, told.is_skipped))
+            norm = told.norm if "grad" in mine else norm
+            arrived.append(told._replace(norm=norm, clipped_norm=clipped))
             run |= {n: float(v.reshape(-1)[0]) for n, v in mine.items() if n == "loss_scale" or n.startswith("lr.")}
         if any("found_inf" in name for name in values):
             run["skipped"] = float(all(part.is_skipped for part in arrived))
@@ -103,12 +106,13 @@ class Leaving:
             flags = [values.get(f"dead.{a}") for a in range(self.num_modules)]
             dead = [None if flag_C is None else packed(flag_C) for flag_C in flags]
             act_SA = np.concatenate([values["act"], self.silence.add(self.step, dead)])
-        return Left(self.row_SL, act_SA, self.counts_2LB, arrived, run)
+        return Left(self.row_SL, act_SA, self.counted, arrived, run)
 
 
-def as_histograms(step: int, counts_2LB: NDArray[np.int64] | None) -> Histograms | None:
-    """Return counts as histograms, None where there are none."""
-    if counts_2LB is None:
+def as_histograms(step: int, counted: Sequence[Counted]) -> Histograms | None:
+    """Return what was counted of each part as histograms, None where there are none."""
+    if not counted:
         return None
-    grad_LB, weight_LB = counts_2LB
-    return Histograms(step=step, edges_B=bin_edges(), grad_LB=grad_LB, weight_LB=weight_LB)
+    places_K = np.concatenate([part.columns_K for part in counted])
+    grad_KB, weight_KB = np.concatenate([part.counts_2KB for part in counted], axis=1)
+    return Histograms(step=step, edges_B=bin_edges(), places_K=places_K, grad_KB=grad_KB, weight_KB=weight_KB)

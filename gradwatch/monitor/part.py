@@ -1,6 +1,7 @@
 """The parameters that one optimizer moves: their columns of the row, their probes, and how far their step has come."""
 
-# L = parameter tensors of the model, P = those of one optimizer, S = statistics, B = bins
+# L = parameter tensors of the model, P = those of one optimizer, K = those of them whose turn it is, S = statistics,
+# B = bins
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwatch import catalogue
 from gradwatch.history.store import Floats
+from gradwatch.monitor.budget import Turn
 from gradwatch.monitor.late import Values
 from gradwatch.monitor.plain import Begun, Hook, PlainSteps
 from gradwatch.optim.watched import Watched
@@ -36,12 +38,20 @@ L2 = catalogue.PARAM_NAMES.index("grad.l2")
 NONFINITE = catalogue.PARAM_NAMES.index("grad.nonfinite")
 
 
+class Counted(NamedTuple):
+    """Histograms of some parameters: their columns, and counts of gradients and weights of shape (2, K, B)."""
+
+    columns_K: NDArray[np.intp]
+    counts_2KB: NDArray[np.int64]
+
+
 class Arrived(NamedTuple):
     """What one optimizer's late values tell of its step: total norms, before and after clipping, and whether it was."""
 
     norm: float
     clipped_norm: float | None
     is_skipped: bool
+    counted: Counted | None
 
 
 @final
@@ -65,7 +75,7 @@ class Part:
         is_traced: How far it moves the weights will be read from what it leaves behind, right after it.
         stepped_from: Clock at which the step under way began.
         late: What was read on the device and left there, by name: `grad` and `clipped` of shape (S, P), `update` of
-            shape (2, P), `counts` of shape (2, P, B), `found_inf`, `loss_scale`, and rates by their names.
+            shape (2, P), `counts` of shape (2, K, B), `found_inf`, `loss_scale`, and rates by their names.
     """
 
     def __init__(
@@ -86,7 +96,8 @@ class Part:
         self._updates = UpdateProbe(params)
         self._traces = TraceProbe(params, optimizer)
         self._histograms = HistogramProbe(params)
-        self._counted_LB: Tensor | None = None
+        self._shares: dict[int, list[slice]] = {}
+        self._counted_KB: Tensor | None = None
         self._watched = optimizer if isinstance(optimizer, Watched) and optimizer.can_watch(params) else None
         self._column_indices = tuple(range(num_layers) if isinstance(columns, slice) else map(int, columns))
         self._captured: dict[str, Tensor] = {}
@@ -103,6 +114,16 @@ class Part:
         return self._awaited is not None
 
     @property
+    def has_turn(self) -> bool:
+        """Whether histograms of any of its parameters are due."""
+        return self._turn.start < self._turn.stop
+
+    @property
+    def turn_columns_K(self) -> NDArray[np.intp]:
+        """Columns of the parameters whose histograms are due."""
+        return np.array(self._column_indices[self._turn], np.intp)
+
+    @property
     def num_groups(self) -> int:
         """How many groups the optimizer had when the part was made."""
         return len(self._rates)
@@ -112,9 +133,15 @@ class Part:
         """Whether the optimizer has more groups than when the part was made."""
         return len(self.optimizer.param_groups) > len(self._rates)
 
-    def begin(self, row_SL: NDArray[np.float32]) -> None:
-        """Make ready for the next row, of the model, which all that is read is written to."""
+    def begin(self, row_SL: NDArray[np.float32], turn: Turn | None) -> None:
+        """Make ready for the next row.
+
+        Args:
+            row_SL: That of the model, which all that is read is written to.
+            turn: Whose histograms are due.
+        """
         self._row_SL = row_SL
+        self._turn = slice(0, 0) if turn is None else self._share(turn)
         self._out_SL = torch.from_numpy(row_SL)[GRAD] if self._is_direct else None
         self.is_read = False
         self.norm = math.nan
@@ -129,6 +156,12 @@ class Part:
         # what a CUDA graph computes comes anew with every replay
         self.late: dict[str, Tensor] = {**self._captured} if self._captured else {}
         self.is_updated = bool(self._captured)
+
+    def _share(self, turn: Turn) -> slice:
+        """Return whose turn it is."""
+        if turn.of not in self._shares:
+            self._shares[turn.of] = histograms.shares(self.params, turn.of)
+        return self._shares[turn.of][turn.place]
 
     def detach(self) -> None:
         """Have the optimizer write nothing more into the row."""
@@ -188,8 +221,10 @@ class Part:
             is_counting: Whether `read_histograms` follows: then values are counted in the same read.
         """
         row_SP = self._row_SL
-        self._counted_LB = histograms.empty(self.params) if is_counting else None
-        read_SP = self._gradients.read(inverse_scale=inverse_scale, out_SL=self._out_SL, counts_LB=self._counted_LB)
+        self._counted_KB = histograms.empty(self.params[self._turn]) if is_counting else None
+        read_SP = self._gradients.read(
+            inverse_scale=inverse_scale, out_SL=self._out_SL, counts_KB=self._counted_KB, first=self._turn.start
+        )
         if self._out_SL is None:
             row_SP = to_host(read_SP)
             self._row_SL[GRAD, self._columns] = row_SP
@@ -314,7 +349,7 @@ class Part:
 
     def send_histograms(self) -> None:
         """Leave the histograms of gradients and weights on the device."""
-        self.late["counts"] = self._histograms.read()
+        self.late["counts"] = self._histograms.read(self._turn)
 
     def send_rates(self) -> dict[str, float]:
         """Return the learning rates that the host knows, and leave those of the device there."""
@@ -327,8 +362,14 @@ class Part:
                 known[name] = float(rate)
         return known
 
-    def place(self, values: Values, row_SL: NDArray[np.float32], counts_2LB: NDArray[np.int64] | None) -> Arrived:
-        """Write what was late into the row of its step, and return what else it tells."""
+    def place(self, values: Values, row_SL: NDArray[np.float32], columns_K: NDArray[np.intp]) -> Arrived:
+        """Write what was late into the row of its step, and return what else it tells.
+
+        Args:
+            values: What has arrived.
+            row_SL: The row.
+            columns_K: The step's `turn_columns_K`.
+        """
         is_skipped = bool(values.get("found_inf", np.zeros(1)).any())
         norm = math.nan
         if "grad" in values:
@@ -336,15 +377,15 @@ class Part:
             norm = total_norm(values["grad"])
         if "update" in values and not is_skipped:
             row_SL[UPDATE, self._columns] = values["update"]
-        if "counts" in values and counts_2LB is not None:
-            counts_2LB[:, self._columns] = values["counts"]
         clipped = total_norm(values["clipped"]) if "clipped" in values else None
-        return Arrived(norm, clipped, is_skipped)
+        counted = Counted(columns_K, values["counts"]) if "counts" in values else None
+        return Arrived(norm, clipped, is_skipped, counted)
 
-    def read_histograms(self, counts_2LB: NDArray[np.int64]) -> None:
-        """Write the histograms of gradients and weights into those of the model."""
-        counts_2LB[:, self._columns] = to_host(self._histograms.read(gradients_LB=self._counted_LB))
-        self._counted_LB = None
+    def read_histograms(self) -> Counted:
+        """Return the histograms of gradients and weights that are due."""
+        counts_2KB = to_host(self._histograms.read(self._turn, gradients_KB=self._counted_KB))
+        self._counted_KB = None
+        return Counted(self.turn_columns_K, counts_2KB)
 
     def put_rates(self, optimizer: dict[str, float]) -> None:
         """Write the learning rates of the groups by their name in the catalogue."""

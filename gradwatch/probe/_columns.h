@@ -1,4 +1,4 @@
-/* Writes the statistics of many tensors into the columns of a row, and their histograms. */
+/* Writes the statistics of many tensors into the columns of a row, and histograms of some. */
 #ifndef GRADWATCH_COLUMNS_H
 #define GRADWATCH_COLUMNS_H
 
@@ -6,6 +6,19 @@
 #include "_sums.h"
 #include "_threads.h"
 #include "_views.h"
+
+/* Where the histograms of some tensors go, which follow each other. */
+typedef struct {
+    int64_t *out; /* BINS of each; NULL where there is none */
+    Py_ssize_t first, last;
+} Counted;
+
+/* Where that of a tensor goes; NULL where it has none. */
+static int64_t *counts_of(const Counted *counted, size_t index)
+{
+    Py_ssize_t place = (Py_ssize_t)index - counted->first;
+    return counted->out && place >= 0 && (Py_ssize_t)index < counted->last ? counted->out + place * BINS : NULL;
+}
 
 /* Write the statistics of a tensor, and its histogram where there is room for it. */
 static void write_column(const View *view, double scale, float *row, Py_ssize_t stride, int64_t *counts)
@@ -26,13 +39,13 @@ typedef struct {
     const Views *all;
     double scale;
     float *row;
-    int64_t *counts;
+    Counted counted;
 } Columns;
 
 static void write_one(void *of, size_t index)
 {
     const Columns *columns = of;
-    int64_t *counts = columns->counts ? columns->counts + index * BINS : NULL;
+    int64_t *counts = counts_of(&columns->counted, index);
     write_column(&columns->all->views[index], columns->scale, columns->row + index, columns->all->length, counts);
 }
 
@@ -41,7 +54,7 @@ static void count_one(void *of, size_t index)
     const Columns *columns = of;
     const View *view = &columns->all->views[index];
     if (view->state == PLAIN)
-        histogram_of(view->data, view->numel, view->kind, columns->counts + index * BINS);
+        histogram_of(view->data, view->numel, view->kind, columns->counted.out + index * BINS);
 }
 
 /* Do a task for the columns of all tensors; where there is much to read, without the interpreter's lock. */
@@ -58,16 +71,16 @@ static void for_columns(Task task, Columns *columns, int threads)
         PyEval_RestoreThread(saved);
 }
 
-/* The statistics of all tensors, of which each has a column, and their histograms where there is room for them. */
-static void write_columns(const Views *all, double scale, float *row, int64_t *counts, int threads)
+/* The statistics of all tensors, of which each has a column, and the histograms of some. */
+static void write_columns(const Views *all, double scale, float *row, Counted counted, int threads)
 {
-    for_columns(write_one, &(Columns){all, scale, row, counts}, threads);
+    for_columns(write_one, &(Columns){all, scale, row, counted}, threads);
 }
 
-/* The histograms alone. */
-static void count_columns(const Views *all, int64_t *counts, int threads)
+/* The histograms of all of them alone. */
+static void count_columns(const Views *all, int64_t *out, int threads)
 {
-    for_columns(count_one, &(Columns){.all = all, .counts = counts}, threads);
+    for_columns(count_one, &(Columns){.all = all, .counted = {out, 0, all->length}}, threads);
 }
 
 #endif

@@ -15,7 +15,7 @@
 #include "_stepping.h"
 
 /* Raised with each change of what Python may call or hand over here: `kernel.py` takes no other revision than its own. */
-#define REVISION 9
+#define REVISION 10
 
 /* Room for the histograms of as many tensors, all zero. NULL with a Python error where there is too little. */
 static int64_t *empty_counts(PyObject *tensor, Py_ssize_t length)
@@ -26,27 +26,29 @@ static int64_t *empty_counts(PyObject *tensor, Py_ssize_t length)
 }
 
 PyDoc_STRVAR(statistics_doc,
-             "statistics(tensors, gradients, out_SL, scale, out_LB, threads) -> list[int] | None\n\n"
+             "statistics(tensors, gradients, out_SL, scale, out_KB, first, last, threads) -> list[int] | None\n\n"
              "Write the six statistics of each tensor, or of its gradient, into out_SL of shape (6, L), float32; where\n"
-             "out_LB is not None, what histograms() writes there, from the same read.");
+             "out_KB is not None, what histograms() writes there for tensors[first:last], from the same read.");
 
 static PyObject *statistics(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     Views all;
     (void)self;
-    if (!has_arguments(nargs, 6))
+    if (!has_arguments(nargs, 8))
         return NULL;
     double scale = PyFloat_AsDouble(args[3]);
-    int threads = (int)PyLong_AsLong(args[5]);
+    Counted counted = {NULL, PyLong_AsSsize_t(args[5]), PyLong_AsSsize_t(args[6])};
+    int threads = (int)PyLong_AsLong(args[7]);
     if (PyErr_Occurred() || gather(args[0], args[1] == Py_True, &all))
         return NULL;
     float *row = output(args[2], 6 * (size_t)all.length * sizeof(float));
-    int64_t *counts = row && args[4] != Py_None ? empty_counts(args[4], all.length) : NULL;
-    if (!row || (args[4] != Py_None && !counts)) {
+    if (row && args[4] != Py_None)
+        counted.out = empty_counts(args[4], counted.first < counted.last ? counted.last - counted.first : 0);
+    if (!row || (args[4] != Py_None && !counted.out)) {
         forget(&all);
         return NULL;
     }
-    write_columns(&all, scale, row, counts, threads);
+    write_columns(&all, scale, row, counted, threads);
     return left_out(&all);
 }
 

@@ -48,7 +48,15 @@ class Plain:
 
 def bind(tensor_type: type, parameter_type: type, /) -> None: ...
 def statistics(
-    tensors: tuple[Tensor, ...], gradients: bool, out_SL: Tensor, scale: float, out_LB: Tensor | None, threads: int, /
+    tensors: tuple[Tensor, ...],
+    gradients: bool,
+    out_SL: Tensor,
+    scale: float,
+    out_KB: Tensor | None,
+    first: int,
+    last: int,
+    threads: int,
+    /,
 ) -> Sequence[int] | None: ...
 def keep(tensors: tuple[Tensor, ...], kept: Tensor, offsets: Tensor, /) -> Sequence[int] | None: ...
 def changes(tensors: tuple[Tensor, ...], kept: Tensor, offsets: Tensor, out_2L: Tensor, /) -> Sequence[int] | None: ...

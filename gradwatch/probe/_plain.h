@@ -138,7 +138,7 @@ static int read_gradients(Plain *self)
     if (gather(self->params, 1, &all))
         return 0;
     PyObject *block = Py_NewRef(self->block); /* it stays while it is written to without the lock */
-    write_columns(&all, 1.0, row, NULL, self->threads);
+    write_columns(&all, 1.0, row, (Counted){NULL, 0, 0}, self->threads);
     for (Py_ssize_t i = 0; i < all.length; i++)
         is_plain &= all.views[i].state != STRANGE;
     forget(&all);

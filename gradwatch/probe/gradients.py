@@ -1,6 +1,6 @@
 """Read all gradients of a model once and reduce them to one small row of statistics."""
 
-# S = statistics (the first six of catalogue.PARAM), L = parameter tensors, B = bins
+# S = statistics (the first six of catalogue.PARAM), L = parameter tensors, K = those that are counted, B = bins
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class GradientProbe:
         *,
         inverse_scale: float | torch.Tensor = 1.0,
         out_SL: torch.Tensor | None = None,
-        counts_LB: torch.Tensor | None = None,
+        counts_KB: torch.Tensor | None = None,
+        first: int = 0,
     ) -> torch.Tensor:
         """Compute the statistics of all gradients as they are now.
 
@@ -51,7 +52,8 @@ class GradientProbe:
             inverse_scale: Factor that undoes a loss scale, for gradients that are still scaled; one that is a tensor is
                 on their device, and they are not on the CPU.
             out_SL: Where to write them, contiguous float32; only where the first parameter is on the CPU.
-            counts_LB: Where to write the histograms of the gradients from the same read; see `histograms.empty`.
+            counts_KB: Where to write histograms of K of the gradients from the same read; see `histograms.empty`.
+            first: Place of the first of these.
 
         Returns:
             Tensor of shape (S, L), float32, on the device of the first parameter, in the order of `catalogue.PARAM`.
@@ -63,19 +65,21 @@ class GradientProbe:
         if self._native is None:
             device = self._params[0].device if self._params else torch.device("cpu")
             row_SL = torch.empty(self._shape_SL, dtype=torch.float32, device=device) if out_SL is None else out_SL
-            return self._complete(row_SL.fill_(math.nan), range(len(self._params)), inverse_scale, counts_LB)
+            return self._complete(row_SL.fill_(math.nan), range(len(self._params)), inverse_scale, counts_KB, first)
         row_SL = torch.empty(self._shape_SL, dtype=torch.float32, device="cpu") if out_SL is None else out_SL
+        last = first if counts_KB is None else first + len(counts_KB)
         rest: Sequence[int] | None = self._native.statistics(
-            self._params, True, row_SL, inverse_scale, counts_LB, torch.get_num_threads()
+            self._params, True, row_SL, inverse_scale, counts_KB, first, last, torch.get_num_threads()
         )
-        return row_SL if rest is None else self._complete(row_SL, rest, inverse_scale, counts_LB)
+        return row_SL if rest is None else self._complete(row_SL, rest, inverse_scale, counts_KB, first)
 
     def _complete(
         self,
         row_SL: torch.Tensor,
         columns: Iterable[int],
         inverse_scale: float | torch.Tensor,
-        counts_LB: torch.Tensor | None,
+        counts_KB: torch.Tensor | None,
+        first: int,
     ) -> torch.Tensor:
         """Fill in the columns that need torch operations, device by device."""
         by_device: defaultdict[torch.device, list[int]] = defaultdict(list)
@@ -93,7 +97,7 @@ class GradientProbe:
             part_SL[:4] *= inverse_scale
             index = on_device(tuple(indices), row_SL.device)
             row_SL.index_copy_(1, index, part_SL.to(row_SL.device, non_blocking=True))
-            if counts_LB is not None:
-                for i, grad in zip(indices, grads, strict=True):
-                    histograms.count(grad, out_B=counts_LB[i])
+            for i, grad in zip(indices, grads, strict=True):
+                if counts_KB is not None and first <= i < first + len(counts_KB):
+                    histograms.count(grad, out_B=counts_KB[i - first])
         return row_SL

@@ -1,9 +1,10 @@
 """Count gradients and weights in fixed, signed, log-spaced bins, for TensorBoard."""
 
-# L = parameter tensors, B = bins
+# L = parameter tensors, K = those that are counted, B = bins
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import final
 
@@ -22,6 +23,7 @@ _SIDE = _HIGHEST_KEY - _LOWEST_KEY + 1
 _MAGNITUDE_MASK, _INFINITE_BITS = 0x7FFFFFFF, 0x7F800000
 
 NUM_BINS = 2 * _SIDE + 1
+ALL = slice(None)
 
 
 def bin_edges() -> NDArray[np.float64]:
@@ -37,7 +39,7 @@ def bin_edges() -> NDArray[np.float64]:
 
 @final
 class HistogramProbe:
-    """Histograms of every gradient and weight of a model.
+    """Histograms of gradients and weights of a model.
 
     Args:
         params: Parameters in the order of the rows.
@@ -49,38 +51,51 @@ class HistogramProbe:
         on_cpu = any(p.device.type == "cpu" for p in self._params)
         self._native = kernels.choose(kernel) if on_cpu else None
 
-    def read(self, *, gradients_LB: torch.Tensor | None = None) -> torch.Tensor:
-        """Count the values of all gradients and weights as they are now.
+    def read(self, among: slice = ALL, *, gradients_KB: torch.Tensor | None = None) -> torch.Tensor:
+        """Count the values of gradients and weights as they are now.
 
         Args:
-            gradients_LB: Counts of the gradients, where they are known from the read of their statistics.
+            among: Which parameters to count, by their places.
+            gradients_KB: Counts of their gradients, where they are known from the read of their statistics.
 
         Returns:
-            Counts of shape (2, L, B), int64, on the device of the first parameter: gradients, then weights. NaN is in
+            Counts of shape (2, K, B), int64, on the device of the first parameter: gradients, then weights. NaN is in
             no bin. A parameter without gradient has all zero counts; a sparse gradient counts as if its zeros were
             stored, a complex tensor by magnitude.
         """
-        if gradients_LB is None:
-            gradients_LB = self._count(gradients=True)
-        return torch.stack([gradients_LB, self._count(gradients=False)])
+        params = self._params[among]
+        if gradients_KB is None:
+            gradients_KB = self._count(params, gradients=True)
+        return torch.stack([gradients_KB, self._count(params, gradients=False)])
 
-    def _count(self, *, gradients: bool) -> torch.Tensor:
-        counts_LB = torch.zeros((len(self._params), NUM_BINS), dtype=torch.int64, device="cpu")
-        others: Sequence[int] | None = range(len(self._params))
+    def _count(self, params: tuple[torch.Tensor, ...], *, gradients: bool) -> torch.Tensor:
+        counts_KB = torch.zeros((len(params), NUM_BINS), dtype=torch.int64, device="cpu")
+        others: Sequence[int] | None = range(len(params))
         if self._native is not None:
-            others = self._native.histograms(self._params, gradients, counts_LB, torch.get_num_threads())
-        if others is None or not self._params:
-            return counts_LB
-        counts_LB = counts_LB.to(self._params[0].device, non_blocking=True)
+            others = self._native.histograms(params, gradients, counts_KB, torch.get_num_threads())
+        if others is None or not params:
+            return counts_KB
+        counts_KB = counts_KB.to(params[0].device, non_blocking=True)
         for i in others:
-            tensor = self._params[i].grad if gradients else self._params[i]
+            tensor = params[i].grad if gradients else params[i]
             if tensor is not None:
-                count(tensor, out_B=counts_LB[i])
-        return counts_LB
+                count(tensor, out_B=counts_KB[i])
+        return counts_KB
+
+
+def shares(params: Sequence[torch.Tensor], of: int) -> list[slice]:
+    """Return so many shares of all values as even as whole parameters that follow each other make them.
+
+    Every parameter with values is in one of them; some may be empty.
+    """
+    sizes_L = np.array([p.numel() for p in params], np.float64)
+    middles_L = (np.cumsum(sizes_L) - sizes_L / 2) / max(1.0, sizes_L.sum())
+    ends = np.searchsorted(middles_L, np.arange(of + 1) / of).tolist()
+    return [slice(first, last) for first, last in itertools.pairwise(ends)]
 
 
 def empty(params: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return room for a histogram of each parameter, all zero, of shape (L, B), on the device of the first."""
+    """Return room for a histogram of each parameter, all zero, of shape (K, B), on the device of the first."""
     device = params[0].device if params else torch.device("cpu")
     return torch.zeros((len(params), NUM_BINS), dtype=torch.int64, device=device)
 

@@ -11,7 +11,7 @@ import torch
 Kernel = Literal["auto", "native", "torch"]
 
 
-REVISION = 9
+REVISION = 10
 """Revision of the extension that this package calls, as in `_native.c`."""
 
 

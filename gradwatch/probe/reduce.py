@@ -49,7 +49,7 @@ def statistics(tensors: Sequence[torch.Tensor], *, native: ModuleType | None = N
     if native is not None:
         row_SL = torch.empty((NUM_STATISTICS, len(values)), dtype=torch.float32, device="cpu")
         plain = tuple(v.float() if v.itemsize == 1 else v for v in values)
-        rest = native.statistics(plain, False, row_SL, 1.0, None, torch.get_num_threads())
+        rest = native.statistics(plain, False, row_SL, 1.0, None, 0, 0, torch.get_num_threads())
         assert rest is None, f"tensors {rest} are not plain, though they were made so"
     elif values[0].is_cuda:
         row_SL = _statistics_on_gpu(values)

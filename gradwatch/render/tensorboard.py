@@ -1,6 +1,6 @@
 """What TensorBoard shows of a run: charts, histograms, a picture of all layers, findings as text, hyperparameters."""
 
-# T = recorded steps, M = layers, L = parameter tensors, B = bins of a histogram
+# T = recorded steps, M = layers, K = parameter tensors with histograms, B = their bins
 
 from __future__ import annotations
 
@@ -82,8 +82,7 @@ class TensorBoard:
         self._newest = -1
         self._described_at = 0
         self._is_started = False
-        self._written = dict.fromkeys(("run", "layers", "picture", "validation"), (purge_step or 0) - 1)
-        self._histograms: Histograms | None = None
+        self._written = dict.fromkeys(("run", "layers", "picture", "validation", "histograms"), (purge_step or 0) - 1)
         self._zeros: set[str] = set()
         self._pending: list[Finding] = []
         self._nonfinite = 0
@@ -96,7 +95,8 @@ class TensorBoard:
         if step < self._newest:
             self._rewind(history)
         self._newest = step
-        if step < self._next and not self._pending and history.histograms is self._histograms:
+        has_histograms = history.histograms_step > self._written["histograms"]
+        if step < self._next and not self._pending and not has_histograms:
             return
         if not self._is_started:
             self._start(history)
@@ -106,10 +106,8 @@ class TensorBoard:
             if share.grants(step, elapsed_s=elapsed_s):
                 _charged(share, part, history)
         self._next = min(share.next for share, _ in parts)
-        if history.histograms is not self._histograms:
-            self._histograms = history.histograms
-            if self._histogram.grants(step, elapsed_s=elapsed_s):
-                _charged(self._histogram, self._write_histograms, history)
+        if has_histograms and self._histogram.grants(step, elapsed_s=elapsed_s):
+            _charged(self._histogram, self._write_histograms, history)
         if self._pending:
             self._write_findings(history)
 
@@ -200,15 +198,20 @@ class TensorBoard:
         self._written["picture"] = history.step
 
     def _write_histograms(self, history: History) -> None:
-        seen = history.histograms
-        assert seen is not None, "asked only where there is a new one"
-        event = event_pb2.Event(wall_time=time.time(), step=seen.step)
-        tags = [f"{charts.HISTOGRAMS[of]}/{name}" for of in ("grad", "weight") for name in history.param.layers]
-        counts_LB = np.concatenate([seen.grad_LB, seen.weight_LB])
-        for tag, buckets_K3 in zip(tags, magnitudes(seen.edges_B, counts_LB), strict=True):
-            if len(buckets_K3):
-                self._summaries.histogram(event, tag, buckets_K3, HISTOGRAM_MEANING)
-        self._file.write(event)
+        fresh: dict[int, tuple[Histograms, list[int]]] = {}
+        for seen, k in history.histograms.values():
+            if seen.step > self._written["histograms"]:
+                fresh.setdefault(seen.step, (seen, []))[1].append(k)
+        for step, (seen, ks) in sorted(fresh.items()):
+            event = event_pb2.Event(wall_time=time.time(), step=step)
+            names = [history.param.layers[place] for place in seen.places_K[ks]]
+            tags = [f"{charts.HISTOGRAMS[of]}/{name}" for of in ("grad", "weight") for name in names]
+            counts_KB = np.concatenate([seen.grad_KB[ks], seen.weight_KB[ks]])
+            for tag, buckets_K3 in zip(tags, magnitudes(seen.edges_B, counts_KB), strict=True):
+                if len(buckets_K3):
+                    self._summaries.histogram(event, tag, buckets_K3, HISTOGRAM_MEANING)
+            self._file.write(event)
+        self._written["histograms"] = history.histograms_step
 
     def _write_findings(self, history: History) -> None:
         for finding in self._pending[:ONE_BY_ONE]:

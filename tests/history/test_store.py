@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from gradwatch import catalogue
 from gradwatch.history.store import Histograms, History
 from gradwatch.records import Severity
 
@@ -134,11 +135,27 @@ def test_state_restores_windows_and_findings_exactly(recorded, run_info, finding
 
 
 def test_histograms_are_kept_beside_the_tables(recorded):
-    history = recorded(1)
-    assert history.histograms is None
-    edges_B = np.array([-1.0, 0.0, 1.0])
-    history.histograms = Histograms(step=0, edges_B=edges_B, grad_LB=np.zeros((3, 2)), weight_LB=np.zeros((3, 2)))
-    assert history.histograms.step == 0
+    history = recorded(4)
+    assert (history.histograms, history.histograms_step) == ({}, -1)
+
+    for step, places in ((4, [0, 1]), (5, [1, 2]), (6, [0])):
+        counts_KB = np.full((len(places), 2), step)
+        seen = Histograms(
+            step=step,
+            edges_B=np.array([-1.0, 0.0, 1.0]),
+            places_K=np.array(places),
+            grad_KB=counts_KB,
+            weight_KB=2 * counts_KB,
+        )
+        param_SL = np.zeros((len(catalogue.PARAM), 3), np.float32)
+        history.extend(history.row(step, run={"step_ms": 1.0}, param_SL=param_SL, histograms=seen))
+
+    newest = {place: seen.grad_KB[k, 0] for place, (seen, k) in history.histograms.items()}
+    assert (newest, history.histograms_step) == ({0: 6, 1: 5, 2: 5}, 6), "of each tensor the newest"
+
+    history.truncate(5)
+    assert sorted(history.histograms) == [1, 2], "what came later is taken back"
+    assert history.histograms_step == 5
 
 
 def test_the_time_of_the_steps_leaves_out_the_pauses_between_them(run_info, append):

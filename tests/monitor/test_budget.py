@@ -95,12 +95,54 @@ def test_after_a_finding_it_looks_as_often_as_scheduled_for_a_while():
 
 
 @pytest.mark.parametrize(("budget", "histograms", "expected"), [(0.02, 200, [410]), (0.02, 0, []), (0.0, 200, [])])
-def test_a_finding_has_histograms_at_the_next_sampled_step(budget, histograms, expected):
+def test_a_finding_has_all_histograms_at_the_next_sampled_step(budget, histograms, expected):
     watched = Budget(Schedule(histograms=histograms, budget=budget))
 
     watched.look_closer(402)
 
-    assert [step for step in range(401, 600) if watched.due(step)[2]] == expected
+    assert [step for step in range(401, 600) if watched.due(step).histograms == (0, 1)] == expected
+
+
+@pytest.mark.parametrize(
+    ("schedule", "every", "turns"),
+    [
+        (Schedule(), 10, 20),
+        (Schedule(updates=0, activations=25, histograms=100), 25, 4),
+        (Schedule(updates=4, activations=10, histograms=30), 4, 7),
+        (Schedule(updates=10, activations=10, histograms=10), 10, 1),
+        (Schedule(updates=10, activations=10, histograms=3), 3, 1),
+        (Schedule(updates=1, activations=1, histograms=3), 1, 3),
+        (Schedule(updates=1, activations=0, histograms=200), 10, 20),
+        (Schedule(updates=10, activations=10, histograms=1000), 50, 20),
+        (Schedule(updates=0, activations=0, histograms=200), 10, 20),
+        (Schedule(updates=0, activations=0, histograms=7), 1, 7),
+    ],
+)
+def test_histograms_take_turns_over_the_sampled_steps(schedule, every, turns):
+    budget = Budget(schedule)
+    due = {step: budget.due(step).histograms for step in range(1 + 2 * every * turns)}
+
+    assert due.pop(0) == (0, 1), "the first step has all"
+    assert [step for step, turn in due.items() if turn] == list(range(every, 1 + 2 * every * turns, every))
+    assert {turn.of for turn in due.values() if turn} == {turns}
+    shown = [turn.place for turn in due.values() if turn]
+    assert sorted(shown[:turns]) == sorted(shown[turns:]) == list(range(turns)), "each once, before any comes again"
+
+
+def test_histograms_that_are_thinned_leave_no_parameter_out():
+    budget = Budget(Schedule())
+    spend(budget, 3000, fixed_s=1.0, optional_s=1.0, wall_s=1.0)
+    assert budget.factor == MOST
+
+    later = [turn for step in range(3000, 3000 + MOST * 200) if (turn := budget.due(step).histograms)]
+
+    assert sorted(turn.place for turn in later) == list(range(20))
+
+
+def test_without_histograms_none_is_due_at_any_step():
+    budget = Budget(Schedule(histograms=0))
+
+    assert not any(budget.due(step).histograms for step in range(500))
 
 
 @pytest.mark.parametrize("step", [0, 7, 200])

@@ -160,6 +160,13 @@ def same(history, expected):
             np.testing.assert_allclose(
                 history[statistic], expected[statistic], rtol=1e-5, atol=1e-9, err_msg=statistic, equal_nan=True
             )
+    assert counted(history) == counted(expected)
+
+
+def counted(history):
+    """Return of each parameter when its newest histograms were made, and of how many values."""
+    newest = sorted(history.histograms.items())
+    return [(i, seen.step, seen.grad_KB[k].sum(), seen.weight_KB[k].sum()) for i, (seen, k) in newest]
 
 
 @pytest.mark.parametrize("kind", KINDS)

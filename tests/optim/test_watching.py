@@ -169,6 +169,11 @@ def test_the_history_is_the_same(loop, name):
         assert np.isfinite(history[statistic]).any(), f"{statistic} was measured"
     for statistic in RUN:
         np.testing.assert_allclose(history[statistic], expected[statistic], rtol=1e-5, err_msg=statistic)
+    assert history.histograms.keys() == expected.histograms.keys()
+    for i, (seen, k) in history.histograms.items():
+        theirs, place = expected.histograms[i]
+        assert seen.step == theirs.step
+        assert seen.grad_KB[k].sum() == theirs.grad_KB[place].sum()
 
 
 @pytest.mark.parametrize("loop", [plain, scaled, by_closure], ids=lambda loop: loop.__name__)

@@ -179,4 +179,4 @@ def test_the_extension_refuses_an_output_that_is_too_small():
     native = kernels.choose()
 
     with pytest.raises(ValueError, match="large enough"):
-        native.statistics((torch.ones(3), torch.ones(3)), False, torch.empty(11), 1.0, None, 1)
+        native.statistics((torch.ones(3), torch.ones(3)), False, torch.empty(11), 1.0, None, 0, 0, 1)

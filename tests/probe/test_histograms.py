@@ -34,7 +34,7 @@ def count(grad, kernel):
 def count_while_reading(params, kernel):
     """Return the statistics of gradients, and the histograms that were made in the same read."""
     counts_LB = histograms.empty(params)
-    row_SL = GradientProbe(params, kernel=kernel).read(counts_LB=counts_LB)
+    row_SL = GradientProbe(params, kernel=kernel).read(counts_KB=counts_LB)
     return transfer.to_host(row_SL), transfer.to_host(counts_LB)
 
 
@@ -110,7 +110,15 @@ def test_one_read_counts_what_is_there_of_every_layout(kernel):
 
     _, counts_LB = count_while_reading(params, kernel)
 
-    np.testing.assert_array_equal(counts_LB, HistogramProbe(params, kernel=kernel).read()[0])
+    all_2LB = HistogramProbe(params, kernel=kernel).read().numpy()
+    np.testing.assert_array_equal(counts_LB, all_2LB[0])
+    for first, last in ((0, 2), (1, 4), (5, 6), (3, 3)):
+        some_KB = histograms.empty(params[first:last])
+        row_SL = GradientProbe(params, kernel=kernel).read(counts_KB=some_KB, first=first)
+        np.testing.assert_array_equal(some_KB, all_2LB[0, first:last], "those whose turn it is")
+        np.testing.assert_array_equal(row_SL, GradientProbe(params, kernel=kernel).read(), "statistics of all")
+        some_2KB = HistogramProbe(params, kernel=kernel).read(slice(first, last))
+        np.testing.assert_array_equal(some_2KB, all_2LB[:, first:last])
     assert counts_LB.sum(axis=1).tolist() == [*(g.numel() for g in grads), 0], "every value once, a missing one never"
 
 
@@ -135,6 +143,7 @@ def test_any_number_of_threads_counts_and_measures_alike(monkeypatch):
 def test_the_extension_refuses_room_for_histograms_that_is_too_small():
     native = kernels.choose()
     tensors = (torch.ones(3), torch.ones(3))
+    too_small_KB = torch.zeros(2 * NUM_BINS - 1, dtype=torch.int64)
 
     with pytest.raises(ValueError, match="large enough"):
-        native.statistics(tensors, False, torch.empty(12), 1.0, torch.zeros(2 * NUM_BINS - 1, dtype=torch.int64), 1)
+        native.statistics(tensors, False, torch.empty(12), 1.0, too_small_KB, 0, 2, 1)

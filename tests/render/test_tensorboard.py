@@ -165,24 +165,30 @@ def test_pictures_decode(tmp_path, vanishing, grow):
     assert len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3), axis=0)) > 20, "it is not blank"
 
 
-def test_histograms_are_written_once_each(tmp_path, healthy):
-    history = healthy.history
-    edges = np.concatenate([-(2.0 ** np.arange(2, -9, -1)), 2.0 ** np.arange(-8, 3)])
-    counts = np.zeros((4, len(edges) - 1), np.int64)
-    counts[:, -3] = 5
+def test_histograms_are_written_once_each(tmp_path, healthy, grow):
+    edges_B = np.concatenate([-(2.0 ** np.arange(2, -9, -1)), 2.0 ** np.arange(-8, 3)])
     sink = TensorBoard(directory=tmp_path)
-    history.histograms = Histograms(step=100, edges_B=edges, grad_LB=counts, weight_LB=2 * counts)
-    try:
+    for history in grow(healthy.history):
+        if places := {100: [0, 1, 2, 3], 110: [2]}.get(history.step):
+            counts_KB = np.zeros((len(places), len(edges_B) - 1), np.int64)
+            counts_KB[:, -3] = 5
+            seen = Histograms(
+                step=history.step,
+                edges_B=edges_B,
+                places_K=np.array(places),
+                grad_KB=counts_KB,
+                weight_KB=2 * counts_KB,
+            )
+            history.histograms |= {place: (seen, k) for k, place in enumerate(places)}
+            history.histograms_step = history.step
         sink.write(history)
-        sink.write(history)
-    finally:
-        history.histograms = None
     sink.close(history, ())
 
     reader = _read(tmp_path)
 
-    ((step, buckets),) = _strings(reader, "per_layer_log10_gradient/layers.2.weight")
-    assert step == 100
+    ((before, _), (step, buckets)) = _strings(reader, "per_layer_log10_gradient/layers.2.weight")
+    assert (before, step) == (100, 110)
+    assert [step for step, _ in _strings(reader, "per_layer_log10_gradient/layers.1.weight")] == [100]
     assert buckets == pytest.approx(np.array([[-np.log10(2), 0, 5]]))
     assert reader.SummaryMetadata("per_layer_log10_weight/layers.0.weight").plugin_data.plugin_name == "histograms"
 
