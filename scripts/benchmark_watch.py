@@ -21,6 +21,10 @@ each workload is measured in several processes, each makes its loops in an order
 bare ones. Shown is the median over rounds of the ratio to the mean of both in the same round, with the quartiles;
 `again`, the second of them in units of the first, tells what of a ratio is noise.
 
+What the first steps of a run take once is over before the rounds begin: modules are imported, memory is taken, and the
+budget has not ruled yet. `--arms begun,own-begun --rounds 1 --steps 256` measures it, with a loop that is warm and a
+watch that is new.
+
 `--clock cpu` counts the processor time of all threads, as if none of them ran beside another: an upper bound, which a
 machine that is busy with something else still tells.
 """
@@ -35,6 +39,7 @@ import multiprocessing
 import random
 import statistics
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -73,6 +78,24 @@ def watched(workload: Workload, stack: contextlib.ExitStack) -> Arm:
     return under_watch(loop(workload, optim.AdamW), stack, is_turn=workload.turn is not None)
 
 
+def begun(workload: Workload, stack: contextlib.ExitStack) -> Arm:
+    """As `stock`, from the first watched step on."""
+    return under_watch(warm(workload), stack, is_turn=workload.turn is not None)
+
+
+def own_begun(workload: Workload, stack: contextlib.ExitStack) -> Arm:
+    """As `watched`, from the first step on."""
+    return under_watch(warm(workload, optim.AdamW), stack, is_turn=workload.turn is not None)
+
+
+def warm(workload: Workload, optimizer: Callable[..., torch.optim.Optimizer] | None = None) -> Loop:
+    """Return a loop that has run for a while, and nobody has watched."""
+    of = loop(workload, optimizer)
+    for _ in range(-(-WARM_UP // workload.stretch)):
+        of.run()
+    return of
+
+
 def under_watch(of: Loop, stack: contextlib.ExitStack, *, is_turn: bool) -> Arm:
     """Return a loop with everything on, for whole stretches or for turns of one."""
     run = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"
@@ -98,12 +121,17 @@ def under_watch(of: Loop, stack: contextlib.ExitStack, *, is_turn: bool) -> Arm:
 BARE = ("bare", "again")
 """The arms that all others are compared to."""
 
+BEGUN = ("begun", "own-begun")
+"""The arms that are measured from their first step on."""
+
 ARMS: dict[str, tuple[str, MakeArm]] = {
     "bare": ("by hand, fused AdamW", bare),
     "again": ("one such loop by another", bare),
     "unfused": ("by hand, AdamW as it comes", unfused),
     "stock": ("**gradwatch**, torch's optimizer", stock),
     "watched": ("**gradwatch**, its own AdamW", watched),
+    "begun": ("**gradwatch**, torch's optimizer, from its first step", begun),
+    "own-begun": ("**gradwatch**, its own AdamW, from its first step", own_begun),
 } | PEERS
 
 
@@ -120,7 +148,8 @@ def measure(name: str, names: list[str], options: argparse.Namespace, process: i
         monitors.MEMORY_EVERY_S *= len(names)
     with contextlib.ExitStack() as stack:
         made = {name: ARMS[name][1](turn, stack) for name in random.Random(process).sample(names, len(names))}
-        arms = {name: arm for name, arm in made.items() if is_warm(name, arm, turns=unmeasured * num_turns)}
+        turns = unmeasured * num_turns
+        arms = {name: arm for name, arm in made.items() if name in BEGUN or is_warm(name, arm, turns=turns)}
         gc.freeze()  # else what imports have left is gone through now and then, 0.2 s of whatever arm has its turn
         stack.callback(gc.unfreeze)
         seconds: Seconds = {name: [] for name in arms}
@@ -176,7 +205,8 @@ def main() -> None:
     """Measure and print the table."""
     asked = parser(__doc__, WORKLOADS, rounds=16)
     asked.add_argument("--processes", type=int, default=5, help="processes that go through all rounds, in turn")
-    asked.add_argument("--arms", type=some([*ARMS]), default=[*ARMS], help="arms, comma-separated")
+    usual = [name for name in ARMS if name not in BEGUN]
+    asked.add_argument("--arms", type=some([*ARMS]), default=usual, help="arms, comma-separated")
     asked.add_argument("--steps", type=int, help="steps of a stretch; fewer for what is slow")
     asked.add_argument("--clock", choices=side_by_side.CLOCKS, default="wall")
     options = parse(asked)
