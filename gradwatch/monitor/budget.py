@@ -84,6 +84,7 @@ class Budget:
         self.schedule = schedule
         self.factor = 1
         self._turn_every, self._turns = turns_of(schedule)
+        self._next_turn = 0  # counted, since the distance of turns may change
         self._every = math.gcd(schedule.updates, schedule.activations, self._turn_every)
         self._pace = Pace()
         self._forget()
@@ -93,7 +94,7 @@ class Budget:
 
     def is_due(self, every: int, step: int) -> bool:
         """Say whether something that is scheduled every so many steps is measured at a step."""
-        return every > 0 and step % self._spacing(every, step) == 0
+        return every > 0 and step % every == 0 and (step < self._close_until or step % (every * self.factor) == 0)
 
     def due(self, step: int) -> Due:
         """Say whether updates, activations and histograms are due at a step, which is asked of once."""
@@ -107,7 +108,8 @@ class Budget:
         if owed or (step == 0 and schedule.histograms > 0):
             turn = EVERYTHING
         elif is_due(self._turn_every, step):
-            turn = Turn(step // self._spacing(self._turn_every, step) % self._turns, self._turns)
+            turn = Turn(self._next_turn, self._turns)
+            self._next_turn = (self._next_turn + 1) % self._turns
         return Due(updates, activations, turn)
 
     def next_due(self, step: int) -> int:
@@ -115,10 +117,6 @@ class Budget:
         schedule = self.schedule
         scheduled = [every for every in (schedule.updates, schedule.activations, self._turn_every) if every > 0]
         return min((self._next(every, step) for every in scheduled), default=sys.maxsize)
-
-    def _spacing(self, every: int, step: int) -> int:
-        """Return the steps between two measurements, as they are at a step."""
-        return every if step < self._close_until else every * self.factor
 
     def _next(self, every: int, step: int) -> int:
         scheduled = -(-step // every) * every

@@ -139,6 +139,19 @@ def test_histograms_that_are_thinned_leave_no_parameter_out():
     assert sorted(turn.place for turn in later) == list(range(20))
 
 
+def test_histograms_leave_no_parameter_out_while_they_come_ever_more_seldom():
+    budget = Budget(Schedule())
+    shown = []
+    for step in range(1000):
+        if turn := budget.due(step).histograms:
+            shown.append(turn)
+        budget.charge(1.0, watch_s=2.0, optional_s=1.0)
+        budget.review(step)
+
+    assert budget.factor == MOST
+    assert [turn.place for turn in shown if turn.of > 1] == [i % 20 for i in range(len(shown) - 1)]
+
+
 def test_without_histograms_none_is_due_at_any_step():
     budget = Budget(Schedule(histograms=0))
 
