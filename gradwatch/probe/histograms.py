@@ -90,7 +90,7 @@ def shares(params: Sequence[torch.Tensor], of: int) -> list[slice]:
     """
     sizes_L = np.array([p.numel() for p in params], np.float64)
     middles_L = (np.cumsum(sizes_L) - sizes_L / 2) / max(1.0, sizes_L.sum())
-    ends = np.searchsorted(middles_L, np.arange(of + 1) / of).tolist()
+    ends = map(int, np.searchsorted(middles_L, np.arange(of + 1) / of))
     return [slice(first, last) for first, last in itertools.pairwise(ends)]
 
 
