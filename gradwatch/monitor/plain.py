@@ -123,7 +123,6 @@ class PlainSteps:
             before,
             after,
             time.perf_counter,
-            math.hypot,
         )
         self.native.rounding = ROUNDING
         self._watch_ms, self._rates = names.index("watch_ms"), slice(places[-1], places[-1] + groups)

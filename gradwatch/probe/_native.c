@@ -15,7 +15,7 @@
 #include "_stepping.h"
 
 /* Raised with each change of what Python may call or hand over here: `kernel.py` takes no other revision than its own. */
-#define REVISION 10
+#define REVISION 11
 
 /* Room for the histograms of as many tensors, all zero. NULL with a Python error where there is too little. */
 static int64_t *empty_counts(PyObject *tensor, Py_ssize_t length)

@@ -31,7 +31,6 @@ class Plain:
         before: Callable[..., object],
         after: Callable[..., object],
         clock: Callable[[], float],
-        hypot: Callable[..., float],
         /,
     ) -> Plain: ...
     def observe(self) -> float | None: ...

@@ -21,7 +21,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *params;         /* tuple of tensors */
     PyObject *before, *after; /* the hooks of the long way */
-    PyObject *clock, *hypot;  /* time.perf_counter and math.hypot */
+    PyObject *clock;          /* time.perf_counter */
     PyObject *own;            /* where a watched optimizer writes, of shape (6, L), or None */
     PyObject *found;          /* list of findings, or None */
     PyObject *glance;         /* what says whether a step has nothing to look at, or None */
@@ -106,27 +106,22 @@ static int is_plain_update(Plain *self, PyObject *optimizer, PyObject *args, PyO
     return is_plain;
 }
 
-/* The total norm of a row of statistics, by math.hypot, as the long way has it; columns without gradient are left out.
- * Returns 0, or -1 with a Python error. */
-static int total_norm(Plain *self, const float *row)
+/* The total norm of a row of statistics; columns without gradient are left out. It has the same bits as `total_norm` of
+ * `part.py`, since steps are clipped by either: squares of floats are exact in double, and what their sum loses is kept
+ * (Knuth, The Art of Computer Programming, volume 2, 4.2.2, theorem B). */
+static double total_norm(const float *row, Py_ssize_t length)
 {
-    const float *nonfinite = row + NONFINITE * self->length;
-    Py_ssize_t there = 0;
-    for (Py_ssize_t i = 0; i < self->length; i++)
-        there += nonfinite[i] == nonfinite[i];
-    PyObject *norms = PyTuple_New(there);
-    for (Py_ssize_t i = 0, k = 0; norms && i < self->length; i++) {
+    const float *nonfinite = row + NONFINITE * length;
+    double sum = 0, lost = 0;
+    for (Py_ssize_t i = 0; i < length; i++) {
         if (nonfinite[i] != nonfinite[i])
             continue;
-        PyObject *norm = PyFloat_FromDouble((double)row[i]);
-        if (!norm || PyTuple_SetItem(norms, k++, norm))
-            Py_CLEAR(norms);
+        double square = (double)row[i] * (double)row[i], before = sum;
+        sum += square;
+        double added = sum - before;
+        lost += (before - (sum - added)) + (square - added);
     }
-    PyObject *total = norms ? PyObject_Call(self->hypot, norms, NULL) : NULL;
-    self->norm = total ? PyFloat_AsDouble(total) : -1;
-    Py_XDECREF(norms);
-    Py_XDECREF(total);
-    return PyErr_Occurred() ? -1 : 0;
+    return sqrt(isfinite(sum) ? sum + lost : sum);
 }
 
 /* Read the gradients into the row under way. Returns whether all were plain; there may be a Python error if not. */
@@ -143,7 +138,8 @@ static int read_gradients(Plain *self)
         is_plain &= all.views[i].state != STRANGE;
     forget(&all);
     Py_DECREF(block);
-    return is_plain && !total_norm(self, row);
+    self->norm = total_norm(row, self->length);
+    return is_plain;
 }
 
 static void clear_own_row(Plain *self)
@@ -209,10 +205,11 @@ static PyObject *Plain_after(Plain *self, PyObject *const *args, Py_ssize_t narg
     if (self->phase == READ && !self->own_row)
         return Py_NewRef(Py_None);
     double ended = self->phase == UPDATING ? now_by(self->clock) : -1;
-    if (ended < 0 || total_norm(self, self->own_row)) {
+    if (ended < 0) {
         PyErr_Clear(); /* as above */
         return PyObject_CallFunctionObjArgs(self->after, args[0], args[1], args[2], NULL);
     }
+    self->norm = total_norm(self->own_row, self->length);
     memcpy(row_under_way(self), self->own_row, GRADIENTS * (size_t)self->length * sizeof(float));
     self->phase = READ;
     if (ended - self->began < self->fastest_s)
@@ -418,11 +415,11 @@ static PyObject *Plain_disarm(Plain *self, PyObject *none)
 static int take_parts(Plain *self, PyObject *args)
 {
     PyObject *places;
-    if (!PyArg_ParseTuple(args, "O!OO!O!nnOOOO:Plain", &PyTuple_Type, &self->params, &self->own, &PyTuple_Type, &places,
+    if (!PyArg_ParseTuple(args, "O!OO!O!nnOOO:Plain", &PyTuple_Type, &self->params, &self->own, &PyTuple_Type, &places,
                           &PyDict_Type, &self->names, &self->width, &self->num_groups, &self->before, &self->after,
-                          &self->clock, &self->hypot)) {
+                          &self->clock)) {
         self->params = self->own = self->names = NULL;
-        self->before = self->after = self->clock = self->hypot = NULL;
+        self->before = self->after = self->clock = NULL;
         return -1;
     }
     Py_INCREF(self->params);
@@ -431,7 +428,6 @@ static int take_parts(Plain *self, PyObject *args)
     Py_INCREF(self->before);
     Py_INCREF(self->after);
     Py_INCREF(self->clock);
-    Py_INCREF(self->hypot);
     self->length = PyTuple_Size(self->params);
     if (PyTuple_Size(places) != PLACES) {
         PyErr_SetString(PyExc_ValueError, "there is a place too many or too few");
@@ -476,7 +472,6 @@ static int Plain_traverse(Plain *self, visitproc visit, void *arg)
     Py_VISIT(self->before);
     Py_VISIT(self->after);
     Py_VISIT(self->clock);
-    Py_VISIT(self->hypot);
     Py_VISIT(self->own);
     Py_VISIT(self->names);
     Py_VISIT(self->found);
@@ -493,7 +488,6 @@ static int Plain_clear(Plain *self)
     Py_CLEAR(self->before);
     Py_CLEAR(self->after);
     Py_CLEAR(self->clock);
-    Py_CLEAR(self->hypot);
     Py_CLEAR(self->own);
     Py_CLEAR(self->names);
     Py_CLEAR(self->found);
@@ -530,7 +524,7 @@ static PyMemberDef plain_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-PyDoc_STRVAR(Plain_doc, "Plain(params, own_SL, places, names, width, groups, before, after, clock, hypot)\n\n"
+PyDoc_STRVAR(Plain_doc, "Plain(params, own_SL, places, names, width, groups, before, after, clock)\n\n"
                         "Records the plain steps of an optimizer into blocks of rows. It is off until it is armed: then\n"
                         "its hooks call `before` and `after`. own_SL is where a watched optimizer writes, or None; width\n"
                         "that of a row of the run, places where its numbers stand, and names where those do that a loop\n"

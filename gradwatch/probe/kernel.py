@@ -11,7 +11,7 @@ import torch
 Kernel = Literal["auto", "native", "torch"]
 
 
-REVISION = 10
+REVISION = 11
 """Revision of the extension that this package calls, as in `_native.c`."""
 
 

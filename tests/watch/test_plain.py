@@ -16,7 +16,8 @@ from watch.loops import batches, loss_of, make
 
 import gradwatch
 from gradwatch import optim
-from gradwatch.monitor import Schedule
+from gradwatch.history.store import WINDOW
+from gradwatch.monitor import Schedule, total_norm
 from gradwatch.monitor.part import Part
 
 TIMES = {"step_ms", "watch_ms", "samples_per_s", "peak_memory_bytes"}
@@ -175,6 +176,26 @@ def test_a_row_is_the_same_by_the_shortest_way_and_by_the_long_one(update, made,
 
     assert all(torch.equal(a, b) for a, b in zip(weights, expected, strict=True))
     shortest.assert_alike(short, long, but=TIMES)
+
+
+def test_the_total_norm_of_a_plain_step_is_that_of_the_long_way_to_the_last_bit(monkeypatch):
+    plain, rng = shortest.steps_of(monkeypatch), np.random.default_rng(0)
+    params = nn.ParameterList([nn.Parameter(torch.zeros(())) for _ in range(90)])
+    optimizer = torch.optim.SGD(params, lr=0.0)
+    spreads = (0.0, 0.1, 3.0, 20.0)  # of logarithms: sums of numbers that are alike end in ties of rounding
+    with gradwatch.watch(params, optimizer, schedule=SCHEDULE) as monitor:
+        for i in range(WINDOW):
+            gradients = np.exp(rng.normal(0, spreads[i % 4], len(params))).astype(np.float32)
+            for param, gradient in zip(params, gradients, strict=True):
+                param.grad = torch.tensor(gradient)
+            optimizer.step()
+            monitor.step(0.0)
+        norms_T = monitor.history["grad_norm.before_clip"]
+        rows_TSL = monitor.history.param.rows(thin=False)[1]
+
+    assert norms_T.tolist() == [total_norm(row_SL) for row_SL in rows_TSL]
+    np.testing.assert_allclose(norms_T, [math.hypot(*row_SL[0]) for row_SL in rows_TSL], rtol=1e-15)
+    assert len(plain) > 0.7 * WINDOW
 
 
 @pytest.mark.parametrize("update", [usual, clipped, with_views_by_name])
