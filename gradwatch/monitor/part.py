@@ -415,7 +415,7 @@ def total_norm(row_SL: Floats) -> float:
 def _norm(values: Floats) -> float:
     """Return the L2 norm of float32 values, rounded twice: its bits are those of the plain way, see `_plain.h`."""
     squares = np.square(values, dtype=np.float64)  # exact
-    return math.sqrt(math.fsum(memoryview(squares)))
+    return math.sqrt(math.fsum(squares.data))
 
 
 def parts_of(params: Sequence[Tensor], optimizers: Sequence[Optimizer]) -> list[Part]:
