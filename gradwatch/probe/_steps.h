@@ -76,9 +76,20 @@ INLINE float over(float x, float divisor, float inverse, int fused)
     return fabsf(near) <= FLT_MAX ? exact : near;
 }
 
-/* What a step's loops do, constant where they are compiled. */
+/* The same of an x that is not negative: then Inf, whose remainder is NaN, is told apart by taking a minimum. */
+INLINE float root_over(float x, float divisor, float inverse, int fused)
+{
+    if (!fused)
+        return x / divisor;
+    float near = x * inverse, twice = near + near;
+    float exact = multiply_add(multiply_add(-near, divisor, x, 1), inverse, near, 1);
+    return exact < twice ? exact : twice;
+}
+
+/* What a step's loops do, constant where they are compiled. Usual are gradients that are followed down, and a mean of
+ * Adam's that goes less than half of the way to them. */
 typedef struct {
-    int is_adam, has_momentum, is_coupled, is_amsgrad, fused; /* has_momentum: SGD only */
+    int is_adam, is_usual, has_momentum, is_coupled, is_amsgrad, fused; /* has_momentum: SGD only */
 } Form;
 
 /* The constants of a step, as its loops use them. */
@@ -115,13 +126,13 @@ INLINE Streams streams_of(const Item *item, size_t begin)
 /* What one weight becomes. */
 INLINE float moved_by_adam(const Pace *c, Form form, const Streams *at, size_t i, int is_tail)
 {
-    float x = at->grad[i] * c->sign, p = at->weight[i];
+    float x = form.is_usual ? at->grad[i] : at->grad[i] * c->sign, p = at->weight[i];
     float *m = at->first + i, *v = at->second + i;
     if (form.is_coupled)
         x = multiply_add(p, c->decay, x, form.fused);
     else
         p *= c->keep;
-    float mean = multiply_add(c->lerp, x - *m, c->is_small ? *m : x, form.fused);
+    float mean = multiply_add(c->lerp, x - *m, form.is_usual || c->is_small ? *m : x, form.fused);
     float square = is_tail ? multiply_add(*v, c->beta2, c->rest2 * x * x, form.fused)
                            : multiply_add(c->rest2 * x, x, *v * c->beta2, form.fused);
     *m = mean;
@@ -131,12 +142,12 @@ INLINE float moved_by_adam(const Pace *c, Form form, const Streams *at, size_t i
         square = (is_tail ? !(old < square) : old > square || old != old) ? old : square;
         at->largest[i] = square;
     }
-    return p - c->step_size * mean / (over(sqrtf(square), c->root, c->inverse, form.fused) + c->eps);
+    return p - c->step_size * mean / (root_over(sqrtf(square), c->root, c->inverse, form.fused) + c->eps);
 }
 
 INLINE float moved_by_sgd(const Pace *c, Form form, const Streams *at, size_t i, int is_tail)
 {
-    float x = at->grad[i] * c->sign, p = at->weight[i];
+    float x = form.is_usual ? at->grad[i] : at->grad[i] * c->sign, p = at->weight[i];
     if (form.is_coupled)
         x = multiply_add(p, c->decay, x, form.fused);
     if (form.has_momentum) {
@@ -203,28 +214,28 @@ INLINE void move_by(const Pace *c, Form form, const Streams *at, size_t n, float
         move_lanes(c, form, at, n, NULL, sums);
 }
 
+/* Make a call with a flag of `form` as a constant. */
+#define SETTLE(flag, call)                                                                                              \
+    do {                                                                                                                \
+        if (form.flag) {                                                                                                \
+            form.flag = 1;                                                                                              \
+            call;                                                                                                       \
+        } else {                                                                                                        \
+            form.flag = 0;                                                                                              \
+            call;                                                                                                       \
+        }                                                                                                               \
+    } while (0)
+
 INLINE void move_by_adam(const Pace *c, Form form, const Streams *at, size_t n, float *before, FloatLanes *sums)
 {
-    if (form.is_coupled && form.is_amsgrad)
-        move_by(c, (Form){1, 0, 1, 1, form.fused}, at, n, before, sums);
-    else if (form.is_coupled)
-        move_by(c, (Form){1, 0, 1, 0, form.fused}, at, n, before, sums);
-    else if (form.is_amsgrad)
-        move_by(c, (Form){1, 0, 0, 1, form.fused}, at, n, before, sums);
-    else
-        move_by(c, (Form){1, 0, 0, 0, form.fused}, at, n, before, sums);
+    form.is_adam = 1;
+    SETTLE(is_usual, SETTLE(is_coupled, SETTLE(is_amsgrad, move_by(c, form, at, n, before, sums))));
 }
 
 INLINE void move_by_sgd(const Pace *c, Form form, const Streams *at, size_t n, float *before, FloatLanes *sums)
 {
-    if (form.has_momentum && form.is_coupled)
-        move_by(c, (Form){0, 1, 1, 0, form.fused}, at, n, before, sums);
-    else if (form.has_momentum)
-        move_by(c, (Form){0, 1, 0, 0, form.fused}, at, n, before, sums);
-    else if (form.is_coupled)
-        move_by(c, (Form){0, 0, 1, 0, form.fused}, at, n, before, sums);
-    else
-        move_by(c, (Form){0, 0, 0, 0, form.fused}, at, n, before, sums);
+    form.is_adam = form.is_amsgrad = 0;
+    SETTLE(is_usual, SETTLE(has_momentum, SETTLE(is_coupled, move_by(c, form, at, n, before, sums))));
 }
 
 INLINE void write_change(double weight, double update, float *out, size_t stride)
@@ -275,8 +286,9 @@ INLINE void leave(const Step *step, const Item *item)
 INLINE void move_block(const Item *item, size_t begin, size_t n, int fused, FloatSums *sums, ChangeSums *changes)
 {
     const Settings *s = item->settings;
-    const Form form = {s->rule == ADAM, item->first != NULL, s->is_coupled, s->is_amsgrad, fused};
     const Pace c = pace_of(item);
+    const int is_usual = s->sign > 0 && (s->rule == SGD || c.is_small);
+    const Form form = {s->rule == ADAM, is_usual, item->first != NULL, s->is_coupled, s->is_amsgrad, fused};
     const uint32_t *bits = (const uint32_t *)(item->grad + begin);
     uint32_t rest[LANES];
     float kept[KEPT], *before = item->change ? kept : NULL;

@@ -27,7 +27,7 @@ INLINE void weights_before(const Item *item, size_t begin, size_t n, float *rest
     const float step_size = item->step_size, root = item->root, inverse = item->inverse;
     const float eps = s->eps, keep = s->keep, grow = 1 / keep;
     for (size_t i = 0; i < n; i++) {
-        float update = step_size * m[i] / (over(sqrtf(v[i]), root, inverse, fused) + eps), old = w[i] + update;
+        float update = step_size * m[i] / (root_over(sqrtf(v[i]), root, inverse, fused) + eps), old = w[i] + update;
         before[i] = fabsf(old) <= NOISE * fabsf(update) ? 0 : over(old, keep, grow, fused);
     }
 }
