@@ -17,9 +17,10 @@ and looking at the memory, comes as many times more seldom as there are arms, so
 budget, steps seem as long as those of all arms: it thins less than in a run.
 
 Two loops with the same code differ by up to 3 % for as long as their process lives, as their memory happens to lie; so
-each workload is measured in several processes, each makes its loops in an order of its own, and in each there are two
-bare ones. Shown is the median over rounds of the ratio to the mean of both in the same round, with the quartiles;
-`again`, the second of them in units of the first, tells what of a ratio is noise.
+all loops of a process train the same weights by the same moments, and each workload is measured in several processes,
+each of which makes its loops in an order of its own. In each there are two bare ones. Shown is the median over rounds
+of the ratio to the mean of both in the same round, the quartiles, and the standard error of that median, as of a normal
+distribution with these quartiles. `again`, the second of them in units of the first, tells what of a ratio is noise.
 
 What the first steps of a run take once is over before the rounds begin: modules are imported, memory is taken, and the
 budget has not ruled yet. `--arms begun,own-begun --rounds 1 --steps 256` measures it, with a loop that is warm and a
@@ -35,6 +36,7 @@ import argparse
 import contextlib
 import gc
 import importlib.util
+import math
 import multiprocessing
 import random
 import statistics
@@ -48,7 +50,7 @@ import side_by_side
 import torch
 from peers import NEEDS, PEERS, Arm, MakeArm
 from side_by_side import Seconds, clock, parse, parser, ratio, some
-from workloads import WORKLOADS, Loop, Workload, loop
+from workloads import WORKLOADS, Loop, Workload, loop, shared
 
 import gradwatch
 from gradwatch import background, optim
@@ -118,6 +120,9 @@ def under_watch(of: Loop, stack: contextlib.ExitStack, *, is_turn: bool) -> Arm:
     return turn
 
 
+MEDIAN_BY_QUARTILES = math.sqrt(math.pi / 2) / (2 * statistics.NormalDist().inv_cdf(0.75))
+"""Standard error of a median, times the root of how many there are, by the distance of the quartiles: 0.93."""
+
 BARE = ("bare", "again")
 """The arms that all others are compared to."""
 
@@ -138,7 +143,7 @@ ARMS: dict[str, tuple[str, MakeArm]] = {
 def measure(name: str, names: list[str], options: argparse.Namespace, process: int) -> Seconds:
     """Return the seconds of each arm's stretches, round by round; in a new process, which knows no options yet."""
     side_by_side.prepare(options)
-    workload = resized(WORKLOADS[name], options.steps)
+    workload = resized(shared(WORKLOADS[name]), options.steps)
     if PEERS.keys() & set(names):  # some begin anew and flush at each call
         workload = replace(workload, turn=None)
     turn = replace(workload, stretch=workload.turn or workload.stretch)
@@ -158,8 +163,8 @@ def measure(name: str, names: list[str], options: argparse.Namespace, process: i
             for _ in range(num_turns):
                 for name in order.sample([*arms], len(arms)):  # each leaves its traces in the caches
                     began = clock()
-                    arms[name]()
-                    spent[name] += clock() - began
+                    told = arms[name]()
+                    spent[name] += clock() - began if told is None else told
             for name, taken in spent.items():
                 seconds[name].append(taken)
     return seconds
@@ -183,6 +188,12 @@ def resized(workload: Workload, steps: int | None) -> Workload:
     return replace(workload, stretch=steps or workload.stretch)
 
 
+def cell(seconds: list[float], of: list[float]) -> str:
+    """Return the ratio to another arm, with the standard error of its median."""
+    low, _, high = statistics.quantiles([a / b for a, b in zip(seconds, of, strict=True)], n=4)
+    return f"{ratio(seconds, of)} ±{MEDIAN_BY_QUARTILES * (high - low) / math.sqrt(len(seconds)):.3f}"
+
+
 def column(name: str, arms: list[str], options: argparse.Namespace) -> tuple[str, dict[str, str]]:
     """Measure a workload, print each arm's lines, and return the heading of its column and its cells."""
     seconds: Seconds = {}
@@ -193,8 +204,8 @@ def column(name: str, arms: list[str], options: argparse.Namespace) -> tuple[str
     workload = resized(WORKLOADS[name], options.steps)
     first, again = (seconds[arm] for arm in BARE)
     both = [(a + b) / 2 for a, b in zip(first, again, strict=True)]
-    cells = {"again": ratio(again, first)}
-    cells |= {arm: ratio(seconds[arm], both) for arm in arms[len(BARE) :] if arm in seconds}
+    cells = {"again": cell(again, first)}
+    cells |= {arm: cell(seconds[arm], both) for arm in arms[len(BARE) :] if arm in seconds}
     for arm, text in cells.items():
         print(f"{name} {arm}: {text} in {len(seconds[arm])} rounds", flush=True)
     step_ms = 1e3 * statistics.median(both) / workload.stretch

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ Batches = list[tuple[Tensor, Tensor]]
 class Workload:
     """A model, its batches, and how many steps one stretch takes: some seconds.
 
-    Where steps are long, `turn` of them are made at once before another loop has its turn.
+    Where steps are long, `turn` of them are made at once before another loop has its turn. `moments` are those of AdamW
+    that all loops go on from, by the address of the weights; without them each has its own.
     """
 
     title: str
@@ -30,6 +32,25 @@ class Workload:
     model: Callable[[], nn.Module]
     batches: Callable[[], Batches]
     turn: int | None = None
+    moments: Mapping[int, dict[str, Tensor]] = field(default_factory=dict)
+
+
+def shared(workload: Workload) -> Workload:
+    """Return a workload whose loops all train the same weights by the same moments, which lie in memory only once."""
+    first = workload.model()
+
+    def model() -> nn.Module:
+        made = copy.deepcopy(first)
+        mine, its = (itertools.chain(of.parameters(), of.buffers()) for of in (made, first))
+        for a, b in zip(mine, its, strict=True):
+            a.data = b.data
+        return made
+
+    moments = {
+        p.data_ptr(): {"step": torch.zeros(()), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        for p in first.parameters()
+    }
+    return replace(workload, model=model, moments=moments)
 
 
 def blocks(num: int, width: int) -> nn.Module:
@@ -121,6 +142,7 @@ def loop(workload: Workload, optimizer: Callable[..., torch.optim.Optimizer] | N
     torch.manual_seed(0)
     model = workload.model().train()
     made = (optimizer or fused)(model.parameters(), lr=1e-4)
+    made.state.update({p: workload.moments[p.data_ptr()] for p in model.parameters() if workload.moments})
     return Loop(model, made, itertools.cycle(workload.batches()), workload.stretch)
 
 
