@@ -29,9 +29,12 @@ from workloads import WORKLOADS, Loop, Workload, loop, shared
 
 import gradwatch
 from gradwatch import Monitor, background, optim
+from gradwatch.monitor import monitor as monitors
 
 WARM_UP = 24
 """Steps of each loop that are left out."""
+
+NUM_LOOPS = 3
 
 Parts = tuple[float, float, float, float]
 """Seconds of a step: of all of it, of the optimizer's call, of the monitor's, of hooks in the forward pass."""
@@ -119,9 +122,9 @@ def main() -> None:
     options = parse(parser(__doc__, WORKLOADS, rounds=100))
     print("| | step() by torch, ms | its own and hooks | Monitor.step | forward hooks | thread | step | and thread |")
     print("|---" * 8 + "|")
+    background.GATHER_S *= NUM_LOOPS  # what goes by the clock comes after as many steps of a loop as in a run
+    monitors.MEMORY_EVERY_S *= NUM_LOOPS
     for name in options.only:
-        gather_s = background.GATHER_S
-        background.GATHER_S = 3 * gather_s  # as many steps of its own as in a run
         with contextlib.ExitStack() as stack:
             loops = measure(WORKLOADS[name], options.rounds, stack)
             whole, update = loops["bare"].part(0), loops["bare"].part(1)
@@ -135,7 +138,6 @@ def main() -> None:
                 cells = [f"{update:.3f}", *(f"{part:.3f}" for part in parts), f"{thread:.3f}"]
                 cells += [f"{ratio:.4f}", f"{ratio + thread / whole:.4f}"]
                 print(f"| {WORKLOADS[name].title}, {arm} | " + " | ".join(cells) + " |", flush=True)
-        background.GATHER_S = gather_s
 
 
 if __name__ == "__main__":
