@@ -36,7 +36,6 @@ import argparse
 import contextlib
 import gc
 import importlib.util
-import math
 import multiprocessing
 import random
 import statistics
@@ -120,9 +119,6 @@ def under_watch(of: Loop, stack: contextlib.ExitStack, *, is_turn: bool) -> Arm:
     return turn
 
 
-MEDIAN_BY_QUARTILES = math.sqrt(math.pi / 2) / (2 * statistics.NormalDist().inv_cdf(0.75))
-"""Standard error of a median, times the root of how many there are, by the distance of the quartiles: 0.93."""
-
 BARE = ("bare", "again")
 """The arms that all others are compared to."""
 
@@ -188,12 +184,6 @@ def resized(workload: Workload, steps: int | None) -> Workload:
     return replace(workload, stretch=steps or workload.stretch)
 
 
-def cell(seconds: list[float], of: list[float]) -> str:
-    """Return the ratio to another arm, with the standard error of its median."""
-    low, _, high = statistics.quantiles([a / b for a, b in zip(seconds, of, strict=True)], n=4)
-    return f"{ratio(seconds, of)} ±{MEDIAN_BY_QUARTILES * (high - low) / math.sqrt(len(seconds)):.3f}"
-
-
 def column(name: str, arms: list[str], options: argparse.Namespace) -> tuple[str, dict[str, str]]:
     """Measure a workload, print each arm's lines, and return the heading of its column and its cells."""
     seconds: Seconds = {}
@@ -204,8 +194,8 @@ def column(name: str, arms: list[str], options: argparse.Namespace) -> tuple[str
     workload = resized(WORKLOADS[name], options.steps)
     first, again = (seconds[arm] for arm in BARE)
     both = [(a + b) / 2 for a, b in zip(first, again, strict=True)]
-    cells = {"again": cell(again, first)}
-    cells |= {arm: cell(seconds[arm], both) for arm in arms[len(BARE) :] if arm in seconds}
+    cells = {"again": ratio(again, first, has_error=True)}
+    cells |= {arm: ratio(seconds[arm], both, has_error=True) for arm in arms[len(BARE) :] if arm in seconds}
     for arm, text in cells.items():
         print(f"{name} {arm}: {text} in {len(seconds[arm])} rounds", flush=True)
     step_ms = 1e3 * statistics.median(both) / workload.stretch

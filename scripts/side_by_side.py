@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
 import warnings
@@ -88,8 +89,19 @@ def interleaved(arms: Mapping[str, Callable[[], object]], *, rounds: int) -> Sec
     return seconds
 
 
-def ratio(seconds: Iterable[float], of: Iterable[float]) -> str:
-    """Return the median over the rounds of the ratio to another arm, and its quartiles."""
-    low, middle, high = statistics.quantiles([a / b for a, b in zip(seconds, of, strict=True)], n=4)
+def ratio(seconds: Iterable[float], of: Iterable[float], *, has_error: bool = False) -> str:
+    """Return the median over the rounds of the ratio to another arm, and its quartiles.
+
+    Args:
+        seconds: Seconds of an arm, round by round.
+        of: Those of the other.
+        has_error: Whether to tell the median's standard error, too: that of a normal distribution with these quartiles.
+    """
+    ratios = [a / b for a, b in zip(seconds, of, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
     digits = 3 if middle < 2 else 1
-    return f"{middle:.{digits}f} [{low:.{digits}f}-{high:.{digits}f}]"
+    text = f"{middle:.{digits}f} [{low:.{digits}f}-{high:.{digits}f}]"
+    if not has_error:
+        return text
+    deviation = (high - low) / (2 * statistics.NormalDist().inv_cdf(0.75))
+    return f"{text} ±{math.sqrt(math.pi / 2 / len(ratios)) * deviation:.{digits}f}"
