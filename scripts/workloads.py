@@ -37,6 +37,7 @@ class Workload:
 
 def shared(workload: Workload) -> Workload:
     """Return a workload whose loops all train the same weights by the same moments, which lie in memory only once."""
+    torch.manual_seed(0)
     first = workload.model()
 
     def model() -> nn.Module:
