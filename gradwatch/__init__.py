@@ -5,29 +5,29 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from gradwatch._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from gradwatch.attach import watch as watch
     from gradwatch.history.store import History as History
     from gradwatch.monitor import Monitor as Monitor
+    from gradwatch.monitor.watch import watch as watch
     from gradwatch.probe.curvature import curvature as curvature
-    from gradwatch.recorded import Run as Run
-    from gradwatch.recorded import load_run as load_run
     from gradwatch.records import Finding as Finding
-    from gradwatch.replay.locate import locate as locate
-    from gradwatch.train.reproduce import reproducible as reproducible
+    from gradwatch.replay.locate.locate import locate as locate
+    from gradwatch.run import Run as Run
+    from gradwatch.run import load_run as load_run
+    from gradwatch.train.reproducible import reproducible as reproducible
 
 _HOME = {
     "Finding": "gradwatch.records",
     "History": "gradwatch.history.store",
     "Monitor": "gradwatch.monitor",
-    "Run": "gradwatch.recorded",
+    "Run": "gradwatch.run",
     "curvature": "gradwatch.probe.curvature",
-    "load_run": "gradwatch.recorded",
-    "locate": "gradwatch.replay.locate",
-    "reproducible": "gradwatch.train.reproduce",
-    "watch": "gradwatch.attach",
+    "load_run": "gradwatch.run",
+    "locate": "gradwatch.replay.locate.locate",
+    "reproducible": "gradwatch.train.reproducible",
+    "watch": "gradwatch.monitor.watch",
 }
 
 __all__ = [

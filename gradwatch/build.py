@@ -167,9 +167,9 @@ def sinks(config: Config, directory: Path, *, log_format: LogFormat, resumed_at:
         log_format: `auto`, `rich`, `plain` or `json`.
         resumed_at: First step of a resumed run; what a sink wrote of later steps is overwritten.
     """
-    from gradwatch.render.html import Html
-    from gradwatch.render.tensorboard import TensorBoard
-    from gradwatch.render.terminal import Terminal
+    from gradwatch.render.report.sink import Html
+    from gradwatch.render.tensorboard.sink import TensorBoard
+    from gradwatch.render.terminal.sink import Terminal
 
     chosen = {name: dict(options) for name, options in config.sinks.items()}
     made: list[Sink] = []

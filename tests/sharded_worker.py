@@ -26,9 +26,9 @@ def main(rank, folder):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-    from gradwatch.probe.gradients import GradientProbe
-    from gradwatch.probe.histograms import HistogramProbe
-    from gradwatch.probe.updates import UpdateProbe
+    from gradwatch.probe.gradients.histograms import HistogramProbe
+    from gradwatch.probe.gradients.statistics import GradientProbe
+    from gradwatch.probe.updates.from_copy import UpdateProbe
 
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))

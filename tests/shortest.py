@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gradwatch.monitor.plain import PlainSteps
+from gradwatch.monitor.fast_path import PlainSteps
 
 
 def steps_of(monkeypatch):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
-from gradwatch.attach import watch
 from gradwatch.monitor import Monitor
+from gradwatch.monitor.watch import watch
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer

@@ -11,8 +11,8 @@ from torch.autograd import Variable
 from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from gradwatch.attach import watch
 from gradwatch.monitor import Monitor
+from gradwatch.monitor.watch import watch
 
 
 @final

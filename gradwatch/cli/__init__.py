@@ -14,8 +14,8 @@ import typer
 
 from gradwatch.cli import compare, diagnose, explain, replay, runs, schema, train
 from gradwatch.cli import list as list_
-from gradwatch.cli.console import show_warning, write
-from gradwatch.cli.crash import show_crash, show_mistake
+from gradwatch.cli.output.console import show_warning, write
+from gradwatch.cli.output.errors import show_crash, show_mistake
 from gradwatch.errors import GradwatchError
 
 CRASHED = 70
@@ -65,7 +65,7 @@ def _run(args: Sequence[str] | None) -> int:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from gradwatch import __version__
+        from gradwatch._version import __version__
 
         write(f"gradwatch {__version__}\n")
         raise typer.Exit

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradwatch.cli.console import output, write
 from gradwatch.cli.options import FINDINGS, FailOn, Format, exit_code
+from gradwatch.cli.output.console import output, write
 
 if TYPE_CHECKING:
     from gradwatch.history.compare import Comparison
@@ -45,16 +45,16 @@ def command(
     where a run is missing.
     """
     from gradwatch.history.compare import compare
-    from gradwatch.history.disk import read
-    from gradwatch.render import _comparison
+    from gradwatch.history.disk.writer import read
+    from gradwatch.render.terminal import comparison
 
     runs = read(first), read(second)
     found = compare(*runs, tolerance=tolerance)
-    changed = _comparison.settings(*runs, (_config(first), _config(second)))
+    changed = comparison.settings(*runs, (_config(first), _config(second)))
     if form is Format.JSON:
-        write(_comparison.dumps(found, runs, changed) + "\n")
+        write(comparison.dumps(found, runs, changed) + "\n")
     else:
-        _comparison.print_comparison(output(), found, runs, changed)
+        comparison.print_comparison(output(), found, runs, changed)
     known = {(f.kind, f.layer) for f in runs[0].findings}
     news = (f for f in runs[1].findings if (f.kind, f.layer) not in known)
     raise typer.Exit(exit_code(news, fail_on) or (FINDINGS if _is_apart(found, require) else 0))

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradwatch.cli.console import complain, output, write
 from gradwatch.cli.options import FailOn, FailOnOption, exit_code
-from gradwatch.cli.prove import Wish, prove
+from gradwatch.cli.output.console import complain, output, write
+from gradwatch.cli.verify import Wish, prove
 
 if TYPE_CHECKING:
     from gradwatch.history.store import History
@@ -82,7 +82,7 @@ def command(
     """
     from gradwatch.diagnose.rank import diagnose
     from gradwatch.errors import GradwatchError
-    from gradwatch.history.disk import read
+    from gradwatch.history.disk.writer import read
 
     if target and form is not Format.HTML:
         raise GradwatchError(f"--output: got {target} with --format {form}, which is printed; add --format html")
@@ -95,13 +95,13 @@ def command(
     wish = Wish(verify=verify, within_s=within, patch=patch, steps=steps, seeds=seeds, change=change)
     answer = prove(run, history, diagnoses, wish) if wish.is_any else None
     if form is Format.JSON:
-        from gradwatch.render import json
+        from gradwatch.render import json_document
 
-        write(json.dumps(history, diagnoses, answer.to_json() if answer else {}, run=run) + "\n")
+        write(json_document.dumps(history, diagnoses, answer.to_json() if answer else {}, run=run) + "\n")
     elif form is Format.HTML:
         _write_report(target, run, history, diagnoses)
     else:
-        from gradwatch.render.terminal import print_diagnosis
+        from gradwatch.render.terminal.sink import print_diagnosis
 
         print_diagnosis(output(), history, diagnoses, run=run)
         if answer:
@@ -112,7 +112,7 @@ def command(
 def _write_report(target: Path | None, run: Path, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
     """Write report.html into the run, or where it is wanted, and say where it is."""
     from gradwatch.errors import RunError
-    from gradwatch.render.html import NAME, write_report
+    from gradwatch.render.report.sink import NAME, write_report
 
     config, path = run / "config.yaml", target or run / NAME
     text = config.read_text(encoding="utf-8", errors="replace") if config.is_file() else ""
@@ -125,7 +125,7 @@ def _write_report(target: Path | None, run: Path, history: History, diagnoses: t
 
 def _ending(run: Path) -> str:
     """Return how a run ended that is not finished, and how to go on with it; an empty string for one that is."""
-    from gradwatch.history.disk import status
+    from gradwatch.history.disk.writer import status
 
     told = {
         "running": "the run is going on, or its process was killed",
@@ -140,7 +140,7 @@ def _redetected(history: History, run: Path, overrides: list[str]) -> History:
     """Return the recorded numbers with what the detectors find in them now, at the run's thresholds and overrides."""
     from gradwatch.config.load import load_detect
     from gradwatch.detect import detectors
-    from gradwatch.pipeline import redetect
+    from gradwatch.pipeline.pipeline import redetect
 
     config = run / "config.yaml"
     settings = load_detect(config if config.is_file() else None, overrides)

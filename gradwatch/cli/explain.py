@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gradwatch.cli.console import write
+from gradwatch.cli.output.console import write
 
 
 def command(

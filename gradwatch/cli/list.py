@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradwatch.cli.console import output, write
+from gradwatch.cli.output.console import output, write
 
 if TYPE_CHECKING:
     from gradwatch.config.signatures import Parameter

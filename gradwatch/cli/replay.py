@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from gradwatch.cli.console import output, write
 from gradwatch.cli.options import FINDINGS, Format
+from gradwatch.cli.output.console import output, write
 
 
 def command(
@@ -41,7 +41,7 @@ def command(
     Exits with 0 where every recorded number and the weights came out again to the last bit, 1 where something differs,
     2 where there is no such run or step.
     """
-    from gradwatch.replay.locate_step import locate_in_run
+    from gradwatch.replay.locate.in_run import locate_in_run
     from gradwatch.replay.rerun import rerun
 
     done = rerun(run, step=step, until=until)
@@ -57,8 +57,8 @@ def command(
         located = {"located": searched.to_json()} if searched else {}
         write(json.dumps(done.to_json() | located, indent=1) + "\n")
     else:
-        from gradwatch.cli.reran import print_rerun
-        from gradwatch.cli.shown import print_located
+        from gradwatch.cli.output.bad_operation import print_located
+        from gradwatch.cli.output.rerun import print_rerun
 
         print_rerun(output(), done)
         if searched:

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from gradwatch.cli.console import complain, output, write
 from gradwatch.cli.options import Format
+from gradwatch.cli.output.console import complain, output, write
 
 
 class Key(StrEnum):
@@ -40,8 +40,8 @@ def command(
     is named on standard error, and the rest is listed. Exits with 2 where there is no such folder.
     """
     from gradwatch.errors import RunError
-    from gradwatch.history.glance import Glance, directories, glance
-    from gradwatch.render import _runs
+    from gradwatch.history.disk.run_summary import Glance, directories, glance
+    from gradwatch.render.terminal import runs
 
     if not folder.is_dir():
         raise RunError(f"{folder}: there is no such folder; name the one that your runs are in: gradwatch runs DIR")
@@ -53,15 +53,15 @@ def command(
         except RunError as error:
             damaged.append((str(directory), str(error)))
             complain("warning", f"damaged run, left out: {error}")
-    runs, now = _runs.ordered(seen, sort.value, reverse=reverse), datetime.datetime.now(datetime.UTC)
+    rows, now = runs.ordered(seen, sort.value, reverse=reverse), datetime.datetime.now(datetime.UTC)
     if form is Format.JSON:
-        write(_runs.dumps(runs, damaged, now=now) + "\n")
+        write(runs.dumps(rows, damaged, now=now) + "\n")
         return
-    if not runs:
+    if not rows:
         complain("note", f"{folder} holds no run")
         return
     console = output()
     if console.is_terminal:
-        _runs.print_runs(console, runs, now=now)
+        runs.print_runs(console, rows, now=now)
     else:
-        write(_runs.lines(runs, now=now))
+        write(runs.lines(rows, now=now))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradwatch.cli.console import write
+from gradwatch.cli.output.console import write
 
 
 def command() -> None:

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from gradwatch.cli.console import complain
-from gradwatch.cli.crash import show_notes
 from gradwatch.cli.options import INTERRUPTED, FailOn, FailOnOption, exit_code
+from gradwatch.cli.output.console import complain
+from gradwatch.cli.output.errors import show_notes
 from gradwatch.errors import RunError, did_you_mean
 
 

@@ -83,11 +83,16 @@ def _detector(path: Path, node: ast.ClassDef, *, is_own: bool) -> Entry | None:
 def _sinks(folder: Path) -> tuple[Entry, ...]:
     """Return the files of a folder with a class that has the methods of a sink."""
     return tuple(
-        Entry(name=path.stem, read=partial(_read, path, node.name, "sink", called=path.stem), is_own=True)
+        Entry(name=_sink_name(path), read=partial(_read, path, node.name, "sink", called=_sink_name(path)), is_own=True)
         for path in _files(folder)
         for node in _classes(path)
         if {"write", "report", "close"} <= {m.name for m in node.body if isinstance(m, ast.FunctionDef)}
     )
+
+
+def _sink_name(path: Path) -> str:
+    name = path.parent.name if path.stem == "sink" else path.stem
+    return "html" if name == "report" else name
 
 
 @cache
@@ -154,7 +159,7 @@ def _wrapped(path: Path, name: str, noun: str, wrapper: Path) -> Signature:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("*.py") if not path.name.startswith("_"))
+    return sorted(path for path in folder.rglob("*.py") if not path.name.startswith("_"))
 
 
 def _classes(path: Path) -> Iterator[ast.ClassDef]:

@@ -12,9 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch import plugins
-from gradwatch.history.ahead import Ahead
+from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.records import Finding
+
+FAMILIES = ("numerics", "gradients", "activations", "updates", "optimizer", "data_and_loss")
+"""Sub-packages that hold detectors, by what they look at, in the order of their codes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,7 @@ class Example:
 
     Args:
         name: What it shows, as a phrase.
-        history: Built by `gradwatch.history.synthetic`.
+        history: Built by `gradwatch.history.synthetic.builder`.
         layers: Layers that must be named, in any order; None stands for the whole run; empty means quiet.
     """
 
@@ -75,15 +78,18 @@ def detectors(settings: Mapping[str, Mapping[str, Any]] | None = None) -> tuple[
     """
     settings = settings or {}
     made = []
-    for detector in _classes():
+    for detector in detector_classes():
         options = dict(settings.get(detector.kind, {}))
         if options.pop("enabled", True):
             made.append(detector(**options))
     return tuple(sorted(made, key=lambda d: d.code))
 
 
-def _classes() -> Iterator[type[Detector]]:
-    for name in plugins.names(__name__):
-        members = vars(plugins.load(__name__, name)).values()
-        yield from (m for m in members if isinstance(m, type) and "code" in vars(m) and m.__module__.endswith(name))
+def detector_classes() -> Iterator[type[Detector]]:
+    """Yield the classes of all detectors: the public files of each family, then the entry points."""
+    for family in FAMILIES:
+        package = f"{__name__}.{family}"
+        for name in plugins.names(package):
+            members = vars(plugins.load(package, name)).values()
+            yield from (m for m in members if isinstance(m, type) and "code" in vars(m) and m.__module__.endswith(name))
     yield from plugins.entry_points("gradwatch.detectors")

@@ -9,8 +9,8 @@ from functools import cache, partial
 from typing import final
 
 from gradwatch.diagnose.causes import CAUSES, Cause
-from gradwatch.diagnose.circumstances import numbers, signs, told
-from gradwatch.diagnose.remedy import remedies
+from gradwatch.diagnose.conditions import numbers, signs, told
+from gradwatch.diagnose.remedies import remedies
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Finding, Severity
 

@@ -15,15 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch import catalogue
-from gradwatch.history import events, thinning
+from gradwatch.history import thinning
 from gradwatch.history.table import WINDOW, Floats, Table
-from gradwatch.pace import Pace
 from gradwatch.records import ActivationInfo, Event, Finding, RunInfo
+from gradwatch.step_time import Pace
 
 if TYPE_CHECKING:
     import pandas
 
 __all__ = ["WINDOW", "Floats", "Histograms", "History", "Rows", "Sample", "Table"]
+
+MAX_EVENTS = 1000
+"""Events that a history holds: enough for a person to read, and bounded however many are emitted."""
 
 VALIDATION = ("val_loss", "val_accuracy")
 
@@ -261,9 +264,9 @@ class History:
         Returns:
             What was added: the event, or in the last place one that says that there were more; None where it is full.
         """
-        if len(self._events) >= events.MOST:
+        if len(self._events) >= MAX_EVENTS:
             return None
-        kept = event if len(self._events) < events.MOST - 1 else events.closing(event.step)
+        kept = event if len(self._events) < MAX_EVENTS - 1 else _events_dropped(event.step)
         self._events.append(kept)
         return kept
 
@@ -361,3 +364,9 @@ class History:
     def _kept(self, steps_T: NDArray[np.int64]) -> NDArray[np.bool_]:
         found = [f.step for f in self._findings]
         return thinning.kept(steps_T, newest=int(steps_T[-1]), length=self._length, findings=found, marked=self._marked)
+
+
+def _events_dropped(step: int) -> Event:
+    """Return the event that says that there were more than a history holds."""
+    text = f"there were more than {MAX_EVENTS} events; later ones are not kept"
+    return Event(kind="events-dropped", step=step, text=text)

@@ -11,8 +11,8 @@ from typing import Any, Self, final
 from gradwatch.errors import CheckpointError, RunError
 from gradwatch.incident.writing import FACTS, FOLDER, FORMAT
 from gradwatch.records import Finding
-from gradwatch.state import folder
-from gradwatch.state.folder import DamagedError
+from gradwatch.state import checkpoint_folder
+from gradwatch.state.checkpoint_folder import DamagedError
 
 
 @final
@@ -69,7 +69,7 @@ class Incident:
             CheckpointError: It is damaged.
         """
         try:
-            return folder.read(self.path)
+            return checkpoint_folder.read(self.path)
         except DamagedError as error:
             raise CheckpointError(f"{self.path} is damaged: {error}") from error
 

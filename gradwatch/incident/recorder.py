@@ -1,7 +1,7 @@
 """Keep a recent state of a training in host memory, and write it down when something critical is found.
 
-Two ways to be able to run a step again were measured (`scripts/benchmark_record.py`). Holding back, that is noting down
-the random generators before every step and leaving out the bad update, takes 47 us a step for the generators of
+Two ways to be able to run a step again were measured (`scripts/benchmarks/record.py`). Holding back, that is noting
+down the random generators before every step and leaving out the bad update, takes 47 us a step for the generators of
 Python, NumPy and torch alone, a tenth of a small step, and only serves findings that are known before the update. A
 copy of everything takes 0.2 ms for a small model, 30 ms for ResNet-18 with AdamW (128 MB, a step takes 134 ms), once in
 `every` steps and at most once a second; it serves every finding, and the steps since then are run again, which on one

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwatch.records import Finding
-from gradwatch.state import folder, tree
+from gradwatch.state import checkpoint_folder, codec
 
 FOLDER, FACTS = "incidents", "incident.json"
 FORMAT = 1
@@ -38,7 +38,7 @@ def write(
     """
     final_path = directory / FOLDER / f"step-{step:06d}"
     work = final_path.with_name(final_path.name + UNFINISHED)
-    data, tensors = tree.encode(dict(state), name="incident")
+    data, tensors = codec.encode(dict(state), name="incident")
     found = [_plain(finding) for finding in findings]
     named = {"format": FORMAT, "step": step, "findings": found} | dict(facts)
     lines = [f"{json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in named.items()]
@@ -47,10 +47,10 @@ def write(
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
         (work / FACTS).write_text(text)
-        folder.write(work, data, tensors, step=step, best=False)
+        checkpoint_folder.write(work, data, tensors, step=step, best=False)
         shutil.rmtree(final_path, ignore_errors=True)
         work.rename(final_path)
-        folder.sync(final_path.parent)
+        checkpoint_folder.sync(final_path.parent)
     except OSError:
         shutil.rmtree(work, ignore_errors=True)
         raise

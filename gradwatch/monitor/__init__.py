@@ -2,6 +2,6 @@
 
 from gradwatch.monitor.budget import Schedule
 from gradwatch.monitor.monitor import Monitor
-from gradwatch.monitor.part import total_norm
+from gradwatch.monitor.optimizer_tracker import total_norm
 
 __all__ = ["Monitor", "Schedule", "total_norm"]

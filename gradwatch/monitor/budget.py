@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
-from gradwatch.pace import Pace
+from gradwatch.step_time import Pace
 
 SETTLING = 64
 """Steps at the beginning that are watched as scheduled, whatever it costs: what ails from the start shows there, and

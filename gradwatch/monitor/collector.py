@@ -19,16 +19,16 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwatch import catalogue
 from gradwatch.history.store import Floats, Histograms
+from gradwatch.monitor.best_effort import dispensable, warn_once
 from gradwatch.monitor.budget import Budget
-from gradwatch.monitor.dispensable import dispensable, warn_once
-from gradwatch.monitor.late import DeviceClock, Values
-from gradwatch.monitor.left import Leaving, Left, as_histograms, reconciled
-from gradwatch.monitor.measure import number
-from gradwatch.monitor.part import Counted, Part, parts_of, total_norm
-from gradwatch.monitor.plain import Hook, PlainSteps
-from gradwatch.probe.activations import ActivationProbe
-from gradwatch.probe.silence import Silence
-from gradwatch.probe.transfer import is_capturing, to_float, to_host
+from gradwatch.monitor.fast_path import Hook, PlainSteps
+from gradwatch.monitor.host_stats import number
+from gradwatch.monitor.optimizer_tracker import Counted, Part, parts_of, total_norm
+from gradwatch.monitor.row import Leaving, Left, as_histograms, reconciled
+from gradwatch.probe.activations.probe import ActivationProbe
+from gradwatch.probe.activations.silent_units import Silence
+from gradwatch.probe.device.sync import is_capturing, to_float, to_host
+from gradwatch.probe.device.transfer_queue import DeviceClock, Values
 
 HISTOGRAMS = "the histograms"
 

@@ -15,22 +15,22 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from gradwatch.history.header import Status
+from gradwatch.history.disk.header import Status
 from gradwatch.history.store import Floats, History
-from gradwatch.incident.keeper import Keeper
+from gradwatch.incident.step_snapshot import Keeper
+from gradwatch.monitor.accumulation import Rhythm
+from gradwatch.monitor.best_effort import dispensable, warn_once
 from gradwatch.monitor.budget import Budget, Schedule
 from gradwatch.monitor.collector import Collector
-from gradwatch.monitor.dispensable import dispensable, warn_once
-from gradwatch.monitor.late_way import LateWay
-from gradwatch.monitor.measure import num_samples, number, peak_memory
-from gradwatch.monitor.notes import Notes
-from gradwatch.monitor.rhythm import Rhythm
-from gradwatch.pipeline import Pipeline
-from gradwatch.probe.activations import ActivationProbe
-from gradwatch.probe.batch_hash import hash_batch, is_finite
-from gradwatch.probe.facts import Facts
-from gradwatch.probe.micro_batch import MicroBatchProbe
-from gradwatch.probe.samples import Samples
+from gradwatch.monitor.deferred_rows import LateWay
+from gradwatch.monitor.host_stats import num_samples, number, peak_memory
+from gradwatch.monitor.one_time_events import Notes
+from gradwatch.pipeline.pipeline import Pipeline
+from gradwatch.probe.activations.probe import ActivationProbe
+from gradwatch.probe.batches.batch_hash import hash_batch, is_finite
+from gradwatch.probe.batches.repeated_samples import Samples
+from gradwatch.probe.gradients.micro_batch import MicroBatchProbe
+from gradwatch.probe.inspections import Facts
 from gradwatch.records import Diagnosis, Finding
 
 MEMORY_EVERY_S = 1.0  # from one look at the peak memory to the next: after it, a step goes the long way, 0.3 ms
@@ -277,7 +277,7 @@ class Monitor:
     def _repr_html_(self) -> str:
         """Return what a notebook shows of the run so far."""
         from gradwatch.diagnose.rank import diagnose
-        from gradwatch.render._card import card
+        from gradwatch.render.notebook.card import card
 
         return card(self.history, diagnose(self.history))
 

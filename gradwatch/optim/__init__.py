@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gradwatch.optim.adam import Adam as Adam
     from gradwatch.optim.adam import AdamW as AdamW
+    from gradwatch.optim.instrumented import Watched as Watched
     from gradwatch.optim.sgd import SGD as SGD
-    from gradwatch.optim.watched import Watched as Watched
 
 _HOME = {"SGD": "sgd", "Adam": "adam", "AdamW": "adam", "Watched": "watched"}
 

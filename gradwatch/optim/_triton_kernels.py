@@ -1,13 +1,13 @@
 """Optimizer steps in Triton, for all parameters of a group in one launch, with what is summed on the way."""
 
-# C = chunks of all tensors, P = parameters of a group, F = what is told of a chunk; see probe/_triton_kernels.py
+# C = chunks of all tensors, P = parameters of a group, F = what is told of a chunk; see probe/device/triton_kernels.py
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from gradwatch.probe._triton_kernels import describe, locate
+from gradwatch.probe.device.triton_kernels import describe, locate
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]

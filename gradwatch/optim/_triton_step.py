@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwatch.optim._triton_kernels import add_changes, step_chunks
-from gradwatch.probe import _triton_kernels as reading
-from gradwatch.probe._triton import cut
-from gradwatch.probe.transfer import on_device
+from gradwatch.probe.device import triton_kernels as reading
+from gradwatch.probe.device.sync import on_device
+from gradwatch.probe.device.triton_reduce import cut
 
 MOMENTS = {0: ("momentum_buffer",), 1: ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")}  # by rule, as in the native step
 

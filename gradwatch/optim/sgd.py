@@ -7,7 +7,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from gradwatch.optim.watched import Watched
+from gradwatch.optim.instrumented import Watched
 
 
 @final

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwatch.probe.gradients import GradientProbe
-from gradwatch.probe.transfer import to_float
-from gradwatch.probe.updates import UpdateProbe
+from gradwatch.probe.device.sync import to_float
+from gradwatch.probe.gradients.statistics import GradientProbe
+from gradwatch.probe.updates.from_copy import UpdateProbe
 
 
 @final

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gradwatch.errors import GradwatchError
-from gradwatch.probe.transfer import to_float
+from gradwatch.probe.device.sync import to_float
 
 STABLE = 2.0
 """Curvature times rate beyond which gradient descent overshoots; Cohen et al. 2021, arXiv:2103.00065, sec. 2."""

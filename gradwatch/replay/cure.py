@@ -14,13 +14,13 @@ import numpy as np
 
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.errors import GradwatchError, RunError
-from gradwatch.history import files
+from gradwatch.history.disk import atomic
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Severity
-from gradwatch.replay.change import CONFIG, Change, config_of, is_taken, taken_back
-from gradwatch.replay.proof import Proof
-from gradwatch.replay.rehearse import Rehearsal, final_loss
-from gradwatch.replay.theatre import Theatre
+from gradwatch.replay.config_change import CONFIG, Change, config_of, is_taken, taken_back
+from gradwatch.replay.trials.runner import Theatre
+from gradwatch.replay.trials.trial_run import Rehearsal, final_loss
+from gradwatch.replay.verify.result import Proof
 
 ROUNDS = 4
 """Changes on top of one another at most: what needs more is another training."""
@@ -141,7 +141,7 @@ def write(cure: Cure, path: Path, *, run: Path) -> None:
         RunError: It cannot be written.
     """
     try:
-        files.replace(path, to_yaml(cure, run=run, name=str(path)).encode())
+        atomic.replace(path, to_yaml(cure, run=run, name=str(path)).encode())
     except RunError as error:
         raise RunError(f"--patch: {error}; choose another file") from error
 

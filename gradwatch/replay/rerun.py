@@ -14,13 +14,13 @@ import numpy as np
 from gradwatch import catalogue
 from gradwatch.config.load import load_config
 from gradwatch.errors import RunError
-from gradwatch.probe.batch_hash import hash_batch
+from gradwatch.probe.batches.batch_hash import hash_batch
 from gradwatch.records import Finding
-from gradwatch.replay.source import Source, find, recorded, rows_of
-from gradwatch.replay.staging import run_until, staged
+from gradwatch.replay.restore.restored_session import run_until, staged
+from gradwatch.replay.restore.start_state import Source, find, recorded, rows_of
 from gradwatch.train import checkpoint
-from gradwatch.train.live import machine
-from gradwatch.train.recording import fingerprint
+from gradwatch.train.recovery.incidents import fingerprint
+from gradwatch.train.training_state import machine
 
 CLOCKS = {"step_ms", "data_wait_ms", "samples_per_s", "peak_memory_bytes", "watch_ms"}
 """Statistics that tell the time, or the memory of the process: no two runs agree in them."""

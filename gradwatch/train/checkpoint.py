@@ -14,9 +14,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from gradwatch.errors import CheckpointError
-from gradwatch.history.files import OUT_OF_SPACE
-from gradwatch.state import folder, tree
-from gradwatch.state.folder import DamagedError
+from gradwatch.history.disk.atomic import OUT_OF_SPACE
+from gradwatch.state import checkpoint_folder, codec
+from gradwatch.state.checkpoint_folder import DamagedError
 
 UNFINISHED, REPLACED = ".tmp", ".old"
 SHOWN = 3
@@ -31,7 +31,7 @@ def save(root: Path, state: Mapping[str, Any], *, step: int, keep: int, best: bo
 
     Args:
         root: Folder of the run's checkpoints; made where it is missing.
-        state: A tree as `tree.encode` takes it.
+        state: A tree as `codec.encode` takes it.
         step: Optimizer steps made so far.
         keep: How many of the newest to keep, at least 1; the best is kept besides.
         best: Whether this is the best so far. Once best, a step stays so when it is saved again.
@@ -43,7 +43,7 @@ def save(root: Path, state: Mapping[str, Any], *, step: int, keep: int, best: bo
         CheckpointError: The state holds what a checkpoint cannot, or the disk is full.
     """
     assert keep >= 1, "the newest checkpoint is always kept"
-    data, tensors = tree.encode(dict(state))
+    data, tensors = codec.encode(dict(state))
     final_path = root / f"step-{step:06d}"
     work = final_path.with_name(final_path.name + UNFINISHED)
     needed = sum(t.numel() * t.element_size() for t in tensors.values())
@@ -52,7 +52,7 @@ def save(root: Path, state: Mapping[str, Any], *, step: int, keep: int, best: bo
         _clean(root)
         best = best or _is_best(final_path)
         work.mkdir()
-        folder.write(work, data, tensors, step=step, best=best)
+        checkpoint_folder.write(work, data, tensors, step=step, best=best)
         _install(work, final_path)
     except OSError as error:
         shutil.rmtree(work, ignore_errors=True)
@@ -84,7 +84,7 @@ def load(root: Path, *, step: int | None = None) -> tuple[int, dict[str, Any]]:
     problems = []
     for number, path in sorted(found.items(), reverse=True):
         try:
-            state = folder.read(path)
+            state = checkpoint_folder.read(path)
         except DamagedError as error:
             problems.append(f"{path} is damaged: {error}")
             continue
@@ -133,7 +133,7 @@ def _install(work: Path, final_path: Path) -> None:
     if final_path.exists():
         final_path.rename(aside)
     work.rename(final_path)
-    folder.sync(final_path.parent)
+    checkpoint_folder.sync(final_path.parent)
     if aside.exists():
         _remove(aside)
 
@@ -181,7 +181,7 @@ def _folders(root: Path) -> dict[int, Path]:
 
 def _is_best(path: Path) -> bool:
     try:
-        return folder.manifest(path).best
+        return checkpoint_folder.manifest(path).best
     except (DamagedError, CheckpointError):
         return False
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from gradwatch.probe.transfer import to_float
+from gradwatch.probe.device.sync import to_float
 from gradwatch.train.batches import Batches
+from gradwatch.train.objective import predictions_right
 from gradwatch.train.step import Stepper, to_device
-from gradwatch.train.targets import predictions_right
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

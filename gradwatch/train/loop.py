@@ -19,15 +19,16 @@ from torch.optim import lr_scheduler
 from gradwatch import catalogue
 from gradwatch.config.schema import Config
 from gradwatch.errors import GradwatchError, RunError
-from gradwatch.history.header import Status
+from gradwatch.history.disk.header import Status
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis
 from gradwatch.render import LogFormat
-from gradwatch.train import critical, failures, recording, resuming
+from gradwatch.train import resume_check
+from gradwatch.train.data_position import Position
 from gradwatch.train.evaluate import Evaluation, evaluate
-from gradwatch.train.interrupt import Interrupt
-from gradwatch.train.position import Position
-from gradwatch.train.reproduce import reproducible, seed_all
+from gradwatch.train.recovery import failures, incidents, recover
+from gradwatch.train.recovery.interrupt import Interrupt
+from gradwatch.train.reproducible import reproducible, seed_all
 from gradwatch.train.session import Session
 from gradwatch.train.step import Batch, StepResult
 
@@ -83,16 +84,16 @@ def train(config: Config, *, resume: Path | None = None, log_format: LogFormat =
         stack.enter_context(failures.explained())
         directory = resume or new_directory(config)
         if resume:
-            resuming.check(directory, config)
+            resume_check.check(directory, config)
         else:
             stack.enter_context(failures.discarded_if_empty(directory))
         session = Session(config, directory, resume=resume is not None, log_format=log_format, stack=stack)
         if resume:
-            resuming.note(directory, config)
+            resume_check.note(directory, config)
         stack.enter_context(failures.resumable(session))
         ending = run(session, stack.enter_context(Interrupt()))
         session.live.end_workers()
-        recording.attend_to_the_rest(session)
+        incidents.attend_to_the_rest(session)
         session.save(best=False)
         diagnoses = session.close(STATUS[ending])
         return Outcome(directory=directory, ending=ending, history=session.pipeline.history, diagnoses=diagnoses)
@@ -128,7 +129,7 @@ def run(session: Session, interrupt: Stop) -> Ending:
     train, progress, recorder = session.config.train, session.progress, session.recorder
     session.model.train()
     if recorder and recorder.step is None:
-        recording.keep(session)
+        incidents.keep(session)
     for window, wait_s in _windows(session):
         began = time.perf_counter()
         result = session.stepper.run(window)
@@ -158,8 +159,8 @@ def run(session: Session, interrupt: Stop) -> Ending:
 
 def _critical(session: Session, *, finite: bool) -> bool:
     """Attend to what is due and to what is critical, and say whether that ends the training."""
-    found = recording.attend(session, finite=finite)
-    return bool(found or not finite) and critical.react(session, found)
+    found = incidents.attend(session, finite=finite)
+    return bool(found or not finite) and recover.react(session, found)
 
 
 def _windows(session: Session) -> Iterator[tuple[list[Batch], float]]:

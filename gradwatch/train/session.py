@@ -14,24 +14,24 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradwatch import build
-from gradwatch.attach import inspect, lay_out
 from gradwatch.config.schema import Config, TrainSection
 from gradwatch.detect import detectors
 from gradwatch.errors import CheckpointError
-from gradwatch.history.disk import Writer
-from gradwatch.history.header import Status
+from gradwatch.history.disk.header import Status
+from gradwatch.history.disk.writer import Writer
 from gradwatch.history.store import History
 from gradwatch.incident import recorder
 from gradwatch.incident.recorder import Recorder
 from gradwatch.monitor import Monitor, Schedule
-from gradwatch.pipeline import Pipeline
-from gradwatch.probe.activations import ActivationProbe
-from gradwatch.probe.facts import Facts
+from gradwatch.monitor.watch import inspect, lay_out
+from gradwatch.pipeline.pipeline import Pipeline
+from gradwatch.probe.activations.probe import ActivationProbe
+from gradwatch.probe.inspections import Facts
 from gradwatch.records import ActivationInfo, Diagnosis, RunInfo
 from gradwatch.render import LogFormat
-from gradwatch.state.randomness import random_state, set_random_state
+from gradwatch.state.rng import random_state, set_random_state
 from gradwatch.train import checkpoint
-from gradwatch.train.live import Live, machine
+from gradwatch.train.training_state import Live, machine
 
 
 @final

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from gradwatch.errors import GradwatchError
-from gradwatch.probe.transfer import to_float
-from gradwatch.train.targets import Objective
+from gradwatch.probe.device.sync import to_float
+from gradwatch.train.objective import Objective
 
 Batch = tuple[Any, Tensor]
 Precision = Literal["fp32", "bf16", "fp16"]

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import gradwatch
 from gradwatch.callbacks.lightning import Watch
-from gradwatch.history import disk
+from gradwatch.history.disk import writer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -95,7 +95,7 @@ def test_losses_and_norms_are_those_of_lightning(tmp_path, accumulate, clip):
     np.testing.assert_allclose(run["grad_norm.after_clip"], [clip] * len(losses) if clip else witness.norms, rtol=1e-3)
     assert np.isfinite(run["val_loss"]).sum() == 1, "the one after the last step has no step to stand in"
     assert run.info.total_steps == STEPS // accumulate
-    assert disk.status(tmp_path / "run") == "finished"
+    assert writer.status(tmp_path / "run") == "finished"
     assert not watch.monitor.findings()
 
 
@@ -119,7 +119,7 @@ def test_a_fit_that_raises_ends_as_failed(tmp_path):
     with pytest.raises(ZeroDivisionError):
         fit(tmp_path, module)
 
-    assert disk.status(tmp_path / "run") == "failed"
+    assert writer.status(tmp_path / "run") == "failed"
 
 
 OLDER_NAME = """

@@ -7,7 +7,7 @@ import pytest
 
 from gradwatch import catalogue
 from gradwatch.cli import main
-from gradwatch.history.disk import Writer
+from gradwatch.history.disk.writer import Writer
 from gradwatch.history.store import History
 from gradwatch.records import Finding, LayerInfo, RunInfo, Severity
 

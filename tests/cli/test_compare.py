@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gradwatch import catalogue
-from gradwatch.history.disk import Writer
+from gradwatch.history.disk.writer import Writer
 from gradwatch.history.store import History
 from gradwatch.records import Finding, LayerInfo, RunInfo, Severity
 

@@ -13,13 +13,13 @@ import pytest
 from rich.console import Console
 
 from gradwatch import catalogue
-from gradwatch.history import disk
-from gradwatch.history.disk import Writer
-from gradwatch.history.glance import directories, glance
+from gradwatch.history.disk import writer
+from gradwatch.history.disk.run_summary import directories, glance
+from gradwatch.history.disk.writer import Writer
 from gradwatch.history.store import History
 from gradwatch.records import Finding, LayerInfo, RunInfo, Severity
-from gradwatch.render._facts import facts
-from gradwatch.render._runs import age, print_runs
+from gradwatch.render.common.run_stats import facts
+from gradwatch.render.terminal.runs import age, print_runs
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def _names(result):
 def test_a_glance_says_of_a_run_what_reading_it_whole_says(record):
     run = record("run", steps=1500, val_loss=0.25, val_at=70, loss=0.5)
 
-    seen, whole = glance(run), facts(disk.read(run))
+    seen, whole = glance(run), facts(writer.read(run))
 
     assert (seen.steps, seen.loss, seen.val_loss, seen.val_accuracy) == (
         whole.steps,

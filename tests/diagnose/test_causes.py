@@ -6,9 +6,9 @@ import re
 import pytest
 
 from gradwatch.detect import detectors
-from gradwatch.diagnose import circumstances
+from gradwatch.diagnose import conditions
 from gradwatch.diagnose.causes import CAUSES
-from gradwatch.diagnose.remedy import KNOWN
+from gradwatch.diagnose.remedies import KNOWN
 
 KINDS = {d.kind for d in detectors()}
 each = pytest.mark.parametrize("cause", CAUSES, ids=lambda c: c.name)
@@ -25,7 +25,7 @@ def test_a_cause_speaks_of_kinds_that_exist(cause):
 
 @each
 def test_a_cause_looks_at_circumstances_that_exist(cause):
-    known = set(re.findall(r"`([\w-]+)`", inspect.getdoc(circumstances.signs) or ""))
+    known = set(re.findall(r"`([\w-]+)`", inspect.getdoc(conditions.signs) or ""))
 
     assert {*cause.requires, *cause.excludes, *cause.signs} <= known
 

@@ -8,7 +8,7 @@ import pytest
 from gradwatch.diagnose.causes import CAUSES
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.history.store import History
-from gradwatch.history.synthetic import Synthetic
+from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import ActivationInfo, Finding, Severity
 
 CODES = {kind: f"GW{i}" for i, kind in enumerate(sorted({k for c in CAUSES for k in (*c.leads, *c.explains)}))}

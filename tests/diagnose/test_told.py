@@ -1,10 +1,10 @@
 """What the tape of the loss says of a finding stands in its diagnosis: the formula behind a NaN, the place of a cut."""
 
-from gradwatch.detect.no_gradient import NoGradient
-from gradwatch.detect.non_finite import NonFinite
+from gradwatch.detect.gradients.no_gradient import NoGradient
+from gradwatch.detect.numerics.non_finite import NonFinite
 from gradwatch.diagnose.rank import diagnose
-from gradwatch.history.synthetic import Synthetic
-from gradwatch.pipeline import redetect
+from gradwatch.history.synthetic.builder import Synthetic
+from gradwatch.pipeline.pipeline import redetect
 
 ROOT = "the root of a sum that may be 0"
 

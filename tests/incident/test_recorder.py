@@ -12,7 +12,7 @@ from gradwatch.errors import CheckpointError, RunError
 from gradwatch.incident import Incident, Recorder, incidents, matters
 from gradwatch.incident.writing import FACTS
 from gradwatch.records import Finding, Quantity, Severity
-from gradwatch.state import folder
+from gradwatch.state import checkpoint_folder
 from gradwatch.state.snapshot import Snapshot
 from gradwatch.train.batches import Batches
 from gradwatch.train.loop import train
@@ -88,7 +88,7 @@ def test_a_full_disk_costs_one_warning_and_leaves_nothing_half_written(tmp_path,
     def write_nothing(*_):
         raise OSError(number, "no")
 
-    monkeypatch.setattr(folder._HashedFile, "write", write_nothing)
+    monkeypatch.setattr(checkpoint_folder._HashedFile, "write", write_nothing)
     to = recorder(tmp_path)
 
     with pytest.warns(RuntimeWarning, match="no incident is written any more, the training goes on"):
@@ -99,14 +99,14 @@ def test_a_full_disk_costs_one_warning_and_leaves_nothing_half_written(tmp_path,
 
 def test_a_training_goes_on_where_an_incident_cannot_be_written(tmp_path, monkeypatch):
     config = poisoned(tmp_path)
-    real = folder.write
+    real = checkpoint_folder.write
 
     def full(path, *args, **kwargs):
         if "incidents" in str(path):
             raise OSError(errno.ENOSPC, "no space left on device")
         real(path, *args, **kwargs)
 
-    monkeypatch.setattr(folder, "write", full)
+    monkeypatch.setattr(checkpoint_folder, "write", full)
     with pytest.warns(RuntimeWarning, match="no incident is written any more, .*: no space left on device$"):
         outcome = train(config, log_format="plain")
 

@@ -7,7 +7,7 @@ import torch
 
 from gradwatch import optim
 from gradwatch.optim import _triton_step
-from gradwatch.probe import kernel as kernels
+from gradwatch.probe.device import backend as kernels
 
 SHAPES = [(3,), (4100,), (7, 5), (0,)]  # the second is more than a chunk
 CASES = [

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gradwatch import optim
-from gradwatch.probe import kernel as kernels
-from gradwatch.probe.gradients import GradientProbe
+from gradwatch.probe.device import backend as kernels
+from gradwatch.probe.gradients.statistics import GradientProbe
 
 pytestmark = pytest.mark.skipif(kernels.choose() is None, reason="the extension is not built")
 LOSSES = [1.0, 1e-3, float("inf"), 5.0, float("nan"), 2.0]

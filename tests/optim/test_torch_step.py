@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gradwatch import optim
-from gradwatch.probe import kernel as kernels
-from gradwatch.probe.gradients import GradientProbe
+from gradwatch.probe.device import backend as kernels
+from gradwatch.probe.gradients.statistics import GradientProbe
 
 
 def step_both(params_of, gradients_of, name="AdamW", steps=3):

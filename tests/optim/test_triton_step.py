@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gradwatch.probe import kernel as kernels
+from gradwatch.probe.device import backend as kernels
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.skipif(

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from gradwatch.history.store import History
-from gradwatch.history.synthetic import Synthetic
+from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import ActivationInfo, Diagnosis, Finding, Quantity, Remedy, Severity
 
 STEPS = 120

@@ -10,9 +10,9 @@ import yaml
 from gradwatch.cli import main
 from gradwatch.config.load import load_config
 from gradwatch.errors import RunError
-from gradwatch.history.disk import read
+from gradwatch.history.disk.writer import read
 from gradwatch.incident import recorder
-from gradwatch.replay.change import Change, config_of, is_taken, taken_back
+from gradwatch.replay.config_change import Change, config_of, is_taken, taken_back
 from gradwatch.replay.cure import Cure, to_yaml, write
 
 ROOT = Path(__file__).parents[2]

@@ -4,12 +4,12 @@ import math
 
 import pytest
 
-from gradwatch.history.synthetic import Synthetic
+from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Severity
-from gradwatch.replay.change import Change, config_of, taken_back
+from gradwatch.replay.config_change import Change, config_of, taken_back
 from gradwatch.replay.cure import find_cure
-from gradwatch.replay.proof import Check, Proof
-from gradwatch.replay.rehearse import Rehearsal
+from gradwatch.replay.trials.trial_run import Rehearsal
+from gradwatch.replay.verify.result import Check, Proof
 
 STEPS = 60
 FINDING = Finding(code="GW101", kind="non-finite", layer=None, step=9, severity=Severity.WARNING, message="nan")

@@ -17,7 +17,7 @@ from poisoned import STEP, poisoned
 from gradwatch.cli import main
 from gradwatch.config.load import load_config
 from gradwatch.errors import GradwatchError
-from gradwatch.history.disk import read
+from gradwatch.history.disk.writer import read
 from gradwatch.incident import incidents, recorder
 from gradwatch.replay.rerun import compare, rerun
 from gradwatch.train.loop import train

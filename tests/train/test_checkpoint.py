@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from gradwatch.errors import CheckpointError
-from gradwatch.state import folder as checkpoint_folder
-from gradwatch.state.randomness import random_state, set_random_state
+from gradwatch.state import checkpoint_folder as checkpoint_folder
+from gradwatch.state.rng import random_state, set_random_state
 from gradwatch.train.checkpoint import load, load_model, save
 
 

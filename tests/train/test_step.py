@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from gradwatch.errors import GradwatchError
+from gradwatch.train.objective import Objective
 from gradwatch.train.step import Clip, Stepper
-from gradwatch.train.targets import Objective
 
 CPU = torch.device("cpu")
 

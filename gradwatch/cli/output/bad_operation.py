@@ -1,0 +1,116 @@
+"""How a located operation, verified causes and a tried cure look in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gradwatch.errors import shown_path
+from gradwatch.render.common import format as units
+
+if TYPE_CHECKING:
+    from gradwatch.replay.locate.bad_operation import Located
+    from gradwatch.replay.locate.records import Operation, Value
+
+LABEL = 10
+LINKS = 6
+"""Operations of a chain that are shown, of the end; the first one besides."""
+NAMES = 4
+Row = tuple[str, str | Text]
+
+
+def print_located(console: Console, located: Located | None, *, step: int, since: int | None = None) -> None:
+    """Print the first bad operation of a step.
+
+    Args:
+        console: Where to.
+        located: What was found, or None for nothing.
+        step: The step.
+        since: Step whose update made the weight bad, where that is the verdict and it is known.
+    """
+    if located is None:
+        console.print(f"step {step:,}: every operation is finite, forward and backward")
+        return
+    what = "the first jump in magnitude" if located.is_jump else "the first bad operation"
+    console.print(Text.assemble(f"step {step:,}: {what} is ", (located.title, "bold")))
+    console.print(grid(located_rows(located, since)))
+
+
+def grid(rows: Iterable[Row]) -> Table:
+    """Return labelled paragraphs, the text of each indented behind its label."""
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(style="dim", width=LABEL, justify="right")
+    table.add_column(overflow="fold")
+    for label, text in rows:
+        table.add_row(label, text if isinstance(text, Text) else Text(text))
+    return table
+
+
+def located_rows(located: Located, since: int | None, *, brief: bool = False) -> Iterator[Row]:
+    """Yield what is known of an operation: where, from what to what, whose fault, and what leads there.
+
+    Args:
+        located: The operation.
+        since: Step whose update made the weight bad, or None.
+        brief: Without ranges and chain.
+    """
+    operation = located.operation
+    yield "module", _module(operation)
+    if place := operation.place:
+        yield "line", f"{shown_path(place.file)}:{place.line}, in {place.function}"
+        yield "", Text(place.text, "bold")
+    if not brief:
+        yield from (("in", _value(value)) for value in operation.inputs)
+        yield from (("out", _value(value)) for value in operation.outputs if value.size)
+    told = Text.assemble((str(located.verdict), "bold"), f": {located.because}")
+    if since is not None:
+        told.append(f"; since the update of step {since:,}")
+    yield "verdict", told
+    if located.samples and (not brief or located.verdict.name == "DATA"):
+        yield "samples", _few([str(i) for i in located.samples], 12) + " of the batch"
+        if located.in_data:
+            yield "", _few([f"{i:,}" for i in located.in_data], 12) + " of the training data"
+    if brief:
+        return
+    if located.reaches:
+        gradients = located.reaches != ("the loss",)
+        yield "harms", ("the gradient of " if gradients else "") + _few(located.reaches, NAMES)
+    yield "leads here", _chain(located.chain)
+    runs = f"{located.runs:,} run{'s' if located.runs > 1 else ''} of the step"
+    yield "", Text(f"{located.followed:,} operations followed, {runs}", "dim")
+
+
+def _module(operation: Operation) -> str:
+    if not operation.module_type:
+        return "outside of all modules"
+    return f"{operation.module or 'the outermost'} ({operation.module_type})"
+
+
+def _value(value: Value) -> str:
+    text = f"{'x'.join(map(str, value.shape)) or 'scalar'} {value.dtype}"
+    if value.low == value.low:
+        low, high = units.number(value.low), units.number(value.high)
+        text += f", {low}" if low == high else f", {low} to {high}"
+    if value.bad:
+        kinds = [f"{value.nans:,} NaN"] if value.nans else []
+        infinity = "-Inf" if value.negative_only else "Inf"
+        kinds += [f"{value.bad - value.nans:,} {infinity}"] if value.bad > value.nans else []
+        text += f", {' and '.join(kinds)} of {value.size:,}"
+    return text + (f"  {value.name}" if value.name else "")
+
+
+def _chain(chain: Sequence[Operation]) -> str:
+    names = [f"{o.module}: {o.name}" if o.module else o.name for o in chain]
+    names = [name for i, name in enumerate(names) if i == 0 or name != names[i - 1]]
+    if len(names) > LINKS + 1:
+        names = [names[0], f"({len(names) - LINKS - 1} more)", *names[-LINKS:]]
+    return " > ".join(names)
+
+
+def _few(names: Sequence[str], most: int) -> str:
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

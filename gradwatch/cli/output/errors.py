@@ -1,0 +1,52 @@
+"""Show what ended a command: a mistake in one message, an exception of the user's own code with its traceback."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from traceback import FrameSummary, TracebackException
+
+from gradwatch.cli.output.console import complain
+from gradwatch.errors import PACKAGE, ConfigError, GradwatchError, is_users
+
+BETWEEN = ("torch/nn/modules/module.py", "torch/_dynamo/eval_frame.py", "torch/utils/_contextlib.py")
+"""Files of torch that only hand a call on; their frames come several to each module of a model."""
+
+
+def show_mistake(error: GradwatchError) -> None:
+    """Show a mistake that the user can mend, and what it left behind."""
+    mistakes = error.mistakes if isinstance(error, ConfigError) else ()
+    if len(mistakes) > 1:
+        complain("error", "\n".join([f"{len(mistakes)} mistakes in the config", *(f"  {m}" for m in mistakes)]))
+    else:
+        complain("error", str(error))
+    show_notes(error)
+
+
+def show_crash(error: Exception) -> None:
+    """Show an exception that no one expected: from the user's own code on, where it went through that."""
+    notes = getattr(error, "__notes__", [])
+    trace = TracebackException.from_exception(error)
+    trace.__notes__ = None  # they follow, each as a line of its own
+    part: TracebackException | None = trace
+    while part:
+        part.stack[:] = _frames_that_tell(part.stack)
+        part = part.__cause__ or part.__context__
+    sys.stderr.write("".join(trace.format()))
+    for note in notes:
+        complain("note", note)
+
+
+def show_notes(error: BaseException) -> None:
+    """Show what was noted on an exception on its way here."""
+    for note in getattr(error, "__notes__", []):
+        complain("note", note)
+
+
+def _frames_that_tell(stack: traceback.StackSummary) -> list[FrameSummary]:
+    """Return the frames from the user's own code on; without any, all but those of the command line."""
+    ours = str(PACKAGE / "cli")
+    first = next((i for i, f in enumerate(stack) if is_users(f.filename)), None)
+    if first is None:
+        first = max((i + 1 for i, f in enumerate(stack) if f.filename.startswith(ours)), default=0)
+    return [f for f in stack[first:] if not f.filename.endswith(BETWEEN)] or list(stack)

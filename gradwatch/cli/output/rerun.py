@@ -1,0 +1,88 @@
+"""How steps that were run again look in a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gradwatch.cli.output.bad_operation import Row, grid
+from gradwatch.records import Severity
+from gradwatch.render.common.sparkline import glyphs
+from gradwatch.render.common.style import OK, SEVERITY, sentence
+
+if TYPE_CHECKING:
+    from gradwatch.replay.rerun import Difference, Rerun
+
+DIFFERENCES = 6
+"""Differences that are shown, the earliest first."""
+STEPS = 12
+"""Steps that are shown one by one."""
+
+
+def print_rerun(console: Console, rerun: Rerun) -> None:
+    """Print whether the steps came out again, and what differs."""
+    signs = glyphs(console)
+    which = f"step {rerun.step:,}" if rerun.step == rerun.until else f"steps {rerun.step:,} to {rerun.until:,}"
+    if rerun.is_same:
+        verdict = Text.assemble((f"{signs.ok} {which} of {rerun.run.name}: the same to the last bit", OK))
+    else:
+        sign = f"{signs.marks[Severity.WARNING]} {which} of {rerun.run.name}: not the same"
+        verdict = Text.assemble((sign, SEVERITY[Severity.WARNING]))
+    console.print(verdict)
+    console.print()
+    for finding in rerun.findings:
+        console.print(sentence(finding, signs))
+    console.print(grid(_rows(rerun)))
+    console.print()
+    console.print(_table(rerun))
+
+
+def _rows(rerun: Rerun) -> Iterator[Row]:
+    last = max(rerun.until, *[weights.step - 1 for weights in rerun.weights], rerun.began_at)
+    origin = {"incident": "the state kept with the incident", "checkpoint": "a checkpoint"}.get(rerun.source)
+    yield "ran again", f"steps {rerun.began_at:,} to {last:,}, from {origin or 'the start of the run'}"
+    yield "compared", f"{rerun.compared:,} recorded numbers of these steps: losses, norms, statistics of every layer"
+    for weights in rerun.weights:
+        same = f"the same ({weights.again})" if weights.is_same else f"were {weights.recorded}, now {weights.again}"
+        yield "weights", f"before step {weights.step:,}: {same}"
+    if not rerun.weights:
+        yield "weights", "no later ones were kept; the gradients of every layer depend on all of their bits"
+    if rerun.is_data_changed:
+        yield "data", "a batch is not what it was: the data or how it is read has changed since"
+    for name, (then, now) in rerun.machine.items():
+        yield "machine", f"{name} was {then}, is {now}"
+    told = [difference for difference in rerun.differences if difference.statistic != "batch_hash"]
+    for i, difference in enumerate(told[:DIFFERENCES]):
+        yield "" if i else "differs", _difference(difference)
+    if len(told) > DIFFERENCES:
+        yield "", f"and {len(told) - DIFFERENCES:,} more"
+
+
+def _difference(difference: Difference) -> str:
+    where = f" of {difference.layer}" if difference.layer else ""
+    gap = f", {difference.relative:.1e} apart" if math.isfinite(difference.relative) else ""
+    was, now = f"{difference.recorded:.9g}", f"{difference.again:.9g}"
+    return f"step {difference.step:,}: {difference.statistic}{where} was {was}, now {now}{gap}"
+
+
+def _table(rerun: Rerun) -> Table:
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
+    for title in ("  step", "loss", "gradient", "update", "recorded numbers"):
+        table.add_column(title, justify="left" if title in ("update", "recorded numbers") else "right")
+    for shown in rerun.steps[:STEPS]:
+        compared = f"{shown.compared:,} {'came out again' if shown.is_same else 'compared, some differ'}"
+        table.add_row(
+            f"  {shown.step:,}",
+            f"{shown.loss:.6g}",
+            "none taken" if math.isnan(shown.norm) and shown.is_skipped else f"{shown.norm:.6g}",
+            "left out" if shown.is_skipped else "made",
+            compared if shown.compared else "none kept",
+        )
+    if len(rerun.steps) > STEPS:
+        table.add_row("  ...", "", "", "", f"{len(rerun.steps) - STEPS:,} more steps")
+    return table

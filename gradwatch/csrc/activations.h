@@ -1,0 +1,175 @@
+/* The output of an activation module: its moments, how much of it is flat, which units never leave a range. */
+#ifndef GRADWATCH_ACTIVATIONS_H
+#define GRADWATCH_ACTIVATIONS_H
+
+#include "kernels/sums.h"
+#include "tensor_view.h"
+
+/* An output as `outer` pieces of `units` units of `inner` values. Either inner is 1 and the units of a piece lie side by
+ * side (features last), or the values of a unit do (channels first). */
+typedef struct {
+    const float *data;
+    size_t outer, units, inner;
+    int64_t outer_stride, unit_stride;
+} Output;
+
+typedef struct {
+    double n, sum, squares, flat;
+} Moments;
+
+/* Collapse dimensions first to last into one: its length, and the stride of its elements. 0 where they do not lie in one
+ * row. */
+static int collapse(const DLTensor *t, int first, int last, size_t *length, int64_t *stride)
+{
+    *length = 1;
+    *stride = 0;
+    for (int d = last; d >= first; d--) {
+        if (t->shape[d] == 1)
+            continue;
+        if (*length > 1 && t->strides[d] != *stride * (int64_t)*length)
+            return 0;
+        if (*length == 1)
+            *stride = t->strides[d];
+        *length *= (size_t)t->shape[d];
+    }
+    return 1;
+}
+
+/* Cut a tensor down to its leading samples: at most so many values, of one sample where need be. */
+static void keep_leading(DLTensor *t, int64_t most)
+{
+    int64_t size = 1;
+    for (int d = 1; d < t->ndim; d++)
+        size *= t->shape[d];
+    for (; t->ndim > 1 && size > most; size /= *t->shape) {
+        t->ndim--;
+        t->shape++;
+        t->strides++;
+    }
+    int64_t samples = most > size ? most / size : 1;
+    *t->shape = samples < *t->shape ? samples : *t->shape;
+}
+
+/* Find the layout of the leading samples of a tensor whose units are dimension 1, or the last. 0 where it is neither of
+ * the two, or has no values. */
+static int lay_out(const DLTensor *tensor, int are_channels_first, int64_t most, Output *out)
+{
+    int64_t shape[MOST_DIMS], strides[MOST_DIMS];
+    DLTensor t = *tensor;
+    if (t.ndim < 1 + are_channels_first || t.ndim > MOST_DIMS || !t.strides)
+        return 0;
+    for (int d = 0, to = 0; d < t.ndim; d++) {
+        int place = are_channels_first && d == 1 ? t.ndim - 1 : to++;
+        if (t.shape[d] < 1)
+            return 0;
+        shape[place] = t.shape[d];
+        strides[place] = t.strides[d];
+    }
+    t.shape = shape;
+    t.strides = strides;
+    keep_leading(&t, most);
+    int last = t.ndim - 1;
+    out->data = (const float *)((const char *)t.data + t.byte_offset);
+    out->units = (size_t)t.shape[last];
+    out->unit_stride = t.strides[last];
+    if (out->units == 1 || out->unit_stride == 1) {
+        out->inner = out->unit_stride = 1;
+        return collapse(&t, 0, last - 1, &out->outer, &out->outer_stride);
+    }
+    for (int split = 0; split < last; split++) {
+        int64_t stride;
+        if (collapse(&t, split, last - 1, &out->inner, &stride) && stride == 1)
+            return collapse(&t, 0, split - 1, &out->outer, &out->outer_stride);
+    }
+    return 0;
+}
+
+static void add_moments(Moments *moments, const float *x, size_t n)
+{
+    Totals totals;
+    totals_of(x, n, F32, &totals);
+    moments->n += (double)n;
+    moments->sum += totals.sum;
+    moments->squares += totals.deviations + totals.sum * (totals.sum / (double)n);
+}
+
+EVERY_CPU static uint64_t count_outside(const float *x, size_t n, float low, float high)
+{
+    uint64_t count = 0;
+    for (size_t begin = 0, length; begin < n; begin += length) {
+        uint32_t outside = 0;
+        length = n - begin < BLOCK ? n - begin : BLOCK;
+        for (size_t i = begin; i < begin + length; i++)
+            outside += (uint32_t)((x[i] <= low) | (x[i] >= high));
+        count += outside;
+    }
+    return count;
+}
+
+EVERY_CPU static void keep_inside(uint8_t *inside, const float *x, size_t units, float low, float high)
+{
+    for (size_t c = 0; c < units; c++)
+        inside[c] &= (uint8_t)((x[c] >= low) & (x[c] <= high));
+}
+
+/* The same where the values of a unit lie side by side. */
+EVERY_CPU static void keep_inside_maps(uint8_t *inside, const float *x, const Output *out, float low, float high)
+{
+    for (size_t c = 0; c < out->units; c++, x += out->unit_stride) {
+        uint32_t are_inside = 1;
+        for (size_t i = 0; inside[c] && i < out->inner; i++)
+            are_inside &= (uint32_t)((x[i] >= low) & (x[i] <= high));
+        inside[c] &= (uint8_t)are_inside;
+    }
+}
+
+/* Write a bit for each flag, the first to the lowest bit, and return how many are set. */
+static uint64_t pack(const uint8_t *flags, size_t number, uint8_t *bits)
+{
+    uint64_t count = 0;
+    memset(bits, 0, (number + 7) / 8);
+    for (size_t c = 0; c < number; c++) {
+        bits[c >> 3] |= (uint8_t)(flags[c] << (c & 7));
+        count += flags[c];
+    }
+    return count;
+}
+
+static void unpack(const uint8_t *bits, size_t number, uint8_t *flags)
+{
+    for (size_t c = 0; c < number; c++)
+        flags[c] = bits[c >> 3] >> (c & 7) & 1;
+}
+
+/* Each piece of contiguous values: all of the output where it is dense. */
+static void add_pieces(const Output *out, float low, float high, Moments *moments)
+{
+    int rows = out->inner == 1;
+    size_t size = rows ? out->units : out->inner;
+    size_t per_outer = rows ? 1 : out->units;
+    int dense = (rows || out->unit_stride == (int64_t)out->inner) &&
+                (out->outer == 1 || out->outer_stride == (int64_t)(out->units * out->inner));
+    if (dense)
+        size = out->outer * out->units * out->inner;
+    for (size_t o = 0; o < (dense ? 1 : out->outer); o++)
+        for (size_t c = 0; c < (dense ? 1 : per_outer); c++) {
+            const float *x = out->data + (int64_t)o * out->outer_stride + (int64_t)c * out->unit_stride;
+            add_moments(moments, x, size);
+            if (low == low)
+                moments->flat += (double)count_outside(x, size, low, high);
+        }
+}
+
+/* Whether all values of a unit so far lie in the range. NaN lies in none. */
+static void keep_dead(const Output *out, float low, float high, uint8_t *dead)
+{
+    for (size_t o = 0; o < out->outer; o++) {
+        const float *x = out->data + (int64_t)o * out->outer_stride;
+        if (out->inner == 1)
+            keep_inside(dead, x, out->units, low, high);
+        else
+            keep_inside_maps(dead, x, out, low, high);
+    }
+}
+
+#endif

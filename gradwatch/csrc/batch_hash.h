@@ -1,0 +1,160 @@
+/* Looks at what a loop hands over with a step: the value of its loss, the hash of its batch. */
+#ifndef GRADWATCH_BATCHES_H
+#define GRADWATCH_BATCHES_H
+
+#include "kernels/counts.h"
+#include "tensor_view.h"
+
+typedef struct {
+    uint64_t hash;
+    double samples; /* nan where there are none */
+} Batch;
+
+enum { STREAMED = 4096, SHORT_TEXT = 256, DEEPEST = 16 };
+
+/* Copy elements that lie apart side by side. */
+INLINE void lay(unsigned char *to, const char *from, int64_t number, int64_t stride, size_t size)
+{
+    for (int64_t i = 0; i < number; i++)
+        memcpy(to + (size_t)i * size, from + i * stride * (int64_t)size, size);
+}
+
+static void lay_side_by_side(unsigned char *to, const char *from, int64_t number, int64_t stride, size_t size)
+{
+    if (stride == 1)
+        memcpy(to, from, (size_t)number * size);
+    else if (size == 4)
+        lay(to, from, number, stride, 4);
+    else if (size == 8)
+        lay(to, from, number, stride, 8);
+    else
+        lay(to, from, number, stride, size);
+}
+
+/* The checksum of a tensor that lies in pieces, as if it were in one: of its elements in row-major order. */
+static uint64_t checksum_of_pieces(const DLTensor *t, const char *row, size_t bytes)
+{
+    unsigned char buffer[STREAMED];
+    int64_t index[MOST_DIMS] = {0}, size = t->bits * t->lanes / 8, room = STREAMED / size, filled = 0;
+    uint64_t sum = bytes * GOLDEN, key = 0;
+    int last = t->ndim - 1, d;
+    do {
+        for (int64_t i = 0; i < t->shape[last];) {
+            int64_t number = t->shape[last] - i < room - filled ? t->shape[last] - i : room - filled;
+            int64_t stride = t->strides[last];
+            lay_side_by_side(buffer + filled * size, row + i * stride * size, number, stride, (size_t)size);
+            i += number;
+            filled += number;
+            if (filled == room) {
+                sum += sum_of_words(buffer, STREAMED / 8, &key);
+                filled = 0;
+            }
+        }
+        for (d = last - 1; d >= 0; d--) {
+            row += t->strides[d] * size;
+            if (++index[d] < t->shape[d])
+                break;
+            row -= t->shape[d] * t->strides[d] * size;
+            index[d] = 0;
+        }
+    } while (d >= 0);
+    return sum + sum_of_end(buffer, (size_t)(filled * size), key);
+}
+
+/* The checksum of a plain tensor that is not large. False for any other. */
+static int checksum_of_tensor(PyObject *object, uint64_t *sum, double *samples)
+{
+    View view;
+    DLTensor seen;
+    look_closely(object, 1, IN_PIECES, &view, &seen);
+    if (view.state != PLAIN || view.bytes > QUICK_BYTES)
+        return 0;
+    if (*samples != *samples && seen.ndim)
+        *samples = (double)seen.shape[0];
+    *sum = !view.numel || is_dense(&seen, 1) ? checksum_of(view.data, view.bytes)
+                                             : checksum_of_pieces(&seen, view.data, view.bytes);
+    return 1;
+}
+
+/* The checksum of short text, a number or None: CRC-32, as zlib's, of what Python shows of it. False for all else. */
+static int checksum_of_value(PyObject *object, uint64_t *sum)
+{
+    if (object != Py_None && !PyUnicode_CheckExact(object) && !PyLong_CheckExact(object) && !PyFloat_CheckExact(object)
+        && !PyBool_Check(object))
+        return 0;
+    PyObject *shown = PyObject_Repr(object);
+    Py_ssize_t length = 0;
+    const char *text = shown ? PyUnicode_AsUTF8AndSize(shown, &length) : NULL;
+    int is_short = text && length <= SHORT_TEXT; /* zlib is fast where there is more */
+    uint32_t crc = 0xffffffffu;
+    for (Py_ssize_t i = 0; is_short && i < length; i++) {
+        crc ^= (unsigned char)text[i];
+        for (int bit = 0; bit < 8; bit++)
+            crc = crc >> 1 ^ (crc & 1 ? 0xedb88320u : 0);
+    }
+    Py_XDECREF(shown);
+    PyErr_Clear();
+    *sum = ~crc;
+    return is_short;
+}
+
+/* Add what a batch holds to its hash, as `joined` in batch_hash.py does, or count what that will be, where there is no
+ * batch to add to. False where it is not plain. */
+static int go_through(PyObject *part, int depth, Py_ssize_t *leaves, Batch *batch)
+{
+    PyObject *key, *value;
+    Py_ssize_t place = 0;
+    uint64_t sum = 0;
+    int is_list = PyList_CheckExact(part), is_plain = 1;
+    if (is_list || PyTuple_CheckExact(part)) {
+        for (; depth && is_plain && place < (is_list ? PyList_Size(part) : PyTuple_Size(part)); place++) {
+            value = is_list ? PyList_GetItem(part, place) : PyTuple_GetItem(part, place);
+            is_plain = go_through(value, depth - 1, leaves, batch);
+        }
+        return is_plain && depth;
+    }
+    if (PyDict_CheckExact(part)) {
+        while (depth && is_plain && PyDict_Next(part, &place, &key, &value))
+            is_plain = go_through(key, depth - 1, leaves, batch) && go_through(value, depth - 1, leaves, batch);
+        return is_plain && depth;
+    }
+    ++*leaves;
+    if (!batch)
+        return 1;
+    is_plain = checksum_of_tensor(part, &sum, &batch->samples) || checksum_of_value(part, &sum);
+    batch->hash = (batch->hash ^ batch->hash >> 29) * GOLDEN + sum;
+    return is_plain;
+}
+
+/* Look at a tensor, or a nest of lists, tuples and dictionaries of tensors and plain values, which are not large.
+ * False for anything else. */
+static int read_batch(PyObject *object, Batch *batch)
+{
+    Py_ssize_t leaves = 0, seen = 0;
+    batch->samples = NAN;
+    if (!go_through(object, DEEPEST, &leaves, NULL))
+        return 0;
+    batch->hash = (uint64_t)leaves;
+    if (!go_through(object, DEEPEST, &seen, batch))
+        return 0;
+    uint64_t total = (batch->hash ^ batch->hash >> 32) * GOLDEN;
+    batch->hash = ((total ^ total >> 29) * GOLDEN) >> 16;
+    return 1;
+}
+
+/* The only value of a plain float32 or float64 tensor, or a Python float. False for anything else. */
+static int only_value(PyObject *object, double *value)
+{
+    View view;
+    if (PyFloat_CheckExact(object)) {
+        *value = PyFloat_AsDouble(object);
+        return 1;
+    }
+    look_at(object, 0, IN_ANY_ORDER, &view);
+    if (view.state != PLAIN || view.numel != 1 || (view.kind != F32 && view.kind != F64))
+        return 0;
+    *value = view.kind == F32 ? *(const float *)view.data : *(const double *)view.data;
+    return 1;
+}
+
+#endif

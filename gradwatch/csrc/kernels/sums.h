@@ -1,0 +1,352 @@
+/* Statistics of a tensor, with its histogram, and how far it moved, in one read each. Plain C99, no Python. */
+#ifndef GRADWATCH_SUMS_H
+#define GRADWATCH_SUMS_H
+
+#include "blocks.h"
+#include "counts.h"
+
+typedef struct {
+    double sum, squares, deviations; /* of x, of x^2, of (x - mean)^2 */
+    double absmax;
+    uint64_t zeros, nonfinite;
+} Totals;
+
+/* What is summed over a block, lane by lane; all zero before the first of them. */
+typedef struct {
+    float sum[LANES], squares[LANES];
+    int32_t max[LANES];
+    uint32_t zeros[LANES];
+} FloatLanes;
+
+typedef struct {
+    float sum[LANES], squares[LANES];
+    int32_t max;
+    uint32_t zeros;
+} FloatBlock;
+
+INLINE void read_lanes(const uint32_t *bits, FloatLanes *lanes)
+{
+    for (int l = 0; l < LANES; l++) {
+        int32_t magnitude = (int32_t)(bits[l] & MAGNITUDE_MASK);
+        float x = float_of(bits[l]);
+        lanes->sum[l] += x;
+        lanes->squares[l] += x * x;
+        lanes->max[l] = magnitude > lanes->max[l] ? magnitude : lanes->max[l];
+        lanes->zeros[l] += magnitude == 0;
+    }
+}
+
+INLINE void sum_up_lanes(const FloatLanes *lanes, FloatBlock *out)
+{
+    memcpy(out->sum, lanes->sum, sizeof out->sum);
+    memcpy(out->squares, lanes->squares, sizeof out->squares);
+    out->max = 0;
+    out->zeros = 0;
+    for (int l = 0; l < LANES; l++) {
+        out->max = lanes->max[l] > out->max ? lanes->max[l] : out->max;
+        out->zeros += lanes->zeros[l];
+    }
+}
+
+/* All of a block in one go; `n` is a multiple of LANES. */
+INLINE void read_block(const uint32_t *bits, size_t n, FloatBlock *out)
+{
+    FloatLanes lanes = {{0}, {0}, {0}, {0}};
+    for (size_t i = 0; i < n; i += LANES)
+        read_lanes(bits + i, &lanes);
+    sum_up_lanes(&lanes, out);
+}
+
+INLINE int32_t largest(const uint32_t *bits, size_t n)
+{
+    int32_t max = 0;
+    for (size_t i = 0; i < n; i++) {
+        int32_t magnitude = (int32_t)(bits[i] & MAGNITUDE_MASK);
+        max = magnitude > max ? magnitude : max;
+    }
+    return max;
+}
+
+INLINE uint64_t count_zeros(const uint32_t *bits, size_t n)
+{
+    uint32_t zeros = 0;
+    for (size_t i = 0; i < n; i++)
+        zeros += (bits[i] & MAGNITUDE_MASK) == 0;
+    return zeros;
+}
+
+/* Sums of a tensor of floats so far, block by block; all zero before the first. */
+typedef struct {
+    double sum[LANES], squares[LANES];
+    uint64_t zeros;
+    int32_t absmax;
+    int is_begun, has_vanished;
+} FloatSums;
+
+/* Add what was read of a block. One whose squares a float cannot hold is read again, in double, from the cache. */
+INLINE void take_block(FloatSums *sums, const FloatBlock *block, const uint32_t *bits, size_t length)
+{
+    size_t padded = padded_length(length);
+    double wide[BLOCK];
+    int fits = block->max == 0 || (block->max >= SMALLEST_FAST && block->max <= LARGEST_FAST);
+    if (fits && !sums->has_vanished)
+        for (int l = 0; l < LANES; l++) {
+            sums->sum[l] += block->sum[l];
+            sums->squares[l] += block->squares[l];
+        }
+    else {
+        const double *x = doubles(bits, 0, padded, F32, 0, wide);
+        add_to_lanes(sums->sum, x, 0, padded);
+        add_squares_to_lanes(sums->squares, x, NULL, 0, padded);
+    }
+    sums->is_begun = 1;
+    sums->has_vanished = block->max && block->max < SMALLEST_FAST;
+    sums->absmax = block->max > sums->absmax ? block->max : sums->absmax;
+    sums->zeros += block->zeros - (padded - length);
+}
+
+/* Before a block: the first values tell how the first one is read. */
+INLINE void foresee(FloatSums *sums, const uint32_t *bits)
+{
+    int32_t max = sums->is_begun ? 0 : largest(bits, LANES);
+    sums->has_vanished |= max && max < SMALLEST_FAST;
+}
+
+/* Add a block. Once values have vanished in squares, the next blocks are read in double at once: subnormal products are
+ * slow on some hardware. */
+INLINE void add_block(FloatSums *sums, const uint32_t *bits, size_t length)
+{
+    size_t padded = padded_length(length);
+    FloatBlock block = {{0}, {0}, 0, 0};
+    foresee(sums, bits);
+    if (sums->has_vanished) {
+        block.max = largest(bits, padded);
+        block.zeros = (uint32_t)count_zeros(bits, padded);
+    } else {
+        read_block(bits, padded, &block);
+    }
+    take_block(sums, &block, bits, length);
+}
+
+INLINE void sum_up(const FloatSums *sums, Totals *totals)
+{
+    totals->sum = folded(sums->sum);
+    totals->squares = folded(sums->squares);
+    totals->absmax = float_of((uint32_t)sums->absmax);
+    totals->zeros = sums->zeros;
+}
+
+/* With `counts`, each block is counted there while it lies in the cache. */
+INLINE void float_totals(const void *data, size_t n, Kind kind, Totals *totals, Counts *counts)
+{
+    FloatSums sums = {{0}, {0}, 0, 0, 0, 0};
+    uint32_t narrow[BLOCK];
+    for (size_t begin = 0, length; begin < n; begin += length) {
+        length = block_length(n - begin);
+        const uint32_t *bits = float_bits(data, begin, length, kind, narrow);
+        add_block(&sums, bits, length);
+        if (counts)
+            count_block(bits, length, counts);
+    }
+    sum_up(&sums, totals);
+}
+
+INLINE void double_totals(const double *x, size_t n, Totals *totals, Counts *counts)
+{
+    double sum[LANES] = {0}, squares[LANES] = {0};
+    double wide[BLOCK];
+    uint32_t narrow[BLOCK];
+    int64_t absmax = 0;
+    uint64_t zeros = 0;
+    for (size_t begin = 0, length; begin < n; begin += length) {
+        length = block_length(n - begin);
+        const double *block = doubles(x, begin, length, F64, 0, wide);
+        for (size_t i = 0; i < length; i++) {
+            int64_t magnitude;
+            memcpy(&magnitude, block + i, sizeof magnitude);
+            magnitude &= INT64_MAX;
+            absmax = magnitude > absmax ? magnitude : absmax;
+            zeros += magnitude == 0;
+        }
+        add_to_lanes(sum, block, 0, padded_length(length));
+        add_squares_to_lanes(squares, block, NULL, 0, padded_length(length));
+        if (counts)
+            count_block(rounded_bits(block, 0, length, F64, narrow), length, counts);
+    }
+    totals->sum = folded(sum);
+    totals->squares = folded(squares);
+    memcpy(&totals->absmax, &absmax, sizeof absmax);
+    totals->zeros = zeros;
+}
+
+INLINE uint64_t count_nonfinite(const void *data, size_t n, Kind kind)
+{
+    double wide[BLOCK];
+    uint64_t count = 0;
+    for (size_t begin = 0, length; begin < n; begin += length) {
+        length = block_length(n - begin);
+        const double *x = doubles(data, begin, length, kind, 0, wide);
+        for (size_t i = 0; i < length; i++)
+            count += !(x[i] - x[i] == 0);
+    }
+    return count;
+}
+
+/* Mean and squared deviations from it, read anew in double, from sums whose mean is about right. */
+INLINE void refine(const void *data, size_t n, Kind kind, Totals *totals)
+{
+    double mean = totals->sum / (double)n;
+    double sum[LANES] = {0}, squares[LANES] = {0};
+    double wide[BLOCK];
+    for (size_t begin = 0, length; begin < n; begin += length) {
+        length = block_length(n - begin);
+        const double *x = doubles(data, begin, length, kind, mean, wide);
+        add_to_lanes(sum, x, mean, padded_length(length));
+        add_squares_to_lanes(squares, x, NULL, mean, padded_length(length));
+    }
+    double error = folded(sum);
+    totals->sum += error;
+    totals->deviations = folded(squares) - error * error / (double)n;
+}
+
+/* What sums alone do not tell: it takes a second read where there is NaN or Inf, or where the mean is not small beside
+ * the spread, since sum and squares then cancel. */
+INLINE void complete(const void *data, size_t n, Kind kind, Totals *totals)
+{
+    double mean = totals->sum / (double)n;
+    totals->deviations = totals->squares - totals->sum * mean;
+    totals->nonfinite = 0;
+    if (!(totals->absmax <= DBL_MAX)) {
+        totals->nonfinite = count_nonfinite(data, n, kind);
+        totals->deviations = (double)NAN;
+    } else if (totals->sum * mean > totals->deviations) {
+        refine(data, n, kind, totals);
+    }
+}
+
+/* All that the six statistics of a tensor follow from, in one read or two. */
+INLINE void read_all(const void *data, size_t n, Kind kind, Totals *totals, Counts *counts)
+{
+    if (kind == F64)
+        double_totals(data, n, totals, counts);
+    else
+        float_totals(data, n, kind, totals, counts);
+    complete(data, n, kind, totals);
+}
+
+EVERY_CPU static void totals_of(const void *data, size_t n, Kind kind, Totals *totals)
+{
+    read_all(data, n, kind, totals, NULL);
+}
+
+/* The same, and its histogram. */
+EVERY_CPU static void totals_and_counts_of(const void *data, size_t n, Kind kind, Totals *totals, int64_t *out)
+{
+    Counts counts;
+    memset(counts.tables, 0, sizeof counts.tables);
+    read_all(data, n, kind, totals, &counts);
+    write_counts(&counts, data, n, kind, out);
+}
+
+/* Weights of before and after a step are compared in halves of a block: kept beside what a step fetches meanwhile, these
+ * stay in the nearest cache. */
+enum { KEPT = BLOCK / 2 };
+
+INLINE size_t kept_length(size_t left)
+{
+    size_t length = block_length(left);
+    return length < KEPT ? length : KEPT;
+}
+
+/* Sums of squares of weights and updates. */
+typedef struct {
+    double weights[LANES], updates[LANES];
+} ChangeSums;
+
+INLINE float squared_difference(const float *x, const float *y, size_t i)
+{
+    float d = y ? x[i] - y[i] : x[i];
+    return d * d;
+}
+
+/* Squares of differences from y, or of x where y is null, lane by lane. In twice as many lanes, and one array of them,
+ * they stay in registers, and additions need not wait for each other. */
+INLINE void read_squares(const float *x, const float *y, size_t n, float *out)
+{
+    float squares[2 * LANES] = {0};
+    size_t i = 0;
+    for (; i + 2 * LANES <= n; i += 2 * LANES)
+        for (int l = 0; l < 2 * LANES; l++)
+            squares[l] += squared_difference(x, y, i + l);
+    for (int l = 0; l < LANES && i < n; l++)
+        squares[l] += squared_difference(x, y, i + l);
+    for (int l = 0; l < LANES; l++)
+        out[l] = squares[l] + squares[l + LANES];
+}
+
+#define LEAST_SQUARES 7.9e-31f /* 2^-100: a block's squares that sum up to less may have vanished */
+
+INLINE int is_summed(const float *squares)
+{
+    float sum = 0;
+    for (int l = 0; l < LANES; l++)
+        sum += squares[l];
+    return sum >= LEAST_SQUARES && sum <= FLT_MAX;
+}
+
+/* Add at most a block, in full lanes. One whose squares a float cannot hold is read again, in double, from the cache. */
+INLINE void add_change(ChangeSums *sums, const float *before, const float *after, size_t n)
+{
+    double wide_before[BLOCK], wide_after[BLOCK];
+    float weights[LANES], updates[LANES];
+    read_squares(before, NULL, n, weights);
+    read_squares(after, before, n, updates);
+    if (is_summed(weights) && is_summed(updates)) {
+        for (int l = 0; l < LANES; l++) {
+            sums->weights[l] += weights[l];
+            sums->updates[l] += updates[l];
+        }
+        return;
+    }
+    const double *w = doubles(before, 0, n, F32, 0, wide_before), *v = doubles(after, 0, n, F32, 0, wide_after);
+    add_squares_to_lanes(sums->weights, w, NULL, 0, n);
+    add_squares_to_lanes(sums->updates, v, w, 0, n);
+}
+
+/* The same for any length. */
+INLINE void add_padded_change(ChangeSums *sums, const float *before, const float *after, size_t n)
+{
+    float last_before[LANES] = {0}, last_after[LANES] = {0};
+    size_t whole = n / LANES * LANES;
+    if (whole)
+        add_change(sums, before, after, whole);
+    if (n == whole)
+        return;
+    memcpy(last_before, before + whole, (n - whole) * sizeof *before);
+    memcpy(last_after, after + whole, (n - whole) * sizeof *after);
+    add_change(sums, last_before, last_after, LANES);
+}
+
+/* Sums of squares of `before` and of `after - before`: in float for floats, else in double, as halves may differ by less
+ * than a half can tell. */
+EVERY_CPU static void change_of(const void *before, const void *after, size_t n, Kind kind, double *weight,
+                                double *update)
+{
+    ChangeSums sums = {{0}, {0}};
+    double wide_before[BLOCK], wide_after[BLOCK];
+    for (size_t begin = 0, length; begin < n; begin += length) {
+        length = kept_length(n - begin);
+        if (kind == F32) {
+            add_padded_change(&sums, (const float *)before + begin, (const float *)after + begin, length);
+            continue;
+        }
+        const double *w = doubles(before, begin, length, kind, 0, wide_before);
+        const double *v = doubles(after, begin, length, kind, 0, wide_after);
+        add_squares_to_lanes(sums.weights, w, NULL, 0, padded_length(length));
+        add_squares_to_lanes(sums.updates, v, w, 0, padded_length(length));
+    }
+    *weight = folded(sums.weights);
+    *update = folded(sums.updates);
+}
+
+#endif

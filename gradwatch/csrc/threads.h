@@ -1,0 +1,146 @@
+/* Shares the parameters of a step out among threads. Each is one thread's whole, so that sums do not depend on it. */
+#ifndef GRADWATCH_THREADS_H
+#define GRADWATCH_THREADS_H
+
+#include <stdlib.h>
+
+#include "kernels/steps.h"
+
+#if defined(__unix__) || defined(__APPLE__)
+#include <dlfcn.h>
+#include <pthread.h>
+#define HAS_THREADS 1
+#endif
+
+enum { MOST_THREADS = 64 };
+enum { POOLED_BYTES = 1 << 20, THREADED_BYTES = 1 << 23 }; /* for less, waking or starting threads is not worth it */
+
+typedef struct {
+    size_t size, index;
+} Turn;
+
+/* What is done to one parameter of many. */
+typedef void (*Task)(void *of, size_t index);
+
+#ifdef HAS_THREADS
+typedef struct {
+    Task task;
+    void *of;
+    const Turn *turns;
+    size_t length, next;
+    pthread_mutex_t lock;
+} Work;
+
+static int larger_first(const void *a, const void *b)
+{
+    size_t x = ((const Turn *)a)->size, y = ((const Turn *)b)->size;
+    return (x < y) - (x > y);
+}
+
+/* Runs a function on a team of threads: what `#pragma omp parallel` of GCC calls, and Clang's library has for it.
+ * https://gcc.gnu.org/onlinedocs/libgomp/Implementing-PARALLEL-construct.html */
+typedef void (*Team)(void (*function)(void *), void *shared, unsigned threads, unsigned flags);
+
+/* The team of the OpenMP that torch has loaded, or NULL. Its threads wait busily for torch's next operation, so that
+ * others beside them would have to share the cores with them. */
+static Team torchs_team(void)
+{
+    static Team team;
+    static int is_known;
+    if (!is_known) {
+        team = (Team)dlsym(RTLD_DEFAULT, "GOMP_parallel");
+        is_known = 1;
+    }
+    return team;
+}
+
+static void take_turns(void *shared)
+{
+    Work *work = shared;
+    for (;;) {
+        pthread_mutex_lock(&work->lock);
+        size_t turn = work->next++;
+        pthread_mutex_unlock(&work->lock);
+        if (turn >= work->length)
+            return;
+        work->task(work->of, work->turns[turn].index);
+    }
+}
+
+static void *take_turns_apart(void *shared)
+{
+    take_turns(shared);
+    return NULL;
+}
+
+static void start_and_join(Work *work, int threads)
+{
+    pthread_t others[MOST_THREADS];
+    int started = 0;
+    while (started < threads - 1 && started < MOST_THREADS
+           && !pthread_create(&others[started], NULL, take_turns_apart, work))
+        started++;
+    take_turns(work);
+    while (started)
+        pthread_join(others[--started], NULL);
+}
+
+#endif
+
+/* Room for the turns of so many parameters, to be filled; NULL where one thread is as fast, or memory is short. */
+static Turn *turns_for(size_t length, size_t bytes, int threads)
+{
+#ifdef HAS_THREADS
+    size_t enough = torchs_team() ? POOLED_BYTES : THREADED_BYTES;
+    return threads > 1 && length > 1 && bytes > enough ? malloc(length * sizeof(Turn)) : NULL;
+#else
+    (void)length;
+    (void)bytes;
+    (void)threads;
+    return NULL;
+#endif
+}
+
+/* Do a task for all turns, on several threads, and free them; without turns on this thread, in order. */
+static void do_all(Task task, void *of, Turn *turns, size_t length, int threads)
+{
+#ifdef HAS_THREADS
+    if (turns) {
+        Work work = {task, of, turns, length, 0, PTHREAD_MUTEX_INITIALIZER};
+        qsort(turns, length, sizeof(Turn), larger_first);
+        if (torchs_team())
+            torchs_team()(take_turns, &work, (unsigned)threads, 0);
+        else
+            start_and_join(&work, threads);
+        pthread_mutex_destroy(&work.lock);
+        free(turns);
+        return;
+    }
+#endif
+    (void)turns;
+    (void)threads;
+    for (size_t i = 0; i < length; i++)
+        task(of, i);
+}
+
+typedef struct {
+    const Step *step;
+    Mover mover;
+} Moves;
+
+static void move_one(void *of, size_t index)
+{
+    const Moves *moves = of;
+    moves->mover(moves->step, &moves->step->items[index]);
+}
+
+static void move_all(const Step *step, Mover mover, size_t bytes, int threads)
+{
+    Moves moves = {step, mover};
+    Turn *turns = turns_for(step->length, bytes, threads);
+    for (size_t i = 0; turns && i < step->length; i++)
+        turns[i] = (Turn){step->items[i].numel, i};
+    do_all(move_one, &moves, turns, step->length, threads);
+}
+
+#endif

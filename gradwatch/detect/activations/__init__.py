@@ -1,0 +1,1 @@
+"""Detectors of activations, GW2xx: one symptom per file."""

@@ -1,0 +1,1 @@
+"""Detectors of data and loss, GW5xx: one symptom per file."""

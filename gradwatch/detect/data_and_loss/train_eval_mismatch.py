@@ -1,0 +1,209 @@
+"""GW503: dropout or batch normalisation is in the wrong mode for the phase, or its statistics are off."""
+
+# T = steps of a window
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.detect import Example
+from gradwatch.detect.features.events import noted
+from gradwatch.detect.features.finding import finding_of
+from gradwatch.detect.features.robust_stats import median
+from gradwatch.history.lookahead import Ahead
+from gradwatch.history.store import History
+from gradwatch.history.synthetic.builder import Synthetic
+from gradwatch.records import Event, Finding, Quantity, Severity
+
+NOTED = frozenset(
+    {
+        "mode-training",
+        "function-active",
+        "validations-differ",
+        "mode-frozen",
+        "mode-validation",
+        "norm-stuck",
+        "norm-hasty",
+        "norm-distance",
+        "inputs-differ",
+    }
+)
+"""Kinds of events that tell of it."""
+
+RECENT = 16
+"""Steps whose median loss a validation loss is compared with: the noise of single batches is gone from it."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainEvalMismatch:
+    """Dropout or batch normalisation does in one phase what it should do in the other.
+
+    What it measures: the mode of every dropout and batch normalisation while the optimizer moves the weights around it;
+    the mode of the model in the forward calls that made a validation loss; in the second validation, the functions that
+    are called in evaluation mode, since `F.dropout(x)` drops there too unless it is told `training=self.training`;
+    momentum and running statistics of batch normalisations; whether the numbers of its inputs, all together, have
+    another mean or deviation than those of the first step of training, by `shift` or `spread`, and the validation loss
+    was `worse` from the first one on; and, around each validation, how far the running statistics are from those of the
+    next batch. Two validation losses that differ although no update came between are told too
+    (info: they may be of two data sets).
+
+    Why it matters: in evaluation mode nothing is dropped, and activations are normalised by statistics that no longer
+    follow the weights: training drifts, or overfits. In training mode validation is noisy, and leaks into the running
+    statistics. Running statistics that are not those of the data make a good model look, and be, useless in use.
+
+    When it is wrong: freezing is no mistake. Normalisations alone in evaluation mode within a module in training mode,
+    those whose scale is frozen too, and a part that was in evaluation mode from the start, as a pretrained encoder is
+    that somebody put there or a hub sent so, are reported as info; its dropout as a warning once validation is `worse`.
+    Dropout that stays on at test time on purpose (MC dropout) is no mistake either, where only the dropout is in
+    training mode, or where the same inputs are evaluated more than once (info). Evaluation of another object (an
+    averaged copy) is not seen, nor are functions in models that hold torch's own attention or are compiled.
+
+    What to do: call model.train() before each training pass and model.eval() before each evaluation, in the loop rather
+    than once; a model from a hub comes in evaluation mode. PyTorch's momentum is one minus TensorFlow's. Where batches
+    are too small or too mixed for their statistics, use GroupNorm or LayerNorm, or estimate the statistics anew.
+
+    Source: Ioffe & Szegedy 2015, sec. 3.1, https://arxiv.org/abs/1502.03167; Wu & Johnson 2021, "Rethinking Batch in
+    BatchNorm", sec. 3 and 4, https://arxiv.org/abs/2105.07576.
+
+    Args:
+        every: Steps between two looks. 5: modes are looked at every 8 updates, and whole models at each.
+        shift: Distance of running and batch mean, in deviations of the batch, in half of the channels. 1: the noise of
+            the mean over 16 values is 0.25.
+        spread: Ratio of running and batch variance in half of the channels. 4: twice the deviation; over 16 values
+            the noise is a factor of 1.4.
+        worse: Validation loss, in units of the training loss, at which statistics do harm. 2: a common gap between
+            training and validation is smaller, and what is larger may be overfitting, without such a distance.
+    """
+
+    code: ClassVar[str] = "GW503"
+    kind: ClassVar[str] = "train-eval-mismatch"
+    every: int = 5
+    shift: float = 1.0
+    spread: float = 4.0
+    worse: float = 2.0
+
+    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
+        """Say that nothing is found where nothing was noted."""
+        return np.full(len(ahead), not any(event.kind in NOTED for event in ahead.history.events))
+
+    def detect(self, history: History) -> Iterator[Finding]:
+        """Yield a finding for the modes and for the statistics."""
+        if not any(event.kind in NOTED for event in history.events):
+            return
+        ratio = _validation_over_training(history)
+        for event in noted(history, "mode-training"):
+            yield self._finding(history, event, _severity(event, is_harmful=ratio >= self.worse), event.text)
+        for event in noted(history, "function-active"):
+            is_sampling = event.values["evaluations of the same inputs"] > 0
+            severity = Severity.INFO if is_sampling else Severity.WARNING
+            yield self._finding(history, event, severity, f"{event.text} (in {event.layer or 'the model'})")
+        for event in noted(history, "validations-differ"):
+            yield self._finding(history, event, Severity.INFO, event.text)
+        for event in noted(history, "mode-frozen"):
+            yield self._finding(history, event, Severity.INFO, f"{event.text}: frozen, if that is meant")
+        for event in noted(history, "mode-validation"):
+            yield self._finding(history, event, Severity.WARNING, event.text)
+        for event in (*noted(history, "norm-stuck"), *noted(history, "norm-hasty")):
+            yield self._finding(history, event, Severity.WARNING, f"{event.text} (in {event.layer})")
+        for event in noted(history, "inputs-differ"):
+            if self._is_far(event) and min(ratio, _validation_over_training(history, first=True)) >= self.worse:
+                yield self._finding(history, event, Severity.WARNING, event.text, ratio=ratio)
+        far = [event for event in noted(history, "norm-distance") if self._is_far(event)]
+        if len(far) >= 2 and ratio >= self.worse:
+            text = f"validation is normalised by statistics that are not those of the batches (in {far[-1].layer})"
+            yield self._finding(history, far[-1], Severity.WARNING, text, ratio=ratio)
+
+    def _is_far(self, event: Event) -> bool:
+        return event.values["shift"] >= self.shift or event.values["log of spread"] >= math.log(self.spread)
+
+    def _finding(
+        self, history: History, event: Event, severity: Severity, message: str, *, ratio: float | None = None
+    ) -> Finding:
+        evidence = [Quantity(name=name, value=value) for name, value in event.values.items()]
+        if ratio is not None:
+            evidence.append(Quantity(name="validation loss by training loss", value=ratio))
+        return finding_of(
+            self,
+            history,
+            message,
+            *tuple(evidence),
+            layer=event.layer,
+            severity=severity,
+        )
+
+    @classmethod
+    def examples(cls) -> Iterator[Example]:
+        """Yield histories that fire, that stay quiet, and near misses."""
+        off = dict.fromkeys(("dropouts", "normalisations", "trained before", "whole model"), 1.0) | {
+            "never measured": 0
+        }
+        forgotten = Synthetic(steps=60).note("mode-training", step=33, text="1 dropout is off", values=off)
+        yield Example("nothing puts the model back after a validation", forgotten.history(), (None,))
+        encoder = {"dropouts": 1.0} | dict.fromkeys(
+            ("normalisations", "trained before", "whole model", "never measured"), 0.0
+        )
+        overfits = _distant(spread=0.4, gap=3.0)
+        overfits.note(Event(kind="mode-training", step=7, layer="layers.2", text="1 dropout is off", values=encoder))
+        yield Example("an encoder overfits, and its dropout is off", overfits, ("layers.2",))
+        twice = Synthetic(steps=60).note("validations-differ", step=40, text="0.7 and 0.9", values={"difference": 0.2})
+        yield Example("two validations of the same weights disagree", twice.history(), (None,))
+        values = {"evaluations of the same inputs": 0.0}
+        dropping = Synthetic(steps=60).note("function-active", step=40, layer="layers.2", text="dropout", values=values)
+        yield Example("a function drops in evaluation", dropping.history(), ("layers.2",))
+        noisy = Synthetic(steps=60).note(
+            "mode-validation", step=40, text="measured in training mode", values={"calls": 1.0}
+        )
+        yield Example("validation in training mode", noisy.history(), (None,))
+        stuck = Synthetic(steps=40).note("norm-stuck", layer="layers.2", text="momentum 0", values={"momentum": 0.0})
+        yield Example("statistics that never move", stuck.history(), ("layers.2",))
+        yield Example("statistics that lag behind", _distant(spread=3.0, gap=5.0), ("layers.2",))
+        raw = {"shift": 0.8, "log of spread": 5.5}
+        yield Example("validation inputs are not scaled as those of training", _distant(gap=5.0, inputs=raw), (None,))
+        yield Example("they are not, and the model does not mind", _distant(gap=1.2, inputs=raw))
+        yield Example("a healthy run", Synthetic(steps=40).history())
+        pretrained = Synthetic(steps=40).note(
+            "mode-frozen", layer="layers.2", text="1 normalisation is off", values={"normalisations": 1.0}
+        )
+        yield Example("normalisations frozen on purpose are for information", pretrained.history(), ("layers.2",))
+        yield Example("statistics that lag behind and do no harm", _distant(spread=3.0, gap=1.2))
+        yield Example("a large gap, and statistics as they should be", _distant(spread=0.4, gap=5.0))
+        once = _distant(spread=3.0, gap=5.0, times=1)
+        yield Example("statistics that lag behind once, as they do at the start", once)
+
+
+def _severity(event: Event, *, is_harmful: bool) -> Severity:
+    """Return info for a part that was in evaluation mode from the start, while that does no harm: fine-tuning."""
+    of = event.values
+    is_pretrained = not (of["never measured"] or of["trained before"] or of["whole model"])
+    return Severity.INFO if is_pretrained and not (of["dropouts"] and is_harmful) else Severity.WARNING
+
+
+def _validation_over_training(history: History, *, first: bool = False) -> float:
+    """Return the newest validation loss in units of the training loss before it, or the first; nan where none is."""
+    val_T, loss_T = (history[name] if first else history.scalar(name) for name in ("val_loss", "loss"))
+    measured = np.flatnonzero(np.isfinite(val_T))
+    if not len(measured):
+        return math.nan
+    end = int(measured[0 if first else -1]) + 1
+    usual = float(median(loss_T[max(0, end - RECENT) : end]))
+    return float(val_T[end - 1]) / usual if usual > 0 else math.nan
+
+
+def _distant(*, gap: float, spread: float = 0.0, times: int = 2, inputs: Mapping[str, float] | None = None) -> History:
+    """Return a run whose validation loss is `gap` times that of training, with statistics off by a logarithm."""
+    made = Synthetic(steps=100)
+    for step in (39, 79)[:times]:
+        made.val_loss_T[step] = gap * made.loss_T[step]
+        made.note(
+            "norm-distance", step=step + 1, layer="layers.2", text="far", values={"shift": 0.2, "log of spread": spread}
+        )
+    if inputs:
+        made.note("inputs-differ", step=40, text="of another scale", values=inputs)
+    return made.history()

@@ -1,0 +1,83 @@
+"""Name what is ill as briefly as the model allows: a tensor, the module that holds all of it, or the whole run."""
+
+# L = parameter tensors
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.detect.features.structure import stage
+from gradwatch.history.store import History
+
+Scope = tuple[str | None, list[int]]
+"""A name, None for the whole run, and the tensors it stands for."""
+
+
+def scopes(history: History, ill_L: NDArray[np.bool_], *, kind: str, thawed: bool = False) -> list[Scope]:
+    """Group ill tensors into the largest modules of which every trainable tensor is ill.
+
+    Thirty findings that say `encoder.layers.0.weight` and so on tell less than one that says `encoder`. For the same
+    reason a group that lies inside one that was named before for the same symptom, or around it, is left out.
+
+    Args:
+        history: Whose tensors.
+        ill_L: Which of them are ill, of shape (L,). Tensors that are not trainable are not counted.
+        kind: The symptom.
+        thawed: Whether those that are ill count as trainable, whatever they were when watching began.
+
+    Returns:
+        The groups in the order of the model. A group of one tensor has that tensor's name.
+    """
+    named = [f.layer for f in history.findings if f.kind == kind]
+    groups = _groups(history, ill_L, thawed)
+    return [(name, group) for name, group in groups if not any(_overlaps(name, n) for n in named)]
+
+
+def _groups(history: History, ill_L: NDArray[np.bool_], thawed: bool) -> list[Scope]:
+    if not ill_L.any():
+        return []
+    layers = history.info.layers
+    trains = [layer.trainable or (thawed and bool(ill_L[i])) for i, layer in enumerate(layers)]
+    ill = [i for i in np.flatnonzero(ill_L).tolist() if trains[i]]
+    if not ill:
+        return []
+    if len(ill) == sum(trains):
+        return [(None, ill)] if len(ill) > 1 else [(layers[i].name, [i]) for i in ill]
+    of = Counter(m for i, layer in enumerate(layers) if trains[i] for m in _modules(layer.module))
+    ill_of = Counter(m for i in ill for m in _modules(layers[i].module))
+    groups: dict[str, list[int]] = {}
+    for i in ill:
+        whole = (m for m in _modules(layers[i].module) if ill_of[m] == of[m] > 1)
+        groups.setdefault(next(whole, layers[i].name), []).append(i)
+    return [(name if len(group) > 1 else layers[group[0]].name, group) for name, group in groups.items()]
+
+
+def first_scope(history: History, tensor: int) -> str:
+    """Return the name for one tensor's module: the module's, or the tensor's where it is the module's only one.
+
+    In a recurrent module of several layers that is the tensor's too: the module stands for all of them.
+    """
+    layers = history.info.layers
+    if len({stage(layer) for layer in layers if layer.module == layers[tensor].module}) > 1:
+        return layers[tensor].name
+    siblings = [layer for layer in layers if layer.module == layers[tensor].module and layer.trainable]
+    return layers[tensor].module if len(siblings) > 1 and layers[tensor].module else layers[tensor].name
+
+
+def _overlaps(name: str | None, other: str | None) -> bool:
+    """Say whether one of two different names lies inside the other."""
+    if name == other:
+        return False  # the same again may be graver now
+    if name is None or other is None:
+        return other is None
+    return name.startswith(f"{other}.") or other.startswith(f"{name}.")
+
+
+def _modules(module: str) -> Iterator[str]:
+    """Yield the names of a module and of those that hold it, the largest first, without the root."""
+    parts = module.split(".") if module else []
+    yield from (".".join(parts[: i + 1]) for i in range(len(parts)))

@@ -1,0 +1,1 @@
+"""Detectors of gradient flow, GW1xx: one symptom per file."""

@@ -1,0 +1,60 @@
+"""Made-up runs whose batches are of several kinds, or whose norms swing, for the examples of `oscillating_gradient`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.detect.gradients._alternating_batches import CLASSES
+from gradwatch.history.store import History
+from gradwatch.history.synthetic.builder import Synthetic
+from gradwatch.history.synthetic.edit import edited
+
+
+def sorted_classes(*, gradient: float, loss: float) -> History:
+    """Return a run over ten classes with a gradient of the output's bias, and a loss in units of the first."""
+    made = Synthetic(steps=80)
+    made.note(CLASSES, layer=made.names(11)[0], text="of ten", values={"samples": 32.0, "classes": 10.0})
+    made.loss_T[:] = 2.3 * np.where(made.t_T > 0, loss, 1.0)
+    made.grad_l2_TL[:, 11] = gradient
+    return made.history()
+
+
+def stretches(length: int) -> History:
+    """Return a run whose loss falls for some steps and jumps back again."""
+    made = Synthetic(steps=140)
+    made.loss_T[:] = 2.3 * np.exp(-3.0 * (made.t_T % length) / length)
+    return made.history()
+
+
+def turned(*, back: float, common: float = 0.0, learned: float = 0.3) -> History:
+    """Return a run that learns some, whose gradients have means that come in turn, and a common part."""
+    made = Synthetic(steps=140)
+    made.loss_T[20:] = learned * made.loss_T[0]
+    made.grad_l2_TL[:] = 1.0
+    cosine_T = back * np.where(made.t_T % 2, 1.0, -1.0) + common + 0.1 * made.rng.standard_normal(140)
+    return edited(made.history(), "grad.mean", cosine_T[:, None] / 64)
+
+
+def of_two_sources(*, learned: float, apart: float = 40, period: int = 2) -> History:
+    return made_of_two_sources(learned=learned, apart=apart, period=period).history()
+
+
+def made_of_two_sources(*, learned: float, apart: float, period: int = 2) -> Synthetic:
+    """Return a run with larger gradients at every so many steps, while the loss of the others ends at a share."""
+    made = Synthetic(steps=140)
+    is_loud_T = made.t_T % period == 1
+    made.grad_l2_TL[is_loud_T] *= apart
+    made.loss_T[:] = np.where(is_loud_T, np.maximum(20.0 * 0.9**made.t_T, 0.8), 2.3)
+    made.loss_T[~is_loud_T & (made.t_T >= 20)] = 2.3 * learned
+    return made
+
+
+def bouncing(*, period: int, level: float = 0.9, growth: float = 0.0) -> History:
+    """Return a run whose norm and loss swing together and whose loss gets nowhere, or grows."""
+    return made_to_bounce(period=period, level=level, growth=growth).history()
+
+
+def made_to_bounce(*, period: int, level: float = 0.9, growth: float = 0.0) -> Synthetic:
+    made = Synthetic(steps=140).oscillating(factor=60, onset=12, period=period)
+    made.loss_T[12:] = level * np.exp(growth * made.t_T[12:] + 2 * np.sin(2 * np.pi * (made.t_T[12:] + 0.5) / period))
+    return made

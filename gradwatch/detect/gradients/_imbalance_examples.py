@@ -1,0 +1,48 @@
+"""Made-up runs in which one part of the model gets far more gradient than the others."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from gradwatch.history.store import History
+from gradwatch.history.synthetic.builder import Synthetic
+from gradwatch.history.synthetic.edit import edited
+
+
+def cut(*, others: float) -> tuple[History, tuple[str, ...]]:
+    """Return a run whose gradients are cut to a norm of 1, of which the others than the output layer have a part."""
+    made = Synthetic(steps=40)
+    made.grad_l2_TL[:, :-1], made.grad_l2_TL[:, -1] = others / math.sqrt(11), math.sqrt(1 - others**2)
+    return made.history(), made.names(11)
+
+
+def table(*, factor: float) -> tuple[History, tuple[str, ...]]:
+    """Return a run whose first layer is an embedding with a gradient so many times as large as another layer's."""
+    made = Synthetic(steps=40).sparse_embedding(zero_frac=0.1).imbalance(0, factor=factor)
+    return made.history(), made.names(0)
+
+
+def fed(size: float, *, others: float, least: float | None = None) -> tuple[History, tuple[str, ...]]:
+    """Return a run with a layer whose inputs are of a size, and the norm of all other gradients, and the least."""
+    made = Synthetic(steps=40)
+    made.grad_l2_TL[:] = others / math.sqrt(10) * np.linspace(0.9, 1.1, 40)[:, None]
+    weight = made.info.layers[0]
+    bias = replace(weight, name="layers.0.bias", shape=weight.shape[:1])
+    made.info = replace(made.info, layers=(weight, bias, *made.info.layers[2:]))
+    made.grad_l2_TL[:, 5] = made.grad_l2_TL[:, 5] if least is None else least
+    made.grad_l2_TL[:, :2] = 1.0, 1 / (size * math.sqrt(weight.shape[1]))
+    return made.history(), ("layers.0",)
+
+
+def coefficient(*, thrown: bool) -> tuple[History, tuple[str, ...]]:
+    """Return a run with a number of 1e-5, of which each update of 5e-3 is as large as itself, or a hundredth of it."""
+    made = Synthetic(steps=80)
+    first, *rest = made.info.layers
+    made.info = replace(made.info, layers=(replace(first, name="nu", module="", shape=()), *rest))
+    history = edited(made.history(), "grad.l2", 50.0, layers=(0,))
+    weight_T = np.where(made.t_T > 0, 5e-3 if thrown else 0.5, 1e-5)
+    history = edited(history, "weight.l2", weight_T[:, None], layers=(0,))
+    return edited(history, "update.ratio", 5e-3 / weight_T[:, None], layers=(0,)), ("nu",)

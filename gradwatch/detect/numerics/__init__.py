@@ -1,0 +1,1 @@
+"""Detectors of numerical failures, GW0xx: one symptom per file."""

@@ -1,0 +1,173 @@
+"""GW001: NaN or Inf in the loss or in a gradient, and the layer at which it entered."""
+
+# T = steps of a window, L = parameter tensors
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.detect import Example
+from gradwatch.detect.features.finding import finding_of
+from gradwatch.detect.features.scope import first_scope
+from gradwatch.history.lookahead import Ahead
+from gradwatch.history.store import History
+from gradwatch.history.synthetic.builder import Synthetic
+from gradwatch.records import Finding, Quantity, Severity
+
+NORM = "grad_norm.before_clip"
+
+WITHHELD = "loss-withheld"
+"""Event of the first step whose loss was None."""
+
+GIVEN = "loss-nan"
+"""Event of the first step whose loss was given, and NaN."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonFinite:
+    """NaN or Inf in the loss or in a gradient.
+
+    What it measures: whether the loss and the norm over all gradients are finite, at every step; where one is not,
+    the number of NaN and Inf elements of each gradient. Backward runs from the output to the input, so a NaN that is
+    born there spoils every gradient nearer to the input: the sick layer nearest to the output is where it entered. A
+    loss that is itself not finite spoils all of them and names the whole run. A loss that the loop did not hand over is
+    missing, not NaN: it is told by gradients that stay finite without it.
+
+    Why it matters: one update with a NaN makes NaN of every weight it touches, and nothing after that can mend them.
+
+    When it is wrong: a GradScaler finds its scale by overflowing now and then; a step that it skipped for an
+    overflow, with a finite loss, is no finding. A loop that hands over its loss never, or only now and
+    then, is judged by gradients at the other steps: `monitor.step(None)` says so, from the first time on.
+
+    What to do: look for a logarithm, division, square root or norm at zero, an exponential of a large number, an
+    attention row that is masked entirely, or NaN in the data; go back to the last checkpoint before the step. If the
+    norms climbed before it, the cause is the climb and not the NaN.
+
+    Source: Goldberg 1991, "What every computer scientist should know about floating-point arithmetic"; PyTorch notes
+    on numerical accuracy, https://pytorch.org/docs/stable/notes/numerical_accuracy.html.
+
+    Args:
+        every: Steps between two looks. 1: the weights are lost with the first NaN, and looking costs two comparisons.
+    """
+
+    code: ClassVar[str] = "GW001"
+    kind: ClassVar[str] = "non-finite"
+    every: int = 1
+
+    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
+        """Say at which steps loss and gradients are finite, where each step is looked at by itself."""
+        return np.isfinite(ahead.scalar("loss")) & np.isfinite(ahead.scalar(NORM)) & (self.every == 1)
+
+    def detect(self, history: History) -> Iterator[Finding]:
+        """Yield where NaN or Inf entered, at the step it did; steps after it that are as sick are no news."""
+        missing_T = _missing(history, self.every + 1)
+        sick_T = _sick(history, missing_T)
+        first = int(np.argmax(sick_T))
+        if not sick_T[first] or (first == 0 and len(sick_T) > self.every):  # sick already at the last look
+            return
+        yield self._finding(history, age=len(sick_T) - first, has_loss=not missing_T[first])
+
+    def _finding(self, history: History, *, age: int, has_loss: bool) -> Finding:
+        """Write down what entered at the row that is `age` rows from the end."""
+        nonfinite_L = history.param.window("grad.nonfinite", age)[0]
+        loss = float(history.scalar("loss", age)[0])
+        sick = np.flatnonzero(nonfinite_L > 0)
+        skipped = history.scalar("skipped", age)[0] == 1
+        if math.isfinite(loss) or not has_loss:
+            layer: str | None = first_scope(history, int(sick[-1]))
+            message = f"the gradient turned non-finite at {layer}" + (" while the loss was finite" if has_loss else "")
+        else:
+            layer, message = None, f"the loss became {loss}"
+        return finding_of(
+            self,
+            history,
+            message + ("; the update was skipped" if skipped else ""),
+            Quantity(name="loss", value=loss),
+            Quantity(name="layers with NaN or Inf", value=float(len(sick))),
+            Quantity(name="grad.nonfinite", value=float(np.nansum(nonfinite_L)), unit="elements"),
+            layer=layer,
+            severity=Severity.WARNING if skipped else Severity.CRITICAL,
+        )
+
+    @classmethod
+    def examples(cls) -> Iterator[Example]:
+        """Yield histories that fire, that stay quiet, and near misses."""
+        sick = Synthetic(steps=60).non_finite(step=40, layers=range(5))
+        yield Example("a NaN enters at the fifth of twelve layers", sick.history(), sick.names(4))
+        yield Example("the loss becomes NaN", Synthetic(steps=60).non_finite(step=40, lasting=True).history(), (None,))
+        yield Example("a healthy run", Synthetic(steps=60).history())
+        scaler = Synthetic(steps=60, precision="fp16").non_finite(step=3, value=np.inf, count=40)
+        scaler.skipped_T[3] = 1
+        yield Example("a GradScaler skips an overflow while it finds its scale", scaler.history())
+        without = Synthetic(steps=60).non_finite(step=40, layers=range(5))
+        without.loss_T[:] = np.nan
+        yield Example("a NaN enters in a loop that hands over no loss", without.history(), without.names(4))
+        spoilt = Synthetic(steps=60).non_finite(step=0, lasting=True)
+        yield Example("the loss is NaN from the first step on", spoilt.history(), (None,))
+        masked = Synthetic(steps=60)
+        masked.loss_T[40], masked.grad_l2_TL[40] = np.nan, 0
+        yield Example("the loss of a batch is a mean over nothing", masked.history(), (None,))
+        skipping = Synthetic(steps=60).no_gradient(None)
+        skipping.skipped_T[:], skipping.loss_T[:] = 1, np.nan
+        yield Example("the loss is NaN and every update is skipped before a backward", skipping.history(), (None,))
+        silent = Synthetic(steps=60)
+        silent.loss_T[:] = np.nan
+        yield Example("a loop hands over no loss", silent.history())
+        ended = Synthetic(steps=60)
+        ended.loss_T[20:] = np.nan
+        ended.note(WITHHELD, step=20)
+        yield Example("a loop stops to hand over its loss, and says so", ended.history())
+        given = Synthetic(steps=60).note(GIVEN, step=0)
+        given.loss_T[:] = np.nan
+        yield Example("a loss is NaN from the first step on, with gradients that are finite", given.history(), (None,))
+        rare = Synthetic(steps=60)
+        rare.loss_T[rare.t_T % 10 > 0] = np.nan
+        yield Example("a loop hands over every tenth loss", rare.history())
+        unread = Synthetic(steps=60).no_gradient(None)
+        unread.loss_T[:] = np.nan
+        yield Example("a loop hands over no loss, and no gradient is read", unread.history())
+        silent_scaler = Synthetic(steps=60).loss_scale_skips((20, 40))
+        silent_scaler.loss_T[:] = np.nan
+        yield Example("a GradScaler skips an overflow in a loop that hands over no loss", silent_scaler.history())
+        frozen = Synthetic(steps=60).no_gradient(3)
+        yield Example("a gradient that is None is missing, not NaN", frozen.history())
+
+
+def _sick(history: History, missing_T: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Say of each of the newest steps whether NaN or Inf in it are worth a report."""
+    loss_T = history.scalar("loss", len(missing_T))
+    overflow_T = (history.scalar("skipped", len(missing_T)) == 1) & history.info.loss_scaling
+    spoilt_T = ~np.isfinite(loss_T) & ~missing_T
+    return np.asarray(spoilt_T | (_is_spoilt(history, len(missing_T)) & ~overflow_T), np.bool_)
+
+
+def _missing(history: History, length: int) -> NDArray[np.bool_]:
+    """Say of each of the newest steps whether its loss is nan because the loop did not hand it over.
+
+    A loss that is NaN makes NaN of its gradients, or has the update skipped. A loop whose step went well without a
+    loss does not hand it over at every step, so that it may be missing from later steps too, whatever their gradients.
+    Two losses in a row are a loop that hands them over: what is nan after them is NaN, unless the loop said that it
+    hands over none. The first that was handed over as NaN is noted, and not missing.
+    """
+    is_nan_T, was_skipped_T = np.isnan(history.scalar("loss")), history.scalar("skipped") == 1
+    norm_T = history.scalar(NORM)
+    is_due_T = np.zeros(len(is_nan_T), np.bool_)
+    if not any(event.kind == WITHHELD for event in history.events):
+        is_due_T[2:] = ~is_nan_T[1:-1] & ~is_nan_T[:-2]
+    went_well_T = np.isfinite(norm_T) & ((norm_T > 0) | ~was_skipped_T)  # 0 is the norm of no gradients, too
+    is_withheld_T = np.logical_or.accumulate(is_nan_T & ~is_due_T & went_well_T)[-length:]
+    is_unread_T = (np.isnan(norm_T) & ~was_skipped_T)[-length:] & ~_is_spoilt(history, length)
+    was_given_T = np.isin(history.run.steps(length), [e.step for e in history.events if e.kind == GIVEN])
+    return np.asarray((is_nan_T & ~is_due_T)[-length:] & (is_withheld_T | is_unread_T) & ~was_given_T, np.bool_)
+
+
+def _is_spoilt(history: History, length: int) -> NDArray[np.bool_]:
+    """Say of each of the newest steps whether a gradient in it is not finite."""
+    return np.asarray((history.param.window("grad.nonfinite", length) > 0).any(axis=1), np.bool_)

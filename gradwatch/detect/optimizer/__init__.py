@@ -1,0 +1,1 @@
+"""Detectors of optimizer and scaler state, GW4xx: one symptom per file."""

@@ -1,0 +1,1 @@
+"""Detectors of weight updates, GW3xx: one symptom per file."""

@@ -1,0 +1,176 @@
+"""Remedies: what to change, in words and, where a config can express it, as dotted keys with their new values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+
+from gradwatch.diagnose.conditions import START, Numbers
+from gradwatch.records import Finding, Remedy
+
+CLIP = 2.0
+"""Limit in units of the usual norm: what is usual passes untouched."""
+
+USUAL_RATIO = 1e-3
+"""Update/weight ratio that most trainings have (https://cs231n.github.io/neural-networks-3/#ratio)."""
+
+MOST = 1e3
+"""Largest factor by which a rate is proposed to be raised at once."""
+
+
+def remedies(names: Sequence[str], *, findings: Sequence[Finding], numbers: Numbers) -> tuple[Remedy, ...]:
+    """Build the remedies of a cause, in its order, without those that do not apply.
+
+    Args:
+        names: Names of remedies: keys of `KNOWN`.
+        findings: What the cause explains, the leading one first.
+        numbers: Learning rates and norms of the run.
+    """
+    made = [KNOWN[name](findings, numbers) for name in names]
+    return tuple(remedy for remedy in made if remedy is not None)
+
+
+def _where(findings: Sequence[Finding]) -> str:
+    """Return the names of the layers of the leading kind, at most three."""
+    named = list(dict.fromkeys(f.layer for f in findings if f.kind == findings[0].kind and f.layer))
+    more = f" and {len(named) - 3} more" if len(named) > 3 else ""
+    return ", ".join(named[:3]) + more if named else "the model"
+
+
+def _round(value: float) -> float:
+    """Return a number with one significant digit, as a person would write it."""
+    return float(f"{Decimal(value):.0e}") if value > 0 and math.isfinite(value) else value
+
+
+def _lower_rate(findings: Sequence[Finding], numbers: Numbers) -> Remedy | None:
+    if numbers.jumped_at is not None or not numbers.steady_rate > 0:
+        return None  # the rate before the jump was right
+    rate = _round(numbers.steady_rate / 10)
+    return Remedy(text=f"lower the learning rate to {rate:g}", patch={"optim.lr": rate})
+
+
+def _drop_jump(findings: Sequence[Finding], numbers: Numbers) -> Remedy | None:
+    if numbers.jumped_at is None:
+        return None
+    text = f"keep the learning rate at {numbers.steady_rate:g}, without the jump at step {numbers.jumped_at}"
+    return Remedy(text=text, patch={"schedule": None, "optim.lr": _round(numbers.steady_rate)})
+
+
+def _raise_rate(findings: Sequence[Finding], numbers: Numbers) -> Remedy | None:
+    if not (numbers.steady_rate > 0 and numbers.update_ratio > 0):
+        return Remedy(text="raise the learning rate tenfold, until the update/weight ratio is near 1e-3")
+    factor = 10 ** math.floor(math.log10(min(max(USUAL_RATIO / numbers.update_ratio, 10.0), MOST)))
+    rate = _round(numbers.steady_rate * factor)
+    return Remedy(text=f"raise the learning rate to {rate:g}", patch={"optim.lr": rate})
+
+
+def _clip(findings: Sequence[Finding], numbers: Numbers) -> Remedy | None:
+    if any(f.kind == "vanishing-gradient" for f in findings):
+        return None  # they are too small
+    # what was too large from the start says nothing about what is usual
+    norm = _round(CLIP * numbers.usual_norm) if findings[0].step > START else 1.0
+    norm = norm if norm > 0 else 1.0  # nan is not
+    text = f"clip the gradient norm at {norm:g}, so that no single step goes far"
+    return Remedy(text=text, patch={"train.clip": {"norm": norm}})
+
+
+def _reattach(findings: Sequence[Finding], numbers: Numbers) -> Remedy:
+    where = _where(findings)
+    return Remedy(
+        text=f"let the loss depend on {where}: look for detach(), no_grad(), .data or .item() behind it, or an output "
+        f"that is not used; if that is meant, freeze it with requires_grad_(False)"
+    )
+
+
+def _words(text: str) -> Callable[[Sequence[Finding], Numbers], Remedy]:
+    """Return a remedy that only a change of the code can bring; {where} stands for the layers."""
+    return lambda findings, _: Remedy(text=text.replace("{where}", _where(findings)))
+
+
+def _setting(text: str, **patch: object) -> Callable[[Sequence[Finding], Numbers], Remedy]:
+    """Return a remedy of fixed settings; two underscores in a keyword stand for a dot."""
+    keys = {key.replace("__", "."): value for key, value in patch.items()}
+    return lambda findings, _: Remedy(text=text.replace("{where}", _where(findings)), patch=dict(keys))
+
+
+KNOWN: dict[str, Callable[[Sequence[Finding], Numbers], Remedy | None]] = {
+    "lower_rate": _lower_rate,
+    "drop_jump": _drop_jump,
+    "raise_rate": _raise_rate,
+    "clip": _clip,
+    "reattach": _reattach,
+    "relu": _setting("use ReLU in the place of the saturating function", model__activation="relu"),
+    "relu_residual_norm": _setting(
+        "use ReLU, residual connections and batch normalisation",
+        model__activation="relu",
+        model__residual=True,
+        model__normalisation="batch",
+    ),
+    "leaky_relu": _setting("use LeakyReLU, which has a gradient on both sides", model__activation="leaky_relu"),
+    "normalise": _setting("normalise between the layers", model__normalisation="batch"),
+    "kaiming": _setting("draw the weights by Kaiming He's rule", model__init="kaiming"),
+    "xavier": _setting("draw the weights by Glorot's rule, which suits tanh and sigmoid", model__init="xavier"),
+    "scaler": _setting("scale the loss with a GradScaler", train__scaler__enabled=True),
+    "init_scale": _setting("start at a loss scale of 65536 again", train__scaler__init_scale=65536.0),
+    "bf16": _setting("compute in bfloat16, which has the exponents of float32", train__precision="bf16"),
+    "shuffle": _setting("shuffle the training data", data__shuffle=True),
+    "per_epoch": _setting("step the schedule once per epoch", schedule__per="epoch"),
+    "early_stop": _setting(
+        "stop when the validation loss no longer falls, and keep the best checkpoint",
+        train__early_stop={"metric": "val_loss", "patience": 5},
+    ),
+    "weight_decay": _setting("add weight decay", optim__weight_decay=0.1),
+    "augment": _words("augment the training data, get more of them, or use a smaller model or dropout"),
+    "find_operation": _words(
+        "find the operation with gradwatch replay or gradwatch.locate, and guard it where it overflows"
+    ),
+    "stable_formula": _words(
+        "use the stable form: log_softmax, cross_entropy on logits, log(x + eps), sqrt(x + eps), x / (s + eps)"
+    ),
+    "clean_data": _words(
+        "find and mend the samples of that batch; check range, labels and normalisation of all of them"
+    ),
+    "standardise": _setting(
+        "bring the inputs of {where} to mean 0 and standard deviation 1 before they go in", data__standardise=True
+    ),
+    "nonlinear": _setting("put a nonlinearity, such as ReLU, between the layers", model__activation="relu"),
+    "divide_scores": _words("divide the scores before {where} by the root of their dimension"),
+    "single_unit": _words(
+        "use a sigmoid with BCEWithLogitsLoss on a single output unit, or a softmax over all classes"
+    ),
+    "freeze_target": _words("compute the targets with a frozen copy of the model that is updated only now and then"),
+    "open_gate": _words("look at what multiplies {where}: open its gate, or let the scale of its norm train"),
+    "hold_parameters": _words("build the optimizer after the model is complete, and give it the parameters of {where}"),
+    "register": _words(
+        "keep {where} in nn.ModuleList, nn.ModuleDict or nn.ParameterList before the optimizer is built"
+    ),
+    "balance_tasks": _words(
+        "bring all targets to unit scale, or weight the losses so that {where} does not drown the rest"
+    ),
+    "over_classes": _words("take the softmax over the classes: dim=1"),
+    "master_weights": _words("keep float32 master weights for {where}, and use autocast for the forward pass"),
+    "small_embeddings": _words(
+        "draw {where} with a standard deviation of 0.02 to 0.1: nn.init.normal_(embedding.weight, std=0.05)"
+    ),
+    "zero_grad": _words("call optimizer.zero_grad() once per update"),
+    "advance_iterator": _words("make the data iterator once, before the loop, and seed no generator inside it"),
+    "fit_range": _words("leave {where} out of the output, or bring the targets into its range"),
+    "bound_loss": _words(
+        "look at the sign of the loss, and bound what it measures: a penalty on the critic's gradient, spectral norms, "
+        "a penalty on energies, vectors of length 1"
+    ),
+    "divide_sums": _words(
+        "divide each sum by the root of its number of terms, or by the degrees on both sides in a graph"
+    ),
+    "larger_batch": _words("accumulate more micro-batches per step, or take larger ones, towards the noise scale"),
+    "drop_activation": _words(
+        "let {where} return scores: take the softmax or sigmoid out of forward, and apply it where predictions are read"
+    ),
+    "set_mode": _words("call model.train() before every training pass, and model.eval() before every validation"),
+    "group_norm": _words("use GroupNorm or LayerNorm in {where}, or estimate the running statistics anew"),
+    "check_shapes": _words(
+        "check that predictions and targets have equal shapes, and that labels belong to their inputs"
+    ),
+}
+"""Every remedy by its name in the table of causes."""

@@ -1,0 +1,20 @@
+"""events.jsonl: an event per line, with the step at which it was written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gradwatch.history.disk.jsonl import Lines, number
+from gradwatch.records import Event
+
+
+def _encode(event: Event) -> dict[str, Any]:
+    data = event.to_json()
+    return data | {"values": {name: number(value) for name, value in data["values"].items()}}
+
+
+def _decode(data: dict[str, Any]) -> Event:
+    return Event.from_json(data | {"values": {str(name): float(value) for name, value in data["values"].items()}})
+
+
+EVENTS = Lines(name="events.jsonl", noun="event", encode=_encode, decode=_decode)

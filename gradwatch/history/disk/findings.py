@@ -1,0 +1,22 @@
+"""findings.jsonl: a finding per line, with the step at which it was written; a later, graver one supersedes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gradwatch.history.disk.jsonl import Lines, number
+from gradwatch.records import Finding
+
+
+def _encode(finding: Finding) -> dict[str, Any]:
+    data = finding.to_json()
+    data["evidence"] = [quantity | {"value": number(quantity["value"])} for quantity in data["evidence"]]
+    return data
+
+
+def _decode(data: dict[str, Any]) -> Finding:
+    evidence = [quantity | {"value": float(quantity["value"])} for quantity in data["evidence"]]
+    return Finding.from_json(data | {"evidence": evidence})
+
+
+FINDINGS = Lines(name="findings.jsonl", noun="finding", encode=_encode, decode=_decode)

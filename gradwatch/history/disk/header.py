@@ -1,0 +1,116 @@
+"""run.json: what a run directory holds, in which format, and how the run ended."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self, final, get_args
+
+from gradwatch.errors import RunError, did_you_mean
+from gradwatch.history.disk import atomic
+from gradwatch.history.disk.segments import Layout
+from gradwatch.history.store import History
+from gradwatch.history.table import Table
+from gradwatch.records import RunInfo
+
+FORMAT = 1
+"""Grows with every change after which an older gradwatch could not read a run."""
+NAME = "run.json"
+SHARED = {"steps": ("run", "param"), "samples": ("act",)}
+"""Tables that share records, by the folder of their files: those of every step, and those of the sampled ones."""
+
+Status = Literal["running", "finished", "interrupted", "failed"]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What run.json says.
+
+    Args:
+        status: How the run ended; `running` also where its process was killed.
+        groups: Number of optimizer groups.
+        layouts: Layout of the records by folder.
+        info: What the history is a history of.
+    """
+
+    status: Status
+    groups: int
+    layouts: dict[str, Layout]
+    info: RunInfo
+
+    @classmethod
+    def of(cls, history: History, status: Status) -> Self:
+        """Return the header of a history as this version writes it."""
+        layouts = {folder: Layout.of(tables) for folder, tables in shared_tables(history).items()}
+        return cls(status=status, groups=history.groups, layouts=layouts, info=history.info)
+
+    def write(self, directory: Path) -> None:
+        """Write it, atomically."""
+        data = {
+            "format": FORMAT,
+            "status": self.status,
+            "groups": self.groups,
+            "records": {folder: layout.to_json() for folder, layout in self.layouts.items()},
+            "info": self.info.to_json(),
+        }
+        atomic.replace(directory / NAME, json.dumps(data, indent=1).encode())
+
+    @classmethod
+    def read(cls, directory: Path) -> Self:
+        """Read it.
+
+        Raises:
+            RunError: There is no run, or this version cannot read it.
+        """
+        path = _find(directory)
+        try:
+            data = json.loads(path.read_bytes())
+            if int(data["format"]) > FORMAT:
+                raise RunError(
+                    f"{path}: format {data['format']} is newer than this gradwatch reads ({FORMAT}): update gradwatch"
+                )
+            return cls._from_json(data)
+        except RunError:
+            raise
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise RunError(f"{path} is damaged, so the run cannot be read: {_reason(error)}") from error
+
+    @classmethod
+    def _from_json(cls, data: dict[str, Any]) -> Self:
+        if data["status"] not in get_args(Status):
+            raise ValueError(f"status is {data['status']!r}, expected one of {', '.join(get_args(Status))}")
+        info = RunInfo.from_json(data["info"])
+        layouts = {folder: Layout.from_json(data["records"][folder]) for folder in SHARED}
+        rows = {"run": 1, "param": len(info.layers), "act": len(info.activations)}
+        for layout in layouts.values():
+            for name, values in layout.fields.items():
+                if values.layers != rows[name]:
+                    raise ValueError(f"records of '{name}' have {values.layers} layers, the run has {rows[name]}")
+        return cls(status=data["status"], groups=int(data["groups"]), layouts=layouts, info=info)
+
+
+def shared_tables(history: History) -> dict[str, dict[str, Table]]:
+    """Return the tables of a history by folder and name."""
+    return {folder: {name: getattr(history, name) for name in names} for folder, names in SHARED.items()}
+
+
+def _find(directory: Path) -> Path:
+    """Return the path of run.json, or say what is there instead of a run."""
+    if not directory.exists():
+        near = did_you_mean(directory.name, (p.name for p in _folders(directory.parent)))
+        raise RunError(f"{directory}: there is no such run directory{near}")
+    if (directory / NAME).is_file():
+        return directory / NAME
+    runs = sorted(p for p in _folders(directory) if (p / NAME).is_file())
+    inside = f"; it contains runs, the last of them {runs[-1]}" if runs else ""
+    raise RunError(f"{directory} is not a run directory: it has no {NAME}{inside}")
+
+
+def _folders(directory: Path) -> list[Path]:
+    return [p for p in directory.iterdir() if p.is_dir()] if directory.is_dir() else []
+
+
+def _reason(error: Exception) -> str:
+    return f"{error} is missing" if isinstance(error, KeyError) else str(error)

@@ -1,0 +1,1 @@
+"""Measure activations: zero and saturated fractions, silent units, modules and functions."""

@@ -1,0 +1,122 @@
+"""Remember which units of activation modules have been silent, and since when, at one byte per unit."""
+
+# A = activation modules, U = units of all of them, those of each filled up to a multiple of eight, M = marks
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.probe.activations.bitmask import Units, num_bytes, packed
+
+AGREE = 0.9
+"""Part of the units that are silent now, 0..1, that must have been silent since the step that is told."""
+
+FIRED = 255
+"""Instead of a mark, of units that have fired at the newest sample."""
+
+
+@final
+class Silence:
+    """Units that have fired at no sampled step since one of a few marks.
+
+    A mark is a sampled step. Those kept lie ever farther apart, the farther they are back: one for each power of two of
+    samples, and the first. So a run of 100,000 steps, sampled every 10, has 15, and a byte for each unit tells since
+    which of them it has been silent.
+    """
+
+    def __init__(self) -> None:
+        self._sizes: tuple[int, ...] = ()
+        self._num_samples = 0
+        self._marks: list[tuple[int, int]] = []  # which sample each was, and its step
+        self._since_U = np.zeros(0, np.uint8)  # which mark
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+        return self._since_U.nbytes
+
+    def add(self, step: int, dead: Sequence[Units | None]) -> NDArray[np.float32]:
+        """Take in a sampled step.
+
+        Args:
+            step: Optimizer step.
+            dead: Of each module, which of its units fired for no sample; None where it was not called, or has none
+                that can die. A module whose number of units changes makes all of them begin anew.
+
+        Returns:
+            Array of shape (3, A): how many units have fired at no sampled step since some step, which step that is, and
+            how many units there are. It is the earliest that is true of nine tenths of those that are silent since the
+            sample before this one; nan where no unit is.
+        """
+        known = self._sizes if len(self._sizes) == len(dead) else (0,) * len(dead)
+        sizes = tuple([size if units is None else units.number for units, size in zip(dead, known, strict=True)])
+        if sizes != self._sizes:
+            self._forget(sizes)
+        # what was not looked at has not fired
+        bits = [_all(size) if units is None else units.bits for units, size in zip(dead, sizes, strict=True)]
+        silent_U = np.unpackbits(np.concatenate(bits) if bits else np.zeros(0, np.uint8), bitorder="little")
+        np.minimum(self._since_U, len(self._marks), out=self._since_U)
+        self._since_U |= silent_U - np.uint8(1)  # all bits, which is FIRED, of those that are not silent
+        self._marks.append((self._num_samples, step))
+        self._num_samples += 1
+        self._thin()
+        return self._tell()
+
+    def state(self) -> dict[str, Any]:
+        """Return plain data and arrays that `restore` takes back."""
+        marks_M2 = np.array(self._marks, np.int64).reshape(-1, 2)
+        sizes_A = np.array(self._sizes, np.int64)
+        return {"sizes": sizes_A, "samples": self._num_samples, "marks": marks_M2, "since": self._since_U.copy()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        if "since" not in state:  # an older gradwatch kept a bit for each mark: units begin anew
+            return
+        self._sizes = tuple(int(size) for size in state["sizes"])
+        self._num_samples = int(state["samples"])
+        self._marks = [(int(sample), int(step)) for sample, step in state["marks"]]
+        self._since_U = np.array(state["since"], np.uint8)
+
+    def _forget(self, sizes: tuple[int, ...]) -> None:
+        self._sizes = sizes
+        self._num_samples = 0
+        self._marks = []
+        self._since_U = np.full(8 * sum(map(num_bytes, sizes)), FIRED, np.uint8)
+
+    def _thin(self) -> None:
+        """Keep the first mark, and one for each power of two of samples before the newest."""
+        newest = self._num_samples - 1
+        stride = [1 << max(newest - sample, 1).bit_length() - 1 for sample, _ in self._marks]
+        kept = [i for i, (sample, _) in enumerate(self._marks) if sample % stride[i] == 0]
+        if len(kept) < len(self._marks):
+            place = np.full(FIRED + 1, FIRED, np.uint8)  # of each mark: the next that is kept
+            place[: len(self._marks)] = np.searchsorted(kept, np.arange(len(self._marks)))
+            self._since_U = place[self._since_U]
+            self._marks = [self._marks[i] for i in kept]
+
+    def _tell(self) -> NDArray[np.float32]:
+        sizes_A = np.array(self._sizes, np.float32)
+        row_3A = np.stack([np.zeros_like(sizes_A), np.full_like(sizes_A, np.nan), sizes_A])
+        row_3A[:, sizes_A == 0] = np.nan
+        silent = np.flatnonzero(self._since_U != FIRED)
+        if not silent.size:
+            return row_3A
+        module_U = np.repeat(np.arange(len(sizes_A)), [8 * num_bytes(size) for size in self._sizes])
+        num_marks = len(self._marks)
+        place = num_marks * module_U[silent] + self._since_U[silent]
+        count_AM = np.bincount(place, minlength=num_marks * len(sizes_A)).reshape(-1, num_marks).cumsum(axis=1)
+        now_A = count_AM[:, -2:].min(axis=1)
+        earliest_A = np.argmax(count_AM >= AGREE * now_A[:, None], axis=1)  # the newest mark at the latest
+        (some,) = now_A.nonzero()
+        row_3A[0, some] = count_AM[some, earliest_A[some]]
+        row_3A[1, some] = np.array([step for _, step in self._marks])[earliest_A[some]]
+        return row_3A
+
+
+def _all(number: int) -> NDArray[np.uint8]:
+    """Return the bits of so many units, all of them set."""
+    return packed(np.ones(number, np.bool_)).bits

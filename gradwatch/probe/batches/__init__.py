@@ -1,0 +1,1 @@
+"""Inspect batches: repeated samples, input scale, predictions that ignore their targets."""

@@ -1,0 +1,123 @@
+"""Hash a batch of inputs, so that a batch that comes back is recognised."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from gradwatch.probe.device import backend as kernels
+from gradwatch.probe.device import sync
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio: spreads consecutive positions over all bits
+_HALF_MASK = 0xFFFFFFFF
+_DEPTH = 16  # levels of nesting that are looked into: objects may refer to each other in circles
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.ndarray, np.generic)
+
+
+def hash_batch(inputs: Any, *, kernel: kernels.Kernel = "auto") -> int:
+    """Hash all data of a batch, in order.
+
+    Args:
+        inputs: Tensors, arrays and plain values, nested in lists, tuples, mappings and objects with attributes.
+        kernel: Which code reads tensors on the CPU.
+
+    Returns:
+        A number below 2^48, which a float64 holds exactly. Equal data have equal hashes, on every device; unequal ones
+        collide once in about 2^32 at worst. Waits for the device where a tensor is not on the CPU.
+    """
+    native = kernels.choose(kernel)
+    known: int | None = None if native is None else native.batch_hash(inputs)
+    if known is not None:
+        return known
+    return joined(_on_host(checksums(inputs, kernel=kernel)))
+
+
+def checksums(inputs: Any, *, kernel: kernels.Kernel = "auto") -> list[int | torch.Tensor]:
+    """Return the checksums of all data of a batch, in order: those of tensors on other devices than the CPU there."""
+    native = kernels.choose(kernel)
+    parts: list[int | torch.Tensor] = []
+    for leaf in _leaves(inputs, _DEPTH):
+        if isinstance(leaf, torch.Tensor):
+            checksum = native.checksum(leaf) if native is not None else None
+            parts.append(_checksum(leaf) if checksum is None else checksum)
+        else:
+            parts.append(zlib.crc32(repr(leaf).encode()))
+    return parts
+
+
+def is_finite(inputs: Any) -> bool:
+    """Say whether no tensor of a batch, nested as in `hash_batch`, holds NaN or Inf."""
+    leaves = (leaf for leaf in tensors(inputs) if leaf.is_floating_point())
+    return all(sync.to_float(torch.isfinite(leaf).all()) for leaf in leaves)
+
+
+def tensors(inputs: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a batch, nested as in `hash_batch`, in order."""
+    return (leaf for leaf in _leaves(inputs, _DEPTH) if isinstance(leaf, torch.Tensor))
+
+
+def joined(parts: Sequence[int]) -> int:
+    """Return the hash of a batch from its checksums."""
+    total = len(parts)
+    for part in parts:
+        total = (total ^ total >> 29) * _GOLDEN + (part & _MASK) & _MASK
+    total = (total ^ total >> 32) * _GOLDEN & _MASK
+    return (total ^ total >> 29) * _GOLDEN >> 16 & 0xFFFF_FFFF_FFFF
+
+
+def finite_flag(inputs: Any, device: torch.device) -> torch.Tensor | None:
+    """Return the same of the tensors of a batch that are on a device, as a flag there; None where it has none there."""
+    leaves = [leaf for leaf in tensors(inputs) if leaf.device == device]
+    flags = [torch.isfinite(leaf).all() for leaf in leaves if leaf.is_floating_point()]
+    return torch.stack(flags).all() if flags else None
+
+
+def _leaves(inputs: Any, depth: int) -> Iterator[Any]:
+    """Yield tensors and plain values of a nested batch, in order."""
+    children: Iterable[Any] = ()
+    if isinstance(inputs, np.ndarray) and inputs.dtype.kind in "biufc":
+        yield torch.from_numpy(np.ascontiguousarray(inputs))
+    elif isinstance(inputs, (torch.Tensor, *_PLAIN)):
+        yield inputs
+    elif isinstance(inputs, Mapping):
+        children = (part for item in inputs.items() for part in item)
+    elif isinstance(inputs, (list, tuple)):
+        children = inputs
+    else:
+        children = vars(inputs).values() if hasattr(inputs, "__dict__") else ()
+    for child in children if depth else ():
+        yield from _leaves(child, depth - 1)
+
+
+def _checksum(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the checksum of a tensor's bytes in row-major order, as one int64 on its device.
+
+    The twin of `checksum_of` in `_counts.h`: each 64-bit word, keyed by its position, gives the product of its halves.
+    """
+    tensor = tensor.detach()
+    tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
+    dense = tensor.resolve_conj().resolve_neg().contiguous()
+    data = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)  # a single element may have any stride
+    num_bytes = data.numel()
+    words = torch.nn.functional.pad(data, (0, -num_bytes % 8)).clone().view(torch.int64)
+    positions = torch.arange(1, words.numel() + 1, dtype=torch.int64, device=words.device)
+    keyed = words ^ (positions * _signed(_GOLDEN))
+    products = (keyed & _HALF_MASK) * ((keyed >> 32) & _HALF_MASK)
+    return (products + words).sum() + _signed(num_bytes * _GOLDEN & _MASK)
+
+
+def _signed(number: int) -> int:
+    """Return the int64 that has the same bits as a number below 2^64."""
+    return number - (1 << 64) if number >> 63 else number
+
+
+def _on_host(parts: list[int | torch.Tensor]) -> list[int]:
+    """Return all checksums as numbers, those that devices hold by a single transfer."""
+    waiting = [part for part in parts if isinstance(part, torch.Tensor)]
+    arrived = iter(sync.to_ints(torch.stack([w.to(waiting[0].device) for w in waiting])) if waiting else ())
+    return [next(arrived) if isinstance(part, torch.Tensor) else part for part in parts]

@@ -1,0 +1,125 @@
+"""Tensors that are spread over processes (DTensor): each reads its own part, one exchange makes whole rows of them."""
+
+# L = tensors, K = statistics that add up, R = processes
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gradwatch.probe.device.torch_reduce import wide_dtype
+
+L2, ABSMAX, MEAN, STD, ZERO_FRAC, NONFINITE = range(6)  # rows of `reduce.statistics`
+Spread = tuple[Any, tuple[int, ...]]
+"""A mesh of devices, and its dimensions over which a tensor is split."""
+
+
+def is_distributed(tensor: torch.Tensor) -> bool:
+    """Say whether a tensor is spread over processes."""
+    distributed = sys.modules.get("torch.distributed.tensor")  # not imported: then there is none
+    return distributed is not None and isinstance(tensor, distributed.DTensor)
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this process holds of a tensor; of one that is still to be summed over processes, all of it."""
+    if not is_distributed(tensor):
+        return tensor
+    distributed: Any = tensor.detach()
+    if any(placement.is_partial() for placement in distributed.placements):
+        whole: torch.Tensor = distributed.full_tensor()
+        return whole
+    part: torch.Tensor = distributed.to_local()
+    return part
+
+
+def join_statistics(part_SL: torch.Tensor, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the statistics of whole tensors from those of their local parts.
+
+    Every process must call it with the same tensors in the same order. It takes one exchange per mesh.
+
+    Args:
+        part_SL: Statistics of each local part, of shape (6, L), in the order of `reduce.statistics`.
+        tensors: The whole tensors.
+    """
+    row_SL = part_SL.clone()
+    wide = wide_dtype(part_SL.device)
+    for (mesh, dims), columns in _spreads(tensors).items():
+        part_SC = part_SL[:, columns].to(wide)
+        numel_C = torch.tensor([local_part(tensors[i]).numel() for i in columns], dtype=wide).to(part_SL.device)
+        # of an empty part, mean, deviation and zero fraction are nan
+        mean_C, std_C, zeros_C = (torch.where(numel_C > 0, part_SC[i], 0.0) for i in (MEAN, STD, ZERO_FRAC))
+        sums_KC = torch.stack(
+            [
+                numel_C,
+                part_SC[L2].square(),
+                mean_C * numel_C,
+                (std_C.square() + mean_C.square()) * numel_C,
+                zeros_C * numel_C,
+                part_SC[NONFINITE],
+                part_SC[ABSMAX],
+            ]
+        )
+        gathered_RKC = _gather(sums_KC, mesh, dims)
+        n_C, squares_C, sum_C, mean_square_C, zero_C, nonfinite_C = gathered_RKC[:, :-1].sum(0)
+        whole_mean_C = sum_C / n_C
+        row_SL[:, columns] = torch.stack(
+            [
+                squares_C.sqrt(),
+                gathered_RKC[:, -1].amax(0),  # NaN where one holds NaN
+                whole_mean_C,
+                (mean_square_C / n_C - whole_mean_C.square()).clamp_min(0).sqrt(),
+                zero_C / n_C,
+                nonfinite_C,
+            ]
+        ).to(row_SL.dtype)
+    return row_SL
+
+
+def join_norms(part_KL: torch.Tensor, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return L2 norms of whole tensors from those of their local parts; see `join_statistics`.
+
+    Args:
+        part_KL: Any number of norms of each local part.
+        tensors: The whole tensors.
+    """
+    row_KL = part_KL.clone()
+    for (mesh, dims), columns in _spreads(tensors).items():
+        row_KL[:, columns] = _gather(part_KL[:, columns].square(), mesh, dims).sum(0).sqrt()
+    return row_KL
+
+
+def join_counts(part_B: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return counts over a whole tensor from those over its local part; see `join_statistics`."""
+    for mesh, dims in _spreads([tensor]):
+        part_B = _gather(part_B, mesh, dims).sum(0)
+    return part_B
+
+
+def _spreads(tensors: Sequence[torch.Tensor]) -> dict[Spread, list[int]]:
+    """Return which tensors are split, by the mesh and its dimensions over which they are."""
+    spreads: defaultdict[Spread, list[int]] = defaultdict(list)
+    for i, tensor in enumerate(tensors):
+        if not is_distributed(tensor):
+            continue
+        distributed: Any = tensor
+        if any(placement.is_partial() for placement in distributed.placements):
+            continue  # `local_part` has made it whole
+        dims = tuple(dim for dim, placement in enumerate(distributed.placements) if placement.is_shard())
+        if dims:
+            spreads[distributed.device_mesh, dims].append(i)
+    return spreads
+
+
+def _gather(mine: torch.Tensor, mesh: Any, dims: tuple[int, ...]) -> torch.Tensor:
+    """Return what all processes along some dimensions of a mesh hold, with one dimension more in front."""
+    gathered = mine[None]
+    for dim in dims:
+        group = mesh.get_group(dim)
+        every = gathered.new_empty((group.size() * len(gathered), *mine.shape))
+        torch.distributed.all_gather_into_tensor(every, gathered.contiguous(), group=group)
+        gathered = every
+    return gathered

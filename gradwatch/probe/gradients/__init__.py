@@ -1,0 +1,1 @@
+"""Measure gradients: statistics, histograms, accumulation across steps, gradients of micro-batches."""

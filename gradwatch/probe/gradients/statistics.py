@@ -1,0 +1,104 @@
+"""Read all gradients of a model once and reduce them to one small row of statistics."""
+
+# S = statistics (the first six of catalogue.PARAM), L = parameter tensors, K = those that are counted, B = bins
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Literal, final
+
+import torch
+
+from gradwatch.probe.device import backend as kernels
+from gradwatch.probe.device import dtensor, torch_reduce
+from gradwatch.probe.device.sync import on_device
+from gradwatch.probe.gradients import histograms
+
+
+@final
+class GradientProbe:
+    """Statistics of every gradient of a model, in one call.
+
+    Gradients may be of any dtype, layout and device and may come and go between calls: each is looked up anew.
+
+    Args:
+        params: Parameters in the order of the columns.
+        kernel: Which code reads tensors on the CPU; for tests and measurements.
+    """
+
+    def __init__(self, params: Sequence[torch.Tensor], *, kernel: kernels.Kernel = "auto") -> None:
+        self._params = tuple(params)
+        on_cpu = any(p.device.type == "cpu" for p in self._params)
+        self._native = kernels.choose(kernel) if on_cpu else None
+        self._shape_SL = (torch_reduce.NUM_STATISTICS, len(self._params))
+
+    @property
+    def kernel(self) -> Literal["native", "torch"]:
+        """What reads the gradients: `native` (one pass over each) or `torch` (several operations on each)."""
+        return "torch" if self._native is None else "native"
+
+    def read(
+        self,
+        *,
+        inverse_scale: float | torch.Tensor = 1.0,
+        out_SL: torch.Tensor | None = None,
+        counts_KB: torch.Tensor | None = None,
+        first: int = 0,
+    ) -> torch.Tensor:
+        """Compute the statistics of all gradients as they are now.
+
+        Args:
+            inverse_scale: Factor that undoes a loss scale, for gradients that are still scaled; one that is a tensor is
+                on their device, and they are not on the CPU.
+            out_SL: Where to write them, contiguous float32; only where the first parameter is on the CPU.
+            counts_KB: Where to write histograms of K of the gradients from the same read; see `histograms.empty`.
+            first: Place of the first of these.
+
+        Returns:
+            Tensor of shape (S, L), float32, on the device of the first parameter, in the order of `catalogue.PARAM`.
+            A column is nan where the gradient is None. A sparse gradient counts as if its zeros were stored, a complex
+            one by magnitude, one that is spread over processes as a whole: all of them must read it then. Norm,
+            maximum, mean and std are NaN or Inf where the gradient holds one, as IEEE 754 has it. An empty gradient has
+            norm, maximum and count 0; mean, std and zero fraction of nothing are nan.
+        """
+        if self._native is None:
+            device = self._params[0].device if self._params else torch.device("cpu")
+            row_SL = torch.empty(self._shape_SL, dtype=torch.float32, device=device) if out_SL is None else out_SL
+            return self._complete(row_SL.fill_(math.nan), range(len(self._params)), inverse_scale, counts_KB, first)
+        row_SL = torch.empty(self._shape_SL, dtype=torch.float32, device="cpu") if out_SL is None else out_SL
+        last = first if counts_KB is None else first + len(counts_KB)
+        rest: Sequence[int] | None = self._native.statistics(
+            self._params, True, row_SL, inverse_scale, counts_KB, first, last, torch.get_num_threads()
+        )
+        return row_SL if rest is None else self._complete(row_SL, rest, inverse_scale, counts_KB, first)
+
+    def _complete(
+        self,
+        row_SL: torch.Tensor,
+        columns: Iterable[int],
+        inverse_scale: float | torch.Tensor,
+        counts_KB: torch.Tensor | None,
+        first: int,
+    ) -> torch.Tensor:
+        """Fill in the columns that need torch operations, device by device."""
+        by_device: defaultdict[torch.device, list[int]] = defaultdict(list)
+        for i in columns:
+            grad = self._params[i].grad
+            if grad is not None:
+                by_device[grad.device].append(i)
+        if self._params:
+            row_SL = row_SL.to(self._params[0].device, non_blocking=True)
+        for device, indices in by_device.items():
+            grads = [g for i in indices if (g := self._params[i].grad) is not None]
+            native = self._native if device.type == "cpu" else None
+            part_SL = torch_reduce.statistics([dtensor.local_part(g) for g in grads], native=native)
+            part_SL = dtensor.join_statistics(part_SL, grads)
+            part_SL[:4] *= inverse_scale
+            index = on_device(tuple(indices), row_SL.device)
+            row_SL.index_copy_(1, index, part_SL.to(row_SL.device, non_blocking=True))
+            for i, grad in zip(indices, grads, strict=True):
+                if counts_KB is not None and first <= i < first + len(counts_KB):
+                    histograms.count(grad, out_B=counts_KB[i - first])
+        return row_SL

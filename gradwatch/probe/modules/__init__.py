@@ -1,0 +1,1 @@
+"""Inspect modules: train and eval modes, BatchNorm statistics, functional calls, identical units."""

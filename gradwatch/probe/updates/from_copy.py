@@ -1,0 +1,114 @@
+"""Measure how far an optimizer step moves each weight, against a copy kept from before it."""
+
+# L = parameter tensors
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import final
+
+import torch
+
+from gradwatch.probe.device import backend as kernels
+from gradwatch.probe.device import dtensor, torch_reduce
+from gradwatch.probe.device.sync import on_device
+
+_ALIGNMENT = 64  # bytes; a cache line, so that copies start where vectors like to
+
+
+@final
+class UpdateProbe:
+    """Weight norms and update/weight ratios, on the steps that ask for them.
+
+    Call `before` ahead of the optimizer step and `after` behind it. The copy costs the memory of the parameters from
+    the first `before` on; it is allocated once.
+
+    Args:
+        params: Parameters in the order of the columns.
+        kernel: Which code reads tensors on the CPU; for tests and measurements.
+    """
+
+    def __init__(self, params: Sequence[torch.Tensor], *, kernel: kernels.Kernel = "auto") -> None:
+        self._params = tuple(params)
+        on_cpu = any(p.device.type == "cpu" for p in self._params)
+        self._native = kernels.choose(kernel) if on_cpu else None
+        self._flat: torch.Tensor | None = None
+        self._offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
+        self._copies: dict[int, torch.Tensor] = {}
+        self._is_armed = False
+
+    def before(self) -> None:
+        """Keep the weights as they are now."""
+        self._is_armed = True
+        others: Sequence[int] | None = range(len(self._params))
+        if self._native is not None:
+            if self._flat is None:
+                self._allocate()
+            others = self._native.keep(self._params, self._flat, self._offsets)
+        for i in others or ():
+            weight = _real(self._params[i])
+            if i in self._copies:
+                self._copies[i].copy_(weight, non_blocking=True)
+            else:
+                self._copies[i] = weight.clone()
+
+    def after(self) -> torch.Tensor:
+        """Compare the weights with those kept by the last `before`, which is used up by it.
+
+        Returns:
+            Tensor of shape (2, L), float32, on the device of the first parameter: the L2 norm of the weight before the
+            update, and that of the update divided by it. The ratio is finite or nan: nan where the weight was all zero,
+            of which any update is an infinite multiple, and where a weight is not finite.
+        """
+        assert self._is_armed, "before() must be called ahead of after()"
+        self._is_armed = False
+        if self._native is None:
+            device = self._params[0].device if self._params else torch.device("cpu")
+            blank_2L = torch.full((2, len(self._params)), math.nan, dtype=torch.float32, device=device)
+            return self._complete(blank_2L, range(len(self._params)))
+        row_2L = torch.empty((2, len(self._params)), dtype=torch.float32, device="cpu")
+        others: Sequence[int] | None = self._native.changes(self._params, self._flat, self._offsets, row_2L)
+        return row_2L if others is None else self._complete(row_2L, [i for i in others if i in self._copies])
+
+    def _allocate(self) -> None:
+        """Make room for a copy of every weight on the CPU, each on its own cache lines."""
+        bytes_L = [p.numel() * p.itemsize if p.device.type == "cpu" else 0 for p in self._params]
+        rooms = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in bytes_L]
+        self._offsets = torch.tensor([0, *accumulate(rooms)], dtype=torch.int64, device="cpu")
+        self._flat = torch.empty(sum(rooms), dtype=torch.uint8, device="cpu")
+
+    def _complete(self, row_2L: torch.Tensor, columns: Sequence[int]) -> torch.Tensor:
+        """Fill in the columns that need torch operations, device by device. The copies become the updates."""
+        by_device: defaultdict[torch.device, list[int]] = defaultdict(list)
+        for i in columns:
+            by_device[self._copies[i].device].append(i)
+        if self._params:
+            row_2L = row_2L.to(self._params[0].device, non_blocking=True)
+        for device, indices in by_device.items():
+            wide = torch_reduce.wide_dtype(device)
+            copies = [self._copies[i] for i in indices]
+            weight_L = torch.stack(torch._foreach_norm(copies, 2, dtype=wide))
+            torch._foreach_sub_(copies, [_real(self._params[i]) for i in indices])
+            update_L = torch.stack(torch._foreach_norm(copies, 2, dtype=wide))
+            params = [self._params[i] for i in indices]
+            weight_L, update_L = dtensor.join_norms(torch.stack([weight_L, update_L]), params)
+            ratio_L = update_L / weight_L
+            ratio_L = torch.where(torch.isfinite(ratio_L), ratio_L, math.nan)
+            index = on_device(tuple(indices), row_2L.device)
+            part_2L = torch.stack([weight_L, ratio_L]).float().to(row_2L.device, non_blocking=True)
+            row_2L.index_copy_(1, index, part_2L)
+        return row_2L
+
+
+def _real(weight: torch.Tensor) -> torch.Tensor:
+    """Return what is here of a weight as float32 or float64.
+
+    Halves are widened, since a difference of theirs would be rounded again.
+    """
+    weight = dtensor.local_part(weight.detach())
+    if weight.is_complex():
+        weight = torch.view_as_real(weight.resolve_conj())
+    return weight if weight.dtype in (torch.float32, torch.float64) else weight.float()

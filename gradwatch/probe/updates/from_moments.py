@@ -1,0 +1,119 @@
+"""Measure how far a stock optimizer moved each weight from what its step leaves behind, without a copy."""
+
+# L = parameter tensors
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gradwatch.probe.device import backend as kernels
+from gradwatch.probe.device.sync import to_float
+
+RULES: dict[type[Optimizer], int] = {torch.optim.SGD: 0, torch.optim.Adam: 1, torch.optim.AdamW: 1}
+"""What can be traced, and what the native kernel calls it. Subclasses may step as they please."""
+
+_OTHER_PARAMS = -3  # an answer of the native kernel, see its docstring
+
+
+@final
+class TraceProbe:
+    """Weight norms and update/weight ratios from the moments and settings of SGD with momentum, Adam and AdamW.
+
+    The update is computed again from the moments that the step left, and taken off the weight. Rounded to float32, that
+    is the weight before, but for the last bit of those where the step itself rounded near a tie; a weight below 2^-22
+    of its update counts as zero. So against a copy of the weights, the norm is within 1e-6 of its own size plus 2^-21
+    of the update's, and the ratio within 1e-4 of its own size plus 2^-22, unless the update is a million times the
+    weight.
+
+    Plain SGD and Nesterov's momentum use the gradient, which is gone; they and everything unusual need a copy.
+
+    Args:
+        params: Parameters in the order of the columns.
+        optimizer: What moves them.
+    """
+
+    def __init__(self, params: Sequence[Tensor], optimizer: Optimizer) -> None:
+        self._native = kernels.choose()
+        self._rule = RULES.get(type(optimizer))
+        if self._native is None or not all(_is_plain(p) for p in params):
+            self._rule = None
+        self._optimizer = optimizer
+        self._column_of = {p: i for i, p in enumerate(params)}
+        self._groups: list[dict[str, Any]] = []
+        self._held: list[int] = []
+        self._others: list[Tensor] = []
+        self._moved = b""
+        self._ordered: tuple[Tensor, ...] = ()
+        self._columns_P = torch.zeros(0, dtype=torch.int32, device="cpu")
+
+    def before(self) -> bool:
+        """Note what the next step will be made of; say whether it can be traced afterwards."""
+        if self._rule is None:
+            return False
+        self._groups = [*_snapshots(self._optimizer)]
+        if not all(_is_traceable(group) for group in self._groups):
+            return False
+        held = [p for group in self._groups for p in group["params"]]
+        ids = [*map(id, held)]
+        if ids != self._held:
+            self._held, own = ids, set(held)
+            self._others = [p for p in self._column_of if p not in own]
+        if self._others:
+            self._groups.append({**self._groups[0], "params": self._others})
+        self._moved = bytes([p.grad is not None for p in held]) + bytes(len(self._others))
+        return True
+
+    def after(self) -> Tensor | None:
+        """Measure the step that was made since `before`.
+
+        Returns:
+            As `UpdateProbe.after`. None where the optimizer's state is not what it should be; from then on `before`
+            says that nothing can be traced.
+        """
+        assert self._native is not None, "only what can be traced is asked for"
+        row_2L = torch.full((2, len(self._column_of)), math.nan, dtype=torch.float32, device="cpu")
+        for _ in range(2):
+            answer = self._native.traces(
+                self._rule,
+                self._groups,
+                self._optimizer.state,
+                self._moved,
+                self._ordered,
+                self._columns_P,
+                row_2L,
+                torch.get_num_threads(),
+            )
+            if answer == -1:
+                return row_2L
+            if answer != _OTHER_PARAMS:
+                break
+            self._ordered = tuple(p for group in self._groups for p in group["params"])
+            columns = [self._column_of.get(p, -1) for p in self._ordered]
+            self._columns_P = torch.tensor(columns, dtype=torch.int32, device="cpu")
+        self._rule = None
+        return None
+
+
+def _snapshots(optimizer: Optimizer) -> Iterator[dict[str, Any]]:
+    """Yield the groups as they are now: a schedule may change the rate before the step is looked at."""
+    for group in optimizer.param_groups:
+        rate = group["lr"]
+        yield {**group, "lr": to_float(rate) if isinstance(rate, Tensor) else rate}
+
+
+def _is_traceable(group: dict[str, Any]) -> bool:
+    if group.get("capturable") or group.get("differentiable"):
+        return False  # their arithmetic is another
+    if "momentum" in group:
+        return bool(group["momentum"] > 0 and not group["nesterov"])
+    return bool(group["lr"] * group["weight_decay"] < 0.5)  # else what is left of the weight says little about it
+
+
+def _is_plain(param: Tensor) -> bool:
+    return param.dtype == torch.float32 and param.device.type == "cpu" and param.layout == torch.strided

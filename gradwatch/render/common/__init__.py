@@ -1,0 +1,1 @@
+"""What several sinks show: run statistics, layer tables, number formats, heat maps."""

@@ -1,0 +1,20 @@
+"""Show a change of the config as YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+
+def patch_yaml(patch: Mapping[str, Any]) -> str:
+    """Return a change of the config as YAML: dotted keys become nested ones."""
+    nested: dict[str, Any] = {}
+    for key, value in patch.items():
+        *parents, last = key.split(".")
+        node = nested
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = value
+    return yaml.safe_dump(nested, sort_keys=False, width=100).rstrip()

@@ -1,0 +1,60 @@
+"""The first lines of every account of a run: the verdict, how it learned, and what it cost."""
+
+from __future__ import annotations
+
+import numpy as np
+from rich.text import Text
+
+from gradwatch.history.store import History
+from gradwatch.records import Severity
+from gradwatch.render.common import format as units
+from gradwatch.render.common.run_stats import Facts, facts, verdict, watching
+from gradwatch.render.common.series import broken
+from gradwatch.render.common.sparkline import Glyphs, sparkline
+from gradwatch.render.common.style import OK, SEVERITY, mark
+
+TREND = 16
+
+
+def headline(history: History, signs: Glyphs) -> list[Text]:
+    """Return three lines: verdict with name and length; loss and validation; throughput and the cost of watching."""
+    if history.step < 0:
+        return [Text.assemble(("nothing was recorded", "bold"), f"  {history.info.name}")]
+    run = facts(history)
+    return [_verdict(history, run, signs), _learning(history, run, signs), _cost(run)]
+
+
+def _verdict(history: History, run: Facts, signs: Glyphs) -> Text:
+    found, total = verdict(history), history.info.total_steps
+    counts = [(sum(f.severity == severity for f in history.findings), severity) for severity in reversed(Severity)]
+    told = ", ".join(f"{count:,} {severity}" for count, severity in counts if count)
+    text = Text.assemble(mark(found, signs), " ")
+    if found is None:
+        healthy = "healthy so far" if total and run.steps < total else "healthy"
+        text.append(healthy, OK).append(f", {told}" if told else "")
+    else:
+        text.append(f"ill: {told}", SEVERITY[found])
+    text.append(f"  {history.info.name}", "bold").append(f"  {units.plural(run.steps, 'step')}")
+    return text.append(f" of {total:,}" if total and total != run.steps else "").append(_time(run.seconds))
+
+
+def _time(seconds: float) -> str:
+    return f" in {units.duration(seconds)}" if np.isfinite(seconds) else ""
+
+
+def _learning(history: History, run: Facts, signs: Glyphs) -> Text:
+    loss_T = history["loss"]
+    text = Text(f"  loss {units.value(float(loss_T[0]))} to {units.value(run.loss)} ")
+    text.append(sparkline(broken(loss_T), width=TREND, signs=signs))
+    if np.isfinite(run.val_loss):
+        text.append(f"  validation loss {units.number(run.val_loss)}")
+    if np.isfinite(run.val_accuracy):
+        text.append(f"  accuracy {units.percent(run.val_accuracy)}")
+    return text
+
+
+def _cost(run: Facts) -> Text:
+    told = [f"{run.samples_per_s:,.0f} samples/s"] if np.isfinite(run.samples_per_s) else []
+    if np.isfinite(run.watch_frac):
+        told.append(f"watching took {watching(run)}")
+    return Text("  " + "  ".join(told))

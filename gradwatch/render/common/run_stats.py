@@ -1,0 +1,109 @@
+"""What a run did, in numbers: time, throughput, loss, validation, cost of watching. Read from the history alone."""
+
+# T = recorded steps
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.history.store import History
+from gradwatch.records import Severity
+from gradwatch.render.common import format as units
+
+Floats = NDArray[np.floating[Any]]
+
+SHORT_S = 10.0
+"""Runs up to which a share of the time says little of a longer one: what each run pays once at its start, some 0.1 s
+for the tape, the first samples and the opening of files, is a percent of it and more."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Numbers about a whole run; nan is unknown.
+
+    Args:
+        steps: Optimizer steps done.
+        seconds: Wall time of them, estimated over the kept steps.
+        samples_per_s: Throughput over the same.
+        watch_frac: Part of the time that the monitor took, over the steps that are kept one by one. Where steps are
+            thinned, too many of those that stay are sampled ones: both are multiples of powers of two.
+        watch_s: The same in seconds, of all steps.
+        loss: Training loss at the newest step.
+        val_loss: Newest validation loss.
+        val_accuracy: Newest validation accuracy, 0..1.
+    """
+
+    steps: int
+    seconds: float
+    samples_per_s: float
+    watch_frac: float
+    watch_s: float
+    loss: float
+    val_loss: float
+    val_accuracy: float
+
+
+def facts(history: History) -> Facts:
+    """Return the numbers of a run. Where steps are thinned, a kept one stands for those before it."""
+    weight_T = np.diff(history.steps("loss"), prepend=-1).astype(np.float64)
+    step_ms_T, per_s_T, watch_T = (history[s] for s in ("step_ms", "samples_per_s", "watch_ms"))
+    known_T = ~np.isnan(step_ms_T)
+    time_ms = float(np.sum((weight_T * step_ms_T)[known_T]))
+    samples = float(np.nansum(weight_T * step_ms_T * per_s_T)) / 1e3
+    whole_T = known_T & (weight_T == 1)
+    whole_ms = float(np.sum(step_ms_T[whole_T]))
+    watch_frac = float(np.nansum(watch_T[whole_T])) / whole_ms if whole_ms > 0 else float("nan")
+    return Facts(
+        steps=history.step + 1,
+        seconds=time_ms / 1e3 if known_T.any() else float("nan"),
+        samples_per_s=samples / time_ms * 1e3 if time_ms > 0 and samples > 0 else float("nan"),
+        watch_frac=watch_frac,
+        watch_s=watch_frac * time_ms / 1e3,
+        loss=newest(history, "loss"),
+        val_loss=history.validated("val_loss")[1],
+        val_accuracy=history.validated("val_accuracy")[1],
+    )
+
+
+def watching(run: Facts) -> str:
+    """Return what watching took: its share of the time, and for a short run in seconds, too; missing where unknown."""
+    share = units.percent(run.watch_frac)
+    if share == units.MISSING:
+        return share
+    if run.seconds >= SHORT_S:
+        return f"{share} of the time"
+    return f"{units.duration(run.watch_s)} ({share})"
+
+
+def newest(history: History, statistic: str) -> float:
+    """Return a statistic of the run at the newest step, nan before the first."""
+    values_T = history.scalar(statistic, 1)
+    return float(values_T[-1]) if len(values_T) else float("nan")
+
+
+def throughput(history: History) -> tuple[float, float]:
+    """Return samples per second and steps per second over the newest window."""
+    step_ms_T, per_s_T = history.scalar("step_ms"), history.scalar("samples_per_s")
+    known_T = step_ms_T > 0
+    time_ms = float(step_ms_T[known_T].sum())
+    if not time_ms:
+        return float("nan"), float("nan")
+    samples = float(np.nansum((step_ms_T * per_s_T)[known_T]))
+    return samples / time_ms if samples else float("nan"), 1e3 * int(known_T.sum()) / time_ms
+
+
+def skipped(history: History) -> tuple[int, int]:
+    """Return how many of the newest window's updates were skipped, and the step of the last one, or -1."""
+    skipped_T = np.flatnonzero(history.scalar("skipped") > 0)
+    return len(skipped_T), int(history.run.steps()[skipped_T[-1]]) if len(skipped_T) else -1
+
+
+def verdict(history: History) -> Severity | None:
+    """Return the severity of the gravest finding, or None for a healthy run: one without a warning."""
+    worst = max((f.severity for f in history.findings), default=Severity.INFO)
+    return worst if worst > Severity.INFO else None

@@ -1,0 +1,101 @@
+"""Everything that is known about a run's health as JSON, for programs: one document, or one line per event.
+
+Format, version 1. Keys are added within a version; none changes its meaning or goes. A number that is NaN or infinite
+is null, so that every strict parser reads it.
+
+`gradwatch diagnose RUN --format json` writes one document:
+
+    version     1
+    run         RunInfo: name, created, layers, activations, precision, optimizer, device, total_steps, versions, ...
+    step        newest recorded optimizer step, -1 before the first
+    verdict     "healthy" where no finding is graver than info, else "warning" or "critical"; "unknown" without a step
+    facts       steps, seconds, samples_per_s, watch_frac, watch_s, loss, val_loss, val_accuracy
+    findings    list of {code, kind, layer, step, severity, message, evidence: [{name, value, unit}]}
+    diagnoses   list of {cause, certainty, severity, because, confirm, source, findings, remedies: [{text, patch}]}
+    events      list of {kind, step, layer, text, values}: rewinds, batches left out, incidents, facts read off the tape
+    incidents   list of {step, replay}: the command that runs the step again, empty for a loop of one's own
+
+and where it was asked for (`diagnose --verify`, `--patch`, `--try`):
+
+    proofs      list of {finding, control, comes_back, located, sorted, causes: [{cause, status, checks}], further,
+                seconds}
+    cure        {patch, changes, others, steps, loss_before, loss_after, val_accuracy_after, findings_left}, or null
+    attempt     {steps, same_loss, pairs: [{seed, old, new}], gone, came, better}, or null
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradwatch.history.store import History
+from gradwatch.records import Diagnosis, Severity
+from gradwatch.render.common.run_events import replay
+from gradwatch.render.common.run_stats import facts, verdict
+
+VERSION = 1
+UNKNOWN = "unknown"
+
+
+def dumps(
+    history: History,
+    diagnoses: Sequence[Diagnosis],
+    proved: Mapping[str, Any] | None = None,
+    *,
+    run: Path | None = None,
+) -> str:
+    """Return the diagnosis of a run as one indented JSON document, with what was proved of it where it was."""
+    return json.dumps(strict(document(history, diagnoses, run=run) | dict(proved or {})), indent=2, allow_nan=False)
+
+
+def document(history: History, diagnoses: Sequence[Diagnosis], *, run: Path | None = None) -> dict[str, Any]:
+    """Return the diagnosis of a run as plain data, in the format that this file describes."""
+    return {
+        "version": VERSION,
+        "run": history.info.to_json(),
+        "step": history.step,
+        "verdict": word(verdict(history), steps=history.step + 1),
+        "facts": asdict(facts(history)),
+        "findings": [f.to_json() for f in history.findings],
+        "diagnoses": [d.to_json() for d in diagnoses],
+        "events": [e.to_json() for e in history.events],
+        "incidents": [{"step": e.step, "replay": replay(e, run)} for e in history.events if e.kind == "incident"],
+    }
+
+
+def word(found: Severity | None, *, steps: int) -> str:
+    """Return a verdict as every format names it: a run without a step is neither healthy nor ill.
+
+    Args:
+        found: The gravest finding above info, or None.
+        steps: Optimizer steps recorded.
+    """
+    if found is not None:
+        return str(found)
+    return "healthy" if steps else UNKNOWN
+
+
+def line(event: str, data: Mapping[str, Any]) -> str:
+    """Return one event as a line of JSON: `{"event": ..., ...}`."""
+    return json.dumps(strict({"event": event, **data}), allow_nan=False)
+
+
+def strict(value: Any) -> Any:
+    """Return plain data with null for numbers that JSON does not know, and text for keys and values it does not."""
+    if isinstance(value, np.generic):
+        return strict(value.item())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int | bool):
+        return value
+    if isinstance(value, Mapping):
+        return {str(k): strict(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict(v) for v in value]
+    return str(value)

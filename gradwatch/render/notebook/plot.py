@@ -1,0 +1,135 @@
+"""A statistic of a run as a figure of matplotlib: a line per layer, early to late, with the findings marked."""
+
+# T = recorded steps, L = layers (rows of a table)
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.errors import GradwatchError, did_you_mean
+from gradwatch.history.store import Floats, History
+from gradwatch.records import Finding, Severity
+from gradwatch.render.common.format import shorten
+from gradwatch.render.common.series import EVERY_STEP, LINEAR
+from gradwatch.render.common.style import SEVERITY
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+NAMED = 10
+"""Layers up to which each has its name beside the figure; where there are more, a colour bar tells early from late."""
+MARKED = 5
+"""Kinds of findings that are marked, the gravest first."""
+SPAN = 0.9
+"""Part of the colour map that is used: its last tenth, a light yellow, is hardly seen on white."""
+
+
+def plot(history: History, statistic: str, *, layers: Sequence[str] | None = None) -> Figure:
+    """Draw a statistic over the run.
+
+    Args:
+        history: The run.
+        statistic: As in the catalogue, such as `grad.l2`.
+        layers: Parameter tensors or activation modules to draw, by name; all by default.
+
+    Returns:
+        A figure that a notebook shows and `savefig` writes.
+
+    Raises:
+        GradwatchError: There is no such statistic or layer, or matplotlib is not installed.
+    """
+    names, steps_T, values_TL = _chosen(history, statistic, layers)
+    try:
+        import matplotlib.pyplot as plt
+    except ModuleNotFoundError as error:
+        raise GradwatchError("plot: needs matplotlib, which is not installed here: pip install matplotlib") from error
+    figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
+    plt.close(figure)  # a notebook shows what is returned; it would show what is left open once more
+    _draw(figure, axes, names, steps_T, values_TL)
+    usable_TL = values_TL[np.isfinite(values_TL)]
+    if statistic not in LINEAR and (usable_TL > 0).any() and not (usable_TL < 0).any():
+        axes.set_yscale("log")
+    _broken(axes, _broken_steps(history, statistic, names, steps_T, values_TL))
+    _findings(axes, [f for f in history.findings if layers is None or f.layer in (None, *names)])
+    axes.set(xlabel="optimizer step", ylabel=statistic)
+    axes.set_title(history.info.name, loc="left", fontsize="medium")
+    axes.spines[["top", "right"]].set_visible(False)
+    if axes.get_legend_handles_labels()[1]:
+        figure.legend(loc="outside right upper", fontsize="small", frameon=False)
+    return figure
+
+
+def _chosen(
+    history: History, statistic: str, layers: Sequence[str] | None
+) -> tuple[tuple[str, ...], NDArray[np.int64], Floats]:
+    """Return names, steps (T,) and values (T, L) of what is drawn; without a name for a statistic of the run."""
+    known = (*history.run.statistics, *history.param.statistics, *history.act.statistics)
+    if statistic not in known:
+        raise GradwatchError(
+            f"plot: no statistic is called '{statistic}'{did_you_mean(statistic, known)}; there are {', '.join(known)}"
+        )
+    table = history.table(statistic)
+    steps_T, values_TL = table.series(statistic)
+    if layers is None or table is history.run:
+        return table.layers, steps_T, values_TL
+    for name in layers:
+        if name not in table.layers:
+            raise GradwatchError(
+                f"plot: {statistic} has no layer '{name}'{did_you_mean(name, table.layers)}; "
+                f"there are {', '.join(table.layers)}"
+            )
+    return tuple(layers), steps_T, values_TL[:, [table.layers.index(name) for name in layers]]
+
+
+def _draw(figure: Figure, axes: Axes, names: Sequence[str], steps_T: NDArray[np.int64], values_TL: Floats) -> None:
+    """Draw a line per layer, coloured from early to late."""
+    import matplotlib as mpl
+
+    colours = mpl.colormaps["viridis"](np.linspace(0, SPAN, max(2, len(names))))
+    for i, name in enumerate(names):
+        known_T = np.isfinite(values_TL[:, i])  # a statistic that is sampled has a point only here and there
+        label = name if name and len(names) <= NAMED else None
+        axes.plot(steps_T[known_T], values_TL[known_T, i], color=colours[i], linewidth=1, label=label)
+    if len(names) > NAMED:
+        scale = mpl.colors.ListedColormap(colours)
+        bar = figure.colorbar(mpl.cm.ScalarMappable(cmap=scale), ax=axes, ticks=[0, 1], pad=0.01)
+        bar.ax.set_yticklabels(
+            [f"input: {shorten(names[0], 20)}", f"output: {shorten(names[-1], 20)}"], fontsize="small"
+        )
+
+
+def _broken(axes: Axes, at_T: NDArray[np.int64]) -> None:
+    """Mark the steps at which a value was NaN or Inf on the upper edge; no line can show them."""
+    if len(at_T):
+        where, red = axes.get_xaxis_transform(), SEVERITY[Severity.CRITICAL].removeprefix("bold ")
+        axes.plot(at_T, np.full(len(at_T), 0.98), "x", color=red, transform=where, label="NaN or Inf", clip_on=False)
+
+
+def _broken_steps(
+    history: History, statistic: str, names: Sequence[str], steps_T: NDArray[np.int64], values_TL: Floats
+) -> NDArray[np.int64]:
+    """Return the steps at which a value was NaN or Inf; one of a gradient may hold the norm of the rest."""
+    broken_TL = np.isinf(values_TL)
+    if statistic in EVERY_STEP:
+        broken_TL |= np.isnan(values_TL)
+    if statistic.startswith("grad."):
+        columns = [history.param.layers.index(name) for name in names]
+        broken_TL |= history["grad.nonfinite"][:, columns] > 0
+    return steps_T[broken_TL.any(axis=1)]
+
+
+def _findings(axes: Axes, findings: Sequence[Finding]) -> None:
+    """Mark the first finding of each kind by a line at its step."""
+    first: dict[str, Finding] = {}
+    for finding in sorted(findings, key=lambda f: (-f.severity, f.step)):
+        first.setdefault(finding.kind, finding)
+    styles = ("--", "-.", ":", (0, (5, 1)), (0, (1, 3)))
+    for finding, style in zip(list(first.values())[:MARKED], styles, strict=False):
+        colour = SEVERITY[finding.severity].removeprefix("bold ")
+        label = f"{finding.kind}, step {finding.step:,}"
+        axes.axvline(finding.step, color=colour, linestyle=style, linewidth=1, label=label)

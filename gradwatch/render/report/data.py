@@ -1,0 +1,188 @@
+"""The numbers of a report as plain data: statistics by layer and column, curves of the run, places of findings."""
+
+# T = recorded steps, L = rows of a table, W = columns of the report
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch import catalogue
+from gradwatch.history.store import History, Table
+from gradwatch.records import Finding
+from gradwatch.render.common.series import EVERY_STEP, USUAL, broken
+from gradwatch.render.report import encoding as pack
+
+VERSION = 1
+MOST_COLUMNS, LEAST_COLUMNS = 720, 60
+"""Columns of a small and of a huge model: 720 are as fine as the picture on most screens."""
+CELLS = 360_000
+"""Columns times rows of all statistics, about: what 2 MB of text hold."""
+MOST_BYTES = 1_500_000
+"""Text of the packed numbers; where they take more, which very noisy ones do, they get fewer columns."""
+CURVE_COLUMNS = 720
+
+Floats = NDArray[np.floating[Any]]
+GRADIENT = "grad."
+FRACTION = "_frac"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """What the page computes with.
+
+    Args:
+        document: Plain data for JSON.
+        text: The codes of all statistics by layer, deflated, in base64.
+    """
+
+    document: dict[str, Any]
+    text: str
+
+
+def packed(history: History) -> Packed:
+    """Return all numbers of a run for the page, in as many columns as fit."""
+    document = {
+        "version": VERSION,
+        "step": history.step,
+        "rows": {"param": _params(history), "act": [{"name": a.name} for a in history.info.activations]},
+        "findings": [_finding(finding, history) for finding in history.findings],
+        "curves": list(_curves(history)),
+    }
+    coded = list(_coded(history))
+    most = _most_columns(history)
+    while True:
+        columns: list[dict[str, Any]] = []
+        described, parts = [], []
+        for entry, steps_T, codes_TL in coded:
+            found = pack.bins(steps_T, most)
+            described.append(entry | {"columns": _place(found, columns)})
+            parts.append(pack.planes(codes_TL, found))
+        text = pack.deflated(b"".join(parts))
+        if len(text) <= MOST_BYTES or most <= LEAST_COLUMNS:
+            return Packed(document | {"columns": columns, "statistics": described}, text)
+        most = max(int(0.95 * most * MOST_BYTES / len(text)), LEAST_COLUMNS)
+
+
+def _most_columns(history: History) -> int:
+    tables = (history.param, history.act)
+    cells = sum(len(table.statistics) * len(table.layers) for table in tables)
+    return min(max(CELLS // max(cells, 1), LEAST_COLUMNS), MOST_COLUMNS)
+
+
+def _params(history: History) -> list[dict[str, Any]]:
+    """Return what the page says of each parameter tensor; `main` are those through which gradients flow."""
+    main = [len(p.shape) > 1 and p.trainable for p in history.info.layers]
+    return [
+        {
+            "name": p.name,
+            "about": f"{p.module_type}, {' x '.join(map(str, p.shape)) or 'scalar'}, {p.dtype}"
+            + ("" if p.trainable else ", frozen"),
+            "main": is_main or not any(main),
+        }
+        for p, is_main in zip(history.info.layers, main, strict=True)
+    ]
+
+
+def _coded(history: History) -> Iterator[tuple[dict[str, Any], pack.Steps, pack.Codes]]:
+    """Yield each statistic that has a value anywhere: its description, the steps that measured it, and its codes."""
+    for of, table, known in (("param", history.param, catalogue.PARAM), ("act", history.act, catalogue.ACT)):
+        steps_T, values_TSL = table.rows()
+        for i, statistic in enumerate(known):
+            missing_TL = _missing(statistic.name, values_TSL, table)
+            measured_T = ~missing_TL.all(axis=1)
+            if not measured_T.any():
+                continue
+            is_log = not statistic.name.endswith(FRACTION)
+            codes_TL, scale = pack.encode(values_TSL[measured_T, i], missing_TL=missing_TL[measured_T], log=is_log)
+            described = {
+                "name": statistic.name,
+                "unit": statistic.unit,
+                "meaning": statistic.meaning,
+                "of": of,
+                "scale": asdict(scale),
+            }
+            yield described, steps_T[measured_T], codes_TL
+
+
+def _missing(statistic: str, values_TSL: Floats, table: Table) -> NDArray[np.bool_]:
+    """Say where there is no value. Of a gradient that is there, nan is no gap but a NaN in it."""
+    absent = "grad.nonfinite" if statistic.startswith(GRADIENT) else statistic
+    missing_TL: NDArray[np.bool_] = np.isnan(values_TSL[:, table.statistics.index(absent)])
+    return missing_TL
+
+
+def _place(found: pack.Bins, columns: list[dict[str, Any]]) -> int:
+    """Return the index of some columns in the list of all that are in use; new ones are added."""
+    data = {"first": found.steps_W.tolist(), "last": found.last_W.tolist(), "thinned": not found.are_steps}
+    if data not in columns:
+        columns.append(data)
+    return columns.index(data)
+
+
+def _curves(history: History) -> Iterator[dict[str, Any]]:
+    """Yield the statistics of the run that have a value anywhere, as float32: least, median and greatest by column."""
+    steps_T, values_TSL = history.run.rows()
+    meanings = {s.name: (s.unit, s.meaning) for s in catalogue.RUN}
+    for i, name in enumerate(history.run.statistics):
+        values_T = broken(values_TSL[:, i, 0]) if name in EVERY_STEP else values_TSL[:, i, 0]
+        known_T = ~np.isnan(values_T)
+        if name == "batch_hash" or not known_T.any():
+            continue
+        unit, meaning = meanings.get(name) or ("", f"learning rate of optimizer group {name.partition('.')[2]}")
+        found = pack.bins(steps_T[known_T], CURVE_COLUMNS)
+        parts = _spread(values_T[known_T], found)
+        yield {
+            "name": name,
+            "unit": unit,
+            "meaning": meaning,
+            "first": found.steps_W.tolist(),
+            "last": found.last_W.tolist(),
+            "values": [base64.b64encode(part_W.astype("<f4").tobytes()).decode("ascii") for part_W in parts],
+        }
+
+
+def _spread(values_T: Floats, found: pack.Bins) -> list[Floats]:
+    """Return the median of each column; where one is many steps, its least and greatest value too."""
+    if found.are_steps:
+        return [values_T]
+    ends = np.append(found.first_W[1:], len(values_T))
+    parts = [np.sort(values_T[first:end]) for first, end in zip(found.first_W, ends, strict=True)]
+    return [
+        np.array(of) for of in ([p[(len(p) - 1) // 2] for p in parts], [p[0] for p in parts], [p[-1] for p in parts])
+    ]
+
+
+def _finding(finding: Finding, history: History) -> dict[str, Any]:
+    rows = {"param": _rows(finding.layer, history, history.param), "act": _rows(finding.layer, history, history.act)}
+    recorded = [
+        name
+        for name, table in (("param", history.param), ("act", history.act))
+        if rows[name]
+        for name in table.statistics
+    ]
+    return {
+        "code": finding.code,
+        "kind": finding.kind,
+        "layer": finding.layer,
+        "step": finding.step,
+        "severity": str(finding.severity),
+        "message": finding.message,
+        "statistic": next((name for name in (*(q.name for q in finding.evidence), *USUAL) if name in recorded), ""),
+        **rows,
+    }
+
+
+def _rows(layer: str | None, history: History, table: Table) -> list[int]:
+    """Return the rows of a table that a layer's name stands for: its own, or that of each parameter of the module."""
+    if layer is None:
+        return []
+    if layer in table.layers:
+        return [table.layers.index(layer)]
+    return [i for i, p in enumerate(history.info.layers) if p.module == layer] if table is history.param else []

@@ -1,0 +1,150 @@
+"""Diagnoses and findings as HTML: evidence, trend, cause, how to confirm it, the change to make, the manual page."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from gradwatch.detect import detectors
+from gradwatch.history.store import History
+from gradwatch.records import Diagnosis, Finding, Remedy, Severity
+from gradwatch.render.common import format as units
+from gradwatch.render.common.config_patch import patch_yaml
+from gradwatch.render.common.series import series_of
+from gradwatch.render.common.sparkline import UNICODE
+from gradwatch.render.report.trend import trend
+
+TRENDS = 40
+"""Kinds of findings that get a picture: each reads the history once."""
+MOST_ROWS = 500
+"""Findings of a kind that are listed."""
+
+
+def diagnosis_cards(history: History, diagnoses: Sequence[Diagnosis]) -> str:
+    """Return a card for each diagnosis, the gravest first, then one for the findings that none explains."""
+    pages = {d.code: inspect.getdoc(type(d)) or "" for d in detectors()}
+    explained = {f for d in diagnoses for f in d.findings}
+    cards = [
+        _card(
+            d.severity, d.cause, f"{units.percent(d.certainty)} sure", [*_cause(d), *_found(d.findings, history, pages)]
+        )
+        for d in sorted(diagnoses, key=lambda d: -d.severity)
+    ]
+    if loose := sorted((f for f in history.findings if f not in explained), key=lambda f: -f.severity):
+        cards.append(_card(loose[0].severity, "no known cause", "", [*_found(loose, history, pages)]))
+    return "\n".join(cards)
+
+
+def badge(severity: Severity | None) -> str:
+    """Return the sign and the name of a severity; None is healthy."""
+    name = "healthy" if severity is None else str(severity)
+    sign = UNICODE.ok if severity is None else UNICODE.marks[severity]
+    return f'<span class="badge {name}"><span aria-hidden="true">{sign}</span> {name}</span>'
+
+
+def code(text: str) -> str:
+    """Return text as a block that scrolls sideways, also by keyboard."""
+    return f'<pre tabindex="0"><code>{escape(text.rstrip())}</code></pre>'
+
+
+def _card(severity: Severity, title: str, aside: str, parts: Sequence[str]) -> str:
+    sure = f' <span class="sure">{escape(aside)}</span>' if aside else ""
+    head = f"<header>{badge(severity)}<h3>{escape(title)}</h3>{sure}</header>"
+    return f'<article class="card {severity}">{head}{"".join(parts)}</article>'
+
+
+def _cause(diagnosis: Diagnosis) -> Iterator[str]:
+    yield f"<p>{escape(diagnosis.because)}</p>"
+    if diagnosis.remedies:
+        yield '<h4>What to change</h4><ol class="remedies">'
+        yield from (_remedy(remedy) for remedy in diagnosis.remedies)
+        yield "</ol>"
+    yield f"<h4>How to be sure</h4><p>{_linked(diagnosis.confirm)}</p>"
+    if diagnosis.source:
+        yield f'<p class="source">Source: {_linked(diagnosis.source)}</p>'
+
+
+def _remedy(remedy: Remedy) -> str:
+    patch = code(patch_yaml(remedy.patch)) if remedy.patch else ""
+    return f"<li><p>{escape(remedy.text)}</p>{patch}</li>"
+
+
+def _found(findings: Sequence[Finding], history: History, pages: dict[str, str]) -> Iterator[str]:
+    """Yield for each kind its first finding with evidence and trend, the places of all, and the manual page."""
+    by_kind: dict[str, list[Finding]] = {}
+    for finding in findings:
+        by_kind.setdefault(finding.kind, []).append(finding)
+    yield "<h4>What was found</h4>"
+    for i, mine in enumerate(by_kind.values()):
+        first = mine[0]
+        yield f'<section class="finding"><h5>{escape(first.code)} {escape(first.kind)} {badge(first.severity)}</h5>'
+        yield f"<p>{_place(first)}: {escape(first.message)}</p>"
+        series = series_of(first, history) if i < TRENDS else None
+        yield trend(first, series) if series else ""
+        yield _evidence(first)
+        yield _further(mine)
+        if page := pages.get(first.code):
+            yield f"<details><summary>Manual page of {escape(first.kind)}</summary>{manual(page)}</details>"
+        yield "</section>"
+
+
+def _place(finding: Finding) -> str:
+    """Return where and when, as a button that shows it on the heat map where that can."""
+    where = f"<code>{escape(finding.layer)}</code>" if finding.layer else "the whole run"
+    show = "" if finding.layer is None else f' data-layer="{escape(finding.layer)}"'
+    at = f' data-step="{finding.step}" data-kind="{escape(finding.kind)}"'
+    button = f'<button type="button" class="show" hidden{show}{at}>Show on the map</button>'
+    return f"{button}<b>{where}</b>, step {finding.step:,}"
+
+
+def _evidence(finding: Finding) -> str:
+    if not finding.evidence:
+        return ""
+    shown = [(escape(q.name), escape(units.quantity(q))) for q in finding.evidence]
+    items = "".join(f"<div><dt>{name}</dt><dd>{measured}</dd></div>" for name, measured in shown)
+    return f'<dl class="evidence" aria-label="Evidence">{items}</dl>'
+
+
+def _further(findings: Sequence[Finding]) -> str:
+    """Return the findings of a kind as a foldable table, where there is more than one."""
+    if len(findings) == 1:
+        return ""
+    rows = "".join(
+        f"<tr><td><code>{escape(f.layer or 'the whole run')}</code></td><td>{f.step:,}</td><td>{f.severity}</td>"
+        f"<td>{escape(f.message)}</td></tr>"
+        for f in findings[:MOST_ROWS]
+    )
+    more = f"<p>{len(findings) - MOST_ROWS:,} more are not listed.</p>" if len(findings) > MOST_ROWS else ""
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("layer", "step", "severity", "what"))
+    return (
+        f"<details><summary>All {len(findings):,} places of it</summary>"
+        f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+        f"{more}</details>"
+    )
+
+
+def manual(page: str) -> str:
+    """Return a manual page as HTML: paragraphs with their leading words in bold, and thresholds as a list."""
+    paragraphs = [_paragraph(block) for block in page.partition("\nArgs:\n")[0].split("\n\n")]
+    fields = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", page.partition("\nArgs:\n")[2], re.M)
+    if fields:
+        items = "".join(
+            f"<dt><code>{escape(name)}</code></dt><dd>{_linked(' '.join(text.split()))}</dd>" for name, text in fields
+        )
+        paragraphs.append(f'<h6>Thresholds</h6><dl class="fields">{items}</dl>')
+    return f'<div class="manual">{"".join(paragraphs)}</div>'
+
+
+def _paragraph(block: str) -> str:
+    text = " ".join(block.split())
+    lead, colon, rest = text.partition(":")
+    if colon and len(lead) < 24 and not lead.startswith("http"):
+        return f"<p><b>{escape(lead)}.</b> {_linked(rest.strip()[:1].upper() + rest.strip()[1:])}</p>"
+    return f"<p>{_linked(text)}</p>"
+
+
+def _linked(text: str) -> str:
+    """Return text with its web addresses as links."""
+    return re.sub(r"https?://[^\s<>&]*[^\s<>&.,;)]", r'<a href="\g<0>" rel="noreferrer">\g<0></a>', escape(text))

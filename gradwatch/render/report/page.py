@@ -1,0 +1,185 @@
+"""The report as one HTML page: verdict, findings, map of the layers, curves, config, environment, cost of watching."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+
+import numpy as np
+
+from gradwatch.history.store import History
+from gradwatch.records import Diagnosis, Severity
+from gradwatch.render.common import format as units
+from gradwatch.render.common.heatmap import draw
+from gradwatch.render.common.layers import layers, norms_over_run
+from gradwatch.render.common.run_events import deeds
+from gradwatch.render.common.run_stats import facts, verdict, watching
+from gradwatch.render.json_document import strict
+from gradwatch.render.report.data import packed
+from gradwatch.render.report.findings import badge, code, diagnosis_cards
+
+ASSETS = Path(__file__).parent / "assets"
+SCRIPTS = ("uplot.iife.min.js", "codes.js", "colours.js", "lines.js", "heatmap.js", "report.js")
+LICENCE = "uplot.LICENSE"
+"""Goes with every copy of the library, so with every report."""
+STYLES = ("uplot.min.css", "report.css")
+NOTHING = "Nothing was recorded: the run ended before its first optimizer step."
+MOST_EVENTS = 200
+
+
+def page(history: History, diagnoses: Sequence[Diagnosis], *, run: Path | None = None, config_text: str = "") -> str:
+    """Return the report of a run as one page that loads nothing from anywhere.
+
+    Args:
+        history: The run, also one without a step.
+        diagnoses: What explains its findings.
+        run: Its directory, or None.
+        config_text: Its config, if it has one.
+    """
+    numbers = packed(history)
+    script, style = f"\n/*{_asset_text((LICENCE,))}*/{_asset_text(SCRIPTS)}", _asset_text(STYLES)
+    return Template((ASSETS / "report.html").read_text(encoding="utf-8")).substitute(
+        policy=_policy(script, style),
+        title=escape(f"{history.info.name}: {_verdict_words(history)}"),
+        style=style,
+        script=script,
+        name=escape(history.info.name),
+        badge=badge(verdict(history)) if history.step >= 0 else "",
+        verdict=escape(_verdict_words(history)),
+        facts=_definitions(_facts(history)),
+        diagnoses=diagnosis_cards(history, diagnoses) or f"<p>{escape(_quiet(history))}</p>",
+        picture=_picture(history),
+        config=code(config_text) if config_text else "<p>The run has no config of gradwatch.</p>",
+        environment=_definitions(_environment(history)),
+        cost=_cost(history),
+        deeds=_deeds(history, run),
+        events=_events(history),
+        data=_json(numbers.document),
+        pack=numbers.text,
+    )
+
+
+def _policy(script: str, style: str) -> str:
+    """Return the content security policy: this script, this style, pictures in the page, and nothing else."""
+    script_hash, style_hash = (
+        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii") for text in (script, style)
+    )
+    return (
+        f"default-src 'none'; script-src 'sha256-{script_hash}'; style-src 'sha256-{style_hash}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+@functools.cache
+def _asset_text(names: tuple[str, ...]) -> str:
+    return "\n" + "\n".join((ASSETS / name).read_text(encoding="utf-8").strip() for name in names) + "\n"
+
+
+def _json(document: Mapping[str, object]) -> str:
+    """Return JSON that ends no script element, whatever the names in it are."""
+    text = json.dumps(strict(document), allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _verdict_words(history: History) -> str:
+    if history.step < 0:
+        return "nothing was recorded"
+    found, total = verdict(history), history.info.total_steps
+    counts = [(sum(f.severity == severity for f in history.findings), severity) for severity in reversed(Severity)]
+    told = ", ".join(f"{count:,} {severity}" for count, severity in counts if count)
+    if found is None:
+        so_far = " so far" if total and history.step + 1 < total else ""
+        return f"nothing wrong{so_far}" + (f", {told}" if told else "")
+    return f"{units.plural(len(history.findings), 'finding')}: {told}"
+
+
+def _quiet(history: History) -> str:
+    if history.step < 0:
+        return NOTHING
+    return (
+        "No detector has anything to report." if history.info.layers else "No layer was watched: there are only curves."
+    )
+
+
+def _facts(history: History) -> Iterator[tuple[str, str]]:
+    if history.step < 0:
+        return
+    run, total, loss_T = facts(history), history.info.total_steps, history["loss"]
+    yield "steps", f"{run.steps:,}" + (f" of {total:,}" if total and total != run.steps else "")
+    yield "time", units.duration(run.seconds)
+    yield "loss", f"{units.value(float(loss_T[0]))} to {units.value(run.loss)}"
+    yield "validation loss", units.number(run.val_loss)
+    yield "accuracy", units.percent(run.val_accuracy)
+    yield "throughput", f"{run.samples_per_s:,.0f} samples/s" if math.isfinite(run.samples_per_s) else units.MISSING
+    yield "watching took", watching(run)
+
+
+def _environment(history: History) -> Iterator[tuple[str, str]]:
+    info = history.info
+    numel = sum(int(np.prod(layer.shape)) for layer in info.layers)
+    yield "run", info.name
+    yield "created", info.created.replace("T", " ").replace("+00:00", " UTC") or units.MISSING
+    yield "model", f"{numel:,} parameters in {units.plural(len(info.layers), 'tensor')}"
+    yield "activation modules", f"{len(info.activations):,}"
+    yield "optimizer", info.optimizer or units.MISSING
+    yield "precision", info.precision + (", loss scaling" if info.loss_scaling else "")
+    yield "accumulate", units.plural(info.accumulate, "micro-batch").replace("batchs", "batches") + " per step"
+    yield "device", info.device
+    yield from info.versions.items()
+
+
+def _definitions(rows: Iterator[tuple[str, str]]) -> str:
+    items = (f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in rows if v != units.MISSING)
+    return f"<dl>{''.join(items)}</dl>"
+
+
+def _cost(history: History) -> str:
+    """Return what watching took, in words; the curves beside it show when."""
+    watch_T = history["watch_ms"] if history.step >= 0 else np.empty(0)
+    known_T = watch_T[np.isfinite(watch_T)]
+    if not known_T.size:
+        return "<p>It was not measured.</p>"
+    share = watching(facts(history))
+    in_all = f", in all {share}" if share != units.MISSING else ""
+    middle, most = units.number(float(np.median(known_T))), units.number(float(known_T.max()))
+    return f"<p>Watching took {middle} ms in the median step and {most} ms in the slowest{in_all}.</p>"
+
+
+def _deeds(history: History, run: Path | None) -> str:
+    """Return what the run did besides its steps; an empty string where it did nothing."""
+    rows = "".join(
+        f"<div><dt>{escape(deed.label)}</dt><dd>{escape(deed.text)}"
+        f"{f' <code>{escape(deed.command)}</code>' if deed.command else ''}</dd></div>"
+        for deed in deeds(history, run=run)
+    )
+    return f'<dl class="deeds" aria-label="What the run did">{rows}</dl>' if rows else ""
+
+
+def _events(history: History) -> str:
+    """Return what happened besides the statistics, as a foldable list; an empty string where nothing did."""
+    if not history.events:
+        return ""
+    items = "".join(
+        f"<li>step {event.step:,}: <b>{escape(event.kind)}</b> "
+        f"{f'<code>{escape(event.layer)}</code> ' if event.layer else ''}{escape(event.text)}</li>"
+        for event in history.events[:MOST_EVENTS]
+    )
+    return f"<details><summary>{units.plural(len(history.events), 'event')}</summary><ul>{items}</ul></details>"
+
+
+def _picture(history: History) -> str:
+    """Return the layers by steps as a picture, for readers that run no script, such as the preview of a mail."""
+    known = layers(history.info.layers)
+    if history.step < 0 or not known:
+        return ""
+    png, (width, height) = draw(*norms_over_run(history, known), known, findings=history.findings)
+    source = base64.b64encode(png).decode("ascii")
+    about = "Gradient norm of every layer over the run, input side on top; triangles mark findings."
+    return f'<img width="{width}" height="{height}" alt="{about}" src="data:image/png;base64,{source}">'

@@ -1,0 +1,1 @@
+"""The TensorBoard sink: scalars, histograms, heat maps and findings as event files."""

@@ -1,0 +1,50 @@
+"""How TensorBoard's custom scalars lay out the charts of a run: the gradient's way first, the speed last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gradwatch.records import RunInfo
+from gradwatch.render.tensorboard.charts import FINDINGS
+from gradwatch.render.tensorboard.protobuf import Layout, Margin
+
+
+def layout(info: RunInfo) -> Layout:
+    """Return the custom-scalars dashboard of a run: the gradient's way first."""
+    ratio = "updates/log10_ratio_{}".format
+    charts: dict[str, dict[str, Sequence[str] | Margin]] = {
+        "Gradient flow": {
+            "gradient norm of early, middle and late layers (log10)": [r"^gradients/log10_norm_.*$"],
+            "total gradient norm": [r"^gradients/total_norm.*$"],
+        },
+        "Learning": {
+            "loss": [r"^loss/.*$"],
+            "validation accuracy": [r"^validation/accuracy$"],
+            "learning rate": [r"^optim/learning_rate.*$"],
+            "findings so far": [rf"^{FINDINGS}$"],
+        },
+        "Updates": {
+            "update/weight ratio (log10), median layer; shaded: the healthy band": Margin(
+                ratio("median"), "updates/healthy_from", "updates/healthy_to"
+            ),
+            "update/weight ratio (log10), median layer; shaded: the slowest to the fastest tenth": Margin(
+                ratio("median"), ratio("slowest"), ratio("fastest")
+            ),
+        },
+        "Sparsity": {
+            "zero gradients (worst layer)": [r"^sparsity/zero_gradient_frac$"],
+            "dead units (worst layer)": [r"^sparsity/dead_units_frac$"],
+            "saturated outputs (worst layer)": [r"^sparsity/saturated_frac$"],
+        },
+        "NaN and Inf": {"steps and layers with NaN or Inf; 0 is healthy": [r"^nonfinite/.*$"]},
+    }
+    if info.loss_scaling:
+        charts["Loss scaling"] = {
+            "loss scale": [r"^optim/loss_scale$"],
+            "skipped updates": [r"^optim/skipped_frac$"],
+        }
+    charts["Speed"] = {
+        "samples per second": [r"^speed/samples_per_s$"],
+        "milliseconds per step": [r"^speed/(step|data_wait|watch)_ms$"],
+    }
+    return charts

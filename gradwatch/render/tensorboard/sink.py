@@ -1,0 +1,230 @@
+"""What TensorBoard shows of a run: charts, histograms, a picture of all layers, findings as text, hyperparameters."""
+
+# T = recorded steps, M = layers, K = parameter tensors with histograms, B = their bins
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from tensorboard.compat.proto import event_pb2
+
+from gradwatch.history.store import Histograms, History
+from gradwatch.records import Diagnosis, Finding, Severity
+from gradwatch.render.common.heatmap import draw
+from gradwatch.render.common.layers import Layer, layers, matrices, norms_over_run, update_ratios_over_run
+from gradwatch.render.common.run_stats import verdict
+from gradwatch.render.tensorboard import charts, markdown
+from gradwatch.render.tensorboard.dashboard import layout
+from gradwatch.render.tensorboard.event_file import EventFile
+from gradwatch.render.tensorboard.histograms import magnitudes
+from gradwatch.render.tensorboard.protobuf import FAILURE, SUCCESS, Summaries, dashboard, hparams_end, hparams_start
+from gradwatch.render.tensorboard.throttle import Share
+
+HISTOGRAM_MEANING = "Sizes of the elements as powers of ten: a histogram that moves left shrinks tenfold per unit."
+PICTURE_MEANING = "Gradient norm of every layer over the run, input side on top; triangles mark findings."
+UPDATES_MEANING = "Update norm divided by weight norm of every layer: about 1e-3 is usual; triangles mark findings."
+PICTURE_S = 0.04
+"""What drawing the first pictures is taken to cost, in seconds: 2 of 7 to 12 ms, and more than they may in advance."""
+ONE_BY_ONE = 20
+"""New findings that each get a text of their own at their step; the list has all."""
+
+
+@final
+class TensorBoard:
+    """Writes a run for TensorBoard: `tensorboard --logdir` on the directory or one above it.
+
+    It takes at most about 0.15 % of the time of the steps (the shares below, after the first output of each): a point,
+    histogram or picture that would cost more is left out, so that a fast training gets fewer of them. `close` writes
+    the last of each. Values that are not finite are left out of charts, marked beside them, and counted in
+    `nonfinite/`.
+
+    Args:
+        directory: Where to write; best the run directory itself, whose name becomes that of the run.
+        every: Optimizer steps between two points of the run's charts; 0 is never.
+        layers_every: The same for the charts of layers.
+        picture_every: The same for the picture of layers by steps.
+        config_text: The config, shown as text.
+        hparams: Values for the HPARAMS tab, by dotted key.
+        purge_step: First step of a resumed run: later points of the interrupted run are dropped.
+
+    Raises:
+        OSError: Where the directory cannot be written, here and in every method.
+    """
+
+    def __init__(
+        self,
+        *,
+        directory: Path,
+        every: int = 10,
+        layers_every: int = 50,
+        picture_every: int = 500,
+        config_text: str = "",
+        hparams: Mapping[str, Any] | None = None,
+        purge_step: int | None = None,
+    ) -> None:
+        self._file = EventFile(directory, purge_step=purge_step)
+        self._name = directory.resolve().name
+        self._summaries = Summaries()
+        self._config_text = config_text
+        self._hparams = dict(hparams or {})
+        self.every = math.gcd(every, layers_every, picture_every)
+        self._run = Share(every, fraction=0.0005)
+        self._layer = Share(layers_every, fraction=0.00025)
+        self._picture = Share(picture_every, fraction=0.0005, first=picture_every, expected_s=PICTURE_S)
+        self._histogram = Share(1, fraction=0.00025)
+        self._next: float = 0
+        self._newest = -1
+        self._described_at = 0
+        self._is_started = False
+        self._written = dict.fromkeys(("run", "layers", "picture", "validation", "histograms"), (purge_step or 0) - 1)
+        self._zeros: set[str] = set()
+        self._pending: list[Finding] = []
+        self._nonfinite = 0
+        self._all: tuple[Layer, ...] = ()
+        self._matrices: tuple[Layer, ...] = ()
+
+    def write(self, history: History) -> None:
+        """Write what is due at the newest step and affordable."""
+        step = history.run.last_step  # what `history.step` is, in half the time
+        if step < self._newest:
+            self._rewind(history)
+        self._newest = step
+        has_histograms = history.histograms_step > self._written["histograms"]
+        if step < self._next and not self._pending and not has_histograms:
+            return
+        if not self._is_started:
+            self._start(history)
+        elapsed_s = history.trained_s
+        parts = ((self._run, self._write_run), (self._layer, self._write_layers), (self._picture, self._write_picture))
+        for share, part in parts:
+            if share.grants(step, elapsed_s=elapsed_s):
+                _charged(share, part, history)
+        self._next = min(share.next for share, _ in parts)
+        if has_histograms and self._histogram.grants(step, elapsed_s=elapsed_s):
+            _charged(self._histogram, self._write_histograms, history)
+        if self._pending:
+            self._write_findings(history)
+
+    def report(self, finding: Finding) -> None:
+        """Note the news; the next `write` shows it, and all findings."""
+        self._pending.append(finding)
+
+    def close(self, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
+        """Write the last of everything, the diagnosis and how the run ended, and close the file."""
+        try:
+            if history.step >= 0:
+                if not self._is_started:
+                    self._start(history)
+                self._end(history, diagnoses)
+        finally:
+            self._file.close()
+
+    def _start(self, history: History) -> None:
+        self._is_started = True
+        self._all, self._matrices = layers(history.info.layers), matrices(history.info.layers)
+        if self._written["run"] >= 0:  # a resumed run
+            self._nonfinite = charts.nonfinite_steps(history, until=self._written["run"])
+        self._describe(history)
+
+    def _rewind(self, history: History) -> None:
+        """Take back what was written of the steps that the run took back, which come again."""
+        step = history.step
+        self._file.purge(step)
+        for part, written in self._written.items():
+            self._written[part] = min(written, step - 1)
+        for share in (self._run, self._layer, self._picture, self._histogram):
+            share.rewind(step)
+        self._next = step
+        self._pending = [finding for finding in self._pending if finding.step <= step]
+        self._nonfinite = charts.nonfinite_steps(history, until=step - 1)
+        if self._is_started and step <= self._described_at:
+            self._describe(history)
+
+    def _describe(self, history: History) -> None:
+        """Write what the run is: layout of the dashboard, facts, config and hyperparameters."""
+        step = self._described_at = max(history.step, 0)
+        self._file.write(dashboard(layout(history.info), step=step))
+        self._file.write(self._summaries.text(step, "run/facts", markdown.run(history)))
+        if self._config_text:
+            self._file.write(self._summaries.text(step, "run/config", markdown.code(self._config_text, "yaml")))
+        if self._hparams:
+            for event in hparams_start(self._hparams, charts.METRICS, step=step):
+                self._file.write(event)
+
+    def _end(self, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
+        parts = {"run": self._run, "layers": self._layer, "picture": self._picture}
+        writes = (self._write_run, self._write_layers, self._write_picture)
+        for (part, share), write in zip(parts.items(), writes, strict=True):
+            if share.every and history.step > self._written[part]:
+                write(history)
+        self._write_findings(history)
+        step, text = history.step, self._summaries.text
+        self._file.write(text(step, "health/diagnosis", markdown.diagnosis(history, diagnoses, run=self._name)))
+        self._file.write(text(step, "run/facts", markdown.run(history)))
+        if self._hparams:
+            failed = verdict(history) is Severity.CRITICAL
+            self._file.write(hparams_end(step=step, status=FAILURE if failed else SUCCESS))
+
+    def _write_run(self, history: History) -> None:
+        for step, points in charts.validation_points(history, self._written["validation"]):
+            self._scalars(step, points)
+        self._written["validation"] = history.step
+        rows = charts.rows_since(history, self._written["run"])
+        points = charts.run_points(history, self._matrices, rows)
+        self._nonfinite += int(points[charts.NONFINITE])
+        self._scalars(history.step, points | {charts.NONFINITE_SO_FAR: float(self._nonfinite)})
+        self._written["run"] = history.step
+
+    def _write_layers(self, history: History) -> None:
+        self._scalars(history.step, charts.layer_points(history, self._zeros))
+        self._written["layers"] = history.step
+
+    def _write_picture(self, history: History) -> None:
+        if not self._all:
+            return
+        png, size = draw(*norms_over_run(history, self._all), self._all, findings=history.findings)
+        self._file.write(self._summaries.picture(history.step, charts.PICTURE, png, size, PICTURE_MEANING))
+        steps_T, ratios_TM = update_ratios_over_run(history, self._all)
+        if len(steps_T):
+            words = {"title": "update/weight ratio", "absent": "not known"}
+            png, size = draw(steps_T, ratios_TM, self._all, findings=history.findings, **words)
+            self._file.write(self._summaries.picture(history.step, charts.UPDATE_PICTURE, png, size, UPDATES_MEANING))
+        self._written["picture"] = history.step
+
+    def _write_histograms(self, history: History) -> None:
+        fresh: dict[int, tuple[Histograms, list[int]]] = {}
+        for seen, k in history.histograms.values():
+            if seen.step > self._written["histograms"]:
+                fresh.setdefault(seen.step, (seen, []))[1].append(k)
+        for step, (seen, ks) in sorted(fresh.items()):
+            event = event_pb2.Event(wall_time=time.time(), step=step)
+            names = [history.param.layers[place] for place in seen.places_K[ks]]
+            tags = [f"{charts.HISTOGRAMS[of]}/{name}" for of in ("grad", "weight") for name in names]
+            counts_KB = np.concatenate([seen.grad_KB[ks], seen.weight_KB[ks]])
+            for tag, buckets_K3 in zip(tags, magnitudes(seen.edges_B, counts_KB), strict=True):
+                if len(buckets_K3):
+                    self._summaries.histogram(event, tag, buckets_K3, HISTOGRAM_MEANING)
+            self._file.write(event)
+        self._written["histograms"] = history.histograms_step
+
+    def _write_findings(self, history: History) -> None:
+        for finding in self._pending[:ONE_BY_ONE]:
+            text = markdown.finding(finding, run=self._name)
+            self._file.write(self._summaries.text(finding.step, f"health_by_step/{finding.kind}", text))
+        self._pending.clear()
+        text = markdown.findings(history.findings, run=self._name)
+        self._file.write(self._summaries.text(history.step, "health/findings", text))
+
+    def _scalars(self, step: int, points: Mapping[str, float]) -> None:
+        self._file.write(self._summaries.scalars(step, points, descriptions=charts.DESCRIPTIONS))
+
+
+def _charged(share: Share, part: Callable[[History], None], history: History) -> None:
+    began = time.perf_counter()
+    part(history)
+    share.charge(time.perf_counter() - began)

@@ -1,0 +1,1 @@
+"""The terminal sink: live view, plain lines, summary, diagnosis, tables of runs."""

@@ -1,0 +1,274 @@
+"""Two runs side by side: text for people, and JSON for programs.
+
+The JSON, version 1. Keys are added within a version; none changes its meaning or goes. A number that is NaN or infinite
+is null.
+
+    version     1
+    same        "bits", "rounding" or "no": how far the histories agree at the steps that both keep
+    steps       number of these steps
+    tolerance   relative difference that counts as rounding
+    parting     {bits, rounding}: null, or {step, statistic, layer, first, second, others} of the first difference
+    settings    {key: [first, second]} of what the configs and the environments differ in; null where one has it not
+    runs        [first, second], each {name, verdict, facts, findings}, as in `gradwatch diagnose --format json`
+    layers      list of {layer, decades, spread}, those whose gradients differ most first
+    only        [first, second]: parameter tensors that the other run has not
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from gradwatch.history.compare import Comparison, Gap, Parting
+from gradwatch.history.store import History
+from gradwatch.records import Finding
+from gradwatch.render.common import format as units
+from gradwatch.render.common.run_stats import Facts, facts, verdict, watching
+from gradwatch.render.common.sparkline import Glyphs, glyphs, sparkline
+from gradwatch.render.common.style import OK, SEVERITY, mark
+from gradwatch.render.json_document import UNKNOWN, strict, word
+
+VERSION = 1
+NAMES = ("A", "B")
+Settings = Mapping[str, tuple[Any, Any]]
+
+OWN = ("run.name", "run.out")
+"""Settings that two runs differ in by their nature."""
+MOST = 8
+"""Layers and findings that are named one by one."""
+TOLD = 0.05
+"""Powers of ten from which the gradients of a layer are said to differ: one eighth."""
+REASONS = (
+    ("batch_hash", "the batches differ: another seed, order of the data, or augmentation"),
+    ("lr.", "the learning rates differ"),
+    ("grad_norm.after_clip", "the gradients are clipped differently"),
+    ("loss_scale", "the losses are scaled differently"),
+    ("weight.l2", "the weights differ: another seed, initialisation or model, or an update before it that is not kept"),
+)
+
+
+def settings(first: History, second: History, configs: tuple[Mapping[str, Any], Mapping[str, Any]]) -> Settings:
+    """Return in what two runs differ by their configs and their environments, by dotted key.
+
+    Args:
+        first: A run.
+        second: Another.
+        configs: What their config files hold; empty where a run has none.
+    """
+    flat = [dict(_flat(config)) for config in configs]
+    for one, history in zip(flat, (first, second), strict=True):
+        info = history.info
+        one |= {"device": info.device, **{f"versions.{name}": version for name, version in info.versions.items()}}
+        if not all(configs):
+            one |= {"optimizer": info.optimizer, "precision": info.precision, "accumulate": info.accumulate}
+    keys = [key for key in dict.fromkeys((*flat[0], *flat[1])) if key not in OWN]
+    return {key: (a, b) for key in keys if (a := flat[0].get(key)) != (b := flat[1].get(key))}
+
+
+def dumps(found: Comparison, runs: tuple[History, History], changed: Settings) -> str:
+    """Return a comparison as one JSON document, in the format that this file describes."""
+    data = {
+        "version": VERSION,
+        "same": "no" if found.rounding or not found.steps else "rounding" if found.bits else "bits",
+        "steps": found.steps,
+        "tolerance": found.tolerance,
+        "parting": {"bits": found.bits and asdict(found.bits), "rounding": found.rounding and asdict(found.rounding)},
+        "settings": changed,
+        "runs": [_plain(run) for run in runs],
+        "layers": [asdict(gap) for gap in found.gaps],
+        "only": [found.only_first, found.only_second],
+    }
+    return json.dumps(strict(data), indent=2, allow_nan=False)
+
+
+def print_comparison(console: Console, found: Comparison, runs: tuple[History, History], changed: Settings) -> None:
+    """Print two runs side by side: where they part first, then why that may be, then how they ended."""
+    signs = glyphs(console)
+    for line in _verdict(found, signs):
+        console.print(line)
+    console.print()
+    console.print(_outcome(runs, signs, console.width))
+    parts = (
+        (_title("settings that differ", len(changed)), _settings(changed) if changed else None),
+        (_title("layers whose gradients differ most"), _layers(found, runs, signs, console.width)),
+        (_title("findings"), _findings(runs, signs)),
+    )
+    for title, part in parts:
+        if part:
+            console.print()
+            console.print(title)
+            console.print(Padding(part, (0, 0, 0, 2)))
+
+
+def _flat(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def _verdict(found: Comparison, signs: Glyphs) -> Iterator[Text]:
+    count = units.plural(found.steps, "step")
+    limit = f"rounding ({units.number(found.tolerance, digits=2)} relative)"
+    if not found.steps:
+        yield Text("the runs keep no step in common", "bold")
+    elif found.bits is None:
+        yield Text.assemble((signs.ok, OK), (" the same, bit for bit", "bold"), f", at all {count} that both keep")
+    elif found.rounding is None:
+        yield Text.assemble((signs.ok, OK), (" the same to rounding", "bold"), f", at all {count} that both keep")
+        yield Text.assemble("  their bits first differ at ", _where(found.bits), f"; nothing differs beyond {limit}")
+    else:
+        yield Text.assemble((signs.onset, "bold"), (f" the runs part at step {found.rounding.step:,}", "bold"))
+        yield Text.assemble("  beyond ", limit, " first at ", _where(found.rounding))
+        reason = next((text for name, text in REASONS if found.rounding.statistic.startswith(name)), None)
+        if reason:
+            yield Text(f"  {reason}")
+        if found.bits and found.bits.step < found.rounding.step:
+            yield Text.assemble("  their bits differ already at ", _where(found.bits))
+        elif found.rounding.step:
+            yield Text("  bit for bit the same before it")
+
+
+def _where(parting: Parting) -> Text:
+    text = Text.assemble((f"step {parting.step:,}", "bold"), f" in {parting.statistic}")
+    if parting.layer:
+        text.append(f" of {parting.layer}")
+    if parting.statistic != "batch_hash":
+        a, b = _apart(parting.first, parting.second)
+        text.append(f": {a} in A, {b} in B")
+    return text.append(f"; {units.plural(parting.others, 'other number')} with it" if parting.others else "")
+
+
+def _apart(first: float, second: float) -> tuple[str, str]:
+    """Return two numbers with as many digits as it takes to tell them apart."""
+    for digits in range(3, 17):
+        shown = (f"{first:.{digits}g}", f"{second:.{digits}g}")
+        if shown[0] != shown[1]:
+            return shown
+    return repr(first), repr(second)
+
+
+def _title(text: str, count: int = 0) -> Text:
+    return Text.assemble((text, "bold"), (f"  {count:,}" if count else "", "dim"))
+
+
+def _grid(heads: Sequence[str], width: int | None = None) -> Table:
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim", pad_edge=False, show_header=any(heads))
+    for head in heads:
+        table.add_column(head, overflow="fold", max_width=width, no_wrap=head == "gradient")
+    return table
+
+
+def _settings(changed: Settings) -> Table:
+    table = _grid(("", *NAMES))
+    for key, values in changed.items():
+        table.add_row(key, *(Text(units.MISSING, "dim") if value is None else _value(value) for value in values))
+    return table
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _outcome(runs: tuple[History, History], signs: Glyphs, width: int) -> Table:
+    table = _grid(("", *NAMES), width=max(16, (width - 16) // 2))
+    seen = [facts(run) for run in runs]
+    rows: dict[str, Iterable[Text | str]] = {
+        "run": [Text(run.info.name, "bold") for run in runs],
+        "verdict": [_health(run, signs) for run in runs],
+        "steps": [f"{run.steps:,}" for run in seen],
+        "loss": [units.value(run.loss) if run.steps else units.MISSING for run in seen],
+        "validation": [_validation(run) for run in seen],
+        "time": [units.duration(run.seconds) for run in seen],
+        "samples/s": [units.number(run.samples_per_s) for run in seen],
+        "watching": [watching(run) for run in seen],
+    }
+    for name, cells in rows.items():
+        table.add_row(Text(name, "dim"), *cells)
+    return table
+
+
+def _health(run: History, signs: Glyphs) -> Text:
+    found, text = verdict(run), word(verdict(run), steps=run.step + 1)
+    if text == UNKNOWN:
+        return Text(text, "dim")
+    return Text.assemble(mark(found, signs), (f" {text}", OK if found is None else SEVERITY[found]))
+
+
+def _validation(run: Facts) -> str:
+    told = [units.number(run.val_loss)] if np.isfinite(run.val_loss) else []
+    told += [units.percent(run.val_accuracy)] if np.isfinite(run.val_accuracy) else []
+    return ", ".join(told) or units.MISSING
+
+
+def _layers(found: Comparison, runs: tuple[History, History], signs: Glyphs, width: int) -> Group | None:
+    """Return the layers whose gradients differ, each with how much and its norm in both runs over the steps."""
+    apart = [gap for gap in found.gaps if gap.spread >= TOLD]
+    table = _grid(("", "gradient", *(f"{name} over the run" for name in NAMES)))
+    room = 24 if width >= 100 else 12
+    for gap in apart[:MOST]:
+        trends = []
+        for run in runs:
+            values_T = run["grad.l2"][:, run.param.layers.index(gap.layer)]
+            trends.append(sparkline(values_T, width=room, signs=signs, log=True))
+        table.add_row(units.shorten(gap.layer, max(20, width - 2 * room - 30)), _times(gap), *trends)
+    lines: list[Table | Text] = [table] if apart else []
+    if len(apart) > MOST:
+        lines.append(Text(f"{len(apart) - MOST:,} more", "dim"))
+    for name, only in zip(NAMES, (found.only_first, found.only_second), strict=True):
+        if only:
+            more = f" and {len(only) - 3:,} more" if len(only) > 3 else ""
+            lines.append(Text(f"only in {name}: {', '.join(only[:3])}{more}"))
+    return Group(*lines) if lines else None
+
+
+def _times(gap: Gap) -> str:
+    if np.isinf(gap.decades):
+        return f"zero in {'A' if gap.decades > 0 else 'B'}"
+    if abs(gap.decades) < gap.spread / 2:
+        return f"{units.times(10**gap.spread)} apart"
+    return f"{units.times(10 ** abs(gap.decades))} larger in {'B' if gap.decades > 0 else 'A'}"
+
+
+def _findings(runs: tuple[History, History], signs: Glyphs) -> Table | None:
+    keyed = [{(f.kind, f.layer): f for f in run.findings} for run in runs]
+    both = [(keyed[0][key], keyed[1][key]) for key in keyed[0] if key in keyed[1]]
+    table = _grid(("", ""))
+    for name, mine, others in ((NAMES[0], keyed[0], keyed[1]), (NAMES[1], keyed[1], keyed[0])):
+        alone = sorted((f for key, f in mine.items() if key not in others), key=lambda f: (-f.severity, f.step))
+        for i, finding in enumerate(alone[:MOST]):
+            table.add_row(Text(f"only in {name}" if i == 0 else "", "dim"), _told(finding, signs, f"{finding.step:,}"))
+        if len(alone) > MOST:
+            table.add_row("", Text(f"{len(alone) - MOST:,} more", "dim"))
+    for i, (a, b) in enumerate(sorted(both, key=lambda pair: -max(f.severity for f in pair))[:MOST]):
+        steps = f"{a.step:,}" if a.step == b.step else f"{a.step:,} in A, {b.step:,} in B"
+        table.add_row(
+            Text("in both" if i == 0 else "", "dim"), _told(max(a, b, key=lambda f: f.severity), signs, steps)
+        )
+    if len(both) > MOST:
+        table.add_row("", Text(f"{len(both) - MOST:,} more", "dim"))
+    return table if table.row_count else None
+
+
+def _told(finding: Finding, signs: Glyphs, steps: str) -> Text:
+    text = Text.assemble(mark(finding.severity, signs), " ")
+    text.append(f"{finding.code} {finding.kind}", SEVERITY[finding.severity])
+    return text.append(f" in {finding.layer or 'the whole run'}, step {steps}")
+
+
+def _plain(run: History) -> dict[str, Any]:
+    return {
+        "name": run.info.name,
+        "verdict": word(verdict(run), steps=run.step + 1),
+        "facts": asdict(facts(run)),
+        "findings": [finding.to_json() for finding in run.findings],
+    }

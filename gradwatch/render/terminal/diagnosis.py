@@ -1,0 +1,163 @@
+"""Diagnoses as text: findings, the trend with its onset marked, evidence, cause, how to confirm it, and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gradwatch.history.store import History
+from gradwatch.records import Diagnosis, Finding, Remedy, Severity
+from gradwatch.render.common import format as units
+from gradwatch.render.common.config_patch import patch_yaml
+from gradwatch.render.common.headline import headline
+from gradwatch.render.common.run_events import deeds
+from gradwatch.render.common.series import series_of
+from gradwatch.render.common.sparkline import Glyphs, column, glyphs, sparkline
+from gradwatch.render.common.style import SEVERITY, mark
+
+NAMES_BRIEF, NAMES = 3, 12
+"""Places of a kind that are named one by one, in a summary and in a diagnosis."""
+LABEL = 10
+CODE = "#0087af"
+
+Row = tuple[str, Text]
+
+
+def print_diagnosis(
+    console: Console, history: History, diagnoses: Sequence[Diagnosis], *, run: Path | None = None
+) -> None:
+    """Print what `gradwatch diagnose` says of a run: the verdict, then each diagnosis with all of its evidence.
+
+    Args:
+        console: Where to print.
+        history: The run.
+        diagnoses: What explains its findings.
+        run: Its directory, or None.
+    """
+    signs = glyphs(console)
+    for line in headline(history, signs):
+        console.print(line)
+    print_deeds(console, history, run=run)
+    for block in blocks(history, diagnoses, signs=signs, brief=False, width=console.width):
+        console.print()
+        console.print(block)
+
+
+def print_deeds(console: Console, history: History, *, run: Path | None) -> None:
+    """Print what a run did besides its steps, where it did anything."""
+    before = ""
+    for deed in deeds(history, run=run):
+        label, before = "" if deed.label == before else deed.label, deed.label
+        line = Text.assemble((f"{label:>{LABEL}} ", "dim"), deed.text, (f" {deed.command}".rstrip(), "bold"))
+        console.print(line, soft_wrap=True)
+
+
+def blocks(
+    history: History, diagnoses: Sequence[Diagnosis], *, signs: Glyphs, brief: bool, width: int
+) -> Iterator[RenderableType]:
+    """Yield a block of lines for each diagnosis, the gravest first, then one for the findings that none explains.
+
+    Args:
+        history: Where findings and trends are.
+        diagnoses: What to describe, the most telling first.
+        signs: What the terminal can show.
+        brief: For a summary: few names, the smallest remedy, no source.
+        width: Columns of the terminal.
+    """
+    explained = {f for d in diagnoses for f in d.findings}
+    for diagnosis in sorted(diagnoses, key=lambda d: -d.severity):
+        title = _title(diagnosis.severity, diagnosis.cause, signs)
+        title.append(f"  {units.percent(diagnosis.certainty)} sure", "dim")
+        found = _found(diagnosis.findings, history, signs=signs, brief=brief, width=width)
+        yield Group(title, _grid([*found, *_cause(diagnosis, brief=brief)]))
+    loose = sorted((f for f in history.findings if f not in explained), key=lambda f: -f.severity)
+    if loose:
+        found = _found(loose, history, signs=signs, brief=brief, width=width)
+        yield Group(_title(loose[0].severity, "no known cause", signs), _grid([*found]))
+
+
+def _cause(diagnosis: Diagnosis, *, brief: bool) -> Iterator[Row]:
+    yield "why", Text(diagnosis.because)
+    yield "confirm", Text(diagnosis.confirm)
+    for i, remedy in enumerate(diagnosis.remedies[:1] if brief else diagnosis.remedies):
+        yield from _remedy("or" if i else "remedy", remedy)
+    if diagnosis.source and not brief:
+        yield "source", Text(diagnosis.source, "dim")
+
+
+def _title(severity: Severity, cause: str, signs: Glyphs) -> Text:
+    text = Text.assemble(mark(severity, signs), (f" {severity}  ", SEVERITY[severity]))
+    return text.append(cause, "bold")
+
+
+def _found(findings: Sequence[Finding], history: History, *, signs: Glyphs, brief: bool, width: int) -> Iterator[Row]:
+    """Yield, for each kind, where it was found, the sentence of the first of it, its trend and its evidence.
+
+    The kinds come in order of harm; of equals, the most telling first.
+    """
+    by_kind: dict[str, list[Finding]] = {}
+    for finding in findings:
+        by_kind.setdefault(finding.kind, []).append(finding)
+    worst_first = sorted(by_kind.values(), key=lambda mine: -max(f.severity for f in mine))
+    for i, mine in enumerate(worst_first):
+        yield "also" if i else "found", _places(mine, NAMES_BRIEF if brief else NAMES)
+        yield "", Text(mine[0].message)
+        if i == 0 or not brief:
+            yield from _trend(mine[0], history, signs, width)
+            yield from _evidence(mine[0], signs)
+
+
+def _places(findings: Sequence[Finding], names: int) -> Text:
+    """Return a kind with the layers, gravest first, and the steps at which it was found."""
+    text = Text()
+    for severity in reversed(Severity):
+        mine = [f for f in findings if f.severity == severity]
+        if not mine:
+            continue
+        text.append("\n" if text else "").append(f"{mine[0].code} {mine[0].kind}", SEVERITY[severity])
+        text.append(f" {severity} in ").append(", ".join(f.layer or "the whole run" for f in mine[:names]), "bold")
+        text.append(f" and {len(mine) - names:,} more" if len(mine) > names else "")
+        first, last = min(f.step for f in mine), max(f.step for f in mine)
+        text.append(f" at step {first:,}" if first == last else f" at steps {first:,} to {last:,}")
+    return text
+
+
+def _trend(finding: Finding, history: History, signs: Glyphs, width: int) -> Iterator[Row]:
+    """Yield the series that a finding is about, and under it a sign at its step."""
+    series = series_of(finding, history)
+    if series is None:
+        return
+    caption = f"  {series.statistic}, {series.ends()}" + (", log scale" if series.is_log else "")
+    room = max(12, min(64, width - LABEL - 3 - len(caption)))
+    known = len(series.steps_T)
+    onset = min(int(np.searchsorted(series.steps_T, finding.step)), known - 1)
+    bars = sparkline(series.values_T, width=room, signs=signs, log=series.is_log, keep=onset)
+    indent = " " * column(onset, known, room)
+    yield "trend", Text.assemble(bars, (caption, "dim"))
+    yield "", Text.assemble(indent, (signs.onset, SEVERITY[finding.severity]), f" step {finding.step:,}")
+
+
+def _evidence(finding: Finding, signs: Glyphs) -> Iterator[Row]:
+    if finding.evidence:
+        yield "evidence", Text(f" {signs.dot} ".join(f"{q.name} {units.quantity(q)}" for q in finding.evidence))
+
+
+def _remedy(label: str, remedy: Remedy) -> Iterator[Row]:
+    yield label, Text(remedy.text, "bold")
+    if remedy.patch:
+        yield "", Text(patch_yaml(remedy.patch), CODE)
+
+
+def _grid(rows: Sequence[Row]) -> Table:
+    """Return labelled paragraphs, the text of each indented behind its label."""
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(style="dim", width=LABEL, justify="right")
+    grid.add_column(overflow="fold")
+    for label, text in rows:
+        grid.add_row(label, text)
+    return grid

@@ -1,0 +1,211 @@
+"""The live view: a few lines of text that show where a training is and how its layers fare."""
+
+# T = recorded steps, M = layers
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.text import Text
+
+from gradwatch.history.store import History
+from gradwatch.records import Severity
+from gradwatch.render.common import format as units
+from gradwatch.render.common.layers import Layer, Standout, norms_now, standouts, worst_finding
+from gradwatch.render.common.run_stats import newest, skipped, throughput
+from gradwatch.render.common.series import broken
+from gradwatch.render.common.sparkline import LEVELS, UNICODE, Glyphs, column, sparkline, strip
+from gradwatch.render.common.style import OK, SEVERITY, mark
+
+Floats = NDArray[np.floating[Any]]
+
+LABEL = 10
+BAR = 60
+"""Most columns of the progress bar."""
+CELL = 4
+"""Most columns of a layer in the strip."""
+ROOMY = 100
+"""Columns from which the strip's legend has room for its scale."""
+NEWEST = 3
+"""Findings that are shown."""
+DATED = re.compile(r"^\d{8}-\d{6}-")
+TOLD = 0.7
+"""Powers of ten from the median at which a layer is worth a line: five times, the spread of healthy layers."""
+
+
+def panel(history: History, of: Sequence[Layer], *, width: int, signs: Glyphs) -> Text:
+    """Return the live view, each line at most `width` columns.
+
+    Args:
+        history: The run so far.
+        of: Layers through which gradients flow, input side first.
+        width: Columns of the terminal.
+        signs: What it can show.
+    """
+    trend = max(12, min(100, width - 48))
+    lines = [
+        progress(history, width=width, signs=signs),
+        _loss(history, trend, signs),
+        _gradients(history, trend, signs),
+        *_scaler(history),
+        *_strip(history, of, width=width, signs=signs),
+        *_extremes(history, of, width=width),
+        *_findings(history, width=width, signs=signs),
+    ]
+    for line in lines:
+        line.truncate(width, overflow="ellipsis" if signs is UNICODE else "crop")
+    return Text("\n").join(lines)
+
+
+def progress(history: History, *, width: int, signs: Glyphs) -> Text:
+    """Return name, bar, step, percent, time left and throughput, as far as they are known."""
+    step, total = history.step + 1, history.info.total_steps
+    samples_per_s, steps_per_s = throughput(history)
+    speed = f"{samples_per_s:,.0f} samples/s" if samples_per_s == samples_per_s else f"{units.number(steps_per_s)}/s"
+    name = units.shorten(_undated(history.info.name or "run", width // 4), max(8, width // 4))
+    if not total:
+        return Text.assemble((name, "bold"), f"  step {step:,}  {speed}")
+    left = units.duration((total - step) / steps_per_s) if steps_per_s > 0 else units.MISSING
+    facts = f" {step:,}/{total:,}  {100 * step // total} %  {left} left  {speed}"
+    room = max(4, min(BAR, width - len(name) - len(facts) - 1))
+    done = min(room, room * step // total)
+    tip = signs.half if done < room else ""
+    bar = Text.assemble((signs.full * done + tip, OK), (signs.empty * (room - done - len(tip)), "dim"))
+    return Text.assemble((name, "bold"), " ", bar, facts)
+
+
+def _undated(name: str, room: int) -> str:
+    """Return the name of a run without the time that its directory begins with, where it does not fit."""
+    return name if len(name) <= room else DATED.sub("", name)
+
+
+def _label(name: str) -> Text:
+    return Text.assemble((f"{name:<{LABEL}}", "dim"))
+
+
+def _loss(history: History, trend: int, signs: Glyphs) -> Text:
+    loss = newest(history, "loss")
+    text = _label("loss").append(f" {units.value(loss):<9}", _alarm(loss))
+    text.append(sparkline(broken(history["loss"]), width=trend, signs=signs))
+    step, accuracy = history.validated("val_accuracy")
+    val_step, val_loss = history.validated("val_loss")
+    if max(step, val_step) >= 0:
+        facts = [f"{val_loss:.3g}"] * (val_step >= 0) + [units.percent(accuracy)] * (step >= 0)
+        text.append(f"  validation {', '.join(facts)}")
+    return text
+
+
+def _gradients(history: History, trend: int, signs: Glyphs) -> Text:
+    norm, clipped = newest(history, "grad_norm.before_clip"), newest(history, "grad_norm.after_clip")
+    text = _label("gradient").append(f" {units.value(norm):<9}", _alarm(norm))
+    text.append(sparkline(broken(history["grad_norm.before_clip"]), width=trend, signs=signs, log=True))
+    return text.append(f"  clipped to {units.number(clipped)}" if clipped < 0.999 * norm else "  total norm")
+
+
+def _scaler(history: History) -> list[Text]:
+    """Return a line where updates were skipped or the loss scale moved: there is something to tell."""
+    count, last = skipped(history)
+    scale_T = history.scalar("loss_scale")
+    moved = history.info.loss_scaling and len(scale_T) > 0 and scale_T[0] != scale_T[-1]
+    if not count and not moved:
+        return []
+    text = _label("updates").append(" ")
+    if count:
+        told = f"{units.plural(count, 'update')} of the last {len(scale_T)} skipped, newest at step {last:,}"
+        text.append(f"{told}  ", SEVERITY[Severity.WARNING])
+    if history.info.loss_scaling:
+        was = f", was {scale_T[0]:,.6g}" if moved else ""
+        text.append(f"loss scale {scale_T[-1]:,.6g}{was}")
+    return [text]
+
+
+def _strip(history: History, of: Sequence[Layer], *, width: int, signs: Glyphs) -> list[Text]:
+    """Return the layers as one bar each, and under it the signs of those in which something was found."""
+    if not of:
+        return []
+    room = max(8, width - LABEL - 48)
+    bars = min(len(of), room)
+    cell = max(1, min(CELL, room // bars))
+    norms_M = norms_now(history, of)
+    drawn, top = strip(norms_M, width=bars, signs=signs, cell=cell)
+    text = _label("layers").append(" input ", "dim").append_text(drawn).append(" output", "dim")
+    notch = ", 10x a notch" if width >= ROOMY else ""
+    legend = [f"top {units.number(top)}{notch}"] if np.isfinite(top) else []
+    legend += [f"{sign} {word}" for sign, word in _odd(norms_M, top, signs) if sign in drawn.plain]
+    lines = [text.append("  " + "  ".join(legend), "dim")]
+    return lines + _marks(history, of, bars=bars, cell=cell, signs=signs)
+
+
+def _marks(history: History, of: Sequence[Layer], *, bars: int, cell: int, signs: Glyphs) -> list[Text]:
+    worst = [worst_finding(layer, history.findings) for layer in of]
+    graves: dict[int, Severity] = {}
+    for m, finding in enumerate(worst):
+        if finding:
+            place = column(m, len(of), bars)
+            graves[place] = max(finding.severity, graves.get(place, finding.severity))
+    if not graves:
+        return []
+    text = Text(" " * (LABEL + len(" input ")))
+    for place in range(max(graves) + 1):
+        text.append_text(mark(graves[place], signs) if place in graves else Text(" ")).append(" " * (cell - 1))
+    return [text]
+
+
+def _odd(norms_M: Floats, top: float, signs: Glyphs) -> tuple[tuple[str, str], ...]:
+    """Return the signs that are no bars, and what they stand for."""
+    floor = top * 10.0**-LEVELS
+    is_tiny = bool(((norms_M > 0) & (norms_M <= floor)).any())
+    low = f"under {units.number(floor, digits=2)}" if is_tiny else "zero"
+    return (signs.broken, "NaN"), (signs.zero, low), (signs.absent, "none")
+
+
+def _extremes(history: History, of: Sequence[Layer], *, width: int) -> list[Text]:
+    """Return a line for each way in which layers stand out: the most extreme of them, and how many more there are."""
+    alike: dict[str, list[Standout]] = {}
+    for found in standouts(history, of):
+        if found.interest >= TOLD:
+            alike.setdefault(found.what, []).append(found)
+    shown = list(alike.values())[:3]
+    names = [units.shorten(mine[0].layer.name, max(12, width - 58)) for mine in shown]
+    lines = []
+    for i, (name, mine) in enumerate(zip(names, shown, strict=True)):
+        text = _label("extreme" if i == 0 else "")
+        text.append(f" {name:<{max(map(len, names))}}", "bold")
+        text.append(f"  {_words(mine[0])}")
+        lines.append(text.append(f", {len(mine) - 1} more" if len(mine) > 1 else "", "dim"))
+    return lines
+
+
+def _words(found: Standout) -> str:
+    if found.what == "rising zeros":
+        return f"zero gradients up by {units.percent(found.value)}"
+    if found.what == "largest":
+        return f"gradient {units.times(found.value)} above the median layer"
+    if found.what == "smallest":
+        return f"gradient {units.times(1 / found.value)} below the median layer"
+    return found.what
+
+
+def _findings(history: History, *, width: int, signs: Glyphs) -> list[Text]:
+    """Return how many findings there are by severity, and the newest of them, a line each."""
+    if not history.findings:
+        return []
+    text = _label("findings").append(" ")
+    for severity in reversed(Severity):
+        count = sum(f.severity == severity for f in history.findings)
+        if count:
+            text.append(f"{signs.marks[severity]} {count:,} {severity}  ", SEVERITY[severity])
+    lines = [text]
+    for finding in sorted(history.findings, key=lambda f: f.step)[: -NEWEST - 1 : -1]:
+        line = Text(" " * (LABEL + 1)).append_text(mark(finding.severity, signs)).append(f" step {finding.step:<6,} ")
+        line.append(f"{finding.code} {finding.kind}", SEVERITY[finding.severity])
+        lines.append(line.append(f"  {units.shorten(finding.layer or 'whole run', max(12, width - 56))}"))
+    return lines
+
+
+def _alarm(value: float) -> str:
+    return "bold" if np.isfinite(value) else SEVERITY[Severity.CRITICAL]

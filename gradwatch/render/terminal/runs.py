@@ -1,0 +1,172 @@
+"""Saved runs side by side: a table for people, lines for other programs, and JSON.
+
+The JSON, version 1. Keys are added within a version; none changes its meaning or goes. A number that is NaN, infinite
+or unknown is null.
+
+    version     1
+    runs        list of {path, name, verdict, status, created, age_s, steps, total_steps, loss, val_loss, val_accuracy,
+                findings: {kind: severity}}; verdict is "healthy", "warning", "critical", or "unknown" without a step;
+                status is "finished", "interrupted", "failed", "running" or "killed"
+    damaged     list of {path, problem}
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.console import Console, JustifyMethod
+from rich.table import Table
+from rich.text import Text
+
+from gradwatch.history.disk.run_summary import FINAL, Glance
+from gradwatch.render.common import format as units
+from gradwatch.render.common.sparkline import ASCII, Glyphs, glyphs
+from gradwatch.render.common.style import OK, SEVERITY, mark
+from gradwatch.render.json_document import UNKNOWN, strict, word
+
+VERSION = 1
+HEAD = ("verdict", "run", "steps", "loss", "val loss", "accuracy", "age", "found")
+NUMBERS = HEAD[2:7]
+WIDE = 110
+"""Columns from which all metrics fit; where it is narrower, the training loss and one of the validation go."""
+NAME, FOUND, GAP = 20, 20, 2
+"""Least columns for a name, wished ones for the kinds of findings, and those between two cells."""
+WHOLE = 10**6
+
+KEYS: dict[str, Callable[[Glance], Any]] = {
+    "created": lambda run: run.created,
+    "name": lambda run: run.name,
+    "verdict": lambda run: (run.steps > 0, -1 if run.verdict is None else int(run.verdict)),
+    "status": lambda run: run.status,
+    "steps": lambda run: run.steps,
+    "loss": lambda run: run.loss,
+    "val_loss": lambda run: run.val_loss,
+    "val_accuracy": lambda run: run.val_accuracy,
+}
+"""What runs can be sorted by."""
+FALLING = ("created", "verdict", "steps", "val_accuracy")
+"""Of those, what begins with the greatest: the newest, the worst, the longest, the best."""
+
+
+def ordered(runs: Sequence[Glance], key: str, *, reverse: bool = False) -> list[Glance]:
+    """Return runs in order, those without the value last whichever way round.
+
+    Args:
+        runs: Runs in any order.
+        key: One of `KEYS`.
+        reverse: Turn the order round.
+    """
+    valued = [(KEYS[key](run), run) for run in runs]
+    missing = [run for value, run in valued if isinstance(value, float) and math.isnan(value)]
+    known = [(value, run) for value, run in valued if not (isinstance(value, float) and math.isnan(value))]
+    known.sort(key=lambda pair: pair[0], reverse=(key in FALLING) != reverse)
+    return [run for _, run in known] + missing
+
+
+def dumps(runs: Sequence[Glance], damaged: Sequence[tuple[str, str]], *, now: datetime.datetime) -> str:
+    """Return runs as one JSON document, in the format that this file describes."""
+    data = {
+        "version": VERSION,
+        "runs": [_plain(run, now) for run in runs],
+        "damaged": [{"path": path, "problem": problem} for path, problem in damaged],
+    }
+    return json.dumps(strict(data), indent=2, allow_nan=False)
+
+
+def print_runs(console: Console, runs: Sequence[Glance], *, now: datetime.datetime) -> None:
+    """Print runs as a table that fits the terminal: names and kinds of findings are cut where it is narrow."""
+    signs, wide = glyphs(console), console.width >= WIDE
+    least = "val loss" if any(run.val_accuracy == run.val_accuracy for run in runs) else "accuracy"
+    heads = [head for head in HEAD if wide or head not in ("loss", least)]
+    rows = [dict(zip(HEAD, _cells(run, now, signs), strict=True)) for run in runs]
+    width = {head: max(len(head), *(len(row[head]) for row in rows)) for head in heads}
+    room = console.width - sum(width[h] + GAP for h in heads if h not in ("run", "found"))
+    width["run"] = min(width["run"], max(NAME, room - GAP - FOUND))
+    width["found"] = max(0, room - GAP - width["run"])
+    table = Table(box=None, padding=(0, GAP, 0, 0), header_style="dim", pad_edge=False)
+    for head in heads:
+        side: JustifyMethod = "right" if head in NUMBERS else "left"
+        table.add_column(head, justify=side, no_wrap=True, min_width=width[head], max_width=width[head])
+    for run, row in zip(runs, rows, strict=True):
+        row["run"], row["found"] = _name(run, width["run"]), _found(run, width["found"])
+        table.add_row(*(row[head] for head in heads))
+    console.print(table)
+
+
+def lines(runs: Sequence[Glance], *, now: datetime.datetime) -> str:
+    """Return runs as lines, their columns separated by tabs: path, status, verdict, and those of the table."""
+    rows = []
+    for run in runs:
+        _, _, *cells = _cells(run, now, ASCII)
+        rows.append([str(run.path), run.status, word(run.verdict, steps=run.steps), *(cell.plain for cell in cells)])
+    return "".join("\t".join(row) + "\n" for row in rows)
+
+
+def age(seconds: float) -> str:
+    """Return a time since then in its largest unit, such as `3 h` or `12 d`."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def _cells(run: Glance, now: datetime.datetime, signs: Glyphs) -> tuple[Text, ...]:
+    return (
+        _verdict(run, signs),
+        _name(run, WHOLE),
+        Text(f"{run.steps:,}" + (f"/{run.total_steps:,}" if (run.total_steps or run.steps) != run.steps else "")),
+        Text(units.value(run.loss) if run.steps else units.MISSING),
+        Text(units.number(run.val_loss)),
+        Text(units.percent(run.val_accuracy)),
+        Text(age((now - run.created).total_seconds())),
+        _found(run, WHOLE),
+    )
+
+
+def _verdict(run: Glance, signs: Glyphs) -> Text:
+    verdict = word(run.verdict, steps=run.steps)
+    if verdict == UNKNOWN:
+        return Text(f"? {verdict}", "dim")
+    return Text.assemble(
+        mark(run.verdict, signs), (f" {verdict}", OK if run.verdict is None else SEVERITY[run.verdict])
+    )
+
+
+def _name(run: Glance, width: int) -> Text:
+    """Return the name, and how the run ended where it did not finish."""
+    ended = "" if run.status == "finished" else f"  {run.status}"
+    return Text.assemble((units.shorten(run.name, max(8, width - len(ended))), "bold"), (ended, "dim"))
+
+
+def _found(run: Glance, width: int) -> Text:
+    """Return the kinds, the gravest first, as many as fit, and how many more there are."""
+    text, rest = Text(), list(run.found.items())
+    while rest:
+        kind, severity = rest[0]
+        more = f" +{len(rest) - 1}" if len(rest) > 1 else ""
+        if len(text) + 2 * bool(text) + len(kind) + len(more) > width:
+            break
+        text.append(", " if text else "").append(kind, SEVERITY[severity])
+        rest.pop(0)
+    if rest:
+        text.append(f" +{len(rest)}" if text else units.plural(len(rest), "kind"))
+    return text
+
+
+def _plain(run: Glance, now: datetime.datetime) -> dict[str, Any]:
+    return {
+        "path": str(run.path),
+        "name": run.name,
+        "verdict": word(run.verdict, steps=run.steps),
+        "status": run.status,
+        "created": run.created.isoformat(),
+        "age_s": (now - run.created).total_seconds(),
+        "steps": run.steps,
+        "total_steps": run.total_steps,
+        **{name: getattr(run, name) for name in FINAL},
+        "findings": {kind: str(severity) for kind, severity in run.found.items()},
+    }

@@ -1,0 +1,146 @@
+"""What a person sees in the terminal: a live view or plain lines while training, and the summary at the end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Literal, final
+
+from rich.console import Console
+
+from gradwatch.history.store import History
+from gradwatch.records import Diagnosis, Finding
+from gradwatch.render import json_document
+from gradwatch.render.common import format as units
+from gradwatch.render.common.layers import Layer, matrices
+from gradwatch.render.common.run_stats import newest, throughput
+from gradwatch.render.common.sparkline import glyphs
+from gradwatch.render.common.style import Repeats, sentence
+from gradwatch.render.terminal.diagnosis import print_diagnosis
+from gradwatch.render.terminal.display import Screen, screen
+from gradwatch.render.terminal.live_view import panel
+from gradwatch.render.terminal.summary import print_summary
+
+__all__ = ["Terminal", "print_diagnosis", "print_summary"]
+
+REDRAW_S = 0.25
+"""Least time between two redraws."""
+COST_FRAC = 0.01
+"""Part of the wall time that redraws may take: after a slow one, the next waits longer."""
+
+
+@final
+class Terminal:
+    """Shows a run in the terminal while it goes on, and its summary at the end.
+
+    Args:
+        console: Where to write; standard output where None.
+        every: Optimizer steps between two lines, where the output is no live view; 0 is never.
+        log_format: `rich` for the live view, `plain` for lines of text, `json` for lines of JSON; `auto` takes the
+            live view on a terminal and plain lines elsewhere.
+        run_dir: Run directory that the summary names, or None.
+    """
+
+    def __init__(
+        self,
+        *,
+        console: Console | None = None,
+        every: int = 50,
+        log_format: Literal["auto", "rich", "plain", "json"] = "auto",
+        run_dir: Path | None = None,
+    ) -> None:
+        self.console = console or Console()
+        self.every = every
+        self.run_dir = run_dir
+        self.log_format = log_format
+        if log_format == "auto":
+            live = (self.console.is_terminal and not self.console.is_dumb_terminal) or self.console.is_jupyter
+            self.log_format = "rich" if live else "plain"
+        self._is_live = self.log_format == "rich"
+        self._signs = glyphs(self.console)
+        self._repeats = Repeats()
+        self._layers: tuple[Layer, ...] = ()
+        self._screen: Screen | None = None
+        self._due_s = 0.0
+        self._next_step: float = 0 if every else float("inf")
+        self._val_step = self._newest = -1
+
+    def write(self, history: History) -> None:
+        """Redraw or print a line where one is due."""
+        step = history.run.last_step
+        if step < self._newest:  # the run went back: what is found again is news again
+            self._repeats, self._val_step = Repeats(), min(self._val_step, step - 1)
+        self._newest = step
+        if self._is_live:
+            if time.monotonic() >= self._due_s:
+                self._redraw(history)
+        elif step >= self._next_step:
+            self._print_step(history)
+            self._next_step = history.step - history.step % self.every + self.every
+
+    def report(self, finding: Finding) -> None:
+        """Print a finding as it comes; of many of a kind, the first few."""
+        if self.log_format == "json":
+            self._out(json_document.line("finding", finding.to_json()))
+            return
+        if not self._repeats.admits(finding):
+            return
+        self.console.print(sentence(finding, self._signs), highlight=False, soft_wrap=self._screen is None)
+        if self._repeats.is_last(finding):
+            self.console.print(f"  further layers with {finding.kind} are in the summary", style="dim")
+
+    def close(self, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
+        """End the live view and print the summary; as JSON, the whole diagnosis in one line."""
+        self._stop()
+        if self.log_format == "json":
+            self._out(json_document.line("end", json_document.document(history, diagnoses, run=self.run_dir)))
+        elif history.step >= 0:  # else an error comes, and the run is not kept
+            self.console.print()
+            print_summary(self.console, history, diagnoses, run_dir=self.run_dir)
+
+    def _redraw(self, history: History) -> None:
+        began = time.monotonic()
+        if self._screen is None:
+            self._layers = matrices(history.info.layers)
+            self._screen = screen(self.console)
+        try:
+            self._screen.show(panel(history, self._layers, width=self.console.width, signs=self._signs))
+        except BaseException:
+            self._stop()  # whoever handles it must get the cursor back
+            raise
+        now = time.monotonic()
+        self._due_s = now + max(REDRAW_S, (now - began) / COST_FRAC)
+
+    def _stop(self) -> None:
+        if self._screen:
+            self._screen.stop()
+            self._screen = None
+
+    def _print_step(self, history: History) -> None:
+        if self.log_format == "json":
+            values = {name: newest(history, name) for name in history.run.statistics}
+            self._out(json_document.line("step", {"step": history.step, **values}))
+        else:
+            self._out(self._plain(history))
+
+    def _plain(self, history: History) -> str:
+        total = history.info.total_steps
+        samples_per_s, steps_per_s = throughput(history)
+        facts = [f"step {history.step:,}" + (f"/{total:,}" if total else "")]
+        for label, statistic in (("loss", "loss"), ("grad norm", "grad_norm.before_clip"), ("lr", "lr.0")):
+            if statistic in history.run.statistics:
+                facts.append(f"{label} {units.value(newest(history, statistic))}")
+        (loss_step, val_loss), (step, accuracy) = history.validated("val_loss"), history.validated("val_accuracy")
+        if max(loss_step, step) > self._val_step:
+            self._val_step = max(loss_step, step)
+            facts.append(f"validation {units.number(val_loss)} {units.percent(accuracy)}".removesuffix(" -"))
+        if samples_per_s == samples_per_s:
+            facts.append(f"{samples_per_s:,.0f} samples/s")
+        if total and steps_per_s > 0:
+            facts.append(f"{units.duration((total - history.step - 1) / steps_per_s)} left")
+        return "  ".join(facts)
+
+    def _out(self, line: str) -> None:
+        """Write a line as it is, past rich, which would cost ten times as much."""
+        self.console.file.write(line + "\n")
+        self.console.file.flush()

@@ -1,0 +1,1 @@
+"""Locate the operation, line and samples where a step first became non-finite."""

@@ -1,0 +1,98 @@
+"""Which samples of a batch make it happen: rows that are not finite, or else by halving the batch."""
+
+# B = samples of the batch
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from gradwatch.probe.device.sync import to_host
+
+RUNS = 48
+"""Runs of the step that halving may take: one culprit among 64 takes about 13."""
+Indices = Sequence[int]
+
+
+def count(batch: Sequence[Any]) -> int | None:
+    """Return the number of samples, B, or None where the tensors do not agree on one."""
+    sizes = {len(t) if t.ndim else None for t in tree_leaves(batch) if isinstance(t, Tensor)}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def take(batch: Sequence[Any], rows: Indices) -> tuple[Any, ...]:
+    """Return a batch of some of the samples, in that order."""
+
+    def rows_of(value: Any) -> Any:
+        return value[torch.as_tensor(list(rows), device=value.device)] if isinstance(value, Tensor) else value
+
+    return tuple(tree_map(rows_of, list(batch)))
+
+
+def not_finite(batch: Sequence[Any]) -> tuple[int, ...]:
+    """Return the samples that hold a value that is not finite."""
+    bad_B: set[int] = set()
+    for tensor in _floating(batch):
+        rows = torch.nonzero(~torch.isfinite(tensor).flatten(1).all(1) if tensor.ndim > 1 else ~torch.isfinite(tensor))
+        bad_B |= {int(i) for i in to_host(rows.flatten())}
+    return tuple(sorted(bad_B))
+
+
+def magnitudes(batch: Sequence[Any]) -> NDArray[np.float64]:
+    """Return the largest finite magnitude of each sample, shape (B,)."""
+    largest_B: NDArray[np.float64] | None = None
+    for tensor in _floating(batch):
+        flat = torch.nan_to_num(tensor.detach().double().flatten(1) if tensor.ndim > 1 else tensor.double()[:, None])
+        mine_B = np.asarray(to_host(flat.abs().amax(1)), np.float64) if flat.shape[1] else np.zeros(len(flat))
+        largest_B = mine_B if largest_B is None else np.maximum(largest_B, mine_B)
+    return np.zeros(0) if largest_B is None else largest_B
+
+
+@final
+class Halving:
+    """Finds the samples that each make a batch fail by themselves.
+
+    Args:
+        fails: Says whether the step fails on these samples.
+    """
+
+    def __init__(self, fails: Callable[[Indices], bool]) -> None:
+        self._fails = fails
+        self.runs = 0
+
+    def culprits(self, size: int) -> tuple[int, ...]:
+        """Return the samples, or none where it takes several together, or more runs than are allowed."""
+        try:
+            return tuple(self._search(range(size)))
+        except (_TogetherError, RuntimeError, ValueError, IndexError):
+            return ()  # such as BatchNorm on a single sample, or a loss that needs a full batch
+
+    def _search(self, rows: Indices) -> list[int]:
+        """Return the culprits among samples that fail together."""
+        if len(rows) == 1:
+            return list(rows)
+        middle = len(rows) // 2
+        found = [i for half in (rows[:middle], rows[middle:]) if self._ask(half) for i in self._search(half)]
+        if not found:
+            raise _TogetherError
+        return found
+
+    def _ask(self, rows: Indices) -> bool:
+        if self.runs == RUNS:
+            raise _TogetherError
+        self.runs += 1
+        return self._fails(rows)
+
+
+class _TogetherError(Exception):
+    """No sample does it alone, or it would take too long to find out."""
+
+
+def _floating(batch: Sequence[Any]) -> list[Tensor]:
+    return [t for t in tree_leaves(batch) if isinstance(t, Tensor) and t.is_floating_point() and t.ndim]

@@ -1,0 +1,61 @@
+"""Which line called an operation: of all frames, the innermost that is neither torch's, nor Python's, nor ours."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import sysconfig
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+
+import torch
+
+from gradwatch.errors import PACKAGE
+from gradwatch.replay.locate.records import Place
+
+TORCH = Path(torch.__file__).parent
+STANDARD = Path(sysconfig.get_path("stdlib"))
+INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib"))
+MODELS = PACKAGE / "models"
+PLUMBING = ("beartype", "einops", "jaxtyping", "typeguard")
+"""Packages that stand between a model's line and torch, and say nothing of what the line is for."""
+ENGINE = "_engine_run_backward"  # torch/autograd/graph.py: what lies around it called backward(), not the operation
+RECOMPUTING = str(TORCH / "utils" / "checkpoint.py")
+
+
+def calling(within: CodeType | None, *, skip: int = 1) -> tuple[Place | None, bool]:
+    """Return the line that led here, and whether it runs a forward pass again for activation checkpointing.
+
+    Args:
+        within: Code of the frame at which to stop looking: what lies around it is not part of the step.
+        skip: Frames of the caller to leave out.
+    """
+    frame: FrameType | None = sys._getframe(skip)
+    place, again = None, False
+    while frame is not None and frame.f_code is not within and frame.f_code.co_name != ENGINE:
+        file = frame.f_code.co_filename
+        again = again or file == RECOMPUTING
+        if place is None and is_telling(file):
+            place = _place(frame)
+        frame = frame.f_back
+    return place, again
+
+
+@cache
+def is_telling(file: str) -> bool:
+    """Say whether a line of this file can be what a person wants to see: a model's, or a loop's."""
+    path = Path(file)
+    if file.startswith("<") or path.is_relative_to(TORCH):
+        return False
+    if path.is_relative_to(PACKAGE):
+        return path.is_relative_to(MODELS)
+    for folder in INSTALLED:
+        if path.is_relative_to(folder):
+            return path.relative_to(folder).parts[0] not in PLUMBING
+    return not path.is_relative_to(STANDARD)
+
+
+def _place(frame: FrameType) -> Place:
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    return Place(file=file, line=line, text=linecache.getline(file, line).strip(), function=frame.f_code.co_name)

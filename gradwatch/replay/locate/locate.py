@@ -1,0 +1,65 @@
+"""Name the first bad operation of a step: where it is called, what leads there, and whose fault it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from gradwatch.replay.locate.bad_operation import Located, Verdict
+from gradwatch.replay.locate.blame import judge
+from gradwatch.replay.locate.nan_origin import jumps, upstream
+from gradwatch.replay.locate.records import Operation
+from gradwatch.replay.locate.step_tracer import Followed, Step, Trial
+
+JUMP = 1e6
+"""Factor by which one operation may raise the largest magnitude: beyond it, a sum over a million equal values."""
+
+
+def locate(step: Step, *batch: Any, model: nn.Module | None = None, jump: float = JUMP) -> Located | None:
+    """Run a step, forward and backward, and return its first bad operation, or None where there is none.
+
+    The step runs once to be followed, and some more times for the verdict. Gradients, buffers of modules and random
+    generators are put back afterwards. It must not move the weights: leave the optimizer out of it.
+
+    Args:
+        step: Called with the batch; returns the loss, whose backward pass is then run, unless the step has run it.
+        batch: Tensors with one sample per index of their first dimension. With them the verdict knows samples.
+        model: Whose weights the step uses; found by itself where a module is called.
+        jump: Factor by which the largest magnitude may grow in one operation before that is named, where all is finite.
+    """
+    trial = Trial(step, model=model)
+    run = trial.run(batch)
+    found = run.start
+    if found is None:
+        jumped = next(jumps(run.operations, jump), None)
+        return None if jumped is None else _located(run, jumped, because=_grown(jumped), is_jump=True)
+    located = _located(run, found.operation, leaf=found.leaf, reaches=run.reaches)
+    return judge(located, run=run, trial=trial, batch=batch)
+
+
+def _located(run: Followed, operation: Operation, **known: Any) -> Located:
+    """Return what is known of an operation before the verdict."""
+    nothing: dict[str, Any] = {
+        "leaf": None,
+        "weight": None,
+        "because": "",
+        "is_jump": False,
+        "reaches": (),
+        "samples": (),
+    }
+    return Located(
+        operation=operation,
+        forward=run.forward_of(operation),
+        chain=tuple(upstream(run.operations, operation)),
+        verdict=Verdict.FORMULA,
+        followed=len(run.operations),
+        runs=1,
+        **nothing | known,
+    )
+
+
+def _grown(operation: Operation) -> str:
+    given = max(v.magnitude for v in operation.inputs)
+    got = max(v.magnitude for v in operation.outputs)
+    return f"all is finite, but {operation.name} takes magnitudes of {given:.3g} to {got:.3g}: it is nearly singular"

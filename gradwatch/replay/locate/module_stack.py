@@ -1,0 +1,111 @@
+"""Which module is running, and what its tensors are called: learnt from the calls themselves, put back afterwards."""
+
+from __future__ import annotations
+
+from typing import Any, Self, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as hooks
+from torch.utils._pytree import tree_leaves
+
+from gradwatch.replay.locate.records import Origin
+
+WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+"""Names under which torch's wrappers (compile, checkpoint_wrapper, FSDP) keep the module inside."""
+
+
+@final
+class Modules:
+    """Follows calls of modules while it is entered.
+
+    A module that is called outside of all others is a root: paths are relative to it. Its buffers and gradients are
+    put back to what they were when it is first called, by `restore`.
+
+    Args:
+        model: A root that is known before, or None.
+    """
+
+    def __init__(self, model: nn.Module | None = None) -> None:
+        self.running: list[nn.Module] = []
+        self.leaves: dict[int, tuple[str, Origin]] = {}
+        """Name and sort of every tensor that was there before, by the identity of its storage."""
+        self._paths: dict[int, tuple[str, str]] = {}
+        self._roots: list[nn.Module] = []
+        self._buffers: list[tuple[Tensor, Tensor]] = []
+        self._grads: list[tuple[nn.Parameter, Tensor | None]] = []
+        self._handles: list[Any] = []
+        if model is not None:
+            self._meet(model)
+
+    def __enter__(self) -> Self:
+        self._handles = [
+            hooks.register_module_forward_pre_hook(self._enter),
+            hooks.register_module_forward_hook(self._leave, always_call=True),
+        ]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self.running.clear()
+
+    def here(self) -> tuple[str, str]:
+        """Return path and class name of the module that is running; both empty outside of all."""
+        return self._paths[id(self.running[-1])] if self.running else ("", "")
+
+    def name(self, tensor: Tensor, name: str, origin: Origin) -> None:
+        """Call a tensor that is there before by a name, unless it has one."""
+        self.leaves.setdefault(storage(tensor), (name, origin))
+
+    def restore(self) -> None:
+        """Put buffers and gradients of all roots back, in place."""
+        with torch.no_grad():
+            for buffer, before in self._buffers:
+                buffer.copy_(before)
+        for parameter, grad in self._grads:
+            parameter.grad = grad
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if id(module) not in self._paths:
+            if self.running:
+                path, _ = self.here()
+                self._paths[id(module)] = (f"{path}.{type(module).__name__}".lstrip("."), type(module).__name__)
+            else:
+                self._meet(module)
+        if not self.running and module is self._roots[0]:
+            self._name_inputs(args)
+        self.running.append(module)
+
+    def _leave(self, module: nn.Module, _args: object, _outputs: object) -> None:
+        if self.running and self.running[-1] is module:
+            self.running.pop()
+
+    def _name_inputs(self, args: tuple[Any, ...]) -> None:
+        tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+        for i, tensor in enumerate(tensors):
+            self.name(tensor, "inputs" if len(tensors) == 1 else f"inputs[{i}]", "input")
+
+    def _meet(self, root: nn.Module) -> None:
+        """Learn the names of a root's parts, and keep what a run of it changes."""
+        prefix = f"{type(root).__name__}." if self._roots else ""
+        self._roots.append(root)
+        for path, module in root.named_modules():
+            self._paths.setdefault(id(module), (_plain(path), type(module).__name__))
+        for name, parameter in root.named_parameters():
+            self.name(parameter, prefix + _plain(name), "parameter")
+            self._grads.append((parameter, parameter.grad))
+            parameter.grad = None
+        for name, buffer in root.named_buffers():
+            self.name(buffer, prefix + _plain(name), "buffer")
+            self._buffers.append((buffer, buffer.clone()))
+
+
+def _plain(path: str) -> str:
+    """Return a path as the model was written: without what wrappers of torch put in between."""
+    return ".".join(part for part in path.split(".") if part not in WRAPPERS)
+
+
+def storage(tensor: Tensor) -> int:
+    """Return the identity of a tensor's memory, which its views share."""
+    return int(tensor.untyped_storage()._cdata)

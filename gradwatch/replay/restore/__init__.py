@@ -1,0 +1,1 @@
+"""Restore a training to the state just before a recorded step."""

@@ -1,0 +1,126 @@
+"""Find the newest state of a run from which a step can be reached: an incident's, or a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+from gradwatch.errors import RunError
+from gradwatch.history.disk.writer import read
+from gradwatch.history.store import History
+from gradwatch.incident import Incident, incidents
+from gradwatch.train import checkpoint
+from gradwatch.train.data_position import Identity
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A state of a run, and what was recorded after it.
+
+    Args:
+        run: The run directory.
+        step: The step to be reached.
+        incident: The incident that the step is the subject of, or None.
+        kind: `incident`, `checkpoint` or `start`: where the state is from.
+        state: The state, as a `Session` runs on from it; empty for the start of the run, which its seed brings back.
+        machine: What the bits depended on, as `train.live.machine` tells; empty where it was not recorded.
+        bad: Where a run that went back has left out batches since: in what is left of it, it never had them.
+    """
+
+    run: Path
+    step: int
+    incident: Incident | None
+    kind: str
+    state: dict[str, Any]
+    machine: dict[str, Any]
+    bad: list[Identity] = field(default_factory=list)
+
+    @property
+    def begins_at(self) -> int:
+        """The step before which the state was taken."""
+        return int(self.state["progress"]["step"]) if self.state else 0
+
+
+def find(run: Path, step: int | None = None) -> Source:
+    """Return the state from which a step is run again.
+
+    Args:
+        run: The run directory.
+        step: The step, or None for that of the first incident.
+
+    Raises:
+        RunError: There is no such run or step, or no incident where no step is named.
+    """
+    if not (run / "config.yaml").is_file():
+        raise RunError(
+            f"{run}: no run of `gradwatch train` (it holds no config.yaml), and only such a run can be run again "
+            "from its directory; an incident of your own loop is read with gradwatch.incident.incidents"
+        )
+    found = incidents(run)
+    if step is None:
+        if not found:
+            history = read(run)
+            named = min((f.step for f in history.findings), default=history.step)
+            raise RunError(
+                f"{run}: nothing critical was found, so there is no incident to replay; "
+                f"name a step, such as --step {named}"
+            )
+        step = found[0].step
+    incident = next((one for one in found if one.step == step), None)
+    recorded = read(run).step
+    if incident is None and not 0 <= step <= recorded:
+        raise RunError(f"{run}: got step {step}, expected one from 0 to {recorded}, the last that was recorded")
+    if incident is not None and incident.snapshot_step is not None:
+        return _of_incident(run, step, incident, incident)
+    for number in sorted(checkpoint.steps(run / "checkpoints"), reverse=True):
+        if number <= step:
+            return _of_checkpoint(run, step, incident, number)
+    for other in found:
+        if other.snapshot_step is not None and other.snapshot_step <= step <= other.step:
+            return _of_incident(run, step, incident, other)
+    return Source(run=run, step=step, incident=incident, kind="start", state={}, machine={}, bad=_left_out(run))
+
+
+def recorded(source: Source) -> dict[str, Any]:
+    """Return the rows recorded from the state on, by table: its statistics, steps (T,) and values (T, S, L)."""
+    if source.incident is not None and source.kind == "incident":
+        rows: dict[str, Any] = source.incident.state()["rows"]
+        return rows
+    return rows_of(read(source.run), first=source.begins_at)
+
+
+def rows_of(history: History, *, first: int) -> dict[str, Any]:
+    """Return all that is kept of a history from a step on, by table."""
+    found = {}
+    for name, table in (("param", history.param), ("act", history.act), ("run", history.run)):
+        steps_T, values_TSL = table.rows()
+        later_T = steps_T >= first
+        found[name] = {
+            "statistics": list(table.statistics),
+            "layers": list(table.layers),
+            "steps": steps_T[later_T],
+            "values": values_TSL[later_T],
+        }
+    return found
+
+
+def _of_incident(run: Path, step: int, incident: Incident | None, holder: Incident) -> Source:
+    state = holder.state()["snapshot"]
+    machine = holder.facts.get("machine", {})
+    return Source(run=run, step=step, incident=incident, kind="incident", state=state, machine=machine)
+
+
+def _of_checkpoint(run: Path, step: int, incident: Incident | None, number: int) -> Source:
+    state = checkpoint.load(run / "checkpoints", step=number)[1]
+    machine, bad = state.get("machine", {}), _left_out(run)
+    return Source(run=run, step=step, incident=incident, kind="checkpoint", state=state, machine=machine, bad=bad)
+
+
+def _left_out(run: Path) -> list[Identity]:
+    """Return what a run has left out in the end, and from where on."""
+    if not checkpoint.steps(run / "checkpoints"):
+        return []
+    bad: list[Identity] = checkpoint.load(run / "checkpoints")[1]["progress"].get("bad", [])
+    return bad

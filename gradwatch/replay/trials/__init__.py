@@ -1,0 +1,1 @@
+"""Train changed configs briefly in a temporary folder and compare them."""

@@ -1,0 +1,184 @@
+"""Train a config for some steps in a temporary folder, with detectors and without anything to see: did it get ill?"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import tempfile
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gradwatch.config.schema import Config
+from gradwatch.history.store import History
+from gradwatch.records import Finding, Severity
+from gradwatch.replay.restore.warm_start import Midway
+from gradwatch.state.rng import random_state, set_random_state
+from gradwatch.train.evaluate import evaluate
+from gradwatch.train.loop import run
+from gradwatch.train.recovery import failures
+from gradwatch.train.reproducible import reproducible, seed_all
+from gradwatch.train.session import Session
+
+NON_FINITE = ("non-finite", "loss-scale-collapse")
+"""Kinds of findings that come of numbers that are not finite."""
+SHORT_MS = 20.0
+"""Time of a step below which a second thread does not pay."""
+NEVER = 10**9
+"""Steps between two checkpoints that nobody wants."""
+TAIL = 0.1
+"""Fraction of the steps, at the end, whose mean loss is compared."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """A training that was tried.
+
+    Args:
+        history: All that was recorded.
+        val_loss: Validation loss at the end; nan without validation data.
+        val_accuracy: Fraction of validation labels predicted right at the end; nan where there are none.
+        seconds: Time that it took.
+        began_at: Its first step: 0, or that of a recorded state.
+    """
+
+    history: History
+    val_loss: float
+    val_accuracy: float
+    seconds: float
+    began_at: int = 0
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps made."""
+        return self.history.step + 1 - self.began_at
+
+    @property
+    def loss(self) -> float:
+        """Mean training loss of the last tenth of the steps; nan or inf where it was so."""
+        return final_loss(self.history, since=self.began_at)
+
+    @property
+    def alarms(self) -> list[Finding]:
+        """Findings of which somebody must know, in the order of steps."""
+        found = [f for f in self._made() if f.severity >= Severity.WARNING]
+        return sorted(found, key=lambda f: f.step)
+
+    def found(self, finding: Finding) -> list[Finding]:
+        """Return the findings of the same illness that are as grave as a warning, or as this one."""
+        least = min(finding.severity, Severity.WARNING)
+        kinds = same_illness(finding.kind)
+        return [f for f in self._made() if f.kind in kinds and f.severity >= least]
+
+    def _made(self) -> list[Finding]:
+        """Return the findings that are of its own steps."""
+        return [f for f in self.history.findings if f.step >= self.began_at]
+
+
+def same_illness(kind: str) -> tuple[str, ...]:
+    """Return the kinds of findings that are one illness: NaN makes a loss scale fall, where there is one."""
+    return NON_FINITE if kind in NON_FINITE else (kind,)
+
+
+def final_loss(history: History, *, since: int = 0) -> float:
+    """Return the mean training loss of the last tenth of a history from a step on."""
+    losses_T: NDArray[Any] = history["loss"][history.steps("loss") >= since]
+    tail_T = losses_T[-max(1, math.ceil(TAIL * len(losses_T))) :]
+    return float(np.mean(tail_T)) if len(tail_T) else math.nan
+
+
+def threads_for(history: History) -> int | None:
+    """Return the threads that suit a run: one for short steps, which lose by waiting; None for torch's choice."""
+    step_ms_T = history["step_ms"]
+    known_T = step_ms_T[np.isfinite(step_ms_T)]
+    return 1 if len(known_T) and float(np.median(known_T)) < SHORT_MS else None
+
+
+def rehearse(config: Config, *, steps: int, threads: int | None = None, midway: Midway | None = None) -> Rehearsal:
+    """Train a config; nothing is left of it but what is returned.
+
+    Args:
+        config: What to train. Checkpoints, sinks, incidents and compilation are left out.
+        steps: The step before which to end, as counted from the start; the schedule goes on as if the training did.
+        threads: On the CPU, where the config leaves that open.
+        midway: The state to begin at; None is the start.
+    """
+    began, before, threads_before = time.perf_counter(), random_state(), torch.get_num_threads()
+    if threads and not config.train.threads:
+        torch.set_num_threads(threads)
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")  # they were said of the run itself
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradwatch-")))
+            session, val_loss, val_accuracy = _trained(_quiet(config, folder), folder, steps, midway, stack)
+            session.close("finished")
+            history = session.pipeline.history
+    finally:
+        torch.set_num_threads(threads_before)
+        set_random_state(before)
+    seconds = time.perf_counter() - began
+    began_at = midway.step if midway else 0
+    return Rehearsal(history=history, val_loss=val_loss, val_accuracy=val_accuracy, seconds=seconds, began_at=began_at)
+
+
+def _trained(
+    config: Config, folder: Path, steps: int, midway: Midway | None, stack: contextlib.ExitStack
+) -> tuple[Session, float, float]:
+    if config.run.deterministic:
+        stack.enter_context(reproducible(config.run.seed))
+    else:
+        seed_all(config.run.seed)
+    if config.train.threads:
+        torch.set_num_threads(config.train.threads)
+    stack.enter_context(failures.explained())
+    session = midway.open(config, folder, stack=stack) if midway else Session(config, folder, stack=stack)
+    run(session, _After(session, steps))
+    val_loss = val_accuracy = math.nan
+    if session.validation:
+        result = evaluate(session.stepper, session.validation)
+        val_loss, val_accuracy = result.loss, result.accuracy
+    session.live.end_workers()
+    return session, val_loss, val_accuracy
+
+
+@final
+class _After:
+    """Ends a training after so many steps."""
+
+    def __init__(self, session: Session, steps: int) -> None:
+        self._session = session
+        self._steps = steps
+
+    @property
+    def requested(self) -> bool:
+        return self._session.progress.step >= self._steps
+
+
+def _quiet(config: Config, folder: Path) -> Config:
+    """Return a config that leaves no trace."""
+    train = config.train.model_copy(
+        update={
+            "compile": False,
+            "on_critical": "continue",
+            "checkpoint": config.train.checkpoint.model_copy(update={"every": NEVER, "best": False}),
+        }
+    )
+    watch = config.watch.model_copy(
+        update={"enabled": True, "record": config.watch.record.model_copy(update={"enabled": False})}
+    )
+    return config.model_copy(
+        update={
+            "run": config.run.model_copy(update={"out": folder}),
+            "train": train,
+            "watch": watch,
+            "sinks": {"terminal": {"enabled": False}, "tensorboard": {"enabled": False}},
+        }
+    )

@@ -1,0 +1,192 @@
+"""One change at a time to a recorded step: what is different, which causes it speaks for, and what it came to."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from gradwatch.errors import GradwatchError
+from gradwatch.replay.locate import bad_samples
+from gradwatch.replay.locate.bad_operation import Located
+from gradwatch.replay.restore.restored_step import Scene
+from gradwatch.replay.verify.numeric_guard import Guarded
+from gradwatch.replay.verify.symptom import LARGE, ZERO, Outcome, Symptom, observe
+from gradwatch.train.reproducible import seed_all
+from gradwatch.train.step import Batch
+from gradwatch.train.training_state import Live
+
+SINGULAR = "a formula at its singular point"
+BAD_DATA = "NaN or Inf in the data"
+OVERFLOW = "values above 65504 in half precision"
+UNSCALED = "half precision without loss scaling"
+LOW_SCALE = "a loss scale that has fallen too low"
+UNSCALABLE = "NaN that no loss scale can mend"
+ODD_BATCH = "a batch unlike the others"
+"""Causes by their names in the table of `diagnose.causes`."""
+OTHERS = 3
+"""Other batches, and other draws of random numbers, that are tried."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intervention:
+    """A change to a step.
+
+    Args:
+        text: What is different.
+        causes: Names of the causes that are confirmed where the symptom is gone under it.
+        axis: What it varies: `data`, `state`, `numerics`, `chance`, `mode` or `formula`.
+        run: Returns what the step came to, once for each variant.
+    """
+
+    text: str
+    causes: tuple[str, ...]
+    axis: str
+    run: Callable[[], list[Outcome]]
+
+
+def interventions(scene: Scene, symptom: Symptom, located: Located | None) -> Iterator[Intervention]:
+    """Yield the changes that apply to a scene's step.
+
+    Args:
+        scene: At the step.
+        symptom: What to look for.
+        located: The first bad operation, where one was located.
+    """
+    look = functools.partial(observe, scene, symptom)
+    yield from _numerics(scene, symptom, look)
+    yield from _data(scene, symptom, look, located)
+    yield Intervention(
+        text="the same batch with the weights of the start of the run",
+        causes=(),
+        axis="state",
+        run=lambda: [look(prepare=lambda: _begin(scene))],
+    )
+    yield from _modes(scene, look)
+    if located and located.place and not located.leaf:
+        yield _guarded(located, symptom, look)
+
+
+def _numerics(scene: Scene, symptom: Symptom, look: Callable[..., Outcome]) -> Iterator[Intervention]:
+    if scene.config.train.precision == "fp32":
+        return
+    low = LOW_SCALE if scene.live.scaler else UNSCALED
+    yield Intervention(
+        text=f"float32 in the place of {scene.config.train.precision}",
+        causes=(low,) if symptom.kind in ZERO else (OVERFLOW,),
+        axis="numerics",
+        run=lambda: [look(stepper=scene.stepper(precision="fp32", scaler=None))],
+    )
+    if scene.live.scaler:
+        yield Intervention(
+            text="the same format with a loss scale of 1",
+            causes=(),
+            axis="numerics",
+            run=lambda: [look(stepper=scene.stepper(scaler=None))],
+        )
+
+
+def _data(
+    scene: Scene, symptom: Symptom, look: Callable[..., Outcome], located: Located | None
+) -> Iterator[Intervention]:
+    odd = (ODD_BATCH,) if symptom.kind in LARGE else ()
+    if located and (window := _without(scene, located.samples)):
+        yield Intervention(
+            text=f"without {'sample' if len(located.samples) == 1 else 'samples'} "
+            f"{', '.join(map(str, located.samples[:6]))}{', ...' if len(located.samples) > 6 else ''} of the batch",
+            causes=(BAD_DATA,) if located.verdict.name == "DATA" else (),
+            axis="data",
+            run=lambda: [look(window=window)],
+        )
+    yield Intervention(
+        text=f"the {OTHERS} batches that follow, with the same weights",
+        causes=odd,
+        axis="data",
+        run=lambda: [look(window=window) for window in _next_windows(scene)],
+    )
+
+
+def _modes(scene: Scene, look: Callable[..., Outcome]) -> Iterator[Intervention]:
+    """Yield what switches off parts of the model that differ between training and evaluation."""
+    dropouts = [m for m in scene.live.model.modules() if isinstance(m, _DropoutNd) and m.p > 0]
+    norms = [m for m in scene.live.model.modules() if isinstance(m, _BatchNorm)]
+    if dropouts:
+        yield Intervention(
+            text="dropout off", causes=(), axis="chance", run=lambda: [look(prepare=lambda: _evaluate(dropouts))]
+        )
+        yield Intervention(
+            text=f"{OTHERS} other draws of random numbers",
+            causes=(),
+            axis="chance",
+            run=lambda: [
+                look(prepare=functools.partial(seed_all, scene.config.run.seed + 1 + i)) for i in range(OTHERS)
+            ],
+        )
+    if norms:
+        yield Intervention(
+            text="BatchNorm with its running statistics",
+            causes=(),
+            axis="mode",
+            run=lambda: [look(prepare=lambda: _evaluate(norms))],
+        )
+
+
+def _guarded(located: Located, symptom: Symptom, look: Callable[..., Outcome]) -> Intervention:
+    assert located.place, "asked before"
+    place = located.place
+
+    def run() -> list[Outcome]:
+        guard = Guarded(place)
+        outcome = look(under=guard)
+        return [outcome] if guard.guarded else []  # an operation that is not known how to guard says nothing
+
+    return Intervention(
+        text=f"{located.name} on line {place.line} kept 1e-6 away from its singular point",
+        causes=(UNSCALABLE if symptom.kind == "loss-scale-collapse" else SINGULAR,),
+        axis="formula",
+        run=run,
+    )
+
+
+def _evaluate(modules: Sequence[nn.Module]) -> None:
+    for module in modules:
+        module.eval()
+
+
+def _without(scene: Scene, rows: Sequence[int]) -> list[Batch] | None:
+    """Return the step's one micro-batch without some of its samples, or None where that makes no sense."""
+    if len(scene.window) != 1 or not rows:
+        return None
+    size = bad_samples.count(scene.window[0])
+    if size is None or len(rows) > size // 2:
+        return None
+    kept = [i for i in range(size) if i not in set(rows)]
+    inputs, targets = bad_samples.take(scene.window[0], kept)
+    return [(inputs, targets)]
+
+
+def _next_windows(scene: Scene) -> Iterator[list[Batch]]:
+    for offset in range(1, OTHERS + 1):
+        with contextlib.suppress(GradwatchError, IndexError, StopIteration):
+            yield scene.window_at(offset)
+
+
+def _begin(scene: Scene) -> None:
+    """Give the model the weights with which the run began."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        seed_all(scene.config.run.seed)
+        state: dict[str, Any] = Live.build(scene.config).model.state_dict()
+    with torch.no_grad():
+        for name, value in scene.live.model.state_dict().items():
+            if isinstance(value, Tensor):
+                value.copy_(state[name])

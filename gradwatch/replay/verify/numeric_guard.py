@@ -1,0 +1,76 @@
+"""Keep one operation on one line away from its singular point, to see whether that is what makes a step fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from gradwatch.replay.locate.call_site import calling
+from gradwatch.replay.locate.records import Place
+
+EPS = 1e-6
+"""Distance that is kept: above the resolution of float32 at 1, and small against what is computed with."""
+LARGEST_EXPONENT = 80.0  # exp(88.7) is the largest float32
+
+Guard = Callable[[Tensor], Tensor]
+
+
+def _above_zero(x: Tensor) -> Tensor:
+    return x.clamp_min(EPS)
+
+
+def _off_zero(x: Tensor) -> Tensor:
+    return torch.where(x.abs() < EPS, torch.full_like(x, EPS), x)
+
+
+def _inside_one(x: Tensor) -> Tensor:
+    return x.clamp(EPS - 1, 1 - EPS)
+
+
+FIRST: Mapping[str, Guard] = {
+    **dict.fromkeys(("log", "log2", "log10", "sqrt", "rsqrt", "pow", "__pow__"), _above_zero),
+    **dict.fromkeys(("digamma", "lgamma", "reciprocal"), _off_zero),
+    **dict.fromkeys(("acos", "arccos", "asin", "arcsin", "atanh", "arctanh", "erfinv"), _inside_one),
+    "log1p": lambda x: x.clamp_min(EPS - 1),
+    **dict.fromkeys(("exp", "expm1", "cosh", "sinh"), lambda x: x.clamp_max(LARGEST_EXPONENT)),
+}
+"""What an operation's first operand is kept to, by the name under which a line calls it."""
+DIVISORS = ("div", "divide", "true_divide", "__truediv__", "__div__")
+REVERSED = ("__rtruediv__", "__rdiv__")
+
+
+@final
+class Guarded(TorchFunctionMode):
+    """While it is entered, what one line calls is kept away from where it has no finite result or derivative.
+
+    Args:
+        place: The line.
+
+    Attributes:
+        guarded: Names of the operations that were guarded.
+    """
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        self._place = place
+        self.guarded: set[str] = set()
+
+    def __torch_function__(
+        self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call an operation, its operands kept where they are safe."""
+        name = getattr(func, "__name__", "")
+        operand = 1 if name in DIVISORS else 0
+        guard = _off_zero if name in (*DIVISORS, *REVERSED) else FIRST.get(name)
+        if guard and len(args) > operand and isinstance(args[operand], Tensor) and self._is_here():
+            self.guarded.add(name)
+            args = [guard(a) if i == operand and a.is_floating_point() else a for i, a in enumerate(args)]
+        return func(*args, **(kwargs or {}))
+
+    def _is_here(self) -> bool:
+        place, _ = calling(None, skip=3)
+        return place is not None and (place.file, place.line) == (self._place.file, self._place.line)

@@ -1,0 +1,116 @@
+"""What proving a diagnosis comes to: checks, what they say of causes, and all that is known of a finding after them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+from gradwatch.records import Finding
+from gradwatch.replay.config_change import Change
+from gradwatch.replay.locate.bad_operation import Located
+
+Status = Literal["confirmed", "refuted", "open"]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """A change and what came of it.
+
+    Args:
+        text: What was different.
+        result: What it came to, with numbers.
+        gone: Whether the symptom was gone; None where that could not be said.
+        change: The change of the config, where it is one.
+        causes: Names of the causes that it speaks for.
+        axis: What it varied: `data`, `state`, `numerics`, `chance`, `mode`, `formula`, `config`; `look`: nothing.
+        is_healthy: Whether no other alarm came in its place.
+        began_at: Step of the recorded state from which was trained; 0 is the start, None is no training.
+    """
+
+    text: str
+    result: str
+    gone: bool | None
+    change: Change | None = None
+    causes: tuple[str, ...] = ()
+    axis: str = "config"
+    is_healthy: bool = True
+    began_at: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        patch = dict(self.change.patch) if self.change else None
+        return {
+            "change": self.text,
+            "result": self.result,
+            "gone": self.gone,
+            "axis": self.axis,
+            "patch": patch,
+            "began_at": self.began_at,
+        }
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tested:
+    """A cause and what the checks say of it.
+
+    Args:
+        cause: Its name.
+        status: `confirmed` where the symptom was gone under its change; `refuted` where it was not under any of them;
+            `open` where there was none to try, or the symptom does not come back by itself.
+        checks: What was tried.
+    """
+
+    cause: str
+    status: Status
+    checks: tuple[Check, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {"cause": self.cause, "status": self.status, "checks": [c.to_json() for c in self.checks]}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What became of one diagnosis.
+
+    Args:
+        finding: Its leading finding.
+        control: What the run did when nothing was changed.
+        comes_back: Whether the symptom came back then.
+        located: The first bad operation, where something was not finite.
+        sorted: What the symptom depends on: data, state, numerics or chance, in words.
+        causes: The diagnosed cause, then its rivals where they were looked at.
+        further: Checks that speak for no cause of the table.
+        seconds: Time that it took.
+    """
+
+    finding: Finding
+    control: str
+    comes_back: bool
+    located: Located | None
+    sorted: str
+    causes: tuple[Tested, ...]
+    further: tuple[Check, ...]
+    seconds: float
+
+    @property
+    def confirmed(self) -> tuple[Check, ...]:
+        """The changes of the config under which the symptom was gone, the smallest first."""
+        checks = [c for tested in self.causes for c in tested.checks] + list(self.further)
+        return tuple(c for c in checks if c.gone and c.change)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "finding": self.finding.to_json(),
+            "control": self.control,
+            "comes_back": self.comes_back,
+            "located": self.located.to_json() if self.located else None,
+            "sorted": self.sorted,
+            "causes": [t.to_json() for t in self.causes],
+            "further": [c.to_json() for c in self.further],
+            "seconds": round(self.seconds, 3),
+        }

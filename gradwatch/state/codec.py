@@ -1,0 +1,207 @@
+"""Turn a nested state into plain JSON and named tensors, and back, bit for bit and type for type."""
+
+from __future__ import annotations
+
+import collections
+import math
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gradwatch.errors import CheckpointError
+from gradwatch.probe.device.sync import to_host
+from gradwatch.state.safetensors_file import DTYPE_NAMES
+
+MARK = "!"
+"""Key that tells an encoded value from a mapping; a mapping that has the key itself is encoded as well."""
+RESERVED = {"__metadata__"}  # safetensors keeps this name for itself
+LONG_INT_BITS = 1024  # Python refuses to read decimal integers of more than 4300 digits
+FACTORIES: dict[str, Callable[[], Any] | None] = {
+    "none": None,
+    "bool": bool,
+    "int": int,
+    "float": float,
+    "str": str,
+    "list": list,
+    "tuple": tuple,
+    "dict": dict,
+}
+
+
+def encode(state: Any, *, name: str = "state") -> tuple[Any, dict[str, Tensor]]:
+    """Return a state as JSON data and the tensors that it refers to.
+
+    Known are dict, OrderedDict, defaultdict and Counter with str or int keys, list, tuple, strided tensors of any
+    dtype, NumPy arrays and scalars, int, float, bool, str and None. Tensors that are the same view stay one.
+
+    Args:
+        state: The tree.
+        name: What to call its root in errors.
+
+    Returns:
+        Data for `json.dumps`, and tensors on their devices by a name that tells where they stand.
+
+    Raises:
+        CheckpointError: Something in the tree is none of these; the text names its place.
+    """
+    encoder = _Encoder(name)
+    return encoder.encode(state, ()), encoder.tensors
+
+
+def decode(data: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Return the state that `encode` was given; its tensors are on the CPU and contiguous."""
+    if isinstance(data, list):
+        return [decode(item, tensors) for item in data]
+    if not isinstance(data, dict):
+        return data
+    if MARK not in data:
+        return {key: decode(value, tensors) for key, value in data.items()}
+    return _DECODERS[data[MARK]](data, tensors)
+
+
+@final
+class _Encoder:
+    """Walks a tree and collects its tensors."""
+
+    def __init__(self, name: str) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._name = name
+        self._views: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    def encode(self, value: Any, path: tuple[Any, ...]) -> Any:
+        kind = type(value)  # exact: a subclass would come back as something else
+        if value is None or kind in (bool, str):
+            return value
+        if kind is int:
+            return value if value.bit_length() <= LONG_INT_BITS else {MARK: "int", "hex": hex(value)}
+        if kind is float:
+            return value if math.isfinite(value) else {MARK: "float", "bits": struct.pack(">d", value).hex()}
+        if kind is list:
+            return [self.encode(item, (*path, i)) for i, item in enumerate(value)]
+        if kind is tuple:
+            return {MARK: "tuple", "items": [self.encode(item, (*path, i)) for i, item in enumerate(value)]}
+        if kind in (dict, collections.OrderedDict, collections.defaultdict, collections.Counter):
+            return self._mapping(value, path)
+        if kind is Tensor:
+            return self._tensor(value, path)
+        if kind is np.ndarray or isinstance(value, np.generic):
+            return self._array(value, path)
+        raise self._unknown(path, f"a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold")
+
+    def _mapping(self, value: Mapping[Any, Any], path: tuple[Any, ...]) -> Any:
+        for key in value:
+            if type(key) not in (str, int):
+                raise self._unknown(path, f"a key {key!r} of type {type(key).__name__}, expected str or int")
+        if type(value) is dict and MARK not in value and all(type(key) is str for key in value):
+            return {key: self.encode(item, (*path, key)) for key, item in value.items()}
+        items = [[key, self.encode(item, (*path, key))] for key, item in value.items()]
+        data: dict[str, Any] = {MARK: type(value).__name__, "items": items}
+        if isinstance(value, collections.defaultdict):
+            names = [name for name, factory in FACTORIES.items() if factory is value.default_factory]
+            if not names:
+                raise self._unknown(path, f"a defaultdict of {value.default_factory!r}, which a checkpoint cannot hold")
+            data["factory"] = names[0]
+        if isinstance(value, collections.OrderedDict) and hasattr(value, "_metadata"):
+            # where nn.Module.state_dict puts the versions of its modules
+            data["metadata"] = self.encode(value._metadata, (*path, "_metadata"))
+        return data
+
+    def _tensor(self, tensor: Tensor, path: tuple[Any, ...]) -> dict[str, Any]:
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+            what = "quantized" if tensor.is_quantized else f"{tensor.layout} on {tensor.device.type}"
+            raise self._unknown(path, f"a tensor that is {what}, expected a dense one with data")
+        view = (
+            tensor.untyped_storage().data_ptr(),
+            tensor.storage_offset(),
+            tensor.shape,
+            tensor.stride(),
+            tensor.dtype,
+            tensor.device,
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
+        if view in self._views and tensor.numel():
+            return self._views[view]
+        data: dict[str, Any]
+        plain = tensor.detach().resolve_conj().resolve_neg()
+        if plain.dtype in DTYPE_NAMES:
+            data = {MARK: "tensor", "name": self._add(plain, path)}
+        else:
+            raw = plain.contiguous().reshape(-1).view(torch.uint8)
+            dtype = str(plain.dtype).removeprefix("torch.")
+            data = {MARK: "tensor", "name": self._add(raw, path), "dtype": dtype, "shape": list(plain.shape)}
+        self._views[view] = data
+        return data
+
+    def _array(self, array: NDArray[Any] | np.generic, path: tuple[Any, ...]) -> dict[str, Any]:
+        dtype = array.dtype
+        if dtype.hasobject or dtype.names or np.dtype(dtype.str) != dtype:
+            raise self._unknown(path, f"a NumPy array of dtype {dtype}, which a checkpoint cannot hold")
+        name = self._add(_from_bytes(array.tobytes()), path)
+        kind = "scalar" if isinstance(array, np.generic) else "array"
+        return {MARK: kind, "name": name, "dtype": dtype.str, "shape": list(array.shape)}
+
+    def _add(self, tensor: Tensor, path: tuple[Any, ...]) -> str:
+        """Take in a tensor, and return its name: its path, as other readers of the file will see it."""
+        name = "/".join(str(key) for key in path).encode(errors="replace").decode()
+        while name in self.tensors or name in RESERVED or not name:
+            name += "_"
+        self.tensors[name] = tensor
+        return name
+
+    def _unknown(self, path: Iterable[Any], what: str) -> CheckpointError:
+        place = self._name + "".join(f"[{key!r}]" for key in path)
+        return CheckpointError(
+            f"{place} is or has {what}; put plain numbers, text, tensors and containers of them there"
+        )
+
+
+def _from_bytes(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def _decode_items(data: dict[str, Any], tensors: Mapping[str, Tensor]) -> list[tuple[Any, Any]]:
+    return [(key, decode(value, tensors)) for key, value in data["items"]]
+
+
+def _decode_ordered(data: dict[str, Any], tensors: Mapping[str, Tensor]) -> Any:
+    ordered: Any = collections.OrderedDict(_decode_items(data, tensors))
+    if "metadata" in data:
+        ordered._metadata = decode(data["metadata"], tensors)
+    return ordered
+
+
+def _decode_tensor(data: dict[str, Any], tensors: Mapping[str, Tensor]) -> Tensor:
+    tensor = tensors[data["name"]]
+    if "dtype" not in data:
+        return tensor
+    dtype = getattr(torch, data["dtype"])
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"torch.{data['dtype']} is no dtype")
+    return tensor.view(dtype).reshape(data["shape"])
+
+
+def _decode_array(data: dict[str, Any], tensors: Mapping[str, Tensor]) -> NDArray[Any]:
+    raw = to_host(tensors[data["name"]]).tobytes()
+    return np.ndarray(data["shape"], data["dtype"], buffer=bytearray(raw) if raw else None)
+
+
+_DECODERS: dict[str, Callable[[dict[str, Any], Mapping[str, Tensor]], Any]] = {
+    "int": lambda data, _: int(data["hex"], 16),
+    "float": lambda data, _: struct.unpack(">d", bytes.fromhex(data["bits"]))[0],
+    "tuple": lambda data, tensors: tuple(decode(item, tensors) for item in data["items"]),
+    "dict": lambda data, tensors: dict(_decode_items(data, tensors)),
+    "OrderedDict": _decode_ordered,
+    "defaultdict": lambda data, tensors: collections.defaultdict(
+        FACTORIES[data["factory"]], _decode_items(data, tensors)
+    ),
+    "Counter": lambda data, tensors: collections.Counter(dict(_decode_items(data, tensors))),
+    "tensor": _decode_tensor,
+    "array": _decode_array,
+    "scalar": lambda data, tensors: _decode_array(data, tensors)[()],
+}

@@ -1,0 +1,92 @@
+"""Write and read safetensors files one tensor at a time, so that a checkpoint needs no second copy of the model.
+
+The format: a header's length as uint64, the header as JSON (name to dtype, shape and place), then the data.
+Source: https://github.com/huggingface/safetensors, README, section Format.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gradwatch.probe.device.sync import to_host
+
+ALIGNMENT = 8
+"""The data begins at a multiple of so many bytes; the header is filled up with spaces."""
+
+DTYPE_NAMES: dict[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""The dtypes that every version of the format knows."""
+_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+
+class Sink(Protocol):
+    """Where bytes go."""
+
+    def write(self, data: bytes | memoryview) -> object:
+        """Take all of the data."""
+        ...
+
+
+def write(file: Sink, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors of the dtypes in `DTYPE_NAMES`, on whatever device, in the safetensors format."""
+    # the widest first, so that each tensor begins at a multiple of its element size
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    file.write(_header(ordered))
+    for _, tensor in ordered:
+        if tensor.numel():
+            file.write(to_host(tensor.detach().contiguous().reshape(-1).view(torch.uint8)).data)
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file into tensors of their own, on the CPU.
+
+    Raises:
+        ValueError: It is none, or holds what `write` does not write.
+    """
+    tensors = {}
+    with path.open("rb") as file:
+        size = path.stat().st_size
+        header_bytes = int.from_bytes(file.read(8), "little")
+        if header_bytes > size - 8:
+            raise ValueError(f"{path} is no safetensors file: its header would have {header_bytes} bytes")
+        header = json.loads(file.read(header_bytes))
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            begin, end = entry["data_offsets"]
+            file.seek(8 + header_bytes + begin)
+            data = bytearray(file.read(end - begin))
+            if len(data) != end - begin:
+                raise ValueError(f"{path} ends within '{name}'")
+            flat = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+            tensors[name] = flat.view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    return tensors
+
+
+def _header(ordered: Iterable[tuple[str, Tensor]]) -> bytes:
+    entries = {}
+    begin = 0
+    for name, tensor in ordered:
+        end = begin + tensor.numel() * tensor.element_size()
+        shape = list(tensor.shape)
+        entries[name] = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": shape, "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text

@@ -1,0 +1,133 @@
+"""What a loss counts: the mean loss of a micro-batch, and the share of each micro-batch in its optimizer step."""
+
+# N = samples, C = classes, T = positions
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from gradwatch.errors import GradwatchError
+from gradwatch.probe.device.sync import to_float
+
+CLASSIFYING = (nn.CrossEntropyLoss, nn.NLLLoss)
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Objective:
+    """A loss that averages over what it counts, so that accumulated micro-batches can be weighed exactly.
+
+    Args:
+        function: Called with outputs and targets; returns their mean loss, a scalar.
+        look: Called with each loss, which has its graph where gradients are wanted.
+    """
+
+    function: Callable[[Any, Tensor], Tensor]
+    look: Callable[[Tensor], None] = lambda loss: None
+
+    def loss(self, outputs: Any, targets: Tensor) -> Tensor:
+        """Return the mean loss of a micro-batch.
+
+        Args:
+            outputs: What the model returned: (N, C), or (N, T, C) where there is a label per position.
+            targets: Labels (N,) or (N, T), or values of the shape of the outputs.
+        """
+        loss: Any = self._raw(outputs, targets)
+        if not isinstance(loss, Tensor):
+            raise GradwatchError(f"loss: returned a {type(loss).__name__}, expected a tensor of one number")
+        if loss.ndim:
+            raise GradwatchError(
+                f"loss: returned a tensor of shape {tuple(loss.shape)}, expected a scalar; "
+                "use reduction: mean, or return loss.mean()"
+            )
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise GradwatchError(
+                "loss: no parameter has a part in it, so there is no gradient to take; look for detach(), item(), "
+                "no_grad() or a new tensor between the model's parameters and the loss"
+            )
+        self.look(loss)
+        return loss
+
+    def _raw(self, outputs: Any, targets: Tensor) -> Any:
+        of_torch = type(self.function).__module__.startswith("torch.")
+        if not (of_torch or isinstance(self.function, CLASSIFYING)):
+            return self.function(outputs, targets)  # a loss of one's own knows what it takes
+        if not isinstance(outputs, Tensor):
+            raise GradwatchError(
+                f"model: returned a {type(outputs).__name__}{_length(outputs)}, expected one tensor for "
+                f"{type(self.function).__name__}; return the logits alone, or give a loss that takes this output "
+                "(loss.target: package.module:name)"
+            )
+        if isinstance(self.function, CLASSIFYING) and outputs.ndim == 3 and targets.ndim == 2:
+            outputs, targets = outputs.flatten(0, 1), targets.flatten()
+        elif not isinstance(self.function, CLASSIFYING):
+            targets = self._aligned(outputs, targets)
+        try:
+            return self.function(outputs, targets)
+        except (RuntimeError, ValueError, IndexError) as error:
+            if not of_torch or isinstance(error, torch.OutOfMemoryError):
+                raise  # a bug in the user's own loss, say, of which they need the traceback
+            raise GradwatchError(self._misfit(outputs, targets, error)) from error
+
+    def shares(self, window: Sequence[tuple[Any, Tensor]]) -> list[float]:
+        """Return how much of an optimizer step's loss each of its micro-batches is; those of a mean add up to 1."""
+        if len(window) == 1 or getattr(self.function, "reduction", "mean") == "sum":
+            return [1.0] * len(window)
+        counts = [self.count(targets) for _, targets in window]
+        total = sum(counts)
+        return [count / total if total else 0.0 for count in counts]
+
+    def count(self, targets: Tensor) -> float:
+        """Return over how much a mean loss divides: targets that are not ignored, by their class weight if any."""
+        if not isinstance(self.function, CLASSIFYING) or targets.is_floating_point():
+            return float(len(targets))
+        counted = targets[targets != self.function.ignore_index]
+        if self.function.weight is None:
+            return float(counted.numel())
+        return to_float(self.function.weight.to(targets.device)[counted].sum())
+
+    def _misfit(self, outputs: Tensor, targets: Tensor, error: Exception) -> str:
+        """Return why a loss of torch cannot take these: mostly labels that are no class."""
+        if isinstance(self.function, CLASSIFYING) and outputs.ndim > 1 and not targets.is_floating_point():
+            classes = outputs.shape[1]
+            counted = targets[targets != self.function.ignore_index]
+            low, high = (int(to_float(v)) for v in (counted.min(), counted.max())) if counted.numel() else (0, 0)
+            if low < 0 or high >= classes:
+                return (
+                    f"loss: the labels of a batch run from {low} to {high}, but the model has {classes} outputs, "
+                    f"expected labels from 0 to {classes - 1}; give the model as many outputs as there are classes, "
+                    "or mend the labels"
+                )
+        return (
+            f"loss: {type(self.function).__name__} cannot take outputs of shape {tuple(outputs.shape)} and targets of "
+            f"shape {tuple(targets.shape)} and type {targets.dtype}: {str(error).splitlines()[0]}"
+        )
+
+    def _aligned(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the targets in the outputs' shape and dtype, or refuse to broadcast one against the other."""
+        if outputs.shape != targets.shape:
+            if outputs.numel() != targets.numel():
+                raise GradwatchError(
+                    f"loss: {type(self.function).__name__} got outputs of shape {tuple(outputs.shape)} and targets of "
+                    f"shape {tuple(targets.shape)}, expected equal shapes; broadcasting would compare every output "
+                    "with every target"
+                )
+            targets = targets.reshape(outputs.shape)
+        return targets if targets.is_floating_point() else targets.to(torch.float32)
+
+
+def predictions_right(outputs: Any, targets: Tensor) -> tuple[int, int] | None:
+    """Return how many labels were predicted right, of how many; None where there is nothing to count."""
+    if not isinstance(outputs, Tensor) or targets.is_floating_point() or outputs.ndim != targets.ndim + 1:
+        return None
+    right = (outputs.argmax(-1) == targets).sum()
+    return int(to_float(right)), targets.numel()
+
+
+def _length(outputs: object) -> str:
+    return f" of {len(outputs)}" if isinstance(outputs, (tuple, list, dict)) else ""

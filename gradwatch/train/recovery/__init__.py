@@ -1,0 +1,1 @@
+"""Handle failures of a training: incidents, rewinding, interrupts, error messages."""

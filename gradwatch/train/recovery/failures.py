@@ -1,0 +1,84 @@
+"""What becomes of a run that an error ends: nothing is left of an empty one, and others say how to go on with them."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from gradwatch.errors import GradwatchError, RunError
+from gradwatch.history.disk.writer import read
+from gradwatch.train import checkpoint
+from gradwatch.train.session import Session
+
+CPU_OUT_OF_MEMORY = "DefaultCPUAllocator"  # torch names its allocator in the text, its only mark on the CPU
+DEVICE_ASSERT = "device-side assert"
+
+
+@contextlib.contextmanager
+def discarded_if_empty(directory: Path) -> Iterator[None]:
+    """Remove a new run's directory after an error in which no step was recorded: there is nothing in it to go on with.
+
+    Args:
+        directory: The run directory. Its files must be closed inside.
+    """
+    try:
+        yield
+    except BaseException:
+        if not _has_steps(directory):
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
+
+
+@contextlib.contextmanager
+def resumable(session: Session) -> Iterator[None]:
+    """After an error, note on it how to go on with the run."""
+    begun = session.progress.step
+    try:
+        yield
+    except BaseException as error:
+        if session.progress.step > begun:
+            error.add_note(_way_on(session.directory, session.progress.step))
+        raise
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Say what a user can do where memory ran out, and what an error of the device most often means."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or CPU_OUT_OF_MEMORY in str(error):
+            raise GradwatchError(
+                f"out of memory: {_reason(error)}; lower data.batch_size (and raise train.accumulate by as much), "
+                "set train.precision: bf16 or train.activation_checkpointing: sqrt, or take a smaller model"
+            ) from error
+        if DEVICE_ASSERT in str(error):
+            error.add_note(
+                "most often a label or a token is out of range; --set train.device=cpu shows which, and where"
+            )
+        raise
+
+
+def _way_on(directory: Path, steps: int) -> str:
+    told = f"the run got to step {steps:,}"
+    last = checkpoint.newest(directory / "checkpoints")
+    if last is None:
+        return f"{told}, before its first checkpoint; see what was recorded with: gradwatch diagnose {directory}"
+    return f"{told}; go on from its checkpoint of step {last:,} with: gradwatch train --resume {directory}"
+
+
+def _has_steps(directory: Path) -> bool:
+    try:
+        return read(directory).step >= 0
+    except RunError:
+        return False
+
+
+def _reason(error: BaseException) -> str:
+    """Return the first sentence of a message, without the place in torch's own source."""
+    text = str(error).rpartition(f"{CPU_OUT_OF_MEMORY}: ")[2]
+    return text.splitlines()[0].split(". ")[0] if text else "Python could get no more"

@@ -1,0 +1,62 @@
+"""What may change when a run is resumed, and what makes it another run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gradwatch.config.load import load_config
+from gradwatch.config.schema import Config
+from gradwatch.errors import RunError
+from gradwatch.history.disk import atomic
+
+KEPT = ("run.seed", "model", "data", "loss", "optim", "schedule", "watch.enabled")
+"""Parts of the config that the checkpoint, the order of the data or the recorded layers depend on."""
+FREE = ("data.workers", "data.pin_memory", "data.eval_batch_size")
+CONFIG = "config.yaml"
+
+
+def check(directory: Path, config: Config) -> None:
+    """Make sure that a run can go on with a config.
+
+    Args:
+        directory: The run directory, which holds the config that it was trained with.
+        config: What it is to go on with.
+
+    Raises:
+        RunError: What cannot change is different; each setting with both values.
+    """
+    then, now = _flat(load_config(directory / CONFIG).model_dump()), _flat(config.model_dump())
+    changed = [key for key in then | now if _is_kept(key) and then.get(key) != now.get(key)]
+    if changed:
+        told = "; ".join(f"{key}: the run has {_shown(then.get(key))}, got {_shown(now.get(key))}" for key in changed)
+        raise RunError(
+            f"--resume: {told}; a run goes on with the model, data, loss, optimizer and schedule that it began with. "
+            "Leave that as it is, or train anew"
+        )
+
+
+def note(directory: Path, config: Config) -> None:
+    """Write down the config with which a run goes on, so that the next resume needs no overrides."""
+    atomic.replace(directory / CONFIG, config.to_yaml().encode())
+
+
+def _is_kept(key: str) -> bool:
+    return any(_below(key, part) for part in KEPT) and not any(_below(key, part) for part in FREE)
+
+
+def _below(key: str, part: str) -> bool:
+    return key == part or key.startswith(f"{part}.")
+
+
+def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the settings by dotted path."""
+    flat: dict[str, Any] = {}
+    for key, value in section.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else str(list(value) if isinstance(value, tuple) else value)

@@ -1,0 +1,273 @@
+"""The live objects of a training, as a config says: built, put back to a saved state, and made into a stepper."""
+
+from __future__ import annotations
+
+import copy
+import math
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, Self, final
+
+import torch
+from torch import Tensor, nn
+
+from gradwatch import build
+from gradwatch.config.schema import Config, TrainSection
+from gradwatch.data import Splits
+from gradwatch.errors import CheckpointError, GradwatchError
+from gradwatch.monitor import total_norm
+from gradwatch.probe.device.sync import to_host
+from gradwatch.probe.device.torch_reduce import NUM_STATISTICS
+from gradwatch.probe.gradients.statistics import GradientProbe
+from gradwatch.train import activation_checkpointing, checkpoint
+from gradwatch.train.batches import Batches
+from gradwatch.train.objective import Objective
+from gradwatch.train.step import Clip, Stepper
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """Where the loop stands; with the random generators, all that a resume needs beside the live objects.
+
+    Args:
+        step: Next optimizer step.
+        epoch: Epoch under way.
+        batch: Batches of the epoch that are behind it.
+        best: Best value of the early-stopping metric so far, where lower is better.
+        stale: Evaluations since then.
+        best_val_loss: Lowest validation loss so far, for the checkpoint that is kept as the best.
+        elapsed_s: Training time behind it.
+        rewinds: How often the run went back after something critical.
+        bad: Steps whose batches are left out: see `train.position.Identity`.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    best: float = math.inf
+    stale: int = 0
+    best_val_loss: float = math.inf
+    elapsed_s: float = 0.0
+    rewinds: int = 0
+    bad: list[list[int]] = field(default_factory=list)
+
+    def update(self, state: Mapping[str, Any]) -> None:
+        """Stand where a saved state says."""
+        for name, value in state.items():
+            setattr(self, name, value)
+        self.bad = [list(identity) for identity in state.get("bad", ())]
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Live:
+    """The live objects of a training.
+
+    Args:
+        config: What they were built from.
+        device: Where model and batches live.
+        batches: The training data.
+        validation: The validation data, or None.
+        model: In the mode in which it was built.
+        optimizer: Over the trainable parameters.
+        scaler: The GradScaler of fp16, or None.
+        schedule: The learning-rate schedule, or None.
+        objective: The loss.
+        steps_per_epoch: Optimizer steps of an epoch.
+        total_steps: Optimizer steps of the run.
+        progress: Where the training stands.
+    """
+
+    config: Config
+    device: torch.device
+    batches: Batches
+    validation: Batches | None
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler | None
+    schedule: torch.optim.lr_scheduler.LRScheduler | None
+    objective: Objective
+    steps_per_epoch: int
+    total_steps: int
+    progress: Progress
+
+    @classmethod
+    def build(cls, config: Config) -> Self:
+        """Return everything that a config names, at the start of its training."""
+        device = build.device(config.train.device)
+        splits = build.splits(config.data)
+        batches, validation = _batches(config, splits)
+        model = build.model(config, splits.spec).to(device)
+        _checkpoint_activations(model, config.train)
+        optimizer = build.optimizer(config.optim, model)
+        scaler = build.scaler(config, device)
+        steps_per_epoch = math.ceil(len(batches) / config.train.accumulate)
+        total_steps = config.train.steps or steps_per_epoch * (config.train.epochs or 0)
+        epochs = math.ceil(total_steps / steps_per_epoch)
+        length = total_steps if config.schedule.per == "step" else epochs
+        schedule = build.schedule(config.schedule, optimizer, length=length)
+        loss = build.loss(config, splits.spec)
+        return cls(
+            config=config,
+            device=device,
+            batches=batches,
+            validation=validation,
+            model=model,
+            optimizer=optimizer,
+            scaler=scaler,
+            schedule=schedule,
+            objective=Objective(function=loss.to(device) if isinstance(loss, nn.Module) else loss),
+            steps_per_epoch=steps_per_epoch,
+            total_steps=total_steps,
+            progress=Progress(),
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Return everything that further steps depend on, but for the random generators; tensors are the live ones."""
+        model = self.model.state_dict()
+        return {
+            "progress": asdict(self.progress),
+            "model": model,
+            "buffers": {name: buffer for name, buffer in self.model.named_buffers() if name not in model},
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict() if self.schedule else None,
+            "scaler": self.scaler.state_dict() if self.scaler else None,
+        }
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go back to what `state` returned, in place: parameters stay the same objects.
+
+        Raises:
+            CheckpointError: It does not fit; the text says how.
+        """
+        checkpoint.load_model(self.model, state["model"])
+        for name, buffer in self.model.named_buffers():
+            if name in state.get("buffers", ()):  # one that the model keeps out of its state
+                buffer.copy_(state["buffers"][name])
+        try:
+            # a copy: on the CPU it would take the tensors themselves, and change them
+            self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        except ValueError as error:
+            raise CheckpointError(
+                f"the checkpoint does not fit optim: {error}; resume with the run's own config"
+            ) from error
+        if self.schedule and state["schedule"]:
+            self.schedule.load_state_dict(state["schedule"])
+        if self.scaler and state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])
+        self.progress.update(state["progress"])
+
+    def check_span(self) -> None:
+        """Refuse a run that ends before where it has come to, or behind its schedule: OneCycleLR would raise there."""
+        if self.total_steps < self.progress.step:
+            raise GradwatchError(
+                f"{self._span_setting}: got {self.total_steps:,} steps, but the run has made {self.progress.step:,}; "
+                f"{self.way_on}"
+            )
+        span = getattr(self.schedule, "total_steps", None)
+        if span is not None and self.config.schedule.per == "step" and self.total_steps > span:
+            raise GradwatchError(
+                f"train: got {self.total_steps:,} steps, but the run's {type(self.schedule).__name__} was planned for "
+                f"{span:,} and ends there; leave train as it is, or train anew"
+            )
+
+    @property
+    def _span_setting(self) -> str:
+        """The setting that says how long the run is."""
+        return "train.steps" if self.config.train.steps else "train.epochs"
+
+    @property
+    def way_on(self) -> str:
+        """What to do where the run is over and should go on, in words."""
+        return f"to go on, give it more with --set {self._span_setting}=..."
+
+    def compile(self) -> None:
+        """Have torch.compile take over the model, where the config says so."""
+        options = self.config.train.compile_options
+        if not options:
+            return
+        try:
+            self.model.compile(**options)
+        except (RuntimeError, ValueError) as error:  # such as a backend that is not there
+            raise GradwatchError(f"train.compile: {error}") from error
+
+    def stepper(self, observe: Callable[[], float] | None = None) -> Stepper:
+        """Return what makes the training's optimizer steps.
+
+        Args:
+            observe: Returns the total norm of the unscaled gradients; by default as the monitor would.
+        """
+        train = self.config.train
+        return Stepper(
+            model=self.model,
+            objective=self.objective,
+            optimizer=self.optimizer,
+            scaler=self.scaler,
+            observe=observe or _TotalNorm(self.params()),
+            device=self.device,
+            precision=train.precision,
+            clip=Clip(norm=train.clip.norm, value=train.clip.value) if train.clip else None,
+            on_nonfinite=train.on_nonfinite,
+        )
+
+    def params(self) -> list[Tensor]:
+        """Return the parameters that the optimizer moves."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def end_workers(self) -> None:
+        """End the processes that read ahead."""
+        for batches in (self.batches, self.validation):
+            if batches:
+                batches.close()
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """Return what the bits of a training depend on besides its config."""
+    return {
+        "torch": str(torch.__version__),
+        "device": str(device),
+        "processor": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+def _batches(config: Config, splits: Splits) -> tuple[Batches, Batches | None]:
+    section = config.data
+    make = partial(Batches, seed=config.run.seed, workers=section.workers, pin_memory=section.pin_memory)
+    training = make(splits.train, batch_size=section.batch_size, shuffle=section.shuffle, drop_last=section.drop_last)
+    if splits.val is None:
+        return training, None
+    size = section.eval_batch_size or section.batch_size
+    return training, make(splits.val, batch_size=size)
+
+
+def _checkpoint_activations(model: nn.Module, train: TrainSection) -> None:
+    choice = train.activation_checkpointing
+    if choice == "none":
+        return
+    if choice == "sqrt":
+        activation_checkpointing.sqrt_blocks(model)
+    elif choice.every is not None:
+        activation_checkpointing.every_blocks(model, choice.every)
+    else:
+        assert choice.modules, "the config has either"
+        activation_checkpointing.matching_modules(model, choice.modules)
+
+
+@final
+class _TotalNorm:
+    """Returns the norm of all gradients as the monitor would, so that watching changes nothing to the last bit."""
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        self._probe = GradientProbe(params)
+        self._out_SL = None
+        if params and params[0].device.type == "cpu":
+            self._out_SL = torch.empty((NUM_STATISTICS, len(params)), dtype=torch.float32, device="cpu")
+
+    def __call__(self) -> float:
+        return total_norm(to_host(self._probe.read(out_SL=self._out_SL)))

@@ -1,0 +1,108 @@
+"""Draw the pictures of the README from real runs: `python scripts/tools/make_pictures.py`, into .github/pictures/.
+
+The terminal pictures are exported by rich as SVG. The report is photographed in a headless chromium, which must be
+installed; the picture of TensorBoard is taken by hand.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+from rich.console import Console
+
+from gradwatch.config.load import load_config
+from gradwatch.diagnose.rank import diagnose
+from gradwatch.history.store import History
+from gradwatch.pipeline.pipeline import redetect
+from gradwatch.render.common.layers import matrices
+from gradwatch.render.common.sparkline import UNICODE
+from gradwatch.render.report.sink import write_report
+from gradwatch.render.terminal.live_view import panel
+from gradwatch.render.terminal.sink import print_diagnosis, print_summary
+from gradwatch.train.loop import train
+
+ROOT = Path(__file__).parents[2]
+PICTURES = ROOT / ".github" / "pictures"
+WIDTH = 100
+
+
+def run(config: str, out: Path) -> History:
+    """Train a config and return what was recorded."""
+    overrides = [f"run.out={out}", "sinks.terminal.enabled=false", "sinks.tensorboard.enabled=false"]
+    return train(load_config(ROOT / "configs" / config, overrides)).history
+
+
+def recorder() -> Console:
+    """Return a console that only remembers."""
+    return Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+
+
+def upto(history: History, step: int) -> History:
+    """Return a run as it was at an earlier step, with what had been found by then."""
+    earlier = redetect(history, ())
+    earlier.truncate(step)
+    for finding in history.findings:
+        if finding.step <= step:
+            earlier.report(finding)
+    return earlier
+
+
+def draw_live(history: History, *, step: int) -> None:
+    """Draw the live view as it was at a step of a run."""
+    earlier = upto(history, step)
+    console = recorder()
+    console.print(panel(earlier, matrices(earlier.info.layers), width=WIDTH, signs=UNICODE))
+    console.save_svg(str(PICTURES / "live.svg"), title="gradwatch train configs/clinic/vanishing-gradient.yaml")
+
+
+def photograph_report(history: History) -> None:
+    """Photograph the report of a run in a headless chromium: its findings on the left, its layers on the right."""
+    from selenium import webdriver
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or ""
+    for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"):
+        options.add_argument(flag)
+    service = webdriver.ChromeService(executable_path=shutil.which("chromedriver") or "")
+    width, height = 1000, 1300
+    with tempfile.TemporaryDirectory() as folder, webdriver.Chrome(options=options, service=service) as browser:
+        path = Path(folder) / "report.html"
+        write_report(path, history, diagnose(history))
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        browser.get(path.as_uri())
+        left = browser.get_screenshot_as_png()
+        browser.execute_script("document.getElementById('layers').scrollIntoView()")
+        plot = browser.find_element("css selector", "#map .u-over")
+        ActionChains(browser).move_to_element_with_offset(plot, 60, -40).perform()
+        right = browser.get_screenshot_as_png()
+    both = Image.new("RGB", (2 * width + 2, height), (208, 215, 222))
+    for i, side in enumerate((left, right)):
+        both.paste(Image.open(io.BytesIO(side)).convert("RGB"), (i * (width + 2), 0))
+    both.save(PICTURES / "report.webp", quality=82, method=6)
+
+
+def main() -> None:
+    """Draw the live view and the report of an ill run, the diagnosis of another, and the summary of a healthy one."""
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder)
+        ill, healthy = run("clinic/dead-relu.yaml", out), run("quickstart.yaml", out)
+        vanishing = run("clinic/vanishing-gradient.yaml", out)
+    draw_live(vanishing, step=40)
+    photograph_report(vanishing)
+    console = recorder()
+    print_diagnosis(console, ill, diagnose(ill))
+    console.save_svg(str(PICTURES / "diagnose.svg"), title=f"gradwatch diagnose runs/{ill.info.name}")
+    console = recorder()
+    print_summary(console, healthy, diagnose(healthy), run_dir=Path("runs") / healthy.info.name)
+    console.save_svg(str(PICTURES / "summary.svg"), title="gradwatch train configs/quickstart.yaml")
+
+
+if __name__ == "__main__":
+    main()

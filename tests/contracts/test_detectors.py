@@ -1,0 +1,241 @@
+"""What holds for every detector alike: its examples, its manual page, and what it may not depend on."""
+
+import dataclasses
+import inspect
+import itertools
+import re
+
+import numpy as np
+import pytest
+
+from gradwatch.detect import Detector, detectors
+from gradwatch.history.store import History
+from gradwatch.history.synthetic.builder import Synthetic
+
+ALL = detectors()
+CASES = [(type(d), example) for d in ALL for example in type(d).examples()]
+SECTIONS = ("What it measures:", "Why it matters:", "When it is wrong:", "What to do:", "Source:", "Args:")
+
+each = pytest.mark.parametrize("detector", ALL, ids=lambda d: d.kind)
+every_example = pytest.mark.parametrize(("cls", "example"), CASES, ids=[f"{c.kind}: {e.name}" for c, e in CASES])
+
+
+@every_example
+def test_a_detector_says_of_its_example_what_the_example_wants(cls, example, replay):
+    found = replay(example.history, [cls()])
+
+    assert sorted(map(str, {f.layer for f in found})) == sorted(map(str, example.layers)), [f.message for f in found]
+    assert {f.kind for f in found} <= {cls.kind}, "a detector speaks of its own symptom only"
+    assert {f.code for f in found} <= {cls.code}
+
+
+@each
+def test_examples_fire_and_stay_quiet(detector):
+    examples = list(type(detector).examples())
+
+    assert any(e.layers for e in examples), "no example shows the illness"
+    assert any("healthy" in e.name for e in examples), "no example shows a healthy run"
+    assert sum(not e.layers for e in examples) >= 3, "near misses are missing"
+    assert len({e.name for e in examples}) == len(examples)
+
+
+@every_example
+def test_findings_carry_evidence_and_one_sentence(cls, example, replay):
+    for finding in replay(example.history, [cls()]):
+        assert finding.evidence, "a finding without numbers proves nothing"
+        assert all(isinstance(q.value, float) for q in finding.evidence), "numbers of evidence are plain floats"
+        assert finding.message, "a finding says something"
+        assert not finding.message.endswith("."), "a message has no full stop: renderers add what follows"
+        assert len(finding.message) < 160, f"too long for one line: {finding.message}"
+        assert finding.from_json(finding.to_json()) == finding
+
+
+@each
+def test_the_docstring_is_a_manual_page(detector):
+    page = inspect.getdoc(type(detector)) or ""
+    places = [page.find(section) for section in SECTIONS]
+
+    assert -1 not in places, f"{detector.kind} lacks {[s for s, p in zip(SECTIONS, places, strict=True) if p < 0]}"
+    assert places == sorted(places), f"the sections of {detector.kind} are out of order"
+    assert "http" in page[page.index("Source:") :], "a source is a link"
+
+
+@each
+def test_every_threshold_is_explained_with_its_default_and_a_reason(detector):
+    page = (inspect.getdoc(type(detector)) or "").partition("Args:")[2]
+    texts = dict(re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", page, flags=re.MULTILINE))
+
+    assert list(texts) == [f.name for f in dataclasses.fields(detector)], "fields and their explanations differ"
+    for field in dataclasses.fields(detector):
+        number = f"{field.default:g}".replace("e-05", "e-5")
+        assert f" {number}: " in " ".join(texts[field.name].split()), (
+            f"{detector.kind}.{field.name}: '{number}: reason'"
+        )
+
+
+def test_codes_and_kinds_are_unique():
+    assert len({d.code for d in ALL}) == len(ALL)
+    assert len({d.kind for d in ALL}) == len(ALL)
+
+
+@each
+def test_a_kind_is_spelt_the_same_everywhere(detector):
+    cls = type(detector)
+
+    assert cls.__module__.rpartition(".")[2] == cls.kind.replace("-", "_")
+    assert cls.__name__ == "".join(part.capitalize() for part in cls.kind.split("-"))
+    assert isinstance(detector, Detector)
+
+
+@every_example
+def test_the_same_history_gives_the_same_findings_twice(cls, example):
+    detector = cls()
+    first = list(detector.detect(example.history))
+
+    assert list(detector.detect(example.history)) == first, "a detector has no memory of its own"
+    assert list(cls().detect(example.history)) == first
+
+
+@pytest.mark.parametrize("exponent", [-20, 20])
+@pytest.mark.parametrize("detector", [d for d in ALL if d.kind != "fp16-underflow"], ids=lambda d: d.kind)
+def test_gradients_in_other_units_give_the_same_findings(detector, exponent, replay):
+    for example in type(detector).examples():
+        scaled = _rescaled(example.history, 2.0**exponent)
+        wanted = {(f.layer, f.step) for f in replay(example.history, [detector])}
+
+        assert {(f.layer, f.step) for f in replay(scaled, [detector])} == wanted, example.name
+
+
+def _rescaled(history: History, factor: float) -> History:
+    """Return the history of the same run with a loss that is `factor` times as large, under an optimizer like Adam."""
+    copy = History(history.info, groups=history.groups)
+    steps_T, param_TSL = history.param.rows()
+    _, run_TSL = history.run.rows()
+    act_steps_T, act_TSL = history.act.rows()
+    act_row = {int(step): row for row, step in enumerate(act_steps_T)}
+    sized = [history.param.statistics.index(n) for n in ("grad.l2", "grad.absmax", "grad.mean", "grad.std")]
+    norms = [
+        history.run.statistics.index(n) for n in ("grad_norm.before_clip", "grad_norm.after_clip", "loss", "val_loss")
+    ]
+    param_TSL[:, sized] *= factor
+    run_TSL[:, norms] *= factor
+    for t, step in enumerate(steps_T.tolist()):
+        row = dict(zip(history.run.statistics, run_TSL[t, :, 0].tolist(), strict=True))
+        copy.append(step, run=row, param_SL=param_TSL[t], act_SL=act_TSL[act_row[step]] if step in act_row else None)
+    scaled = {"nat": factor}
+    copy.events.extend(
+        dataclasses.replace(e, values={name: scaled.get(name, 1.0) * value for name, value in e.values.items()})
+        for e in history.events
+    )
+    return copy
+
+
+# layer-imbalance leaves the output layer out; no-gradient takes numbered layers behind others for experts
+ORDERED = {"vanishing-gradient", "exploding-gradient", "dead-layer", "non-finite", "not-optimized", "no-gradient"}
+ORDERED |= {"poor-initialization"}  # small weights lose the signal on its way to the output layer
+UNORDERED = [d for d in ALL if d.kind not in ORDERED and d.kind != "layer-imbalance"]
+
+
+@pytest.mark.parametrize("detector", UNORDERED, ids=lambda d: d.kind)
+def test_the_order_of_layers_does_not_matter_where_depth_does_not(detector, replay):
+    for example in type(detector).examples():
+        order = np.random.default_rng(3).permutation(len(example.history.info.layers))
+        shuffled = _permuted(example.history, order)
+        wanted = {(f.layer, f.step) for f in replay(example.history, [detector])}
+
+        assert {(f.layer, f.step) for f in replay(shuffled, [detector])} == wanted, example.name
+
+
+def _permuted(history: History, order: np.ndarray) -> History:
+    infos = tuple(history.info.layers[i] for i in order)
+    copy = History(dataclasses.replace(history.info, layers=infos), groups=history.groups)
+    steps_T, param_TSL = history.param.rows()
+    _, run_TSL = history.run.rows()
+    act_steps_T, act_TSL = history.act.rows()
+    act_row = {int(step): row for row, step in enumerate(act_steps_T)}
+    for t, step in enumerate(steps_T.tolist()):
+        row = dict(zip(history.run.statistics, run_TSL[t, :, 0].tolist(), strict=True))
+        act_SL = act_TSL[act_row[step]] if step in act_row else None
+        copy.append(step, run=row, param_SL=param_TSL[t][:, order], act_SL=act_SL)
+    copy.events.extend(history.events)
+    return copy
+
+
+def _skips(made: Synthetic) -> None:
+    made.info = dataclasses.replace(made.info, loss_scaling=True, precision="fp16")
+    made.skipped_T[:6], made.nonfinite_TL[:6], made.grad_l2_TL[:6] = 1, 3, np.nan
+    made.loss_scale_T = 65536 * 0.5 ** np.cumsum(made.skipped_T)
+
+
+def _in_turn(made: Synthetic) -> None:
+    off_T = made.rng.random(made.steps) < 0.5
+    for values_TL in (made.grad_l2_TL, made.zero_frac_TL, made.nonfinite_TL):
+        values_TL[off_T, -1], values_TL[~off_T, -2] = np.nan, np.nan
+
+
+def _converges(made: Synthetic) -> None:
+    made.grad_l2_TL *= 10 ** (-4 * made.t_T / made.steps)[:, None]
+    made.loss_T *= 10 ** (-6 * made.t_T / made.steps)
+
+
+def _curriculum(made: Synthetic) -> None:
+    made.grad_l2_TL[150:] *= 3
+    made.loss_T[150:] *= 3
+
+
+def _zero_init(made: Synthetic) -> None:
+    made.grad_l2_TL[0, 1:-1], made.zero_frac_TL[0, 1:-1] = 0, 1
+
+
+def _scheduled(factor_T):
+    def schedule(made: Synthetic) -> None:
+        made.lr_T = made.lr_T * factor_T(made.t_T / made.steps)
+
+    return schedule
+
+
+def _nothing(made: Synthetic) -> None:
+    pass
+
+
+LOOKALIKES = {
+    "plain": (_nothing, {}),
+    "noise of tiny batches": (_nothing, {"noise": 1.2}),
+    "SGD": (_nothing, {"optimizer": "SGD", "lr": 0.1}),
+    "fp16 with a scaler": (_skips, {}),
+    "activations": (_nothing, {"activations": 4}),
+    "forty layers": (_nothing, {"layers": 40}),
+    "two layers": (_nothing, {"layers": 2}),
+    "warm-up": (_scheduled(lambda x_T: np.minimum(1, 4 * x_T + 0.01)), {}),
+    "cosine to zero": (_scheduled(lambda x_T: (1 + np.cos(np.pi * x_T)) / 2), {}),
+    "milestones": (_scheduled(lambda x_T: 10.0 ** -np.floor(x_T * 3)), {}),
+    "restarts": (_scheduled(lambda x_T: (1 + np.cos(np.pi * (4 * x_T % 1))) / 2), {}),
+    "heads in turn": (_in_turn, {}),
+    "convergence": (_converges, {}),
+    "a curriculum": (_curriculum, {}),
+    "branches that start at zero": (_zero_init, {}),
+}
+
+
+@pytest.mark.parametrize("lookalike", LOOKALIKES)
+@pytest.mark.parametrize("seed", range(3))
+def test_healthy_runs_raise_no_alarm(lookalike, seed, replay):
+    edit, arguments = LOOKALIKES[lookalike]
+    made = Synthetic(steps=300, seed=seed, **arguments)
+    edit(made)
+
+    assert replay(made.history(), ALL) == (), "a false alarm"
+
+
+def test_nothing_is_said_before_there_is_anything():
+    empty = next(iter(Synthetic(steps=1).replay()))
+
+    assert list(itertools.chain.from_iterable(d.detect(empty) for d in ALL)) == []
+
+
+def test_a_model_without_parameters_is_no_trouble(replay):
+    made = Synthetic(steps=40, layers=1, activations=1)
+    made.info = dataclasses.replace(made.info, layers=(dataclasses.replace(made.info.layers[0], trainable=False),))
+    made.no_gradient(0)
+
+    assert replay(made.history(), ALL) == ()

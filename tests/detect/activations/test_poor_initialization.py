@@ -1,0 +1,28 @@
+"""Two weights that are drawn too large multiply, whether they belong to two modules or to one."""
+
+from dataclasses import replace
+
+import pytest
+
+from gradwatch.detect.activations.poor_initialization import PoorInitialization
+from gradwatch.history.synthetic.builder import Synthetic
+from gradwatch.history.synthetic.edit import edited
+from gradwatch.records import Severity
+
+
+@pytest.mark.parametrize(
+    ("large", "severity"), [((3, 4), Severity.WARNING), ((3,), Severity.INFO)], ids=["both", "one of them"]
+)
+def test_weights_of_one_module_count_each(large, severity, replay):
+    made = Synthetic(steps=20)
+    infos = [replace(info, module="mixer", module_type="Mixer") for info in made.info.layers]
+    made.info = replace(made.info, layers=tuple(infos))
+    for i in range(12):
+        made.note("tape-matrix", layer=infos[i].name, values={"weight": i, "inputs": 64})
+    history = edited(made.history(), "weight.l2", 8.0 * 8, layers=large)
+    history = edited(history, "weight.l2", 8.0, layers=tuple(i for i in range(12) if i not in large))
+
+    found = replay(history, [PoorInitialization()])
+
+    assert {finding.severity for finding in found} == {severity}
+    assert len(found) == len(large)

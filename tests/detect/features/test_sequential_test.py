@@ -1,0 +1,54 @@
+"""Sequential tests: on series of the kind that they must not report they err as seldom as they state."""
+
+import numpy as np
+import pytest
+
+from gradwatch.detect.features.sequential_test import aligned_blocks, stall
+
+SERIES, BLOCKS = 4000, 40
+
+
+def ever(series_SB, *, bound):
+    """Return the fraction of series whose evidence reaches a bound after any block."""
+    return np.mean([any(stall(series_B[:b], rate=0.5) >= bound for b in range(2, BLOCKS)) for series_B in series_SB])
+
+
+def falling(rng, *, rate):
+    """Return a series that sets a new low with a given chance at each block, and is noise above it otherwise."""
+    low_B = np.cumsum(rng.random(BLOCKS) < rate)
+    is_low_B = np.diff(low_B, prepend=0) > 0
+    return -low_B + np.where(is_low_B, 0.0, rng.random(BLOCKS) * 5 + 0.5)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.01])
+def test_a_series_that_falls_every_second_time_is_taken_for_flat_as_seldom_as_stated(alpha):
+    rng = np.random.default_rng(0)
+
+    wrong = ever([falling(rng, rate=0.5) for _ in range(SERIES)], bound=1 / alpha)
+
+    assert 0 < wrong <= alpha + 3 * np.sqrt(alpha / SERIES)
+
+
+@pytest.mark.parametrize("noise", ["normal", "cauchy", "uniform"])
+def test_a_flat_series_is_told_whatever_its_noise(noise):
+    rng = np.random.default_rng(1)
+    draw = {"normal": rng.standard_normal, "cauchy": rng.standard_cauchy, "uniform": rng.random}[noise]
+
+    found = ever([draw(BLOCKS) for _ in range(1000)], bound=100)
+
+    assert found > 0.99
+
+
+def test_a_steady_fall_is_never_evidence_of_a_stall():
+    assert max(stall(-np.arange(b, dtype=float), rate=0.5) for b in range(2, BLOCKS)) <= 1
+
+
+def test_a_block_is_the_same_at_every_look():
+    values_T = np.random.default_rng(2).standard_normal(100)
+
+    looks = [aligned_blocks(values_T[5:end], 5, 8) for end in range(5, 100)]
+
+    for look in looks:
+        assert (look == looks[-1][: len(look)]).all()
+    assert len(looks[0]) == 0
+    assert looks[-1][0] == np.sort(values_T[8:16])[3]

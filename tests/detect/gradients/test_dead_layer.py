@@ -1,0 +1,21 @@
+"""A router that has collapsed is told by the experts that it has left alone."""
+
+from gradwatch.detect.gradients.dead_layer import DeadLayer, _collapsed
+from gradwatch.history.synthetic.builder import Synthetic
+from gradwatch.records import Finding, Severity
+
+
+def found(made, kind):
+    """Return the severities of what is found in a run after something else was."""
+    history = made.history()
+    history.report(Finding(code="GW202", kind=kind, layer="gate", step=70, severity=Severity.WARNING, message=""))
+    return {finding.severity for finding in DeadLayer().detect(history)}
+
+
+def test_a_saturated_router_does_not_explain_the_experts_that_it_leaves_alone():
+    assert found(_collapsed(), "saturated-activation") == {Severity.WARNING}
+    assert found(_collapsed(), "exploding-gradient") == {Severity.INFO}
+
+
+def test_a_saturated_activation_explains_a_layer_that_stands_by_itself():
+    assert found(Synthetic(steps=120).dead(5, onset=60), "saturated-activation") == {Severity.INFO}

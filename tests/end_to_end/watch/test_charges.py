@@ -1,0 +1,75 @@
+"""The time of watching that a row tells is all of it, so that the budget can be kept."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from end_to_end.watch.loops import batches, loss_of, make
+
+import gradwatch
+from gradwatch import optim
+from gradwatch.monitor import Schedule
+from gradwatch.optim.instrumented import Watched
+from gradwatch.pipeline.pipeline import Intake
+from gradwatch.probe.activations.accumulator import Slot
+from gradwatch.probe.updates.from_moments import TraceProbe
+
+SLOW_S = 0.02
+
+
+def slowed(method, is_slow=lambda *args: True):
+    def slow(self, *args, **options):
+        if is_slow(self):
+            time.sleep(SLOW_S)
+        return method(self, *args, **options)
+
+    return slow
+
+
+def watched_ms(kind, **options):
+    """The time of watching at ten steps."""
+    model = make()
+    optimizer = kind(model.parameters(), lr=1e-3)
+    with gradwatch.watch(model, optimizer, **options) as monitor:
+        for x, y in batches(10):
+            optimizer.zero_grad()
+            loss = loss_of(model, x, y)
+            loss.backward()
+            optimizer.step()
+            monitor.step(loss)
+    return monitor.history["watch_ms"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "kind", "is_slow"),
+    [
+        (TraceProbe, "after", torch.optim.AdamW, lambda self: True),
+        (Slot, "add", torch.optim.AdamW, lambda self: True),
+        (Watched, "_move", optim.AdamW, lambda self: self.changes_2L is not None),
+    ],
+    ids=["what a step left is traced", "forward hooks", "a watched step measures its updates"],
+)
+def test_the_steps_that_measure_more_are_charged_for_it(owner, name, kind, is_slow, monkeypatch):
+    monkeypatch.setattr(owner, name, slowed(getattr(owner, name), is_slow))
+
+    spent_T = watched_ms(kind, schedule=Schedule(updates=2, activations=2, histograms=0))
+
+    assert (spent_T[2::2] >= 0.9e3 * SLOW_S).all()
+    assert (spent_T[3::2] < 0.9e3 * SLOW_S).all()
+
+
+def test_what_the_training_waits_for_is_charged_once(tmp_path, monkeypatch):
+    take = Intake.take
+
+    def slow(self, rows, **options):
+        until = time.thread_time() + SLOW_S
+        while time.thread_time() < until:
+            pass
+        return take(self, rows, **options)
+
+    monkeypatch.setattr(Intake, "take", slow)
+
+    spent_T = watched_ms(torch.optim.AdamW, run=tmp_path / "run", record=True)[2:]
+
+    assert 0.9e3 * SLOW_S <= np.median(spent_T) <= 1.8e3 * SLOW_S

@@ -1,0 +1,146 @@
+"""Events: bounded in memory, a line each on disk, exact, robust against a kill, seen again when detectors are."""
+
+import json
+import math
+
+import pytest
+
+from gradwatch.history.disk.events import EVENTS
+from gradwatch.history.disk.writer import Writer, read
+from gradwatch.history.store import MAX_EVENTS, History
+from gradwatch.history.synthetic.builder import Synthetic
+from gradwatch.pipeline.pipeline import Intake, redetect
+from gradwatch.records import Event
+
+
+def event(step=5, **changes):
+    return Event(
+        **{"kind": "rewind", "step": step, "layer": "l0", "text": "back to step 3", "values": {"to": 3.0}} | changes
+    )
+
+
+def write(directory, *lines):
+    (directory / EVENTS.name).write_bytes(b"".join(lines))
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 1e-300, 0.1])
+def test_an_event_survives_whatever_its_values_in_plain_json(tmp_path, value):
+    line = EVENTS.line(event(values={"size": value}), at=5)
+    json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    write(tmp_path, line)
+
+    ((back,), problems) = EVENTS.read(tmp_path)
+    assert repr(back) == repr(event(values={"size": value}))
+    assert problems == []
+
+
+def test_a_line_that_a_kill_cut_off_is_left_out(tmp_path):
+    write(tmp_path, EVENTS.line(event(5), at=5), EVENTS.line(event(9), at=9)[:-20])
+    assert EVENTS.read(tmp_path) == ([event(5)], [])
+
+
+def test_a_damaged_line_is_named_and_the_rest_read(tmp_path):
+    write(tmp_path, EVENTS.line(event(1), at=1), b'{"at": 2, "kind"\n', EVENTS.line(event(3), at=3))
+
+    noted, problems = EVENTS.read(tmp_path)
+    assert noted == [event(1), event(3)]
+    assert len(problems) == 1
+    assert "events.jsonl, line 2 is no event" in problems[0]
+
+
+def test_truncate_forgets_later_events_and_those_that_were_written_later(tmp_path):
+    write(tmp_path, EVENTS.line(event(5), at=4), EVENTS.line(event(6), at=90), EVENTS.line(event(51), at=50))
+
+    EVENTS.truncate(tmp_path, until=50)
+    assert EVENTS.read(tmp_path) == ([event(5)], [])
+
+
+def test_a_run_of_an_older_gradwatch_has_no_events(tmp_path):
+    EVENTS.truncate(tmp_path, until=3)
+    assert EVENTS.read(tmp_path) == ([], [])
+
+
+def test_a_history_holds_only_so_many_and_the_last_says_that_there_were_more(run_info):
+    history = History(run_info())
+    kept = [history.note(event(step)) for step in range(MAX_EVENTS + 7)]
+
+    assert len(history.events) == MAX_EVENTS
+    assert history.events[: MAX_EVENTS - 1] == [event(step) for step in range(MAX_EVENTS - 1)]
+    assert history.events[-1].kind == "events-dropped"
+    assert kept == [*history.events, *[None] * 7]
+
+
+def test_truncate_forgets_events_after_a_step(recorded):
+    history = recorded(40)
+    history.note(event(10))
+    history.note(event(30))
+    history.truncate(20)
+    assert history.events == [event(10)]
+
+
+def test_state_restores_events_and_that_of_an_older_gradwatch_has_none(recorded, run_info):
+    history = recorded(9)
+    history.note(event(5))
+    copy = History(run_info())
+    copy.restore(json_trip(history.state()))
+    assert copy.events == [event(5)]
+
+    copy.restore({name: part for name, part in history.state().items() if name != "events"})
+    assert copy.events == []
+
+
+def json_trip(state):
+    return state | {"events": json.loads(json.dumps(state["events"]))}
+
+
+def test_what_is_noted_is_on_disk_at_once_and_once(tmp_path, run_info, append):
+    history = History(run_info())
+    with Writer(tmp_path / "run", history) as writer:
+        pipeline = Intake(history, recorder=writer)
+        pipeline.note(event(0))
+        append(history, 0)
+        writer.append()
+        assert read(tmp_path / "run").events == [event(0)]
+        for step in range(MAX_EVENTS + 3):
+            pipeline.note(event(step))
+
+    assert read(tmp_path / "run").events == history.events
+
+
+def test_a_resumed_run_has_the_events_up_to_its_step(tmp_path, run_info, append):
+    history = History(run_info())
+    with Writer(tmp_path / "run", history) as writer:
+        pipeline = Intake(history, recorder=writer)
+        for step in range(8):
+            pipeline.note(event(step))
+            append(history, step)
+            writer.append()
+
+    writer, resumed = Writer.resume(tmp_path / "run", 4)
+    writer.close()
+    assert resumed.events == [event(step) for step in range(5)]
+    assert read(tmp_path / "run").events == resumed.events
+
+
+class Listens:
+    """A detector that remembers what it was shown."""
+
+    kind, code, every = "listens", "GW000", 1
+
+    def __init__(self):
+        self.seen = []
+
+    def detect(self, history):
+        self.seen.append((history.step, [e.step for e in history.events]))
+        return iter(())
+
+
+def test_detectors_that_run_anew_see_each_event_at_its_step():
+    stored = Synthetic(steps=6).note("tape", step=0).note("mode", step=3, layer="drop", values={"p": 0.5}).history()
+    stored.note(event(99))
+    listens = Listens()
+
+    again = redetect(stored, [listens])
+
+    assert listens.seen == [(0, [0]), (1, [0]), (2, [0]), (3, [0, 3]), (4, [0, 3]), (5, [0, 3])]
+    assert again.events == stored.events, "one of a later step than the last row is not lost"

@@ -1,0 +1,94 @@
+"""Batches of the same samples are told, in another order or with noise; other batches of the same data are not."""
+
+import weakref
+
+import pytest
+import torch
+
+from gradwatch.probe.batches.repeated_samples import LOOKS, MOST, SURE, Samples
+
+
+def looked(batch_at, steps=40):
+    """Return what is said of a run, and when."""
+    torch.manual_seed(0)
+    samples = Samples()
+    events = [event for step in range(steps) for event in samples.look(batch_at(step), step=step)]
+    return [(event.step, event.values["samples"]) for event in events if event.kind == "batch-alike"]
+
+
+X = torch.randn(500, 1, 6, 6, generator=torch.Generator().manual_seed(1))
+SAME = X[:32]
+WORDS = torch.randint(0, 200, (32, 24), generator=torch.Generator().manual_seed(1))
+
+
+def masked(words):
+    """Return words of which a seventh is masked."""
+    return torch.where(torch.rand(words.shape) < 1 / 7, 200, words)
+
+
+@pytest.mark.parametrize(
+    "batch_at",
+    [
+        pytest.param(lambda _: SAME, id="as they are"),
+        pytest.param(lambda _: SAME[torch.randperm(32)], id="in another order"),
+        pytest.param(lambda _: SAME + 0.05 * torch.randn_like(SAME), id="with noise"),
+        pytest.param(lambda _: {"image": SAME[torch.randperm(32)], "label": torch.arange(32)}, id="in a dict"),
+        pytest.param(lambda _: torch.arange(96).view(32, 3)[torch.randperm(32)], id="as token ids"),
+        pytest.param(lambda _: masked(WORDS), id="as sentences that are masked anew"),
+        pytest.param(lambda _: (torch.arange(32) // 2)[torch.randperm(32)], id="as words, some of them twice"),
+        pytest.param(lambda _: [SAME + 0.05 * torch.randn_like(SAME) for _ in range(2)], id="two views, with noise"),
+        pytest.param(lambda _: SAME[torch.randint(0, 4, (32,))], id="drawn from four of them"),
+        pytest.param(lambda _: SAME.flip(-1) if torch.rand(()) < 0.5 else SAME.roll(2, -2), id="flipped and rolled"),
+    ],
+)
+def test_the_same_samples_are_told_at_the_last_look(batch_at):
+    assert looked(batch_at) == [(LOOKS[-1], 32.0)]
+
+
+@pytest.mark.parametrize("samples", [2, 32])
+def test_equal_samples_that_are_made_anew_are_told_sooner(samples):
+    assert looked(lambda _: SAME[:samples].clone()) == [(SURE, float(samples))]
+
+
+def test_one_tensor_that_is_handed_over_again_is_told_but_no_slice_of_another():
+    for batch, kinds in ((X, ["tensor-held"]), (SAME, []), (X.clone(), ["tensor-held"])):
+        samples = Samples()
+        assert [event.kind for step in (0, 1) for event in samples.look(batch, step=step)] == kinds
+
+
+def test_nothing_of_a_batch_is_kept_alive():
+    samples, batch = Samples(), SAME.clone()
+    assert list(samples.look(batch, step=0)) == []
+    gone = weakref.ref(batch)
+    del batch
+    assert gone() is None
+
+
+@pytest.mark.parametrize(
+    "batch_at",
+    [
+        pytest.param(lambda _: X[torch.randint(0, 500, (32,))], id="drawn"),
+        pytest.param(lambda step: X[32 * (step % 10) :][:32], id="an epoch of ten in order"),
+        pytest.param(lambda step: X[32 * (step % 2) :][:32], id="two in turn, which hashes tell"),
+        pytest.param(lambda _: (torch.arange(64.0)[:, None] + torch.rand(64, 1)) / 64, id="points on a shaken grid"),
+        pytest.param(lambda _: torch.randint(0, 2, (64, 2)).float(), id="few distinct samples"),
+        pytest.param(lambda _: (SAME[:, 0].clone(), X[torch.randint(0, 500, (16,))]), id="data on one graph"),
+        pytest.param(lambda _: torch.eye(8)[torch.randint(0, 8, (32,))], id="states of a game"),
+        pytest.param(lambda step: SAME if step < 20 else X[32:64], id="data that come late"),
+        pytest.param(lambda _: X[: MOST + 1], id="what may be all the data"),
+        pytest.param(lambda _: torch.ones(32), id="plain numbers"),
+        pytest.param(lambda _: (torch.linspace(0, 1, 64)[:, None], torch.rand(64, 1)), id="values on one grid"),
+        pytest.param(lambda _: torch.stack([torch.randperm(8) for _ in range(64)]).float(), id="orders of numbers"),
+        pytest.param(lambda _: None, id="none"),
+        pytest.param(lambda _: torch.randperm(1500)[:64], id="numbers of samples"),
+        pytest.param(lambda step: masked((WORDS + step) % 200), id="other sentences, masked"),
+        pytest.param(lambda _: masked(torch.randint(0, 3, (32, 24))), id="sentences in three letters, masked"),
+    ],
+)
+def test_other_samples_of_the_same_kind_are_not(batch_at):
+    assert looked(batch_at) == []
+
+
+def test_a_run_that_goes_on_is_not_compared_with_a_batch_that_nobody_saw():
+    samples = Samples()
+    assert [*samples.look(SAME, step=20), *samples.look(SAME, step=30)] == []

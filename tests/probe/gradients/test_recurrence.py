@@ -1,0 +1,216 @@
+"""The growth of a gradient through the uses of one parameter is that of the recurrence, and told where there is one."""
+
+# B = samples, T = steps of a sequence, H = units
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gradwatch.probe.gradients.recurrence import Recurrences, growth_of
+
+B, T, H = 4, 96, 8
+
+
+class Loop(nn.Module):
+    """A state that is multiplied by a matrix of its own, or by numbers, at each step."""
+
+    def __init__(self, factor, *, elementwise=False, every=False):
+        super().__init__()
+        self.drive = nn.Linear(3, H)
+        self.decay = nn.Parameter(torch.full((H,), factor) if elementwise else factor * torch.eye(H))
+        self.elementwise, self.every = elementwise, every
+
+    def forward(self, x):
+        state, states = torch.zeros(B, H), []
+        for t in range(T):
+            state = (state * self.decay if self.elementwise else state @ self.decay.T) + self.drive(x[:, t])
+            states.append(state)
+        return torch.stack(states).sum(0) if self.every else state
+
+
+def told(model, loss=torch.Tensor.sum):
+    """Return what is told of one step."""
+    recurrences = Recurrences(model)
+    recurrences.begin()
+    output = model(torch.randn(B, T, 3))
+    recurrences.look(output)
+    loss(output).backward()
+    return list(recurrences.facts())
+
+
+def train(recurrences, outputs):
+    """Return what is told of a step whose forward pass has given some outputs, one after another."""
+    recurrences.begin()
+    for output in outputs():
+        recurrences.look(output)
+    output.sum().backward()
+    return list(recurrences.facts())
+
+
+@pytest.mark.parametrize("elementwise", [True, False])
+def test_a_factor_above_one_is_told_with_the_growth_that_follows_from_it(elementwise):
+    ((kind, layer, _, values),) = told(Loop(1.12, elementwise=elementwise))
+
+    assert (kind, layer, values["uses"]) == ("tape-recurrence", "decay", T)
+    assert values["growth"] == pytest.approx(T * np.log10(1.12), rel=0.2)
+
+
+@pytest.mark.parametrize("every", [True, False])
+def test_a_factor_of_one_is_not_told_wherever_the_loss_looks(every):
+    assert told(Loop(1.0, every=every)) == []
+
+
+def test_a_factor_below_one_is_told_as_what_shrinks_unless_the_loss_looks_everywhere():
+    ((_, _, _, values),) = told(Loop(0.8))
+    assert values["growth"] == pytest.approx(T * np.log10(0.8), rel=0.2)
+
+    assert told(Loop(0.8, every=True)) == []
+
+
+def test_uses_side_by_side_make_no_recurrence():
+    class Parallel(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shared = nn.Linear(3, H)
+
+        def forward(self, x):
+            return sum(10.0**-t * self.shared(x[:, t]) for t in range(24))
+
+    assert told(Parallel()) == []
+
+
+def test_a_cell_of_torch_in_a_loop_is_read():
+    class Cells(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = nn.RNNCell(3, H, nonlinearity="relu")
+            self.cell.weight_hh.data = 1.2 * torch.eye(H)
+            self.cell.bias_ih.data.fill_(1.0)
+
+        def forward(self, x):
+            state = torch.ones(B, H)
+            for t in range(T):
+                state = self.cell(0 * x[:, t], state)
+            return state
+
+    ((_, layer, _, values),) = told(Cells())
+    assert layer.startswith("cell.")
+    assert values["growth"] == pytest.approx(T * np.log10(1.2), rel=0.2)
+
+
+def test_gradients_and_hooks_are_as_they_were_afterwards():
+    model, other = Loop(1.1), Loop(1.1)
+    other.load_state_dict(model.state_dict())
+    recurrences, x = Recurrences(model), torch.randn(B, T, 3)
+    recurrences.begin()
+    for it in (model, other):
+        output = it(x)
+        if it is model:
+            recurrences.look(output)
+        output.sum().backward()
+    list(recurrences.facts())
+
+    assert torch.equal(model.decay.grad, other.decay.grad)
+    assert not recurrences._handles
+
+
+def test_without_a_recurrence_in_three_looks_nothing_is_looked_at_again():
+    model = nn.Linear(3, H)
+    recurrences = Recurrences(model)
+    for _ in range(3):
+        assert not recurrences.is_over
+        train(recurrences, lambda: [model(torch.randn(B, 3))])
+
+    assert recurrences.is_over
+
+
+def test_looks_become_rare():
+    model, looks = Loop(1.0), []
+    recurrences = Recurrences(model)
+    for step in range(40):
+        recurrences.begin()
+        recurrences.look(model(torch.randn(B, T, 3)))
+        looks += [step] if recurrences._handles else []
+        list(recurrences.facts())
+
+    assert looks == [0, 1, 2, 4, 8, 16, 32]
+
+
+@pytest.mark.parametrize("is_begun", [True, False])
+@pytest.mark.parametrize("saved_at", [1, 3, 5, 20])
+def test_looks_go_on_from_a_saved_state_at_the_same_steps(saved_at, is_begun):
+    model, looks = Loop(1.0), []
+    recurrences = Recurrences(model)
+    for step in range(40):
+        if step != saved_at:
+            recurrences.begin()
+        else:
+            saved, recurrences = recurrences.state(), Recurrences(model)
+            if is_begun:
+                recurrences.begin()
+            recurrences.restore(saved)
+            if not is_begun:
+                recurrences.begin()
+        recurrences.look(model(torch.randn(B, T, 3)))
+        looks += [step] if recurrences._handles else []
+        list(recurrences.facts())
+
+    assert looks == [0, 1, 2, 4, 8, 16, 32]
+
+
+def test_what_was_told_before_a_saved_state_is_not_told_again():
+    model = Loop(1.2)
+    recurrences, resumed = Recurrences(model), Recurrences(model)
+    assert train(recurrences, lambda: [model(torch.randn(B, T, 3))])
+
+    resumed.restore(recurrences.state())
+
+    assert not train(resumed, lambda: [model(torch.randn(B, T, 3))])
+
+
+def test_a_loop_outside_of_the_model_is_read_without_walking_its_graph_at_each_call():
+    cell, calls = nn.Linear(H, H, bias=False), []
+    cell.weight.data = 1.15 * torch.eye(H)
+    recurrences = Recurrences(cell)
+
+    def states():
+        state = torch.ones(B, H)
+        for _ in range(T):
+            state = cell(state)
+            before = recurrences._nodes
+            yield state
+            calls.append(before - recurrences._nodes)
+
+    ((_, layer, _, values),) = train(recurrences, states)
+
+    assert layer == "weight"
+    assert values["growth"] == pytest.approx(values["uses"] * np.log10(1.15), rel=0.2)
+    assert values["uses"] >= T / 2
+    assert np.count_nonzero(calls) <= 12
+    assert sum(calls) <= 4 * max(calls)
+
+
+def test_what_a_device_sends_later_is_told_later(monkeypatch):
+    class Slow:
+        has_arrived = False
+
+        def __init__(self, tensors):
+            self.values = {name: tensor.numpy() for name, tensor in tensors.items()}
+
+        def open(self):
+            return self.values
+
+    monkeypatch.setattr("gradwatch.probe.gradients.recurrence.Parcel", Slow)
+    model = Loop(1.2)
+    recurrences = Recurrences(model)
+    assert train(recurrences, lambda: [model(torch.randn(B, T, 3))]) == []
+
+    Slow.has_arrived = True
+    ((_, layer, _, _),) = recurrences.facts()
+    assert layer == "decay"
+
+
+@pytest.mark.parametrize("norms", [np.zeros(1), np.array([1.0, 0.0] * 12), np.full(24, np.nan), np.full(24, np.inf)])
+def test_what_was_not_read_whole_has_no_growth(norms):
+    assert growth_of(norms) == 0.0

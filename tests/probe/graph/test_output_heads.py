@@ -1,0 +1,59 @@
+"""Heads: last layers side by side are found where they share what lies before them."""
+
+import torch
+from torch import nn
+
+from gradwatch.probe.graph.reader import Tape
+from gradwatch.probe.parameters import describe
+
+X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Tasks(nn.Module):
+    def __init__(self, shared=True):
+        super().__init__()
+        self.trunk, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.mask, self.depth = nn.Linear(8, 2), nn.Linear(8, 1)
+        self.shared = shared
+
+    def forward(self, x):
+        h = self.trunk(x).relu()
+        return self.mask(h), self.depth(h if self.shared else self.other(x).relu())
+
+
+def heads(model, loss_of):
+    """Return the names of the heads that a loss tells."""
+    events = Tape(model, *describe(model)).read(loss_of(model), step=0)
+    return [name for event in events if event.kind == "tape-heads" for name in event.values]
+
+
+def both(model):
+    mask, depth = model(X)
+    return mask.square().mean() + depth.square().mean()
+
+
+def test_two_heads_on_a_trunk_are_found_by_their_weights():
+    assert heads(Tasks(), both) == ["mask.weight", "depth.weight"]
+
+
+def test_convolutions_are_heads_too():
+    trunk, one, other = (nn.Conv2d(1, 1, 3, padding=1) for _ in range(3))
+    model = nn.ModuleDict({"trunk": trunk, "one": one, "other": other})
+    image = torch.ones(2, 1, 5, 5)
+    assert heads(model, lambda m: one(trunk(image)).mean() - other(trunk(image)).mean()) == [
+        "one.weight",
+        "other.weight",
+    ]
+
+
+def test_towers_that_share_nothing_do_not_compete():
+    assert heads(Tasks(shared=False), both) == []
+
+
+def test_one_output_layer_is_no_pair_of_heads():
+    assert heads(Tasks(), lambda m: m(X)[0].square().mean()) == []
+
+
+def test_a_penalty_on_the_weights_makes_no_heads():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    assert heads(model, lambda m: m(X).mean() + sum(p.square().sum() for p in m.parameters())) == []

@@ -1,0 +1,136 @@
+"""Strays: layers in plain containers are found when nothing moves them, and nobody else's parameters are."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gradwatch
+from gradwatch.probe.graph.reader import Tape
+from gradwatch.probe.parameters import describe
+
+X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Hidden(nn.Module):
+    def __init__(self, container):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 1)
+        self.layers = container([nn.Linear(8, 8), nn.Linear(8, 8)])
+
+    def forward(self, x):
+        x = self.first(x)
+        layers = self.layers.values() if isinstance(self.layers, dict) else self.layers
+        for layer in layers:
+            x = F.relu(layer(x[:, :8]))
+        return self.last(x)
+
+
+def found(model, *, optimizers=(), other=None, steps=9):
+    """Train with the optimizers and return the layers that the tape calls unregistered."""
+    tape, said = Tape(model, *describe(model)), []
+    for step in range(steps):
+        out = model(X) if other is None else other(model(X))
+        loss = out.square().mean()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        said += tape.read(loss, step=step)
+    return [event.layer for event in said if event.kind == "parameters-unregistered"]
+
+
+@pytest.mark.parametrize("container", [list, tuple, lambda layers: dict(enumerate(layers))])
+def test_layers_in_a_plain_container_are_found(container):
+    model = Hidden(container)
+    assert found(model, optimizers=[torch.optim.SGD(model.parameters(), lr=0.01)]) == ["layers"]
+
+
+class Own(nn.Module):
+    """A layer with a weight of its own, at points where it is differentiated."""
+
+    def __init__(self, weight, points=X):
+        super().__init__()
+        self.first, self.last, self.weight = nn.Linear(8, 8), nn.Linear(8, 1), weight
+        self.points = points
+
+    def forward(self, x):
+        weight = self.weight["w"] if isinstance(self.weight, dict) else self.weight
+        return self.last(F.relu(self.first(self.points * 2) @ weight))
+
+
+def plain():
+    return torch.full((8, 8), 0.1, requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    "weight", [plain(), {"w": plain()}, nn.Parameter(plain().detach()).clone()], ids=["plain", "in a dict", "a copy"]
+)
+def test_a_tensor_that_is_no_parameter_is_found(weight):
+    model = Own(weight)
+    assert found(model, optimizers=[torch.optim.SGD(model.parameters(), lr=0.01)]) == ["weight"]
+
+
+def test_a_layer_that_the_first_forward_pass_makes_is_found():
+    class Late(nn.Sequential):
+        def forward(self, x):
+            if len(self) == 2:
+                self.append(nn.Linear(8, 1))
+            return super().forward(x)
+
+    model = Late(nn.Linear(8, 8), nn.ReLU())
+    assert found(model, optimizers=[torch.optim.SGD(model.parameters(), lr=0.01)]) == ["2"]
+
+
+def test_points_that_a_layer_reads_are_no_parameters():
+    model = Own(nn.Parameter(plain().detach()), points=X.clone().requires_grad_())
+    assert found(model, optimizers=[torch.optim.SGD(model.parameters(), lr=0.01)]) == []
+
+
+def test_a_tensor_that_is_moved_by_hand_is_none():
+    class ByHand:
+        def step(self):
+            model.weight.data -= 0.01 * model.weight.grad
+
+    model = Own(plain())
+    assert found(model, optimizers=[torch.optim.SGD(model.parameters(), lr=0.01), ByHand()]) == []
+
+
+def test_a_module_list_is_registered():
+    model = Hidden(nn.ModuleList)
+    assert found(model, optimizers=[torch.optim.SGD(model.parameters(), lr=0.01)]) == []
+
+
+def test_layers_that_another_optimizer_moves_are_no_strays():
+    model = Hidden(list)
+    hidden = [param for layer in model.layers for param in layer.parameters()]
+    assert found(model, optimizers=[torch.optim.SGD([*model.parameters(), *hidden], lr=0.01)]) == []
+
+
+def test_a_critic_that_the_model_does_not_hold_is_none_of_its_business():
+    assert found(nn.Linear(8, 4), other=nn.Linear(4, 1)) == []
+
+
+def test_one_look_says_nothing():
+    assert found(Hidden(list), steps=8) == []
+
+
+def test_a_backbone_given_as_a_generator_that_was_used_up_is_found_and_one_left_out_is_for_information():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    backbone = (p for p in model[0].parameters())
+    assert sum(p.numel() for p in backbone) == 72, "which uses it up"
+    groups = [{"params": list(backbone)}, {"params": model[2].parameters()}]
+
+    assert severities(model, torch.optim.SGD(groups, 0.1)) == [("0", "warning")]
+    assert severities(model, torch.optim.SGD(model[2].parameters(), 0.1)) == [("0", "info")]
+
+
+def severities(model, optimizer):
+    """Train and return which layers are called not optimized, and how gravely."""
+    with gradwatch.watch(model, optimizer) as monitor:
+        for _ in range(12):
+            loss = (model(X) - 1).square().mean()
+            loss.backward()
+            optimizer.step()
+            model.zero_grad()
+            monitor.step(loss)
+    return [(f.layer, str(f.severity)) for f in monitor.findings() if f.kind == "not-optimized"]

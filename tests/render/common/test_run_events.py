@@ -1,0 +1,117 @@
+"""Rewinds, batches left out and incidents are told wherever a run is told, with the command that runs a step again."""
+
+import json
+import re
+
+import pytest
+
+from gradwatch.history.synthetic.builder import Synthetic
+from gradwatch.probe.inspections import UNREAD
+from gradwatch.records import Event
+from gradwatch.render.common.run_events import deeds
+from gradwatch.render.json_document import dumps
+from gradwatch.render.report.page import page
+from gradwatch.render.terminal.sink import print_diagnosis, print_summary
+
+REWIND = Event(
+    kind="rewind", step=16, text="step 21: the loss became <inf>; went back to step 16, its batch is left out"
+)
+LEFT_OUT = Event(kind="batch-left-out", step=30, text="step 30: the loss became nan; its batch is left out from now on")
+TAPE = Event(kind="tape-probabilities", step=0, text="a softmax goes into a loss that applies its own")
+
+
+def incident(step):
+    return Event(kind="incident", step=step, text=f"incidents/step-{step:06d} holds what step {step} began with")
+
+
+@pytest.fixture
+def eventful():
+    """Return a healthy history in which something was done about two steps."""
+    history = Synthetic(layers=3, steps=60).history()
+    for event in (TAPE, incident(21), REWIND, LEFT_OUT):
+        history.note(event)
+    return history
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """Return a run directory of `gradwatch train`, as far as that is seen from outside."""
+    (tmp_path / "config.yaml").write_text("model: {name: mlp}\n")
+    return tmp_path
+
+
+def test_what_a_run_did_is_told_in_order_and_facts_of_the_tape_are_not(eventful, trained):
+    told = [(deed.label, deed.command) for deed in deeds(eventful, run=trained)]
+
+    assert told == [("rewind", ""), ("left out", ""), ("incident", f"gradwatch replay {trained} --step 21")]
+
+
+def test_a_loss_that_came_without_its_graph_is_told_with_what_to_hand_over(make_console, written):
+    history = Synthetic(layers=3, steps=60).history()
+    history.note(Event(kind="tape-unread", step=1, text=UNREAD))
+
+    console = make_console(width=80)
+
+    print_summary(console, history, (), run_dir=None)
+
+    told = " ".join(written(console).split())
+    assert "not read" in told
+    assert "hand over the loss itself, before item() and detach()" in told
+
+
+def test_a_step_of_ones_own_loop_is_told_without_a_command(eventful, tmp_path):
+    (*_, last) = deeds(eventful, run=tmp_path)
+
+    assert (last.command, last.text) == ("", incident(21).text)
+
+
+def test_of_many_the_first_and_the_last_are_told_one_by_one(trained):
+    history = Synthetic(layers=3, steps=60).history()
+    for step in range(10, 26):
+        history.note(incident(step))
+
+    told = list(deeds(history, run=trained))
+
+    assert [deed.command[-2:] for deed in told] == ["10", "11", "", "25"]
+    assert told[2].text == "and 13 more, at steps 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, ..."
+
+
+def test_a_healthy_summary_says_that_the_run_went_back(eventful, trained, make_console, written):
+    console = make_console(width=80)
+
+    print_summary(console, eventful, (), run_dir=trained)
+
+    lines = written(console).splitlines()
+    assert lines[0].startswith("✔ healthy")
+    assert lines[3] == f"    rewind {REWIND.text}"
+    assert lines[4] == f"  left out {LEFT_OUT.text}"
+    assert lines[5] == f"  incident step 21 can be run again: gradwatch replay {trained} --step 21", (
+        "to be copied whole"
+    )
+    assert len(lines) == 6
+
+
+def test_a_diagnosis_says_it_too(eventful, trained, make_console, written):
+    console = make_console()
+
+    print_diagnosis(console, eventful, (), run=trained)
+
+    assert f"gradwatch replay {trained} --step 21" in written(console)
+
+
+def test_programs_get_all_events_and_the_commands(eventful, trained):
+    data = json.loads(dumps(eventful, (), run=trained))
+
+    assert [event["kind"] for event in data["events"]] == [TAPE.kind, "incident", "rewind", "batch-left-out"]
+    assert data["incidents"] == [{"step": 21, "replay": f"gradwatch replay {trained} --step 21"}]
+
+
+def test_the_report_has_them_at_the_top(eventful, trained):
+    text = page(eventful, (), run=trained)
+
+    told = re.search(r'<dl class="deeds".*?</dl>', text)
+    assert told
+    assert "the loss became &lt;inf&gt;; went back" in told[0], "whatever a text holds, it is no markup"
+    assert f"<code>gradwatch replay {trained} --step 21</code>" in told[0]
+    assert told.start() < text.index('<section id="findings"')
+    assert '<dl class="deeds"' not in page(Synthetic(layers=3, steps=60).history(), ())

@@ -1,0 +1,90 @@
+"""What a run did, in numbers."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from gradwatch.history.store import History
+from gradwatch.history.synthetic import dynamics
+from gradwatch.history.synthetic.builder import Synthetic
+from gradwatch.records import RunInfo, Severity
+from gradwatch.render.common.run_stats import SHORT_S, facts, newest, skipped, throughput, verdict, watching
+
+
+def test_facts_of_a_run_follow_from_its_history(healthy):
+    seen = facts(healthy.history)
+
+    step_ms = healthy.history["step_ms"]
+    assert seen.steps == 120
+    assert seen.seconds == pytest.approx(step_ms.sum() / 1e3)
+    assert seen.watch_frac == pytest.approx(120 * 0.1 / step_ms.sum())
+    assert seen.watch_s == pytest.approx(120 * 0.1 / 1e3)
+    assert seen.val_accuracy == 0.875
+
+
+def test_what_watching_took_is_told_in_seconds_too_where_the_run_is_short(healthy):
+    short, blank = facts(healthy.history), facts(History(RunInfo(name="", created="", layers=())))
+    brief = dataclasses.replace(short, seconds=0.2, watch_s=0.0636, watch_frac=0.318)
+    usual = dataclasses.replace(short, seconds=SHORT_S, watch_s=0.13, watch_frac=0.013)
+
+    assert watching(brief) == "64 ms (31.8 %)"
+    assert watching(dataclasses.replace(usual, seconds=9.0)) == "0.1 s (1.3 %)"
+    assert watching(usual) == "1.3 % of the time"
+    assert watching(blank) == "-", "nothing is known of it"
+
+
+def test_thinned_steps_are_counted_in_the_time():
+    history = Synthetic(layers=1, steps=12000).history()
+    assert len(history["loss"]) < 12000, "this run is long enough to be thinned"
+
+    seen = facts(history)
+
+    assert seen.seconds == pytest.approx(120, rel=0.02), "10 ms a step"
+    assert seen.samples_per_s == pytest.approx(6400, rel=0.02), "64 samples a step"
+
+
+def test_sampled_steps_of_which_thinning_keeps_more_than_of_others_do_not_make_watching_dearer(monkeypatch):
+    usual = dynamics.run_statistics
+    watch_ms_T = np.where(np.arange(12000) % 160 == 0, 5.0, 0.1)
+    monkeypatch.setattr(dynamics, "run_statistics", lambda **given: usual(**given) | {"watch_ms": watch_ms_T})
+    history = Synthetic(layers=1, steps=12000).history()
+    assert history["watch_ms"].mean() > 1.1 * watch_ms_T.mean(), "a multiple of 160 is one of 8, too"
+
+    seen = facts(history)
+
+    assert seen.watch_frac == pytest.approx(watch_ms_T.mean() / 10, rel=0.05)
+    assert seen.watch_s == pytest.approx(watch_ms_T.sum() / 1e3, rel=0.05)
+
+
+def test_nothing_is_known_of_a_run_without_steps():
+    history = History(RunInfo(name="", created="", layers=()))
+
+    seen = facts(history)
+
+    assert seen.steps == 0
+    assert np.isnan([seen.seconds, seen.samples_per_s, seen.watch_frac, seen.watch_s, seen.loss, seen.val_loss]).all()
+    assert np.isnan(newest(history, "loss"))
+    assert np.isnan(throughput(history)).all()
+
+
+def test_skipped_updates_are_counted(broken):
+    assert skipped(broken.history) == (20, 119)
+
+
+def test_throughput_is_samples_by_time(healthy):
+    samples_per_s, steps_per_s = throughput(healthy.history)
+
+    assert steps_per_s == pytest.approx(1e3 / healthy.history["step_ms"].mean())
+    assert samples_per_s == pytest.approx(64 * steps_per_s)
+
+
+def test_a_run_is_healthy_as_long_as_nothing_is_worse_than_info(make_finding):
+    history = Synthetic(layers=1, steps=5).history()
+    assert verdict(history) is None
+
+    history.report(make_finding("loss-plateau", layer=None, step=3, severity=Severity.INFO, code="GW507"))
+    assert verdict(history) is None
+
+    history.report(make_finding("dead-layer", layer="layers.0", step=3, severity=Severity.WARNING, code="GW104"))
+    assert verdict(history) is Severity.WARNING

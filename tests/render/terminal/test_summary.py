@@ -1,0 +1,120 @@
+"""The summary at the end of a run."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gradwatch.history.synthetic.builder import Synthetic
+from gradwatch.render.terminal.sink import print_summary
+
+
+@pytest.fixture
+def summary(make_console, written):
+    def text(run, **options):
+        console = make_console(**options)
+        print_summary(console, run.history, run.diagnoses, run_dir=Path("runs/some-run"))
+        return written(console)
+
+    return text
+
+
+def test_a_healthy_run_takes_three_lines(summary, healthy):
+    lines = summary(healthy).splitlines()
+
+    assert re.fullmatch(r"✔ healthy  quick  120 steps in \d\.\d s", lines[0])
+    assert re.fullmatch(r"  loss \S+ to \S+ [▁-█]{16}  validation loss 0\.700  accuracy 87\.5 %", lines[1])
+    last = r"  6,\d{3} samples/s  watching took 12 ms \(1\.0 %\)  tensorboard --logdir runs"
+    assert re.fullmatch(last, lines[2])
+    assert len(lines) == 3
+
+
+def test_a_sick_run_begins_with_its_findings_and_ends_with_where_to_look(summary, vanishing):
+    lines = summary(vanishing).splitlines()
+
+    assert lines[0].startswith("✖ ill: 14 critical, 1 warning  deep  120 steps")
+    assert lines[-2:] == [
+        "  look closer  gradwatch diagnose runs/some-run",
+        "  see charts   tensorboard --logdir runs",
+    ]
+
+
+def test_findings_come_with_cause_certainty_evidence_and_remedy(summary, vanishing):
+    text = summary(vanishing)
+
+    assert "✖ critical  saturating activations in a deep stack  87 % sure" in text
+    assert "evidence grad.l2 3.10e-9 · decades 8.40" in text
+    assert "confirm Train 200 steps with relu." in text
+    assert "remedy Use ReLU" in text
+    assert re.search(r"model: *\n +activation: relu *\n +residual: true *\n", text)
+    assert "Add normalisation" not in text, "the summary has the smallest remedy only"
+
+
+def test_large_models_show_the_sick_layers_and_group_the_rest(summary, vanishing):
+    lines = summary(vanishing).splitlines()
+
+    rows = [line for line in lines if re.match(r"✖ layers\.\d+ ", line)]
+    shown = [int(row.split()[1].removeprefix("layers.")) for row in rows]
+    assert len(shown) == 12
+    assert shown == sorted(shown), "in the order of the model"
+    assert set(shown) <= set(range(14)), "the sick ones"
+    assert all("vanishing-gradient" in row for row in rows)
+    assert any(re.match(r"▲ acts\.0 +saturated-activation", line) for line in lines)
+    rest = next(line for line in lines if "12 more layers" in line)
+    assert re.search(r"gradient [\d.e-]+ to [\d.e-]+, update/weight [\d.e-]+ to [\d.e-]+", rest)
+
+
+def test_the_table_tells_missing_broken_and_dead_gradients(summary, broken):
+    lines = summary(broken, width=120).splitlines()
+
+    row = {line.split()[1]: line for line in lines if re.match(r"[✖▲ ]  layers\.", line) and line[0] != " "}
+    assert re.search(r"NaN or Inf .*non-finite, step 100", row["layers.0"])
+    assert re.search(r" 0  [▁-█·]+ .* 100 %  dead-layer, step 60", row["layers.3"])
+    missing = next(line for line in lines if line.startswith("   layers.2"))
+    assert re.search(r"layers\.2 +none ", missing), "no finding names it, so it has no mark"
+
+
+@pytest.mark.parametrize("width", [80, 200])
+@pytest.mark.parametrize("name", ["healthy", "vanishing", "broken"])
+def test_it_fits_the_terminal(request, summary, name, width):
+    text = summary(request.getfixturevalue(name), width=width)
+
+    assert max(map(len, text.splitlines())) <= width
+    assert ("over the run" in text) == (name != "healthy" and width == 200), "short headings where it is narrow"
+
+
+def test_colour_is_left_out_where_nobody_wants_it_and_nothing_is_lost(summary, broken, monkeypatch, make_console):
+    coloured = summary(broken, terminal=True)
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    plain = summary(broken)
+
+    assert "\x1b[38;" in coloured
+    assert "\x1b[" not in plain
+    strip = re.sub(r"\x1b\[[\d;]*m", "", coloured)
+    assert strip == plain
+
+
+def test_a_terminal_without_unicode_gets_plain_ascii(summary, vanishing, broken):
+    for run in (vanishing, broken):
+        assert summary(run, encoding="ascii").isascii()
+
+
+def test_an_interrupted_run_says_how_far_it_came(summary, broken):
+    assert "120 steps of 1,000 in" in summary(broken)
+
+
+def test_findings_without_a_diagnosis_are_shown_all_the_same(summary, broken):
+    text = summary(broken)
+
+    assert "✖ critical  no known cause" in text
+    for kind in ("GW001 non-finite", "GW104 dead-layer", "GW507 loss-plateau"):
+        assert kind in text
+
+
+def test_a_run_of_one_step_has_a_summary(make_console, written):
+    console = make_console()
+
+    print_summary(console, Synthetic(layers=2, steps=1).history(), (), run_dir=None)
+
+    assert "1 step in" in written(console)

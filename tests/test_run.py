@@ -1,0 +1,101 @@
+"""A recorded run in Python and in a notebook."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import gradwatch
+from gradwatch.errors import RunError
+from gradwatch.history.disk.writer import Writer
+from gradwatch.history.store import History
+from gradwatch.history.synthetic.builder import Synthetic
+from gradwatch.records import Finding, Severity
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Return a recorded run of thirty steps with one finding, and its directory."""
+    made = Synthetic(layers=3, steps=30).history()
+    history = History(made.info, groups=made.groups)
+    (steps_T, param_TSL), run_TS = made.param.rows(), made.run.rows()[1][:, :, 0]
+    with Writer(tmp_path / "run", history) as writer:
+        for i, step in enumerate(steps_T.tolist()):
+            run = dict(zip(made.run.statistics, run_TS[i].tolist(), strict=True))
+            history.append(step, run=run, param_SL=param_TSL[i])
+            writer.append()
+        found = Finding(
+            code="GW103", kind="dead-layer", layer="layers.1.weight", step=9, severity=Severity.WARNING, message="<It>."
+        )
+        history.report(found)
+        writer.report(found)
+    return history, tmp_path / "run"
+
+
+def test_a_run_holds_the_arrays_of_its_history(saved):
+    history, directory = saved
+
+    run = gradwatch.load_run(directory)
+
+    np.testing.assert_array_equal(run["grad.l2"], history["grad.l2"])
+    np.testing.assert_array_equal(run["loss"], history["loss"])
+    np.testing.assert_array_equal(run.steps("loss"), history.steps("loss"))
+    assert run.param.layers == history.param.layers
+    assert run.findings == history.findings
+    assert run.frame("grad.l2").shape == history["grad.l2"].shape
+    assert (run.step, run.info, run.events) == (29, history.info, [])
+
+
+def test_it_says_in_a_line_what_it_is(saved):
+    assert repr(gradwatch.load_run(saved[1])) == "<Run synthetic: 30 steps, 1 finding>"
+
+
+def test_a_notebook_shows_verdict_finding_and_layers(saved):
+    page = gradwatch.load_run(saved[1])._repr_html_()
+
+    assert "▲ ill: 1 warning" in page
+    assert "GW103 dead-layer" in page
+    assert "layers.2" in page
+    assert "&lt;It&gt;." in page
+
+
+def test_a_statistic_is_drawn(saved):
+    assert len(gradwatch.load_run(saved[1]).plot("grad.l2").axes[0].lines) >= 3
+
+
+def test_reading_and_showing_a_run_takes_no_torch(saved):
+    program = (
+        "import sys, gradwatch; run = gradwatch.load_run(sys.argv[1]); run._repr_html_(); "
+        "print({'torch', 'matplotlib', 'IPython', 'pandas'} & set(sys.modules))"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program, saved[1]], capture_output=True, text=True, timeout=60)
+
+    assert done.stdout == "set()\n", done.stderr
+
+
+def test_a_run_that_is_not_there_is_a_mistake(tmp_path):
+    with pytest.raises(RunError, match="there is no such run directory"):
+        gradwatch.load_run(tmp_path / "none")
+
+
+def test_a_monitor_shows_itself_in_a_notebook():
+    import torch
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gradwatch.watch(model, optimizer) as monitor:
+        early = monitor._repr_html_()
+        for _ in range(3):
+            loss = model(torch.randn(4, 3)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.step(loss)
+        page = monitor._repr_html_()
+
+    assert "nothing was recorded" in early
+    assert "✔ healthy" in page
+    assert "3 steps" in page
