@@ -25,11 +25,34 @@ class Severity(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
-    """One number of evidence: `name` as in the catalogue where it is a statistic, `unit` empty for a pure number."""
+    """One number of evidence.
 
-    name: str
+    Args:
+        key: Stable name that code compares, such as `backward.gain_decades`; a statistic keeps its catalogue name.
+        value: The number.
+        unit: Its unit, empty for a pure number.
+        label: Words for a person; empty if the key says enough. Code never compares it.
+    """
+
+    key: str
     value: float
     unit: str = ""
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """The label, or the key where there is no label."""
+        return self.label or self.key
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data that `from_json` reads back."""
+        return {"key": self.key, "name": self.name, "value": self.value, "unit": self.unit}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Quantity:
+        """Return the quantity that `to_json` gave."""
+        label = "" if data["name"] == data["key"] else data["name"]
+        return cls(key=data["key"], value=data["value"], unit=data["unit"], label=label)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +79,12 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data that `from_json` reads back."""
-        return asdict(self) | {"severity": str(self.severity)}
+        return asdict(self) | {"severity": str(self.severity), "evidence": [q.to_json() for q in self.evidence]}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Finding:
         """Return the finding that `to_json` gave."""
-        evidence = tuple(Quantity(**q) for q in data["evidence"])
+        evidence = tuple(Quantity.from_json(q) for q in data["evidence"])
         return cls(**data | {"severity": Severity.parse(data["severity"]), "evidence": evidence})
 
 

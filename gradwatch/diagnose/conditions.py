@@ -36,7 +36,7 @@ RECENT = 100
 START = 20
 """Steps that count as the start: few detectors wait longer for what was there from the first step on."""
 
-ONE_SIDED = "labels minus predictions, mean over the batch"
+ONE_SIDED = "batch.one_sided"
 """Evidence of batches that hold one class each."""
 
 TOLD = {
@@ -63,7 +63,7 @@ RISING = 60
 MODERATE = 0.1
 """Rate that plain SGD takes in its stride wherever gradients are of usual size: PyTorch's examples use up to 0.1."""
 
-ENDLESS = "loss, by the size of the first"
+ENDLESS = "loss.by_first_size"
 """Evidence that only a loss without a least value has."""
 
 STEEP = 1e3
@@ -146,7 +146,7 @@ def signs(history: History, leading: Finding) -> frozenset[str]:
     jump = numbers(history, until=leading.step).jumped_at
     is_steep = _is_steep(history, leading.step)
     kinds = {event.kind for event in history.events if event.step <= leading.step}
-    evidence = {q.name: q.value for q in leading.evidence}
+    evidence = {q.key: q.value for q in leading.evidence}
     clipped_T = history["grad_norm.after_clip"] < 0.999 * history["grad_norm.before_clip"]
     holds = {
         "saturating": bool(types & set(SATURATING)),
@@ -169,8 +169,8 @@ def signs(history: History, leading: Finding) -> frozenset[str]:
         "calm": _is_calm(history, leading.step),
         "faint": _is_faint(history),
         "whole": leading.layer is None,
-        "zero": evidence.get("gradient is None") == 0,
-        "waves": evidence.get("correlation from step to step", 0.0) > 0 or ONE_SIDED in evidence,
+        "zero": evidence.get("grad.is_none") == 0,
+        "waves": evidence.get("grad_norm.autocorrelation", 0.0) > 0 or ONE_SIDED in evidence,
         "broadcast": "tape-broadcast" in kinds,
         "singular": bool(kinds & {"tape-singular", "tape-log-of-softmax"}),
         "constant": "tape-constant" in kinds,
@@ -184,7 +184,7 @@ def signs(history: History, leading: Finding) -> frozenset[str]:
         "spiked": any(f.kind == "gradient-spike" and START < f.step <= leading.step + 5 for f in history.findings),
         "steep": is_steep,
         "zeroed": _is_zeroed(history),
-        "gain": "gain of the backward pass" in evidence,
+        "gain": "backward.gain_decades" in evidence,
         "endless": ENDLESS in evidence,
         "last": bool(info.activations) and leading.layer == info.activations[-1].name and not is_softmax,
         "shut": all(abs(evidence.get(name, math.inf)) < SHUT for name in ("act.mean", "act.std")),

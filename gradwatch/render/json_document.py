@@ -10,7 +10,7 @@ is null, so that every strict parser reads it.
     step        newest recorded optimizer step, -1 before the first
     verdict     "healthy" where no finding is graver than info, else "warning" or "critical"; "unknown" without a step
     facts       steps, seconds, samples_per_s, watch_frac, watch_s, loss, val_loss, val_accuracy
-    findings    list of {code, kind, layer, step, severity, message, evidence: [{name, value, unit}]}
+    findings    list of {code, kind, layer, step, severity, message, evidence: [{key, name, value, unit}]}
     diagnoses   list of {cause, certainty, severity, because, confirm, source, findings, remedies: [{text, patch}]}
     events      list of {kind, step, layer, text, values}: rewinds, batches left out, incidents, facts read off the tape
     incidents   list of {step, replay}: the command that runs the step again, empty for a loop of one's own

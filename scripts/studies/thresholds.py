@@ -23,7 +23,7 @@ class Dial:
         kind: Whose.
         name: Its field.
         hears: Value of the field at which the detector tells nearly everything.
-        evidence: How the name of the quantity starts that is compared with it.
+        evidence: Key of the quantity that is compared with it.
         also: Further fields to lower, so that they do not hide it.
         is_log: Whether the field is a power of ten of the quantity.
     """
@@ -37,22 +37,22 @@ class Dial:
 
 
 DIALS = (
-    Dial(kind="vanishing-gradient", name="at_once", hears=0.3, evidence="fall over depth", also={"decades": 0.3}),
-    Dial(kind="exploding-gradient", name="decades", hears=0.3, evidence="rise over depth"),
-    Dial(kind="exploding-gradient", name="gain", hears=0.1, evidence="gain of the backward"),
-    Dial(kind="exploding-gradient", name="factor", hears=1.2, evidence="climb of grad_norm"),
-    Dial(kind="dead-layer", name="decades", hears=1.5, evidence="gap below"),
-    Dial(kind="rising-sparsity", name="rise", hears=0.02, evidence="rise since", also={"level": 0.05}),
-    Dial(kind="oscillating-gradient", name="decades", hears=0.2, evidence="spread of"),
-    Dial(kind="gradient-spike", name="factor", hears=2.0, evidence="times the median", also={"above_largest": 2.0}),
-    Dial(kind="gradient-spike", name="above_largest", hears=1.5, evidence="times the largest", also={"factor": 2.0}),
-    Dial(kind="layer-imbalance", name="decades", hears=0.2, evidence="smallest lead"),
+    Dial(kind="vanishing-gradient", name="at_once", hears=0.3, evidence="depth.fall_decades", also={"decades": 0.3}),
+    Dial(kind="exploding-gradient", name="decades", hears=0.3, evidence="depth.rise_decades"),
+    Dial(kind="exploding-gradient", name="gain", hears=0.1, evidence="backward.gain_decades"),
+    Dial(kind="exploding-gradient", name="factor", hears=1.2, evidence="grad_norm.climb"),
+    Dial(kind="dead-layer", name="decades", hears=1.5, evidence="dead_layer.gap_decades"),
+    Dial(kind="rising-sparsity", name="rise", hears=0.02, evidence="zero_frac.rise", also={"level": 0.05}),
+    Dial(kind="oscillating-gradient", name="decades", hears=0.2, evidence="grad_norm.spread_decades"),
+    Dial(kind="gradient-spike", name="factor", hears=2.0, evidence="spike.above_median", also={"above_largest": 2.0}),
+    Dial(kind="gradient-spike", name="above_largest", hears=1.5, evidence="spike.above_largest", also={"factor": 2.0}),
+    Dial(kind="layer-imbalance", name="decades", hears=0.2, evidence="imbalance.lead_over_second_decades"),
     Dial(kind="poor-initialization", name="gain", hears=0.3, evidence="gain"),
-    Dial(kind="learning-rate-too-high", name="growth", hears=0.03, evidence="growth of weight"),
+    Dial(kind="learning-rate-too-high", name="growth", hears=0.03, evidence="weight.l2.growth_decades"),
     Dial(kind="dead-relu", name="fraction", hears=0.1, evidence="act.dead_frac", also={"jump": 0.1}),
     Dial(kind="saturated-activation", name="early", hears=0.01, evidence="act.saturated_frac", also={"late": 2.0}),
     Dial(kind="saturated-activation", name="late", hears=0.05, evidence="act.saturated_frac", also={"early": 2.0}),
-    Dial(kind="overfitting", name="rise", hears=0.02, evidence="rise above"),
+    Dial(kind="overfitting", name="rise", hears=0.02, evidence="val_loss.rise_frac"),
 )
 
 
@@ -94,5 +94,5 @@ def _listening() -> tuple[tuple[Dial, Detector], ...]:
 
 
 def _value(dial: Dial, evidence: Any) -> float:
-    values = [q.value for q in evidence if q.name.startswith(dial.evidence)]
+    values = [q.value for q in evidence if q.key == dial.evidence]
     return values[0] if values and math.isfinite(values[0]) else 0.0

@@ -86,7 +86,7 @@ def test_what_was_seen_of_the_inputs_decides_between_data_and_formula(event, cau
 
 
 def test_a_gain_of_the_backward_pass_is_laid_to_sums_that_nothing_divides():
-    gain = (Quantity(name="gain of the backward pass", value=3.2, unit="decades"),)
+    gain = (Quantity(key="backward.gain_decades", label="gain of the backward pass", value=3.2, unit="decades"),)
 
     cause = top(Synthetic(steps=40).history(), found("exploding-gradient", 10, layer="layers.3.weight", evidence=gain))
 
@@ -94,7 +94,7 @@ def test_a_gain_of_the_backward_pass_is_laid_to_sums_that_nothing_divides():
 
 
 def test_a_loss_that_falls_without_end_is_laid_to_the_loss():
-    endless = (Quantity(name="loss, by the size of the first", value=-500.0),)
+    endless = (Quantity(key="loss.by_first_size", label="loss, by the size of the first", value=-500.0),)
 
     cause = top(Synthetic(steps=80).history(), found("exploding-gradient", 70, evidence=endless))
 
@@ -160,7 +160,7 @@ def of_an_activation(module_type, *, mean, std, place=1):
     made = Synthetic(steps=40, activations=3)
     acts = [replace(act, module_type=module_type) if i == place else act for i, act in enumerate(made.info.activations)]
     made.info = replace(made.info, activations=tuple(acts))
-    evidence = (Quantity(name="act.mean", value=mean), Quantity(name="act.std", value=std))
+    evidence = (Quantity(key="act.mean", value=mean), Quantity(key="act.std", value=std))
     return made.history(), found("saturated-activation", 10, layer=acts[place].name, evidence=evidence)
 
 

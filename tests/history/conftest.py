@@ -63,7 +63,7 @@ def finding():
             step=step,
             severity=severity,
             message="l0 is dead.",
-            evidence=(Quantity(name="grad.l2", value=value),),
+            evidence=(Quantity(key="grad.l2", value=value),),
         )
 
     return make

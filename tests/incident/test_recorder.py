@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:train.accumulate")
 
 
 def finding(severity=Severity.CRITICAL, kind="exploding-gradient", step=7):
-    evidence = (Quantity(name="loss", value=float("inf")),)
+    evidence = (Quantity(key="loss", value=float("inf")),)
     return Finding(
         code="GW102", kind=kind, layer=None, step=step, severity=severity, message="it grew", evidence=evidence
     )

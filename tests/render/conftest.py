@@ -31,7 +31,7 @@ def finding(kind: str, *, layer: str | None, step: int, severity: Severity, code
         step=step,
         severity=severity,
         message=f"This is what {kind} means.",
-        evidence=tuple(Quantity(name=name.replace("__", "."), value=value) for name, value in evidence.items()),
+        evidence=tuple(Quantity(key=name.replace("__", "."), value=value) for name, value in evidence.items()),
     )
 
 

@@ -35,7 +35,7 @@ def test_the_document_has_everything_that_the_terminal_shows(vanishing):
         44,
         "critical",
     )
-    assert first["evidence"][0] == {"name": "grad.l2", "value": 3.1e-9, "unit": ""}
+    assert first["evidence"][0] == {"key": "grad.l2", "name": "grad.l2", "value": 3.1e-9, "unit": ""}
     cause = data["diagnoses"][0]
     assert cause["certainty"] == 0.87
     assert cause["severity"] == "critical"

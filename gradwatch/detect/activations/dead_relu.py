@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gradwatch.detect import Example
 from gradwatch.detect.features.consequences import settled
 from gradwatch.detect.features.finding import finding_of
-from gradwatch.detect.features.silent_units import HAVE_A_DEAD_SIDE, silent_units
+from gradwatch.detect.features.silent_units import HAVE_A_DEAD_SIDE, SilentModule, silent_units
 from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
@@ -82,9 +82,9 @@ class DeadRelu:
                 yield self._finding(history, activation.name, dead=dead, before=before, silent=silent)
 
     def _finding(
-        self, history: History, layer: str, *, dead: float, before: float, silent: tuple[Quantity, ...]
+        self, history: History, layer: str, *, dead: float, before: float, silent: SilentModule | None
     ) -> Finding:
-        since = "".join(f"; {q.value:.0f} {q.unit} since {q.name.rpartition(' since ')[2]}" for q in silent)
+        since = f"; {silent.count} of {silent.units} units since step {silent.since}" if silent else ""
         share = "all" if dead == 1 else f"{100 * dead:.0f} %"
         severity = settled(history, self.kind) if dead >= self.fraction else Severity.INFO
         severity = Severity.CRITICAL if dead == 1 else severity  # nothing passes any more
@@ -92,9 +92,14 @@ class DeadRelu:
             self,
             history,
             f"{share} of the units of {layer} fire for no sample{since}",
-            Quantity(name="act.dead_frac", value=dead, unit="0..1"),
-            Quantity(name=f"act.dead_frac {4 + self.samples} samples before", value=before, unit="0..1"),
-            *silent,
+            Quantity(key="act.dead_frac", value=dead, unit="0..1"),
+            Quantity(
+                key="act.dead_frac.before",
+                label=f"act.dead_frac {4 + self.samples} samples before",
+                value=before,
+                unit="0..1",
+            ),
+            *((silent.quantity(),) if silent else ()),
             layer=layer,
             severity=severity,
         )

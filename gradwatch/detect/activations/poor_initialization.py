@@ -135,9 +135,9 @@ class PoorInitialization:
                 self,
                 history,
                 f"{whole}{layer or most} was drawn with a gain of {gain:.1f} (1 to 1.4 keeps the signal)",
-                Quantity(name="gain", value=gain),
-                Quantity(name="layers drawn too large", value=float(len(large))),
-                Quantity(name="loss at step 0", value=float(history.scalar("loss")[0])),
+                Quantity(key="gain", value=gain),
+                Quantity(key="init.large_layers", label="layers drawn too large", value=float(len(large))),
+                Quantity(key="loss.step_0", label="loss at step 0", value=float(history.scalar("loss")[0])),
                 layer=layer or most,
                 severity=severity,
             )
@@ -154,7 +154,7 @@ class PoorInitialization:
                 self,
                 history,
                 f"{event.text} (in {event.layer})",
-                Quantity(name="deviation of the weights", value=0.0),
+                Quantity(key="weight.std", label="deviation of the weights", value=0.0),
                 layer=event.layer,
             )
 
@@ -177,8 +177,12 @@ class PoorInitialization:
             self,
             history,
             f"the loss of step 0 is {loss:.4g}, {units:.3g} times that of knowing nothing: scales are off{whose}",
-            Quantity(name="loss at step 0", value=loss),
-            Quantity(name="logarithm of the number of classes", value=math.log(event.values["classes"])),
+            Quantity(key="loss.step_0", label="loss at step 0", value=loss),
+            Quantity(
+                key="loss.log_classes",
+                label="logarithm of the number of classes",
+                value=math.log(event.values["classes"]),
+            ),
             layer=layer,
             severity=settled(history, self.kind) if nats > IMPOSSIBLE else Severity.INFO,
         )
@@ -193,7 +197,7 @@ class PoorInitialization:
             self,
             history,
             "all weights begin at zero, and get no gradient: each keeps it from all others",
-            Quantity(name="matrices of zeros", value=float(len(weight_M))),
+            Quantity(key="init.zero_matrices", label="matrices of zeros", value=float(len(weight_M))),
         )
 
     def _faint(self, history: History) -> Iterator[Finding]:
@@ -215,9 +219,13 @@ class PoorInitialization:
                 self,
                 history,
                 f"{layer or 'the whole model'} was drawn with a gain of {gain:.1g} (1 to 1.4 keeps the signal)",
-                Quantity(name="gain", value=gain),
-                Quantity(name="layers drawn too small", value=float(len(faint))),
-                Quantity(name="gradient of the median weight by that of the output's bias", value=share),
+                Quantity(key="gain", value=gain),
+                Quantity(key="init.small_layers", label="layers drawn too small", value=float(len(faint))),
+                Quantity(
+                    key="init.median_by_output_bias",
+                    label="gradient of the median weight by that of the output's bias",
+                    value=share,
+                ),
                 layer=layer,
             )
 

@@ -112,9 +112,9 @@ class SaturatedActivation:
                 self,
                 history,
                 f"{100 * saturated_A[a]:.0f} % of the outputs of {activation.name} lie in its flat tails",
-                Quantity(name="act.saturated_frac", value=float(saturated_A[a]), unit="0..1"),
-                Quantity(name="act.mean", value=float(history.act.newest("act.mean")[a])),
-                Quantity(name="act.std", value=float(history.act.newest("act.std")[a])),
+                Quantity(key="act.saturated_frac", value=float(saturated_A[a]), unit="0..1"),
+                Quantity(key="act.mean", value=float(history.act.newest("act.mean")[a])),
+                Quantity(key="act.std", value=float(history.act.newest("act.std")[a])),
                 layer=activation.name,
                 severity=Severity.WARNING if is_from_start else settled(history, self.kind),
             )

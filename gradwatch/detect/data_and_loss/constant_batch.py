@@ -94,7 +94,12 @@ class ConstantBatch:
         """Yield a finding for the run."""
         is_unknown = bool(np.isnan(history.scalar("batch_hash", 1)).all())
         for event in (*noted(history, ALIKE), *(noted(history, INPUTS) if is_unknown else ())):
-            distance = Quantity(name="distance to the nearest, median", value=event.values["distance"], unit="of usual")
+            distance = Quantity(
+                key="batch.nearest_distance",
+                label="distance to the nearest, median",
+                value=event.values["distance"],
+                unit="of usual",
+            )
             text = f"the samples of the first {event.step + 1} steps are the same, in another order or with noise"
             yield self._finding(history, text, distance, is_chosen=self._is_alike(history, event.values))
         hash_T = history.scalar("batch_hash")
@@ -107,7 +112,12 @@ class ConstantBatch:
             and (hash_T[2 - self.turns :] == hash_T[-self.turns : -2]).all()
             and self._is_chosen(history, _samples(history))
         ):
-            evidence = Quantity(name="steps in which two batches came in turn", value=float(self.turns), unit="steps")
+            evidence = Quantity(
+                key="batch.alternating_steps",
+                label="steps in which two batches came in turn",
+                value=float(self.turns),
+                unit="steps",
+            )
             yield self._finding(history, f"two batches came in turn for {self.turns} steps", evidence)
 
     def _of_repeats(self, history: History, hash_T: NDArray[np.floating]) -> Iterator[Finding]:
@@ -123,7 +133,9 @@ class ConstantBatch:
             least = self.repeats
         if runs[-1] < least:
             return
-        evidence = Quantity(name="equal batches in a row, at least", value=float(least), unit="steps")
+        evidence = Quantity(
+            key="batch.equal_run", label="equal batches in a row, at least", value=float(least), unit="steps"
+        )
         text = f"the same batch came in each of the last {least} steps"
         is_chosen = has_moved or not self._is_all_there_is(history, samples)
         yield self._finding(history, text, evidence, is_chosen=is_chosen)

@@ -158,9 +158,15 @@ class LossPlateau:
             self,
             history,
             message,
-            Quantity(name="loss, first 16 steps", value=float(median(beginning(history, "loss", BEGINNING)))),
-            Quantity(name="loss, newest 48 steps", value=float(median(history.scalar("loss", WINDOW)))),
-            Quantity(name="steps", value=float(history.step), unit="steps"),
+            Quantity(
+                key="loss.first",
+                label="loss, first 16 steps",
+                value=float(median(beginning(history, "loss", BEGINNING))),
+            ),
+            Quantity(
+                key="loss.newest", label="loss, newest 48 steps", value=float(median(history.scalar("loss", WINDOW)))
+            ),
+            Quantity(key="steps", value=float(history.step), unit="steps"),
             layer=layer,
             severity=severity,
         )

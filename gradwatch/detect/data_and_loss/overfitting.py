@@ -110,12 +110,12 @@ class Overfitting:
             history,
             f"the validation loss is {rise:.0f} % above that of step {steps_V[best]}, the training loss fell"
             + (f" to {100 * train / first:.2g} % of the first" if is_by_heart else ""),
-            Quantity(name="best val_loss", value=float(val_V[best])),
-            Quantity(name="val_loss", value=float(val_V[-1])),
-            Quantity(name="rise above the best", value=rise / 100, unit="0..1"),
-            Quantity(name="step of the best", value=float(steps_V[best])),
-            Quantity(name="loss around the best", value=before),
-            Quantity(name="loss", value=train),
+            Quantity(key="val_loss.best", label="best val_loss", value=float(val_V[best])),
+            Quantity(key="val_loss", value=float(val_V[-1])),
+            Quantity(key="val_loss.rise_frac", label="rise above the best", value=rise / 100, unit="0..1"),
+            Quantity(key="val_loss.best_step", label="step of the best", value=float(steps_V[best])),
+            Quantity(key="loss.at_best", label="loss around the best", value=before),
+            Quantity(key="loss", value=train),
             severity=settled(history, self.kind),
         )
 

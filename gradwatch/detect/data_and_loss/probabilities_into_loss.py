@@ -69,11 +69,13 @@ class ProbabilitiesIntoLoss:
 
     def _finding(self, history: History, event: Event) -> Finding:
         loss = float(history.scalar("loss", 1)[0])
-        evidence = [Quantity(name="loss", value=loss)]
+        evidence = [Quantity(key="loss", value=loss)]
         if "floor" in event.values:
-            evidence.append(Quantity(name="lowest loss that it can reach", value=event.values["floor"]))
+            evidence.append(
+                Quantity(key="loss.floor", label="lowest loss that it can reach", value=event.values["floor"])
+            )
         if "classes" in event.values:
-            evidence.append(Quantity(name="classes", value=event.values["classes"]))
+            evidence.append(Quantity(key="classes", value=event.values["classes"]))
         return finding_of(
             self,
             history,

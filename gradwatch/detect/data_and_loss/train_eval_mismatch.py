@@ -126,9 +126,9 @@ class TrainEvalMismatch:
     def _finding(
         self, history: History, event: Event, severity: Severity, message: str, *, ratio: float | None = None
     ) -> Finding:
-        evidence = [Quantity(name=name, value=value) for name, value in event.values.items()]
+        evidence = [Quantity(key=name, value=value) for name, value in event.values.items()]
         if ratio is not None:
-            evidence.append(Quantity(name="validation loss by training loss", value=ratio))
+            evidence.append(Quantity(key="val_loss.by_loss", label="validation loss by training loss", value=ratio))
         return finding_of(
             self,
             history,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import final
+
 from gradwatch.history.store import History
 from gradwatch.records import Quantity
 
@@ -9,20 +12,35 @@ HAVE_A_DEAD_SIDE = ("ReLU", "ReLU6", "Threshold")
 """Activations whose gradient is exactly zero on one side. GELU, SiLU, ELU and LeakyReLU leave some everywhere."""
 
 
-def silent_units(history: History, activation: int) -> tuple[Quantity, ...]:
-    """Return how many units of an activation module have not fired since which step, or nothing where none is silent.
+@final
+@dataclass(frozen=True, slots=True)
+class SilentModule:
+    """An activation module of which `count` of `units` units have not fired since step `since`."""
+
+    name: str
+    count: int
+    units: int
+    since: int
+
+    def quantity(self) -> Quantity:
+        """Return the count as evidence."""
+        label = f"act.silent of {self.name} since step {self.since}"
+        return Quantity(key="act.silent", label=label, value=float(self.count), unit=f"of {self.units} units")
+
+
+def silent_units(history: History, activation: int) -> SilentModule | None:
+    """Return how many units of an activation module are silent, or None if none is or an older run did not record it.
 
     Args:
-        history: Of the run; one of an older gradwatch does not tell.
+        history: Of the run.
         activation: Index of the module.
     """
-    silent, since, units = (
+    count, since, units = (
         history.act.newest(f"act.{name}")[activation] for name in ("silent", "silent_since", "units")
     )
-    if not silent > 0:
-        return ()
-    name = f"act.silent of {history.info.activations[activation].name} since step {since:.0f}"
-    return (Quantity(name=name, value=float(silent), unit=f"of {units:.0f} units"),)
+    if not count > 0:
+        return None
+    return SilentModule(history.info.activations[activation].name, int(count), int(units), int(since))
 
 
 def most_silent(history: History) -> int | None:

@@ -60,9 +60,17 @@ def raw_inputs(history: History, l2_TL: Floats, *, decades: float, left: float) 
         return tensor, Sign(
             text,
             (
-                Quantity(name="gradient of the weight, by that of the bias", value=float(least_M[place])),
-                Quantity(name="norm of all other gradients, by its own", value=rest),
-                Quantity(name="smallest gradient of another matrix, by its own", value=weakest),
+                Quantity(
+                    key="input_scale.weight_by_bias",
+                    label="gradient of the weight, by that of the bias",
+                    value=float(least_M[place]),
+                ),
+                Quantity(key="imbalance.others_by_own", label="norm of all other gradients, by its own", value=rest),
+                Quantity(
+                    key="input_scale.weakest_by_own",
+                    label="smallest gradient of another matrix, by its own",
+                    value=weakest,
+                ),
             ),
         )
     return None

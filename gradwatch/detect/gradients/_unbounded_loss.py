@@ -62,11 +62,13 @@ def falls_without_end(history: History, *, growth: float) -> Sign | None:
         f"the loss falls below zero ever faster, and the gradient norm has grown {factor(norm / first_norm)} times "
         "on the way: nothing bounds it",
         (
-            Quantity(name="loss, median of the newest quarter", value=loss),
-            Quantity(name="loss, by the size of the first", value=loss / first_loss),
-            Quantity(name=f"{NORM}, median of the newest quarter", value=norm),
-            Quantity(name=f"{NORM}, median of the first 8", value=first_norm),
-            Quantity(name="weight.l2, by the first, median of the weight matrices", value=weights),
+            Quantity(key="loss.newest_quarter", label="loss, median of the newest quarter", value=loss),
+            Quantity(key="loss.by_first_size", label="loss, by the size of the first", value=loss / first_loss),
+            Quantity(key="grad_norm.newest_quarter", label=f"{NORM}, median of the newest quarter", value=norm),
+            Quantity(key="grad_norm.first", label=f"{NORM}, median of the first 8", value=first_norm),
+            Quantity(
+                key="weight.l2.growth", label="weight.l2, by the first, median of the weight matrices", value=weights
+            ),
         ),
     )
 

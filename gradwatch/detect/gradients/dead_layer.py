@@ -114,9 +114,14 @@ class DeadLayer:
                 self,
                 history,
                 f"{layer} gets {what} while others learn",
-                Quantity(name=f"largest grad.l2 in {self.steps} steps", value=largest),
-                Quantity(name="median grad.l2 of all tensors", value=usual),
-                Quantity(name="gap below the median layer", value=self._gap(history, l2_TL, group), unit="decades"),
+                Quantity(key="grad.l2.largest", label=f"largest grad.l2 in {self.steps} steps", value=largest),
+                Quantity(key="grad.l2.median", label="median grad.l2 of all tensors", value=usual),
+                Quantity(
+                    key="dead_layer.gap_decades",
+                    label="gap below the median layer",
+                    value=self._gap(history, l2_TL, group),
+                    unit="decades",
+                ),
                 layer=layer,
                 severity=Severity.INFO if is_harmless else severity,
             )

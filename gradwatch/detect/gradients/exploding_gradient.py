@@ -182,9 +182,9 @@ class ExplodingGradient:
                 self,
                 history,
                 f"the gradient norm{whose} has climbed {factor(climb)} times above its past, the loss too",
-                Quantity(name="climb of grad_norm.before_clip", value=climb),
-                Quantity(name="grad_norm.before_clip", value=float(history.scalar("grad_norm.before_clip")[-1])),
-                Quantity(name="loss", value=float(history.scalar("loss")[-1])),
+                Quantity(key="grad_norm.climb", label="climb of grad_norm.before_clip", value=climb),
+                Quantity(key="grad_norm.before_clip", value=float(history.scalar("grad_norm.before_clip")[-1])),
+                Quantity(key="loss", value=float(history.scalar("loss")[-1])),
                 layer=layer,
                 severity=Severity.INFO if is_told else Severity.CRITICAL,
             )
@@ -209,9 +209,14 @@ class ExplodingGradient:
             self,
             history,
             f"gradients grow by {rise:.1f} decades on their way back to {layer}",
-            Quantity(name="rise over depth", value=rise, unit="decades"),
-            Quantity(name="rise per module", value=rise / (len(places) - 1), unit="decades"),
-            Quantity(name="grad_norm.before_clip", value=float(history.run.newest("grad_norm.before_clip")[0])),
+            Quantity(key="depth.rise_decades", label="rise over depth", value=rise, unit="decades"),
+            Quantity(
+                key="depth.rise_per_module_decades",
+                label="rise per module",
+                value=rise / (len(places) - 1),
+                unit="decades",
+            ),
+            Quantity(key="grad_norm.before_clip", value=float(history.run.newest("grad_norm.before_clip")[0])),
             layer=layer,
             severity=Severity.CRITICAL if rise >= 1.5 * self.decades else Severity.WARNING,
         )
@@ -227,8 +232,18 @@ class ExplodingGradient:
                 history,
                 f"the gradient grows by {growth:.1f} decades on its way back through {uses:.0f} uses of "
                 f"{event.layer}, one after another",
-                Quantity(name="growth from the last use to the first", value=growth, unit="decades"),
-                Quantity(name="growth at each use", value=10 ** (growth / uses), unit="times"),
+                Quantity(
+                    key="recurrence.growth_decades",
+                    label="growth from the last use to the first",
+                    value=growth,
+                    unit="decades",
+                ),
+                Quantity(
+                    key="recurrence.factor_per_use",
+                    label="growth at each use",
+                    value=10 ** (growth / uses),
+                    unit="times",
+                ),
                 layer=event.layer,
                 severity=Severity.CRITICAL if growth >= 2 * self.recurrence else Severity.WARNING,
             )
@@ -263,9 +278,9 @@ class ExplodingGradient:
             self,
             history,
             f"the backward pass multiplies what the loss sends in by {factor(10**gain)}, most at {layer}",
-            Quantity(name="gain of the backward pass", value=gain, unit="decades"),
-            Quantity(name="grad.l2 of the output's bias", value=float(inflow)),
-            Quantity(name="grad_norm.before_clip", value=float(history.run.newest("grad_norm.before_clip")[0])),
+            Quantity(key="backward.gain_decades", label="gain of the backward pass", value=gain, unit="decades"),
+            Quantity(key="grad.l2.output_bias", label="grad.l2 of the output's bias", value=float(inflow)),
+            Quantity(key="grad_norm.before_clip", value=float(history.run.newest("grad_norm.before_clip")[0])),
             layer=layer,
         )
 
@@ -278,7 +293,7 @@ class ExplodingGradient:
             self,
             history,
             f"the gradient norm{whose} is so large that its square overflows in float32",
-            Quantity(name="grad_norm.before_clip", value=norm),
+            Quantity(key="grad_norm.before_clip", value=norm),
             layer=layer,
             severity=Severity.CRITICAL,
         )

@@ -168,9 +168,19 @@ class LayerImbalance:
             history,
             f"the gradient of {layer} is at least {factor(10**lead)} times that of any other "
             + ("layer" if level_M[top] == np.nanmax(level_M) else "layer before the output"),
-            Quantity(name="smallest lead over the second largest", value=lead, unit="decades"),
-            Quantity(name="lead over the median layer", value=float(level_M[top] - median(level_M)), unit="decades"),
-            Quantity(name="gradient element", value=float(10 ** level_M[top])),
+            Quantity(
+                key="imbalance.lead_over_second_decades",
+                label="smallest lead over the second largest",
+                value=lead,
+                unit="decades",
+            ),
+            Quantity(
+                key="imbalance.lead_over_median_decades",
+                label="lead over the median layer",
+                value=float(level_M[top] - median(level_M)),
+                unit="decades",
+            ),
+            Quantity(key="grad.element", label="gradient element", value=float(10 ** level_M[top])),
             layer=layer,
             severity=Severity.INFO
             if _has_lower_rate(history, int(shape.matrices_M[top]))
@@ -194,8 +204,8 @@ class LayerImbalance:
             self,
             history,
             f"an update replaces {100 * largest:.3g} % of {layer} and {100 * second:.1g} % of others at most",
-            Quantity(name="update.ratio", value=float(largest)),
-            Quantity(name="update.ratio of the second largest", value=float(second)),
+            Quantity(key="update.ratio", value=float(largest)),
+            Quantity(key="update.ratio.second", label="update.ratio of the second largest", value=float(second)),
             layer=layer,
             severity=settled(history, self.kind),
         )
@@ -223,8 +233,12 @@ class LayerImbalance:
             "other layers at most"
             if is_clipped
             else f"all other gradients together have {part} the norm of that of {layer} at most",
-            Quantity(name="norm of all other gradients, by its own", value=float(rest_T.max())),
-            Quantity(name=(shown := AFTER if is_clipped else BEFORE), value=float(history.scalar(shown, 1)[0])),
+            Quantity(
+                key="imbalance.others_by_own",
+                label="norm of all other gradients, by its own",
+                value=float(rest_T.max()),
+            ),
+            Quantity(key=(shown := AFTER if is_clipped else BEFORE), value=float(history.scalar(shown, 1)[0])),
             layer=layer,
             severity=Severity.INFO if _has_lower_rate(history, top) else settled(history, self.kind),
         )
@@ -265,9 +279,15 @@ class LayerImbalance:
                 history,
                 f"the first update of {name} was {first_F[place]:,.3g} times as large as itself, the newest "
                 f"are {ratio_F[place]:.2g} times, and nearly all of the gradient is its own",
-                Quantity(name="update.ratio, first", value=float(first_F[place])),
-                Quantity(name="update.ratio, median of the newest", value=float(ratio_F[place])),
-                Quantity(name="its gradient, by the norm of all", value=float(share_F[place])),
+                Quantity(key="update.ratio.first", label="update.ratio, first", value=float(first_F[place])),
+                Quantity(
+                    key="update.ratio.newest_median",
+                    label="update.ratio, median of the newest",
+                    value=float(ratio_F[place]),
+                ),
+                Quantity(
+                    key="imbalance.share_of_norm", label="its gradient, by the norm of all", value=float(share_F[place])
+                ),
                 layer=name,
                 severity=settled(history, self.kind),
             )
@@ -324,8 +344,13 @@ class LayerImbalance:
                 history,
                 f"the gradient of {layer} is at least {factor(10**lead)} times that of any other head: what "
                 "they share learns for it alone",
-                Quantity(name="smallest lead over the second largest head", value=lead, unit="decades"),
-                Quantity(name="gradient element", value=float(10 ** log_TH[-1, top])),
+                Quantity(
+                    key="imbalance.lead_over_second_head_decades",
+                    label="smallest lead over the second largest head",
+                    value=lead,
+                    unit="decades",
+                ),
+                Quantity(key="grad.element", label="gradient element", value=float(10 ** log_TH[-1, top])),
                 layer=layer,
             )
 

@@ -111,9 +111,9 @@ class NoGradient:
                 self,
                 history,
                 f"{layer or 'the whole model'} gets no gradient: {value} at every step",
-                Quantity(name="steps without gradient", value=float(steps), unit="steps"),
-                Quantity(name="tensors", value=float(len(group))),
-                Quantity(name="gradient is None", value=float(value == "None")),
+                Quantity(key="no_gradient.steps", label="steps without gradient", value=float(steps), unit="steps"),
+                Quantity(key="tensors", value=float(len(group))),
+                Quantity(key="grad.is_none", label="gradient is None", value=float(value == "None")),
                 layer=layer,
                 severity=severity,
             )

@@ -182,11 +182,15 @@ class OscillatingGradient:
             self,
             history,
             f"the gradient norm swings by a factor of {10**spread:.3g}, and the loss bounces back to its start",
-            Quantity(name="spread of grad_norm.before_clip", value=spread, unit="decades"),
-            Quantity(name="correlation from step to step", value=correlation),
-            Quantity(name=f"crossings of the middle in {length} steps", value=float(crossings)),
-            Quantity(name="loss, 10 % quantile", value=low),
-            Quantity(name="loss, 90 % quantile", value=high),
+            Quantity(
+                key="grad_norm.spread_decades", label="spread of grad_norm.before_clip", value=spread, unit="decades"
+            ),
+            Quantity(key="grad_norm.autocorrelation", label="correlation from step to step", value=correlation),
+            Quantity(
+                key="grad_norm.crossings", label=f"crossings of the middle in {length} steps", value=float(crossings)
+            ),
+            Quantity(key="loss.low", label="loss, 10 % quantile", value=low),
+            Quantity(key="loss.high", label="loss, 90 % quantile", value=high),
             severity=settled(history, self.kind),
         )
 
@@ -206,10 +210,14 @@ class OscillatingGradient:
             self,
             history,
             "nearly all samples of a batch are of one class, and seldom of the one that the last ones taught",
-            Quantity(name="labels minus predictions, mean over the batch", value=size),
-            Quantity(name="the same of as many random samples, at most", value=of["samples"] ** -0.5),
-            Quantity(name="loss of knowing nothing", value=knowing_nothing),
-            Quantity(name="loss, median of 48 steps", value=float(median(loss_T))),
+            Quantity(key="batch.one_sided", label="labels minus predictions, mean over the batch", value=size),
+            Quantity(
+                key="batch.one_sided_random",
+                label="the same of as many random samples, at most",
+                value=of["samples"] ** -0.5,
+            ),
+            Quantity(key="loss.chance", label="loss of knowing nothing", value=knowing_nothing),
+            Quantity(key="loss.median", label="loss, median of 48 steps", value=float(median(loss_T))),
             severity=settled(history, self.kind),
         )
 
@@ -248,10 +256,12 @@ class OscillatingGradient:
             history,
             f"gradient norms are of two kinds in turn, {10**gap:.3g} times apart: one every {period} steps, "
             "and what gives the smaller ones is not learned",
-            Quantity(name="gap between the medians of the two kinds", value=gap, unit="decades"),
-            Quantity(name="period", value=float(period), unit="steps"),
-            Quantity(name="loss of the batches with small gradients", value=loss),
-            Quantity(name="the same in the beginning", value=first),
+            Quantity(
+                key="sources.gap_decades", label="gap between the medians of the two kinds", value=gap, unit="decades"
+            ),
+            Quantity(key="period", value=float(period), unit="steps"),
+            Quantity(key="sources.quiet_loss", label="loss of the batches with small gradients", value=loss),
+            Quantity(key="sources.quiet_loss_first", label="the same in the beginning", value=first),
             severity=settled(history, self.kind),
         )
 
@@ -267,9 +277,11 @@ class OscillatingGradient:
             history,
             f"every {length} steps the loss jumps back to where it began: other batches come, and what was "
             "learned of the last ones is lost",
-            Quantity(name="steps from jump to jump", value=float(length), unit="steps"),
-            Quantity(name="loss of the first steps, at most", value=first),
-            Quantity(name="loss, median of 48 steps", value=float(median(history.scalar("loss", LENGTH)))),
+            Quantity(key="stretches.steps", label="steps from jump to jump", value=float(length), unit="steps"),
+            Quantity(key="loss.first_max", label="loss of the first steps, at most", value=first),
+            Quantity(
+                key="loss.median", label="loss, median of 48 steps", value=float(median(history.scalar("loss", LENGTH)))
+            ),
             severity=settled(history, self.kind),
         )
 
@@ -290,10 +302,15 @@ class OscillatingGradient:
             self,
             history,
             f"every {period} steps gradients pull against those between, and what one update teaches the others undo",
-            Quantity(name="share of the gradients that the turns take from each other", value=share, unit="0..1"),
-            Quantity(name="steps until a turn comes again", value=float(period), unit="steps"),
-            Quantity(name="loss, median of 48 steps", value=loss),
-            Quantity(name="the same where learning began", value=begun),
+            Quantity(
+                key="contrary.share",
+                label="share of the gradients that the turns take from each other",
+                value=share,
+                unit="0..1",
+            ),
+            Quantity(key="contrary.period", label="steps until a turn comes again", value=float(period), unit="steps"),
+            Quantity(key="loss.median", label="loss, median of 48 steps", value=loss),
+            Quantity(key="loss.start", label="the same where learning began", value=begun),
             severity=settled(history, self.kind),
         )
 

@@ -157,13 +157,14 @@ class RisingSparsity:
 
     def _silencing(self, history: History, activation: int, *, before: float, now: float) -> Finding:
         layer = history.info.activations[activation].name
+        silent = silent_units(history, activation)
         return finding_of(
             self,
             history,
             f"units of {layer} fall silent one by one: {100 * now:.0f} % fire for no sample",
-            Quantity(name="act.dead_frac", value=now, unit="0..1"),
-            Quantity(name="act.dead_frac of the first samples", value=before, unit="0..1"),
-            *silent_units(history, activation),
+            Quantity(key="act.dead_frac", value=now, unit="0..1"),
+            Quantity(key="act.dead_frac.before", label="act.dead_frac of the first samples", value=before, unit="0..1"),
+            *((silent.quantity(),) if silent else ()),
             layer=layer,
             severity=Severity.INFO if is_learned(history) else settled(history, self.kind),
         )
@@ -193,17 +194,20 @@ class RisingSparsity:
         low_B = low_BL.mean(axis=1)
         percent = 100 * low_B[-1]
         quietest = most_silent(history)
-        silent = () if quietest is None else silent_units(history, quietest)
+        silent = None if quietest is None else silent_units(history, quietest)
         return finding_of(
             self,
             history,
             f"the gradient of {layer or 'the whole model'} gets sparser: {percent:.0f} % are always zero",
-            Quantity(name="grad.zero_frac", value=float(low_B[-1]), unit="0..1"),
-            Quantity(name="rise since the first 16 steps", value=rise, unit="0..1"),
+            Quantity(key="grad.zero_frac", value=float(low_B[-1]), unit="0..1"),
+            Quantity(key="zero_frac.rise", label="rise since the first 16 steps", value=rise, unit="0..1"),
             Quantity(
-                name=f"grad.zero_frac {BLOCK * (len(low_B) - 1)} steps before", value=float(low_B[0]), unit="0..1"
+                key="grad.zero_frac.before",
+                label=f"grad.zero_frac {BLOCK * (len(low_B) - 1)} steps before",
+                value=float(low_B[0]),
+                unit="0..1",
             ),
-            *silent,
+            *((silent.quantity(),) if silent else ()),
             layer=layer,
             severity=Severity.INFO if is_learned(history) else settled(history, self.kind),
         )

@@ -124,11 +124,16 @@ class VanishingGradient:
             self,
             history,
             f"gradients shrink by {fall:.1f} decades towards {layer}",
-            Quantity(name="fall over depth", value=fall, unit="decades"),
-            Quantity(name="fall per module", value=fall / (len(line) - 1), unit="decades"),
-            Quantity(name="modules", value=float(len(line))),
-            Quantity(name="gradient element at the input", value=float(10 ** line[0])),
-            Quantity(name="gradient element before the output", value=float(10 ** line[-1])),
+            Quantity(key="depth.fall_decades", label="fall over depth", value=fall, unit="decades"),
+            Quantity(
+                key="depth.fall_per_module_decades",
+                label="fall per module",
+                value=fall / (len(line) - 1),
+                unit="decades",
+            ),
+            Quantity(key="modules", value=float(len(line))),
+            Quantity(key="grad.element.first", label="gradient element at the input", value=float(10 ** line[0])),
+            Quantity(key="grad.element.last", label="gradient element before the output", value=float(10 ** line[-1])),
             layer=layer,
             severity=Severity.CRITICAL if fall >= NEGLIGIBLE else Severity.WARNING,
         )
@@ -157,8 +162,15 @@ class VanishingGradient:
             self,
             history,
             f"no weight gets more than 1e-{fall:.1f} of what the output's bias gets: signals vanish on their way",
-            Quantity(name="largest gradient of a weight below that of the output's bias", value=fall, unit="decades"),
-            Quantity(name="grad.l2 of the output's bias", value=float(size[shape.output_bias])),
+            Quantity(
+                key="output_bias.fall_decades",
+                label="largest gradient of a weight below that of the output's bias",
+                value=fall,
+                unit="decades",
+            ),
+            Quantity(
+                key="grad.l2.output_bias", label="grad.l2 of the output's bias", value=float(size[shape.output_bias])
+            ),
             layer=layer,
             severity=settled(history, self.kind),
         )
@@ -175,8 +187,18 @@ class VanishingGradient:
                 history,
                 f"nothing is learned, and gradients shrink by {fall:.1f} decades on their way back through "
                 f"{uses:.0f} uses of {event.layer}",
-                Quantity(name="fall from the last use to the first", value=fall, unit="decades"),
-                Quantity(name="factor of each use", value=10 ** (-fall / uses), unit="times"),
+                Quantity(
+                    key="recurrence.fall_decades",
+                    label="fall from the last use to the first",
+                    value=fall,
+                    unit="decades",
+                ),
+                Quantity(
+                    key="recurrence.factor_per_use",
+                    label="factor of each use",
+                    value=10 ** (-fall / uses),
+                    unit="times",
+                ),
                 layer=event.layer,
             )
 
@@ -199,10 +221,10 @@ class VanishingGradient:
             self,
             history,
             f"gradients shrink by {fall:.1f} decades towards {layer}, through a softmax as hidden activation",
-            Quantity(name="fall over depth", value=fall, unit="decades"),
-            Quantity(name="hidden layers with a softmax", value=float(len(softmax))),
-            Quantity(name="gradient element at the first", value=float(size[0])),
-            Quantity(name="gradient element behind the last", value=float(size[1])),
+            Quantity(key="depth.fall_decades", label="fall over depth", value=fall, unit="decades"),
+            Quantity(key="softmax.hidden_layers", label="hidden layers with a softmax", value=float(len(softmax))),
+            Quantity(key="grad.element.first", label="gradient element at the first", value=float(size[0])),
+            Quantity(key="grad.element.last", label="gradient element behind the last", value=float(size[1])),
             layer=layer,
             severity=Severity.CRITICAL if fall >= NEGLIGIBLE else Severity.WARNING,
         )

@@ -133,9 +133,9 @@ class Fp16Underflow:
             self,
             history,
             f"half precision flushes the gradient of {layer or 'the whole model'} to zero",
-            Quantity(name="grad.zero_frac", value=zero_frac, unit="0..1"),
-            Quantity(name="grad.absmax", value=absmax),
-            Quantity(name="smallest float16 / loss_scale", value=unit),
+            Quantity(key="grad.zero_frac", value=zero_frac, unit="0..1"),
+            Quantity(key="grad.absmax", value=absmax),
+            Quantity(key="fp16.smallest", label="smallest float16 / loss_scale", value=unit),
             layer=layer,
             severity=Severity.INFO if is_explained(history, self.kind) else grave,
         )

@@ -89,9 +89,9 @@ class NonFinite:
             self,
             history,
             message + ("; the update was skipped" if skipped else ""),
-            Quantity(name="loss", value=loss),
-            Quantity(name="layers with NaN or Inf", value=float(len(sick))),
-            Quantity(name="grad.nonfinite", value=float(np.nansum(nonfinite_L)), unit="elements"),
+            Quantity(key="loss", value=loss),
+            Quantity(key="non_finite.layers", label="layers with NaN or Inf", value=float(len(sick))),
+            Quantity(key="grad.nonfinite", value=float(np.nansum(nonfinite_L)), unit="elements"),
             layer=layer,
             severity=Severity.WARNING if skipped else Severity.CRITICAL,
         )

@@ -124,9 +124,13 @@ class MissingZeroGrad:
         yield self._finding(
             history,
             "every gradient grows like the sum of all before it: nothing clears them between updates",
-            Quantity(name="exponent of growth, median", value=float(np.median(power_L))),
-            Quantity(name="growth from step 0 to step 1", value=float(10 ** np.median(log_TL[1] - log_TL[0]))),
-            Quantity(name="deviation from a power", value=noise, unit="decades"),
+            Quantity(key="accumulation.exponent", label="exponent of growth, median", value=float(np.median(power_L))),
+            Quantity(
+                key="accumulation.first_growth",
+                label="growth from step 0 to step 1",
+                value=float(10 ** np.median(log_TL[1] - log_TL[0])),
+            ),
+            Quantity(key="accumulation.deviation_decades", label="deviation from a power", value=noise, unit="decades"),
         )
 
     def _finding(
@@ -137,7 +141,12 @@ class MissingZeroGrad:
             history,
             message,
             *evidence,
-            Quantity(name="updates before which nothing was cleared", value=float(kept), unit="steps"),
+            Quantity(
+                key="accumulation.uncleared_updates",
+                label="updates before which nothing was cleared",
+                value=float(kept),
+                unit="steps",
+            ),
             layer=layer,
         )
 

@@ -49,7 +49,10 @@ def replaced(history: History, *, ratio: float, every: int) -> Sign | None:
     rate = float(history.run.newest("lr.0")[0])
     return Sign(
         f"one update at a learning rate of {rate:g} is {factor(found)} times as large as the weights it moves",
-        (Quantity(name="update.ratio, median", value=found), Quantity(name="lr.0", value=rate)),
+        (
+            Quantity(key="update.ratio.median", label="update.ratio, median", value=found),
+            Quantity(key="lr.0", value=rate),
+        ),
         since=int(history.param.steps(age)[at]),
     )
 
@@ -70,9 +73,13 @@ def overshot(history: History, *, above_start: float, large: float) -> Sign | No
     return Sign(
         f"the loss is {factor(times)} times that before the first update, at a learning rate of {rate:g}",
         (
-            Quantity(name="loss in units of the first", value=times),
-            Quantity(name="update.ratio, median, smallest of 3", value=float(ratio_T.min())),
-            Quantity(name="lr.0", value=rate),
+            Quantity(key="loss.by_first", label="loss in units of the first", value=times),
+            Quantity(
+                key="update.ratio.smallest_median",
+                label="update.ratio, median, smallest of 3",
+                value=float(ratio_T.min()),
+            ),
+            Quantity(key="lr.0", value=rate),
         ),
     )
 
@@ -90,9 +97,9 @@ def ran_away(history: History, *, runaway: float, large: float) -> Sign | None:
     return Sign(
         f"the loss has climbed {factor(times)} times since the first update, at a learning rate of {rate:g}",
         (
-            Quantity(name="loss in units of the first", value=times),
-            Quantity(name="update.ratio of the first update, largest", value=ratio),
-            Quantity(name="lr.0", value=rate),
+            Quantity(key="loss.by_first", label="loss in units of the first", value=times),
+            Quantity(key="update.ratio.first_max", label="update.ratio of the first update, largest", value=ratio),
+            Quantity(key="lr.0", value=rate),
         ),
         since=int(history.run.steps(SPAN)[len(loss_T) - 1]) - CLIMB,
     )
@@ -119,9 +126,9 @@ def grown(history: History, *, growth: float) -> Sign | None:
     return Sign(
         f"the weights grew {factor(10**found)} times within {SPAN} steps at a learning rate of {rate:g}",
         (
-            Quantity(name="growth of weight.l2, median", value=found, unit="decades"),
-            Quantity(name="update.ratio, median", value=ratio),
-            Quantity(name="lr.0", value=rate),
+            Quantity(key="weight.l2.growth_decades", label="growth of weight.l2, median", value=found, unit="decades"),
+            Quantity(key="update.ratio.median", label="update.ratio, median", value=ratio),
+            Quantity(key="lr.0", value=rate),
         ),
         since=history.step - 1,  # what weights are before an update does not follow from its gradient
     )

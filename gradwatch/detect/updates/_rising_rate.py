@@ -33,11 +33,11 @@ def jumped(history: History, *, jump: float, worse: float) -> Sign | None:
         return Sign(
             f"the learning rate rose {factor(rate_T[at] / highest)} times, and the loss with it",
             (
-                Quantity(name="jump at step", value=float(history.run.steps(SPAN)[at])),
-                Quantity(name=f"lr.{group} before", value=highest),
-                Quantity(name=f"lr.{group} after", value=float(rate_T[at])),
-                Quantity(name="loss before", value=before),
-                Quantity(name="loss after", value=after),
+                Quantity(key="lr.jump_step", label="jump at step", value=float(history.run.steps(SPAN)[at])),
+                Quantity(key="lr.before", label=f"lr.{group} before", value=highest),
+                Quantity(key="lr.after", label=f"lr.{group} after", value=float(rate_T[at])),
+                Quantity(key="loss.before", label="loss before", value=before),
+                Quantity(key="loss.after", label="loss after", value=after),
             ),
         )
     return None
@@ -61,11 +61,11 @@ def outgrown(history: History, *, jump: float, worse: float, large: float) -> Si
     return Sign(
         f"the learning rate has risen {factor(rate / usual)} times since the loss was lowest, and the loss with it",
         (
-            Quantity(name="lr.0", value=rate),
-            Quantity(name="lr.0 until the loss was lowest, at most", value=usual),
-            Quantity(name="lowest loss, median of 6", value=low),
-            Quantity(name="loss, median of 6", value=float(loss_B[-1])),
-            Quantity(name="update.ratio, median, largest of 64 steps", value=ratio),
+            Quantity(key="lr.0", value=rate),
+            Quantity(key="lr.usual", label="lr.0 until the loss was lowest, at most", value=usual),
+            Quantity(key="loss.lowest", label="lowest loss, median of 6", value=low),
+            Quantity(key="loss.median", label="loss, median of 6", value=float(loss_B[-1])),
+            Quantity(key="update.ratio.largest_median", label="update.ratio, median, largest of 64 steps", value=ratio),
         ),
     )
 

@@ -151,8 +151,8 @@ class LearningRateTooHigh:
             yield finding_of(self, history, sign.message, *sign.evidence, severity=severity)
 
     def _critical(self, history: History, finding: Finding) -> Finding:
-        newest = Quantity(name="loss", value=float(median(history.scalar("loss", AFTER))))
-        best = Quantity(name="best loss", value=_best(history))
+        newest = Quantity(key="loss", value=float(median(history.scalar("loss", AFTER))))
+        best = Quantity(key="loss.best", label="best loss", value=_best(history))
         message = f"{finding.message}; what was learned is lost"
         return replace(finding, severity=Severity.CRITICAL, message=message, evidence=(*finding.evidence, newest, best))
 

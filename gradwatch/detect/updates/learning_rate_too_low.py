@@ -169,9 +169,9 @@ class LearningRateTooLow:
             self,
             history,
             message,
-            Quantity(name="update.ratio, median", value=ratio),
-            Quantity(name="lr.0", value=float(history.run.newest("lr.0")[0])),
-            Quantity(name="loss", value=float(history.run.newest("loss")[0])),
+            Quantity(key="update.ratio.median", label="update.ratio, median", value=ratio),
+            Quantity(key="lr.0", value=float(history.run.newest("lr.0")[0])),
+            Quantity(key="loss", value=float(history.run.newest("loss")[0])),
             severity=settled(history, self.kind),
         )
 
@@ -200,8 +200,10 @@ class LearningRateTooLow:
                 history,
                 f"{layer or 'the whole model'} moves by {own:.1g} of itself a step, as its group has "
                 "next to nothing of the others' rate",
-                Quantity(name="update.ratio", value=own),
-                Quantity(name="update.ratio of the other groups, largest", value=others),
+                Quantity(key="update.ratio", value=own),
+                Quantity(
+                    key="update.ratio.other_groups", label="update.ratio of the other groups, largest", value=others
+                ),
                 layer=layer,
                 severity=settled(history, self.kind),
             )

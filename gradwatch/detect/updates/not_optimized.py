@@ -125,7 +125,7 @@ class NotOptimized:
                 self,
                 history,
                 f"{event.text}: nothing updates them",
-                Quantity(name="tensors", value=event.values["tensors"]),
+                Quantity(key="tensors", value=event.values["tensors"]),
                 layer=event.layer,
             )
 
@@ -194,8 +194,12 @@ class NotOptimized:
             self,
             history,
             "the weights are back after each update to what they were before: something overwrites them",
-            Quantity(name="largest change of a norm within ten steps, in updates", value=float(change_TL.max())),
-            Quantity(name="update.ratio, median", value=float(np.nanmedian(ratio_TL[-1]))),
+            Quantity(
+                key="weight.l2.change_by_updates",
+                label="largest change of a norm within ten steps, in updates",
+                value=float(change_TL.max()),
+            ),
+            Quantity(key="update.ratio.median", label="update.ratio, median", value=float(np.nanmedian(ratio_TL[-1]))),
         )
 
     def _put_back(self, history: History, ratio_TL: Floats, norm_TL: Floats) -> Iterator[Finding]:
@@ -219,10 +223,14 @@ class NotOptimized:
                 self,
                 history,
                 f"{layer or 'the whole model'} {what}",
-                Quantity(name="tensors", value=float(len(group))),
-                Quantity(name="largest grad.l2", value=float(history.param.newest("grad.l2")[group].max())),
+                Quantity(key="tensors", value=float(len(group))),
                 Quantity(
-                    name="update.ratio", value=float(np.nan_to_num(history.param.newest("update.ratio")[group]).max())
+                    key="grad.l2.largest",
+                    label="largest grad.l2",
+                    value=float(history.param.newest("grad.l2")[group].max()),
+                ),
+                Quantity(
+                    key="update.ratio", value=float(np.nan_to_num(history.param.newest("update.ratio")[group]).max())
                 ),
                 layer=layer,
                 severity=severity,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gradwatch.history.disk.aliases import key_of
 from gradwatch.history.disk.jsonl import Lines, number
 from gradwatch.records import Finding
 
@@ -15,8 +16,13 @@ def _encode(finding: Finding) -> dict[str, Any]:
 
 
 def _decode(data: dict[str, Any]) -> Finding:
-    evidence = [quantity | {"value": float(quantity["value"])} for quantity in data["evidence"]]
+    evidence = [_upgraded(quantity) | {"value": float(quantity["value"])} for quantity in data["evidence"]]
     return Finding.from_json(data | {"evidence": evidence})
+
+
+def _upgraded(quantity: dict[str, Any]) -> dict[str, Any]:
+    """Return evidence with its key, which gradwatch 0.1 did not write."""
+    return quantity if "key" in quantity else quantity | {"key": key_of(quantity["name"])}
 
 
 FINDINGS = Lines(name="findings.jsonl", noun="finding", encode=_encode, decode=_decode)

@@ -56,7 +56,7 @@ class Series:
 
 def series_of(finding: Finding, history: History) -> Series | None:
     """Return the first statistic of a finding's evidence that is recorded for its layer, or a usual one, or None."""
-    for statistic in (*(q.name for q in finding.evidence), *USUAL):
+    for statistic in (*(q.key for q in finding.evidence), *USUAL):
         values_T = _values(statistic, finding.layer, history)
         if values_T is not None and not np.isnan(values_T).all():
             known_T = ~np.isnan(values_T)

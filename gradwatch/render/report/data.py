@@ -174,7 +174,7 @@ def _finding(finding: Finding, history: History) -> dict[str, Any]:
         "step": finding.step,
         "severity": str(finding.severity),
         "message": finding.message,
-        "statistic": next((name for name in (*(q.name for q in finding.evidence), *USUAL) if name in recorded), ""),
+        "statistic": next((name for name in (*(q.key for q in finding.evidence), *USUAL) if name in recorded), ""),
         **rows,
     }
 

@@ -37,7 +37,7 @@ def _ill():
         step=ONSET,
         severity=Severity.CRITICAL,
         message="gradients shrink by 8 decades",
-        evidence=(Quantity(name="grad.l2", value=1e-9),),
+        evidence=(Quantity(key="grad.l2", value=1e-9),),
     )
     history.report(finding)
     remedy = Remedy(text="use ReLU", patch={"model.activation": "relu"})

@@ -26,7 +26,7 @@ def test_evidence_survives_whatever_its_value_in_plain_json(tmp_path, finding, v
     write(tmp_path, line)
 
     ((back,), _) = FINDINGS.read(tmp_path)
-    assert repr(back.evidence) == repr((Quantity(name="grad.l2", value=value),))
+    assert repr(back.evidence) == repr((Quantity(key="grad.l2", value=value),))
 
 
 def test_a_line_that_a_kill_cut_off_is_left_out(tmp_path, finding):

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from gradwatch.errors import RunError
-from gradwatch.history.disk import writer
-from gradwatch.history.disk.writer import Writer, read
+from gradwatch.history.disk.writer import Writer, read, status
 from gradwatch.history.store import History
 from gradwatch.records import Severity
 
@@ -88,14 +87,14 @@ def test_an_empty_run_opens(tmp_path, run_info):
 
 def test_status_says_how_a_run_ended(tmp_path, run_info):
     writer = Writer(tmp_path / "a", History(run_info()))
-    assert writer.status(tmp_path / "a") == "running"
+    assert status(tmp_path / "a") == "running"
     writer.close("interrupted")
     writer.close("finished")
-    assert writer.status(tmp_path / "a") == "interrupted", "the second close does nothing"
+    assert status(tmp_path / "a") == "interrupted", "the second close does nothing"
     for name, error, expected in (("b", KeyboardInterrupt, "interrupted"), ("c", ZeroDivisionError, "failed")):
         with pytest.raises(error), Writer(tmp_path / name, History(run_info())):
             raise error
-        assert writer.status(tmp_path / name) == expected
+        assert status(tmp_path / name) == expected
 
 
 def test_a_second_run_in_one_directory_is_refused(tmp_path, run_info):
@@ -228,7 +227,7 @@ def test_rows_are_there_after_kill_9(tmp_path, run_info, short_segments):
     process.wait()
 
     history = read(tmp_path / "run")
-    assert writer.status(tmp_path / "run") == "running"
+    assert status(tmp_path / "run") == "running"
     assert history.step >= acknowledged[-1], "a row that was recorded is gone"
     assert np.array_equal(history["grad.l2"][:, 0], history.steps("grad.l2").astype(np.float32))
     resumed, _ = Writer.resume(tmp_path / "run", 2000)

@@ -59,9 +59,9 @@ def test_a_value_that_every_step_has_is_named_where_it_is_not_finite():
 
 
 def test_evidence_shows_fractions_as_percent_and_keeps_other_units():
-    assert units.quantity(Quantity(name="act.dead_frac", value=0.95)) == "95 %", "the unit is that of the catalogue"
-    assert units.quantity(Quantity(name="gap", value=8.41, unit="decades")) == "8.41 decades"
-    assert units.quantity(Quantity(name="grad.nonfinite", value=4096.0)) == "4,096 elements"
+    assert units.quantity(Quantity(key="act.dead_frac", value=0.95)) == "95 %", "the unit is that of the catalogue"
+    assert units.quantity(Quantity(key="gap", value=8.41, unit="decades")) == "8.41 decades"
+    assert units.quantity(Quantity(key="grad.nonfinite", value=4096.0)) == "4,096 elements"
 
 
 def test_a_long_name_keeps_its_end_which_tells_layers_apart():
