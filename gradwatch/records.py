@@ -129,13 +129,14 @@ class Diagnosis:
     """A cause and the findings that it explains, the most telling first.
 
     Args:
-        cause: Short name of the cause, such as `saturating activations in a deep stack`.
+        cause: Words for the cause, such as `saturating activations in a deep stack`. Code compares `cause_id`.
         certainty: How sure, from 0 to 1.
         findings: Findings it explains, never empty.
         because: One or two sentences that tie the evidence to the cause.
         confirm: What to do or to look at to be sure.
         remedies: Changes that mend it, the smallest first.
         source: Where the physics is described.
+        cause_id: Stable name of the cause, such as `saturating-stack`; empty if no cause is known.
     """
 
     cause: str
@@ -145,6 +146,7 @@ class Diagnosis:
     confirm: str
     remedies: tuple[Remedy, ...]
     source: str = ""
+    cause_id: str = ""
 
     @property
     def severity(self) -> Severity:

@@ -6,9 +6,60 @@ scale: 2 a hint, 4 a good sign, 10 nearly proof. `rank` multiplies them.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import final
+
+from gradwatch.diagnose.condition import Condition
+
+
+class CauseId(enum.StrEnum):
+    """Stable names of causes, which code, JSON and run directories use."""
+
+    LEARNING_RATE_TOO_HIGH = "learning-rate-too-high"
+    SATURATING_STACK = "saturating-stack"
+    BAD_INITIALIZATION = "bad-initialization"
+    LARGE_EMBEDDINGS = "large-embeddings"
+    UNNORMALIZED_STACK = "unnormalized-stack"
+    ZERO_WEIGHTS = "zero-weights"
+    STEEP_GRADIENTS = "steep-gradients"
+    UNDIVIDED_SUM = "undivided-sum"
+    UNBOUNDED_LOSS = "unbounded-loss"
+    MOVING_TARGET = "moving-target"
+    UNSCALED_HALF_PRECISION = "unscaled-half-precision"
+    LOW_LOSS_SCALE = "low-loss-scale"
+    UNSCALABLE_NAN = "unscalable-nan"
+    DETACHED_LAYER = "detached-layer"
+    CONSTANT_OUTPUT = "constant-output"
+    ZEROED_BRANCH = "zeroed-branch"
+    DEAD_RELUS = "dead-relus"
+    VANISHING_UNITS = "vanishing-units"
+    SINGULAR_FORMULA = "singular-formula"
+    BAD_DATA = "bad-data"
+    HALF_PRECISION_OVERFLOW = "half-precision-overflow"
+    ODD_BATCH = "odd-batch"
+    UNSHUFFLED_DATA = "unshuffled-data"
+    UNSCALED_INPUTS = "unscaled-inputs"
+    TARGETS_OUT_OF_RANGE = "targets-out-of-range"
+    UNDIVIDED_SCORES = "undivided-scores"
+    UNREGISTERED_LAYERS = "unregistered-layers"
+    UNBALANCED_TASKS = "unbalanced-tasks"
+    MISSING_PARAMETERS = "missing-parameters"
+    ROUNDED_UPDATES = "rounded-updates"
+    LEARNING_RATE_TOO_LOW = "learning-rate-too-low"
+    FAST_DECAY = "fast-decay"
+    MISSING_ZERO_GRAD = "missing-zero-grad"
+    CONSTANT_BATCH = "constant-batch"
+    MEMORIZATION = "memorization"
+    BROADCAST_TARGETS = "broadcast-targets"
+    SOFTMAX_DIMENSION = "softmax-dimension"
+    PROBABILITIES_AS_SCORES = "probabilities-as-scores"
+    WRONG_MODE = "wrong-mode"
+    STALE_STATISTICS = "stale-statistics"
+    NOISY_BATCHES = "noisy-batches"
+    LINEAR_STACK = "linear-stack"
+    UNRELATED_LOSS = "unrelated-loss"
 
 
 @final
@@ -17,24 +68,26 @@ class Cause:
     """One row of the table.
 
     Args:
-        name: What a person would call it.
+        id: Stable name that code compares.
+        name: Words for a person.
         leads: Kinds of findings that can lead to it, with the odds that this is it, against something not in the table.
         explains: Further kinds that follow from it, with the odds that each adds.
-        requires: Circumstances (`circumstances.signs`) without which it is out of the question.
-        excludes: Circumstances that rule it out.
-        signs: Circumstances that make it likelier, or less likely, with their odds.
+        requires: Conditions without which it is ruled out.
+        excludes: Conditions that rule it out.
+        conditions: Conditions that make it likelier, or less likely, with their odds.
         because: One sentence on the mechanism.
         confirm: How to be sure.
-        remedies: Names of functions in `remedy`, the smallest change first.
+        remedies: Names of functions in `remedies`, the smallest change first.
         source: Where it is described.
     """
 
+    id: CauseId
     name: str
     leads: Mapping[str, float]
     explains: Mapping[str, float] = field(default_factory=dict)
-    requires: frozenset[str] = frozenset()
-    excludes: frozenset[str] = frozenset()
-    signs: Mapping[str, float] = field(default_factory=dict)
+    requires: frozenset[Condition] = frozenset()
+    excludes: frozenset[Condition] = frozenset()
+    conditions: Mapping[Condition, float] = field(default_factory=dict)
     because: str
     confirm: str
     remedies: tuple[str, ...]
@@ -43,6 +96,7 @@ class Cause:
 
 CAUSES: tuple[Cause, ...] = (
     Cause(
+        id=CauseId.LEARNING_RATE_TOO_HIGH,
         name="the learning rate is too high",
         leads={
             "learning-rate-too-high": 12,
@@ -60,8 +114,15 @@ CAUSES: tuple[Cause, ...] = (
             "loss-plateau": 2,
             "vanishing-gradient": 1.5,
         },
-        excludes=frozenset({"waves"}),
-        signs={"jumped": 12, "rising": 10, "moderate": 0.1, "spiked": 0.1, "unclipped": 1.3, "at-start": 1.2},
+        excludes=frozenset({Condition.WAVES}),
+        conditions={
+            Condition.RATE_JUMPED: 12,
+            Condition.RATE_RISING: 10,
+            Condition.MODERATE_SGD: 0.1,
+            Condition.SPIKED: 0.1,
+            Condition.UNCLIPPED: 1.3,
+            Condition.AT_START: 1.2,
+        },
         because="Steps beyond 2 / curvature overshoot by more than they came from, and throw weights far off.",
         confirm="Run the same steps at a tenth of the rate: the symptom must be gone. For plain SGD, "
         "gradwatch.curvature(model, loss).largest_rate is the rate beyond which steps overshoot.",
@@ -69,6 +130,7 @@ CAUSES: tuple[Cause, ...] = (
         source="Bottou et al. 2018, https://arxiv.org/abs/1606.04838, sec. 4",
     ),
     Cause(
+        id=CauseId.SATURATING_STACK,
         name="saturating activations in a deep stack",
         leads={"vanishing-gradient": 8, "saturated-activation": 1},
         explains={
@@ -79,14 +141,15 @@ CAUSES: tuple[Cause, ...] = (
             "fp16-underflow": 1.5,
             "poor-initialization": 1.2,
         },
-        requires=frozenset({"saturating"}),
-        signs={"deep": 2, "unnormalised": 1.5, "faint": 0.1},
+        requires=frozenset({Condition.SATURATING}),
+        conditions={Condition.DEEP: 2, Condition.UNNORMALIZED: 1.5, Condition.FAINT_SIGNAL: 0.1},
         because="A sigmoid passes on at most a quarter of the gradient, tanh less than all; over depth none is left.",
         confirm="Look at the gradient norms from the output to the input: they fall by about one factor per layer.",
         remedies=("relu", "relu_residual_norm", "xavier"),
         source="Glorot & Bengio 2010, https://proceedings.mlr.press/v9/glorot10a.html, sec. 3",
     ),
     Cause(
+        id=CauseId.BAD_INITIALIZATION,
         name="weights drawn too small or too large",
         leads={"poor-initialization": 12, "exploding-gradient": 1.5, "vanishing-gradient": 2},
         explains={
@@ -99,15 +162,15 @@ CAUSES: tuple[Cause, ...] = (
             "non-finite": 3,
             "gradient-spike": 1.5,
         },
-        excludes=frozenset({"embedding"}),
-        signs={
-            "faint": 4,
-            "at-start": 2,
-            "unnormalised": 1.5,
-            "deep": 1.5,
-            "jumped": 0.2,
-            "late": 0.2,
-            "gain": 0.5,
+        excludes=frozenset({Condition.EMBEDDING}),
+        conditions={
+            Condition.FAINT_SIGNAL: 4,
+            Condition.AT_START: 2,
+            Condition.UNNORMALIZED: 1.5,
+            Condition.DEEP: 1.5,
+            Condition.RATE_JUMPED: 0.2,
+            Condition.LATE: 0.2,
+            Condition.BACKWARD_GAIN: 0.5,
         },
         because="Every layer multiplies the signal by its gain; over the layers the product is far from 1.",
         confirm="Print the standard deviation of each layer's output for one batch at step 0: it must stay near 1.",
@@ -115,42 +178,60 @@ CAUSES: tuple[Cause, ...] = (
         source="He et al. 2015, https://arxiv.org/abs/1502.01852, sec. 2.2",
     ),
     Cause(
+        id=CauseId.LARGE_EMBEDDINGS,
         name="embeddings drawn too large",
         leads={"poor-initialization": 12},
         explains={"learning-rate-too-high": 1.5, "loss-plateau": 2, "overfitting": 1.5},
-        requires=frozenset({"embedding"}),
+        requires=frozenset({Condition.EMBEDDING}),
         because="nn.Embedding draws from N(0, 1): a product of two such rows has a deviation of root d.",
         confirm="Print the standard deviation of what is predicted before the first step, beside that of the targets.",
         remedies=("small_embeddings",),
         source="pytorch/pytorch#3121, https://github.com/pytorch/pytorch/issues/3121",
     ),
     Cause(
+        id=CauseId.UNNORMALIZED_STACK,
         name="a deep stack that nothing normalises",
         leads={"exploding-gradient": 1.5, "vanishing-gradient": 1, "non-finite": 0.3},
         explains={"non-finite": 3, "gradient-spike": 2, "loss-plateau": 2, "oscillating-gradient": 1.5},
-        requires=frozenset({"unnormalised"}),
-        signs={"deep": 2, "recurrent": 2, "steep": 4, "unclipped": 1.3, "jumped": 0.3, "gain": 0.5},
+        requires=frozenset({Condition.UNNORMALIZED}),
+        conditions={
+            Condition.DEEP: 2,
+            Condition.RECURRENT: 2,
+            Condition.STEEP: 4,
+            Condition.UNCLIPPED: 1.3,
+            Condition.RATE_JUMPED: 0.3,
+            Condition.BACKWARD_GAIN: 0.5,
+        },
         because="Nothing brings the signal back to unit scale between the layers, so small errors of scale multiply.",
         confirm="Add a normalisation after each layer: norms per layer become equal.",
         remedies=("normalise", "clip", "lower_rate"),
         source="Pascanu et al. 2013, https://arxiv.org/abs/1211.5063, sec. 2",
     ),
     Cause(
+        id=CauseId.ZERO_WEIGHTS,
         name="weights that are all zero",
         leads={"dead-relu": 15, "no-gradient": 10, "loss-plateau": 6, "poor-initialization": 15},
         explains={"dead-layer": 2, "rising-sparsity": 1.5},
-        requires=frozenset({"zeroed"}),
+        requires=frozenset({Condition.ZERO_WEIGHTS}),
         because="Units that start alike stay alike, and behind zeros there is no gradient at all.",
         confirm="Print the norm of the weights before the first step: it must not be zero, but for single branches.",
         remedies=("kaiming",),
         source="Goodfellow et al. 2016, Deep learning, sec. 8.4, https://www.deeplearningbook.org",
     ),
     Cause(
+        id=CauseId.STEEP_GRADIENTS,
         name="gradients too large for any usual rate",
         leads={"learning-rate-too-high": 3, "exploding-gradient": 0.5, "non-finite": 0.3},
         explains={"gradient-spike": 1.5, "saturated-activation": 1.5, "dead-relu": 1.5, "loss-plateau": 1.5},
-        requires=frozenset({"moderate"}),
-        signs={"at-start": 2, "steep": 4, "jumped": 0.1, "rising": 0.1, "spiked": 0.1, "gain": 0.3},
+        requires=frozenset({Condition.MODERATE_SGD}),
+        conditions={
+            Condition.AT_START: 2,
+            Condition.STEEP: 4,
+            Condition.RATE_JUMPED: 0.1,
+            Condition.RATE_RISING: 0.1,
+            Condition.SPIKED: 0.1,
+            Condition.BACKWARD_GAIN: 0.3,
+        },
         because="At this rate only gradients out of all proportion move weights so far: inputs or targets of another "
         "scale, a sum in the place of a mean, a deep stack that nothing normalises.",
         confirm="Print the first loss and the deviation of each layer's output: the first far from 1 is the place.",
@@ -158,36 +239,40 @@ CAUSES: tuple[Cause, ...] = (
         source="LeCun et al. 1998, Efficient BackProp, sec. 4.3, https://doi.org/10.1007/3-540-49430-8_2",
     ),
     Cause(
+        id=CauseId.UNDIVIDED_SUM,
         name="a sum over neighbours or places that nothing divides",
         leads={"exploding-gradient": 6},
         explains={"learning-rate-too-high": 1.5, "loss-plateau": 1.5, "non-finite": 2},
-        requires=frozenset({"gain"}),
+        requires=frozenset({Condition.BACKWARD_GAIN}),
         because="The backward pass multiplies what the loss sends in: each layer adds up many values without dividing.",
         confirm="Print the norm of the activations layer by layer: it grows by the number of values that are summed.",
         remedies=("divide_sums",),
         source="Kipf & Welling 2017, https://arxiv.org/abs/1609.02907, sec. 2",
     ),
     Cause(
+        id=CauseId.UNBOUNDED_LOSS,
         name="a loss without a least value",
         leads={"exploding-gradient": 10},
         explains={"learning-rate-too-high": 3, "gradient-spike": 2, "non-finite": 2},
-        requires=frozenset({"endless"}),
+        requires=frozenset({Condition.UNBOUNDED_LOSS}),
         because="Weights can only grow towards it: a sign is wrong, or nothing bounds a critic, energy or similarity.",
         confirm="Multiply the output by ten: where the loss falls tenfold below zero, it has no least value.",
         remedies=("bound_loss",),
         source="Gulrajani et al. 2017, https://arxiv.org/abs/1704.00028, sec. 2 to 4",
     ),
     Cause(
+        id=CauseId.MOVING_TARGET,
         name="a target that follows the model",
         leads={"exploding-gradient": 0.8, "oscillating-gradient": 0.3},
         explains={"non-finite": 2, "gradient-spike": 1.5, "loss-plateau": 1.2},
-        signs={"late": 2.5, "jumped": 0.2, "at-start": 0.3},
+        conditions={Condition.LATE: 2.5, Condition.RATE_JUMPED: 0.2, Condition.AT_START: 0.3},
         because="Where the model makes its own targets (bootstrapped values, pseudo-labels), an error feeds itself.",
         confirm="Freeze what makes the targets for a hundred steps: the climb must stop.",
         remedies=("freeze_target", "clip"),
         source="van Hasselt et al. 2018, https://arxiv.org/abs/1812.02648",
     ),
     Cause(
+        id=CauseId.UNSCALED_HALF_PRECISION,
         name="half precision without loss scaling",
         leads={"fp16-underflow": 15},
         explains={
@@ -199,24 +284,26 @@ CAUSES: tuple[Cause, ...] = (
             "learning-rate-too-low": 2,
             "not-optimized": 1.5,
         },
-        requires=frozenset({"unscaled"}),
-        signs={"fp16": 4},
+        requires=frozenset({Condition.LOSS_UNSCALED}),
+        conditions={Condition.FP16: 4},
         because="float16 has nothing between 0 and 2^-24, and most gradients are smaller than activations by far.",
         confirm="Run the same step in float32 or bfloat16: the zeros are gone.",
         remedies=("scaler", "bf16"),
         source="Micikevicius et al. 2018, https://arxiv.org/abs/1710.03740, sec. 3.2",
     ),
     Cause(
+        id=CauseId.LOW_LOSS_SCALE,
         name="a loss scale that has fallen too low",
         leads={"fp16-underflow": 10},
         explains={"loss-scale-collapse": 4, "dead-layer": 2, "no-gradient": 1.5, "rising-sparsity": 2},
-        requires=frozenset({"scaled"}),
+        requires=frozenset({Condition.LOSS_SCALED}),
         because="The scaler halves its scale at every overflow; too many of them leave it where gradients underflow.",
         confirm="Look at the loss scale and at the skipped steps over the run.",
         remedies=("init_scale", "bf16"),
         source="Micikevicius et al. 2018, https://arxiv.org/abs/1710.03740, sec. 3.2",
     ),
     Cause(
+        id=CauseId.UNSCALABLE_NAN,
         name="NaN that no loss scale can mend",
         leads={"loss-scale-collapse": 10},
         explains={"non-finite": 4, "not-optimized": 2, "loss-plateau": 2, "fp16-underflow": 1.5},
@@ -226,39 +313,43 @@ CAUSES: tuple[Cause, ...] = (
         source="PyTorch, torch.amp.GradScaler, https://pytorch.org/docs/stable/amp.html",
     ),
     Cause(
+        id=CauseId.DETACHED_LAYER,
         name="a layer cut from the graph",
         leads={"no-gradient": 8},
         explains={"dead-layer": 2, "not-optimized": 2, "loss-plateau": 1.5},
-        excludes=frozenset({"whole"}),
-        signs={"zero": 0.4},
+        excludes=frozenset({Condition.WHOLE_RUN}),
+        conditions={Condition.ZERO_GRADIENT: 0.4},
         because="The loss does not depend on it: something between the two detaches, or its output is not used.",
         confirm="torch.autograd.grad(loss, parameter, allow_unused=True) returns None for its parameters.",
         remedies=("reattach",),
         source="PyTorch, autograd mechanics, https://pytorch.org/docs/stable/notes/autograd.html",
     ),
     Cause(
+        id=CauseId.CONSTANT_OUTPUT,
         name="an output that is constant",
         leads={"no-gradient": 8},
         explains={"saturated-activation": 4, "loss-plateau": 3, "dead-layer": 2},
-        requires=frozenset({"whole"}),
-        signs={"constant": 4},
+        requires=frozenset({Condition.WHOLE_RUN}),
+        conditions={Condition.CONSTANT_OUTPUT: 4},
         because="Where no weight changes the loss, the output depends on none: a softmax over one unit, a constant.",
         confirm="Perturb the weights and look at the output: it does not move.",
         remedies=("single_unit",),
         source="StackOverflow 42800203, https://stackoverflow.com/questions/42800203",
     ),
     Cause(
+        id=CauseId.ZEROED_BRANCH,
         name="a branch that is multiplied by zero",
         leads={"no-gradient": 3, "dead-layer": 4, "saturated-activation": 0.3},
         explains={"vanishing-gradient": 1.5, "saturated-activation": 3, "layer-imbalance": 1.5},
-        excludes=frozenset({"whole", "last"}),
-        signs={"zero": 4, "shut": 20},
+        excludes=frozenset({Condition.WHOLE_RUN, Condition.LAST_ACTIVATION}),
+        conditions={Condition.ZERO_GRADIENT: 4, Condition.SHUT: 20},
         because="A gate that is shut, or a norm whose scale is zero and frozen, multiplies the gradient by zero.",
         confirm="Look at what the layer's output is multiplied by: the bias of its gate, the weight of its norm.",
         remedies=("open_gate",),
         source="Srivastava et al. 2015, https://arxiv.org/abs/1505.00387, sec. 2.2",
     ),
     Cause(
+        id=CauseId.DEAD_RELUS,
         name="ReLUs that never fire",
         leads={"dead-relu": 4},
         explains={
@@ -268,13 +359,14 @@ CAUSES: tuple[Cause, ...] = (
             "loss-plateau": 3,
             "learning-rate-too-low": 1.5,
         },
-        signs={"jumped": 0.3, "unnormalised": 1.3},
+        conditions={Condition.RATE_JUMPED: 0.3, Condition.UNNORMALIZED: 1.3},
         because="Their inputs are below zero for every sample; a ReLU has no gradient there, so they stay there.",
         confirm="Look at the inputs of the ReLU for one batch: nearly all are negative; look at the bias before it.",
         remedies=("leaky_relu", "kaiming", "lower_rate"),
         source="Lu et al. 2020, https://arxiv.org/abs/1903.06733",
     ),
     Cause(
+        id=CauseId.VANISHING_UNITS,
         name="units that a penalty or large steps push to zero",
         leads={"rising-sparsity": 6},
         explains={"dead-relu": 3, "dead-layer": 2, "loss-plateau": 1.5},
@@ -284,6 +376,7 @@ CAUSES: tuple[Cause, ...] = (
         source="Bricken et al. 2023, https://transformer-circuits.pub/2023/monosemantic-features",
     ),
     Cause(
+        id=CauseId.SINGULAR_FORMULA,
         name="a formula at its singular point",
         leads={"non-finite": 2},
         explains={
@@ -291,32 +384,48 @@ CAUSES: tuple[Cause, ...] = (
             "exploding-gradient": 1.2,
             "loss-scale-collapse": 2,
         },
-        signs={"calm": 3, "singular": 4, "steep": 0.3, "bad-batch": 0.2, "first": 0.5, "jumped": 0.5},
+        conditions={
+            Condition.CALM: 3,
+            Condition.SINGULAR_FORMULA: 4,
+            Condition.STEEP: 0.3,
+            Condition.BAD_BATCH: 0.2,
+            Condition.AT_FIRST_STEP: 0.5,
+            Condition.RATE_JUMPED: 0.5,
+        },
         because="log(0), 0 / 0, a root or norm at 0, an exponential that overflows give Inf, and Inf times 0 is NaN.",
         confirm="Run the step again: `gradwatch replay`, or `gradwatch.locate` in your own loop, names the operation.",
         remedies=("stable_formula", "find_operation"),
         source="PyTorch, numerical accuracy, https://pytorch.org/docs/stable/notes/numerical_accuracy.html",
     ),
     Cause(
+        id=CauseId.BAD_DATA,
         name="NaN or Inf in the data",
         leads={"non-finite": 1},
-        signs={"bad-batch": 20, "good-batch": 0.3, "first": 8, "calm": 1.5, "steep": 0.3},
+        conditions={
+            Condition.BAD_BATCH: 20,
+            Condition.GOOD_BATCH: 0.3,
+            Condition.AT_FIRST_STEP: 8,
+            Condition.CALM: 1.5,
+            Condition.STEEP: 0.3,
+        },
         because="One value that is not finite in a batch makes the loss so, and with it every gradient.",
         confirm="assert torch.isfinite(batch).all() on the batch of that step; its hash is in the history.",
         remedies=("clean_data",),
         source="PyTorch, torch.isfinite, https://pytorch.org/docs/stable/generated/torch.isfinite.html",
     ),
     Cause(
+        id=CauseId.HALF_PRECISION_OVERFLOW,
         name="values above 65504 in half precision",
         leads={"non-finite": 3},
         explains={"loss-scale-collapse": 3, "exploding-gradient": 1.5},
-        requires=frozenset({"fp16"}),
+        requires=frozenset({Condition.FP16}),
         because="float16 ends at 65504: large activations, sums over many values and exponentials overflow in it.",
         confirm="Run the same step in bfloat16 or float32: it is finite.",
         remedies=("bf16", "find_operation"),
         source="Micikevicius et al. 2018, https://arxiv.org/abs/1710.03740, sec. 3.3",
     ),
     Cause(
+        id=CauseId.ODD_BATCH,
         name="a batch unlike the others",
         leads={"gradient-spike": 6},
         explains={
@@ -326,23 +435,25 @@ CAUSES: tuple[Cause, ...] = (
             "learning-rate-too-high": 2,
             "rising-sparsity": 1.5,
         },
-        signs={"unclipped": 1.2, "jumped": 0.1, "rising": 0.1},
+        conditions={Condition.UNCLIPPED: 1.2, Condition.RATE_JUMPED: 0.1, Condition.RATE_RISING: 0.1},
         because="Gradients of one batch far above all others come from its data: its scale, its labels, an outlier.",
         confirm="Look at the batch of that step: its hash is in the history, its range tells.",
         remedies=("clip", "clean_data"),
         source="Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311, sec. 5.1",
     ),
     Cause(
+        id=CauseId.UNSHUFFLED_DATA,
         name="data in a bad order",
         leads={"oscillating-gradient": 3},
         explains={"gradient-spike": 3, "loss-plateau": 2, "exploding-gradient": 1.5},
-        signs={"waves": 4},
+        conditions={Condition.WAVES: 4},
         because="Batches of one kind after the other teach each time what the last ones unteach.",
         confirm="Look at the labels of successive batches; shuffle and run again.",
         remedies=("shuffle",),
         source="LeCun et al. 1998, Efficient BackProp, sec. 4.2, https://doi.org/10.1007/3-540-49430-8_2",
     ),
     Cause(
+        id=CauseId.UNSCALED_INPUTS,
         name="inputs of another scale",
         leads={"layer-imbalance": 5, "saturated-activation": 4, "exploding-gradient": 0.7},
         explains={
@@ -353,95 +464,109 @@ CAUSES: tuple[Cause, ...] = (
             "loss-plateau": 2,
             "dead-layer": 1.5,
         },
-        signs={"at-start": 2, "softmax": 0.25, "last": 0.3, "shut": 0.2},
+        conditions={
+            Condition.AT_START: 2,
+            Condition.SOFTMAX: 0.25,
+            Condition.LAST_ACTIVATION: 0.3,
+            Condition.SHUT: 0.2,
+        },
         because="A layer's gradient is proportional to its input, and its output grows with it.",
         confirm="Print mean and standard deviation of every input feature: 0 and 1 is what layers are made for.",
         remedies=("standardise",),
         source="LeCun et al. 1998, Efficient BackProp, sec. 4.3, https://doi.org/10.1007/3-540-49430-8_2",
     ),
     Cause(
+        id=CauseId.TARGETS_OUT_OF_RANGE,
         name="targets outside the range of the last activation",
         leads={"saturated-activation": 6},
         explains={"loss-plateau": 3, "dead-layer": 1.5},
-        requires=frozenset({"last"}),
+        requires=frozenset({Condition.LAST_ACTIVATION}),
         because="A tanh ends at 1, a sigmoid at 0 and 1: targets beyond drive it into its tail and keep it there.",
         confirm="Print the smallest and the largest target, and the range of the last activation.",
         remedies=("fit_range",),
         source="LeCun et al. 1998, Efficient BackProp, sec. 4.5, https://doi.org/10.1007/3-540-49430-8_2",
     ),
     Cause(
+        id=CauseId.UNDIVIDED_SCORES,
         name="scores that are not divided by the root of their dimension",
         leads={"saturated-activation": 3},
         explains={"dead-layer": 2, "layer-imbalance": 2, "vanishing-gradient": 2, "loss-plateau": 1.5},
-        requires=frozenset({"softmax"}),
-        signs={"at-start": 2},
+        requires=frozenset({Condition.SOFTMAX}),
+        conditions={Condition.AT_START: 2},
         because="A dot product over d dimensions has deviation root d: the softmax picks one entry and is flat.",
         confirm="Print the standard deviation of the scores before the softmax: it must be near 1.",
         remedies=("divide_scores",),
         source="Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, sec. 3.2.1",
     ),
     Cause(
+        id=CauseId.UNREGISTERED_LAYERS,
         name="layers that the model does not register",
         leads={"not-optimized": 20},
         explains={"loss-plateau": 2},
-        requires=frozenset({"unregistered"}),
+        requires=frozenset({Condition.UNREGISTERED}),
         because="Modules in a plain list are no submodules: parameters(), to() and state_dict() leave them out.",
         confirm="Print the names of model.named_parameters(): those of the list are missing.",
         remedies=("register",),
         source="PyTorch, nn.ModuleList, https://pytorch.org/docs/stable/generated/torch.nn.ModuleList.html",
     ),
     Cause(
+        id=CauseId.UNBALANCED_TASKS,
         name="tasks whose losses are of different size",
         leads={"layer-imbalance": 8},
         explains={"rising-sparsity": 1.5, "loss-plateau": 1.5},
-        requires=frozenset({"heads"}),
+        requires=frozenset({Condition.SEVERAL_HEADS}),
         because="Their gradients add up in what the heads share, and the largest decides where it goes.",
         confirm="Print each task's loss, and the gradient norm that it alone gives the shared layers.",
         remedies=("balance_tasks",),
         source="Kendall et al. 2018, https://arxiv.org/abs/1705.07115; Chen et al. 2018, https://arxiv.org/abs/1711.02257",
     ),
     Cause(
+        id=CauseId.MISSING_PARAMETERS,
         name="parameters that no optimizer holds",
         leads={"not-optimized": 12},
         explains={"layer-imbalance": 2, "loss-plateau": 2},
-        excludes=frozenset({"held"}),
-        signs={"unregistered": 0.1},
+        excludes=frozenset({Condition.IN_OPTIMIZER}),
+        conditions={Condition.UNREGISTERED: 0.1},
         because="The optimizer was built before the layer was, or no group's rule matches it.",
         confirm="Compare the parameters of optimizer.param_groups with model.parameters().",
         remedies=("hold_parameters",),
         source="PyTorch, torch.optim, https://pytorch.org/docs/stable/optim.html",
     ),
     Cause(
+        id=CauseId.ROUNDED_UPDATES,
         name="updates that are lost in rounding",
         leads={"not-optimized": 8},
         explains={"loss-plateau": 2, "learning-rate-too-low": 2},
-        requires=frozenset({"held"}),
+        requires=frozenset({Condition.IN_OPTIMIZER}),
         because="An update below half of the weight's last digit is rounded away: bfloat16 has 8 bits.",
         confirm="Look at the dtype of the parameters, and at update.ratio: below 2^-9 bfloat16 does not move.",
         remedies=("master_weights", "raise_rate"),
         source="Zamirai et al. 2020, Revisiting BFloat16 training, https://arxiv.org/abs/2010.06192",
     ),
     Cause(
+        id=CauseId.LEARNING_RATE_TOO_LOW,
         name="the learning rate is too low",
         leads={"learning-rate-too-low": 12},
         explains={"loss-plateau": 4, "not-optimized": 3},
-        excludes=frozenset({"decayed"}),
+        excludes=frozenset({Condition.RATE_DECAYED}),
         because="At this rate nothing can be learned in any reasonable number of steps.",
         confirm="Run a hundred steps at ten and at a hundred times the rate: the loss must fall.",
         remedies=("raise_rate",),
         source="Karpathy, CS231n, https://cs231n.github.io/neural-networks-3/#ratio",
     ),
     Cause(
+        id=CauseId.FAST_DECAY,
         name="a schedule that decays too fast",
         leads={"learning-rate-too-low": 12},
         explains={"loss-plateau": 4, "not-optimized": 3},
-        requires=frozenset({"decayed"}),
+        requires=frozenset({Condition.RATE_DECAYED}),
         because="The rate fell to nothing long before the end: a schedule meant for epochs is stepped for every batch.",
         confirm="Plot the learning rate over the run.",
         remedies=("per_epoch", "raise_rate"),
         source="ivadomed/ivadomed#55, https://github.com/ivadomed/ivadomed/issues/55",
     ),
     Cause(
+        id=CauseId.MISSING_ZERO_GRAD,
         name="gradients that are never cleared",
         leads={"missing-zero-grad": 15},
         explains={
@@ -459,6 +584,7 @@ CAUSES: tuple[Cause, ...] = (
         source="PyTorch, https://pytorch.org/tutorials/recipes/recipes/zeroing_out_gradients.html",
     ),
     Cause(
+        id=CauseId.CONSTANT_BATCH,
         name="the same batch at every step",
         leads={"constant-batch": 10},
         explains={"overfitting": 5, "loss-plateau": 1.5, "vanishing-gradient": 1.2},
@@ -468,6 +594,7 @@ CAUSES: tuple[Cause, ...] = (
         source="pytorch/pytorch#1917, https://github.com/pytorch/pytorch/issues/1917",
     ),
     Cause(
+        id=CauseId.MEMORIZATION,
         name="a model that learns its training data by heart",
         leads={"overfitting": 10},
         because="It has room for every sample, and goes on fitting what holds for no other.",
@@ -476,26 +603,29 @@ CAUSES: tuple[Cause, ...] = (
         source="Zhang et al. 2017, https://arxiv.org/abs/1611.03530",
     ),
     Cause(
+        id=CauseId.BROADCAST_TARGETS,
         name="targets that are broadcast against predictions",
         leads={"loss-plateau": 20},
         explains={"oscillating-gradient": 1.5},
-        requires=frozenset({"broadcast"}),
+        requires=frozenset({Condition.BROADCAST}),
         because="Every prediction is compared with every target, and the mean of all targets is what fits them best.",
         confirm="Print the shapes of prediction and target: they must be the same.",
         remedies=("check_shapes",),
         source="PyTorch, broadcasting semantics, https://pytorch.org/docs/stable/notes/broadcasting.html",
     ),
     Cause(
+        id=CauseId.SOFTMAX_DIMENSION,
         name="a softmax over the wrong dimension",
         leads={"probabilities-into-loss": 20},
         explains={"loss-plateau": 3},
-        requires=frozenset({"over-batch"}),
+        requires=frozenset({Condition.SOFTMAX_OVER_BATCH}),
         because="It compares the samples of a batch with each other: raising one sample's score lowers the others'.",
         confirm="Sum the output's exponentials over the classes: they must make 1 for each sample.",
         remedies=("over_classes",),
         source="PyTorch, nn.LogSoftmax, https://pytorch.org/docs/stable/generated/torch.nn.LogSoftmax.html",
     ),
     Cause(
+        id=CauseId.PROBABILITIES_AS_SCORES,
         name="probabilities where the loss expects scores",
         leads={"probabilities-into-loss": 20},
         explains={
@@ -504,57 +634,62 @@ CAUSES: tuple[Cause, ...] = (
             "saturated-activation": 2,
             "learning-rate-too-low": 1.5,
         },
-        excludes=frozenset({"over-batch"}),
+        excludes=frozenset({Condition.SOFTMAX_OVER_BATCH}),
         because="The loss applies a softmax, sigmoid or logarithm of its own to what it is given.",
         confirm="Take the last activation out of the model: the first loss of C classes becomes about ln C.",
         remedies=("drop_activation",),
         source="PyTorch, https://pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html",
     ),
     Cause(
+        id=CauseId.WRONG_MODE,
         name="modules in the mode of the other phase",
         leads={"train-eval-mismatch": 15},
         explains={"overfitting": 3, "loss-plateau": 1.5, "exploding-gradient": 1.5},
-        excludes=frozenset({"statistics"}),
+        excludes=frozenset({Condition.STATISTICS_DIFFER}),
         because="Dropout and batch normalisation do in evaluation what they must not do in training, and vice versa.",
         confirm="Print model.training, and that of the module, in the training step and in the validation.",
         remedies=("set_mode",),
         source="Ioffe & Szegedy 2015, https://arxiv.org/abs/1502.03167, sec. 3.1",
     ),
     Cause(
+        id=CauseId.STALE_STATISTICS,
         name="running statistics that are not those of the data",
         leads={"train-eval-mismatch": 15},
         explains={"overfitting": 3},
-        requires=frozenset({"statistics"}),
+        requires=frozenset({Condition.STATISTICS_DIFFER}),
         because="What a batch normalisation has averaged in training is not what the data have in evaluation.",
         confirm="Validate in training mode: the loss must then be near that of the training.",
         remedies=("group_norm",),
         source="Wu & Johnson 2021, https://arxiv.org/abs/2105.07576, sec. 3",
     ),
     Cause(
+        id=CauseId.NOISY_BATCHES,
         name="batches too small for their noise",
         leads={"loss-plateau": 4, "oscillating-gradient": 2},
-        requires=frozenset({"noisy"}),
+        requires=frozenset({Condition.NOISY}),
         because="The gradient noise scale is more than ten times the batch: what a step learns is mostly its noise.",
         confirm="Raise train.accumulate tenfold: the loss must fall, if slowly, in the same number of steps.",
         remedies=("larger_batch", "lower_rate"),
         source="McCandlish et al. 2018, https://arxiv.org/abs/1812.06162, sec. 2.2",
     ),
     Cause(
+        id=CauseId.LINEAR_STACK,
         name="a stack of layers with no nonlinearity between them",
         leads={"loss-plateau": 2},  # activations that are called as functions cannot be seen
         explains={"oscillating-gradient": 1.5},
-        requires=frozenset({"linear"}),
-        excludes=frozenset({"broadcast"}),
+        requires=frozenset({Condition.LINEAR}),
+        excludes=frozenset({Condition.BROADCAST}),
         because="Linear layers after one another are one linear layer: what is not a plane apart stays together.",
         confirm="Print the model: an activation must stand between two linear layers, as a module or as a function.",
         remedies=("nonlinear",),
         source="Goodfellow et al. 2016, Deep learning, sec. 6.1, https://www.deeplearningbook.org",
     ),
     Cause(
+        id=CauseId.UNRELATED_LOSS,
         name="a loss that does not depend on the inputs as it should",
         leads={"loss-plateau": 3},
         explains={"oscillating-gradient": 1.5, "vanishing-gradient": 1.2},
-        excludes=frozenset({"broadcast"}),
+        excludes=frozenset({Condition.BROADCAST}),
         because="Nothing else explains that it does not fall: shapes that broadcast, labels that belong elsewhere.",
         confirm="Overfit ten samples: a model that cannot has a mistake in its loss, its labels or its wiring.",
         remedies=("check_shapes",),
@@ -562,3 +697,8 @@ CAUSES: tuple[Cause, ...] = (
     ),
 )
 """Every cause that is known. A kind that leads nowhere is reported as unexplained, with what to look at."""
+
+
+def cause_of(cause_id: CauseId) -> Cause:
+    """Return the row of the table with an id."""
+    return next(cause for cause in CAUSES if cause.id == cause_id)

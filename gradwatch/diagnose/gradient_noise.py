@@ -12,7 +12,7 @@ import numpy as np
 
 from gradwatch.history.store import History
 
-LEAST = 8
+MIN_SAMPLED_STEPS = 8
 """Sampled steps below which nothing is said: each of them gives a difference of two noisy squares."""
 
 
@@ -49,7 +49,7 @@ def noise_scale(history: History) -> NoiseScale | None:
     count = history.info.accumulate
     small_T, big_T = history.scalar("grad_norm.micro") ** 2, history.scalar("grad_norm.before_clip") ** 2
     known_T = np.isfinite(small_T) & np.isfinite(big_T)
-    if count < 2 or np.count_nonzero(known_T) < LEAST:
+    if count < 2 or np.count_nonzero(known_T) < MIN_SAMPLED_STEPS:
         return None
     small, big = float(small_T[known_T].mean()), float(big_T[known_T].mean())
     signal, noise = (count * big - small) / (count - 1), (small - big) / (1 - 1 / count)  # of one micro-batch

@@ -9,15 +9,18 @@ from functools import cache, partial
 from typing import final
 
 from gradwatch.diagnose.causes import CAUSES, Cause
-from gradwatch.diagnose.conditions import numbers, signs, told
+from gradwatch.diagnose.condition import Condition
+from gradwatch.diagnose.conditions import conditions_of
+from gradwatch.diagnose.graph_notes import graph_notes
 from gradwatch.diagnose.remedies import remedies
+from gradwatch.diagnose.run_numbers import measure_run
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Finding, Severity
 
-SLACK = 20
+SLACK_STEPS = 20
 """Steps that a symptom may be found before its cause: some detectors need more steps to be sure than others."""
 
-MOST = 0.95
+MAX_CERTAINTY = 0.95
 """Largest certainty: a table cannot know everything that may go wrong."""
 
 WEIGHT = {Severity.INFO: 1, Severity.WARNING: 2, Severity.CRITICAL: 4}
@@ -33,11 +36,11 @@ def diagnose(history: History) -> tuple[Diagnosis, ...]:
 
         odds / (odds + odds of the causes that compete for the same leading finding + 1)
 
-    with the odds of the table: those of the leading kind, times those of the circumstances that hold, times those of
-    the further kinds that it explains; the 1 stands for what is not in the table. It is cut off at 0.95. The odds are
+    with the odds of the table: the odds of the leading kind, times the odds of the conditions that hold, times the odds
+    of the further kinds that it explains; the 1 stands for causes not in the table. It is cut off at 0.95. The odds are
     judged on a coarse scale and not measured, so that the number ranks causes against each other: near 0.9 one of them
     explains everything and has no rival, near 0.5 there is another as likely, and the text names it, below that the
-    circumstances tell too little. It is no frequency with which the cause is right.
+    conditions say too little. It is no frequency with which the cause is right.
 
     Args:
         history: With its findings; nothing else is asked.
@@ -45,11 +48,11 @@ def diagnose(history: History) -> tuple[Diagnosis, ...]:
     Returns:
         Diagnoses, the gravest first, and of equal ones the earliest.
     """
-    look = cache(partial(signs, history))
+    conditions = cache(partial(conditions_of, history))
     left = sorted(history.findings, key=lambda f: (f.step, -f.severity))
     made: list[Diagnosis] = []
     while left:
-        best = _best(left, look)
+        best = _best(left, conditions)
         explained = best.findings if best else tuple(f for f in left if f.kind == left[0].kind)
         made.append(_diagnosis(history, best) if best else _unexplained(explained))
         left = [f for f in left if f not in explained]
@@ -76,16 +79,16 @@ class _Candidate:
         return self.certainty * sum(gravest.values())
 
 
-def _best(left: Sequence[Finding], look: Callable[[Finding], frozenset[str]]) -> _Candidate | None:
+def _best(left: Sequence[Finding], conditions: Callable[[Finding], frozenset[Condition]]) -> _Candidate | None:
     """Return the cause that explains most of what is left, or None where no cause leads anywhere."""
     candidates = []
     for leading in _leading(left):
-        holds = look(leading)
+        holds = conditions(leading)
         rivals = [c for cause in CAUSES if (c := _candidate(cause, leading, left, holds)) is not None]
         everything = 1 + sum(c.odds for c in rivals)
         for c in rivals:
             near = tuple(r.cause.name for r in rivals if r is not c and r.odds >= c.odds / 3)
-            candidates.append(_Candidate(c.cause, c.findings, c.odds, min(MOST, c.odds / everything), near))
+            candidates.append(_Candidate(c.cause, c.findings, c.odds, min(MAX_CERTAINTY, c.odds / everything), near))
     return max(candidates, key=lambda c: (c.worth, -c.findings[0].step), default=None)
 
 
@@ -94,18 +97,20 @@ def _leading(left: Sequence[Finding]) -> list[Finding]:
     return list({f.kind: f for f in reversed(left)}.values())
 
 
-def _candidate(cause: Cause, leading: Finding, left: Sequence[Finding], holds: frozenset[str]) -> _Candidate | None:
+def _candidate(
+    cause: Cause, leading: Finding, left: Sequence[Finding], holds: frozenset[Condition]
+) -> _Candidate | None:
     """Return what a cause explains if a finding leads to it, or None where it is out of the question."""
     if leading.kind not in cause.leads or not cause.requires <= holds or cause.excludes & holds:
         return None
     odds = cause.leads[leading.kind]
-    for sign, factor in cause.signs.items():
-        odds *= factor if sign in holds else 1
+    for condition, factor in cause.conditions.items():
+        odds *= factor if condition in holds else 1
     explained = [f for f in left if f.kind == leading.kind]
     for kind in dict.fromkeys(f.kind for f in left if f.kind != leading.kind):
         # better evidence of the cause than what leads must not come long after it: the cause was not there yet
-        end = leading.step + SLACK if cause.leads.get(kind, 0) > cause.leads[leading.kind] else math.inf
-        later = [f for f in left if f.kind == kind and leading.step - SLACK <= f.step <= end]
+        end = leading.step + SLACK_STEPS if cause.leads.get(kind, 0) > cause.leads[leading.kind] else math.inf
+        later = [f for f in left if f.kind == kind and leading.step - SLACK_STEPS <= f.step <= end]
         if later and (kind in cause.explains or kind in cause.leads):
             odds *= max(1.0, cause.explains.get(kind, cause.leads.get(kind, 1.0)))
             explained += later
@@ -115,12 +120,12 @@ def _candidate(cause: Cause, leading: Finding, left: Sequence[Finding], holds: f
 
 def _diagnosis(history: History, best: _Candidate) -> Diagnosis:
     leading = best.findings[0]
-    facts = numbers(history, until=leading.step)
+    numbers = measure_run(history, until=leading.step)
     followed = {f.kind: f.step for f in reversed(best.findings) if f.kind != leading.kind}
     parts = [f"At step {leading.step}, {leading.message}.", best.cause.because]
-    parts += [f"The tape of the loss says: {text}." for text in told(history, leading)]
-    if facts.jumped_at is not None and "jumped" in best.cause.signs and best.cause.signs["jumped"] > 1:
-        parts.append(f"The learning rate had risen beyond all before it at step {facts.jumped_at}.")
+    parts += [f"The autograd graph of the loss shows: {text}." for text in graph_notes(history, leading)]
+    if numbers.jumped_at is not None and best.cause.conditions.get(Condition.RATE_JUMPED, 0) > 1:
+        parts.append(f"The learning rate had risen beyond all before it at step {numbers.jumped_at}.")
     if followed:
         chain = ", ".join(f"{kind} at step {step}" for kind, step in sorted(followed.items(), key=lambda k: k[1]))
         parts.append(f"What came with it: {chain}.")
@@ -129,11 +134,12 @@ def _diagnosis(history: History, best: _Candidate) -> Diagnosis:
         confirm += f" If it is not so, think of: {'; '.join(best.rivals)}."
     return Diagnosis(
         cause=best.cause.name,
+        cause_id=str(best.cause.id),
         certainty=best.certainty,
         findings=best.findings,
         because=" ".join(parts),
         confirm=confirm,
-        remedies=remedies(best.cause.remedies, findings=best.findings, numbers=facts),
+        remedies=remedies(best.cause.remedies, findings=best.findings, numbers=numbers),
         source=best.cause.source,
     )
 
@@ -145,7 +151,7 @@ def _unexplained(findings: tuple[Finding, ...]) -> Diagnosis:
         cause=f"{first.kind}, unexplained",
         certainty=0.0,
         findings=findings,
-        because=f"At step {first.step}, {first.message}. No cause in the table leads to it in these circumstances.",
+        because=f"At step {first.step}, {first.message}. No cause in the table leads to it under these conditions.",
         confirm=f"`gradwatch explain {first.code}` says what the symptom is and what else to look at; compare the "
         f"steps before {first.step} with those after, layer by layer.",
         remedies=(),

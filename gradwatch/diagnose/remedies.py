@@ -6,20 +6,21 @@ import math
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 
-from gradwatch.diagnose.conditions import START, Numbers
+from gradwatch.diagnose.conditions import START_STEPS
+from gradwatch.diagnose.run_numbers import RunNumbers
 from gradwatch.records import Finding, Remedy
 
-CLIP = 2.0
+CLIP_BY_USUAL = 2.0
 """Limit in units of the usual norm: what is usual passes untouched."""
 
 USUAL_RATIO = 1e-3
 """Update/weight ratio that most trainings have (https://cs231n.github.io/neural-networks-3/#ratio)."""
 
-MOST = 1e3
+MAX_RATE_FACTOR = 1e3
 """Largest factor by which a rate is proposed to be raised at once."""
 
 
-def remedies(names: Sequence[str], *, findings: Sequence[Finding], numbers: Numbers) -> tuple[Remedy, ...]:
+def remedies(names: Sequence[str], *, findings: Sequence[Finding], numbers: RunNumbers) -> tuple[Remedy, ...]:
     """Build the remedies of a cause, in its order, without those that do not apply.
 
     Args:
@@ -43,39 +44,39 @@ def _round(value: float) -> float:
     return float(f"{Decimal(value):.0e}") if value > 0 and math.isfinite(value) else value
 
 
-def _lower_rate(findings: Sequence[Finding], numbers: Numbers) -> Remedy | None:
+def _lower_rate(findings: Sequence[Finding], numbers: RunNumbers) -> Remedy | None:
     if numbers.jumped_at is not None or not numbers.steady_rate > 0:
         return None  # the rate before the jump was right
     rate = _round(numbers.steady_rate / 10)
     return Remedy(text=f"lower the learning rate to {rate:g}", patch={"optim.lr": rate})
 
 
-def _drop_jump(findings: Sequence[Finding], numbers: Numbers) -> Remedy | None:
+def _drop_jump(findings: Sequence[Finding], numbers: RunNumbers) -> Remedy | None:
     if numbers.jumped_at is None:
         return None
     text = f"keep the learning rate at {numbers.steady_rate:g}, without the jump at step {numbers.jumped_at}"
     return Remedy(text=text, patch={"schedule": None, "optim.lr": _round(numbers.steady_rate)})
 
 
-def _raise_rate(findings: Sequence[Finding], numbers: Numbers) -> Remedy | None:
+def _raise_rate(findings: Sequence[Finding], numbers: RunNumbers) -> Remedy | None:
     if not (numbers.steady_rate > 0 and numbers.update_ratio > 0):
         return Remedy(text="raise the learning rate tenfold, until the update/weight ratio is near 1e-3")
-    factor = 10 ** math.floor(math.log10(min(max(USUAL_RATIO / numbers.update_ratio, 10.0), MOST)))
+    factor = 10 ** math.floor(math.log10(min(max(USUAL_RATIO / numbers.update_ratio, 10.0), MAX_RATE_FACTOR)))
     rate = _round(numbers.steady_rate * factor)
     return Remedy(text=f"raise the learning rate to {rate:g}", patch={"optim.lr": rate})
 
 
-def _clip(findings: Sequence[Finding], numbers: Numbers) -> Remedy | None:
+def _clip(findings: Sequence[Finding], numbers: RunNumbers) -> Remedy | None:
     if any(f.kind == "vanishing-gradient" for f in findings):
         return None  # they are too small
     # what was too large from the start says nothing about what is usual
-    norm = _round(CLIP * numbers.usual_norm) if findings[0].step > START else 1.0
+    norm = _round(CLIP_BY_USUAL * numbers.usual_norm) if findings[0].step > START_STEPS else 1.0
     norm = norm if norm > 0 else 1.0  # nan is not
     text = f"clip the gradient norm at {norm:g}, so that no single step goes far"
     return Remedy(text=text, patch={"train.clip": {"norm": norm}})
 
 
-def _reattach(findings: Sequence[Finding], numbers: Numbers) -> Remedy:
+def _reattach(findings: Sequence[Finding], numbers: RunNumbers) -> Remedy:
     where = _where(findings)
     return Remedy(
         text=f"let the loss depend on {where}: look for detach(), no_grad(), .data or .item() behind it, or an output "
@@ -83,18 +84,18 @@ def _reattach(findings: Sequence[Finding], numbers: Numbers) -> Remedy:
     )
 
 
-def _words(text: str) -> Callable[[Sequence[Finding], Numbers], Remedy]:
+def _words(text: str) -> Callable[[Sequence[Finding], RunNumbers], Remedy]:
     """Return a remedy that only a change of the code can bring; {where} stands for the layers."""
     return lambda findings, _: Remedy(text=text.replace("{where}", _where(findings)))
 
 
-def _setting(text: str, **patch: object) -> Callable[[Sequence[Finding], Numbers], Remedy]:
+def _setting(text: str, **patch: object) -> Callable[[Sequence[Finding], RunNumbers], Remedy]:
     """Return a remedy of fixed settings; two underscores in a keyword stand for a dot."""
     keys = {key.replace("__", "."): value for key, value in patch.items()}
     return lambda findings, _: Remedy(text=text.replace("{where}", _where(findings)), patch=dict(keys))
 
 
-KNOWN: dict[str, Callable[[Sequence[Finding], Numbers], Remedy | None]] = {
+KNOWN: dict[str, Callable[[Sequence[Finding], RunNumbers], Remedy | None]] = {
     "lower_rate": _lower_rate,
     "drop_jump": _drop_jump,
     "raise_rate": _raise_rate,

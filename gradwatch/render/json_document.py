@@ -11,14 +11,15 @@ is null, so that every strict parser reads it.
     verdict     "healthy" where no finding is graver than info, else "warning" or "critical"; "unknown" without a step
     facts       steps, seconds, samples_per_s, watch_frac, watch_s, loss, val_loss, val_accuracy
     findings    list of {code, kind, layer, step, severity, message, evidence: [{key, name, value, unit}]}
-    diagnoses   list of {cause, certainty, severity, because, confirm, source, findings, remedies: [{text, patch}]}
+    diagnoses   list of {cause, cause_id, certainty, severity, because, confirm, source, findings,
+                remedies: [{text, patch}]}
     events      list of {kind, step, layer, text, values}: rewinds, batches left out, incidents, facts read off the tape
     incidents   list of {step, replay}: the command that runs the step again, empty for a loop of one's own
 
 and where it was asked for (`diagnose --verify`, `--patch`, `--try`):
 
-    proofs      list of {finding, control, comes_back, located, sorted, causes: [{cause, status, checks}], further,
-                seconds}
+    proofs      list of {finding, control, comes_back, located, sorted,
+                causes: [{cause, cause_id, status, checks}], further, seconds}
     cure        {patch, changes, others, steps, loss_before, loss_after, val_accuracy_after, findings_left}, or null
     attempt     {steps, same_loss, pairs: [{seed, old, new}], gone, came, better}, or null
 """

@@ -110,14 +110,14 @@ def run(seed: int) -> dict[str, Any]:
         "kinds": sorted({f.kind for f in loud}),
         "cause": first.cause if first else None,
         "certainty": first.certainty if first else None,
-        "right": first is not None and is_right(first.cause, first.findings[0].kind, illness),
+        "right": first is not None and is_right(first.cause_id, first.findings[0].kind, illness),
         "largest": largest(history),
     }
 
 
-def is_right(cause: str, leading: str, illness: str) -> bool:
+def is_right(cause_id: str, leading: str, illness: str) -> bool:
     """Say whether a cause is one that the planted kind is a good sign of, or leads with a finding of that kind."""
-    leads = next((c.leads for c in CAUSES if c.name == cause), {})
+    leads = next((c.leads for c in CAUSES if c.id == cause_id), {})
     return leading == illness or leads.get(illness, 0.0) >= GOOD_SIGN
 
 

@@ -7,17 +7,17 @@ import pytest
 import yaml
 
 from gradwatch.config.load import load_config
-from gradwatch.diagnose.conditions import Numbers, numbers
 from gradwatch.diagnose.remedies import KNOWN, remedies
+from gradwatch.diagnose.run_numbers import RunNumbers, measure_run
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Severity
 
 FINDING = Finding(
     code="GW108", kind="no-gradient", layer="encoder", step=10, severity=Severity.WARNING, message="it gets none"
 )
-STEADY = Numbers(rate=0.02, steady_rate=0.02, jumped_at=None, usual_norm=0.7, update_ratio=2e-6)
-JUMPED = Numbers(rate=1.0, steady_rate=0.001, jumped_at=60, usual_norm=0.7, update_ratio=0.1)
-UNKNOWN = Numbers(rate=math.nan, steady_rate=math.nan, jumped_at=None, usual_norm=math.nan, update_ratio=math.nan)
+STEADY = RunNumbers(rate=0.02, steady_rate=0.02, jumped_at=None, usual_norm=0.7, update_ratio=2e-6)
+JUMPED = RunNumbers(rate=1.0, steady_rate=0.001, jumped_at=60, usual_norm=0.7, update_ratio=0.1)
+UNKNOWN = RunNumbers(rate=math.nan, steady_rate=math.nan, jumped_at=None, usual_norm=math.nan, update_ratio=math.nan)
 
 CONFIG = """
 model: {name: mlp, depth: 4, width: 32, activation: sigmoid}
@@ -80,8 +80,8 @@ def test_numbers_tell_a_jump_of_the_rate_from_a_warm_up_and_a_restart():
     warm.lr_T *= (1 + warm.t_T) / 80
     restart.lr_T[20:50] /= 100
 
-    assert numbers(jump.history(), until=79).jumped_at == 50
-    assert numbers(jump.history(), until=79).steady_rate == pytest.approx(1e-3)
-    assert numbers(jump.history(), until=40).jumped_at is None, "it has not happened yet"
-    assert numbers(warm.history(), until=79).jumped_at is None
-    assert numbers(restart.history(), until=79).jumped_at is None, "the rate comes back to what it was"
+    assert measure_run(jump.history(), until=79).jumped_at == 50
+    assert measure_run(jump.history(), until=79).steady_rate == pytest.approx(1e-3)
+    assert measure_run(jump.history(), until=40).jumped_at is None, "it has not happened yet"
+    assert measure_run(warm.history(), until=79).jumped_at is None
+    assert measure_run(restart.history(), until=79).jumped_at is None, "the rate comes back to what it was"

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from gradwatch.diagnose.causes import CauseId
 from gradwatch.errors import GradwatchError
 from gradwatch.replay.locate import bad_samples
 from gradwatch.replay.locate.bad_operation import Located
@@ -24,14 +25,6 @@ from gradwatch.train.reproducible import seed_all
 from gradwatch.train.step import Batch
 from gradwatch.train.training_state import Live
 
-SINGULAR = "a formula at its singular point"
-BAD_DATA = "NaN or Inf in the data"
-OVERFLOW = "values above 65504 in half precision"
-UNSCALED = "half precision without loss scaling"
-LOW_SCALE = "a loss scale that has fallen too low"
-UNSCALABLE = "NaN that no loss scale can mend"
-ODD_BATCH = "a batch unlike the others"
-"""Causes by their names in the table of `diagnose.causes`."""
 OTHERS = 3
 """Other batches, and other draws of random numbers, that are tried."""
 
@@ -43,13 +36,13 @@ class Intervention:
 
     Args:
         text: What is different.
-        causes: Names of the causes that are confirmed where the symptom is gone under it.
+        causes: Ids of the causes that are confirmed where the symptom is gone under it.
         axis: What it varies: `data`, `state`, `numerics`, `chance`, `mode` or `formula`.
         run: Returns what the step came to, once for each variant.
     """
 
     text: str
-    causes: tuple[str, ...]
+    causes: tuple[CauseId, ...]
     axis: str
     run: Callable[[], list[Outcome]]
 
@@ -79,10 +72,10 @@ def interventions(scene: Scene, symptom: Symptom, located: Located | None) -> It
 def _numerics(scene: Scene, symptom: Symptom, look: Callable[..., Outcome]) -> Iterator[Intervention]:
     if scene.config.train.precision == "fp32":
         return
-    low = LOW_SCALE if scene.live.scaler else UNSCALED
+    low = CauseId.LOW_LOSS_SCALE if scene.live.scaler else CauseId.UNSCALED_HALF_PRECISION
     yield Intervention(
         text=f"float32 in the place of {scene.config.train.precision}",
-        causes=(low,) if symptom.kind in ZERO else (OVERFLOW,),
+        causes=(low,) if symptom.kind in ZERO else (CauseId.HALF_PRECISION_OVERFLOW,),
         axis="numerics",
         run=lambda: [look(stepper=scene.stepper(precision="fp32", scaler=None))],
     )
@@ -98,12 +91,12 @@ def _numerics(scene: Scene, symptom: Symptom, look: Callable[..., Outcome]) -> I
 def _data(
     scene: Scene, symptom: Symptom, look: Callable[..., Outcome], located: Located | None
 ) -> Iterator[Intervention]:
-    odd = (ODD_BATCH,) if symptom.kind in LARGE else ()
+    odd = (CauseId.ODD_BATCH,) if symptom.kind in LARGE else ()
     if located and (window := _without(scene, located.samples)):
         yield Intervention(
             text=f"without {'sample' if len(located.samples) == 1 else 'samples'} "
             f"{', '.join(map(str, located.samples[:6]))}{', ...' if len(located.samples) > 6 else ''} of the batch",
-            causes=(BAD_DATA,) if located.verdict.name == "DATA" else (),
+            causes=(CauseId.BAD_DATA,) if located.verdict.name == "DATA" else (),
             axis="data",
             run=lambda: [look(window=window)],
         )
@@ -151,7 +144,7 @@ def _guarded(located: Located, symptom: Symptom, look: Callable[..., Outcome]) -
 
     return Intervention(
         text=f"{located.name} on line {place.line} kept 1e-6 away from its singular point",
-        causes=(UNSCALABLE if symptom.kind == "loss-scale-collapse" else SINGULAR,),
+        causes=(CauseId.UNSCALABLE_NAN if symptom.kind == "loss-scale-collapse" else CauseId.SINGULAR_FORMULA,),
         axis="formula",
         run=run,
     )

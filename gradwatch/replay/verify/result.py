@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
+from gradwatch.diagnose.causes import CauseId
 from gradwatch.records import Finding
 from gradwatch.replay.config_change import Change
 from gradwatch.replay.locate.bad_operation import Located
@@ -22,7 +23,7 @@ class Check:
         result: What it came to, with numbers.
         gone: Whether the symptom was gone; None where that could not be said.
         change: The change of the config, where it is one.
-        causes: Names of the causes that it speaks for.
+        causes: Ids of the causes that it speaks for.
         axis: What it varied: `data`, `state`, `numerics`, `chance`, `mode`, `formula`, `config`; `look`: nothing.
         is_healthy: Whether no other alarm came in its place.
         began_at: Step of the recorded state from which was trained; 0 is the start, None is no training.
@@ -32,7 +33,7 @@ class Check:
     result: str
     gone: bool | None
     change: Change | None = None
-    causes: tuple[str, ...] = ()
+    causes: tuple[CauseId, ...] = ()
     axis: str = "config"
     is_healthy: bool = True
     began_at: int | None = None
@@ -56,19 +57,26 @@ class Tested:
     """A cause and what the checks say of it.
 
     Args:
-        cause: Its name.
+        cause: Words for the cause.
+        cause_id: Its stable name.
         status: `confirmed` where the symptom was gone under its change; `refuted` where it was not under any of them;
             `open` where there was none to try, or the symptom does not come back by itself.
         checks: What was tried.
     """
 
     cause: str
+    cause_id: str
     status: Status
     checks: tuple[Check, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
-        return {"cause": self.cause, "status": self.status, "checks": [c.to_json() for c in self.checks]}
+        return {
+            "cause": self.cause,
+            "cause_id": str(self.cause_id),
+            "status": self.status,
+            "checks": [c.to_json() for c in self.checks],
+        }
 
 
 @final

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
-from gradwatch.diagnose.causes import CAUSES, Cause
-from gradwatch.diagnose.conditions import Numbers, numbers, signs
+from gradwatch.diagnose.causes import CAUSES, Cause, CauseId, cause_of
+from gradwatch.diagnose.conditions import conditions_of
 from gradwatch.diagnose.remedies import remedies
+from gradwatch.diagnose.run_numbers import RunNumbers, measure_run
 from gradwatch.errors import GradwatchError
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Finding, Remedy, Severity
@@ -22,7 +23,7 @@ from gradwatch.replay.restore.restored_step import Scene, open_scene
 from gradwatch.replay.restore.warm_start import Midway
 from gradwatch.replay.trials.runner import Theatre
 from gradwatch.replay.trials.trial_run import NON_FINITE, Rehearsal, same_illness
-from gradwatch.replay.verify.interventions import BAD_DATA, Intervention, interventions
+from gradwatch.replay.verify.interventions import Intervention, interventions
 from gradwatch.replay.verify.result import Check, Proof, Status, Tested
 from gradwatch.replay.verify.symptom import KINDS, Symptom, observe
 
@@ -48,14 +49,14 @@ def verify(theatre: Theatre, diagnoses: Sequence[Diagnosis]) -> tuple[Proof, ...
 def _prove(theatre: Theatre, diagnosis: Diagnosis) -> Proof:
     began = time.perf_counter()
     finding = diagnosis.findings[0]
-    facts = numbers(theatre.history, until=finding.step)
+    facts = measure_run(theatre.history, until=finding.step)
     midway = theatre.midway(finding)
     seen = _seen_in_step(theatre, finding, facts, midway) if finding.kind in KINDS else None
     if seen is None or not seen.comes_back:
         seen = _seen_in_training(theatre, finding, midway, located=seen.located if seen else None)
     causes = tuple(_tested(theatre, diagnosis, seen, facts))
-    names = {tested.cause for tested in causes}
-    further = [c for c in seen.checks if not names & set(c.causes) and c.axis != "look"]
+    ids = {tested.cause_id for tested in causes}
+    further = [c for c in seen.checks if not ids & set(c.causes) and c.axis != "look"]
     if seen.comes_back and not any(c.gone and c.change and c.is_healthy for t in causes for c in t.checks):
         further += _taken_back(theatre, finding, seen)
     return Proof(
@@ -82,7 +83,7 @@ class _Seen:
     checks: tuple[Check, ...] = ()
 
 
-def _seen_in_step(theatre: Theatre, finding: Finding, facts: Numbers, midway: Midway | None) -> _Seen | None:
+def _seen_in_step(theatre: Theatre, finding: Finding, facts: RunNumbers, midway: Midway | None) -> _Seen | None:
     """Look at the step of a finding alone, from its recorded state; None where that is out of reach."""
     with contextlib.ExitStack() as stack:
         try:
@@ -103,7 +104,7 @@ def _data_looked_at(scene: Scene) -> list[Check]:
     if any(bad_samples.not_finite(batch) for batch in scene.window):
         return []
     told = "every value is finite"
-    return [Check(text="the batch, looked at", result=told, gone=False, causes=(BAD_DATA,), axis="look")]
+    return [Check(text="the batch, looked at", result=told, gone=False, causes=(CauseId.BAD_DATA,), axis="look")]
 
 
 def _seen_in_training(theatre: Theatre, finding: Finding, midway: Midway | None, *, located: Located | None) -> _Seen:
@@ -178,35 +179,35 @@ def _sorted(checks: Sequence[Check]) -> str:
     return f"it comes with {' and '.join(kept)}, too" if kept else ""
 
 
-def _tested(theatre: Theatre, diagnosis: Diagnosis, seen: _Seen, facts: Numbers) -> Iterator[Tested]:
+def _tested(theatre: Theatre, diagnosis: Diagnosis, seen: _Seen, facts: RunNumbers) -> Iterator[Tested]:
     """Yield the diagnosed cause, and its rivals where something speaks for them, or it is not confirmed itself."""
     leading, ill = diagnosis.findings[0], seen.comes_back
-    own = [c for c in seen.checks if diagnosis.cause in c.causes]
+    own = [c for c in seen.checks if diagnosis.cause_id in c.causes]
     own += _rehearsed(theatre, leading, diagnosis.remedies, seen)
-    tested = _judged(diagnosis.cause, own, comes_back=ill)
+    tested = _judged(diagnosis.cause, diagnosis.cause_id, own, comes_back=ill)
     yield tested
     rivals = _rivals(theatre.history, diagnosis)
     for cause in rivals:
-        checks = [c for c in seen.checks if cause.name in c.causes]
+        checks = [c for c in seen.checks if cause.id in c.causes]
         if tested.status == "confirmed" and not any(c.gone for c in checks):
             continue
         if not checks:
             made = remedies(cause.remedies, findings=diagnosis.findings, numbers=facts)
             checks += _rehearsed(theatre, leading, made, seen)
         if checks:
-            yield _judged(cause.name, checks, comes_back=ill)
-    known = {diagnosis.cause, *(cause.name for cause in rivals)}
-    for name in dict.fromkeys(n for c in seen.checks if c.gone for n in c.causes if n not in known):
-        yield _judged(name, [c for c in seen.checks if name in c.causes], comes_back=ill)
+            yield _judged(cause.name, cause.id, checks, comes_back=ill)
+    known = {diagnosis.cause_id, *(cause.id for cause in rivals)}
+    for other in dict.fromkeys(i for c in seen.checks if c.gone for i in c.causes if i not in known):
+        yield _judged(cause_of(other).name, other, [c for c in seen.checks if other in c.causes], comes_back=ill)
 
 
 def _rivals(history: History, diagnosis: Diagnosis) -> list[Cause]:
     """Return the other causes of the table that can lead to the finding, the likeliest first."""
     leading = diagnosis.findings[0]
-    holds = signs(history, leading)
+    holds = conditions_of(history, leading)
     able = [c for c in CAUSES if leading.kind in c.leads and c.requires <= holds and not c.excludes & holds]
     able.sort(key=lambda c: -c.leads[leading.kind])
-    return [c for c in able if c.name != diagnosis.cause]
+    return [c for c in able if c.id != diagnosis.cause_id]
 
 
 def _rehearsed(theatre: Theatre, finding: Finding, made: Sequence[Remedy], seen: _Seen) -> list[Check]:
@@ -271,9 +272,9 @@ def _taken_back(theatre: Theatre, finding: Finding, seen: _Seen) -> list[Check]:
     return _first_that_heals(theatre, finding, changes, seen.midway)
 
 
-def _judged(name: str, checks: Sequence[Check], *, comes_back: bool) -> Tested:
+def _judged(name: str, cause_id: str, checks: Sequence[Check], *, comes_back: bool) -> Tested:
     known = [c.gone for c in checks if c.gone is not None]
     status: Status = "open"
     if comes_back and known:
         status = "confirmed" if any(known) else "refuted"
-    return Tested(cause=name, status=status, checks=tuple(checks))
+    return Tested(cause=name, cause_id=cause_id, status=status, checks=tuple(checks))

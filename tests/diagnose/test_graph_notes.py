@@ -1,4 +1,4 @@
-"""What the tape of the loss says of a finding stands in its diagnosis: the formula behind a NaN, the place of a cut."""
+"""A diagnosis quotes the autograd graph: the formula behind a NaN, the place of a cut."""
 
 from gradwatch.detect.gradients.no_gradient import NoGradient
 from gradwatch.detect.numerics.non_finite import NonFinite
@@ -23,21 +23,21 @@ def test_the_formula_behind_a_nan_is_told_and_raises_the_certainty():
         sick().note("tape-singular", step=40, text=ROOT).note("tape-singular", step=41, text="later"), NonFinite()
     )
 
-    assert with_tape.cause == "a formula at its singular point"
-    assert f"The tape of the loss says: {ROOT}." in with_tape.because
+    assert with_tape.cause_id == "singular-formula"
+    assert f"The autograd graph of the loss shows: {ROOT}." in with_tape.because
     assert "later" not in with_tape.because, "what is read after the finding is no part of it"
-    assert plain.cause != with_tape.cause or plain.certainty < with_tape.certainty
-    assert "tape" not in plain.because
+    assert plain.cause_id != with_tape.cause or plain.certainty < with_tape.certainty
+    assert "autograd graph" not in plain.because
 
 
 def test_the_log_of_a_softmax_is_told_where_nothing_more_telling_was_read():
     made = Synthetic(steps=60).non_finite(step=40, lasting=True).note("tape-log-of-softmax", step=0, text="log(0)")
-    assert "The tape of the loss says: log(0)." in told(made, NonFinite()).because
+    assert "The autograd graph of the loss shows: log(0)." in told(made, NonFinite()).because
 
     made.note("tape-singular", step=40, text=ROOT)
     because = told(made, NonFinite()).because
     assert ROOT in because
-    assert "log(0)" not in because.partition("The tape of the loss says")[2]
+    assert "log(0)" not in because.partition("The autograd graph of the loss shows")[2]
 
 
 def test_the_cut_is_told_that_the_silent_layers_lie_in():

@@ -1,0 +1,133 @@
+"""The conditions of a run that causes look at: what the model is made of, what rate, norms and graph show."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Condition(enum.Enum):
+    """A fact about a run, or about the layer of a finding, that makes causes likelier or rules them out."""
+
+    SATURATING = enum.auto()
+    """The model has sigmoid or tanh modules."""
+
+    SOFTMAX = enum.auto()
+    """The finding concerns a softmax, or a tensor of a model that has one."""
+
+    EMBEDDING = enum.auto()
+    """The finding concerns an embedding."""
+
+    RECURRENT = enum.auto()
+    """The model has recurrent modules."""
+
+    DEEP = enum.auto()
+    """The model has at least `DEEP_MODULES` modules with a weight matrix."""
+
+    LINEAR = enum.auto()
+    """The model has several weight matrices and no module between them that is not linear."""
+
+    UNNORMALIZED = enum.auto()
+    """No module of the model normalizes."""
+
+    UNCLIPPED = enum.auto()
+    """No gradient was ever clipped."""
+
+    FP16 = enum.auto()
+    """The forward pass runs in float16."""
+
+    LOSS_SCALED = enum.auto()
+    """A GradScaler scales the loss."""
+
+    LOSS_UNSCALED = enum.auto()
+    """No GradScaler scales the loss."""
+
+    RATE_JUMPED = enum.auto()
+    """The learning rate rose threefold beyond all earlier rates in the 100 steps before the finding."""
+
+    RATE_RISING = enum.auto()
+    """The learning rate tripled gradually over the 60 steps before the finding."""
+
+    RATE_DECAYED = enum.auto()
+    """The learning rate has fallen to 1 % of its maximum."""
+
+    MODERATE_SGD = enum.auto()
+    """The optimizer is SGD at a rate of at most 0.1, and the gradient was steep or the run at its start: large
+    updates come from large gradients."""
+
+    AT_FIRST_STEP = enum.auto()
+    """Found at step 0."""
+
+    AT_START = enum.auto()
+    """Found within the first 20 steps."""
+
+    LATE = enum.auto()
+    """Found after step 40."""
+
+    CALM = enum.auto()
+    """The gradient norms of the 16 steps before were within 10 times the usual norm."""
+
+    SPIKED = enum.auto()
+    """A single gradient spike was found by then, after the start."""
+
+    STEEP = enum.auto()
+    """The gradient norm was 1,000 times the loss."""
+
+    NOISY = enum.auto()
+    """The gradient noise scale is more than 10 times the batch."""
+
+    FAINT_SIGNAL = enum.auto()
+    """The outputs of a tanh or ReLU hardly vary between samples."""
+
+    WHOLE_RUN = enum.auto()
+    """The finding concerns the whole run, not one layer."""
+
+    IN_OPTIMIZER = enum.auto()
+    """An optimizer holds the layer."""
+
+    LAST_ACTIVATION = enum.auto()
+    """The finding concerns the last activation, and it is no softmax."""
+
+    ZERO_GRADIENT = enum.auto()
+    """The gradient is zero, not None."""
+
+    WAVES = enum.auto()
+    """The gradient comes in waves, or the batches come class by class."""
+
+    BACKWARD_GAIN = enum.auto()
+    """The finding measured the gain of the backward pass."""
+
+    UNBOUNDED_LOSS = enum.auto()
+    """The loss falls below zero without bound."""
+
+    SHUT = enum.auto()
+    """The finding concerns an activation whose output is near zero for every sample."""
+
+    ZERO_WEIGHTS = enum.auto()
+    """Most weight matrices were zero at first."""
+
+    BROADCAST = enum.auto()
+    """The autograd graph shows targets that are broadcast against predictions."""
+
+    SINGULAR_FORMULA = enum.auto()
+    """The autograd graph contains a formula near its singular point."""
+
+    CONSTANT_OUTPUT = enum.auto()
+    """The autograd graph shows an output that is constant."""
+
+    SOFTMAX_OVER_BATCH = enum.auto()
+    """The autograd graph contains a softmax over the batch dimension."""
+
+    SEVERAL_HEADS = enum.auto()
+    """The autograd graph shows several output heads."""
+
+    UNREGISTERED = enum.auto()
+    """The loss uses parameters that the model does not register."""
+
+    STATISTICS_DIFFER = enum.auto()
+    """Normalization statistics disagree, not the mode of a module."""
+
+    BAD_BATCH = enum.auto()
+    """Inputs whose loss was not finite hold NaN or Inf."""
+
+    GOOD_BATCH = enum.auto()
+    """Inputs whose loss was not finite are finite themselves."""

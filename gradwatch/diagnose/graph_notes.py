@@ -1,0 +1,35 @@
+"""What the autograd graph of the loss adds to a finding: a formula, the place of a cut, shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gradwatch.history.store import History
+from gradwatch.records import Finding, LayerInfo
+
+KINDS = {
+    "non-finite": ("tape-singular", "tape-log-of-softmax"),
+    "no-gradient": ("tape-constant", "tape-cut"),
+    "loss-plateau": ("tape-broadcast",),
+}
+"""Events that add to a kind of finding, the most informative kind first."""
+
+MAX_NOTES = 2
+"""Notes that are shown with one finding."""
+
+
+def graph_notes(history: History, leading: Finding) -> list[str]:
+    """Return the notes of the autograd graph on a finding, the newest first."""
+    before = [event for event in history.events if event.step <= leading.step]
+    kinds = KINDS.get(leading.kind, ())
+    events = next((found for kind in kinds if (found := [e for e in before if e.kind == kind])), [])
+    if events and events[0].kind == "tape-cut":
+        affected = layers_of(history, leading.layer)
+        places = [place for place, layer in enumerate(history.info.layers) if layer in affected]
+        events = [e for e in events if any(e.values["first"] <= place <= e.values["last"] for place in places)]
+    return [event.text for event in sorted(events, key=lambda event: -event.step)[:MAX_NOTES]]
+
+
+def layers_of(history: History, name: str | None) -> Sequence[LayerInfo]:
+    """Return the parameter tensors of a module or parameter name; all tensors for None."""
+    return [la for la in history.info.layers if name is None or la.name == name or la.name.startswith(f"{name}.")]
