@@ -9,7 +9,10 @@ from gradwatch._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from gradwatch.history.store import History as History
+    from gradwatch.diagnose.gradient_noise import noise_scale as noise_scale
+    from gradwatch.incident import incidents as incidents
     from gradwatch.monitor import Monitor as Monitor
+    from gradwatch.monitor import Schedule as Schedule
     from gradwatch.monitor.watch import watch as watch
     from gradwatch.probe.curvature import curvature as curvature
     from gradwatch.records import Finding as Finding
@@ -23,9 +26,12 @@ _HOME = {
     "History": "gradwatch.history.store",
     "Monitor": "gradwatch.monitor",
     "Run": "gradwatch.run",
+    "Schedule": "gradwatch.monitor",
     "curvature": "gradwatch.probe.curvature",
+    "incidents": "gradwatch.incident",
     "load_run": "gradwatch.run",
     "locate": "gradwatch.replay.locate.locate",
+    "noise_scale": "gradwatch.diagnose.gradient_noise",
     "reproducible": "gradwatch.train.reproducible",
     "watch": "gradwatch.monitor.watch",
 }
@@ -35,10 +41,13 @@ __all__ = [
     "History",
     "Monitor",
     "Run",
+    "Schedule",
     "__version__",
     "curvature",
+    "incidents",
     "load_run",
     "locate",
+    "noise_scale",
     "reproducible",
     "watch",
 ]

@@ -15,7 +15,7 @@ import typer
 from gradwatch.cli import compare, diagnose, explain, replay, runs, schema, train
 from gradwatch.cli import list as list_
 from gradwatch.cli.output.console import show_warning, write
-from gradwatch.cli.output.errors import show_crash, show_mistake
+from gradwatch.cli.output.errors import print_crash, print_mistake
 from gradwatch.errors import GradwatchError
 
 CRASHED = 70
@@ -55,10 +55,10 @@ def _run(args: Sequence[str] | None) -> int:
     except SystemExit as end:  # the way in which typer ends, also for its own usage errors (2)
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except GradwatchError as error:
-        show_mistake(error)
+        print_mistake(error)
         return 2
     except Exception as error:
-        show_crash(error)
+        print_crash(error)
         return CRASHED
     return 0
 

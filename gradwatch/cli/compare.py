@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gradwatch.history.compare import Comparison
 
 
-class Same(StrEnum):
+class Agreement(StrEnum):
     """How far two runs must agree."""
 
     BITS = "bits"
@@ -32,8 +32,9 @@ def command(
         typer.Option("--fail-on", help="Exit with 1 where B has a finding, at least this severe, that A has not."),
     ] = FailOn.WARNING,
     require: Annotated[
-        Same, typer.Option("--require", help="Exit with 1 where the histories differ in a bit, or beyond rounding.")
-    ] = Same.NOTHING,
+        Agreement,
+        typer.Option("--require", help="Exit with 1 if the histories differ in a bit, or beyond rounding."),
+    ] = Agreement.NOTHING,
     tolerance: Annotated[
         float | None,
         typer.Option(min=0.0, help="Relative difference that is rounding; by default what the number format allows."),
@@ -60,11 +61,11 @@ def command(
     raise typer.Exit(exit_code(news, fail_on) or (FINDINGS if _is_apart(found, require) else 0))
 
 
-def _is_apart(found: Comparison, require: Same) -> bool:
+def _is_apart(found: Comparison, require: Agreement) -> bool:
     """Say whether two histories agree less than is required. Without a step in common, nobody knows: they do not."""
-    if require is Same.NOTHING:
+    if require is Agreement.NOTHING:
         return False
-    return not found.steps or (found.bits if require is Same.BITS else found.rounding) is not None
+    return not found.steps or (found.bits if require is Agreement.BITS else found.rounding) is not None
 
 
 def _config(run: Path) -> dict[str, Any]:

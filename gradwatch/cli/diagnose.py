@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gradwatch.cli.options import FailOn, FailOnOption, exit_code
-from gradwatch.cli.output.console import complain, output, write
-from gradwatch.cli.verify import Wish, prove
+from gradwatch.cli.output.console import output, print_message, write
+from gradwatch.cli.verify import VerifyOptions, verify_run
 
 if TYPE_CHECKING:
     from gradwatch.history.store import History
     from gradwatch.records import Diagnosis
 
 
-class Format(StrEnum):
+class DiagnosisFormat(StrEnum):
     """How the diagnosis is written."""
 
     TEXT = "text"
@@ -28,8 +28,8 @@ class Format(StrEnum):
 def command(
     run: Annotated[Path, typer.Argument(help="Run directory, finished or not.", show_default=False)],
     form: Annotated[
-        Format, typer.Option("--format", help="For people, for programs, or a page to keep.")
-    ] = Format.TEXT,
+        DiagnosisFormat, typer.Option("--format", help="For people, for programs, or a page to keep.")
+    ] = DiagnosisFormat.TEXT,
     target: Annotated[
         Path | None,
         typer.Option(
@@ -53,7 +53,9 @@ def command(
     ] = None,
     verify: Annotated[
         bool,
-        typer.Option("--verify", help="Prove the causes: run again with one change each, and see if the symptom goes."),
+        typer.Option(
+            "--verify", help="Verify the causes: run again with one change each, and check if the symptom goes."
+        ),
     ] = False,
     patch: Annotated[
         Path | None,
@@ -84,21 +86,21 @@ def command(
     from gradwatch.errors import GradwatchError
     from gradwatch.history.disk.writer import read
 
-    if target and form is not Format.HTML:
+    if target and form is not DiagnosisFormat.HTML:
         raise GradwatchError(f"--output: got {target} with --format {form}, which is printed; add --format html")
     history = read(run)
     if ending := _ending(run):
-        complain("note", ending)
+        print_message("note", ending)
     if redetect or overrides:
         history = _redetected(history, run, overrides or [])
     diagnoses = diagnose(history)
-    wish = Wish(verify=verify, within_s=within, patch=patch, steps=steps, seeds=seeds, change=change)
-    answer = prove(run, history, diagnoses, wish) if wish.is_any else None
-    if form is Format.JSON:
+    options = VerifyOptions(verify=verify, within_s=within, patch=patch, steps=steps, seeds=seeds, change=change)
+    answer = verify_run(run, history, diagnoses, options) if options.is_any else None
+    if form is DiagnosisFormat.JSON:
         from gradwatch.render import json_document
 
         write(json_document.dumps(history, diagnoses, answer.to_json() if answer else {}, run=run) + "\n")
-    elif form is Format.HTML:
+    elif form is DiagnosisFormat.HTML:
         _write_report(target, run, history, diagnoses)
     else:
         from gradwatch.render.terminal.sink import print_diagnosis

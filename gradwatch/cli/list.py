@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gradwatch.config.signatures import Parameter
 
 
-class What(StrEnum):
+class Listing(StrEnum):
     """What there is to list."""
 
     MODELS = "models"
@@ -28,18 +28,18 @@ class What(StrEnum):
     STATISTICS = "statistics"
 
 
-def command(what: Annotated[What, typer.Argument(help="What to list.", show_default=False)]) -> None:
+def command(what: Annotated[Listing, typer.Argument(help="What to list.", show_default=False)]) -> None:
     """List what a config can name, with keyword arguments and defaults, or what is measured.
 
     A table on a terminal; elsewhere a line each, its columns separated by tabs.
     """
-    if what is What.STATISTICS:
+    if what is Listing.STATISTICS:
         _print(("statistic", "unit", "meaning", "measured"), _statistics())
     else:
         _print(("name", "keyword arguments", "what it is"), _entries(what))
 
 
-def _entries(what: What) -> Iterator[tuple[str, ...]]:
+def _entries(what: Listing) -> Iterator[tuple[str, ...]]:
     from gradwatch.config import known
 
     vocabulary = next(v for v in known.ALL if v.plural == what)

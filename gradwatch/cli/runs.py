@@ -1,4 +1,4 @@
-"""`gradwatch runs`: list the saved runs with their verdicts."""
+"""`gradwatch runs`: list the saved runs with their health."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from gradwatch.cli.options import Format
-from gradwatch.cli.output.console import complain, output, write
+from gradwatch.cli.output.console import output, print_message, write
 
 
-class Key(StrEnum):
+class SortKey(StrEnum):
     """What runs are sorted by."""
 
     CREATED = "created"
@@ -29,12 +29,12 @@ class Key(StrEnum):
 def command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of runs, or one run.")] = Path("runs"),
     sort: Annotated[
-        Key, typer.Option(help="Newest, worst, longest, most accurate or lowest loss first; names from a to z.")
-    ] = Key.CREATED,
+        SortKey, typer.Option(help="Newest, worst, longest, most accurate or lowest loss first; names from a to z.")
+    ] = SortKey.CREATED,
     reverse: Annotated[bool, typer.Option("--reverse", help="Turn the order round.")] = False,
     form: Annotated[Format, typer.Option("--format", help="For people, or for programs.")] = Format.TEXT,
 ) -> None:
-    """List the saved runs with verdict, steps, final metrics, age, and what was found.
+    """List the saved runs with health, steps, final metrics, age, and what was found.
 
     A table on a terminal; elsewhere a line each, its columns separated by tabs, path and status first. What is damaged
     is named on standard error, and the rest is listed. Exits with 2 where there is no such folder.
@@ -52,13 +52,13 @@ def command(
             seen.append(glance(directory))
         except RunError as error:
             damaged.append((str(directory), str(error)))
-            complain("warning", f"damaged run, left out: {error}")
+            print_message("warning", f"damaged run, left out: {error}")
     rows, now = runs.ordered(seen, sort.value, reverse=reverse), datetime.datetime.now(datetime.UTC)
     if form is Format.JSON:
         write(runs.dumps(rows, damaged, now=now) + "\n")
         return
     if not rows:
-        complain("note", f"{folder} holds no run")
+        print_message("note", f"{folder} holds no run")
         return
     console = output()
     if console.is_terminal:

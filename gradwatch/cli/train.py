@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from gradwatch.cli.options import INTERRUPTED, FailOn, FailOnOption, exit_code
-from gradwatch.cli.output.console import complain
+from gradwatch.cli.output.console import print_message
 from gradwatch.cli.output.errors import show_notes
 from gradwatch.errors import RunError, did_you_mean
 
@@ -53,7 +53,7 @@ def command(
 
         checked = load_config(_file(config, resume), overrides or [], changes=set_files or [])
         for warning in warnings(checked):
-            complain("warning", warning)
+            print_message("warning", warning)
 
         from gradwatch.train.loop import train  # torch, now that the config is known to be right
 
@@ -64,7 +64,7 @@ def command(
         show_notes(quit_at_once)
         raise
     if outcome.ending == "interrupted":
-        complain("note", f"interrupted; go on with: gradwatch train --resume {outcome.directory}")
+        print_message("note", f"interrupted; go on with: gradwatch train --resume {outcome.directory}")
         raise typer.Exit(INTERRUPTED)
     raise typer.Exit(exit_code(outcome.history.findings, fail_on))
 

@@ -14,22 +14,22 @@ if TYPE_CHECKING:
     from gradwatch.history.store import History
     from gradwatch.records import Diagnosis
     from gradwatch.replay.cure import Cure
-    from gradwatch.replay.trials.ab_test import Attempt
-    from gradwatch.replay.verify.result import Proof
+    from gradwatch.replay.trials.ab_test import ConfigComparison
+    from gradwatch.replay.verify.result import Verification
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class VerifyOptions:
     """What is asked for beside the diagnosis.
 
     Args:
-        verify: Prove the causes.
+        verify: Verify the causes.
         within_s: Seconds after which no further training is begun.
         patch: File to write the cure into, or None.
         steps: Steps to try the cure for, or None.
         seeds: From how many seeds.
-        change: File with a change to try in the place of the cure, or None.
+        change: File with a change to try instead of the cure, or None.
     """
 
     verify: bool
@@ -47,21 +47,21 @@ class Wish:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class VerifyReport:
     """What came of it."""
 
     run: Path
-    wish: Wish
-    proofs: tuple[Proof, ...]
+    options: VerifyOptions
+    verifications: tuple[Verification, ...]
     cure: Cure | None
-    attempt: Attempt | None
+    comparison: ConfigComparison | None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data, keys to add to those of a diagnosis."""
         return {
-            "proofs": [p.to_json() for p in self.proofs],
+            "proofs": [p.to_json() for p in self.verifications],
             "cure": self.cure.to_json() if self.cure else None,
-            "attempt": self.attempt.to_json() if self.attempt else None,
+            "attempt": self.comparison.to_json() if self.comparison else None,
         }
 
     def show(self, console: Console) -> None:
@@ -69,17 +69,17 @@ class Answer:
         from gradwatch.cli.output import verification
         from gradwatch.replay.cure import to_yaml
 
-        verification.print_proofs(console, self.proofs)
-        if self.wish.verify and not self.proofs:
-            console.print("nothing to prove: no finding is graver than info")
-        if self.proofs:
+        verification.print_verifications(console, self.verifications)
+        if self.options.verify and not self.verifications:
+            console.print("nothing to verify: no finding is graver than info")
+        if self.verifications:
             text = to_yaml(self.cure, run=self.run) if self.cure else ""
-            verification.print_cure(console, self.cure, text, path=self.wish.patch if self.cure else None)
-        if self.attempt:
-            verification.print_attempt(console, self.attempt)
+            verification.print_cure(console, self.cure, text, path=self.options.patch if self.cure else None)
+        if self.comparison:
+            verification.print_comparison(console, self.comparison)
 
 
-def prove(run: Path, history: History, diagnoses: Sequence[Diagnosis], wish: Wish) -> Answer:
+def verify_run(run: Path, history: History, diagnoses: Sequence[Diagnosis], options: VerifyOptions) -> VerifyReport:
     """Do what is wished for. Nothing in the run directory changes, unless the patch is to be written there.
 
     Raises:
@@ -89,28 +89,28 @@ def prove(run: Path, history: History, diagnoses: Sequence[Diagnosis], wish: Wis
     from gradwatch.errors import GradwatchError
     from gradwatch.replay import cure as curing
     from gradwatch.replay.config_change import config_of
-    from gradwatch.replay.trials.ab_test import attempt
-    from gradwatch.replay.trials.runner import Theatre
+    from gradwatch.replay.trials.ab_test import compare_configs
+    from gradwatch.replay.trials.runner import TrialRunner
     from gradwatch.replay.verify.verify import verify
 
     old = config_of(run)
-    theatre = Theatre(run, history, deadline=time.perf_counter() + wish.within_s)
-    proofs: tuple[Proof, ...] = ()
+    runner = TrialRunner(run, history, deadline=time.perf_counter() + options.within_s)
+    verifications: tuple[Verification, ...] = ()
     cure = None
-    if wish.verify or wish.patch or not wish.change:
-        proofs = verify(theatre, diagnoses)
-        cure = curing.find_cure(theatre, proofs)
-    if wish.patch and cure:
-        curing.write(cure, wish.patch, run=run)
+    if options.verify or options.patch or not options.change:
+        verifications = verify(runner, diagnoses)
+        cure = curing.find_cure(runner, verifications)
+    if options.patch and cure:
+        curing.write(cure, options.patch, run=run)
     tried = None
-    if wish.steps is not None:
-        if wish.change:
-            new = load_config(run / "config.yaml", changes=[wish.change])
+    if options.steps is not None:
+        if options.change:
+            new = load_config(run / "config.yaml", changes=[options.change])
         elif cure:
             new = config_of(run, cure.patch)
         else:
             raise GradwatchError(
                 f"--try: no cure was found for {run} that its config can express; name a change with --with FILE"
             )
-        tried = attempt(old, new, steps=wish.steps, seeds=wish.seeds, threads=theatre.threads)
-    return Answer(run=run, wish=wish, proofs=proofs, cure=cure, attempt=tried)
+        tried = compare_configs(old, new, steps=options.steps, seeds=options.seeds, threads=runner.threads)
+    return VerifyReport(run=run, options=options, verifications=verifications, cure=cure, comparison=tried)

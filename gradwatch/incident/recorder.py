@@ -30,13 +30,13 @@ REST_S = 1.0
 """A copy of a model takes as long as a fraction of its step; of a small one, mostly Python: 0.2 ms at a time."""
 
 
-def matters(finding: Finding) -> bool:
+def warrants_incident(finding: Finding) -> bool:
     """Say whether a finding is worth an incident: critical, or NaN and Inf, also where that update was left out."""
     return finding.severity >= Severity.CRITICAL or finding.kind == NON_FINITE
 
 
 @final
-class Recorder:
+class Snapshotter:
     """Keeps the newest snapshot of a training, and writes incidents from it.
 
     Args:

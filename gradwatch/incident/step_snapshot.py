@@ -12,14 +12,14 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from gradwatch.incident.recorder import Recorder, matters
+from gradwatch.incident.recorder import Snapshotter, warrants_incident
 from gradwatch.records import Event, Finding
 from gradwatch.state.rng import random_state
 from gradwatch.state.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class StepRecord:
     """What `watch` keeps of a loop whose steps it cannot run again by itself.
 
     Args:
@@ -35,7 +35,7 @@ class Record:
 
 
 @final
-class Keeper:
+class StepSnapshotter:
     """Looks at each step when its first forward pass begins, which is after the batch was made.
 
     It keeps the inputs of that pass, the states of all random generators, and a copy of weights, buffers, optimizers
@@ -56,12 +56,12 @@ class Keeper:
         *,
         optimizers: Sequence[torch.optim.Optimizer],
         scaler: torch.amp.GradScaler | None,
-        settings: Record,
+        settings: StepRecord,
     ) -> None:
         self._models = dict(models)
         self._optimizers = list(optimizers)
         self._scaler = scaler
-        self._recorder = Recorder(
+        self._recorder = Snapshotter(
             directory, every=settings.every, memory_mb=settings.memory_mb, most=settings.incidents, rest_s=0.0
         )
         self._batch = Snapshot()
@@ -83,7 +83,7 @@ class Keeper:
             self._refused = self._recorder.keep(self._step, self._state())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Nothing, ()  # copied or saved with the model, it does nothing
+        return _NoSnapshot, ()  # copied or saved with the model, it does nothing
 
     def conclude(self, step: int, news: list[Finding]) -> Event | None:
         """End a step: write an incident where one of the findings calls for it.
@@ -95,7 +95,7 @@ class Keeper:
         Returns:
             What is to be noted of it, if anything.
         """
-        found = [finding for finding in news if matters(finding)]
+        found = [finding for finding in news if warrants_incident(finding)]
         news.clear()
         event = self._written(step, found) if found and self._random is not None else None
         self._random, self._step = None, step + 1
@@ -120,7 +120,7 @@ class Keeper:
         }
 
 
-class _Nothing:
+class _NoSnapshot:
     """What is left of a keeper in a copy of its model."""
 
     def __call__(self, *_: Any) -> None:

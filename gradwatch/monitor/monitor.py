@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwatch.history.disk.header import Status
 from gradwatch.history.store import Floats, History
-from gradwatch.incident.step_snapshot import Keeper
+from gradwatch.incident.step_snapshot import StepSnapshotter
 from gradwatch.monitor.accumulation import Rhythm
 from gradwatch.monitor.best_effort import dispensable, warn_once
 from gradwatch.monitor.budget import Budget, Schedule
@@ -81,7 +81,7 @@ class Monitor:
         facts: Facts | None = None,
         hooked: bool = True,
         hooks: Sequence[RemovableHandle] = (),
-        keeper: Keeper | None = None,
+        keeper: StepSnapshotter | None = None,
         late: bool | None = None,
     ) -> None:
         self.pipeline = pipeline
@@ -486,7 +486,7 @@ class Monitor:
         self.pipeline.pull()
 
     @dispensable("the recorder of incidents")
-    def _conclude(self, keeper: Keeper) -> None:
+    def _conclude(self, keeper: StepSnapshotter) -> None:
         began = time.perf_counter()
         self.pipeline.finish()
         self._waited_s = time.perf_counter() - began

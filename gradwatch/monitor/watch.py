@@ -23,7 +23,7 @@ from gradwatch.errors import GradwatchError
 from gradwatch.history.disk.header import Header, Status
 from gradwatch.history.disk.writer import Writer
 from gradwatch.history.store import History
-from gradwatch.incident.step_snapshot import Keeper, Record
+from gradwatch.incident.step_snapshot import StepRecord, StepSnapshotter
 from gradwatch.monitor import Monitor, Schedule
 from gradwatch.monitor.best_effort import switch_off
 from gradwatch.pipeline.pipeline import Pipeline
@@ -48,7 +48,7 @@ def watch(
     total_steps: int | None = None,
     schedule: Schedule = Schedule(),  # noqa: B008 - frozen
     detect: Mapping[str, Mapping[str, Any]] | None = None,
-    record: bool | Record = False,
+    record: bool | StepRecord = False,
 ) -> Monitor:
     """Watch a model in your own loop; call `monitor.step(loss)` once per optimizer step, after it.
 
@@ -73,7 +73,7 @@ def watch(
         detect: Thresholds by kind, as in a config's `detect` section.
         record: Keep what each step began with (batch, random states, weights, optimizer), and write it to
             `incidents/` of the run directory when something critical is found. It copies the model at every step, or
-            as often as a `Record` says.
+            as often as a `StepRecord` says.
 
     Returns:
         A monitor, to be closed: use it in a `with` statement, or call `close()`.
@@ -205,20 +205,20 @@ def _activations(models: Mapping[str, nn.Module]) -> ActivationProbe | None:
 
 
 def _keeper(
-    record: bool | Record,
+    record: bool | StepRecord,
     run: str | Path | None,
     models: Mapping[str, nn.Module],
     *,
     optimizers: Sequence[torch.optim.Optimizer],
     scaler: torch.amp.GradScaler | None,
-) -> Keeper | None:
+) -> StepSnapshotter | None:
     """Return what keeps the beginning of each step, where that is asked for."""
     if not record:
         return None
     if run is None:
         raise GradwatchError("record: incidents are written into a run directory, and there is none; give run=...")
-    settings = record if isinstance(record, Record) else Record()
-    return Keeper(Path(run), models, optimizers=optimizers, scaler=scaler, settings=settings)
+    settings = record if isinstance(record, StepRecord) else StepRecord()
+    return StepSnapshotter(Path(run), models, optimizers=optimizers, scaler=scaler, settings=settings)
 
 
 def _facts(

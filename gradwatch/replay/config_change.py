@@ -62,7 +62,7 @@ def is_taken(run: Path, change: Change) -> bool:
         return False
 
 
-def taken_back(config: Config) -> Iterator[Change]:
+def reverted_settings(config: Config) -> Iterator[Change]:
     """Yield what sets one setting of a config back to its default: what was set may be what makes it ill.
 
     Options of the model, the loss and the optimizer first, then what stands around them. How large a model is, and how
@@ -74,7 +74,7 @@ def taken_back(config: Config) -> Iterator[Change]:
                 text = f"set {key}.{name} back to its default, {default}"
                 yield Change(text=text, patch={f"{key}.{name}": default})
     if config.loss.target:
-        yield Change(text="use torch's own loss in the place of one's own formula", patch={"loss": None})
+        yield Change(text="use torch's loss instead of your own formula", patch={"loss": None})
     elif config.loss.name:
         yield Change(text="use the usual loss for the data", patch={"loss": None})
     for name in ("transform", "augment"):

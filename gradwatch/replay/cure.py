@@ -17,10 +17,10 @@ from gradwatch.errors import GradwatchError, RunError
 from gradwatch.history.disk import atomic
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Severity
-from gradwatch.replay.config_change import CONFIG, Change, config_of, is_taken, taken_back
-from gradwatch.replay.trials.runner import Theatre
-from gradwatch.replay.trials.trial_run import Rehearsal, final_loss
-from gradwatch.replay.verify.result import Proof
+from gradwatch.replay.config_change import CONFIG, Change, config_of, is_taken, reverted_settings
+from gradwatch.replay.trials.runner import TrialRunner
+from gradwatch.replay.trials.trial_run import TrialRun, final_loss
+from gradwatch.replay.verify.result import Verification
 
 ROUNDS = 4
 """Changes on top of one another at most: what needs more is another training."""
@@ -79,7 +79,7 @@ class Cure:
         }
 
 
-def find_cure(theatre: Theatre, proofs: Sequence[Proof]) -> Cure | None:
+def find_cure(runner: TrialRunner, verifications: Sequence[Verification]) -> Cure | None:
     """Return the smallest change with which the whole run is healthy and learns no less, or what comes nearest.
 
     Each confirmed change is trained with alone, for as long as the run was, and where that is enough from another seed
@@ -87,30 +87,30 @@ def find_cure(theatre: Theatre, proofs: Sequence[Proof]) -> Cure | None:
     config sets is taken back, one by one.
 
     Args:
-        theatre: Rehearses changes of the run.
-        proofs: What was confirmed.
+        runner: Trains changed configs of the run.
+        verifications: Causes that were confirmed.
     """
-    confirmed = sorted((c.change for p in proofs for c in p.confirmed if c.change), key=lambda c: len(c.patch))
-    trials: list[_Trial] = []
+    confirmed = sorted((c.change for p in verifications for c in p.confirmed if c.change), key=lambda c: len(c.patch))
+    trials: list[_TriedPatch] = []
     wave: Iterable[tuple[Change, ...]] = [(c,) for c in confirmed]
     for _ in range(ROUNDS):
-        made = list(_tried(theatre, wave))
+        made = list(_try_wave(runner, wave))
         trials += made
-        if not made or not _rank(made[-1], theatre):
+        if not made or not _rank(made[-1], runner):
             break
-        made.sort(key=lambda t: _rank(t, theatre) or NOTHING)
-        wave = [more for trial in made[:WIDTH] for more in _further(theatre, trial)]
-    if any(p.comes_back for p in proofs) and all(_rank(t, theatre) for t in trials):
-        back = taken_back(config_of(theatre.run))
-        trials += _tried(theatre, ((c,) for c in back if c not in confirmed))
+        made.sort(key=lambda t: _rank(t, runner) or NOTHING)
+        wave = [more for tried in made[:WIDTH] for more in _extend(runner, tried)]
+    if any(p.reproduced for p in verifications) and all(_rank(t, runner) for t in trials):
+        back = reverted_settings(config_of(runner.run))
+        trials += _try_wave(runner, ((c,) for c in back if c not in confirmed))
     if not trials:
         return None
-    best = min(trials, key=lambda t: _rank(t, theatre) or NOTHING)
+    best = min(trials, key=lambda t: _rank(t, runner) or NOTHING)
     return Cure(
         changes=best.changes,
         others=tuple(c for c in confirmed if c not in best.changes),
         steps=best.made[0].steps,
-        before=final_loss(theatre.history),
+        before=final_loss(runner.history),
         after=best.made[0].loss,
         accuracy=best.made[0].val_accuracy,
         left=tuple(sorted({f.kind for made in best.made for f in made.alarms})),
@@ -148,48 +148,48 @@ def write(cure: Cure, path: Path, *, run: Path) -> None:
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Trial:
+class _TriedPatch:
     """Changes, and the training with them; where it was enough, from another seed as well."""
 
     changes: tuple[Change, ...]
-    made: tuple[Rehearsal, ...]
+    made: tuple[TrialRun, ...]
 
 
-def _tried(theatre: Theatre, wave: Iterable[tuple[Change, ...]]) -> Iterator[_Trial]:
+def _try_wave(runner: TrialRunner, wave: Iterable[tuple[Change, ...]]) -> Iterator[_TriedPatch]:
     """Train with each set of changes that the config takes, up to the first that is enough."""
     for changes in wave:
         try:
-            made = _rehearsed(theatre, _united(changes))
+            made = _train_patch(runner, _united(changes))
         except (GradwatchError, RuntimeError):
             continue
         if not made:  # out of time
             return
-        trial = _Trial(changes, made)
-        yield trial
-        if not _rank(trial, theatre):
+        tried = _TriedPatch(changes, made)
+        yield tried
+        if not _rank(tried, runner):
             return
 
 
-def _rehearsed(theatre: Theatre, patch: dict[str, Any]) -> tuple[Rehearsal, ...]:
+def _train_patch(runner: TrialRunner, patch: dict[str, Any]) -> tuple[TrialRun, ...]:
     """Train with a patch, and once more from another seed where it is enough: what only puts off helps one seed."""
-    steps, made = theatre.history.step + 1, []
-    for seed in ({}, {"run.seed": config_of(theatre.run).run.seed + 1}):
-        rehearsal = theatre.rehearse(patch | seed, steps=steps)
-        if rehearsal is None:
+    steps, made = runner.history.step + 1, []
+    for seed in ({}, {"run.seed": config_of(runner.run).run.seed + 1}):
+        made_run = runner.run_trial(patch | seed, steps=steps)
+        if made_run is None:
             break
-        made.append(rehearsal)
-        if any(_left(rehearsal, theatre.history)):
+        made.append(made_run)
+        if any(_left(made_run, runner.history)):
             break
     return tuple(made)
 
 
-def _further(theatre: Theatre, trial: _Trial) -> Iterator[tuple[Change, ...]]:
+def _extend(runner: TrialRunner, tried: _TriedPatch) -> Iterator[tuple[Change, ...]]:
     """Yield the changes with one more, which the illness that they leave calls for."""
-    left = [d for d in diagnose(trial.made[-1].history) if d.severity >= Severity.WARNING]
-    more = _for_illness(left) if left else _for_learning(theatre, trial.made[-1])
+    left = [d for d in diagnose(tried.made[-1].history) if d.severity >= Severity.WARNING]
+    more = _for_illness(left) if left else _for_learning(runner, tried.made[-1])
     for change in more:
-        if change.patch and is_taken(theatre.run, change):
-            kept = (c for c in trial.changes if not set(c.patch) <= set(change.patch))  # a rate that is raised again
+        if change.patch and is_taken(runner.run, change):
+            kept = (c for c in tried.changes if not set(c.patch) <= set(change.patch))  # a rate that is raised again
             yield (*kept, change)
 
 
@@ -198,28 +198,28 @@ def _for_illness(left: Sequence[Diagnosis]) -> Iterator[Change]:
         yield Change.of(remedy)
 
 
-def _for_learning(theatre: Theatre, made: Rehearsal) -> Iterator[Change]:
+def _for_learning(runner: TrialRunner, made: TrialRun) -> Iterator[Change]:
     """Yield larger remedies of the illness that there was, then larger steps: the rate may have suited the illness."""
-    yield from _for_illness([d for d in diagnose(theatre.history) if d.severity >= Severity.WARNING])
+    yield from _for_illness([d for d in diagnose(runner.history) if d.severity >= Severity.WARNING])
     for factor in FASTER:
         rate = float(f"{factor * made.history['lr.0'][0]:.1g}")
         yield Change(text=f"raise the learning rate to {rate:g}", patch={"optim.lr": rate})
 
 
-def _rank(trial: _Trial, theatre: Theatre) -> tuple[int, int, int] | None:
+def _rank(tried: _TriedPatch, runner: TrialRunner) -> tuple[int, int, int] | None:
     """Return what is left to mend, from the worse seed; None where nothing is."""
-    rank = max(_left(made, theatre.history) for made in trial.made)
+    rank = max(_left(made, runner.history) for made in tried.made)
     return rank if any(rank) else None
 
 
-def _left(made: Rehearsal, history: History) -> tuple[int, int, int]:
+def _left(made: TrialRun, history: History) -> tuple[int, int, int]:
     """Return what a training leaves to mend: the gravest finding, how many kinds, and that it learns too little."""
     gravest = max((int(f.severity) for f in made.alarms), default=0)
     too_little = 2 if hardly_learns(made) else int(_learns_less(made, history))
     return gravest, len({f.kind for f in made.alarms}), too_little
 
 
-def _learns_less(made: Rehearsal, history: History) -> bool:
+def _learns_less(made: TrialRun, history: History) -> bool:
     """Say whether a training predicts clearly less well at its best than the run did."""
     best, run = (_best_accuracy(h) for h in (made.history, history))
     return max(best, made.val_accuracy) < run - TOLERANCE if math.isfinite(run) else False
@@ -231,7 +231,7 @@ def _best_accuracy(history: History) -> float:
     return float(np.max(accuracy_T, initial=-math.inf, where=np.isfinite(accuracy_T)))
 
 
-def hardly_learns(made: Rehearsal) -> bool:
+def hardly_learns(made: TrialRun) -> bool:
     """Say whether a training's loss is at the end nearly what it was in the beginning."""
     first = float(np.median(made.history["loss"][:FIRST]))
     return first > 0 and made.loss > (1 - LITTLE) * first

@@ -16,8 +16,8 @@ from gradwatch.config.load import load_config
 from gradwatch.errors import RunError
 from gradwatch.probe.batches.batch_hash import hash_batch
 from gradwatch.records import Finding
-from gradwatch.replay.restore.restored_session import run_until, staged
-from gradwatch.replay.restore.start_state import Source, find, recorded, rows_of
+from gradwatch.replay.restore.restored_session import restored_session, run_until
+from gradwatch.replay.restore.start_state import StartState, find_start_state, recorded, rows_of
 from gradwatch.train import checkpoint
 from gradwatch.train.recovery.incidents import fingerprint
 from gradwatch.train.training_state import machine
@@ -25,7 +25,7 @@ from gradwatch.train.training_state import machine
 CLOCKS = {"step_ms", "data_wait_ms", "samples_per_s", "peak_memory_bytes", "watch_ms"}
 """Statistics that tell the time, or the memory of the process: no two runs agree in them."""
 SAMPLED = {s.name for s in (*catalogue.PARAM, *catalogue.ACT, *catalogue.RUN) if not s.cost.startswith("every step")}
-"""Statistics that are not measured at every step, and more seldom where the watch budget is spent."""
+"""Statistics that are sampled, and sampled less often when the watch budget is spent."""
 REMEMBERED = {"act.silent", "act.silent_since"}
 """Those that depend on the samples before, too: where these were fewer, as the budget has it, so are their numbers."""
 NORM = "grad_norm.before_clip"
@@ -83,7 +83,7 @@ class Weights:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class RerunStep:
     """One of the steps that were asked for, as it came out again.
 
     Args:
@@ -126,10 +126,10 @@ class Rerun:
     run: Path
     step: int
     until: int
-    began_at: int
+    start_step: int
     source: str
     findings: tuple[Finding, ...]
-    steps: tuple[Shown, ...]
+    steps: tuple[RerunStep, ...]
     compared: int
     differences: tuple[Difference, ...]
     weights: tuple[Weights, ...]
@@ -160,14 +160,14 @@ def rerun(run: Path, *, step: int | None = None, until: int | None = None) -> Re
     Raises:
         RunError: There are no such steps.
     """
-    source = find(run, step)
+    source = find_start_state(run, step)
     last = source.step if until is None else until
     if last < source.step:
         raise RunError(f"--until: got {last}, expected {source.step} or more, the step that it begins with")
     known = _known_weights(source, last)
     asked = [number for number in known if number <= last + 1]
     ends = [] if last + 1 in known else [number for number in known if number > last][:1]
-    with staged(source, load_config(run / "config.yaml")) as session:
+    with restored_session(source, load_config(run / "config.yaml")) as session:
         weights = []
         for number in asked + ends:
             run_until(session, number)
@@ -182,7 +182,7 @@ def rerun(run: Path, *, step: int | None = None, until: int | None = None) -> Re
         run=run,
         step=source.step,
         until=last,
-        began_at=source.begins_at,
+        start_step=source.begins_at,
         source=source.kind,
         findings=source.incident.findings if source.incident else (),
         steps=tuple(_shown(again, differences, counts, first=source.step, last=last)),
@@ -234,7 +234,7 @@ def compare(then: Mapping[str, Any], again: Mapping[str, Any]) -> tuple[list[Dif
     return sorted(differences, key=lambda difference: (difference.step, difference.layer != "")), counts
 
 
-def _known_weights(source: Source, last: int) -> dict[int, str]:
+def _known_weights(source: StartState, last: int) -> dict[int, str]:
     """Return hashes of the run's weights, by the step that they were about to make, as far as is worth running."""
     known = {}
     if source.kind == "incident" and source.incident is not None:
@@ -250,13 +250,13 @@ def _known_weights(source: Source, last: int) -> dict[int, str]:
 
 def _shown(
     again: Mapping[str, Any], differences: list[Difference], counts: Mapping[int, int], *, first: int, last: int
-) -> Iterator[Shown]:
+) -> Iterator[RerunStep]:
     run = again["run"]
     bad = {difference.step for difference in differences}
     values = {name: run["values"][:, run["statistics"].index(name), 0] for name in ("loss", NORM, "skipped")}
     for t, step in enumerate(run["steps"].tolist()):
         if first <= step <= last:
-            yield Shown(
+            yield RerunStep(
                 step=step,
                 loss=float(values["loss"][t]),
                 norm=float(values[NORM][t]),

@@ -21,7 +21,7 @@ from gradwatch.history.disk.header import Status
 from gradwatch.history.disk.writer import Writer
 from gradwatch.history.store import History
 from gradwatch.incident import recorder
-from gradwatch.incident.recorder import Recorder
+from gradwatch.incident.recorder import Snapshotter
 from gradwatch.monitor import Monitor, Schedule
 from gradwatch.monitor.watch import inspect, lay_out
 from gradwatch.pipeline.pipeline import Pipeline
@@ -234,14 +234,14 @@ class Session:
         return history, writer
 
 
-def _recorder(config: Config, directory: Path) -> Recorder | None:
+def _recorder(config: Config, directory: Path) -> Snapshotter | None:
     """Return what keeps a recent state, where anything is looked for that could call for it."""
     record = config.watch.record
     is_exact = config.train.on_critical == "rewind"  # then the numbers depend on where it goes back to
     if not ((config.watch.enabled and record.enabled) or is_exact):
         return None
     rest_s = 0.0 if is_exact else recorder.REST_S
-    return Recorder(directory, every=record.every, memory_mb=record.memory_mb, most=record.incidents, rest_s=rest_s)
+    return Snapshotter(directory, every=record.every, memory_mb=record.memory_mb, most=record.incidents, rest_s=rest_s)
 
 
 def _warn_about_batch_norm(model: nn.Module, train: TrainSection) -> None:

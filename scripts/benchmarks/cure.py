@@ -22,8 +22,8 @@ from gradwatch.history.disk.writer import read
 from gradwatch.records import Severity
 from gradwatch.replay.config_change import config_of
 from gradwatch.replay.cure import TOLERANCE, find_cure, hardly_learns, to_yaml
-from gradwatch.replay.trials.ab_test import Pair, attempt
-from gradwatch.replay.trials.runner import Theatre
+from gradwatch.replay.trials.ab_test import SeedPair, compare_configs
+from gradwatch.replay.trials.runner import TrialRunner
 from gradwatch.replay.verify.verify import verify
 from gradwatch.train.loop import train
 
@@ -70,9 +70,9 @@ def main() -> None:
         write_data(Path(folder))
         for ill in ills:
             if fnmatch.fnmatch(ill.name, options.only):
-                verdict = shown(ill, Path(folder), within_s=options.within)
-                counted += verdict is not None
-                cured += bool(verdict)
+                blame = shown(ill, Path(folder), within_s=options.within)
+                counted += blame is not None
+                cured += bool(blame)
     print(f"\n{cured} of {counted} cured ({cured / max(counted, 1):.0%})")
     print(f"{len(ills)} configs stand for {len({ill.zoo for ill in ills})} cases of the zoo; ", end="")
     print(f"the faults of {len(cases['in_code'])} are in somebody's code")
@@ -92,20 +92,20 @@ def shown(ill: Ill, folder: Path, *, within_s: float) -> bool | None:
         return None
     diagnoses = diagnose(history)
     print(*(f"  cause: {d.cause} ({d.findings[0].kind})" for d in diagnoses if d.severity > Severity.INFO), sep="\n")
-    theatre = Theatre(run, history, deadline=time.perf_counter() + within_s)
-    cure = find_cure(theatre, verify(theatre, diagnoses))
+    runner = TrialRunner(run, history, deadline=time.perf_counter() + within_s)
+    cure = find_cure(runner, verify(runner, diagnoses))
     if cure is None:
         print(f"  NOT CURED: no cure found, {time.perf_counter() - began:.0f} s")
         return False
     print(*(f"  | {line}" for line in to_yaml(cure, run=run).splitlines() if not line.startswith("#")), sep="\n")
-    tried = attempt(config_of(run), config_of(run, cure.patch), steps=history.step + 1, seeds=SEEDS, threads=1)
+    tried = compare_configs(config_of(run), config_of(run, cure.patch), steps=history.step + 1, seeds=SEEDS, threads=1)
     print(*(f"  {line}" for pair in tried.pairs for line in told(pair)), sep="\n")
     is_cured = all(is_healed(pair, ill, same_loss=tried.same_loss) for pair in tried.pairs)
     print(f"  {'cured' if is_cured else 'NOT CURED'}, {time.perf_counter() - began:.0f} s", flush=True)
     return is_cured
 
 
-def told(pair: Pair) -> Iterator[str]:
+def told(pair: SeedPair) -> Iterator[str]:
     """Yield what became of a seed: findings, loss and accuracy, before and with the cure."""
     for name, made in (("ill", pair.old), ("cured", pair.new)):
         kinds = ", ".join(sorted({f.kind for f in made.alarms})) or "healthy"
@@ -115,7 +115,7 @@ def told(pair: Pair) -> Iterator[str]:
         )
 
 
-def is_healed(pair: Pair, ill: Ill, *, same_loss: bool) -> bool:
+def is_healed(pair: SeedPair, ill: Ill, *, same_loss: bool) -> bool:
     """Say whether the cured training of a seed has no alarm and learns better than the ill one, or as well."""
     old, new = pair.old, pair.new
     if new.alarms or hardly_learns(new) or new.val_accuracy < old.val_accuracy - TOLERANCE:

@@ -15,7 +15,7 @@ from gradwatch.diagnose.rank import diagnose
 from gradwatch.history.disk.writer import read
 from gradwatch.replay.cure import find_cure
 from gradwatch.replay.locate.in_run import locate_in_run
-from gradwatch.replay.trials.runner import Theatre
+from gradwatch.replay.trials.runner import TrialRunner
 from gradwatch.replay.verify.verify import verify
 from gradwatch.train.loop import train
 
@@ -46,12 +46,12 @@ def _timed(run: Path) -> dict[str, float]:
     began = time.perf_counter()
     searched = locate_in_run(run, step)
     located = time.perf_counter()
-    theatre = Theatre(run, history, deadline=located + 600)
-    proofs = verify(theatre, diagnoses)
+    runner = TrialRunner(run, history, deadline=located + 600)
+    verifications = verify(runner, diagnoses)
     proved = time.perf_counter()
-    cure = find_cure(theatre, proofs)
+    cure = find_cure(runner, verifications)
     cured = time.perf_counter()
-    assert proofs, "something was found"
+    assert verifications, "something was found"
     assert searched.located is None or cure, "what is not finite in the clinic has a cure"
     return {
         f"first bad operation, step {step}": located - began,

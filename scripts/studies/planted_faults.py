@@ -151,8 +151,8 @@ def main() -> None:
         rows.append(run(seed))
         row = rows[-1]
         said = f"{row['cause']} ({row['certainty']:.2f})" if row["cause"] else "quiet"
-        verdict = "right" if row["right"] else "-"
-        print(f"{seed:5} {row['family']:16} {row['illness']:24} {verdict:6} {said}: {row['kinds']}", file=sys.stderr)
+        blame = "right" if row["right"] else "-"
+        print(f"{seed:5} {row['family']:16} {row['illness']:24} {blame:6} {said}: {row['kinds']}", file=sys.stderr)
         if options.json:
             options.json.write_text(json.dumps(rows))
     print(table(rows))

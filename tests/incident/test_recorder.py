@@ -9,7 +9,7 @@ from poisoned import STEP, poisoned
 
 from gradwatch import load_run
 from gradwatch.errors import CheckpointError, RunError
-from gradwatch.incident import Incident, Recorder, incidents, matters
+from gradwatch.incident import Incident, Snapshotter, incidents, warrants_incident
 from gradwatch.incident.writing import FACTS
 from gradwatch.records import Finding, Quantity, Severity
 from gradwatch.state import checkpoint_folder
@@ -28,7 +28,7 @@ def finding(severity=Severity.CRITICAL, kind="exploding-gradient", step=7):
 
 
 def recorder(directory, **overrides):
-    return Recorder(directory, **{"every": 10, "memory_mb": 1, "most": 2, "rest_s": 0.0} | overrides)
+    return Snapshotter(directory, **{"every": 10, "memory_mb": 1, "most": 2, "rest_s": 0.0} | overrides)
 
 
 def write(to, step=7):
@@ -45,7 +45,7 @@ def write(to, step=7):
     ],
 )
 def test_what_is_critical_or_not_finite_matters(severity, kind, expected):
-    assert matters(finding(severity, kind)) is expected
+    assert warrants_incident(finding(severity, kind)) is expected
 
 
 def test_an_incident_reads_back_as_it_was_written(tmp_path):

@@ -8,7 +8,7 @@ from torch import nn
 
 import gradwatch
 from gradwatch.errors import GradwatchError
-from gradwatch.incident import Record, incidents
+from gradwatch.incident import StepRecord, incidents
 from gradwatch.state.rng import set_random_state
 
 SICK = 12
@@ -68,7 +68,7 @@ def test_from_it_the_forward_pass_comes_out_again_with_the_same_dropout(tmp_path
 
 
 def test_a_seldom_copy_says_of_which_step_it_is(tmp_path):
-    _, before = loop(tmp_path / "run", record=Record(every=5))
+    _, before = loop(tmp_path / "run", record=StepRecord(every=5))
 
     incident = incidents(tmp_path / "run")[0]
     assert (incident.step, incident.snapshot_step) == (SICK, 10)
@@ -103,7 +103,7 @@ def test_without_a_run_directory_it_is_a_mistake():
 def test_a_training_too_large_for_the_memory_is_told_and_the_batch_still_written(tmp_path):
     model = nn.Linear(1024, 600)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    with gradwatch.watch(model, optimizer, run=tmp_path / "run", record=Record(memory_mb=1)) as monitor:
+    with gradwatch.watch(model, optimizer, run=tmp_path / "run", record=StepRecord(memory_mb=1)) as monitor:
         for step in range(4):
             loss = model(torch.randn(4, 1024)).square().mean() * (float("nan") if step == 2 else 1)
             loss.backward()

@@ -12,7 +12,7 @@ from gradwatch.config.load import load_config
 from gradwatch.errors import RunError
 from gradwatch.history.disk.writer import read
 from gradwatch.incident import recorder
-from gradwatch.replay.config_change import Change, config_of, is_taken, taken_back
+from gradwatch.replay.config_change import Change, config_of, is_taken, reverted_settings
 from gradwatch.replay.cure import Cure, to_yaml, write
 
 ROOT = Path(__file__).parents[2]
@@ -166,7 +166,7 @@ train: {steps: 1, precision: bf16}
 def test_what_was_set_can_be_taken_back_one_by_one(run, monkeypatch):
     monkeypatch.chdir(ROOT)
 
-    patches = [c.patch for c in taken_back(config_of(run(OWN)))]
+    patches = [c.patch for c in reverted_settings(config_of(run(OWN)))]
 
     assert patches == [{"model.share": False}, {"loss": None}, {"schedule": None}, {"train.precision": "fp32"}]
 

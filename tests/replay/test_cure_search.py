@@ -6,10 +6,10 @@ import pytest
 
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Severity
-from gradwatch.replay.config_change import Change, config_of, taken_back
+from gradwatch.replay.config_change import Change, config_of, reverted_settings
 from gradwatch.replay.cure import find_cure
-from gradwatch.replay.trials.trial_run import Rehearsal
-from gradwatch.replay.verify.result import Check, Proof
+from gradwatch.replay.trials.trial_run import TrialRun
+from gradwatch.replay.verify.result import Experiment, Verification
 
 STEPS = 60
 FINDING = Finding(code="GW101", kind="non-finite", layer=None, step=9, severity=Severity.WARNING, message="nan")
@@ -38,7 +38,7 @@ class Stage:
         self.history = Synthetic(steps=STEPS).history()
         self.asked = []
 
-    def rehearse(self, patch, *, steps):
+    def run_trial(self, patch, *, steps):
         assert steps == STEPS, "as long as the run"
         self.asked.append(dict(patch))
         made = Synthetic(steps=STEPS)
@@ -47,7 +47,7 @@ class Stage:
         history = made.history()
         if self.ill(patch):
             history.report(FINDING)
-        return Rehearsal(history=history, val_loss=math.nan, val_accuracy=math.nan, seconds=0.0)
+        return TrialRun(history=history, val_loss=math.nan, val_accuracy=math.nan, seconds=0.0)
 
 
 @pytest.fixture
@@ -56,16 +56,16 @@ def run(tmp_path):
     return tmp_path
 
 
-def proof(*changes, comes_back=True):
-    checks = tuple(Check(text=c.text, result="", gone=True, change=c) for c in changes)
-    return Proof(
+def verification(*changes, reproduced=True):
+    checks = tuple(Experiment(text=c.text, result="", gone=True, change=c) for c in changes)
+    return Verification(
         finding=FINDING,
         control="",
-        comes_back=comes_back,
+        reproduced=reproduced,
         located=None,
         sorted="",
         causes=(),
-        further=checks,
+        other_experiments=checks,
         seconds=0.0,
     )
 
@@ -73,7 +73,7 @@ def proof(*changes, comes_back=True):
 def test_what_helps_only_the_runs_own_seed_is_no_cure(run):
     stage = Stage(run, ill=lambda patch: "optim.lr" in patch and patch.get("run.seed") == 1)
 
-    cure = find_cure(stage, [proof(LOWER, CLIP)])
+    cure = find_cure(stage, [verification(LOWER, CLIP)])
 
     assert cure.changes == (CLIP,)
     assert cure.left == ()
@@ -83,13 +83,13 @@ def test_what_helps_only_the_runs_own_seed_is_no_cure(run):
 def test_a_training_that_does_not_learn_is_not_cured_by_having_no_finding(run):
     stage = Stage(run, ill=lambda patch: False, idle=lambda patch: "optim.lr" in patch)
 
-    assert find_cure(stage, [proof(LOWER, CLIP)]).changes == (CLIP,)
+    assert find_cure(stage, [verification(LOWER, CLIP)]).changes == (CLIP,)
 
 
 def test_the_change_that_learns_is_taken_where_none_is_healthy(run):
     stage = Stage(run, ill=lambda patch: True, idle=lambda patch: "optim.lr" in patch)
 
-    cure = find_cure(stage, [proof(LOWER, CLIP)])
+    cure = find_cure(stage, [verification(LOWER, CLIP)])
 
     assert CLIP in cure.changes
     assert cure.left == ("non-finite",)
@@ -98,12 +98,12 @@ def test_the_change_that_learns_is_taken_where_none_is_healthy(run):
 def test_what_the_config_sets_is_taken_back_where_no_remedy_is_known(run):
     stage = Stage(run, ill=lambda patch: "loss.log_input" not in patch)
 
-    assert find_cure(stage, [proof()]).patch == {"loss.log_input": True}
-    assert find_cure(stage, [proof(comes_back=False)]) is None, "what does not come back cannot be seen to go"
+    assert find_cure(stage, [verification()]).patch == {"loss.log_input": True}
+    assert find_cure(stage, [verification(reproduced=False)]) is None, "what does not come back cannot be seen to go"
 
 
 def test_settings_that_say_how_are_taken_back_and_those_that_say_how_much_are_not(run):
-    patches = [c.patch for c in taken_back(config_of(run))]
+    patches = [c.patch for c in reverted_settings(config_of(run))]
 
     assert patches == [
         {"model.activation": "relu"},

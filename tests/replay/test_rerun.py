@@ -74,8 +74,8 @@ def test_the_step_of_an_incident_is_the_same_to_the_last_bit(tmp_path, overrides
     assert done.is_same, done.differences[:5]
     assert (done.source, done.step) == ("incident", first.step)
     assert "data.shuffle=true" in overrides or first.step == STEP
-    assert done.began_at == first.step - first.step % 8, "it was run again from the newest snapshot"
-    assert done.compared > 50 * (done.step - done.began_at), "every layer is compared at every step"
+    assert done.start_step == first.step - first.step % 8, "it was run again from the newest snapshot"
+    assert done.compared > 50 * (done.step - done.start_step), "every layer is compared at every step"
     assert [weights.is_same for weights in done.weights] == [True]
     assert not np.isfinite(done.steps[0].loss)
 
@@ -139,7 +139,7 @@ def test_healthy_steps_are_the_same_from_a_checkpoint_on(recorded):
     done = rerun(recorded, step=33, until=36)
 
     assert done.is_same
-    assert (done.source, done.began_at) == ("checkpoint", 30)
+    assert (done.source, done.start_step) == ("checkpoint", 30)
     assert [shown.step for shown in done.steps] == [33, 34, 35, 36]
     assert [weights.step for weights in done.weights] == [40], "the next checkpoint is not far"
     assert all(shown.is_same and shown.compared > 50 for shown in done.steps)
@@ -149,7 +149,7 @@ def test_steps_before_all_that_was_kept_are_the_same_from_the_start_on(recorded)
     done = rerun(recorded, step=3)
 
     assert done.is_same
-    assert (done.source, done.began_at) == ("start", 0)
+    assert (done.source, done.start_step) == ("start", 0)
     assert done.steps[0].compared > 50
 
 
@@ -191,7 +191,7 @@ def test_a_changed_config_differs_from_the_first_step_on(recorded, tmp_path):
 
     done = rerun(moved)
 
-    assert done.differences[0].step == done.began_at
+    assert done.differences[0].step == done.start_step
     assert not any(weights.is_same for weights in done.weights)
     assert not done.is_data_changed
 

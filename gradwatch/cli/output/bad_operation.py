@@ -30,7 +30,7 @@ def print_located(console: Console, located: Located | None, *, step: int, since
         console: Where to.
         located: What was found, or None for nothing.
         step: The step.
-        since: Step whose update made the weight bad, where that is the verdict and it is known.
+        since: Step whose update made the weight bad, if the weights are to blame and it is known.
     """
     if located is None:
         console.print(f"step {step:,}: every operation is finite, forward and backward")
@@ -66,11 +66,11 @@ def located_rows(located: Located, since: int | None, *, brief: bool = False) ->
     if not brief:
         yield from (("in", _value(value)) for value in operation.inputs)
         yield from (("out", _value(value)) for value in operation.outputs if value.size)
-    told = Text.assemble((str(located.verdict), "bold"), f": {located.because}")
+    told = Text.assemble((str(located.blame), "bold"), f": {located.because}")
     if since is not None:
         told.append(f"; since the update of step {since:,}")
     yield "verdict", told
-    if located.samples and (not brief or located.verdict.name == "DATA"):
+    if located.samples and (not brief or located.blame.name == "DATA"):
         yield "samples", _few([str(i) for i in located.samples], 12) + " of the batch"
         if located.in_data:
             yield "", _few([f"{i:,}" for i in located.in_data], 12) + " of the training data"

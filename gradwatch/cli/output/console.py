@@ -36,7 +36,7 @@ def write(text: str) -> None:
         _send_nowhere(sys.stdout)
 
 
-def complain(kind: Literal["error", "warning", "note"], text: str) -> None:
+def print_message(kind: Literal["error", "warning", "note"], text: str) -> None:
     """Write a message to standard error, in lines as they are: never wrapped, so that they can be searched."""
     message = Text.assemble((f"{kind}: ", _STYLES[kind]), text)
     PipeConsole(stderr=True).print(message, soft_wrap=True)
@@ -53,7 +53,7 @@ def show_warning(
     """Show a Python warning in one line; where the user's own code gave it, with its place."""
     text = " ".join(str(message).split()).removeprefix("gradwatch: ")
     place = f" ({shown_path(filename)}, line {lineno})" if is_users(filename) else ""
-    complain("warning", text + place)
+    print_message("warning", text + place)
 
 
 def _send_nowhere(stream: IO[str]) -> None:

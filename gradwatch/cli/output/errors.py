@@ -6,24 +6,24 @@ import sys
 import traceback
 from traceback import FrameSummary, TracebackException
 
-from gradwatch.cli.output.console import complain
+from gradwatch.cli.output.console import print_message
 from gradwatch.errors import PACKAGE, ConfigError, GradwatchError, is_users
 
 BETWEEN = ("torch/nn/modules/module.py", "torch/_dynamo/eval_frame.py", "torch/utils/_contextlib.py")
 """Files of torch that only hand a call on; their frames come several to each module of a model."""
 
 
-def show_mistake(error: GradwatchError) -> None:
+def print_mistake(error: GradwatchError) -> None:
     """Show a mistake that the user can mend, and what it left behind."""
     mistakes = error.mistakes if isinstance(error, ConfigError) else ()
     if len(mistakes) > 1:
-        complain("error", "\n".join([f"{len(mistakes)} mistakes in the config", *(f"  {m}" for m in mistakes)]))
+        print_message("error", "\n".join([f"{len(mistakes)} mistakes in the config", *(f"  {m}" for m in mistakes)]))
     else:
-        complain("error", str(error))
+        print_message("error", str(error))
     show_notes(error)
 
 
-def show_crash(error: Exception) -> None:
+def print_crash(error: Exception) -> None:
     """Show an exception that no one expected: from the user's own code on, where it went through that."""
     notes = getattr(error, "__notes__", [])
     trace = TracebackException.from_exception(error)
@@ -34,13 +34,13 @@ def show_crash(error: Exception) -> None:
         part = part.__cause__ or part.__context__
     sys.stderr.write("".join(trace.format()))
     for note in notes:
-        complain("note", note)
+        print_message("note", note)
 
 
 def show_notes(error: BaseException) -> None:
     """Show what was noted on an exception on its way here."""
     for note in getattr(error, "__notes__", []):
-        complain("note", note)
+        print_message("note", note)
 
 
 def _frames_that_tell(stack: traceback.StackSummary) -> list[FrameSummary]:

@@ -29,11 +29,11 @@ def print_rerun(console: Console, rerun: Rerun) -> None:
     signs = glyphs(console)
     which = f"step {rerun.step:,}" if rerun.step == rerun.until else f"steps {rerun.step:,} to {rerun.until:,}"
     if rerun.is_same:
-        verdict = Text.assemble((f"{signs.ok} {which} of {rerun.run.name}: the same to the last bit", OK))
+        blame = Text.assemble((f"{signs.ok} {which} of {rerun.run.name}: the same to the last bit", OK))
     else:
         sign = f"{signs.marks[Severity.WARNING]} {which} of {rerun.run.name}: not the same"
-        verdict = Text.assemble((sign, SEVERITY[Severity.WARNING]))
-    console.print(verdict)
+        blame = Text.assemble((sign, SEVERITY[Severity.WARNING]))
+    console.print(blame)
     console.print()
     for finding in rerun.findings:
         console.print(sentence(finding, signs))
@@ -43,9 +43,9 @@ def print_rerun(console: Console, rerun: Rerun) -> None:
 
 
 def _rows(rerun: Rerun) -> Iterator[Row]:
-    last = max(rerun.until, *[weights.step - 1 for weights in rerun.weights], rerun.began_at)
+    last = max(rerun.until, *[weights.step - 1 for weights in rerun.weights], rerun.start_step)
     origin = {"incident": "the state kept with the incident", "checkpoint": "a checkpoint"}.get(rerun.source)
-    yield "ran again", f"steps {rerun.began_at:,} to {last:,}, from {origin or 'the start of the run'}"
+    yield "ran again", f"steps {rerun.start_step:,} to {last:,}, from {origin or 'the start of the run'}"
     yield "compared", f"{rerun.compared:,} recorded numbers of these steps: losses, norms, statistics of every layer"
     for weights in rerun.weights:
         same = f"the same ({weights.again})" if weights.is_same else f"were {weights.recorded}, now {weights.again}"

@@ -1,4 +1,4 @@
-"""How proofs, a cure and a tried change look in a terminal."""
+"""Print verifications, a cure and a compared change."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from gradwatch.render.common.style import OK, SEVERITY
 
 if TYPE_CHECKING:
     from gradwatch.replay.cure import Cure
-    from gradwatch.replay.trials.ab_test import Attempt, Pair
-    from gradwatch.replay.verify.result import Check, Proof
+    from gradwatch.replay.trials.ab_test import ConfigComparison, SeedPair
+    from gradwatch.replay.verify.result import Experiment, Verification
 
 CODE = "#0087af"
 STATUS = {"confirmed": OK, "refuted": "dim", "open": SEVERITY[Severity.WARNING]}
 
 
-def print_proofs(console: Console, proofs: Sequence[Proof]) -> None:
+def print_verifications(console: Console, verifications: Sequence[Verification]) -> None:
     """Print what became of each diagnosis, with the numbers."""
-    for proof in proofs:
-        finding = proof.finding
+    for verification in verifications:
+        finding = verification.finding
         where = f" in {finding.layer}" if finding.layer else ""
         console.print()
-        console.print(Text.assemble((f"proof of {finding.kind}", "bold"), f"{where}, step {finding.step:,}"))
-        console.print(grid(_proof(proof)))
+        console.print(Text.assemble((f"verification of {finding.kind}", "bold"), f"{where}, step {finding.step:,}"))
+        console.print(grid(_proof(verification)))
 
 
 def print_cure(console: Console, cure: Cure | None, text: str, *, path: Path | None) -> None:
@@ -61,37 +61,39 @@ def print_cure(console: Console, cure: Cure | None, text: str, *, path: Path | N
         console.print(f"written to {path}")
 
 
-def print_attempt(console: Console, attempt: Attempt) -> None:
+def print_comparison(console: Console, comparison: ConfigComparison) -> None:
     """Print two configs side by side, seed by seed, and what it comes to."""
-    seeds = f"{len(attempt.pairs)} seed{'s' if len(attempt.pairs) > 1 else ''}"
+    seeds = f"{len(comparison.pairs)} seed{'s' if len(comparison.pairs) > 1 else ''}"
     console.print()
-    console.print(Text.assemble(("tried", "bold"), f"  {attempt.steps:,} steps from {seeds}, as it was and changed"))
+    console.print(Text.assemble(("tried", "bold"), f"  {comparison.steps:,} steps from {seeds}, as it was and changed"))
     table = Table.grid(padding=(0, 2, 0, 0))
     for title in ("seed", "loss", "val. accuracy", "findings"):
         table.add_column(Text(title, "dim"), overflow="fold")
     table.add_row(*(Text(t, "dim") for t in ("seed", "final loss", "val. accuracy", "findings")))
-    for pair in attempt.pairs:
+    for pair in comparison.pairs:
         table.add_row(str(pair.seed), *_pair(pair))
     console.print(table)
-    for sentence in conclusions(attempt):
+    for sentence in conclusions(comparison):
         console.print(sentence)
 
 
-def conclusions(attempt: Attempt) -> Iterator[str]:
+def conclusions(comparison: ConfigComparison) -> Iterator[str]:
     """Yield what a tried change comes to: is the finding gone, is it better, by how much."""
-    for kind, (seeds, gone) in attempt.gone.items():
+    for kind, (seeds, gone) in comparison.resolved.items():
         yield f"{kind}: gone in {gone} of {seeds}"
-    if not attempt.gone:
+    if not comparison.resolved:
         yield "the old config made no finding in these steps"
-    for kind, seeds in attempt.came.items():
-        yield f"{kind}: new in {seeds} of {len(attempt.pairs)}"
-    measure = "final loss" if attempt.same_loss else "validation accuracy (the loss is another one)"
-    yield f"{measure}: better in {attempt.better} of {len(attempt.pairs)}{_gain(attempt)}"
+    for kind, seeds in comparison.introduced.items():
+        yield f"{kind}: new in {seeds} of {len(comparison.pairs)}"
+    measure = "final loss" if comparison.same_loss else "validation accuracy (the loss is another one)"
+    yield f"{measure}: better in {comparison.better} of {len(comparison.pairs)}{_gain(comparison)}"
 
 
-def _gain(attempt: Attempt) -> str:
+def _gain(comparison: ConfigComparison) -> str:
     """Return by how much the loss is better, in the middle of the seeds, where both can be compared."""
-    pairs = [p for p in attempt.pairs if attempt.same_loss and math.isfinite(p.old.loss) and math.isfinite(p.new.loss)]
+    pairs = [
+        p for p in comparison.pairs if comparison.same_loss and math.isfinite(p.old.loss) and math.isfinite(p.new.loss)
+    ]
     if not pairs:
         return ""
     gains = sorted(p.old.loss - p.new.loss for p in pairs)
@@ -100,37 +102,37 @@ def _gain(attempt: Attempt) -> str:
     return f", lower by {gains[len(gains) // 2]:.3g}{between}"
 
 
-def _pair(pair: Pair) -> Iterator[str]:
+def _pair(pair: SeedPair) -> Iterator[str]:
     yield f"{_loss(pair.old.loss)} -> {_loss(pair.new.loss)}"
     yield f"{units.percent(pair.old.val_accuracy)} -> {units.percent(pair.new.val_accuracy)}"
     old, new = ({f.kind for f in made.alarms} for made in (pair.old, pair.new))
     yield f"{', '.join(sorted(old)) or 'none'} -> {', '.join(sorted(new)) or 'none'}"
 
 
-def _proof(proof: Proof) -> Iterator[Row]:
-    yield "unchanged", proof.control
-    if not proof.comes_back:
-        yield "", Text("it does not come back, so that nothing can be proved by its absence", STATUS["open"])
-    if proof.located:
-        yield "first bad", Text(proof.located.title, "bold")
-        yield from located_rows(proof.located, None, brief=True)
-    if proof.sorted:
-        yield "depends", proof.sorted
-    for tested in proof.causes:
+def _proof(verification: Verification) -> Iterator[Row]:
+    yield "unchanged", verification.control
+    if not verification.reproduced:
+        yield "", Text("the symptom did not reproduce, so nothing can be verified", STATUS["open"])
+    if verification.located:
+        yield "first bad", Text(verification.located.title, "bold")
+        yield from located_rows(verification.located, None, brief=True)
+    if verification.sorted:
+        yield "depends", verification.sorted
+    for tested in verification.causes:
         yield tested.status, Text(tested.cause, STATUS[tested.status])
-        if not tested.checks:
+        if not tested.experiments:
             yield "", "nothing that can be changed here speaks for or against it"
-        for check in tested.checks:
-            yield "", _check(check)
-    for i, check in enumerate(proof.further):
-        yield "" if i else "also", _check(check)
-    yield "", Text(f"in {units.duration(proof.seconds)}", "dim")
+        for experiment in tested.experiments:
+            yield "", _experiment(experiment)
+    for i, experiment in enumerate(verification.other_experiments):
+        yield "" if i else "also", _experiment(experiment)
+    yield "", Text(f"in {units.duration(verification.seconds)}", "dim")
 
 
-def _check(check: Check) -> Text:
+def _experiment(experiment: Experiment) -> Text:
     words = {True: ("gone", OK), False: ("stays", SEVERITY[Severity.WARNING]), None: ("untold", "dim")}
-    word, style = words[check.gone]
-    return Text.assemble((f"{word:<6} ", style), f"{check.text}: ", (check.result, "dim"))
+    word, style = words[experiment.gone]
+    return Text.assemble((f"{word:<6} ", style), f"{experiment.text}: ", (experiment.result, "dim"))
 
 
 def _loss(loss: float) -> str:

@@ -1,4 +1,4 @@
-"""What a search for the first bad operation comes to: the operation, what leads there, and a verdict."""
+"""The result of a search for the first bad operation: the operation, the chain that leads to it, and the blame."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, final
 from gradwatch.replay.locate.records import Operation, Place, Value
 
 
-class Verdict(StrEnum):
-    """Whose fault it is."""
+class Blame(StrEnum):
+    """What is at fault."""
 
     DATA = "the data was bad"
     WEIGHTS = "the weights were already bad"
@@ -29,7 +29,7 @@ class Located:
         forward: For one of the backward pass, the operation of the forward pass that it belongs to.
         leaf: What was bad before: a weight, a buffer or the data; None where nothing was.
         weight: The weight or buffer that is to blame, where one is: not finite, or out of hand.
-        verdict: Whose fault it is.
+        blame: What is at fault: data, weights, number format or formula.
         because: How that is known, with numbers; a sentence.
         is_jump: Whether all is finite, and the operation only one with a jump in magnitude.
         reaches: What it harms: `the loss`, or parameters whose gradients are not finite.
@@ -38,14 +38,14 @@ class Located:
             where the batch was not given.
         in_data: The same samples by their indices in the training data, where that is known.
         followed: Operations that ran.
-        runs: How many times the step was run for the verdict.
+        runs: How many times the step was run to attribute the blame.
     """
 
     operation: Operation
     forward: Operation | None
     leaf: Value | None
     weight: Value | None
-    verdict: Verdict
+    blame: Blame
     because: str
     is_jump: bool
     reaches: tuple[str, ...]
@@ -81,7 +81,7 @@ class Located:
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
         return {
-            "verdict": str(self.verdict),
+            "verdict": str(self.blame),
             "because": self.because,
             "operation": _operation(self.operation),
             "belongs_to": _operation(self.forward) if self.forward else None,

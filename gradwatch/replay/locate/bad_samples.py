@@ -55,7 +55,7 @@ def magnitudes(batch: Sequence[Any]) -> NDArray[np.float64]:
 
 
 @final
-class Halving:
+class BatchBisection:
     """Finds the samples that each make a batch fail by themselves.
 
     Args:
@@ -66,7 +66,7 @@ class Halving:
         self._fails = fails
         self.runs = 0
 
-    def culprits(self, size: int) -> tuple[int, ...]:
+    def find(self, size: int) -> tuple[int, ...]:
         """Return the samples, or none where it takes several together, or more runs than are allowed."""
         try:
             return tuple(self._search(range(size)))

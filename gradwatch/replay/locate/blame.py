@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from gradwatch.replay.locate import bad_samples
-from gradwatch.replay.locate.bad_operation import Located, Verdict
+from gradwatch.replay.locate.bad_operation import Blame, Located
 from gradwatch.replay.locate.records import Operation, Value
-from gradwatch.replay.locate.step_tracer import Followed, Trial
+from gradwatch.replay.locate.step_tracer import StepTracer, TracedStep
 
 HUGE = 1e6
 """Magnitude of a weight beyond which it is out of hand: weights begin near 1 or below, and stay near."""
@@ -19,45 +19,45 @@ OUTLIER = 100.0
 """How many times the median magnitude of the samples one must have to be unlike them."""
 
 
-def judge(located: Located, *, run: Followed, trial: Trial, batch: Sequence[Any]) -> Located:
-    """Return what was located with a verdict.
+def attribute_cause(located: Located, *, run: TracedStep, step_tracer: StepTracer, batch: Sequence[Any]) -> Located:
+    """Return the located operation with its blame attributed.
 
     In this order: what was bad before the step began is to blame; then the format, where the same step is finite in
     float32; then samples unlike the others that do it alone; then weights that are out of hand; then the formula.
 
     Args:
-        located: Without a verdict.
+        located: Without blame.
         run: The step in which it was located.
-        trial: Runs that step again.
+        step_tracer: Runs that step again.
         batch: What it ran on; may be empty.
     """
     if located.leaf:
         return _was_bad(located, located.leaf, batch)
     if any(o.is_half for o in run.operations):
-        wide = trial.run(batch, widen=True)
+        wide = step_tracer.run(batch, widen=True)
         located = replace(located, runs=located.runs + 1)
         if wide.start is None:
             return _too_small(located, wide)
-    located = _bisected(located, trial, batch)
+    located = _bisected(located, step_tracer, batch)
     if located.samples and (told := _unlike(located.samples, batch)):
-        return replace(located, verdict=Verdict.DATA, because=told)
+        return replace(located, blame=Blame.DATA, because=told)
     if weight := _out_of_hand(run.operations):
         told = f"{weight.name} reaches {weight.magnitude:.3g} in magnitude"
-        return replace(located, verdict=Verdict.WEIGHTS, because=told, weight=weight)
+        return replace(located, blame=Blame.WEIGHTS, because=told, weight=weight)
     return replace(located, because=_singular(located))
 
 
 def _was_bad(located: Located, leaf: Value, batch: Sequence[Any]) -> Located:
-    """Return the verdict on what was not finite before the step began."""
+    """Attribute a value that was not finite before the step began."""
     told = f"{leaf.bad:,} of {leaf.size:,} values of {leaf.name or 'a constant'} were not finite before the step began"
     if leaf.origin in ("parameter", "buffer"):
-        return replace(located, verdict=Verdict.WEIGHTS, because=told, weight=leaf)
+        return replace(located, blame=Blame.WEIGHTS, because=told, weight=leaf)
     rows = bad_samples.not_finite(batch)
-    return replace(located, verdict=Verdict.DATA, because=told, samples=rows)
+    return replace(located, blame=Blame.DATA, because=told, samples=rows)
 
 
-def _too_small(located: Located, wide: Followed) -> Located:
-    """Return the verdict on what is finite in float32; say how large it is there."""
+def _too_small(located: Located, wide: TracedStep) -> Located:
+    """Attribute a value that is finite in float32; say how large it is there."""
     dtype = next((v.dtype for v in (*located.operation.outputs, *located.operation.inputs)), "half")
     told = "the same step is finite in float32"
     same = located.operation.index
@@ -65,16 +65,16 @@ def _too_small(located: Located, wide: Followed) -> Located:
         largest = max((v.magnitude for v in wide.operations[same].outputs), default=0.0)
         told += f", where this output reaches {largest:.3g} in magnitude"
     limit = {"float16": "; float16 ends at 65504 and has nothing between 0 and 6e-8"}.get(dtype, "")
-    return replace(located, verdict=Verdict.FORMAT, because=told + limit)
+    return replace(located, blame=Blame.FORMAT, because=told + limit)
 
 
-def _bisected(located: Located, trial: Trial, batch: Sequence[Any]) -> Located:
+def _bisected(located: Located, step_tracer: StepTracer, batch: Sequence[Any]) -> Located:
     """Return it with the samples that do it alone."""
     size = bad_samples.count(batch)
     if not size or size == 1:
         return located
-    halving = bad_samples.Halving(lambda rows: trial.run(bad_samples.take(batch, rows)).start is not None)
-    found = halving.culprits(size)
+    halving = bad_samples.BatchBisection(lambda rows: step_tracer.run(bad_samples.take(batch, rows)).start is not None)
+    found = halving.find(size)
     return replace(located, samples=found, runs=located.runs + halving.runs)
 
 

@@ -24,7 +24,7 @@ ENGINE = "_engine_run_backward"  # torch/autograd/graph.py: what lies around it 
 RECOMPUTING = str(TORCH / "utils" / "checkpoint.py")
 
 
-def calling(within: CodeType | None, *, skip: int = 1) -> tuple[Place | None, bool]:
+def find_call_site(within: CodeType | None, *, skip: int = 1) -> tuple[Place | None, bool]:
     """Return the line that led here, and whether it runs a forward pass again for activation checkpointing.
 
     Args:
@@ -36,14 +36,14 @@ def calling(within: CodeType | None, *, skip: int = 1) -> tuple[Place | None, bo
     while frame is not None and frame.f_code is not within and frame.f_code.co_name != ENGINE:
         file = frame.f_code.co_filename
         again = again or file == RECOMPUTING
-        if place is None and is_telling(file):
+        if place is None and is_user_code(file):
             place = _place(frame)
         frame = frame.f_back
     return place, again
 
 
 @cache
-def is_telling(file: str) -> bool:
+def is_user_code(file: str) -> bool:
     """Say whether a line of this file can be what a person wants to see: a model's, or a loop's."""
     path = Path(file)
     if file.startswith("<") or path.is_relative_to(TORCH):

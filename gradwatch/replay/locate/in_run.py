@@ -16,7 +16,7 @@ from gradwatch.history.disk.writer import read
 from gradwatch.history.store import History
 from gradwatch.replay.locate.bad_operation import Located
 from gradwatch.replay.locate.locate import locate
-from gradwatch.replay.restore.restored_step import Scene, open_scene
+from gradwatch.replay.restore.restored_step import RestoredStep, restore_step
 from gradwatch.train.step import Stepper, to_device
 
 GROWN = 1e3
@@ -31,7 +31,7 @@ class Search:
     Args:
         step: Optimizer step.
         located: Its first bad operation, or None where there is none.
-        since: Step whose update made the weight bad, where that is the verdict and the history tells; else None.
+        since: Step whose update made the weight bad, if the weights are to blame and the history shows it; else None.
     """
 
     step: int
@@ -49,30 +49,30 @@ def locate_in_run(run: Path, step: int) -> Search:
     Raises:
         GradwatchError: The step is out of reach.
     """
-    with open_scene(run, step) as scene:
-        located = locate_step(scene)
+    with restore_step(run, step) as restored:
+        located = locate_step(restored)
     weight = located.weight if located else None
     return Search(step=step, located=located, since=bad_since(read(run), weight.name) if weight else None)
 
 
-def locate_step(scene: Scene, *, stepper: Stepper | None = None) -> Located | None:
-    """Return the first bad operation of a scene's step, or None where there is none; the state is put back.
+def locate_step(restored: RestoredStep, *, stepper: Stepper | None = None) -> Located | None:
+    """Return the first bad operation of a restored step, or None if there is none; the state is restored.
 
     Args:
-        scene: At the step.
+        restored: The training, restored to the step.
         stepper: How to run it, where that is not as the run did.
     """
-    stepper = stepper or scene.stepper()
-    scene.restore()
+    stepper = stepper or restored.stepper()
+    restored.restore()
     try:
-        shares = stepper.objective.shares(scene.window)
-        for share, batch, indices_B in zip(shares, scene.window, scene.indices, strict=True):
+        shares = stepper.objective.shares(restored.window)
+        for share, batch, indices_B in zip(shares, restored.window, restored.indices, strict=True):
             step = _forward_backward(stepper, share)
             if share and (located := locate(step, *batch, model=stepper.model)):
                 return replace(located, in_data=tuple(int(indices_B[i]) for i in located.samples))
             step(*batch)  # the next micro-batch finds the random generators and statistics that this one leaves
     finally:
-        scene.restore()
+        restored.restore()
     return None
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import nn
 
-from gradwatch.replay.locate.bad_operation import Located, Verdict
-from gradwatch.replay.locate.blame import judge
+from gradwatch.replay.locate.bad_operation import Blame, Located
+from gradwatch.replay.locate.blame import attribute_cause
 from gradwatch.replay.locate.nan_origin import jumps, upstream
 from gradwatch.replay.locate.records import Operation
-from gradwatch.replay.locate.step_tracer import Followed, Step, Trial
+from gradwatch.replay.locate.step_tracer import Step, StepTracer, TracedStep
 
 JUMP = 1e6
 """Factor by which one operation may raise the largest magnitude: beyond it, a sum over a million equal values."""
@@ -19,27 +19,28 @@ JUMP = 1e6
 def locate(step: Step, *batch: Any, model: nn.Module | None = None, jump: float = JUMP) -> Located | None:
     """Run a step, forward and backward, and return its first bad operation, or None where there is none.
 
-    The step runs once to be followed, and some more times for the verdict. Gradients, buffers of modules and random
+    The step runs once with every operation traced, and some more times to attribute the blame. Gradients, buffers of
+    modules and random
     generators are put back afterwards. It must not move the weights: leave the optimizer out of it.
 
     Args:
         step: Called with the batch; returns the loss, whose backward pass is then run, unless the step has run it.
-        batch: Tensors with one sample per index of their first dimension. With them the verdict knows samples.
+        batch: Tensors with one sample per index of their first dimension. With them, bad samples are found too.
         model: Whose weights the step uses; found by itself where a module is called.
         jump: Factor by which the largest magnitude may grow in one operation before that is named, where all is finite.
     """
-    trial = Trial(step, model=model)
-    run = trial.run(batch)
+    step_tracer = StepTracer(step, model=model)
+    run = step_tracer.run(batch)
     found = run.start
     if found is None:
         jumped = next(jumps(run.operations, jump), None)
         return None if jumped is None else _located(run, jumped, because=_grown(jumped), is_jump=True)
     located = _located(run, found.operation, leaf=found.leaf, reaches=run.reaches)
-    return judge(located, run=run, trial=trial, batch=batch)
+    return attribute_cause(located, run=run, step_tracer=step_tracer, batch=batch)
 
 
-def _located(run: Followed, operation: Operation, **known: Any) -> Located:
-    """Return what is known of an operation before the verdict."""
+def _located(run: TracedStep, operation: Operation, **known: Any) -> Located:
+    """Return what is known of an operation before blame is attributed."""
     nothing: dict[str, Any] = {
         "leaf": None,
         "weight": None,
@@ -52,7 +53,7 @@ def _located(run: Followed, operation: Operation, **known: Any) -> Located:
         operation=operation,
         forward=run.forward_of(operation),
         chain=tuple(upstream(run.operations, operation)),
-        verdict=Verdict.FORMULA,
+        blame=Blame.FORMULA,
         followed=len(run.operations),
         runs=1,
         **nothing | known,

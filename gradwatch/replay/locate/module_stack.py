@@ -16,7 +16,7 @@ WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 
 
 @final
-class Modules:
+class ModuleStack:
     """Follows calls of modules while it is entered.
 
     A module that is called outside of all others is a root: paths are relative to it. Its buffers and gradients are
@@ -50,7 +50,7 @@ class Modules:
             handle.remove()
         self.running.clear()
 
-    def here(self) -> tuple[str, str]:
+    def current(self) -> tuple[str, str]:
         """Return path and class name of the module that is running; both empty outside of all."""
         return self._paths[id(self.running[-1])] if self.running else ("", "")
 
@@ -69,7 +69,7 @@ class Modules:
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if id(module) not in self._paths:
             if self.running:
-                path, _ = self.here()
+                path, _ = self.current()
                 self._paths[id(module)] = (f"{path}.{type(module).__name__}".lstrip("."), type(module).__name__)
             else:
                 self._meet(module)

@@ -17,7 +17,7 @@ FACTORS = ("mul", "div")
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class NanOrigin:
     """Where it began.
 
     Args:
@@ -39,7 +39,7 @@ def is_on_purpose(operation: Operation, before: Sequence[Operation], scalars: It
     return any(math.isinf(s) for s in scalars)
 
 
-def first_start(operations: Sequence[Operation], sinks: Iterable[Value]) -> Start | None:
+def find_origin(operations: Sequence[Operation], sinks: Iterable[Value]) -> NanOrigin | None:
     """Return the first place where what is not finite in the sinks began, or None where all of them are finite.
 
     Args:
@@ -72,19 +72,19 @@ def jumps(operations: Sequence[Operation], factor: float) -> Iterator[Operation]
             yield operation
 
 
-def _starts(operations: Sequence[Operation], sinks: Iterable[Value]) -> Iterator[Start]:
+def _starts(operations: Sequence[Operation], sinks: Iterable[Value]) -> Iterator[NanOrigin]:
     todo = [v.source for v in sinks if v.bad and v.source is not None]
     seen = set(todo)
     while todo:
         operation = operations[todo.pop()]
         harmful = _harmful(operation, operations)
         if not any(v.bad for v in operation.inputs):
-            yield Start(operation=operation)
+            yield NanOrigin(operation=operation)
         elif not harmful:
-            yield Start(operation=operation if operation.has_nan else _unmasked(operation, operations))
+            yield NanOrigin(operation=operation if operation.has_nan else _unmasked(operation, operations))
         for value in harmful:
             if value.source is None:
-                yield Start(operation=operation, leaf=value)
+                yield NanOrigin(operation=operation, leaf=value)
             elif value.source not in seen:
                 seen.add(value.source)
                 todo.append(value.source)

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from gradwatch.probe.device.sync import to_host
-from gradwatch.replay.locate.call_site import calling
-from gradwatch.replay.locate.module_stack import Modules, storage
+from gradwatch.replay.locate.call_site import find_call_site
+from gradwatch.replay.locate.module_stack import ModuleStack, storage
 from gradwatch.replay.locate.nan_origin import is_on_purpose
 from gradwatch.replay.locate.records import Operation, Value
 
@@ -29,7 +29,7 @@ Range = tuple[float, float, int, int, bool]
 
 
 @final
-class Follow(TorchDispatchMode):
+class OpTracer(TorchDispatchMode):
     """Writes down every operation that runs while it is entered.
 
     It sees what autograd calls, so a forward pass as it was cast and decomposed, and every operation of the backward
@@ -41,7 +41,7 @@ class Follow(TorchDispatchMode):
         widen: Compute in float32 whatever would be computed in a half format.
     """
 
-    def __init__(self, modules: Modules, *, within: CodeType | None = None, widen: bool = False) -> None:
+    def __init__(self, modules: ModuleStack, *, within: CodeType | None = None, widen: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own has no types
         self.operations: list[Operation] = []
         self._modules = modules
@@ -119,8 +119,8 @@ class Follow(TorchDispatchMode):
     def _called(self, func: Any) -> Operation:
         """Return the next operation, with who called it."""
         index, name = len(self.operations), func.overloadpacket.__name__.lstrip("_")
-        place, again = calling(self._within, skip=3)
-        module, kind = self._modules.here()
+        place, again = find_call_site(self._within, skip=3)
+        module, kind = self._modules.current()
         node = torch._C._current_autograd_node()
         if node is not None and not again:
             return self._called_back(node, Operation(index=index, name=name, phase="backward", place=place))

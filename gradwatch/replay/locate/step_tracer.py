@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from gradwatch.replay.locate.module_stack import Modules
-from gradwatch.replay.locate.nan_origin import Start, first_start
-from gradwatch.replay.locate.op_tracer import Follow, uncompiled
+from gradwatch.replay.locate.module_stack import ModuleStack
+from gradwatch.replay.locate.nan_origin import NanOrigin, find_origin
+from gradwatch.replay.locate.op_tracer import OpTracer, uncompiled
 from gradwatch.replay.locate.records import Operation, Value
 from gradwatch.state.rng import random_state, set_random_state
 
@@ -23,7 +23,7 @@ USUAL = ("inputs", "targets")
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Followed:
+class TracedStep:
     """A step that was run.
 
     Args:
@@ -35,9 +35,9 @@ class Followed:
     losses: tuple[Value, ...]
 
     @property
-    def start(self) -> Start | None:
+    def start(self) -> NanOrigin | None:
         """Where what is not finite began, or None where neither loss nor gradients are touched."""
-        return first_start(self.operations, self._sinks())
+        return find_origin(self.operations, self._sinks())
 
     @property
     def reaches(self) -> tuple[str, ...]:
@@ -60,7 +60,7 @@ class Followed:
 
 
 @final
-class Trial:
+class StepTracer:
     """Runs a step from the state in which it is made.
 
     Args:
@@ -73,22 +73,22 @@ class Trial:
         self._model = model
         self._random = random_state()
 
-    def run(self, batch: Sequence[Any], *, widen: bool = False) -> Followed:
+    def run(self, batch: Sequence[Any], *, widen: bool = False) -> TracedStep:
         """Follow the step on a batch, in float32 where it should be wide, and leave everything as it was."""
-        modules = Modules(self._model)
+        modules = ModuleStack(self._model)
         for tensor, name in _named(batch):
             modules.name(tensor, name, "input")
-        follow = Follow(modules, within=_called.__code__, widen=widen)
+        tracer = OpTracer(modules, within=_called.__code__, widen=widen)
         set_random_state(self._random)
         try:
-            with modules, uncompiled(), torch.enable_grad(), follow:
+            with modules, uncompiled(), torch.enable_grad(), tracer:
                 losses = _called(self._step, batch)
                 pending = [loss for loss in losses if loss.requires_grad]
-                if pending and not any(o.leaf for o in follow.operations):
+                if pending and not any(o.leaf for o in tracer.operations):
                     torch.autograd.backward(pending, [torch.ones_like(loss) for loss in pending])
-            return Followed(operations=follow.operations, losses=tuple(follow.value(loss) for loss in losses))
+            return TracedStep(operations=tracer.operations, losses=tuple(tracer.value(loss) for loss in losses))
         finally:
-            follow.restore()
+            tracer.restore()
             modules.restore()
             set_random_state(self._random)
 

@@ -10,7 +10,7 @@ from typing import final
 import torch
 
 from gradwatch.config.schema import Config
-from gradwatch.replay.restore.start_state import Source
+from gradwatch.replay.restore.start_state import StartState
 from gradwatch.state.rng import random_state, set_random_state
 from gradwatch.train import loop
 from gradwatch.train.reproducible import reproducible, seed_all
@@ -18,7 +18,7 @@ from gradwatch.train.session import Session
 
 
 @contextlib.contextmanager
-def staged(source: Source, config: Config) -> Iterator[Session]:
+def restored_session(source: StartState, config: Config) -> Iterator[Session]:
     """Yield a session that stands where the source's state does; this process' own random numbers stay as they were.
 
     Args:
@@ -69,7 +69,7 @@ def _kept_generators() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _kept_threads(source: Source, config: Config) -> Iterator[None]:
+def _kept_threads(source: StartState, config: Config) -> Iterator[None]:
     """Use as many threads as the run did: a sum's last bits may depend on it."""
     before = torch.get_num_threads()
     torch.set_num_threads(config.train.threads or source.machine.get("threads", before))

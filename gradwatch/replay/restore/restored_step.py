@@ -13,8 +13,8 @@ from gradwatch.config.load import load_config
 from gradwatch.config.schema import Config
 from gradwatch.errors import RunError
 from gradwatch.incident import Incident
-from gradwatch.replay.restore.restored_session import run_until, staged
-from gradwatch.replay.restore.start_state import Source, find
+from gradwatch.replay.restore.restored_session import restored_session, run_until
+from gradwatch.replay.restore.start_state import StartState, find_start_state
 from gradwatch.state.rng import set_random_state
 from gradwatch.state.snapshot import Snapshot
 from gradwatch.train import loop
@@ -25,7 +25,7 @@ from gradwatch.train.step import Batch, Stepper, StepResult
 
 
 @contextlib.contextmanager
-def open_scene(run: Path, step: int | None = None, config: Config | None = None) -> Iterator[Scene]:
+def restore_step(run: Path, step: int | None = None, config: Config | None = None) -> Iterator[RestoredStep]:
     """Bring a training back to the state before a step, by running again the steps between a kept state and it.
 
     Args:
@@ -38,18 +38,18 @@ def open_scene(run: Path, step: int | None = None, config: Config | None = None)
         RunError: There is no such run or step.
         CheckpointError: The state does not fit the changed config.
     """
-    source = find(run, step)
+    source = find_start_state(run, step)
     with contextlib.ExitStack() as stack:
         if config is None or source.step:
-            session = stack.enter_context(staged(source, load_config(run / "config.yaml")))
+            session = stack.enter_context(restored_session(source, load_config(run / "config.yaml")))
             _reach(source, session)
         if config is not None:
             moved = dataclasses.replace(source, state=session.state() if source.step else {})
-            session = stack.enter_context(staged(moved, config))
-        yield Scene(source, session)
+            session = stack.enter_context(restored_session(moved, config))
+        yield RestoredStep(source, session)
 
 
-def _reach(source: Source, session: Session) -> None:
+def _reach(source: StartState, session: Session) -> None:
     run_until(session, source.step)
     if session.progress.step != source.step:
         raise RunError(
@@ -59,7 +59,7 @@ def _reach(source: Source, session: Session) -> None:
 
 
 @final
-class Scene:
+class RestoredStep:
     """A training that stands before a step. Everything is done in place, so that its objects stay the same.
 
     Args:
@@ -77,13 +77,13 @@ class Scene:
         indices: Which samples of the training data each of them has.
     """
 
-    def __init__(self, source: Source, session: Session) -> None:
+    def __init__(self, source: StartState, session: Session) -> None:
         if session.monitor:
             session.monitor.detach()
         self.run = source.run
         self.config = session.config
         self.step = source.step
-        self.began_at = source.begins_at
+        self.start_step = source.begins_at
         self.incident: Incident | None = source.incident
         self.live = session.live
         self._session = session

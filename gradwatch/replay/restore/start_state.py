@@ -16,7 +16,7 @@ from gradwatch.train.data_position import Identity
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class StartState:
     """A state of a run, and what was recorded after it.
 
     Args:
@@ -43,7 +43,7 @@ class Source:
         return int(self.state["progress"]["step"]) if self.state else 0
 
 
-def find(run: Path, step: int | None = None) -> Source:
+def find_start_state(run: Path, step: int | None = None) -> StartState:
     """Return the state from which a step is run again.
 
     Args:
@@ -56,7 +56,7 @@ def find(run: Path, step: int | None = None) -> Source:
     if not (run / "config.yaml").is_file():
         raise RunError(
             f"{run}: no run of `gradwatch train` (it holds no config.yaml), and only such a run can be run again "
-            "from its directory; an incident of your own loop is read with gradwatch.incident.incidents"
+            "from its directory; an incident of your own loop is read with gradwatch.incidents"
         )
     found = incidents(run)
     if step is None:
@@ -80,10 +80,10 @@ def find(run: Path, step: int | None = None) -> Source:
     for other in found:
         if other.snapshot_step is not None and other.snapshot_step <= step <= other.step:
             return _of_incident(run, step, incident, other)
-    return Source(run=run, step=step, incident=incident, kind="start", state={}, machine={}, bad=_left_out(run))
+    return StartState(run=run, step=step, incident=incident, kind="start", state={}, machine={}, bad=_left_out(run))
 
 
-def recorded(source: Source) -> dict[str, Any]:
+def recorded(source: StartState) -> dict[str, Any]:
     """Return the rows recorded from the state on, by table: its statistics, steps (T,) and values (T, S, L)."""
     if source.incident is not None and source.kind == "incident":
         rows: dict[str, Any] = source.incident.state()["rows"]
@@ -106,16 +106,16 @@ def rows_of(history: History, *, first: int) -> dict[str, Any]:
     return found
 
 
-def _of_incident(run: Path, step: int, incident: Incident | None, holder: Incident) -> Source:
+def _of_incident(run: Path, step: int, incident: Incident | None, holder: Incident) -> StartState:
     state = holder.state()["snapshot"]
     machine = holder.facts.get("machine", {})
-    return Source(run=run, step=step, incident=incident, kind="incident", state=state, machine=machine)
+    return StartState(run=run, step=step, incident=incident, kind="incident", state=state, machine=machine)
 
 
-def _of_checkpoint(run: Path, step: int, incident: Incident | None, number: int) -> Source:
+def _of_checkpoint(run: Path, step: int, incident: Incident | None, number: int) -> StartState:
     state = checkpoint.load(run / "checkpoints", step=number)[1]
     machine, bad = state.get("machine", {}), _left_out(run)
-    return Source(run=run, step=step, incident=incident, kind="checkpoint", state=state, machine=machine, bad=bad)
+    return StartState(run=run, step=step, incident=incident, kind="checkpoint", state=state, machine=machine, bad=bad)
 
 
 def _left_out(run: Path) -> list[Identity]:

@@ -30,7 +30,7 @@ DRIVING = "max_lr"
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Midway:
+class WarmStart:
     """A state of a run from which further trainings begin.
 
     Args:
@@ -50,7 +50,7 @@ class Midway:
         """Return what was recorded before that step, in a history of its own."""
         return read(self.run, until=self.step - 1)
 
-    def takes(self, patch: Mapping[str, Any]) -> bool:
+    def supports(self, patch: Mapping[str, Any]) -> bool:
         """Say whether a change can be made there: first weights, other schedules or another seed are of the start."""
         config = config_of(self.run)
         return all(_is_of_any_step(key, value, config) for key, value in patch.items())
@@ -68,7 +68,7 @@ class Midway:
         return session
 
 
-def before(run: Path, step: int) -> Midway | None:
+def find_warm_start(run: Path, step: int) -> WarmStart | None:
     """Return the newest state of a run from before a step or at it, an incident's or a checkpoint; None for none.
 
     That of step 0 is the start of the run; one whose last steps have been thinned away on disk is passed over.
@@ -84,7 +84,7 @@ def before(run: Path, step: int) -> Midway | None:
         except GradwatchError as error:  # damaged: the one before will do
             warnings.warn(str(error), RuntimeWarning, stacklevel=2)
             continue
-        found = Midway(run=run, state=state)
+        found = WarmStart(run=run, state=state)
         if found.history().step == number - 1:
             return found
     return None

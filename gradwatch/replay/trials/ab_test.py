@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from gradwatch.config.schema import Config
-from gradwatch.replay.trials.trial_run import Rehearsal, rehearse
+from gradwatch.replay.trials.trial_run import TrialRun, run_trial
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class SeedPair:
     """Two trainings from one seed."""
 
     seed: int
-    old: Rehearsal
-    new: Rehearsal
+    old: TrialRun
+    new: TrialRun
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
@@ -26,8 +26,8 @@ class Pair:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """A change that was tried.
+class ConfigComparison:
+    """An old and a new config, trained side by side.
 
     Args:
         steps: Optimizer steps of each training.
@@ -36,11 +36,11 @@ class Attempt:
     """
 
     steps: int
-    pairs: tuple[Pair, ...]
+    pairs: tuple[SeedPair, ...]
     same_loss: bool
 
     @property
-    def gone(self) -> dict[str, tuple[int, int]]:
+    def resolved(self) -> dict[str, tuple[int, int]]:
         """Kinds of findings of the old config: seeds in which each was made, and of those the ones where it is gone."""
         kinds = dict.fromkeys(f.kind for p in self.pairs for f in p.old.alarms)
         counted = {}
@@ -50,17 +50,19 @@ class Attempt:
         return counted
 
     @property
-    def came(self) -> dict[str, int]:
+    def introduced(self) -> dict[str, int]:
         """Kinds of findings that only the new config makes, and in how many seeds."""
         kinds = dict.fromkeys(f.kind for p in self.pairs for f in p.new.alarms)
-        return {k: sum(any(f.kind == k for f in p.new.alarms) for p in self.pairs) for k in kinds if k not in self.gone}
+        return {
+            k: sum(any(f.kind == k for f in p.new.alarms) for p in self.pairs) for k in kinds if k not in self.resolved
+        }
 
     @property
     def better(self) -> int:
         """Seeds in which the new config ends better: by validation accuracy, else by loss."""
         return sum(self.is_better(p) for p in self.pairs)
 
-    def is_better(self, pair: Pair) -> bool:
+    def is_better(self, pair: SeedPair) -> bool:
         """Say whether the new config ended better from a seed."""
         old, new = pair.old, pair.new
         if not self.same_loss and not math.isnan(new.val_accuracy):
@@ -73,13 +75,15 @@ class Attempt:
             "steps": self.steps,
             "same_loss": self.same_loss,
             "pairs": [p.to_json() for p in self.pairs],
-            "gone": {kind: {"seeds": n, "gone": gone} for kind, (n, gone) in self.gone.items()},
-            "came": self.came,
+            "gone": {kind: {"seeds": n, "gone": gone} for kind, (n, gone) in self.resolved.items()},
+            "came": self.introduced,
             "better": self.better,
         }
 
 
-def attempt(old: Config, new: Config, *, steps: int, seeds: int, threads: int | None = None) -> Attempt:
+def compare_configs(
+    old: Config, new: Config, *, steps: int, seeds: int, threads: int | None = None
+) -> ConfigComparison:
     """Train both for some steps, from each of some seeds: the run's own, and those after it.
 
     Args:
@@ -87,22 +91,22 @@ def attempt(old: Config, new: Config, *, steps: int, seeds: int, threads: int | 
         new: The changed one.
         steps: Optimizer steps.
         seeds: How many.
-        threads: As in `rehearse`.
+        threads: As in `run_trial`.
     """
 
-    def trained(config: Config, seed: int) -> Rehearsal:
-        return rehearse(_seeded(config, seed), steps=steps, threads=threads)
+    def trained(config: Config, seed: int) -> TrialRun:
+        return run_trial(_seeded(config, seed), steps=steps, threads=threads)
 
     every_seed = range(old.run.seed, old.run.seed + seeds)
-    pairs = [Pair(seed=seed, old=trained(old, seed), new=trained(new, seed)) for seed in every_seed]
-    return Attempt(steps=steps, pairs=tuple(pairs), same_loss=old.loss == new.loss)
+    pairs = [SeedPair(seed=seed, old=trained(old, seed), new=trained(new, seed)) for seed in every_seed]
+    return ConfigComparison(steps=steps, pairs=tuple(pairs), same_loss=old.loss == new.loss)
 
 
 def _seeded(config: Config, seed: int) -> Config:
     return config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
 
 
-def _told(made: Rehearsal) -> dict[str, Any]:
+def _told(made: TrialRun) -> dict[str, Any]:
     return {
         "loss": made.loss,
         "val_loss": made.val_loss,

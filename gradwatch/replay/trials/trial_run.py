@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from gradwatch.config.schema import Config
 from gradwatch.history.store import History
 from gradwatch.records import Finding, Severity
-from gradwatch.replay.restore.warm_start import Midway
+from gradwatch.replay.restore.warm_start import WarmStart
 from gradwatch.state.rng import random_state, set_random_state
 from gradwatch.train.evaluate import evaluate
 from gradwatch.train.loop import run
@@ -28,17 +28,17 @@ from gradwatch.train.session import Session
 
 NON_FINITE = ("non-finite", "loss-scale-collapse")
 """Kinds of findings that come of numbers that are not finite."""
-SHORT_MS = 20.0
+SHORT_STEP_MS = 20.0
 """Time of a step below which a second thread does not pay."""
-NEVER = 10**9
+NEVER_STEPS = 10**9
 """Steps between two checkpoints that nobody wants."""
-TAIL = 0.1
+TAIL_FRAC = 0.1
 """Fraction of the steps, at the end, whose mean loss is compared."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rehearsal:
+class TrialRun:
     """A training that was tried.
 
     Args:
@@ -53,17 +53,17 @@ class Rehearsal:
     val_loss: float
     val_accuracy: float
     seconds: float
-    began_at: int = 0
+    start_step: int = 0
 
     @property
     def steps(self) -> int:
         """Optimizer steps made."""
-        return self.history.step + 1 - self.began_at
+        return self.history.step + 1 - self.start_step
 
     @property
     def loss(self) -> float:
         """Mean training loss of the last tenth of the steps; nan or inf where it was so."""
-        return final_loss(self.history, since=self.began_at)
+        return final_loss(self.history, since=self.start_step)
 
     @property
     def alarms(self) -> list[Finding]:
@@ -79,7 +79,7 @@ class Rehearsal:
 
     def _made(self) -> list[Finding]:
         """Return the findings that are of its own steps."""
-        return [f for f in self.history.findings if f.step >= self.began_at]
+        return [f for f in self.history.findings if f.step >= self.start_step]
 
 
 def same_illness(kind: str) -> tuple[str, ...]:
@@ -90,7 +90,7 @@ def same_illness(kind: str) -> tuple[str, ...]:
 def final_loss(history: History, *, since: int = 0) -> float:
     """Return the mean training loss of the last tenth of a history from a step on."""
     losses_T: NDArray[Any] = history["loss"][history.steps("loss") >= since]
-    tail_T = losses_T[-max(1, math.ceil(TAIL * len(losses_T))) :]
+    tail_T = losses_T[-max(1, math.ceil(TAIL_FRAC * len(losses_T))) :]
     return float(np.mean(tail_T)) if len(tail_T) else math.nan
 
 
@@ -98,10 +98,12 @@ def threads_for(history: History) -> int | None:
     """Return the threads that suit a run: one for short steps, which lose by waiting; None for torch's choice."""
     step_ms_T = history["step_ms"]
     known_T = step_ms_T[np.isfinite(step_ms_T)]
-    return 1 if len(known_T) and float(np.median(known_T)) < SHORT_MS else None
+    return 1 if len(known_T) and float(np.median(known_T)) < SHORT_STEP_MS else None
 
 
-def rehearse(config: Config, *, steps: int, threads: int | None = None, midway: Midway | None = None) -> Rehearsal:
+def run_trial(
+    config: Config, *, steps: int, threads: int | None = None, warm_start: WarmStart | None = None
+) -> TrialRun:
     """Train a config; nothing is left of it but what is returned.
 
     Args:
@@ -118,19 +120,21 @@ def rehearse(config: Config, *, steps: int, threads: int | None = None, midway: 
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")  # they were said of the run itself
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradwatch-")))
-            session, val_loss, val_accuracy = _trained(_quiet(config, folder), folder, steps, midway, stack)
+            session, val_loss, val_accuracy = _trained(_quiet(config, folder), folder, steps, warm_start, stack)
             session.close("finished")
             history = session.pipeline.history
     finally:
         torch.set_num_threads(threads_before)
         set_random_state(before)
     seconds = time.perf_counter() - began
-    began_at = midway.step if midway else 0
-    return Rehearsal(history=history, val_loss=val_loss, val_accuracy=val_accuracy, seconds=seconds, began_at=began_at)
+    start_step = warm_start.step if warm_start else 0
+    return TrialRun(
+        history=history, val_loss=val_loss, val_accuracy=val_accuracy, seconds=seconds, start_step=start_step
+    )
 
 
 def _trained(
-    config: Config, folder: Path, steps: int, midway: Midway | None, stack: contextlib.ExitStack
+    config: Config, folder: Path, steps: int, warm_start: WarmStart | None, stack: contextlib.ExitStack
 ) -> tuple[Session, float, float]:
     if config.run.deterministic:
         stack.enter_context(reproducible(config.run.seed))
@@ -139,7 +143,7 @@ def _trained(
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
     stack.enter_context(failures.explained())
-    session = midway.open(config, folder, stack=stack) if midway else Session(config, folder, stack=stack)
+    session = warm_start.open(config, folder, stack=stack) if warm_start else Session(config, folder, stack=stack)
     run(session, _After(session, steps))
     val_loss = val_accuracy = math.nan
     if session.validation:
@@ -168,7 +172,7 @@ def _quiet(config: Config, folder: Path) -> Config:
         update={
             "compile": False,
             "on_critical": "continue",
-            "checkpoint": config.train.checkpoint.model_copy(update={"every": NEVER, "best": False}),
+            "checkpoint": config.train.checkpoint.model_copy(update={"every": NEVER_STEPS, "best": False}),
         }
     )
     watch = config.watch.model_copy(

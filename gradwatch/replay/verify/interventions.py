@@ -18,9 +18,9 @@ from gradwatch.diagnose.causes import CauseId
 from gradwatch.errors import GradwatchError
 from gradwatch.replay.locate import bad_samples
 from gradwatch.replay.locate.bad_operation import Located
-from gradwatch.replay.restore.restored_step import Scene
-from gradwatch.replay.verify.numeric_guard import Guarded
-from gradwatch.replay.verify.symptom import LARGE, ZERO, Outcome, Symptom, observe
+from gradwatch.replay.restore.restored_step import RestoredStep
+from gradwatch.replay.verify.numeric_guard import NumericGuard
+from gradwatch.replay.verify.symptom import LARGE, ZERO, StepOutcome, Symptom, observe
 from gradwatch.train.reproducible import seed_all
 from gradwatch.train.step import Batch
 from gradwatch.train.training_state import Live
@@ -44,59 +44,59 @@ class Intervention:
     text: str
     causes: tuple[CauseId, ...]
     axis: str
-    run: Callable[[], list[Outcome]]
+    run: Callable[[], list[StepOutcome]]
 
 
-def interventions(scene: Scene, symptom: Symptom, located: Located | None) -> Iterator[Intervention]:
-    """Yield the changes that apply to a scene's step.
+def interventions(restored: RestoredStep, symptom: Symptom, located: Located | None) -> Iterator[Intervention]:
+    """Yield the changes that apply to a restored step.
 
     Args:
-        scene: At the step.
+        restored: The training, restored to the step.
         symptom: What to look for.
         located: The first bad operation, where one was located.
     """
-    look = functools.partial(observe, scene, symptom)
-    yield from _numerics(scene, symptom, look)
-    yield from _data(scene, symptom, look, located)
+    look = functools.partial(observe, restored, symptom)
+    yield from _numerics(restored, symptom, look)
+    yield from _data(restored, symptom, look, located)
     yield Intervention(
         text="the same batch with the weights of the start of the run",
         causes=(),
         axis="state",
-        run=lambda: [look(prepare=lambda: _begin(scene))],
+        run=lambda: [look(prepare=lambda: _begin(restored))],
     )
-    yield from _modes(scene, look)
+    yield from _modes(restored, look)
     if located and located.place and not located.leaf:
         yield _guarded(located, symptom, look)
 
 
-def _numerics(scene: Scene, symptom: Symptom, look: Callable[..., Outcome]) -> Iterator[Intervention]:
-    if scene.config.train.precision == "fp32":
+def _numerics(restored: RestoredStep, symptom: Symptom, look: Callable[..., StepOutcome]) -> Iterator[Intervention]:
+    if restored.config.train.precision == "fp32":
         return
-    low = CauseId.LOW_LOSS_SCALE if scene.live.scaler else CauseId.UNSCALED_HALF_PRECISION
+    low = CauseId.LOW_LOSS_SCALE if restored.live.scaler else CauseId.UNSCALED_HALF_PRECISION
     yield Intervention(
-        text=f"float32 in the place of {scene.config.train.precision}",
+        text=f"float32 instead of {restored.config.train.precision}",
         causes=(low,) if symptom.kind in ZERO else (CauseId.HALF_PRECISION_OVERFLOW,),
         axis="numerics",
-        run=lambda: [look(stepper=scene.stepper(precision="fp32", scaler=None))],
+        run=lambda: [look(stepper=restored.stepper(precision="fp32", scaler=None))],
     )
-    if scene.live.scaler:
+    if restored.live.scaler:
         yield Intervention(
             text="the same format with a loss scale of 1",
             causes=(),
             axis="numerics",
-            run=lambda: [look(stepper=scene.stepper(scaler=None))],
+            run=lambda: [look(stepper=restored.stepper(scaler=None))],
         )
 
 
 def _data(
-    scene: Scene, symptom: Symptom, look: Callable[..., Outcome], located: Located | None
+    restored: RestoredStep, symptom: Symptom, look: Callable[..., StepOutcome], located: Located | None
 ) -> Iterator[Intervention]:
     odd = (CauseId.ODD_BATCH,) if symptom.kind in LARGE else ()
-    if located and (window := _without(scene, located.samples)):
+    if located and (window := _without(restored, located.samples)):
         yield Intervention(
             text=f"without {'sample' if len(located.samples) == 1 else 'samples'} "
             f"{', '.join(map(str, located.samples[:6]))}{', ...' if len(located.samples) > 6 else ''} of the batch",
-            causes=(CauseId.BAD_DATA,) if located.verdict.name == "DATA" else (),
+            causes=(CauseId.BAD_DATA,) if located.blame.name == "DATA" else (),
             axis="data",
             run=lambda: [look(window=window)],
         )
@@ -104,14 +104,14 @@ def _data(
         text=f"the {OTHERS} batches that follow, with the same weights",
         causes=odd,
         axis="data",
-        run=lambda: [look(window=window) for window in _next_windows(scene)],
+        run=lambda: [look(window=window) for window in _next_windows(restored)],
     )
 
 
-def _modes(scene: Scene, look: Callable[..., Outcome]) -> Iterator[Intervention]:
+def _modes(restored: RestoredStep, look: Callable[..., StepOutcome]) -> Iterator[Intervention]:
     """Yield what switches off parts of the model that differ between training and evaluation."""
-    dropouts = [m for m in scene.live.model.modules() if isinstance(m, _DropoutNd) and m.p > 0]
-    norms = [m for m in scene.live.model.modules() if isinstance(m, _BatchNorm)]
+    dropouts = [m for m in restored.live.model.modules() if isinstance(m, _DropoutNd) and m.p > 0]
+    norms = [m for m in restored.live.model.modules() if isinstance(m, _BatchNorm)]
     if dropouts:
         yield Intervention(
             text="dropout off", causes=(), axis="chance", run=lambda: [look(prepare=lambda: _evaluate(dropouts))]
@@ -121,7 +121,7 @@ def _modes(scene: Scene, look: Callable[..., Outcome]) -> Iterator[Intervention]
             causes=(),
             axis="chance",
             run=lambda: [
-                look(prepare=functools.partial(seed_all, scene.config.run.seed + 1 + i)) for i in range(OTHERS)
+                look(prepare=functools.partial(seed_all, restored.config.run.seed + 1 + i)) for i in range(OTHERS)
             ],
         )
     if norms:
@@ -133,12 +133,12 @@ def _modes(scene: Scene, look: Callable[..., Outcome]) -> Iterator[Intervention]
         )
 
 
-def _guarded(located: Located, symptom: Symptom, look: Callable[..., Outcome]) -> Intervention:
+def _guarded(located: Located, symptom: Symptom, look: Callable[..., StepOutcome]) -> Intervention:
     assert located.place, "asked before"
     place = located.place
 
-    def run() -> list[Outcome]:
-        guard = Guarded(place)
+    def run() -> list[StepOutcome]:
+        guard = NumericGuard(place)
         outcome = look(under=guard)
         return [outcome] if guard.guarded else []  # an operation that is not known how to guard says nothing
 
@@ -155,31 +155,31 @@ def _evaluate(modules: Sequence[nn.Module]) -> None:
         module.eval()
 
 
-def _without(scene: Scene, rows: Sequence[int]) -> list[Batch] | None:
+def _without(restored: RestoredStep, rows: Sequence[int]) -> list[Batch] | None:
     """Return the step's one micro-batch without some of its samples, or None where that makes no sense."""
-    if len(scene.window) != 1 or not rows:
+    if len(restored.window) != 1 or not rows:
         return None
-    size = bad_samples.count(scene.window[0])
+    size = bad_samples.count(restored.window[0])
     if size is None or len(rows) > size // 2:
         return None
     kept = [i for i in range(size) if i not in set(rows)]
-    inputs, targets = bad_samples.take(scene.window[0], kept)
+    inputs, targets = bad_samples.take(restored.window[0], kept)
     return [(inputs, targets)]
 
 
-def _next_windows(scene: Scene) -> Iterator[list[Batch]]:
+def _next_windows(restored: RestoredStep) -> Iterator[list[Batch]]:
     for offset in range(1, OTHERS + 1):
         with contextlib.suppress(GradwatchError, IndexError, StopIteration):
-            yield scene.window_at(offset)
+            yield restored.window_at(offset)
 
 
-def _begin(scene: Scene) -> None:
+def _begin(restored: RestoredStep) -> None:
     """Give the model the weights with which the run began."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        seed_all(scene.config.run.seed)
-        state: dict[str, Any] = Live.build(scene.config).model.state_dict()
+        seed_all(restored.config.run.seed)
+        state: dict[str, Any] = Live.build(restored.config).model.state_dict()
     with torch.no_grad():
-        for name, value in scene.live.model.state_dict().items():
+        for name, value in restored.live.model.state_dict().items():
             if isinstance(value, Tensor):
                 value.copy_(state[name])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from gradwatch.replay.locate.call_site import calling
+from gradwatch.replay.locate.call_site import find_call_site
 from gradwatch.replay.locate.records import Place
 
 EPS = 1e-6
@@ -44,7 +44,7 @@ REVERSED = ("__rtruediv__", "__rdiv__")
 
 
 @final
-class Guarded(TorchFunctionMode):
+class NumericGuard(TorchFunctionMode):
     """While it is entered, what one line calls is kept away from where it has no finite result or derivative.
 
     Args:
@@ -72,5 +72,5 @@ class Guarded(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _is_here(self) -> bool:
-        place, _ = calling(None, skip=3)
+        place, _ = find_call_site(None, skip=3)
         return place is not None and (place.file, place.line) == (self._place.file, self._place.line)

@@ -15,7 +15,7 @@ Status = Literal["confirmed", "refuted", "open"]
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class Experiment:
     """A change and what came of it.
 
     Args:
@@ -36,7 +36,7 @@ class Check:
     causes: tuple[CauseId, ...] = ()
     axis: str = "config"
     is_healthy: bool = True
-    began_at: int | None = None
+    start_step: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
@@ -47,13 +47,13 @@ class Check:
             "gone": self.gone,
             "axis": self.axis,
             "patch": patch,
-            "began_at": self.began_at,
+            "began_at": self.start_step,
         }
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tested:
+class TestedCause:
     """A cause and what the checks say of it.
 
     Args:
@@ -67,7 +67,7 @@ class Tested:
     cause: str
     cause_id: str
     status: Status
-    checks: tuple[Check, ...]
+    experiments: tuple[Experiment, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
@@ -75,13 +75,13 @@ class Tested:
             "cause": self.cause,
             "cause_id": str(self.cause_id),
             "status": self.status,
-            "checks": [c.to_json() for c in self.checks],
+            "checks": [c.to_json() for c in self.experiments],
         }
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
+class Verification:
     """What became of one diagnosis.
 
     Args:
@@ -97,28 +97,28 @@ class Proof:
 
     finding: Finding
     control: str
-    comes_back: bool
+    reproduced: bool
     located: Located | None
     sorted: str
-    causes: tuple[Tested, ...]
-    further: tuple[Check, ...]
+    causes: tuple[TestedCause, ...]
+    other_experiments: tuple[Experiment, ...]
     seconds: float
 
     @property
-    def confirmed(self) -> tuple[Check, ...]:
+    def confirmed(self) -> tuple[Experiment, ...]:
         """The changes of the config under which the symptom was gone, the smallest first."""
-        checks = [c for tested in self.causes for c in tested.checks] + list(self.further)
-        return tuple(c for c in checks if c.gone and c.change)
+        experiments = [c for tested in self.causes for c in tested.experiments] + list(self.other_experiments)
+        return tuple(c for c in experiments if c.gone and c.change)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
         return {
             "finding": self.finding.to_json(),
             "control": self.control,
-            "comes_back": self.comes_back,
+            "comes_back": self.reproduced,
             "located": self.located.to_json() if self.located else None,
             "sorted": self.sorted,
             "causes": [t.to_json() for t in self.causes],
-            "further": [c.to_json() for c in self.further],
+            "further": [c.to_json() for c in self.other_experiments],
             "seconds": round(self.seconds, 3),
         }

@@ -13,7 +13,7 @@ import torch
 
 from gradwatch.probe.device.sync import to_float, to_host
 from gradwatch.records import Finding
-from gradwatch.replay.restore.restored_step import Scene
+from gradwatch.replay.restore.restored_step import RestoredStep
 from gradwatch.replay.trials.trial_run import NON_FINITE
 from gradwatch.train.step import Batch, Stepper
 
@@ -29,7 +29,7 @@ SPIKE = 10.0
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class StepOutcome:
     """What a forward and a backward pass came to.
 
     Args:
@@ -66,15 +66,15 @@ class Symptom:
     zeros_in_float32: float = 0.0
 
     @classmethod
-    def of(cls, finding: Finding, scene: Scene, *, usual_norm: float) -> Symptom:
-        """Return the symptom of a finding whose kind is one of `KINDS`, at the step of a scene."""
+    def of(cls, finding: Finding, restored: RestoredStep, *, usual_norm: float) -> Symptom:
+        """Return the symptom of a finding whose kind is one of `KINDS`, at a restored step."""
         symptom = cls(kind=finding.kind, layer=finding.layer, usual_norm=usual_norm)
         if finding.kind not in ZERO:
             return symptom
-        wide = observe(scene, symptom, stepper=scene.stepper(precision="fp32", scaler=None))
+        wide = observe(restored, symptom, stepper=restored.stepper(precision="fp32", scaler=None))
         return dataclasses.replace(symptom, zeros_in_float32=wide.zero_frac)
 
-    def is_in(self, outcome: Outcome) -> bool:
+    def is_in(self, outcome: StepOutcome) -> bool:
         """Say whether an outcome shows it."""
         if self.kind in ZERO:
             return outcome.zero_frac > self.zeros_in_float32 + FLUSHED
@@ -82,7 +82,7 @@ class Symptom:
             return not outcome.norm <= SPIKE * self.usual_norm
         return not outcome.finite
 
-    def told(self, outcome: Outcome) -> str:
+    def told(self, outcome: StepOutcome) -> str:
         """Return the numbers of an outcome in which it shows, or does not."""
         if self.kind in ZERO:
             return f"{100 * outcome.zero_frac:.3g} % of the gradient zero"
@@ -90,46 +90,46 @@ class Symptom:
 
 
 def observe(
-    scene: Scene,
+    restored: RestoredStep,
     symptom: Symptom,
     *,
     window: Sequence[Batch] | None = None,
     stepper: Stepper | None = None,
     under: contextlib.AbstractContextManager[object] | None = None,
     prepare: Callable[[], None] | None = None,
-) -> Outcome:
-    """Run the forward and backward pass of a scene's step with changes, put everything back, return what it came to.
+) -> StepOutcome:
+    """Run the forward and backward pass of a restored step with changes, undo them, and return the outcome.
 
     Args:
-        scene: At the step.
+        restored: The training, restored to the step.
         symptom: Of which layers zeros are counted.
         window: Other batches.
         stepper: Another way to run it.
         under: A context to run it in.
         prepare: Called on the restored state, before it runs.
     """
-    stepper = dataclasses.replace(stepper or scene.stepper(), on_nonfinite="continue")
-    scene.restore()
+    stepper = dataclasses.replace(stepper or restored.stepper(), on_nonfinite="continue")
+    restored.restore()
     try:
         if prepare:
             prepare()
         with under or contextlib.nullcontext():
-            loss, _ = scene.forward_backward(window, stepper=stepper)
+            loss, _ = restored.forward_backward(window, stepper=stepper)
         scale = stepper.scaler.get_scale() if stepper.scaler else 1.0
-        return Outcome(loss=loss, norm=_norm(scene) / scale, zero_frac=_zeros(scene, symptom.layer))
+        return StepOutcome(loss=loss, norm=_norm(restored) / scale, zero_frac=_zeros(restored, symptom.layer))
     finally:
-        scene.restore()
+        restored.restore()
 
 
-def _norm(scene: Scene) -> float:
-    grads = [p.grad for p in scene.live.model.parameters() if p.grad is not None]
+def _norm(restored: RestoredStep) -> float:
+    grads = [p.grad for p in restored.live.model.parameters() if p.grad is not None]
     return to_float(torch.nn.utils.get_total_norm(grads)) if grads else 0.0
 
 
-def _zeros(scene: Scene, layer: str | None) -> float:
+def _zeros(restored: RestoredStep, layer: str | None) -> float:
     """Return the fraction of gradient elements that are zero in the parameters of a layer."""
     zeros = total = 0
-    for name, parameter in scene.live.model.named_parameters():
+    for name, parameter in restored.live.model.named_parameters():
         if parameter.grad is not None and (layer is None or name == layer or name.startswith(f"{layer}.")):
             zeros += int(to_host((parameter.grad == 0).sum()))
             total += parameter.numel()

@@ -1,4 +1,4 @@
-"""Prove a diagnosis: change one thing at a time, run again, and see whether the symptom is gone."""
+"""Verify a diagnosis: change one thing at a time, run again, and check whether the symptom is gone."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from gradwatch.diagnose.run_numbers import RunNumbers, measure_run
 from gradwatch.errors import GradwatchError
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Finding, Remedy, Severity
-from gradwatch.replay.config_change import Change, config_of, is_taken, taken_back
+from gradwatch.replay.config_change import Change, config_of, is_taken, reverted_settings
 from gradwatch.replay.locate import bad_samples
 from gradwatch.replay.locate.bad_operation import Located
 from gradwatch.replay.locate.in_run import locate_step
-from gradwatch.replay.restore.restored_step import Scene, open_scene
-from gradwatch.replay.restore.warm_start import Midway
-from gradwatch.replay.trials.runner import Theatre
-from gradwatch.replay.trials.trial_run import NON_FINITE, Rehearsal, same_illness
+from gradwatch.replay.restore.restored_step import RestoredStep, restore_step
+from gradwatch.replay.restore.warm_start import WarmStart
+from gradwatch.replay.trials.runner import TrialRunner
+from gradwatch.replay.trials.trial_run import NON_FINITE, TrialRun, same_illness
 from gradwatch.replay.verify.interventions import Intervention, interventions
-from gradwatch.replay.verify.result import Check, Proof, Status, Tested
+from gradwatch.replay.verify.result import Experiment, Status, TestedCause, Verification
 from gradwatch.replay.verify.symptom import KINDS, Symptom, observe
 
 AXES = {
@@ -36,99 +36,107 @@ AXES = {
 """What a symptom may depend on: how that is said where it does, and where it does not."""
 
 
-def verify(theatre: Theatre, diagnoses: Sequence[Diagnosis]) -> tuple[Proof, ...]:
-    """Prove each diagnosis of a run, or refute it; those that are for information only are left out.
+def verify(runner: TrialRunner, diagnoses: Sequence[Diagnosis]) -> tuple[Verification, ...]:
+    """Confirm or refute each diagnosis of a run; diagnoses for information only are skipped.
 
     Args:
-        theatre: Of the run, which is only read.
+        runner: Of the run, which is only read.
         diagnoses: What is thought of it.
     """
-    return tuple(_prove(theatre, d) for d in diagnoses if d.severity > Severity.INFO)
+    return tuple(_verify_one(runner, d) for d in diagnoses if d.severity > Severity.INFO)
 
 
-def _prove(theatre: Theatre, diagnosis: Diagnosis) -> Proof:
+def _verify_one(runner: TrialRunner, diagnosis: Diagnosis) -> Verification:
     began = time.perf_counter()
     finding = diagnosis.findings[0]
-    facts = measure_run(theatre.history, until=finding.step)
-    midway = theatre.midway(finding)
-    seen = _seen_in_step(theatre, finding, facts, midway) if finding.kind in KINDS else None
-    if seen is None or not seen.comes_back:
-        seen = _seen_in_training(theatre, finding, midway, located=seen.located if seen else None)
-    causes = tuple(_tested(theatre, diagnosis, seen, facts))
+    facts = measure_run(runner.history, until=finding.step)
+    warm_start = runner.warm_start(finding)
+    seen = _reproduce_step(runner, finding, facts, warm_start) if finding.kind in KINDS else None
+    if seen is None or not seen.reproduced:
+        seen = _reproduce_training(runner, finding, warm_start, located=seen.located if seen else None)
+    causes = tuple(_test_causes(runner, diagnosis, seen, facts))
     ids = {tested.cause_id for tested in causes}
-    further = [c for c in seen.checks if not ids & set(c.causes) and c.axis != "look"]
-    if seen.comes_back and not any(c.gone and c.change and c.is_healthy for t in causes for c in t.checks):
-        further += _taken_back(theatre, finding, seen)
-    return Proof(
+    other_experiments = [c for c in seen.experiments if not ids & set(c.causes) and c.axis != "look"]
+    if seen.reproduced and not any(c.gone and c.change and c.is_healthy for t in causes for c in t.experiments):
+        other_experiments += _try_reverted_settings(runner, finding, seen)
+    return Verification(
         finding=finding,
         control=seen.control,
-        comes_back=seen.comes_back,
+        reproduced=seen.reproduced,
         located=seen.located,
-        sorted=_sorted(seen.checks),
+        sorted=_describe_dependence(seen.experiments),
         causes=causes,
-        further=tuple(further),
+        other_experiments=tuple(other_experiments),
         seconds=time.perf_counter() - began,
     )
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
-    """What came when nothing was changed, and then with one change each; `midway` is where further changes begin."""
+class _Reproduction:
+    """The result without a change, then with one change each; further changes begin at `warm_start`."""
 
     control: str
-    comes_back: bool
+    reproduced: bool
     located: Located | None
-    midway: Midway | None
-    checks: tuple[Check, ...] = ()
+    warm_start: WarmStart | None
+    experiments: tuple[Experiment, ...] = ()
 
 
-def _seen_in_step(theatre: Theatre, finding: Finding, facts: RunNumbers, midway: Midway | None) -> _Seen | None:
-    """Look at the step of a finding alone, from its recorded state; None where that is out of reach."""
+def _reproduce_step(
+    runner: TrialRunner, finding: Finding, facts: RunNumbers, warm_start: WarmStart | None
+) -> _Reproduction | None:
+    """Run the step of a finding alone from its recorded state; return None if that state cannot be restored."""
     with contextlib.ExitStack() as stack:
         try:
-            scene = stack.enter_context(open_scene(theatre.run, finding.step))
+            restored = stack.enter_context(restore_step(runner.run, finding.step))
         except GradwatchError:
             return None
-        symptom = Symptom.of(finding, scene, usual_norm=facts.usual_norm)
-        control, comes_back = _control_of(scene, symptom)
-        located = locate_step(scene) if finding.kind in NON_FINITE else None
-        tried = interventions(scene, symptom, located) if comes_back else ()
-        made = [check for i in tried for check in _intervened(i, symptom)]
-        made += _data_looked_at(scene) if located else []
-        return _Seen(control=control, comes_back=comes_back, located=located, midway=midway, checks=tuple(made))
+        symptom = Symptom.of(finding, restored, usual_norm=facts.usual_norm)
+        control, reproduced = _run_control(restored, symptom)
+        located = locate_step(restored) if finding.kind in NON_FINITE else None
+        tried = interventions(restored, symptom, located) if reproduced else ()
+        made = [experiment for i in tried for experiment in _run_intervention(i, symptom)]
+        made += _check_data(restored) if located else []
+        return _Reproduction(
+            control=control, reproduced=reproduced, located=located, warm_start=warm_start, experiments=tuple(made)
+        )
 
 
-def _data_looked_at(scene: Scene) -> list[Check]:
+def _check_data(restored: RestoredStep) -> list[Experiment]:
     """Return that the batch is finite, where it is: then it is no bad data."""
-    if any(bad_samples.not_finite(batch) for batch in scene.window):
+    if any(bad_samples.not_finite(batch) for batch in restored.window):
         return []
     told = "every value is finite"
-    return [Check(text="the batch, looked at", result=told, gone=False, causes=(CauseId.BAD_DATA,), axis="look")]
+    return [Experiment(text="the batch, looked at", result=told, gone=False, causes=(CauseId.BAD_DATA,), axis="look")]
 
 
-def _seen_in_training(theatre: Theatre, finding: Finding, midway: Midway | None, *, located: Located | None) -> _Seen:
+def _reproduce_training(
+    runner: TrialRunner, finding: Finding, warm_start: WarmStart | None, *, located: Located | None
+) -> _Reproduction:
     """Train again, from the recorded state or else from the start, where it comes back; and from another seed."""
-    control, comes_back = _trained_again(theatre, finding, midway)
-    if midway and not comes_back:
-        midway = None
-        control, comes_back = _trained_again(theatre, finding, None)
-    made = (_other_seed(theatre, finding),) if comes_back else ()
-    return _Seen(control=control, comes_back=comes_back, located=located, midway=midway, checks=made)
+    control, reproduced = _train_again(runner, finding, warm_start)
+    if warm_start and not reproduced:
+        warm_start = None
+        control, reproduced = _train_again(runner, finding, None)
+    made = (_try_other_seed(runner, finding),) if reproduced else ()
+    return _Reproduction(
+        control=control, reproduced=reproduced, located=located, warm_start=warm_start, experiments=made
+    )
 
 
-def _control_of(scene: Scene, symptom: Symptom) -> tuple[str, bool]:
+def _run_control(restored: RestoredStep, symptom: Symptom) -> tuple[str, bool]:
     """Run a step twice as it was; say what came of it, and whether the symptom came back."""
-    first, second = observe(scene, symptom), observe(scene, symptom)
+    first, second = observe(restored, symptom), observe(restored, symptom)
     same = repr(first) == repr(second)  # nan is equal to nan here
-    told = f"step {scene.step:,} again, twice: {symptom.told(first)}"
-    told += ", bit for bit the same" if same else f", then {symptom.told(second)}: not deterministic"
+    told = f"step {restored.step:,} again, twice: {symptom.told(first)}"
+    told += ", bit-identical" if same else f", then {symptom.told(second)}: not deterministic"
     return told, symptom.is_in(first) and symptom.is_in(second)
 
 
-def _trained_again(theatre: Theatre, finding: Finding, midway: Midway | None) -> tuple[str, bool]:
-    steps = theatre.steps_for(finding)
-    again = theatre.rehearse({}, steps=steps, midway=midway)
+def _train_again(runner: TrialRunner, finding: Finding, warm_start: WarmStart | None) -> tuple[str, bool]:
+    steps = runner.steps_for(finding)
+    again = runner.run_trial({}, steps=steps, warm_start=warm_start)
     if again is None:
         return f"no time to train {steps:,} steps again", False
     found = again.found(finding)
@@ -138,24 +146,24 @@ def _trained_again(theatre: Theatre, finding: Finding, midway: Midway | None) ->
     return f"{told}: {finding.kind} at step {found[0].step:,}, as before", True
 
 
-def _span(made: Rehearsal) -> str:
+def _span(made: TrialRun) -> str:
     """Return which steps were trained."""
-    return f"{made.steps:,} steps" + (f" from step {made.began_at:,} on" if made.began_at else "")
+    return f"{made.steps:,} steps" + (f" from step {made.start_step:,} on" if made.start_step else "")
 
 
-def _other_seed(theatre: Theatre, finding: Finding) -> Check:
+def _try_other_seed(runner: TrialRunner, finding: Finding) -> Experiment:
     """Train with another seed: other first weights, another order of the data, other draws."""
-    seed = config_of(theatre.run).run.seed + 1
+    seed = config_of(runner.run).run.seed + 1
     change = Change(text=f"another seed, {seed}", patch={"run.seed": seed})
-    return replace(_changed(theatre, finding, change, None), change=None, axis="chance")
+    return replace(_train_with(runner, finding, change, None), change=None, axis="chance")
 
 
-def _intervened(intervention: Intervention, symptom: Symptom) -> Iterator[Check]:
+def _run_intervention(intervention: Intervention, symptom: Symptom) -> Iterator[Experiment]:
     """Run an intervention, all of its variants; yield nothing where it does not apply after all."""
     try:
         outcomes = intervention.run()
     except (RuntimeError, ValueError, TypeError) as error:  # a change that the model cannot take
-        yield _check(intervention, gone=None, result=f"cannot be run: {str(error).splitlines()[0]}")
+        yield _experiment(intervention, gone=None, result=f"cannot be run: {str(error).splitlines()[0]}")
         return
     if not outcomes:
         return
@@ -163,42 +171,46 @@ def _intervened(intervention: Intervention, symptom: Symptom) -> Iterator[Check]
     told = symptom.told((ill or outcomes)[0])
     if len(outcomes) > 1:
         told = f"ill in {len(ill)} of {len(outcomes)}; {told}"
-    yield _check(intervention, gone=not ill, result=told)
+    yield _experiment(intervention, gone=not ill, result=told)
 
 
-def _check(intervention: Intervention, *, gone: bool | None, result: str) -> Check:
-    return Check(text=intervention.text, result=result, gone=gone, causes=intervention.causes, axis=intervention.axis)
+def _experiment(intervention: Intervention, *, gone: bool | None, result: str) -> Experiment:
+    return Experiment(
+        text=intervention.text, result=result, gone=gone, causes=intervention.causes, axis=intervention.axis
+    )
 
 
-def _sorted(checks: Sequence[Check]) -> str:
+def _describe_dependence(experiments: Sequence[Experiment]) -> str:
     """Say what the symptom depends on: it is gone where that is changed."""
-    takes = [what for axis, (what, _) in AXES.items() if any(c.axis == axis and c.gone for c in checks)]
-    if takes:
-        return f"it takes {' and '.join(takes)}"
-    kept = [other for axis, (_, other) in AXES.items() if any(c.axis == axis and c.gone is False for c in checks)]
+    needed = [what for axis, (what, _) in AXES.items() if any(c.axis == axis and c.gone for c in experiments)]
+    if needed:
+        return f"it takes {' and '.join(needed)}"
+    kept = [other for axis, (_, other) in AXES.items() if any(c.axis == axis and c.gone is False for c in experiments)]
     return f"it comes with {' and '.join(kept)}, too" if kept else ""
 
 
-def _tested(theatre: Theatre, diagnosis: Diagnosis, seen: _Seen, facts: RunNumbers) -> Iterator[Tested]:
+def _test_causes(
+    runner: TrialRunner, diagnosis: Diagnosis, seen: _Reproduction, facts: RunNumbers
+) -> Iterator[TestedCause]:
     """Yield the diagnosed cause, and its rivals where something speaks for them, or it is not confirmed itself."""
-    leading, ill = diagnosis.findings[0], seen.comes_back
-    own = [c for c in seen.checks if diagnosis.cause_id in c.causes]
-    own += _rehearsed(theatre, leading, diagnosis.remedies, seen)
-    tested = _judged(diagnosis.cause, diagnosis.cause_id, own, comes_back=ill)
+    leading, ill = diagnosis.findings[0], seen.reproduced
+    own = [c for c in seen.experiments if diagnosis.cause_id in c.causes]
+    own += _try_remedies(runner, leading, diagnosis.remedies, seen)
+    tested = _conclude(diagnosis.cause, diagnosis.cause_id, own, reproduced=ill)
     yield tested
-    rivals = _rivals(theatre.history, diagnosis)
+    rivals = _rivals(runner.history, diagnosis)
     for cause in rivals:
-        checks = [c for c in seen.checks if cause.id in c.causes]
-        if tested.status == "confirmed" and not any(c.gone for c in checks):
+        experiments = [c for c in seen.experiments if cause.id in c.causes]
+        if tested.status == "confirmed" and not any(c.gone for c in experiments):
             continue
-        if not checks:
+        if not experiments:
             made = remedies(cause.remedies, findings=diagnosis.findings, numbers=facts)
-            checks += _rehearsed(theatre, leading, made, seen)
-        if checks:
-            yield _judged(cause.name, cause.id, checks, comes_back=ill)
+            experiments += _try_remedies(runner, leading, made, seen)
+        if experiments:
+            yield _conclude(cause.name, cause.id, experiments, reproduced=ill)
     known = {diagnosis.cause_id, *(cause.id for cause in rivals)}
-    for other in dict.fromkeys(i for c in seen.checks if c.gone for i in c.causes if i not in known):
-        yield _judged(cause_of(other).name, other, [c for c in seen.checks if other in c.causes], comes_back=ill)
+    for other in dict.fromkeys(i for c in seen.experiments if c.gone for i in c.causes if i not in known):
+        yield _conclude(cause_of(other).name, other, [c for c in seen.experiments if other in c.causes], reproduced=ill)
 
 
 def _rivals(history: History, diagnosis: Diagnosis) -> list[Cause]:
@@ -210,71 +222,75 @@ def _rivals(history: History, diagnosis: Diagnosis) -> list[Cause]:
     return [c for c in able if c.id != diagnosis.cause_id]
 
 
-def _rehearsed(theatre: Theatre, finding: Finding, made: Sequence[Remedy], seen: _Seen) -> list[Check]:
+def _try_remedies(
+    runner: TrialRunner, finding: Finding, made: Sequence[Remedy], seen: _Reproduction
+) -> list[Experiment]:
     """Return what comes of training with each remedy that a config can express, up to the first that heals."""
-    changes = [Change.of(r) for r in made if r.patch] if seen.comes_back else []
-    return _first_that_heals(theatre, finding, changes, seen.midway)
+    changes = [Change.of(r) for r in made if r.patch] if seen.reproduced else []
+    return _try_until_healed(runner, finding, changes, seen.warm_start)
 
 
-def _first_that_heals(
-    theatre: Theatre, finding: Finding, changes: Sequence[Change], midway: Midway | None
-) -> list[Check]:
-    made: list[Check] = []
+def _try_until_healed(
+    runner: TrialRunner, finding: Finding, changes: Sequence[Change], warm_start: WarmStart | None
+) -> list[Experiment]:
+    made: list[Experiment] = []
     for change in changes:
-        if is_taken(theatre.run, change):
-            made.append(_tried(theatre, finding, change, midway))
+        if is_taken(runner.run, change):
+            made.append(_try_change(runner, finding, change, warm_start))
             if made[-1].gone and made[-1].is_healthy:
                 break  # they come smallest first
     return made
 
 
-def _tried(theatre: Theatre, finding: Finding, change: Change, midway: Midway | None) -> Check:
+def _try_change(runner: TrialRunner, finding: Finding, change: Change, warm_start: WarmStart | None) -> Experiment:
     """Train with one change from the recorded state, where it can be made there.
 
     What does not help that late may have helped from the start, and is tried from there before it counts as refuted.
     """
-    late = _changed(theatre, finding, change, midway) if midway and midway.takes(change.patch) else None
+    late = (
+        _train_with(runner, finding, change, warm_start) if warm_start and warm_start.supports(change.patch) else None
+    )
     if late and late.gone:
         return late
-    early = _changed(theatre, finding, change, None)
+    early = _train_with(runner, finding, change, None)
     return late if late and early.gone is None else early
 
 
-def _changed(theatre: Theatre, finding: Finding, change: Change, midway: Midway | None) -> Check:
+def _train_with(runner: TrialRunner, finding: Finding, change: Change, warm_start: WarmStart | None) -> Experiment:
     """Train with one change, and look for the finding."""
-    steps = theatre.steps_for(finding)
+    steps = runner.steps_for(finding)
     try:
-        made = theatre.rehearse(dict(change.patch), steps=steps, midway=midway)
+        made = runner.run_trial(dict(change.patch), steps=steps, warm_start=warm_start)
     except (GradwatchError, RuntimeError) as error:
-        return Check(text=change.text, result=f"cannot be trained: {str(error).splitlines()[0]}", gone=None)
+        return Experiment(text=change.text, result=f"cannot be trained: {str(error).splitlines()[0]}", gone=None)
     if made is None:
-        return Check(text=change.text, result="no time left to train with it", gone=None)
+        return Experiment(text=change.text, result="no time left to train with it", gone=None)
     found = made.found(finding)
     gone = not found if found or made.history.step >= finding.step else None  # it may end before by itself
     others = sorted({f.kind for f in made.alarms} - set(same_illness(finding.kind)))
     told = f"{_span(made)}, loss {made.loss:.4g}: " + (f"{found[0].kind} again" if found else f"no {finding.kind}")
     told += f", but {', '.join(others)}" if gone and others else ""
-    return Check(
+    return Experiment(
         text=change.text,
         result=told,
         gone=gone,
         change=change,
         is_healthy=not made.alarms,
-        began_at=made.began_at,
+        start_step=made.start_step,
     )
 
 
-def _taken_back(theatre: Theatre, finding: Finding, seen: _Seen) -> list[Check]:
+def _try_reverted_settings(runner: TrialRunner, finding: Finding, seen: _Reproduction) -> list[Experiment]:
     """Return what comes of setting the config's own choices back one by one, up to the first that mends it."""
-    changes, located = list(taken_back(config_of(theatre.run))), seen.located
+    changes, located = list(reverted_settings(config_of(runner.run))), seen.located
     if located and located.operation.module_type == "":  # outside of the model: the loss comes first
         changes.sort(key=lambda c: not any(key.split(".")[0] == "loss" for key in c.patch))
-    return _first_that_heals(theatre, finding, changes, seen.midway)
+    return _try_until_healed(runner, finding, changes, seen.warm_start)
 
 
-def _judged(name: str, cause_id: str, checks: Sequence[Check], *, comes_back: bool) -> Tested:
-    known = [c.gone for c in checks if c.gone is not None]
+def _conclude(name: str, cause_id: str, experiments: Sequence[Experiment], *, reproduced: bool) -> TestedCause:
+    known = [c.gone for c in experiments if c.gone is not None]
     status: Status = "open"
-    if comes_back and known:
+    if reproduced and known:
         status = "confirmed" if any(known) else "refuted"
-    return Tested(cause=name, cause_id=cause_id, status=status, checks=tuple(checks))
+    return TestedCause(cause=name, cause_id=cause_id, status=status, experiments=tuple(experiments))

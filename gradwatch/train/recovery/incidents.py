@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from gradwatch.history.store import History
-from gradwatch.incident import matters
-from gradwatch.incident.recorder import MEGABYTE, Recorder
+from gradwatch.incident import warrants_incident
+from gradwatch.incident.recorder import MEGABYTE, Snapshotter
 from gradwatch.probe.batches.batch_hash import hash_batch
 from gradwatch.records import Event, Finding
 from gradwatch.state.snapshot import num_bytes
@@ -56,7 +56,7 @@ def attend_to_the_rest(session: Session) -> None:
 def take_critical(session: Session) -> list[Finding]:
     """Return what is critical and nobody has acted on yet."""
     news = session.pipeline.news
-    return [finding for finding in iter(lambda: news.pop(0) if news else None, None) if matters(finding)]
+    return [finding for finding in iter(lambda: news.pop(0) if news else None, None) if warrants_incident(finding)]
 
 
 def keep(session: Session) -> None:
@@ -106,7 +106,7 @@ def rows(history: History, *, first: int) -> dict[str, Any]:
     return kept
 
 
-def _record(session: Session, recorder: Recorder, findings: Sequence[Finding]) -> None:
+def _record(session: Session, recorder: Snapshotter, findings: Sequence[Finding]) -> None:
     """Write an incident about findings, where there are any, and the config and the incidents before leave room."""
     if not findings or recorder.is_full or not session.config.watch.record.enabled:
         return
@@ -116,7 +116,7 @@ def _record(session: Session, recorder: Recorder, findings: Sequence[Finding]) -
         recorder.give_up(error)
 
 
-def _write(session: Session, recorder: Recorder, findings: Sequence[Finding]) -> None:
+def _write(session: Session, recorder: Snapshotter, findings: Sequence[Finding]) -> None:
     """Write an incident about the first step at which one of the findings was made, and note where it is."""
     live, history = session.live, session.pipeline.history
     step = min(min(finding.step for finding in findings), live.progress.step - 1)

@@ -6,37 +6,37 @@ import torch
 from gradwatch.replay.locate import bad_samples
 
 
-def halving(culprits, *, most=10**9):
+def bisection(bad_rows, *, most=10**9):
     asked = []
 
     def fails(rows):
         asked.append(rows)
         if len(asked) > most:
             raise AssertionError("too many runs")
-        return bool(set(culprits) & set(rows))
+        return bool(set(bad_rows) & set(rows))
 
-    return bad_samples.Halving(fails), asked
+    return bad_samples.BatchBisection(fails), asked
 
 
-@pytest.mark.parametrize("culprits", [(0,), (63,), (17, 40), (5, 6, 7)])
-def test_the_culprits_are_found(culprits):
-    search, _ = halving(culprits)
+@pytest.mark.parametrize("bad_rows", [(0,), (63,), (17, 40), (5, 6, 7)])
+def test_the_bad_samples_are_found(bad_rows):
+    search, _ = bisection(bad_rows)
 
-    assert search.culprits(64) == culprits
+    assert search.find(64) == bad_rows
 
 
 def test_one_culprit_takes_a_logarithm_of_runs():
-    search, asked = halving((20,))
+    search, asked = bisection((20,))
 
-    search.culprits(64)
+    search.find(64)
 
     assert search.runs == len(asked) == 12, "two for each of six halvings"
 
 
 def test_what_takes_several_together_has_no_culprit():
-    search = bad_samples.Halving(lambda rows: {3, 60} <= set(rows))
+    search = bad_samples.BatchBisection(lambda rows: {3, 60} <= set(rows))
 
-    assert search.culprits(64) == ()
+    assert search.find(64) == ()
 
 
 def test_a_model_that_cannot_take_so_few_has_no_culprit():
@@ -45,13 +45,13 @@ def test_a_model_that_cannot_take_so_few_has_no_culprit():
             raise ValueError("Expected more than 1 value per channel when training")
         return 5 in rows
 
-    assert bad_samples.Halving(fails).culprits(8) == ()
+    assert bad_samples.BatchBisection(fails).find(8) == ()
 
 
 def test_the_search_gives_up_after_its_runs():
-    search, asked = halving(range(64))
+    search, asked = bisection(range(64))
 
-    assert search.culprits(64) == ()
+    assert search.find(64) == ()
     assert len(asked) == bad_samples.RUNS
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gradwatch.errors import PACKAGE
-from gradwatch.replay.locate.call_site import calling, is_telling
+from gradwatch.replay.locate.call_site import find_call_site, is_user_code
 
 INSTALLED = Path(sysconfig.get_path("purelib"))
 
@@ -27,23 +27,23 @@ INSTALLED = Path(sysconfig.get_path("purelib"))
     ],
 )
 def test_whose_line_it_is(file, told):
-    assert is_telling(file) is told
+    assert is_user_code(file) is told
 
 
 def test_the_innermost_line_is_told_with_its_text():
     def inner():
-        return calling(None)  # this one
+        return find_call_site(None)  # this one
 
     place, again = inner()
 
-    assert place.text == "return calling(None)  # this one"
+    assert place.text == "return find_call_site(None)  # this one"
     assert (place.function, Path(place.file)) == ("inner", Path(__file__))
     assert not again
 
 
 def test_the_search_ends_at_the_frame_that_runs_the_step():
     def step():
-        return calling(step.__code__)
+        return find_call_site(step.__code__)
 
     place, _ = step()
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from replay.singularities import MIXED, PLANTS, SPREAD, ZEROS, Attention, EmptyRow, Log, Net, Plain, RootOfZero
+from replay.locate.singularities import MIXED, PLANTS, SPREAD, ZEROS, Attention, EmptyRow, Log, Net, Plain, RootOfZero
 from torch import nn
 from torch.nn.modules import module as hooks
 
 import gradwatch
-from gradwatch.replay.locate.bad_operation import Verdict
+from gradwatch.replay.locate.bad_operation import Blame
 from gradwatch.replay.locate.locate import locate
 
 HERE = Path(__file__).with_name("singularities.py")
@@ -44,7 +44,7 @@ def test_a_planted_singularity_is_found(name):
     assert Path(located.place.file) == HERE
     guilty = "self.part(self.encoder(x))" if plant.module == "encoder" else "# here"
     assert located.place.text.endswith(guilty), located.place
-    assert located.verdict.name.lower() == plant.verdict, located.because
+    assert located.blame.name.lower() == plant.blame, located.because
     assert (located.leaf.name if located.leaf else "") == plant.leaf
     if plant.samples is not None:
         assert located.samples == plant.samples
@@ -53,7 +53,7 @@ def test_a_planted_singularity_is_found(name):
 def test_the_plants_are_many_and_of_every_sort():
     assert len(PLANTS) >= 20
     assert {p.phase for p in PLANTS.values()} == {"forward", "backward"}
-    assert {p.verdict for p in PLANTS.values()} == {v.name.lower() for v in Verdict}
+    assert {p.blame for p in PLANTS.values()} == {v.name.lower() for v in Blame}
 
 
 class Causal(nn.Module):
@@ -230,7 +230,7 @@ def test_one_bad_sample_of_two_batch_tensors_is_named():
 
     located = locate(lambda x, y: (model(x).sum(1) - y).square().mean(), SPREAD, targets)
 
-    assert (located.verdict, located.samples, located.leaf.name) == (Verdict.DATA, (6,), "targets")
+    assert (located.blame, located.samples, located.leaf.name) == (Blame.DATA, (6,), "targets")
 
 
 def test_the_plain_data_are_strict_json():

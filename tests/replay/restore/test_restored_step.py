@@ -12,7 +12,7 @@ from gradwatch import load_run
 from gradwatch.config.load import load_config
 from gradwatch.errors import RunError
 from gradwatch.incident import recorder
-from gradwatch.replay.restore.restored_step import open_scene
+from gradwatch.replay.restore.restored_step import restore_step
 from gradwatch.train import checkpoint
 from gradwatch.train.loop import train
 from gradwatch.train.objective import Objective
@@ -32,8 +32,8 @@ def recorded(tmp_path_factory):
         return train(config, log_format="plain").directory
 
 
-def weights(scene):
-    return {name: value.clone() for name, value in scene.live.model.state_dict().items()}
+def weights(restored):
+    return {name: value.clone() for name, value in restored.live.model.state_dict().items()}
 
 
 def assert_equal(a, b):
@@ -41,15 +41,15 @@ def assert_equal(a, b):
 
 
 def test_it_stands_before_the_step_of_the_first_incident(recorded):
-    with open_scene(recorded) as scene:
-        assert (scene.step, scene.began_at) == (STEP, 16)
-        assert scene.incident.step == STEP
-        assert [len(inputs) for inputs, _ in scene.window] == [8, 8]
-        assert [part.tolist() for part in scene.indices] == scene.incident.facts["samples"]
-        kept = scene.incident.state()["window"]
+    with restore_step(recorded) as restored:
+        assert (restored.step, restored.start_step) == (STEP, 16)
+        assert restored.incident.step == STEP
+        assert [len(inputs) for inputs, _ in restored.window] == [8, 8]
+        assert [part.tolist() for part in restored.indices] == restored.incident.facts["samples"]
+        kept = restored.incident.state()["window"]
         assert all(
             torch.equal(a, b)
-            for mine, its in zip(scene.window, kept, strict=True)
+            for mine, its in zip(restored.window, kept, strict=True)
             for a, b in zip(mine, its, strict=True)
         )
 
@@ -57,13 +57,13 @@ def test_it_stands_before_the_step_of_the_first_incident(recorded):
 def test_a_step_comes_out_as_recorded_any_number_of_times(recorded):
     history = load_run(recorded)
     after = []
-    with open_scene(recorded, step=18) as scene:
-        before = weights(scene)
+    with restore_step(recorded, step=18) as restored:
+        before = weights(restored)
         for _ in range(3):
-            scene.restore()
-            assert_equal(before, weights(scene))
-            result = scene.run_step()
-            after.append(weights(scene))
+            restored.restore()
+            assert_equal(before, weights(restored))
+            result = restored.run_step()
+            after.append(weights(restored))
             assert result.loss == history["loss"][18]
             assert np.float32(result.norm) == np.float32(history["grad_norm.before_clip"][18])
 
@@ -73,101 +73,101 @@ def test_a_step_comes_out_as_recorded_any_number_of_times(recorded):
 
 
 def test_it_runs_on_to_the_weights_of_the_next_checkpoint(recorded):
-    with open_scene(recorded, step=32) as scene:
-        results = scene.run_on(8)
+    with restore_step(recorded, step=32) as restored:
+        results = restored.run_on(8)
 
         state = checkpoint.load(recorded / "checkpoints", step=40)[1]
-        assert_equal(state["model"], weights(scene))
+        assert_equal(state["model"], weights(restored))
         assert [r.loss for r in results] == load_run(recorded)["loss"][32:40].tolist()
-        scene.restore()
-        assert scene.live.progress.step == 32
+        restored.restore()
+        assert restored.live.progress.step == 32
 
 
 def test_the_passes_alone_leave_the_gradient_and_no_update(recorded):
-    with open_scene(recorded, step=18) as scene:
-        before = weights(scene)
+    with restore_step(recorded, step=18) as restored:
+        before = weights(restored)
 
-        loss, finite = scene.forward_backward()
+        loss, finite = restored.forward_backward()
 
-        after = weights(scene)
+        after = weights(restored)
         assert finite
         assert loss == load_run(recorded)["loss"][18]
-        assert all(torch.equal(before[n], after[n]) for n, p in scene.live.model.named_parameters())
-        assert all(p.grad is not None for p in scene.live.model.parameters())
-        scene.restore()
-        assert all(p.grad is None for p in scene.live.model.parameters())
-        assert_equal(before, weights(scene))
+        assert all(torch.equal(before[n], after[n]) for n, p in restored.live.model.named_parameters())
+        assert all(p.grad is not None for p in restored.live.model.parameters())
+        restored.restore()
+        assert all(p.grad is None for p in restored.live.model.parameters())
+        assert_equal(before, weights(restored))
 
 
 def test_one_thing_can_be_changed_at_a_time(recorded):
-    with open_scene(recorded) as scene:
-        as_it_was = scene.run_step().loss
-        scene.restore()
-        other_batch = scene.run_step(scene.window_at(1)).loss
-        scene.restore()
+    with restore_step(recorded) as restored:
+        as_it_was = restored.run_step().loss
+        restored.restore()
+        other_batch = restored.run_step(restored.window_at(1)).loss
+        restored.restore()
         bounded = Objective(function=nn.HuberLoss())
-        other_loss = scene.run_step(stepper=scene.stepper(objective=bounded)).loss
-        scene.restore()
-        inputs, targets = scene.window[0]
+        other_loss = restored.run_step(stepper=restored.stepper(objective=bounded)).loss
+        restored.restore()
+        inputs, targets = restored.window[0]
         keep = targets[:, 0] < 1e30
-        without = [(inputs[keep], targets[keep]), scene.window[1]]
-        without_the_sample = scene.run_step(without).loss
+        without = [(inputs[keep], targets[keep]), restored.window[1]]
+        without_the_sample = restored.run_step(without).loss
 
     assert not np.isfinite(as_it_was)
     assert np.isfinite([other_batch, other_loss, without_the_sample]).tolist() == [True, True, True]
 
 
 def test_modes_and_what_is_changed_in_them_are_put_back(recorded):
-    with open_scene(recorded, step=18) as scene:
-        expected = scene.run_step().loss
-        scene.restore()
-        scene.live.model.eval()
-        other = scene.run_step().loss
-        scene.restore()
+    with restore_step(recorded, step=18) as restored:
+        expected = restored.run_step().loss
+        restored.restore()
+        restored.live.model.eval()
+        other = restored.run_step().loss
+        restored.restore()
 
         assert other != expected
-        assert scene.run_step().loss == expected
+        assert restored.run_step().loss == expected
 
 
 def test_windows_before_and_after_are_those_that_the_training_saw(recorded):
-    with open_scene(recorded, step=18) as scene, open_scene(recorded, step=17) as earlier:
-        assert torch.equal(scene.window_at(-1)[0][0], earlier.window[0][0])
-        assert torch.equal(earlier.window_at(1)[1][0], scene.window[1][0])
+    with restore_step(recorded, step=18) as restored, restore_step(recorded, step=17) as earlier:
+        assert torch.equal(restored.window_at(-1)[0][0], earlier.window[0][0])
+        assert torch.equal(earlier.window_at(1)[1][0], restored.window[1][0])
         with pytest.raises(IndexError, match="the epoch has 18 steps before step 18"):
-            scene.window_at(-19)
+            restored.window_at(-19)
 
 
 def test_a_changed_config_stands_at_the_same_weights(recorded):
     config = load_config(recorded / "config.yaml", ["train.precision=bf16"])
 
-    with open_scene(recorded, step=30) as scene, open_scene(recorded, step=30, config=config) as changed:
-        assert_equal(weights(scene), weights(changed))
-        assert scene.run_step().loss != changed.run_step().loss
+    with restore_step(recorded, step=30) as restored, restore_step(recorded, step=30, config=config) as changed:
+        assert_equal(weights(restored), weights(changed))
+        assert restored.run_step().loss != changed.run_step().loss
 
 
 def test_the_state_of_any_moment_can_be_gone_back_to(recorded):
-    with open_scene(recorded, step=18) as scene:
-        scene.run_on(2)
-        moment = scene.state()
-        expected = scene.run_on(1)[0]
-        scene.restore()
+    with restore_step(recorded, step=18) as restored:
+        restored.run_on(2)
+        moment = restored.state()
+        expected = restored.run_on(1)[0]
+        restored.restore()
 
-        scene.set_state(moment)
+        restored.set_state(moment)
 
-        assert scene.live.progress.step == 20
-        assert dataclasses.astuple(scene.run_on(1)[0]) == dataclasses.astuple(expected)
+        assert restored.live.progress.step == 20
+        assert dataclasses.astuple(restored.run_on(1)[0]) == dataclasses.astuple(expected)
 
 
 def test_random_numbers_and_threads_of_this_process_stay_as_they_were(recorded):
     state, threads = torch.get_rng_state(), torch.get_num_threads()
 
-    with open_scene(recorded) as scene:
-        scene.run_step()
+    with restore_step(recorded) as restored:
+        restored.run_step()
 
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_num_threads() == threads
 
 
 def test_a_folder_that_is_no_run_is_a_mistake(tmp_path):
-    with pytest.raises(RunError, match=r"it holds no config\.yaml"), open_scene(tmp_path):
+    with pytest.raises(RunError, match=r"it holds no config\.yaml"), restore_step(tmp_path):
         pass

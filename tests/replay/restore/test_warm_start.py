@@ -17,10 +17,10 @@ from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.incident import incidents, recorder
 from gradwatch.records import Finding, Severity
 from gradwatch.replay.config_change import Change, config_of
-from gradwatch.replay.restore.warm_start import before
-from gradwatch.replay.trials.runner import AFTER, Theatre
-from gradwatch.replay.trials.trial_run import Rehearsal, rehearse
-from gradwatch.replay.verify.verify import verify as proving
+from gradwatch.replay.restore.warm_start import find_warm_start
+from gradwatch.replay.trials.runner import STEPS_AFTER, TrialRunner
+from gradwatch.replay.trials.trial_run import TrialRun, run_trial
+from gradwatch.replay.verify import verify as verifying
 from gradwatch.train.loop import train
 
 pytestmark = [pytest.mark.filterwarnings("ignore:gradwatch"), pytest.mark.filterwarnings("ignore:train.accumulate")]
@@ -42,8 +42,8 @@ def steady(tmp_path_factory):
 
 def begun(run, steps, patch=None):
     """Train with a change from the kept state on."""
-    midway = before(run, STEP)
-    return rehearse(config_of(run, patch), steps=steps, threads=1, midway=midway)
+    warm_start = find_warm_start(run, STEP)
+    return run_trial(config_of(run, patch), steps=steps, threads=1, warm_start=warm_start)
 
 
 @pytest.mark.parametrize("overrides", [[], ["train.precision=fp16"], ["train.accumulate=2", "data.batch_size=8"]])
@@ -54,7 +54,7 @@ def test_without_a_change_it_is_the_run_to_the_last_bit(tmp_path, overrides):
 
     made = begun(run, first + 6)
 
-    assert made.began_at == KEPT
+    assert made.start_step == KEPT
     assert made.steps == first + 6 - KEPT
     recorded_T = history["loss"][: first + 6]
     np.testing.assert_array_equal(made.history["loss"], recorded_T)
@@ -65,11 +65,11 @@ def test_the_nearest_state_is_taken_from_incidents_and_checkpoints(steady, tmp_p
     moved = tmp_path / "run"
     shutil.copytree(steady, moved)
 
-    steps = [before(moved, at).step for at in (STEP, 30, 39)]
+    steps = [find_warm_start(moved, at).step for at in (STEP, 30, 39)]
     shutil.rmtree(moved / "incidents")
 
     assert steps == [KEPT, 30, 30]
-    assert before(moved, STEP) is None, "the checkpoints are later, and the start is no such state"
+    assert find_warm_start(moved, STEP) is None, "the checkpoints are later, and the start is no such state"
 
 
 def test_a_damaged_state_is_passed_over(steady, tmp_path):
@@ -78,7 +78,7 @@ def test_a_damaged_state_is_passed_over(steady, tmp_path):
     (moved / "checkpoints" / "step-000030" / "tensors.safetensors").write_bytes(b"?")
 
     with pytest.warns(RuntimeWarning, match="step-000030 is damaged"):
-        found = before(moved, 35)
+        found = find_warm_start(moved, 35)
 
     assert found.step == KEPT
 
@@ -107,7 +107,7 @@ def test_other_settings_of_the_optimizer_hold_from_there_on(steady, tmp_path):
     torch.manual_seed(0)
 
     with contextlib.ExitStack() as stack:
-        session = before(steady, STEP).open(config, tmp_path, stack=stack)
+        session = find_warm_start(steady, STEP).open(config, tmp_path, stack=stack)
 
     (group,) = session.optimizer.param_groups
     assert (group["weight_decay"], tuple(group["betas"]), group["lr"]) == (0.5, (0.5, 0.9), 2e-3)
@@ -116,7 +116,7 @@ def test_other_settings_of_the_optimizer_hold_from_there_on(steady, tmp_path):
 
 def test_larger_batches_go_on_at_the_same_sample(steady, tmp_path):
     with contextlib.ExitStack() as stack:
-        session = before(steady, STEP).open(config_of(steady, {"data.batch_size": 32}), tmp_path, stack=stack)
+        session = find_warm_start(steady, STEP).open(config_of(steady, {"data.batch_size": 32}), tmp_path, stack=stack)
 
     assert session.progress.batch == KEPT * BATCH // 32
     assert KEPT * BATCH < SAMPLES, "the first epoch"
@@ -127,7 +127,7 @@ def test_another_loss_scaler_begins_afresh(tmp_path):
 
     with contextlib.ExitStack() as stack:
         config = config_of(run, {"train.scaler.init_scale": 8.0})
-        session = before(run, STEP).open(config, tmp_path / "new", stack=stack)
+        session = find_warm_start(run, STEP).open(config, tmp_path / "new", stack=stack)
 
     assert session.scaler.get_scale() == 8
 
@@ -152,7 +152,7 @@ def test_another_loss_scaler_begins_afresh(tmp_path):
     ],
 )
 def test_what_decides_the_first_weights_is_tried_from_the_start(steady, patch, expected):
-    assert before(steady, STEP).takes(patch) is expected
+    assert find_warm_start(steady, STEP).supports(patch) is expected
 
 
 @pytest.mark.parametrize(
@@ -161,28 +161,30 @@ def test_what_decides_the_first_weights_is_tried_from_the_start(steady, patch, e
 def test_a_rate_that_others_drive_is_changed_from_the_start(tmp_path, override):
     run = trained(tmp_path, "schedule=null", override)
 
-    assert not before(run, STEP).takes({"optim.lr": 1e-4})
+    assert not find_warm_start(run, STEP).supports({"optim.lr": 1e-4})
 
 
 def test_a_proof_trains_on_from_the_recorded_state(steady):
     history = read(steady)
-    theatre = Theatre(steady, history, deadline=time.perf_counter() + 60)
+    runner = TrialRunner(steady, history, deadline=time.perf_counter() + 60)
 
-    (proof, *_) = proving.verify(theatre, diagnose(history))
+    (verification, *_) = verifying.verify(runner, diagnose(history))
 
-    trained_with = [c for t in proof.causes for c in t.checks if c.change] + [c for c in proof.further if c.change]
+    trained_with = [c for t in verification.causes for c in t.experiments if c.change] + [
+        c for c in verification.other_experiments if c.change
+    ]
     assert trained_with
-    late = [c for c in trained_with if c.began_at]
-    assert {c.began_at for c in late} <= {KEPT}
+    late = [c for c in trained_with if c.start_step]
+    assert {c.start_step for c in late} <= {KEPT}
     assert all(f"from step {KEPT} on" in c.result for c in late)
 
 
 def test_what_may_have_begun_long_before_it_was_found_is_tried_from_before_that(steady):
-    theatre = Theatre(steady, read(steady), deadline=math.inf)
+    runner = TrialRunner(steady, read(steady), deadline=math.inf)
 
-    assert theatre.midway(found("non-finite", STEP)).step == KEPT
-    assert theatre.midway(found("dead-relu", KEPT + AFTER - 1)) is None
-    assert theatre.midway(found("dead-relu", KEPT + AFTER)).step == KEPT
+    assert runner.warm_start(found("non-finite", STEP)).step == KEPT
+    assert runner.warm_start(found("dead-relu", KEPT + STEPS_AFTER - 1)) is None
+    assert runner.warm_start(found("dead-relu", KEPT + STEPS_AFTER)).step == KEPT
 
 
 def found(kind, step):
@@ -197,15 +199,15 @@ class Stage:
         self.asked = []
 
     def steps_for(self, finding):
-        return finding.step + AFTER
+        return finding.step + STEPS_AFTER
 
-    def rehearse(self, patch, *, steps, midway=None):
-        began_at = midway.step if midway else 0
-        self.asked.append(began_at)
+    def run_trial(self, patch, *, steps, warm_start=None):
+        start_step = warm_start.step if warm_start else 0
+        self.asked.append(start_step)
         history = Synthetic(steps=steps, layers=2).history()
-        if began_at in self.ill_from:
+        if start_step in self.ill_from:
             history.report(found("exploding-gradient", 90))
-        return Rehearsal(history=history, val_loss=1.0, val_accuracy=1.0, seconds=1.0, began_at=began_at)
+        return TrialRun(history=history, val_loss=1.0, val_accuracy=1.0, seconds=1.0, start_step=start_step)
 
 
 @pytest.mark.parametrize(
@@ -213,10 +215,12 @@ class Stage:
     [((), True, [50]), ((50,), True, [50, 0]), ((50, 0), False, [50, 0])],
 )
 def test_a_cause_is_refuted_only_where_its_change_does_not_help_from_the_start_either(ill_from, gone, asked):
-    stage, midway = Stage(ill_from=ill_from), SimpleNamespace(step=50, takes=lambda patch: True)
+    stage, warm_start = Stage(ill_from=ill_from), SimpleNamespace(step=50, supports=lambda patch: True)
 
-    check = proving._tried(stage, found("exploding-gradient", 90), Change(text="lower", patch={"optim.lr": 1}), midway)
+    check = verifying._try_change(
+        stage, found("exploding-gradient", 90), Change(text="lower", patch={"optim.lr": 1}), warm_start
+    )
 
     assert check.gone is gone
     assert stage.asked == asked
-    assert check.began_at == asked[-1]
+    assert check.start_step == asked[-1]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradwatch.replay.locate.locate import locate
-from gradwatch.replay.verify.numeric_guard import FIRST, Guarded
+from gradwatch.replay.verify.numeric_guard import FIRST, NumericGuard
 
 
 def at_zero(x):
@@ -35,7 +35,7 @@ def test_a_guarded_formula_is_finite_forward_and_backward(formula):
     x = torch.zeros(3, requires_grad=True)
     located = locate(lambda: formula(x).sum())
 
-    with Guarded(located.place) as guard:
+    with NumericGuard(located.place) as guard:
         y = formula(x)
     y.sum().backward()
 
@@ -48,7 +48,7 @@ def test_other_lines_are_left_alone():
     x = torch.zeros(3, requires_grad=True)
     place = locate(lambda: at_zero(x).sum()).place
 
-    with Guarded(place) as guard:
+    with NumericGuard(place) as guard:
         other = x.log()
 
     assert not guard.guarded

@@ -8,7 +8,7 @@ import torch
 from replay.ill import BAD
 
 from gradwatch.cli import main
-from gradwatch.cli.verify import Wish, prove
+from gradwatch.cli.verify import VerifyOptions, verify_run
 from gradwatch.config.load import load_config
 from gradwatch.diagnose.causes import CauseId
 from gradwatch.diagnose.rank import diagnose
@@ -16,9 +16,9 @@ from gradwatch.errors import GradwatchError
 from gradwatch.history.disk.writer import read
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.incident import recorder
-from gradwatch.replay.locate.bad_operation import Verdict
+from gradwatch.replay.locate.bad_operation import Blame
 from gradwatch.replay.locate.in_run import bad_since, locate_in_run
-from gradwatch.replay.trials.runner import Theatre
+from gradwatch.replay.trials.runner import TrialRunner
 from gradwatch.replay.verify.verify import verify
 from gradwatch.train.loop import train
 
@@ -49,24 +49,24 @@ def ill(tmp_path, monkeypatch):
 
 def proofs_of(run):
     history = read(run)
-    theatre = Theatre(run, history, deadline=time.perf_counter() + 60)
-    return verify(theatre, diagnose(history))
+    runner = TrialRunner(run, history, deadline=time.perf_counter() + 60)
+    return verify(runner, diagnose(history))
 
 
-def status(proof, cause):
-    return next((t.status for t in proof.causes if t.cause_id == cause), None)
+def status(verification, cause):
+    return next((t.status for t in verification.causes if t.cause_id == cause), None)
 
 
 def test_a_nan_sample_is_found_and_proved(ill):
     run = ill(data="bad: .nan")
 
-    (proof, *_) = proofs_of(run)
+    (verification, *_) = proofs_of(run)
 
-    assert proof.comes_back
-    assert proof.located.verdict is Verdict.DATA
-    assert status(proof, CauseId.BAD_DATA) == "confirmed"
-    assert status(proof, CauseId.SINGULAR_FORMULA) != "confirmed"
-    assert proof.sorted == "it takes the data of this batch"
+    assert verification.reproduced
+    assert verification.located.blame is Blame.DATA
+    assert status(verification, CauseId.BAD_DATA) == "confirmed"
+    assert status(verification, CauseId.SINGULAR_FORMULA) != "confirmed"
+    assert verification.sorted == "it takes the data of this batch"
 
 
 def test_the_sample_that_is_named_is_the_bad_one(ill):
@@ -82,31 +82,31 @@ def test_the_sample_that_is_named_is_the_bad_one(ill):
 def test_a_singular_formula_in_a_model_is_proved_by_keeping_away_from_it(ill):
     run = ill(model="share: true")
 
-    (proof, *_) = proofs_of(run)
+    (verification, *_) = proofs_of(run)
 
-    assert proof.located.place.text.endswith("# here")
-    assert status(proof, CauseId.SINGULAR_FORMULA) == "confirmed"
-    assert status(proof, CauseId.BAD_DATA) == "refuted", "it was looked at"
+    assert verification.located.place.text.endswith("# here")
+    assert status(verification, CauseId.SINGULAR_FORMULA) == "confirmed"
+    assert status(verification, CauseId.BAD_DATA) == "refuted", "it was looked at"
 
 
 def test_an_overflow_of_half_precision_is_proved_by_float32(ill):
     run = ill(model="scale: 1.0e+6", train_="precision: fp16")
 
-    proof = next(p for p in proofs_of(run) if p.finding.kind in ("non-finite", "loss-scale-collapse"))
+    verification = next(p for p in proofs_of(run) if p.finding.kind in ("non-finite", "loss-scale-collapse"))
 
-    assert proof.located.verdict is Verdict.FORMAT
-    assert status(proof, CauseId.HALF_PRECISION_OVERFLOW) == "confirmed"
-    assert "the number format" in proof.sorted
-    numerics = [c for t in proof.causes for c in t.checks if c.axis == "numerics"]
+    assert verification.located.blame is Blame.FORMAT
+    assert status(verification, CauseId.HALF_PRECISION_OVERFLOW) == "confirmed"
+    assert "the number format" in verification.sorted
+    numerics = [c for t in verification.causes for c in t.experiments if c.axis == "numerics"]
     assert any(c.gone and "float32" in c.text for c in numerics)
 
 
 def test_dropout_and_batch_norm_are_switched_off_in_turn(ill):
     run = ill(model="share: true, dropout: 0.5")
 
-    (proof, *_) = proofs_of(run)
+    (verification, *_) = proofs_of(run)
 
-    texts = [c.text for c in proof.further]
+    texts = [c.text for c in verification.other_experiments]
     assert "dropout off" in texts
     assert "BatchNorm with its running statistics" in texts
     assert "3 other draws of random numbers" in texts
@@ -130,17 +130,17 @@ def test_without_time_a_cause_that_takes_training_stays_open(ill):
     run = ill(model="share: true", train_="eval_every: 100")
     history = read(run)
 
-    proofs = verify(Theatre(run, history, deadline=0.0), diagnose(history))
+    verifications = verify(TrialRunner(run, history, deadline=0.0), diagnose(history))
 
-    assert status(proofs[0], CauseId.SINGULAR_FORMULA) == "confirmed", "a single step takes no training"
-    assert all(c.gone is None for p in proofs for t in p.causes for c in t.checks if c.change)
+    assert status(verifications[0], CauseId.SINGULAR_FORMULA) == "confirmed", "a single step takes no training"
+    assert all(c.gone is None for p in verifications for t in p.causes for c in t.experiments if c.change)
 
 
 def test_verifying_a_run_of_ones_own_loop_says_why_it_cannot(tmp_path):
-    wish = Wish(verify=True, within_s=1, patch=None, steps=None, seeds=1, change=None)
+    options = VerifyOptions(verify=True, within_s=1, patch=None, steps=None, seeds=1, change=None)
 
     with pytest.raises(GradwatchError, match=r"made by gradwatch.watch"):
-        prove(tmp_path, Synthetic().history(), (), wish)
+        verify_run(tmp_path, Synthetic().history(), (), options)
 
 
 def test_replay_names_the_first_bad_operation(ill, capsys):

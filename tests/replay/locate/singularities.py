@@ -373,7 +373,7 @@ class Plant:
     says: str
     module: str = "part"
     phase: str = "forward"
-    verdict: str = "formula"
+    blame: str = "formula"
     leaf: str = ""
     samples: tuple[int, ...] | None = None
     half: bool = False
@@ -424,7 +424,7 @@ PLANTS = {
         inputs=SPREAD,
         says="native_batch_norm",
         module="part.norm",
-        verdict="weights",
+        blame="weights",
         leaf="part.norm.running_var",
     ),
     "a bad row of an embedding": Plant(
@@ -432,19 +432,19 @@ PLANTS = {
         inputs=SPREAD,
         says="embedding",
         module="part.table",
-        verdict="weights",
+        blame="weights",
         leaf="part.table.weight",
     ),
     "a bad weight": Plant(
-        part=BadWeight, inputs=SPREAD, says="addmm", module="part.linear", verdict="weights", leaf="part.linear.weight"
+        part=BadWeight, inputs=SPREAD, says="addmm", module="part.linear", blame="weights", leaf="part.linear.weight"
     ),
-    "weights out of hand": Plant(part=HugeWeight, inputs=SPREAD, says="addmm", module="part.linear", verdict="weights"),
+    "weights out of hand": Plant(part=HugeWeight, inputs=SPREAD, says="addmm", module="part.linear", blame="weights"),
     "a NaN sample": Plant(
         part=Plain,
         inputs=one_bad(math.nan),
         says="addmm",
         module="encoder",
-        verdict="data",
+        blame="data",
         leaf="inputs",
         samples=(3,),
     ),
@@ -453,20 +453,18 @@ PLANTS = {
         inputs=one_bad(-math.inf),
         says="addmm",
         module="encoder",
-        verdict="data",
+        blame="data",
         leaf="inputs",
         samples=(3,),
     ),
-    "a sample that is far too large": Plant(
-        part=Square, inputs=one_bad(1e25), says="pow", verdict="data", samples=(3,)
-    ),
+    "a sample that is far too large": Plant(part=Square, inputs=one_bad(1e25), says="pow", blame="data", samples=(3,)),
     "fp16 product overflow": Plant(
-        part=LargeProduct, inputs=ONES, says="addmm", module="part.linear", verdict="format", half=True
+        part=LargeProduct, inputs=ONES, says="addmm", module="part.linear", blame="format", half=True
     ),
-    "fp16 sum overflow": Plant(part=HalfSum, inputs=ONES, says="sum", verdict="format"),
-    "fp16 square overflow": Plant(part=HalfSquare, inputs=SPREAD * 200, says="pow", verdict="format"),
-    "fp16 loses eps": Plant(part=HalfEps, inputs=ONES, says="div", verdict="format"),
-    "fp16 gradient overflow": Plant(part=HalfGradient, inputs=ONES / 2, says="mul", phase="backward", verdict="format"),
+    "fp16 sum overflow": Plant(part=HalfSum, inputs=ONES, says="sum", blame="format"),
+    "fp16 square overflow": Plant(part=HalfSquare, inputs=SPREAD * 200, says="pow", blame="format"),
+    "fp16 loses eps": Plant(part=HalfEps, inputs=ONES, says="div", blame="format"),
+    "fp16 gradient overflow": Plant(part=HalfGradient, inputs=ONES / 2, says="mul", phase="backward", blame="format"),
     "a backward pass by hand": Plant(part=CustomBackward, inputs=ZEROS, says="div", phase="backward"),
     "inside a deep module": Plant(part=Deep, inputs=ZEROS, says="sqrt", module="part.blocks.1", phase="backward"),
     "under activation checkpointing": Plant(
