@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from gradwatch._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from gradwatch.history.store import History as History
     from gradwatch.diagnose.gradient_noise import noise_scale as noise_scale
+    from gradwatch.history.store import History as History
     from gradwatch.incident import incidents as incidents
     from gradwatch.monitor import Monitor as Monitor
     from gradwatch.monitor import Schedule as Schedule

@@ -29,7 +29,7 @@ class Watch(Callback):
             those of the trainer.
 
     Attributes:
-        monitor: That of the fit under way, or of the last one; None before.
+        monitor: Monitor of the current fit, or of the last one; None before.
     """
 
     def __init__(self, *, val_loss: str = "val_loss", **options: Any) -> None:

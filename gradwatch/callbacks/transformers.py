@@ -27,7 +27,7 @@ class Watch(TrainerCallback):
             `scaler=trainer.accelerator.scaler`.
 
     Attributes:
-        monitor: That of the training under way, or of the last one; None before. After an exception it is still open.
+        monitor: Monitor of the current training, or of the last one; None before. After an exception it is still open.
     """
 
     def __init__(self, **options: Any) -> None:

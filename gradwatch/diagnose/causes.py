@@ -233,7 +233,7 @@ CAUSES: tuple[Cause, ...] = (
             Condition.BACKWARD_GAIN: 0.3,
         },
         because="At this rate only gradients out of all proportion move weights so far: inputs or targets of another "
-        "scale, a sum in the place of a mean, a deep stack that nothing normalises.",
+        "scale, a sum instead of a mean, a deep stack that nothing normalises.",
         confirm="Print the first loss and the deviation of each layer's output: the first far from 1 is the place.",
         remedies=("standardise", "normalise", "clip"),
         source="LeCun et al. 1998, Efficient BackProp, sec. 4.3, https://doi.org/10.1007/3-540-49430-8_2",
@@ -588,7 +588,7 @@ CAUSES: tuple[Cause, ...] = (
         name="the same batch at every step",
         leads={"constant-batch": 10},
         explains={"overfitting": 5, "loss-plateau": 1.5, "vanishing-gradient": 1.2},
-        because="An iterator that is made anew, or a generator that is seeded anew, gives its first batch each time.",
+        because="An iterator that is created again, or a generator seeded again, gives its first batch each time.",
         confirm="Print the hash of successive batches, or their first labels.",
         remedies=("advance_iterator",),
         source="pytorch/pytorch#1917, https://github.com/pytorch/pytorch/issues/1917",

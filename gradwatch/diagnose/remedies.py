@@ -101,7 +101,7 @@ KNOWN: dict[str, Callable[[Sequence[Finding], RunNumbers], Remedy | None]] = {
     "raise_rate": _raise_rate,
     "clip": _clip,
     "reattach": _reattach,
-    "relu": _setting("use ReLU in the place of the saturating function", model__activation="relu"),
+    "relu": _setting("use ReLU instead of the saturating function", model__activation="relu"),
     "relu_residual_norm": _setting(
         "use ReLU, residual connections and batch normalisation",
         model__activation="relu",
@@ -169,7 +169,7 @@ KNOWN: dict[str, Callable[[Sequence[Finding], RunNumbers], Remedy | None]] = {
         "let {where} return scores: take the softmax or sigmoid out of forward, and apply it where predictions are read"
     ),
     "set_mode": _words("call model.train() before every training pass, and model.eval() before every validation"),
-    "group_norm": _words("use GroupNorm or LayerNorm in {where}, or estimate the running statistics anew"),
+    "group_norm": _words("use GroupNorm or LayerNorm in {where}, or estimate the running statistics again"),
     "check_shapes": _words(
         "check that predictions and targets have equal shapes, and that labels belong to their inputs"
     ),

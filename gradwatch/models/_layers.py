@@ -29,7 +29,7 @@ GAINS = {"sigmoid": 1.0, "tanh": 5.0 / 3.0, "selu": 0.75, "identity": 1.0}
 
 
 def initialise(layer: nn.Linear, *, init: str, gain: float, std: float) -> None:
-    """Draw the weight of a linear layer anew and set its bias to zero; `default` leaves both as torch made them.
+    """Draw the weight of a linear layer again and set its bias to zero; `default` leaves both as torch made them.
 
     Args:
         layer: Changed in place.

@@ -38,7 +38,7 @@ import numpy as np
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Severity
 from gradwatch.render.common.run_events import replay
-from gradwatch.render.common.run_stats import facts, verdict
+from gradwatch.render.common.run_stats import run_stats, worst_severity
 
 VERSION = 1
 UNKNOWN = "unknown"
@@ -61,8 +61,8 @@ def document(history: History, diagnoses: Sequence[Diagnosis], *, run: Path | No
         "version": VERSION,
         "run": history.info.to_json(),
         "step": history.step,
-        "verdict": word(verdict(history), steps=history.step + 1),
-        "facts": asdict(facts(history)),
+        "verdict": word(worst_severity(history), steps=history.step + 1),
+        "facts": asdict(run_stats(history)),
         "findings": [f.to_json() for f in history.findings],
         "diagnoses": [d.to_json() for d in diagnoses],
         "events": [e.to_json() for e in history.events],

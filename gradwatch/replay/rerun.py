@@ -172,7 +172,7 @@ def rerun(run: Path, *, step: int | None = None, until: int | None = None) -> Re
         for number in asked + ends:
             run_until(session, number)
             if session.progress.step == number:
-                weights.append(Weights(step=number, recorded=known[number], again=fingerprint(session.live)))
+                weights.append(Weights(step=number, recorded=known[number], again=fingerprint(session.training)))
         run_until(session, last + 1)
         again = rows_of(session.pipeline.history, first=source.begins_at)
         differences, counts = compare(recorded(source), again)

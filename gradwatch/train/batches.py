@@ -33,7 +33,7 @@ class Batches:
 
     Which samples make up a batch follows from (seed, epoch), and what a random transform does to a sample from (seed,
     epoch, index): with 0 or N workers, from the start or from the middle of an epoch. The global random generators of
-    this process stay as they are. Workers live until `close`; at a time, one epoch is under way.
+    this process stay as they are. Workers live until `close`; one epoch is read at a time.
 
     Args:
         dataset: Map-style. One that is `Batched` is read a batch at a time; one with `is_random = False` is not
@@ -57,7 +57,7 @@ class Batches:
         workers: int = 0,
         pin_memory: bool = False,
     ) -> None:
-        self._reader = _Reader(dataset, seed=seed)
+        self._reader = _BatchReader(dataset, seed=seed)
         self._plan = _Plan(len(self._reader), batch_size=batch_size, seed=seed, shuffle=shuffle, drop_last=drop_last)
         self._workers = workers
         self._pin = pin_memory and torch.cuda.is_available()
@@ -86,7 +86,7 @@ class Batches:
         return self._plan.indices(epoch, batch)
 
     def read(self, epoch: int, batch: int) -> Any:
-        """Return one batch of an epoch, read in this process; the epoch under way is not disturbed."""
+        """Return one batch of an epoch, read in this process; the current epoch is not disturbed."""
         read = self._reader[epoch, self.indices(epoch, batch)]
         if isinstance(read, GradwatchError):
             raise read
@@ -120,7 +120,7 @@ class Batches:
 
 @final
 class _Plan:
-    """Which samples make up each batch of the epoch under way that is still to come."""
+    """Which samples make up each remaining batch of the current epoch."""
 
     def __init__(self, size: int, *, batch_size: int, seed: int, shuffle: bool, drop_last: bool) -> None:
         if batch_size < 1:
@@ -163,7 +163,7 @@ class _Plan:
 
 
 @final
-class _Reader(Dataset[Any]):
+class _BatchReader(Dataset[Any]):
     """Reads the batch of a key (epoch, indices): here, or in a worker, where it is all that a worker knows."""
 
     def __init__(self, dataset: Any, *, seed: int) -> None:

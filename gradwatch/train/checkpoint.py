@@ -140,8 +140,8 @@ def _install(work: Path, final_path: Path) -> None:
 
 def _clean(root: Path) -> None:
     """Put right what a killed writer left behind."""
-    for leftover in root.glob(f"step-*{UNFINISHED}"):
-        shutil.rmtree(leftover)
+    for unfinished in root.glob(f"step-*{UNFINISHED}"):
+        shutil.rmtree(unfinished)
     for aside in root.glob(f"step-*{REPLACED}"):
         named = aside.with_name(aside.name.removesuffix(REPLACED))
         if named.exists():

@@ -92,8 +92,8 @@ def train(config: Config, *, resume: Path | None = None, log_format: LogFormat =
             resume_check.note(directory, config)
         stack.enter_context(failures.resumable(session))
         ending = run(session, stack.enter_context(Interrupt()))
-        session.live.end_workers()
-        incidents.attend_to_the_rest(session)
+        session.training.end_workers()
+        incidents.handle_final_step(session)
         session.save(best=False)
         diagnoses = session.close(STATUS[ending])
         return Outcome(directory=directory, ending=ending, history=session.pipeline.history, diagnoses=diagnoses)
@@ -120,7 +120,7 @@ class Stop(Protocol):
 
     @property
     def requested(self) -> bool:
-        """Whether to end after the step under way."""
+        """Whether to end after the current step."""
         ...
 
 
@@ -159,8 +159,8 @@ def run(session: Session, interrupt: Stop) -> Ending:
 
 def _critical(session: Session, *, finite: bool) -> bool:
     """Attend to what is due and to what is critical, and say whether that ends the training."""
-    found = incidents.attend(session, finite=finite)
-    return bool(found or not finite) and recover.react(session, found)
+    found = incidents.handle_step(session, finite=finite)
+    return bool(found or not finite) and recover.recover(session, found)
 
 
 def _windows(session: Session) -> Iterator[tuple[list[Batch], float]]:
@@ -174,7 +174,7 @@ def _windows(session: Session) -> Iterator[tuple[list[Batch], float]]:
             window = list(itertools.islice(batches, session.config.train.accumulate))
             if progress.bad and _is_left_out(session, len(window)):
                 left_out += 1
-                if left_out > session.live.steps_per_epoch:
+                if left_out > session.training.steps_per_epoch:
                     raise GradwatchError(
                         "train.on_critical: every batch of the data has been left out as bad; look at the data, and at "
                         f"what was found: gradwatch diagnose {session.directory}"

@@ -33,7 +33,7 @@ def check(directory: Path, config: Config) -> None:
         told = "; ".join(f"{key}: the run has {_shown(then.get(key))}, got {_shown(now.get(key))}" for key in changed)
         raise RunError(
             f"--resume: {told}; a run goes on with the model, data, loss, optimizer and schedule that it began with. "
-            "Leave that as it is, or train anew"
+            "Leave that as it is, or train again from the start"
         )
 
 

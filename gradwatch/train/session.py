@@ -31,7 +31,7 @@ from gradwatch.records import ActivationInfo, Diagnosis, RunInfo
 from gradwatch.render import LogFormat
 from gradwatch.state.rng import random_state, set_random_state
 from gradwatch.train import checkpoint
-from gradwatch.train.training_state import Live, machine
+from gradwatch.train.training_state import TrainingState, machine
 
 
 @final
@@ -65,23 +65,30 @@ class Session:
     ) -> None:
         self.config = config
         self.directory = directory
-        self.live = live = Live.build(config)
-        self.device, self.batches, self.validation = live.device, live.batches, live.validation
-        self.model, self.optimizer, self.scaler, self.schedule = live.model, live.optimizer, live.scaler, live.schedule
-        self.progress, self.total_steps = live.progress, live.total_steps
+        self.training = training = TrainingState.build(config)
+        self.device, self.batches, self.validation = training.device, training.batches, training.validation
+        self.model, self.optimizer, self.scaler, self.schedule = (
+            training.model,
+            training.optimizer,
+            training.scaler,
+            training.schedule,
+        )
+        self.progress, self.total_steps = training.progress, training.total_steps
         self.is_rerun, self._past = rerun is not None, past
         self.is_watchful = config.train.on_critical != "continue" and not self.is_rerun
         saved = self._restore() if resume else rerun
         if rerun:
-            live.load(rerun)
+            training.load(rerun)
         self.pipeline, self.monitor = self._attach(saved, log_format=log_format, stack=stack)
-        self.stepper = live.stepper(self.monitor.observe if self.monitor else None)
+        self.stepper = training.stepper(self.monitor.observe if self.monitor else None)
         self.recorder = None if self.is_rerun else _recorder(config, directory)
         if not self.is_rerun:
             _warn_about_batch_norm(self.model, config.train)
-        live.compile()
+        training.compile()
         if self.progress.step == self.total_steps and not self.is_rerun:
-            warnings.warn(f"the run has made all of its {self.total_steps:,} steps; {live.way_on}", stacklevel=2)
+            warnings.warn(
+                f"the run has made all of its {self.total_steps:,} steps; {training.resume_hint}", stacklevel=2
+            )
         if saved:  # last, since building draws random numbers
             self.remember(saved)
             set_random_state(saved["random"])
@@ -94,7 +101,7 @@ class Session:
     def state(self) -> dict[str, Any]:
         """Return everything that further steps depend on; its tensors are the live ones."""
         watched = {"monitor": self.monitor.state()} if self.monitor else {}
-        return self.live.state() | {"random": random_state()} | watched
+        return self.training.state() | {"random": random_state()} | watched
 
     def save(self, *, best: bool) -> None:
         """Write a checkpoint of everything that an exact resume needs."""
@@ -132,11 +139,11 @@ class Session:
         if checkpoint.newest(self.directory / "checkpoints") is None:
             raise CheckpointError(
                 f"{self.directory}: the run ended before its first checkpoint, so there is nothing to go on from; "
-                f"train it anew: gradwatch train {self.directory / 'config.yaml'}"
+                f"train it again: gradwatch train {self.directory / 'config.yaml'}"
             )
         _, state = checkpoint.load(self.directory / "checkpoints")
-        self.live.load(state)
-        self.live.check_span()
+        self.training.load(state)
+        self.training.check_span()
         return state
 
     def _attach(
@@ -158,7 +165,7 @@ class Session:
             loss_scaling=self.scaler is not None,
             accumulate=self.config.train.accumulate,
             total_steps=self.total_steps,
-            loss_fn=self.live.objective.function,
+            loss_fn=self.training.objective.function,
         )
         history, self.writer = self._history(info, saved)
         if self.writer:
@@ -199,7 +206,7 @@ class Session:
             known=pipeline.history.events,
             hooked=False,
         )
-        self.live.objective.look = facts.after_loss
+        self.training.objective.look = facts.after_loss
         return Monitor(
             params,
             optimizers=[self.optimizer],

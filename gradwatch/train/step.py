@@ -184,7 +184,7 @@ class Stepper:
         return True
 
     def _again(self, window: Sequence[Batch]) -> float:
-        """Take loss and gradient anew, at the weights that a line search has come to."""
+        """Compute loss and gradient again, at the weights that a line search has reached."""
         return self.backward(window)[0]
 
 

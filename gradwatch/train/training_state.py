@@ -33,7 +33,7 @@ class Progress:
 
     Args:
         step: Next optimizer step.
-        epoch: Epoch under way.
+        epoch: Current epoch.
         batch: Batches of the epoch that are behind it.
         best: Best value of the early-stopping metric so far, where lower is better.
         stale: Evaluations since then.
@@ -62,7 +62,7 @@ class Progress:
 
 @final
 @dataclass(slots=True, kw_only=True)
-class Live:
+class TrainingState:
     """The live objects of a training.
 
     Args:
@@ -165,13 +165,13 @@ class Live:
         if self.total_steps < self.progress.step:
             raise GradwatchError(
                 f"{self._span_setting}: got {self.total_steps:,} steps, but the run has made {self.progress.step:,}; "
-                f"{self.way_on}"
+                f"{self.resume_hint}"
             )
         span = getattr(self.schedule, "total_steps", None)
         if span is not None and self.config.schedule.per == "step" and self.total_steps > span:
             raise GradwatchError(
                 f"train: got {self.total_steps:,} steps, but the run's {type(self.schedule).__name__} was planned for "
-                f"{span:,} and ends there; leave train as it is, or train anew"
+                f"{span:,} and ends there; leave train as it is, or train again from the start"
             )
 
     @property
@@ -180,7 +180,7 @@ class Live:
         return "train.steps" if self.config.train.steps else "train.epochs"
 
     @property
-    def way_on(self) -> str:
+    def resume_hint(self) -> str:
         """What to do where the run is over and should go on, in words."""
         return f"to go on, give it more with --set {self._span_setting}=..."
 

@@ -43,9 +43,9 @@ def main() -> None:
     """Print microseconds of an idle step for each sink, and milliseconds of a redraw by the number of layers."""
     history = Synthetic(layers=24, steps=300).history()
     with tempfile.TemporaryDirectory() as folder:
-        live = Terminal(console=console(), log_format="rich")
+        training = Terminal(console=console(), log_format="rich")
         sinks: dict[str, Sink] = {
-            "live view": live,
+            "live view": training,
             "plain lines": Terminal(console=console(), log_format="plain"),
             "lines of JSON": Terminal(console=console(), log_format="json"),
             "TensorBoard": TensorBoard(directory=Path(folder)),
@@ -53,7 +53,7 @@ def main() -> None:
         told = []
         for name, sink in sinks.items():
             sink.write(history)  # what is due is shown; what follows has the same step
-            live._due_s = float("inf")
+            training._due_s = float("inf")
             idle_s = per_call(functools.partial(sink.write, history), CALLS)
             sink.close(history, ())
             told.append(f"{name:<14} {1e6 * idle_s:.2f} us on a step where nothing is due")

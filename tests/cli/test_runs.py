@@ -18,7 +18,7 @@ from gradwatch.history.disk.run_summary import directories, glance
 from gradwatch.history.disk.writer import Writer
 from gradwatch.history.store import History
 from gradwatch.records import Finding, LayerInfo, RunInfo, Severity
-from gradwatch.render.common.run_stats import facts
+from gradwatch.render.common.run_stats import run_stats
 from gradwatch.render.terminal.runs import age, print_runs
 
 
@@ -57,7 +57,7 @@ def _names(result):
 def test_a_glance_says_of_a_run_what_reading_it_whole_says(record):
     run = record("run", steps=1500, val_loss=0.25, val_at=70, loss=0.5)
 
-    seen, whole = glance(run), facts(writer.read(run))
+    seen, whole = glance(run), run_stats(writer.read(run))
 
     assert (seen.steps, seen.loss, seen.val_loss, seen.val_accuracy) == (
         whole.steps,

@@ -67,7 +67,7 @@ class Glance:
     found: dict[str, Severity]
 
     @property
-    def verdict(self) -> Severity | None:
+    def worst_severity(self) -> Severity | None:
         """The gravest finding above info; None is healthy, where there are steps at all."""
         worst = max(self.found.values(), default=Severity.INFO)
         return worst if worst > Severity.INFO else None

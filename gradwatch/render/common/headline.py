@@ -8,7 +8,7 @@ from rich.text import Text
 from gradwatch.history.store import History
 from gradwatch.records import Severity
 from gradwatch.render.common import format as units
-from gradwatch.render.common.run_stats import Facts, facts, verdict, watching
+from gradwatch.render.common.run_stats import RunStats, run_stats, watching, worst_severity
 from gradwatch.render.common.series import broken
 from gradwatch.render.common.sparkline import Glyphs, sparkline
 from gradwatch.render.common.style import OK, SEVERITY, mark
@@ -20,12 +20,12 @@ def headline(history: History, signs: Glyphs) -> list[Text]:
     """Return three lines: verdict with name and length; loss and validation; throughput and the cost of watching."""
     if history.step < 0:
         return [Text.assemble(("nothing was recorded", "bold"), f"  {history.info.name}")]
-    run = facts(history)
-    return [_verdict(history, run, signs), _learning(history, run, signs), _cost(run)]
+    run = run_stats(history)
+    return [_health(history, run, signs), _learning(history, run, signs), _cost(run)]
 
 
-def _verdict(history: History, run: Facts, signs: Glyphs) -> Text:
-    found, total = verdict(history), history.info.total_steps
+def _health(history: History, run: RunStats, signs: Glyphs) -> Text:
+    found, total = worst_severity(history), history.info.total_steps
     counts = [(sum(f.severity == severity for f in history.findings), severity) for severity in reversed(Severity)]
     told = ", ".join(f"{count:,} {severity}" for count, severity in counts if count)
     text = Text.assemble(mark(found, signs), " ")
@@ -42,7 +42,7 @@ def _time(seconds: float) -> str:
     return f" in {units.duration(seconds)}" if np.isfinite(seconds) else ""
 
 
-def _learning(history: History, run: Facts, signs: Glyphs) -> Text:
+def _learning(history: History, run: RunStats, signs: Glyphs) -> Text:
     loss_T = history["loss"]
     text = Text(f"  loss {units.value(float(loss_T[0]))} to {units.value(run.loss)} ")
     text.append(sparkline(broken(loss_T), width=TREND, signs=signs))
@@ -53,7 +53,7 @@ def _learning(history: History, run: Facts, signs: Glyphs) -> Text:
     return text
 
 
-def _cost(run: Facts) -> Text:
+def _cost(run: RunStats) -> Text:
     told = [f"{run.samples_per_s:,.0f} samples/s"] if np.isfinite(run.samples_per_s) else []
     if np.isfinite(run.watch_frac):
         told.append(f"watching took {watching(run)}")

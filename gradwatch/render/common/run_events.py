@@ -26,7 +26,7 @@ MOST_STEPS = 10
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deed:
+class RunEvent:
     """One thing that a run did.
 
     Args:
@@ -40,7 +40,7 @@ class Deed:
     command: str = ""
 
 
-def deeds(history: History, *, run: Path | None) -> Iterator[Deed]:
+def run_events(history: History, *, run: Path | None) -> Iterator[RunEvent]:
     """Yield what a run did, kind by kind.
 
     Args:
@@ -51,10 +51,10 @@ def deeds(history: History, *, run: Path | None) -> Iterator[Deed]:
         mine = [event for event in history.events if event.kind == kind]
         left = mine[MOST - 1 : -1] if len(mine) > MOST + 1 else []  # one alone is told
         for event in mine[: MOST - 1] if left else mine:
-            yield _deed(event, label, run)
+            yield _run_event(event, label, run)
         if left:
-            yield Deed(label=label, text=f"and {len(left):,} more" + (_steps(left) if kind == "incident" else ""))
-            yield _deed(mine[-1], label, run)
+            yield RunEvent(label=label, text=f"and {len(left):,} more" + (_steps(left) if kind == "incident" else ""))
+            yield _run_event(mine[-1], label, run)
 
 
 def _steps(events: Sequence[Event]) -> str:
@@ -62,10 +62,10 @@ def _steps(events: Sequence[Event]) -> str:
     return f", at steps {steps}" + (", ..." if len(events) > MOST_STEPS else "")
 
 
-def _deed(event: Event, label: str, run: Path | None) -> Deed:
+def _run_event(event: Event, label: str, run: Path | None) -> RunEvent:
     command = replay(event, run)
     text = f"step {event.step:,} can be run again:" if command else event.text
-    return Deed(label=label, text=text, command=command)
+    return RunEvent(label=label, text=text, command=command)
 
 
 def replay(event: Event, run: Path | None) -> str:

@@ -23,7 +23,7 @@ for the tape, the first samples and the opening of files, is a percent of it and
 
 @final
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RunStats:
     """Numbers about a whole run; nan is unknown.
 
     Args:
@@ -48,7 +48,7 @@ class Facts:
     val_accuracy: float
 
 
-def facts(history: History) -> Facts:
+def run_stats(history: History) -> RunStats:
     """Return the numbers of a run. Where steps are thinned, a kept one stands for those before it."""
     weight_T = np.diff(history.steps("loss"), prepend=-1).astype(np.float64)
     step_ms_T, per_s_T, watch_T = (history[s] for s in ("step_ms", "samples_per_s", "watch_ms"))
@@ -58,7 +58,7 @@ def facts(history: History) -> Facts:
     whole_T = known_T & (weight_T == 1)
     whole_ms = float(np.sum(step_ms_T[whole_T]))
     watch_frac = float(np.nansum(watch_T[whole_T])) / whole_ms if whole_ms > 0 else float("nan")
-    return Facts(
+    return RunStats(
         steps=history.step + 1,
         seconds=time_ms / 1e3 if known_T.any() else float("nan"),
         samples_per_s=samples / time_ms * 1e3 if time_ms > 0 and samples > 0 else float("nan"),
@@ -70,7 +70,7 @@ def facts(history: History) -> Facts:
     )
 
 
-def watching(run: Facts) -> str:
+def watching(run: RunStats) -> str:
     """Return what watching took: its share of the time, and for a short run in seconds, too; missing where unknown."""
     share = units.percent(run.watch_frac)
     if share == units.MISSING:
@@ -103,7 +103,7 @@ def skipped(history: History) -> tuple[int, int]:
     return len(skipped_T), int(history.run.steps()[skipped_T[-1]]) if len(skipped_T) else -1
 
 
-def verdict(history: History) -> Severity | None:
+def worst_severity(history: History) -> Severity | None:
     """Return the severity of the gravest finding, or None for a healthy run: one without a warning."""
     worst = max((f.severity for f in history.findings), default=Severity.INFO)
     return worst if worst > Severity.INFO else None

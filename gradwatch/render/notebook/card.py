@@ -14,7 +14,7 @@ from gradwatch.render.common import format as units
 from gradwatch.render.common.config_patch import patch_yaml
 from gradwatch.render.common.headline import headline
 from gradwatch.render.common.layers import layers, norms_over_run, standouts, update_ratios, worst_finding, zero_fracs
-from gradwatch.render.common.run_stats import verdict
+from gradwatch.render.common.run_stats import worst_severity
 from gradwatch.render.common.sparkline import UNICODE, sparkline
 from gradwatch.render.common.style import OK, SEVERITY
 
@@ -32,7 +32,7 @@ def card(history: History, diagnoses: Sequence[Diagnosis]) -> str:
         diagnoses: What explains its findings, the most telling first.
     """
     head, *rest = (re.sub("  +", " · ", line.plain.strip()) for line in headline(history, UNICODE))
-    colour = OK if (found := verdict(history)) is None else SEVERITY[found].removeprefix("bold ")
+    colour = OK if (found := worst_severity(history)) is None else SEVERITY[found].removeprefix("bold ")
     if history.step < 0:
         colour = "inherit"
     parts = [

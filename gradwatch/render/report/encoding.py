@@ -28,7 +28,7 @@ FRACTION_STEP = 1 / 4096
 
 @final
 @dataclass(frozen=True, slots=True)
-class Scale:
+class CodeScale:
     """How the code of a number is read back.
 
     A code `ZERO + 1 + k` stands for `low + k * step`, as a power of ten where `log`, else as it is; `ZERO - 1 - k` for
@@ -81,7 +81,7 @@ def bins(steps_T: Steps, most: int) -> Bins:
     return Bins(first_W, steps_T[first_W], steps_T[last_W])
 
 
-def encode(values_TL: Floats, *, missing_TL: NDArray[np.bool_], log: bool) -> tuple[Codes, Scale]:
+def encode(values_TL: Floats, *, missing_TL: NDArray[np.bool_], log: bool) -> tuple[Codes, CodeScale]:
     """Return the code of every value, and how to read it back.
 
     Args:
@@ -96,7 +96,7 @@ def encode(values_TL: Floats, *, missing_TL: NDArray[np.bool_], log: bool) -> tu
     low = float(height_TL.min(where=usable_TL, initial=np.inf)) if log else 0.0
     high = float(height_TL.max(where=usable_TL, initial=-np.inf))
     low, high = (low, high) if math.isfinite(low) and math.isfinite(high) else (0.0, 0.0)
-    scale = Scale(log, low, max(FINEST if log else FRACTION_STEP, (high - low) / MOST_LEVEL))
+    scale = CodeScale(log, low, max(FINEST if log else FRACTION_STEP, (high - low) / MOST_LEVEL))
     level_TL = np.rint((np.where(usable_TL, height_TL, low) - low) / scale.step).astype(np.int32) + 1
     codes_TL = np.where(usable_TL, ZERO + np.where(values_TL < 0, -level_TL, level_TL), ZERO)
     codes_TL[np.isinf(values_TL)] = INFINITE

@@ -19,8 +19,8 @@ from gradwatch.records import Diagnosis, Severity
 from gradwatch.render.common import format as units
 from gradwatch.render.common.heatmap import draw
 from gradwatch.render.common.layers import layers, norms_over_run
-from gradwatch.render.common.run_events import deeds
-from gradwatch.render.common.run_stats import facts, verdict, watching
+from gradwatch.render.common.run_events import run_events
+from gradwatch.render.common.run_stats import run_stats, watching, worst_severity
 from gradwatch.render.json_document import strict
 from gradwatch.render.report.data import packed
 from gradwatch.render.report.findings import badge, code, diagnosis_cards
@@ -47,19 +47,19 @@ def page(history: History, diagnoses: Sequence[Diagnosis], *, run: Path | None =
     script, style = f"\n/*{_asset_text((LICENCE,))}*/{_asset_text(SCRIPTS)}", _asset_text(STYLES)
     return Template((ASSETS / "report.html").read_text(encoding="utf-8")).substitute(
         policy=_policy(script, style),
-        title=escape(f"{history.info.name}: {_verdict_words(history)}"),
+        title=escape(f"{history.info.name}: {_health_words(history)}"),
         style=style,
         script=script,
         name=escape(history.info.name),
-        badge=badge(verdict(history)) if history.step >= 0 else "",
-        verdict=escape(_verdict_words(history)),
-        facts=_definitions(_facts(history)),
+        badge=badge(worst_severity(history)) if history.step >= 0 else "",
+        health=escape(_health_words(history)),
+        run_stats=_definitions(_facts(history)),
         diagnoses=diagnosis_cards(history, diagnoses) or f"<p>{escape(_quiet(history))}</p>",
         picture=_picture(history),
         config=code(config_text) if config_text else "<p>The run has no config of gradwatch.</p>",
         environment=_definitions(_environment(history)),
         cost=_cost(history),
-        deeds=_deeds(history, run),
+        run_events=_run_events(history, run),
         events=_events(history),
         data=_json(numbers.document),
         pack=numbers.text,
@@ -88,10 +88,10 @@ def _json(document: Mapping[str, object]) -> str:
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def _verdict_words(history: History) -> str:
+def _health_words(history: History) -> str:
     if history.step < 0:
         return "nothing was recorded"
-    found, total = verdict(history), history.info.total_steps
+    found, total = worst_severity(history), history.info.total_steps
     counts = [(sum(f.severity == severity for f in history.findings), severity) for severity in reversed(Severity)]
     told = ", ".join(f"{count:,} {severity}" for count, severity in counts if count)
     if found is None:
@@ -111,7 +111,7 @@ def _quiet(history: History) -> str:
 def _facts(history: History) -> Iterator[tuple[str, str]]:
     if history.step < 0:
         return
-    run, total, loss_T = facts(history), history.info.total_steps, history["loss"]
+    run, total, loss_T = run_stats(history), history.info.total_steps, history["loss"]
     yield "steps", f"{run.steps:,}" + (f" of {total:,}" if total and total != run.steps else "")
     yield "time", units.duration(run.seconds)
     yield "loss", f"{units.value(float(loss_T[0]))} to {units.value(run.loss)}"
@@ -146,18 +146,18 @@ def _cost(history: History) -> str:
     known_T = watch_T[np.isfinite(watch_T)]
     if not known_T.size:
         return "<p>It was not measured.</p>"
-    share = watching(facts(history))
+    share = watching(run_stats(history))
     in_all = f", in all {share}" if share != units.MISSING else ""
     middle, most = units.number(float(np.median(known_T))), units.number(float(known_T.max()))
     return f"<p>Watching took {middle} ms in the median step and {most} ms in the slowest{in_all}.</p>"
 
 
-def _deeds(history: History, run: Path | None) -> str:
+def _run_events(history: History, run: Path | None) -> str:
     """Return what the run did besides its steps; an empty string where it did nothing."""
     rows = "".join(
-        f"<div><dt>{escape(deed.label)}</dt><dd>{escape(deed.text)}"
-        f"{f' <code>{escape(deed.command)}</code>' if deed.command else ''}</dd></div>"
-        for deed in deeds(history, run=run)
+        f"<div><dt>{escape(event.label)}</dt><dd>{escape(event.text)}"
+        f"{f' <code>{escape(event.command)}</code>' if event.command else ''}</dd></div>"
+        for event in run_events(history, run=run)
     )
     return f'<dl class="deeds" aria-label="What the run did">{rows}</dl>' if rows else ""
 

@@ -10,7 +10,7 @@ from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Finding, Severity
 from gradwatch.render.common import format as units
 from gradwatch.render.common.config_patch import patch_yaml
-from gradwatch.render.common.run_stats import facts, watching
+from gradwatch.render.common.run_stats import run_stats, watching
 from gradwatch.render.common.sparkline import UNICODE
 
 MOST = 100
@@ -47,7 +47,7 @@ def diagnosis(history: History, diagnoses: Sequence[Diagnosis], *, run: str) -> 
 
 def run(history: History) -> str:
     """Return what a run is, as a table."""
-    info, seen = history.info, facts(history)
+    info, seen = history.info, run_stats(history)
     rows = {
         "name": info.name,
         "created": info.created,

@@ -17,7 +17,7 @@ from gradwatch.history.store import Histograms, History
 from gradwatch.records import Diagnosis, Finding, Severity
 from gradwatch.render.common.heatmap import draw
 from gradwatch.render.common.layers import Layer, layers, matrices, norms_over_run, update_ratios_over_run
-from gradwatch.render.common.run_stats import verdict
+from gradwatch.render.common.run_stats import worst_severity
 from gradwatch.render.tensorboard import charts, markdown
 from gradwatch.render.tensorboard.dashboard import layout
 from gradwatch.render.tensorboard.event_file import EventFile
@@ -167,7 +167,7 @@ class TensorBoard:
         self._file.write(text(step, "health/diagnosis", markdown.diagnosis(history, diagnoses, run=self._name)))
         self._file.write(text(step, "run/facts", markdown.run(history)))
         if self._hparams:
-            failed = verdict(history) is Severity.CRITICAL
+            failed = worst_severity(history) is Severity.CRITICAL
             self._file.write(hparams_end(step=step, status=FAILURE if failed else SUCCESS))
 
     def _write_run(self, history: History) -> None:

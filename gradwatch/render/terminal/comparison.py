@@ -31,7 +31,7 @@ from gradwatch.history.compare import Comparison, Gap, Parting
 from gradwatch.history.store import History
 from gradwatch.records import Finding
 from gradwatch.render.common import format as units
-from gradwatch.render.common.run_stats import Facts, facts, verdict, watching
+from gradwatch.render.common.run_stats import RunStats, run_stats, watching, worst_severity
 from gradwatch.render.common.sparkline import Glyphs, glyphs, sparkline
 from gradwatch.render.common.style import OK, SEVERITY, mark
 from gradwatch.render.json_document import UNKNOWN, strict, word
@@ -92,7 +92,7 @@ def dumps(found: Comparison, runs: tuple[History, History], changed: Settings) -
 def print_comparison(console: Console, found: Comparison, runs: tuple[History, History], changed: Settings) -> None:
     """Print two runs side by side: where they part first, then why that may be, then how they ended."""
     signs = glyphs(console)
-    for line in _verdict(found, signs):
+    for line in _differences(found, signs):
         console.print(line)
     console.print()
     console.print(_outcome(runs, signs, console.width))
@@ -116,13 +116,13 @@ def _flat(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any
             yield f"{above}{key}", value
 
 
-def _verdict(found: Comparison, signs: Glyphs) -> Iterator[Text]:
+def _differences(found: Comparison, signs: Glyphs) -> Iterator[Text]:
     count = units.plural(found.steps, "step")
     limit = f"rounding ({units.number(found.tolerance, digits=2)} relative)"
     if not found.steps:
         yield Text("the runs keep no step in common", "bold")
     elif found.bits is None:
-        yield Text.assemble((signs.ok, OK), (" the same, bit for bit", "bold"), f", at all {count} that both keep")
+        yield Text.assemble((signs.ok, OK), (" bit-identical", "bold"), f", at all {count} that both keep")
     elif found.rounding is None:
         yield Text.assemble((signs.ok, OK), (" the same to rounding", "bold"), f", at all {count} that both keep")
         yield Text.assemble("  their bits first differ at ", _where(found.bits), f"; nothing differs beyond {limit}")
@@ -135,7 +135,7 @@ def _verdict(found: Comparison, signs: Glyphs) -> Iterator[Text]:
         if found.bits and found.bits.step < found.rounding.step:
             yield Text.assemble("  their bits differ already at ", _where(found.bits))
         elif found.rounding.step:
-            yield Text("  bit for bit the same before it")
+            yield Text("  bit-identical before it")
 
 
 def _where(parting: Parting) -> Text:
@@ -181,7 +181,7 @@ def _value(value: Any) -> str:
 
 def _outcome(runs: tuple[History, History], signs: Glyphs, width: int) -> Table:
     table = _grid(("", *NAMES), width=max(16, (width - 16) // 2))
-    seen = [facts(run) for run in runs]
+    seen = [run_stats(run) for run in runs]
     rows: dict[str, Iterable[Text | str]] = {
         "run": [Text(run.info.name, "bold") for run in runs],
         "verdict": [_health(run, signs) for run in runs],
@@ -198,13 +198,13 @@ def _outcome(runs: tuple[History, History], signs: Glyphs, width: int) -> Table:
 
 
 def _health(run: History, signs: Glyphs) -> Text:
-    found, text = verdict(run), word(verdict(run), steps=run.step + 1)
+    found, text = worst_severity(run), word(worst_severity(run), steps=run.step + 1)
     if text == UNKNOWN:
         return Text(text, "dim")
     return Text.assemble(mark(found, signs), (f" {text}", OK if found is None else SEVERITY[found]))
 
 
-def _validation(run: Facts) -> str:
+def _validation(run: RunStats) -> str:
     told = [units.number(run.val_loss)] if np.isfinite(run.val_loss) else []
     told += [units.percent(run.val_accuracy)] if np.isfinite(run.val_accuracy) else []
     return ", ".join(told) or units.MISSING
@@ -268,7 +268,7 @@ def _told(finding: Finding, signs: Glyphs, steps: str) -> Text:
 def _plain(run: History) -> dict[str, Any]:
     return {
         "name": run.info.name,
-        "verdict": word(verdict(run), steps=run.step + 1),
-        "facts": asdict(facts(run)),
+        "verdict": word(worst_severity(run), steps=run.step + 1),
+        "facts": asdict(run_stats(run)),
         "findings": [finding.to_json() for finding in run.findings],
     }

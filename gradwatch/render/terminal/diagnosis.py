@@ -15,7 +15,7 @@ from gradwatch.records import Diagnosis, Finding, Remedy, Severity
 from gradwatch.render.common import format as units
 from gradwatch.render.common.config_patch import patch_yaml
 from gradwatch.render.common.headline import headline
-from gradwatch.render.common.run_events import deeds
+from gradwatch.render.common.run_events import run_events
 from gradwatch.render.common.series import series_of
 from gradwatch.render.common.sparkline import Glyphs, column, glyphs, sparkline
 from gradwatch.render.common.style import SEVERITY, mark
@@ -42,18 +42,18 @@ def print_diagnosis(
     signs = glyphs(console)
     for line in headline(history, signs):
         console.print(line)
-    print_deeds(console, history, run=run)
+    print_run_events(console, history, run=run)
     for block in blocks(history, diagnoses, signs=signs, brief=False, width=console.width):
         console.print()
         console.print(block)
 
 
-def print_deeds(console: Console, history: History, *, run: Path | None) -> None:
+def print_run_events(console: Console, history: History, *, run: Path | None) -> None:
     """Print what a run did besides its steps, where it did anything."""
     before = ""
-    for deed in deeds(history, run=run):
-        label, before = "" if deed.label == before else deed.label, deed.label
-        line = Text.assemble((f"{label:>{LABEL}} ", "dim"), deed.text, (f" {deed.command}".rstrip(), "bold"))
+    for event in run_events(history, run=run):
+        label, before = "" if event.label == before else event.label, event.label
+        line = Text.assemble((f"{label:>{LABEL}} ", "dim"), event.text, (f" {event.command}".rstrip(), "bold"))
         console.print(line, soft_wrap=True)
 
 

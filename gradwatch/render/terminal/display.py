@@ -1,4 +1,4 @@
-"""The part of a terminal or notebook that is drawn anew in place, and the lines that others write meanwhile."""
+"""The part of a terminal or notebook that is redrawn in place, and the lines that others write meanwhile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Screen(Protocol):
     """Something that shows one view at a time."""
 
     def show(self, view: Text) -> None:
-        """Show a view in the place of the one before."""
+        """Replace the view."""
         ...
 
     def stop(self) -> None:
@@ -30,12 +30,12 @@ class Screen(Protocol):
 
 
 def screen(console: Console) -> Screen:
-    """Return where a console shows a view that is drawn anew."""
-    return Notebook() if console.is_jupyter else Lines(console)
+    """Return the display on which a console redraws its view."""
+    return Notebook() if console.is_jupyter else PrintedLines(console)
 
 
 @final
-class Lines:
+class PrintedLines:
     """The last lines of a terminal.
 
     What is printed meanwhile appears above them: to standard output through rich, and to standard error as it was
@@ -51,14 +51,14 @@ class Lines:
         self._view: Text | None = None
         self._width = console.width
         self._turn = threading.RLock()  # a warning may come from another thread than the view
-        # no thread of its own: whoever calls `show` redraws, so nothing moves while a step computes
+        # no thread of its own: the caller of `show` redraws, so nothing moves while a step computes
         self._live = self._new()
         self._live.start()
         if sys.stderr.isatty():
             self._error, sys.stderr = sys.stderr, _Above(sys.stderr, self._around)
 
     def show(self, view: Text) -> None:
-        """Show a view in the place of the one before, also where the terminal has become narrower since."""
+        """Replace the view, even if the terminal has become narrower."""
         with self._turn:
             if self._view is not None and self._console.width < self._width:
                 upwards = ((ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1))
@@ -104,7 +104,7 @@ class Notebook:
         self._handle: Any = None
 
     def show(self, view: Text) -> None:
-        """Show a view in the place of the one before."""
+        """Replace the view."""
         from IPython.display import HTML, display
 
         page = HTML(html(view))

@@ -70,12 +70,12 @@ def progress(history: History, *, width: int, signs: Glyphs) -> Text:
     if not total:
         return Text.assemble((name, "bold"), f"  step {step:,}  {speed}")
     left = units.duration((total - step) / steps_per_s) if steps_per_s > 0 else units.MISSING
-    facts = f" {step:,}/{total:,}  {100 * step // total} %  {left} left  {speed}"
-    room = max(4, min(BAR, width - len(name) - len(facts) - 1))
+    run_stats = f" {step:,}/{total:,}  {100 * step // total} %  {left} left  {speed}"
+    room = max(4, min(BAR, width - len(name) - len(run_stats) - 1))
     done = min(room, room * step // total)
     tip = signs.half if done < room else ""
     bar = Text.assemble((signs.full * done + tip, OK), (signs.empty * (room - done - len(tip)), "dim"))
-    return Text.assemble((name, "bold"), " ", bar, facts)
+    return Text.assemble((name, "bold"), " ", bar, run_stats)
 
 
 def _undated(name: str, room: int) -> str:
@@ -94,8 +94,8 @@ def _loss(history: History, trend: int, signs: Glyphs) -> Text:
     step, accuracy = history.validated("val_accuracy")
     val_step, val_loss = history.validated("val_loss")
     if max(step, val_step) >= 0:
-        facts = [f"{val_loss:.3g}"] * (val_step >= 0) + [units.percent(accuracy)] * (step >= 0)
-        text.append(f"  validation {', '.join(facts)}")
+        run_stats = [f"{val_loss:.3g}"] * (val_step >= 0) + [units.percent(accuracy)] * (step >= 0)
+        text.append(f"  validation {', '.join(run_stats)}")
     return text
 
 

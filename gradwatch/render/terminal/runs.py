@@ -40,7 +40,7 @@ WHOLE = 10**6
 KEYS: dict[str, Callable[[Glance], Any]] = {
     "created": lambda run: run.created,
     "name": lambda run: run.name,
-    "verdict": lambda run: (run.steps > 0, -1 if run.verdict is None else int(run.verdict)),
+    "verdict": lambda run: (run.steps > 0, -1 if run.worst_severity is None else int(run.worst_severity)),
     "status": lambda run: run.status,
     "steps": lambda run: run.steps,
     "loss": lambda run: run.loss,
@@ -102,7 +102,9 @@ def lines(runs: Sequence[Glance], *, now: datetime.datetime) -> str:
     rows = []
     for run in runs:
         _, _, *cells = _cells(run, now, ASCII)
-        rows.append([str(run.path), run.status, word(run.verdict, steps=run.steps), *(cell.plain for cell in cells)])
+        rows.append(
+            [str(run.path), run.status, word(run.worst_severity, steps=run.steps), *(cell.plain for cell in cells)]
+        )
     return "".join("\t".join(row) + "\n" for row in rows)
 
 
@@ -116,7 +118,7 @@ def age(seconds: float) -> str:
 
 def _cells(run: Glance, now: datetime.datetime, signs: Glyphs) -> tuple[Text, ...]:
     return (
-        _verdict(run, signs),
+        _health(run, signs),
         _name(run, WHOLE),
         Text(f"{run.steps:,}" + (f"/{run.total_steps:,}" if (run.total_steps or run.steps) != run.steps else "")),
         Text(units.value(run.loss) if run.steps else units.MISSING),
@@ -127,13 +129,12 @@ def _cells(run: Glance, now: datetime.datetime, signs: Glyphs) -> tuple[Text, ..
     )
 
 
-def _verdict(run: Glance, signs: Glyphs) -> Text:
-    verdict = word(run.verdict, steps=run.steps)
-    if verdict == UNKNOWN:
-        return Text(f"? {verdict}", "dim")
-    return Text.assemble(
-        mark(run.verdict, signs), (f" {verdict}", OK if run.verdict is None else SEVERITY[run.verdict])
-    )
+def _health(run: Glance, signs: Glyphs) -> Text:
+    health = word(run.worst_severity, steps=run.steps)
+    if health == UNKNOWN:
+        return Text(f"? {health}", "dim")
+    style = OK if run.worst_severity is None else SEVERITY[run.worst_severity]
+    return Text.assemble(mark(run.worst_severity, signs), (f" {health}", style))
 
 
 def _name(run: Glance, width: int) -> Text:
@@ -161,7 +162,7 @@ def _plain(run: Glance, now: datetime.datetime) -> dict[str, Any]:
     return {
         "path": str(run.path),
         "name": run.name,
-        "verdict": word(run.verdict, steps=run.steps),
+        "verdict": word(run.worst_severity, steps=run.steps),
         "status": run.status,
         "created": run.created.isoformat(),
         "age_s": (now - run.created).total_seconds(),

@@ -106,7 +106,7 @@ class Terminal:
         try:
             self._screen.show(panel(history, self._layers, width=self.console.width, signs=self._signs))
         except BaseException:
-            self._stop()  # whoever handles it must get the cursor back
+            self._stop()  # the handler of the error must get the cursor back
             raise
         now = time.monotonic()
         self._due_s = now + max(REDRAW_S, (now - began) / COST_FRAC)
@@ -126,19 +126,19 @@ class Terminal:
     def _plain(self, history: History) -> str:
         total = history.info.total_steps
         samples_per_s, steps_per_s = throughput(history)
-        facts = [f"step {history.step:,}" + (f"/{total:,}" if total else "")]
+        run_stats = [f"step {history.step:,}" + (f"/{total:,}" if total else "")]
         for label, statistic in (("loss", "loss"), ("grad norm", "grad_norm.before_clip"), ("lr", "lr.0")):
             if statistic in history.run.statistics:
-                facts.append(f"{label} {units.value(newest(history, statistic))}")
+                run_stats.append(f"{label} {units.value(newest(history, statistic))}")
         (loss_step, val_loss), (step, accuracy) = history.validated("val_loss"), history.validated("val_accuracy")
         if max(loss_step, step) > self._val_step:
             self._val_step = max(loss_step, step)
-            facts.append(f"validation {units.number(val_loss)} {units.percent(accuracy)}".removesuffix(" -"))
+            run_stats.append(f"validation {units.number(val_loss)} {units.percent(accuracy)}".removesuffix(" -"))
         if samples_per_s == samples_per_s:
-            facts.append(f"{samples_per_s:,.0f} samples/s")
+            run_stats.append(f"{samples_per_s:,.0f} samples/s")
         if total and steps_per_s > 0:
-            facts.append(f"{units.duration((total - history.step - 1) / steps_per_s)} left")
-        return "  ".join(facts)
+            run_stats.append(f"{units.duration((total - history.step - 1) / steps_per_s)} left")
+        return "  ".join(run_stats)
 
     def _out(self, line: str) -> None:
         """Write a line as it is, past rich, which would cost ten times as much."""

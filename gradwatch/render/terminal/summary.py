@@ -29,10 +29,10 @@ from gradwatch.render.common.layers import (
     worst_finding,
     zero_fracs,
 )
-from gradwatch.render.common.run_stats import verdict
+from gradwatch.render.common.run_stats import worst_severity
 from gradwatch.render.common.sparkline import Glyphs, glyphs, sparkline
 from gradwatch.render.common.style import SEVERITY, mark
-from gradwatch.render.terminal.diagnosis import blocks, print_deeds
+from gradwatch.render.terminal.diagnosis import blocks, print_run_events
 
 Floats = NDArray[np.floating[Any]]
 
@@ -61,10 +61,10 @@ def print_summary(console: Console, history: History, diagnoses: Sequence[Diagno
         lines[-1].append_text(_charts(run_dir))
     for line in lines:
         console.print(line, soft_wrap=is_whole and line is lines[-1])
-    print_deeds(console, history, run=run_dir)
+    print_run_events(console, history, run=run_dir)
     if not history.findings:
         return
-    if history.info.layers and verdict(history) is not None:
+    if history.info.layers and worst_severity(history) is not None:
         console.print()
         console.print(_table(history, signs, console.width))
     for block in blocks(history, diagnoses, signs=signs, brief=True, width=console.width):

@@ -36,7 +36,7 @@ def restored_session(source: StartState, config: Config) -> Iterator[Session]:
             seed_all(config.run.seed)
         session = Session(quiet, source.run, stack=stack, rerun=source.state)
         session.progress.bad = source.bad or session.progress.bad
-        stack.callback(session.live.end_workers)
+        stack.callback(session.training.end_workers)
         yield session
 
 

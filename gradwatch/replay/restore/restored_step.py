@@ -85,27 +85,27 @@ class RestoredStep:
         self.step = source.step
         self.start_step = source.begins_at
         self.incident: Incident | None = source.incident
-        self.live = session.live
+        self.training = session.training
         self._session = session
         self._before = self.state()
         position = self.position(0)
-        self.window: list[Batch] = position.read(self.live.batches)
-        self.indices: list[Indices] = position.indices(self.live.batches)
+        self.window: list[Batch] = position.read(self.training.batches)
+        self.indices: list[Indices] = position.indices(self.training.batches)
 
     def state(self) -> Snapshot:
         """Return a copy of everything that `restore` puts back, as it is now."""
         snapshot = Snapshot()
-        modes = [module.training for module in self.live.model.modules()]
+        modes = [module.training for module in self.training.model.modules()]
         snapshot.take(self._session.state() | {"modes": modes})
         return snapshot
 
     def set_state(self, state: Snapshot) -> None:
         """Put back what `state` returned: weights, buffers, optimizer, schedule, scaler, random generators, modes."""
         saved: dict[str, Any] = state.read()
-        self.live.load(saved)
-        for module, is_training in zip(self.live.model.modules(), saved["modes"], strict=True):
+        self.training.load(saved)
+        for module, is_training in zip(self.training.model.modules(), saved["modes"], strict=True):
             module.training = is_training
-        for parameter in self.live.model.parameters():
+        for parameter in self.training.model.parameters():
             parameter.grad = None
         set_random_state(saved["random"])
 
@@ -115,7 +115,7 @@ class RestoredStep:
 
     def stepper(self, **changes: Any) -> Stepper:
         """Return what makes the run's steps, with some of its fields changed, such as `precision="fp32"`."""
-        return dataclasses.replace(self.live.stepper(), **changes)
+        return dataclasses.replace(self.training.stepper(), **changes)
 
     def run_step(self, window: Sequence[Batch] | None = None, *, stepper: Stepper | None = None) -> StepResult:
         """Make the step from the state as it stands, and return what it came to. Schedule and place stay.
@@ -141,7 +141,7 @@ class RestoredStep:
         chosen = stepper or self.stepper()
         results = []
         for _ in range(steps):
-            window = next(self._positions()).read(self.live.batches)
+            window = next(self._positions()).read(self.training.batches)
             result = chosen.run(window)
             results.append(result)
             loop.advance(self._session, len(window), 0.0)
@@ -150,26 +150,26 @@ class RestoredStep:
 
     def window_at(self, offset: int) -> list[Batch]:
         """Return the micro-batches of a step so many after this one, or before it: of this epoch, then."""
-        return self.position(offset).read(self.live.batches)
+        return self.position(offset).read(self.training.batches)
 
     def position(self, offset: int) -> Position:
         """Return where a step so many after this one stands in the data, or before it."""
         progress = self._before.read()["progress"]
         epoch, batch, bad = progress["epoch"], progress["batch"], progress["bad"]
         accumulate = self.config.train.accumulate
-        steps = positions(self.live.batches, accumulate=accumulate, epoch=epoch, batch=batch, bad=bad)
+        steps = positions(self.training.batches, accumulate=accumulate, epoch=epoch, batch=batch, bad=bad)
         if offset >= 0:
             return next(itertools.islice(steps, offset, None))
-        earlier = positions(self.live.batches, accumulate=accumulate, epoch=epoch, batch=0, bad=bad)
+        earlier = positions(self.training.batches, accumulate=accumulate, epoch=epoch, batch=0, bad=bad)
         before = list(itertools.takewhile(lambda p: (p.epoch, p.batch) < (epoch, batch), earlier))
         if -offset > len(before):
             raise IndexError(f"the epoch has {len(before)} steps before step {self.step}, got offset {offset}")
         return before[offset]
 
     def _positions(self) -> Iterator[Position]:
-        progress = self.live.progress
+        progress = self.training.progress
         return positions(
-            self.live.batches,
+            self.training.batches,
             accumulate=self.config.train.accumulate,
             epoch=progress.epoch,
             batch=progress.batch,

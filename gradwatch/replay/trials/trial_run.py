@@ -144,17 +144,17 @@ def _trained(
         torch.set_num_threads(config.train.threads)
     stack.enter_context(failures.explained())
     session = warm_start.open(config, folder, stack=stack) if warm_start else Session(config, folder, stack=stack)
-    run(session, _After(session, steps))
+    run(session, _StopAfter(session, steps))
     val_loss = val_accuracy = math.nan
     if session.validation:
         result = evaluate(session.stepper, session.validation)
         val_loss, val_accuracy = result.loss, result.accuracy
-    session.live.end_workers()
+    session.training.end_workers()
     return session, val_loss, val_accuracy
 
 
 @final
-class _After:
+class _StopAfter:
     """Ends a training after so many steps."""
 
     def __init__(self, session: Session, steps: int) -> None:

@@ -23,7 +23,7 @@ from gradwatch.replay.verify.numeric_guard import NumericGuard
 from gradwatch.replay.verify.symptom import LARGE, ZERO, StepOutcome, Symptom, observe
 from gradwatch.train.reproducible import seed_all
 from gradwatch.train.step import Batch
-from gradwatch.train.training_state import Live
+from gradwatch.train.training_state import TrainingState
 
 OTHERS = 3
 """Other batches, and other draws of random numbers, that are tried."""
@@ -72,14 +72,14 @@ def interventions(restored: RestoredStep, symptom: Symptom, located: Located | N
 def _numerics(restored: RestoredStep, symptom: Symptom, look: Callable[..., StepOutcome]) -> Iterator[Intervention]:
     if restored.config.train.precision == "fp32":
         return
-    low = CauseId.LOW_LOSS_SCALE if restored.live.scaler else CauseId.UNSCALED_HALF_PRECISION
+    low = CauseId.LOW_LOSS_SCALE if restored.training.scaler else CauseId.UNSCALED_HALF_PRECISION
     yield Intervention(
         text=f"float32 instead of {restored.config.train.precision}",
         causes=(low,) if symptom.kind in ZERO else (CauseId.HALF_PRECISION_OVERFLOW,),
         axis="numerics",
         run=lambda: [look(stepper=restored.stepper(precision="fp32", scaler=None))],
     )
-    if restored.live.scaler:
+    if restored.training.scaler:
         yield Intervention(
             text="the same format with a loss scale of 1",
             causes=(),
@@ -110,8 +110,8 @@ def _data(
 
 def _modes(restored: RestoredStep, look: Callable[..., StepOutcome]) -> Iterator[Intervention]:
     """Yield what switches off parts of the model that differ between training and evaluation."""
-    dropouts = [m for m in restored.live.model.modules() if isinstance(m, _DropoutNd) and m.p > 0]
-    norms = [m for m in restored.live.model.modules() if isinstance(m, _BatchNorm)]
+    dropouts = [m for m in restored.training.model.modules() if isinstance(m, _DropoutNd) and m.p > 0]
+    norms = [m for m in restored.training.model.modules() if isinstance(m, _BatchNorm)]
     if dropouts:
         yield Intervention(
             text="dropout off", causes=(), axis="chance", run=lambda: [look(prepare=lambda: _evaluate(dropouts))]
@@ -178,8 +178,8 @@ def _begin(restored: RestoredStep) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         seed_all(restored.config.run.seed)
-        state: dict[str, Any] = Live.build(restored.config).model.state_dict()
+        state: dict[str, Any] = TrainingState.build(restored.config).model.state_dict()
     with torch.no_grad():
-        for name, value in restored.live.model.state_dict().items():
+        for name, value in restored.training.model.state_dict().items():
             if isinstance(value, Tensor):
                 value.copy_(state[name])

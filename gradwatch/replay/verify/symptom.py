@@ -122,14 +122,14 @@ def observe(
 
 
 def _norm(restored: RestoredStep) -> float:
-    grads = [p.grad for p in restored.live.model.parameters() if p.grad is not None]
+    grads = [p.grad for p in restored.training.model.parameters() if p.grad is not None]
     return to_float(torch.nn.utils.get_total_norm(grads)) if grads else 0.0
 
 
 def _zeros(restored: RestoredStep, layer: str | None) -> float:
     """Return the fraction of gradient elements that are zero in the parameters of a layer."""
     zeros = total = 0
-    for name, parameter in restored.live.model.named_parameters():
+    for name, parameter in restored.training.model.named_parameters():
         if parameter.grad is not None and (layer is None or name == layer or name.startswith(f"{layer}.")):
             zeros += int(to_host((parameter.grad == 0).sum()))
             total += parameter.numel()

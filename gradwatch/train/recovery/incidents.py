@@ -15,13 +15,13 @@ from gradwatch.records import Event, Finding
 from gradwatch.state.snapshot import num_bytes
 from gradwatch.train.data_position import Position, positions
 from gradwatch.train.session import Session
-from gradwatch.train.training_state import Live, machine
+from gradwatch.train.training_state import TrainingState, machine
 
 MOST_BATCH_BYTES = 256 * MEGABYTE
 """A larger batch is not written: where it stands in the data is, and there it can be read again."""
 
 
-def attend(session: Session, *, finite: bool) -> list[Finding]:
+def handle_step(session: Session, *, finite: bool) -> list[Finding]:
     """Write an incident where something critical is news, and keep a snapshot where one is due.
 
     Args:
@@ -34,26 +34,26 @@ def attend(session: Session, *, finite: bool) -> list[Finding]:
     recorder, step = session.recorder, session.progress.step
     if recorder is None:
         session.pipeline.finish()
-        return take_critical(session)
+        return take_critical_findings(session)
     is_due = step >= recorder.due and recorder.is_rested(step)
     if is_due or not finite or session.is_watchful:
         session.pipeline.finish()  # so that a snapshot is good, and what the last step led to is known
-    critical = take_critical(session)
+    critical = take_critical_findings(session)
     _record(session, recorder, critical)
     if is_due and not critical:
         keep(session)
     return critical
 
 
-def attend_to_the_rest(session: Session) -> None:
+def handle_final_step(session: Session) -> None:
     """Write an incident of what is found when the last rows are looked at."""
     session.pipeline.finish()
-    critical = take_critical(session)
+    critical = take_critical_findings(session)
     if session.recorder:
         _record(session, session.recorder, critical)
 
 
-def take_critical(session: Session) -> list[Finding]:
+def take_critical_findings(session: Session) -> list[Finding]:
     """Return what is critical and nobody has acted on yet."""
     news = session.pipeline.news
     return [finding for finding in iter(lambda: news.pop(0) if news else None, None) if warrants_incident(finding)]
@@ -72,7 +72,7 @@ def keep(session: Session) -> None:
         session.monitor.charge(time.perf_counter() - began)
 
 
-def position_of(live: Live, step: int, *, since: dict[str, Any] | None) -> Position:
+def position_of(training: TrainingState, step: int, *, since: dict[str, Any] | None) -> Position:
     """Return where a step stands in the data.
 
     Args:
@@ -81,14 +81,14 @@ def position_of(live: Live, step: int, *, since: dict[str, Any] | None) -> Posit
         since: Progress of an earlier state, or None for the start of the run.
     """
     since = since or {"step": 0, "epoch": 0, "batch": 0}
-    accumulate, bad = live.config.train.accumulate, live.progress.bad
-    steps = positions(live.batches, accumulate=accumulate, epoch=since["epoch"], batch=since["batch"], bad=bad)
+    accumulate, bad = training.config.train.accumulate, training.progress.bad
+    steps = positions(training.batches, accumulate=accumulate, epoch=since["epoch"], batch=since["batch"], bad=bad)
     return next(itertools.islice(steps, step - since["step"], None))
 
 
-def fingerprint(live: Live) -> str:
+def fingerprint(training: TrainingState) -> str:
     """Return a hash of the weights and buffers, which is equal where all of their bits are."""
-    return f"{hash_batch(live.model.state_dict()):012x}"
+    return f"{hash_batch(training.model.state_dict()):012x}"
 
 
 def rows(history: History, *, first: int) -> dict[str, Any]:
@@ -118,18 +118,18 @@ def _record(session: Session, recorder: Snapshotter, findings: Sequence[Finding]
 
 def _write(session: Session, recorder: Snapshotter, findings: Sequence[Finding]) -> None:
     """Write an incident about the first step at which one of the findings was made, and note where it is."""
-    live, history = session.live, session.pipeline.history
-    step = min(min(finding.step for finding in findings), live.progress.step - 1)
+    training, history = session.training, session.pipeline.history
+    step = min(min(finding.step for finding in findings), training.progress.step - 1)
     snapshot = recorder.read() if recorder.step is not None and recorder.step <= step else None
-    position = position_of(live, step, since=snapshot["progress"] if snapshot else None)
-    window = position.read(live.batches)
+    position = position_of(training, step, since=snapshot["progress"] if snapshot else None)
+    window = position.read(training.batches)
     facts = {
         "snapshot": recorder.step if snapshot else None,
         "epoch": position.epoch,
         "batch": position.batch,
-        "samples": [[int(i) for i in part] for part in position.indices(live.batches)],
-        "weights": {"step": live.progress.step, "hash": fingerprint(live)},
-        "machine": machine(live.device),
+        "samples": [[int(i) for i in part] for part in position.indices(training.batches)],
+        "weights": {"step": training.progress.step, "hash": fingerprint(training)},
+        "machine": machine(training.device),
     }
     state = {
         "snapshot": snapshot,

@@ -16,13 +16,13 @@ from gradwatch.train.session import Session
 
 LEARNING_RATES = ("lr", "initial_lr", "max_lr", "min_lr", "base_lr")
 """Keys of an optimizer's groups from which torch's schedules take their learning rates."""
-MOST_SAID = 5
+MAX_WARNINGS = 5
 """Batches left out that are warned of one by one: where there are many, it is not the batches."""
 SURVIVING = {"rewind", "incident", "batch-left-out", "not-recorded"}
 """Events that stay in the history when the steps that led to them are taken back."""
 
 
-def react(session: Session, findings: Sequence[Finding]) -> bool:
+def recover(session: Session, findings: Sequence[Finding]) -> bool:
     """Do what `train.on_critical` says.
 
     Args:
@@ -39,14 +39,14 @@ def react(session: Session, findings: Sequence[Finding]) -> bool:
         return True
     step = min([finding.step for finding in findings], default=progress.step - 1)
     why = findings[0].message if findings else "the loss or a gradient was not finite"
-    position = position_of(session.live, step, since=(_kept(session, step) or {}).get("progress"))
+    position = position_of(session.training, step, since=(_kept(session, step) or {}).get("progress"))
     if train.on_critical == "skip":
         _leave_out(session, position)
         told = f"step {step}: {why}; its batch is left out from now on"
-        _say(session, "batch-left-out", step, told, times=len(progress.bad))
+        _emit(session, "batch-left-out", step, told, times=len(progress.bad))
         return False
     if progress.rewinds >= train.rewind.limit:
-        _say(session, "rewind", step, f"step {step}: {why}, after {progress.rewinds} rewinds: the training ends")
+        _emit(session, "rewind", step, f"step {step}: {why}, after {progress.rewinds} rewinds: the training ends")
         return True
     _rewind(session, step, why, position)
     return False
@@ -58,7 +58,7 @@ def _rewind(session: Session, step: int, why: str, position: Position) -> None:
     state = _kept(session, step) or _saved(session, step)
     rewinds, bad = progress.rewinds + 1, progress.bad
     done = f"its batch is left out ({rewinds} of {settings.limit} rewinds)"
-    session.live.load(state)
+    session.training.load(state)
     session.remember(state)
     here = [progress.epoch, progress.batch]
     progress.rewinds, progress.bad = rewinds, [[*known[:3], *min(known[3:], here)] for known in bad]
@@ -70,7 +70,7 @@ def _rewind(session: Session, step: int, why: str, position: Position) -> None:
         done = f"the learning rate is multiplied by {settings.lr_factor:g} ({rewinds} of {settings.limit} rewinds)"
     set_random_state(state["random"])
     session.rewind(surviving=SURVIVING)
-    _say(session, "rewind", progress.step, f"step {step}: {why}; went back to step {progress.step}, {done}")
+    _emit(session, "rewind", progress.step, f"step {step}: {why}; went back to step {progress.step}, {done}")
     session.save(best=False)  # so that a kill from here on does not bring the steps back that were taken back
     if session.recorder:
         keep(session)  # what was kept knows nothing of what was mended, and an incident to come is run again from it
@@ -122,9 +122,9 @@ def _leave_out(session: Session, position: Position) -> None:
     progress.bad = [*progress.bad, [*position.identity(session.batches), progress.epoch, progress.batch]]
 
 
-def _say(session: Session, kind: str, step: int, text: str, *, times: int = 0) -> None:
+def _emit(session: Session, kind: str, step: int, text: str, *, times: int = 0) -> None:
     """Note an event, and warn of it unless it has been so often that a warning says nothing new."""
     session.pipeline.note(Event(kind=kind, step=step, text=text))
-    if times <= MOST_SAID:
-        more = "; further ones are noted without a warning" if times == MOST_SAID else ""
+    if times <= MAX_WARNINGS:
+        more = "; further ones are noted without a warning" if times == MAX_WARNINGS else ""
         warnings.warn(f"gradwatch: {text}{more}", RuntimeWarning, stacklevel=2)

@@ -82,7 +82,7 @@ def test_a_run_without_a_checkpoint_says_how_to_train_anew(train, run):
 
     assert (code, err) == (
         2,
-        f"error: {run}: the run ended before its first checkpoint, so there is nothing to go on from; train it anew: "
+        f"error: {run}: the run ended before its first checkpoint, so there is nothing to go on from; train it again: "
         f"gradwatch train {run}/config.yaml\n",
     )
 
@@ -135,7 +135,7 @@ def test_a_config_that_no_longer_fits_the_run_is_a_mistake(train, run, override,
 
     assert (code, out) == (2, "")
     assert err.startswith(f"error: --resume: {message}")
-    assert err.endswith("Leave that as it is, or train anew\n")
+    assert err.endswith("Leave that as it is, or train again from the start\n")
     assert (run / "config.yaml").read_text() == before
 
 

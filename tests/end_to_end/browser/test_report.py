@@ -93,7 +93,7 @@ def test_it_opens_and_draws_every_chart_without_a_complaint(opened, ill):
     page = opened(*ill)
 
     assert page["h1"].text == "ill"
-    assert "1 critical" in page[".verdict"].text
+    assert "1 critical" in page[".health"].text
     assert len(_colours(page, "#map canvas")) > 50, "a map that fades has many colours"
     for place, charts in (("#trends", 8), ("#curves", 3), ("#cost-curves", 1)):
         drawn = page.all(f"{place} canvas")

@@ -8,7 +8,7 @@ import pytest
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.probe.inspections import UNREAD
 from gradwatch.records import Event
-from gradwatch.render.common.run_events import deeds
+from gradwatch.render.common.run_events import run_events
 from gradwatch.render.json_document import dumps
 from gradwatch.render.report.page import page
 from gradwatch.render.terminal.sink import print_diagnosis, print_summary
@@ -41,7 +41,7 @@ def trained(tmp_path):
 
 
 def test_what_a_run_did_is_told_in_order_and_facts_of_the_tape_are_not(eventful, trained):
-    told = [(deed.label, deed.command) for deed in deeds(eventful, run=trained)]
+    told = [(event.label, event.command) for event in run_events(eventful, run=trained)]
 
     assert told == [("rewind", ""), ("left out", ""), ("incident", f"gradwatch replay {trained} --step 21")]
 
@@ -60,7 +60,7 @@ def test_a_loss_that_came_without_its_graph_is_told_with_what_to_hand_over(make_
 
 
 def test_a_step_of_ones_own_loop_is_told_without_a_command(eventful, tmp_path):
-    (*_, last) = deeds(eventful, run=tmp_path)
+    (*_, last) = run_events(eventful, run=tmp_path)
 
     assert (last.command, last.text) == ("", incident(21).text)
 
@@ -70,9 +70,9 @@ def test_of_many_the_first_and_the_last_are_told_one_by_one(trained):
     for step in range(10, 26):
         history.note(incident(step))
 
-    told = list(deeds(history, run=trained))
+    told = list(run_events(history, run=trained))
 
-    assert [deed.command[-2:] for deed in told] == ["10", "11", "", "25"]
+    assert [event.command[-2:] for event in told] == ["10", "11", "", "25"]
     assert told[2].text == "and 13 more, at steps 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, ..."
 
 

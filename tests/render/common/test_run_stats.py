@@ -9,11 +9,11 @@ from gradwatch.history.store import History
 from gradwatch.history.synthetic import dynamics
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import RunInfo, Severity
-from gradwatch.render.common.run_stats import SHORT_S, facts, newest, skipped, throughput, verdict, watching
+from gradwatch.render.common.run_stats import SHORT_S, newest, run_stats, skipped, throughput, watching, worst_severity
 
 
 def test_facts_of_a_run_follow_from_its_history(healthy):
-    seen = facts(healthy.history)
+    seen = run_stats(healthy.history)
 
     step_ms = healthy.history["step_ms"]
     assert seen.steps == 120
@@ -24,7 +24,7 @@ def test_facts_of_a_run_follow_from_its_history(healthy):
 
 
 def test_what_watching_took_is_told_in_seconds_too_where_the_run_is_short(healthy):
-    short, blank = facts(healthy.history), facts(History(RunInfo(name="", created="", layers=())))
+    short, blank = run_stats(healthy.history), run_stats(History(RunInfo(name="", created="", layers=())))
     brief = dataclasses.replace(short, seconds=0.2, watch_s=0.0636, watch_frac=0.318)
     usual = dataclasses.replace(short, seconds=SHORT_S, watch_s=0.13, watch_frac=0.013)
 
@@ -38,7 +38,7 @@ def test_thinned_steps_are_counted_in_the_time():
     history = Synthetic(layers=1, steps=12000).history()
     assert len(history["loss"]) < 12000, "this run is long enough to be thinned"
 
-    seen = facts(history)
+    seen = run_stats(history)
 
     assert seen.seconds == pytest.approx(120, rel=0.02), "10 ms a step"
     assert seen.samples_per_s == pytest.approx(6400, rel=0.02), "64 samples a step"
@@ -51,7 +51,7 @@ def test_sampled_steps_of_which_thinning_keeps_more_than_of_others_do_not_make_w
     history = Synthetic(layers=1, steps=12000).history()
     assert history["watch_ms"].mean() > 1.1 * watch_ms_T.mean(), "a multiple of 160 is one of 8, too"
 
-    seen = facts(history)
+    seen = run_stats(history)
 
     assert seen.watch_frac == pytest.approx(watch_ms_T.mean() / 10, rel=0.05)
     assert seen.watch_s == pytest.approx(watch_ms_T.sum() / 1e3, rel=0.05)
@@ -60,7 +60,7 @@ def test_sampled_steps_of_which_thinning_keeps_more_than_of_others_do_not_make_w
 def test_nothing_is_known_of_a_run_without_steps():
     history = History(RunInfo(name="", created="", layers=()))
 
-    seen = facts(history)
+    seen = run_stats(history)
 
     assert seen.steps == 0
     assert np.isnan([seen.seconds, seen.samples_per_s, seen.watch_frac, seen.watch_s, seen.loss, seen.val_loss]).all()
@@ -81,10 +81,10 @@ def test_throughput_is_samples_by_time(healthy):
 
 def test_a_run_is_healthy_as_long_as_nothing_is_worse_than_info(make_finding):
     history = Synthetic(layers=1, steps=5).history()
-    assert verdict(history) is None
+    assert worst_severity(history) is None
 
     history.report(make_finding("loss-plateau", layer=None, step=3, severity=Severity.INFO, code="GW507"))
-    assert verdict(history) is None
+    assert worst_severity(history) is None
 
     history.report(make_finding("dead-layer", layer="layers.0", step=3, severity=Severity.WARNING, code="GW104"))
-    assert verdict(history) is Severity.WARNING
+    assert worst_severity(history) is Severity.WARNING

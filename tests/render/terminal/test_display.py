@@ -10,7 +10,7 @@ from rich.text import Text
 
 from gradwatch.cli.output.console import show_warning
 from gradwatch.render.terminal import display
-from gradwatch.render.terminal.display import Lines, html, screen
+from gradwatch.render.terminal.display import PrintedLines, html, screen
 from gradwatch.render.terminal.sink import Terminal
 
 
@@ -50,7 +50,7 @@ def error(journal, monkeypatch):
 def lines(make_console, journal):
     console = make_console(terminal=True)
     console.file = _Stream(journal, "output", is_terminal=True)
-    return lambda: Lines(console)
+    return lambda: PrintedLines(console)
 
 
 def test_a_warning_goes_to_standard_error_while_the_view_is_away(error, lines, journal):
@@ -123,7 +123,7 @@ def test_the_error_stream_is_given_back_at_the_end(error, lines):
 
 def test_lines_that_a_narrower_terminal_has_wrapped_are_erased_as_well(make_console, written):
     console = make_console(100, terminal=True)
-    shown = Lines(console)
+    shown = PrintedLines(console)
     shown.show(Text("a" * 90 + "\n" + "b" * 90))
     console.file.truncate(0)
     console.width = 40
@@ -175,6 +175,6 @@ def test_text_as_html_is_escaped_and_keeps_its_colours():
 def test_a_console_in_a_terminal_gets_lines(make_console):
     shown = screen(make_console(terminal=True))
 
-    assert isinstance(shown, Lines)
+    assert isinstance(shown, PrintedLines)
     assert not isinstance(shown, display.Notebook)
     shown.stop()

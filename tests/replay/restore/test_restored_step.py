@@ -33,7 +33,7 @@ def recorded(tmp_path_factory):
 
 
 def weights(restored):
-    return {name: value.clone() for name, value in restored.live.model.state_dict().items()}
+    return {name: value.clone() for name, value in restored.training.model.state_dict().items()}
 
 
 def assert_equal(a, b):
@@ -80,7 +80,7 @@ def test_it_runs_on_to_the_weights_of_the_next_checkpoint(recorded):
         assert_equal(state["model"], weights(restored))
         assert [r.loss for r in results] == load_run(recorded)["loss"][32:40].tolist()
         restored.restore()
-        assert restored.live.progress.step == 32
+        assert restored.training.progress.step == 32
 
 
 def test_the_passes_alone_leave_the_gradient_and_no_update(recorded):
@@ -92,10 +92,10 @@ def test_the_passes_alone_leave_the_gradient_and_no_update(recorded):
         after = weights(restored)
         assert finite
         assert loss == load_run(recorded)["loss"][18]
-        assert all(torch.equal(before[n], after[n]) for n, p in restored.live.model.named_parameters())
-        assert all(p.grad is not None for p in restored.live.model.parameters())
+        assert all(torch.equal(before[n], after[n]) for n, p in restored.training.model.named_parameters())
+        assert all(p.grad is not None for p in restored.training.model.parameters())
         restored.restore()
-        assert all(p.grad is None for p in restored.live.model.parameters())
+        assert all(p.grad is None for p in restored.training.model.parameters())
         assert_equal(before, weights(restored))
 
 
@@ -121,7 +121,7 @@ def test_modes_and_what_is_changed_in_them_are_put_back(recorded):
     with restore_step(recorded, step=18) as restored:
         expected = restored.run_step().loss
         restored.restore()
-        restored.live.model.eval()
+        restored.training.model.eval()
         other = restored.run_step().loss
         restored.restore()
 
@@ -154,7 +154,7 @@ def test_the_state_of_any_moment_can_be_gone_back_to(recorded):
 
         restored.set_state(moment)
 
-        assert restored.live.progress.step == 20
+        assert restored.training.progress.step == 20
         assert dataclasses.astuple(restored.run_on(1)[0]) == dataclasses.astuple(expected)
 
 

@@ -15,7 +15,7 @@ from gradwatch.train import checkpoint, loop
 from gradwatch.train.data_position import Position, positions
 from gradwatch.train.loop import train
 from gradwatch.train.recovery import recover
-from gradwatch.train.training_state import Live
+from gradwatch.train.training_state import TrainingState
 
 EPOCH = SAMPLES // BATCH
 REWIND = ["train.on_nonfinite=continue", "train.on_critical=rewind"]
@@ -91,15 +91,15 @@ def test_after_a_rewind_the_weights_are_those_of_a_run_that_never_had_the_batch(
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     outcome = run(tmp_path / "a", *REWIND)
-    build = Live.build
+    build = TrainingState.build
 
     def without_the_batch(config):
-        live = build(config)
-        live.progress.bad = [[0, STEP, 0]]
-        return live
+        training = build(config)
+        training.progress.bad = [[0, STEP, 0]]
+        return training
 
     with monkeypatch.context() as patch:
-        patch.setattr(Live, "build", without_the_batch)
+        patch.setattr(TrainingState, "build", without_the_batch)
         other = run(tmp_path / "b", step=None)
 
     assert_same_weights(outcome, other)
@@ -239,7 +239,7 @@ def test_of_many_batches_that_are_left_out_only_the_first_are_warned_of(tmp_path
         outcome = train(config, log_format="plain")
 
     told = [str(w.message) for w in said if "left out" in str(w.message)]
-    assert len(told) == recover.MOST_SAID
+    assert len(told) == recover.MAX_WARNINGS
     assert told[-1].endswith("further ones are noted without a warning")
     assert kinds(outcome).count("batch-left-out") == 12
 
@@ -285,14 +285,14 @@ def test_a_rewind_with_nowhere_to_go_back_to_is_a_mistake_that_names_the_way_out
 
 
 def test_positions_skip_what_is_bad_by_place_and_by_samples(tmp_path):
-    live = Live.build(poisoned(tmp_path, "data.batch_size=100"))
-    bad = [Position(epoch=0, batch=1, length=1).identity(live.batches)]
+    training = TrainingState.build(poisoned(tmp_path, "data.batch_size=100"))
+    bad = [Position(epoch=0, batch=1, length=1).identity(training.batches)]
 
-    steps = positions(live.batches, accumulate=1, epoch=0, batch=0, bad=bad)
+    steps = positions(training.batches, accumulate=1, epoch=0, batch=0, bad=bad)
     found = [(p.epoch, p.batch) for p, _ in zip(steps, range(6), strict=False)]
 
     assert found == [(0, 0), (0, 2), (0, 3), (0, 4), (1, 0), (1, 2)]
-    assert [len(part) for part in Position(epoch=0, batch=4, length=1).indices(live.batches)] == [80]
+    assert [len(part) for part in Position(epoch=0, batch=4, length=1).indices(training.batches)] == [80]
 
 
 @pytest.mark.parametrize("watch", ["watch.record.enabled=false", "watch.enabled=false"])
