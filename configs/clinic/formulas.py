@@ -1,4 +1,4 @@
-"""Formulas as people write them: one that is singular where the model is sure, and one that is not."""
+"""Formulas as people write them: one that is singular where the model is sure, one that is not, one that is small."""
 
 import torch
 from torch import Tensor, nn
@@ -18,3 +18,19 @@ def likelihood(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the same number in the form that has no singular point."""
     y = nn.functional.one_hot(targets, logits.shape[-1])
     return nn.functional.binary_cross_entropy_with_logits(logits, y.float())
+
+
+class WeightedCrossEntropy(nn.Module):
+    """Cross entropy times a weight, as one term of a larger loss is weighted.
+
+    Args:
+        weight: Factor on the loss, and so on every gradient.
+    """
+
+    def __init__(self, *, weight: float) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the weighted mean over the batch."""
+        return self.weight * nn.functional.cross_entropy(logits, targets)
