@@ -1,49 +1,62 @@
-"""Every illness of the clinic is diagnosed as what its file is called, from the run on disk; every cure is healthy."""
+"""Every config of the clinic is diagnosed as its second line expects, from the run on disk."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from gradwatch.cli import main
 from gradwatch.config.load import load_config
+from gradwatch.detect import detectors
 from gradwatch.train.loop import train
 
 ROOT = Path(__file__).parents[2]
-ILL = {
-    "dead-relu": "blocks.0.act",
-    "exploding-gradient": "blocks.",
-    "fp16-underflow": "blocks.0",
-    "no-gradient": "columns",
-    "non-finite": None,
-    "vanishing-gradient": "blocks.0.linear",
-}
-"""The illness, and where the layer's name begins that it must be found in; None for the whole run."""
+CLINIC = ROOT / "configs" / "clinic"
+EXPECT = re.compile(r"^# expect: (?P<kind>[a-z0-9-]+)(?: \((?P<code>GW\d{3})\)(?: in (?P<layer>\S+))?)?$")
+"""The second line of a config: what it must be diagnosed as, and where its layer's name begins unless it is the run."""
+
+
+def expected(path):
+    """Return what the second line of a config expects: the kind, its code and the start of the layer's name."""
+    line = path.read_text().splitlines()[1]
+    match = EXPECT.match(line)
+    assert match, f"{path.name}: {line!r} does not say what is expected"
+    return match["kind"], match["code"], match["layer"]
+
+
+EXPECTED = {path.stem: expected(path) for path in sorted(CLINIC.glob("*.yaml"))}
+ILL = [name for name, (kind, _, _) in EXPECTED.items() if kind != "healthy"]
+HEALTHY = [name for name, (kind, _, _) in EXPECTED.items() if kind == "healthy"]
 
 
 def train_and_diagnose(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    config = load_config(ROOT / "configs" / "clinic" / f"{name}.yaml", [f"run.out={tmp_path}"])
+    config = load_config(CLINIC / f"{name}.yaml", [f"run.out={tmp_path}"])
     outcome = train(config, log_format="plain")
     capsys.readouterr()
     code = main(["diagnose", str(outcome.directory), "--format", "json"])
     return code, json.loads(capsys.readouterr().out), outcome
 
 
-def test_every_config_of_the_clinic_is_examined_here():
-    found = {path.stem for path in (ROOT / "configs" / "clinic").glob("*.yaml")}
+def test_every_illness_is_of_a_known_kind_and_has_a_cure():
+    codes = {d.kind: d.code for d in detectors()}
 
-    assert found == {*ILL, *(f"{name}.cured" for name in ILL)}
+    assert {name: EXPECTED[name][:2] for name in ILL} == {name: (name, codes[name]) for name in ILL}
+    assert [f"{name}.cured" for name in ILL] == HEALTHY
+    assert len(ILL) == 6
 
 
 @pytest.mark.parametrize("name", ILL)
 def test_an_illness_is_diagnosed_as_what_it_is(name, tmp_path, monkeypatch, capsys):
     code, said, outcome = train_and_diagnose(name, tmp_path, monkeypatch, capsys)
 
+    kind, kind_code, layer = EXPECTED[name]
     first = said["diagnoses"][0]
-    loud = [f for f in first["findings"] if f["kind"] == name and f["severity"] != "info"]
+    loud = [f for f in first["findings"] if f["kind"] == kind and f["severity"] != "info"]
     assert loud, f"the first diagnosis explains {[f['kind'] for f in first['findings']]}"
-    assert any((f["layer"] or "").startswith(ILL[name] or "") for f in loud)
+    assert {f["code"] for f in loud} == {kind_code}
+    assert any((f["layer"] or "").startswith(layer or "") for f in loud)
     assert code == 1
     assert first["remedies"], "a diagnosis says what to change"
     assert [f["message"] for f in said["findings"]] == [f.message for f in outcome.history.findings], (
@@ -51,8 +64,8 @@ def test_an_illness_is_diagnosed_as_what_it_is(name, tmp_path, monkeypatch, caps
     )
 
 
-@pytest.mark.parametrize("name", ILL)
-def test_its_cure_is_healthy(name, tmp_path, monkeypatch, capsys):
-    code, said, _ = train_and_diagnose(f"{name}.cured", tmp_path, monkeypatch, capsys)
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_cure_is_healthy(name, tmp_path, monkeypatch, capsys):
+    code, said, _ = train_and_diagnose(name, tmp_path, monkeypatch, capsys)
 
     assert (code, said["verdict"]) == (0, "healthy"), [f["message"] for f in said["findings"]]
