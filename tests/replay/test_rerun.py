@@ -267,7 +267,7 @@ def test_the_command_says_that_it_is_the_same(recorded, capsys):
     said = capsys.readouterr().out
     assert code == 0
     assert f"step {STEP}" in said
-    assert "the same to the last bit" in said
+    assert "bit-identical" in said
     assert "step-" not in said
 
 

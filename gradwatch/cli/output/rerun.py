@@ -29,7 +29,7 @@ def print_rerun(console: Console, rerun: Rerun) -> None:
     signs = glyphs(console)
     which = f"step {rerun.step:,}" if rerun.step == rerun.until else f"steps {rerun.step:,} to {rerun.until:,}"
     if rerun.is_same:
-        blame = Text.assemble((f"{signs.ok} {which} of {rerun.run.name}: the same to the last bit", OK))
+        blame = Text.assemble((f"{signs.ok} {which} of {rerun.run.name}: bit-identical", OK))
     else:
         sign = f"{signs.marks[Severity.WARNING]} {which} of {rerun.run.name}: not the same"
         blame = Text.assemble((sign, SEVERITY[Severity.WARNING]))
