@@ -17,6 +17,8 @@ from gradwatch.replay.cure import Cure, to_yaml, write
 
 ROOT = Path(__file__).parents[2]
 CLINIC = sorted(p.stem for p in (ROOT / "configs" / "clinic").glob("*.yaml") if not p.stem.endswith(".cured"))
+MAX_LOSS_FRAC = 0.8
+"""Largest loss of a cured run over the ill run's; 0.68 for no-gradient, the nearest, with default, avx2 and avx512."""
 QUIET = ["--set", "train.threads=1", "--set", "sinks.tensorboard.enabled=false", "--log-format", "plain"]
 
 
@@ -53,7 +55,7 @@ def test_the_cure_is_found_applied_and_works(illness, tmp_path, monkeypatch, cap
     assert {p: p.read_bytes() for p in ill.rglob("*") if p.is_file()} == before, "the run stays as it is"
     assert any(p["comes_back"] for p in said["proofs"])
     loss, ill_loss = (float(read(run)["loss"][-5:].mean()) for run in (cured, ill))
-    assert loss < ill_loss or math.isnan(ill_loss) or said["cure"]["patch"].keys() & {"loss"}
+    assert loss < MAX_LOSS_FRAC * ill_loss or math.isnan(ill_loss) or said["cure"]["patch"].keys() & {"loss"}
     accuracy, ill_accuracy = (float(read(run)["val_accuracy"][-1]) for run in (cured, ill))
     assert accuracy > ill_accuracy - 0.02, "it learns no less"
 
