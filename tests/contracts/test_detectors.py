@@ -47,7 +47,8 @@ def test_findings_carry_evidence_and_one_sentence(cls, example, replay):
         assert finding.message, "a finding says something"
         assert not finding.message.endswith("."), "a message has no full stop: renderers add what follows"
         assert len(finding.message) < 160, f"too long for one line: {finding.message}"
-        assert finding.from_json(finding.to_json()) == finding
+        # as text: since Python 3.13 dataclasses compare field by field, and a NaN of the evidence differs from itself
+        assert repr(finding.from_json(finding.to_json())) == repr(finding)
 
 
 @each
