@@ -1,5 +1,6 @@
-"""Settings for every test (one torch thread, so that tests do not fight for cores), and a replay of detectors."""
+"""Settings for every test (one torch thread unless OMP_NUM_THREADS is set), and a replay of detectors."""
 
+import os
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -41,4 +42,5 @@ def replay() -> Replay:
 def _one_thread():
     import torch
 
-    torch.set_num_threads(1)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
