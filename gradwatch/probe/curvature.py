@@ -18,6 +18,15 @@ from gradwatch.probe.device.sync import to_float
 
 STABLE = 2.0
 """Curvature times rate beyond which gradient descent overshoots; Cohen et al. 2021, arXiv:2103.00065, sec. 2."""
+STEP_EXPONENTS = (1 / 3, 1 / 2)
+"""Powers of the dtype's epsilon that give the steps of a difference of gradients, relative to the norm of the weights.
+
+1/3 balances rounding against the third derivative; 1/2 crosses fewer kinks of ReLUs.
+"""
+MAX_DISAGREEMENT_FRAC = 1e-3
+"""Disagreement of autograd and a difference of gradients that does not matter, relative to the product."""
+GRADIENT_ROUNDING_EPS = 16
+"""Rounding error of a gradient, in epsilons of its dtype, relative to its norm."""
 
 
 @final
@@ -68,24 +77,27 @@ def curvature(
     """Measure the sharpest curvature of a loss at the weights that a model has.
 
     Each iteration multiplies a vector with the Hessian, which takes about two backward passes (Pearlmutter 1994). The
-    vector starts at random, from a generator of its own, and turns towards the eigenvector. What was there stays as it
-    was: gradients, weights, buffers, modes, and the state of all generators.
+    vector starts at random, from a generator of its own, and turns towards the eigenvector. One product is compared
+    with a difference of gradients, because autograd takes a backward outside its graph as a constant. What was there
+    stays as it was: gradients, weights, buffers, modes, and the state of all generators.
 
     Args:
         model: Whose trainable parameters the Hessian is taken over.
-        loss: Computes the loss of one fixed batch from the model, with its graph; called once.
+        loss: Computes the loss of one fixed batch from the model, with its graph. It is called several times, also at
+            slightly shifted weights, each time with the same buffers and the same state of torch's generators.
         iterations: Most products.
         tolerance: Relative change of the eigenvalue at which to stop.
         seed: Of the first vector.
 
     Raises:
-        GradwatchError: The loss depends on no trainable parameter, or an operation in it has no second derivative.
+        GradwatchError: The loss depends on no trainable parameter or is linear in each, or an operation in it has no
+            second derivative or a wrong one.
     """
     params = [p for p in model.parameters() if p.requires_grad]
     with _untouched(model, params), torch.enable_grad():
         value = loss()
         grads_P, used_P = _gradients(value, params)
-        vector_P = _normalised(_random(used_P, seed))
+        start_P = vector_P = _normalised(_random(used_P, seed))
         sharpness, change, done = 0.0, math.inf, 0
         while done < iterations and change > tolerance:
             product_P = _times_hessian(grads_P, used_P, vector_P)
@@ -93,27 +105,118 @@ def curvature(
             change = abs(sharpness - before) / abs(sharpness) if sharpness else 0.0
             vector_P = _normalised(product_P)
             done += 1
-        return Curvature(sharpness=sharpness, iterations=done, change=change, loss=to_float(value.detach()))
+        # the random vector finds a mistake outside the eigenvector; the eigenvector outweighs the kinks
+        direction_P = [a + b for a, b in zip(start_P, vector_P, strict=True)]
+        product_P = _times_hessian(grads_P, used_P, direction_P)
+    epsilon = max(torch.finfo(p.dtype).eps for p in used_P)
+    is_linear = not any(g.requires_grad for g in grads_P)
+    _check_product(
+        lambda step: _gradients_at(model, loss, used_P, direction_P, step),
+        [g.detach() for g in grads_P],
+        product_P,
+        steps=_steps(used_P, direction_P, epsilon),
+        epsilon=epsilon,
+    )
+    if is_linear:
+        raise GradwatchError("curvature: the loss is linear in every parameter, so that it bends nowhere")
+    return Curvature(sharpness=sharpness, iterations=done, change=change, loss=to_float(value.detach()))
 
 
 def _gradients(value: Tensor, params: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the gradients with their graph, and the parameters that have one."""
+    """Return the gradients, with their graph where they have one, and the parameters that the loss depends on."""
     if not value.requires_grad or not params:
         raise GradwatchError("curvature: the loss depends on no trainable parameter of the model, expected a graph")
     found = torch.autograd.grad(value, params, create_graph=True, allow_unused=True)
-    pairs = [(g, p) for g, p in zip(found, params, strict=True) if g is not None and g.requires_grad]
-    if not pairs:
-        raise GradwatchError("curvature: the loss is linear in every parameter, so that it bends nowhere")
+    pairs = [(g, p) for g, p in zip(found, params, strict=True) if g is not None]
     return [g for g, _ in pairs], [p for _, p in pairs]
 
 
 def _times_hessian(grads_P: Sequence[Tensor], params: Sequence[Tensor], vector_P: Sequence[Tensor]) -> list[Tensor]:
     """Return the product of the Hessian and a vector: the gradient of their gradients' product with the vector."""
+    bent = [(g, v) for g, v in zip(grads_P, vector_P, strict=True) if g.requires_grad]  # the others are constant
+    if not bent:
+        return [torch.zeros_like(p) for p in params]
+    grads, vectors = zip(*bent, strict=True)
     try:
-        found = torch.autograd.grad(grads_P, params, grad_outputs=list(vector_P), retain_graph=True, allow_unused=True)
+        found = torch.autograd.grad(grads, params, grad_outputs=vectors, retain_graph=True, allow_unused=True)
     except RuntimeError as error:
         raise GradwatchError(f"curvature: an operation of the loss has no second derivative: {error}") from error
     return [torch.zeros_like(p) if g is None else g for g, p in zip(found, params, strict=True)]
+
+
+def _check_product(
+    gradients_at: Callable[[float], list[Tensor]],
+    grads_P: Sequence[Tensor],
+    product_P: Sequence[Tensor],
+    *,
+    steps: Sequence[float],
+    epsilon: float,
+) -> None:
+    """Compare a product with the Hessian with central differences of gradients.
+
+    Args:
+        gradients_at: Returns the gradients at weights that are shifted by a multiple of the direction.
+        grads_P: Gradients at the weights themselves.
+        product_P: Product of the Hessian and the direction, by autograd.
+        steps: The long and the short multiple for the differences. Agreement at either is enough; only the short one
+            shows a disagreement, because a long one may reach beyond where the loss is smooth.
+        epsilon: Epsilon of the dtype.
+
+    Raises:
+        GradwatchError: The disagreement is larger than rounding, kinks and higher derivatives explain.
+    """
+    by_autograd = _norm(product_P)
+    slopes: list[list[Tensor]] = []
+    for step in steps:
+        above_P, below_P = gradients_at(step), gradients_at(-step)
+        slopes.append([(a.double() - b.double()) / (2 * step) for a, b in zip(above_P, below_P, strict=True)])
+        rounding = GRADIENT_ROUNDING_EPS * epsilon * _norm(grads_P) / step
+        disagreement = _distance(slopes[-1], product_P)
+        if disagreement <= MAX_DISAGREEMENT_FRAC * by_autograd + rounding:
+            return
+    # a kink on one side, a third derivative and random rounding make the slopes of the two sides differ
+    sides_P = zip(above_P, grads_P, below_P, strict=True)
+    asymmetry = _norm([(a.double() - 2 * g.double() + b.double()) / step for a, g, b in sides_P])
+    # kinks on both sides and coarse rounding depend on the step, a wrong product does not
+    spread = _distance(*slopes)
+    by_gradients = _norm(slopes[-1])
+    # otherwise the loss changes within less than the step, and the slope says nothing
+    is_resolved = asymmetry + spread <= by_gradients / 2 + rounding
+    unexplained = disagreement - asymmetry - spread - rounding
+    if is_resolved and unexplained > MAX_DISAGREEMENT_FRAC * max(by_autograd, by_gradients):
+        raise GradwatchError(
+            "curvature: autograd's second derivative of the loss is wrong: a product with the Hessian has norm "
+            f"{by_autograd:.3g} by autograd and {by_gradients:.3g} by differences of gradients, and the two are "
+            f"{disagreement:.3g} apart. The loss probably uses a custom autograd Function whose backward leaves the "
+            "graph (detach, NumPy, its own kernel): write that backward with differentiable torch operations. "
+            "If there is none, check that `loss` computes the loss from the weights at each call"
+        )
+
+
+def _gradients_at(
+    model: nn.Module,
+    loss: Callable[[], Tensor],
+    params: Sequence[Tensor],
+    direction_P: Sequence[Tensor],
+    step: float,
+) -> list[Tensor]:
+    """Return the gradients at shifted weights, which are put back."""
+    kept_P = [p.detach().clone() for p in params]
+    with _untouched(model, params), torch.enable_grad():
+        try:
+            for p, direction in zip(params, direction_P, strict=True):
+                p.data.add_(direction, alpha=step)  # data: a graph that somebody else still holds stays usable
+            found = torch.autograd.grad(loss(), params, retain_graph=True, allow_unused=True)
+        finally:
+            for p, kept in zip(params, kept_P, strict=True):
+                p.data.copy_(kept)
+    return [torch.zeros_like(p) if g is None else g for g, p in zip(found, params, strict=True)]
+
+
+def _steps(params: Sequence[Tensor], direction_P: Sequence[Tensor], epsilon: float) -> list[float]:
+    """Return the steps that shift the weights by the powers of the epsilon, relative to their norm."""
+    size = (_norm(params) or 1.0) / _norm(direction_P)
+    return [epsilon**exponent * size for exponent in STEP_EXPONENTS]
 
 
 def _random(params: Sequence[Tensor], seed: int) -> list[Tensor]:
@@ -127,8 +230,16 @@ def _dot(a_P: Sequence[Tensor], b_P: Sequence[Tensor]) -> float:
     )
 
 
+def _distance(a_P: Sequence[Tensor], b_P: Sequence[Tensor]) -> float:
+    return _norm([a.double() - b.double() for a, b in zip(a_P, b_P, strict=True)])
+
+
+def _norm(vector_P: Sequence[Tensor]) -> float:
+    return math.sqrt(_dot(vector_P, vector_P))
+
+
 def _normalised(vector_P: Sequence[Tensor]) -> list[Tensor]:
-    norm = math.sqrt(_dot(vector_P, vector_P))
+    norm = _norm(vector_P)
     return [v / norm for v in vector_P] if norm > 0 else list(vector_P)
 
 
@@ -141,7 +252,7 @@ def _untouched(model: nn.Module, params: Sequence[Tensor]) -> Iterator[None]:
     """Put back gradients, buffers and generators; a loss of one's own may call `backward` or train a normalisation."""
     kept: list[tuple[Tensor, Any]] = [(p, p.grad) for p in params]
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
-    devices = [p.device for p in params if p.device.type == "cuda"]
+    devices = list({p.device for p in params if p.device.type == "cuda"})
     with torch.random.fork_rng(devices=devices):
         for p in params:
             p.grad = None

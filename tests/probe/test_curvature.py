@@ -1,8 +1,14 @@
-"""The sharpest curvature is the exact Hessian's largest eigenvalue, and measuring it leaves nothing behind."""
+"""The sharpest curvature is the exact Hessian's largest eigenvalue, measuring it leaves nothing behind, and a second
+derivative that autograd lacks or gets wrong is an error instead of a number.
+"""
 
+import math
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from gradwatch.errors import GradwatchError
@@ -116,3 +122,229 @@ def test_the_verdict_says_on_which_side_of_the_bound_a_rate_is():
 
     assert "above it, by a factor of 10" in found.verdict(10 * found.largest_rate)
     assert "within it, by a factor of 4" in found.verdict(found.largest_rate / 4)
+
+
+class Detached(torch.autograd.Function):
+    """Softplus with a backward outside the graph."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return functional.softplus(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return (grad * torch.sigmoid(x)).detach()
+
+
+class DetachedInput(Detached):
+    """Only the gradient of the output stays in the graph: the second derivative of softplus itself is lost."""
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * torch.sigmoid(x.detach())
+
+
+class InNumpy(Detached):
+    """Computes its backward with NumPy."""
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        slope = 1 / (1 + np.exp(-x.detach().numpy()))
+        return torch.from_numpy(grad.detach().numpy() * slope)
+
+
+class OnceDifferentiable(Detached):
+    """Is marked, but PyTorch raises only where the path to the weights passes the mark."""
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * torch.sigmoid(x)
+
+
+class Slope(torch.autograd.Function):
+    """The gradient of softplus, with a derivative that is twice too large."""
+
+    @staticmethod
+    def forward(ctx, x, grad):
+        ctx.save_for_backward(x, grad)
+        return grad * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx, above):
+        x, grad = ctx.saved_tensors
+        slope = torch.sigmoid(x)
+        return 2 * above * grad * slope * (1 - slope), above * slope
+
+
+class WrongDoubleBackward(Detached):
+    """A right backward, whose own backward is wrong."""
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return Slope.apply(x, grad)
+
+
+WITHOUT_SECOND_DERIVATIVE = [Detached, DetachedInput, InNumpy, OnceDifferentiable, WrongDoubleBackward]
+
+
+class RightDoubleBackward(Detached):
+    """A custom Function as it ought to be."""
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * torch.sigmoid(x)
+
+
+class Custom(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function.apply(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("function", WITHOUT_SECOND_DERIVATIVE)
+def test_a_custom_function_with_a_missing_or_wrong_second_derivative_is_an_error(function, dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 1), Custom(function)).to(dtype)
+    x = torch.randn(7, 3, dtype=dtype)
+    weights = [p.clone() for p in model.parameters()]
+
+    with pytest.raises(GradwatchError, match="autograd's second derivative of the loss is wrong") as caught:
+        curvature(model, lambda: model(x).mean())
+
+    assert "write that backward with differentiable torch operations" in str(caught.value)
+    assert all(torch.equal(p, before) for p, before in zip(model.parameters(), weights, strict=True))
+
+
+@pytest.mark.parametrize("function", WITHOUT_SECOND_DERIVATIVE)
+def test_one_such_function_within_a_network_is_an_error_too(function):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), Custom(function), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+    x, y = batch()
+
+    with pytest.raises(GradwatchError, match="autograd's second derivative of the loss is wrong"):
+        curvature(model, lambda: functional.cross_entropy(model(x), y))
+
+
+def test_a_gradient_outside_the_graph_beside_a_true_one_is_an_error():
+    model = nn.ParameterDict({"smooth": torch.ones(4), "custom": torch.ones(4)})
+
+    with pytest.raises(GradwatchError, match="autograd's second derivative of the loss is wrong"):
+        curvature(model, lambda: (model["smooth"] ** 2).sum() / 10 + Detached.apply(model["custom"]).sum())
+
+
+def test_an_operation_whose_second_derivative_torch_does_not_implement_is_named():
+    model = nn.Linear(3, 4)
+
+    with pytest.raises(GradwatchError, match=r"no second derivative: .*multi_margin_loss_backward"):
+        curvature(model, lambda: functional.multi_margin_loss(model(torch.ones(5, 3)), torch.arange(5) % 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_custom_function_with_a_right_second_derivative_is_measured(dtype):
+    torch.manual_seed(0)
+    custom = nn.Sequential(nn.Linear(3, 8), Custom(RightDoubleBackward), nn.Linear(8, 2)).to(dtype)
+    plain = nn.Sequential(custom[0], nn.Softplus(), custom[2])
+    x, y = batch()
+
+    found = curvature(custom, lambda: functional.cross_entropy(custom(x.to(dtype)), y))
+
+    expected = curvature(plain, lambda: functional.cross_entropy(plain(x.to(dtype)), y))
+    assert found.sharpness == pytest.approx(expected.sharpness, rel=1e-4)
+
+
+def test_a_linear_model_with_a_linear_loss_is_called_linear():
+    model = nn.Linear(3, 2)
+
+    with pytest.raises(GradwatchError, match="linear in every parameter"):
+        curvature(model, lambda: model(torch.ones(5, 3)).sum())
+
+
+def test_a_loss_that_is_linear_on_either_side_of_its_kinks_has_no_curvature():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 64), nn.ReLU())
+    x = torch.randn(64, 20)
+
+    assert curvature(model, lambda: model(x).mean()).largest_rate == float("inf")
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(36, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
+
+
+def cnn():
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Dropout(0.3),
+        nn.Flatten(),
+        nn.Linear(32, 4),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [4, 128])
+@pytest.mark.parametrize("make", [mlp, cnn])
+@pytest.mark.parametrize("loss", [functional.cross_entropy, functional.l1_loss, functional.mse_loss])
+@pytest.mark.parametrize("steps", [0, 30])
+def test_networks_with_kinks_dropout_and_normalisation_raise_no_alarm(make, size, dtype, loss, steps):
+    torch.manual_seed(0)
+    model = make().to(dtype)
+    x = torch.randn(size, 1, 6, 6, dtype=dtype)
+    x = x.flatten(1) if make is mlp else x
+    y = torch.randint(4, (size,))
+    y = y if loss is functional.cross_entropy else functional.one_hot(y, 4).to(dtype)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss(model(x), y).backward()
+        optimizer.step()
+
+    assert math.isfinite(curvature(model, lambda: loss(model(x), y)).sharpness)
+
+
+def test_the_loss_is_called_each_time_with_the_same_buffers_and_randomness():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 8)), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    x, y = batch()
+    seen = []
+
+    def loss():
+        seen.append((torch.rand(1).item(), *(float(b.double().sum()) for b in model.buffers())))
+        return functional.cross_entropy(model(x.float()), y)
+
+    curvature(model, loss)
+
+    assert len(seen) > 1
+    assert len(set(seen)) == 1
+
+
+def test_a_graph_that_somebody_still_needs_stays_usable():
+    model, (x, y) = network(), batch()
+    pending = functional.cross_entropy(model(x), y)
+
+    curvature(model, lambda: functional.cross_entropy(model(x), y))
+
+    pending.backward()
+    assert model[0].weight.grad is not None
+
+
+def test_a_loss_that_was_computed_before_is_an_error():
+    model, (x, y) = network(), batch()
+    value = functional.cross_entropy(model(x), y)
+
+    with pytest.raises(GradwatchError, match="check that `loss` computes the loss from the weights at each call"):
+        curvature(model, lambda: value)
