@@ -1,4 +1,4 @@
-"""Write and read safetensors files one tensor at a time, so that a checkpoint needs no second copy of the model.
+"""Write safetensors files one tensor at a time, and read them with the library.
 
 The format: a header's length as uint64, the header as JSON (name to dtype, shape and place), then the data.
 Source: https://github.com/huggingface/safetensors, README, section Format.
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gradwatch.probe.device.sync import to_host
@@ -32,7 +33,6 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
     torch.bool: "BOOL",
 }
 """The dtypes that every version of the format knows."""
-_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
 class Sink(Protocol):
@@ -57,26 +57,14 @@ def read(path: Path) -> dict[str, Tensor]:
     """Read a safetensors file into tensors of their own, on the CPU.
 
     Raises:
-        ValueError: It is none, or holds what `write` does not write.
+        ValueError: The file is not one, or was cut short.
     """
-    tensors = {}
-    with path.open("rb") as file:
-        size = path.stat().st_size
-        header_bytes = int.from_bytes(file.read(8), "little")
-        if header_bytes > size - 8:
-            raise ValueError(f"{path} is no safetensors file: its header would have {header_bytes} bytes")
-        header = json.loads(file.read(header_bytes))
-        for name, entry in header.items():
-            if name == "__metadata__":
-                continue
-            begin, end = entry["data_offsets"]
-            file.seek(8 + header_bytes + begin)
-            data = bytearray(file.read(end - begin))
-            if len(data) != end - begin:
-                raise ValueError(f"{path} ends within '{name}'")
-            flat = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-            tensors[name] = flat.view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
-    return tensors
+    try:
+        with safe_open(path, framework="pt") as file:
+            # cloned: the library's tensors are maps of the file, which may be deleted while they are in use
+            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except SafetensorError as error:
+        raise ValueError(f"{path} is no safetensors file: {error}") from error
 
 
 def _header(ordered: Iterable[tuple[str, Tensor]]) -> bytes:

@@ -1,4 +1,4 @@
-"""The tensor files are safetensors: the library of that name reads ours, and we read its files."""
+"""The tensor files are safetensors: what is written here, the library reads, and damage is an error with a reason."""
 
 import io
 
@@ -46,6 +46,9 @@ def test_what_is_read_can_be_written_to_and_is_no_map_of_the_file(tmp_path):
     path = tmp_path / "x.safetensors"
     path.write_bytes(written({"a": torch.ones(3)}))
     read = safetensors_file.read(path)
+    path.write_bytes(written({"a": torch.zeros(3)}))
+    assert torch.equal(read["a"], torch.ones(3))
+    path.write_bytes(written({"a": torch.ones(3)}))
     read["a"].add_(1)
     assert torch.equal(safetensors_file.read(path)["a"], torch.ones(3))
 
@@ -53,11 +56,11 @@ def test_what_is_read_can_be_written_to_and_is_no_map_of_the_file(tmp_path):
 @pytest.mark.parametrize("data", [b"", b"\xff" * 8, b"\xff" * 100, (2).to_bytes(8, "little") + b"{"])
 def test_a_file_of_another_kind_is_refused(tmp_path, data):
     (tmp_path / "x").write_bytes(data)
-    with pytest.raises(ValueError, match=r"no safetensors file|Expecting"):
+    with pytest.raises(ValueError, match=r"no safetensors file: .*header"):
         safetensors_file.read(tmp_path / "x")
 
 
-def test_a_file_that_was_cut_short_names_the_tensor(tmp_path):
+def test_a_file_that_was_cut_short_is_refused(tmp_path):
     (tmp_path / "x").write_bytes(written({"weight": torch.ones(9)})[:-1])
-    with pytest.raises(ValueError, match="ends within 'weight'"):
+    with pytest.raises(ValueError, match=r"no safetensors file: .*not fully covered"):
         safetensors_file.read(tmp_path / "x")
