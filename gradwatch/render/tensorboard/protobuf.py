@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
-from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, tensor_shape_pb2, types_pb2
+from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.custom_scalar import metadata as layout_metadata
 from tensorboard.plugins.histogram import metadata as histogram_metadata
@@ -20,6 +20,7 @@ from tensorboard.plugins.hparams import metadata as hparams_metadata
 from tensorboard.plugins.image import metadata as image_metadata
 from tensorboard.plugins.scalar import metadata as scalar_metadata
 from tensorboard.plugins.text import metadata as text_metadata
+from tensorboard.util.tensor_util import make_tensor_proto
 
 
 class Margin(NamedTuple):
@@ -61,11 +62,7 @@ class Summaries:
 
     def histogram(self, event: event_pb2.Event, tag: str, buckets_K3: NDArray[np.float64], description: str) -> None:
         """Add a histogram to an event: buckets of left edge, right edge and count."""
-        shape = _shape(*buckets_K3.shape)
-        tensor = tensor_pb2.TensorProto(
-            dtype=types_pb2.DT_DOUBLE, tensor_shape=shape, tensor_content=np.ascontiguousarray(buckets_K3).tobytes()
-        )
-        added = event.summary.value.add(tag=tag, tensor=tensor)
+        added = event.summary.value.add(tag=tag, tensor=make_tensor_proto(buckets_K3, dtype=np.float64))
         if self._is_new(tag):
             added.metadata.CopyFrom(_of_histogram(description))
 
@@ -73,12 +70,12 @@ class Summaries:
         """Return an event with one picture of that width and height."""
         strings = [str(size[0]).encode(), str(size[1]).encode(), png]
         metadata = image_metadata.create_summary_metadata("", description) if self._is_new(tag) else None
-        return _event(step, tag, _strings(strings, _shape(3)), metadata)
+        return _event(step, tag, make_tensor_proto(strings, dtype=np.object_), metadata)
 
     def text(self, step: int, tag: str, markdown: str) -> event_pb2.Event:
         """Return an event with one text."""
         metadata = text_metadata.create_summary_metadata("", "") if self._is_new(tag) else None
-        return _event(step, tag, _strings([markdown.encode()], _shape()), metadata)
+        return _event(step, tag, make_tensor_proto(markdown, dtype=np.object_), metadata)
 
     def _is_new(self, tag: str) -> bool:
         if tag in self._described:
@@ -98,7 +95,7 @@ def dashboard(layout: Layout, *, step: int) -> event_pb2.Event:
                 category.chart.add(title=name, margin=layout_pb2.MarginChartContent(series=[band]))
             else:
                 category.chart.add(title=name, multiline=layout_pb2.MultilineChartContent(tag=tags))
-    tensor = _strings([proto.SerializeToString()], _shape())
+    tensor = make_tensor_proto(proto.SerializeToString(), dtype=np.object_)
     return _event(step, layout_metadata.CONFIG_SUMMARY_TAG, tensor, layout_metadata.create_summary_metadata())
 
 
@@ -158,10 +155,6 @@ def _event(
     return event
 
 
-def _strings(values: Sequence[bytes], shape: tensor_shape_pb2.TensorShapeProto) -> tensor_pb2.TensorProto:
-    return tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, tensor_shape=shape, string_val=values)
-
-
 # What follows is copied into each event: messages take longer to make than to copy.
 
 
@@ -177,8 +170,3 @@ def _of_histogram(description: str) -> summary_pb2.SummaryMetadata:
     metadata = histogram_metadata.create_summary_metadata("", description)
     metadata.data_class = summary_pb2.DATA_CLASS_TENSOR
     return metadata
-
-
-@functools.lru_cache(maxsize=256)
-def _shape(*sizes: int) -> tensor_shape_pb2.TensorShapeProto:
-    return tensor_shape_pb2.TensorShapeProto(dim=[tensor_shape_pb2.TensorShapeProto.Dim(size=n) for n in sizes])
