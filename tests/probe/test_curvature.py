@@ -348,3 +348,11 @@ def test_a_loss_that_was_computed_before_is_an_error():
 
     with pytest.raises(GradwatchError, match="check that `loss` computes the loss from the weights at each call"):
         curvature(model, lambda: value)
+
+
+def test_a_loss_that_bends_within_less_than_a_step_of_the_differences_raises_no_alarm():
+    model = nn.ParameterDict({"sharp": torch.zeros(3), "smooth": torch.ones(4)})
+
+    found = curvature(model, lambda: (model["sharp"] ** 2 + 1e-12).sqrt().sum() + (model["smooth"] ** 2).sum())
+
+    assert found.sharpness == pytest.approx(1e6, rel=1e-3)
