@@ -1,7 +1,7 @@
 """TensorBoard's event files: records of protocol buffers, each with its checksum, appended by one writer.
 
 The package `tensorboard` writes them too (`RecordWriter`), but with a checksum in pure Python: 1.1 ms for the 13 kB of
-100 layers and at least 5 ms for a picture of 60 kB, against 1.4 and 3.4 us here, in a thread that holds the interpreter
+100 layers and 21 ms for a picture of 60 kB, against 1.4 and 3.4 us here, in a thread that holds the interpreter
 while the training wants it. So this file frames the records itself, with google-crc32c.
 """
 
