@@ -28,6 +28,7 @@ from gradwatch.monitor import Monitor, Schedule
 from gradwatch.monitor.best_effort import switch_off
 from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.probe.activations.probe import ActivationProbe
+from gradwatch.probe.device.dtensor import is_distributed
 from gradwatch.probe.gradients.zero_grad import Leftovers
 from gradwatch.probe.inspections import Facts
 from gradwatch.probe.parameters import describe, named_modules
@@ -56,6 +57,10 @@ def watch(
     `monitor.observe()` before it clips, or hands over what clipping returned: `monitor.step(loss, grad_norm=norm)`.
     With several optimizers, `monitor.observe(optimizer)` says whose gradients are complete.
 
+    Where parameters are spread over processes (FSDP2, tensor parallelism), each process watches, and reads the
+    statistics of whole tensors: all of them must call this alike. What is sampled then keeps to the schedule at any
+    cost, since all must measure at the same steps, and `record` is left out.
+
     The training stays what it was, to the last bit. Nothing that goes wrong here stops it: what raised, a full disk
     too, is named in one RuntimeWarning and left out. What is watched is settled by this call: parameters and groups
     that come later are not in the history, and a warning says so.
@@ -83,6 +88,8 @@ def watch(
             optimizer takes no hooks.
     """
     models = dict(model) if isinstance(model, Mapping) else {"": model}
+    if is_sharded := any(is_distributed(param) for each in models.values() for param in each.parameters()):
+        schedule = replace(schedule, budget=0.0)  # which each process would keep to by its own clock
     optimizers = [_bare(o) for o in ([optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer)]
     loss_scaling = scaler is not None and scaler.is_enabled()
     activations = _activations(models) if schedule.activations else None
@@ -101,7 +108,7 @@ def watch(
     pipeline, recorder = _pipeline(history, run, detect)
     if activations:
         activations.find_functions(functools.partial(lay_out, history, pipeline, recorder))
-    keeper = _keeper(record, run, models, optimizers=optimizers, scaler=scaler)
+    keeper = _keeper(record, run, models, optimizers=optimizers, scaler=scaler, is_sharded=is_sharded)
     names = {param: layer.name for param, layer in zip(params, info.layers, strict=True)}
     leftovers = Leftovers(optimizers, pipeline.note, names=names)
     return Monitor(
@@ -211,12 +218,17 @@ def _keeper(
     *,
     optimizers: Sequence[torch.optim.Optimizer],
     scaler: torch.amp.GradScaler | None,
+    is_sharded: bool,
 ) -> StepSnapshotter | None:
     """Return what keeps the beginning of each step, where that is asked for."""
     if not record:
         return None
     if run is None:
         raise GradwatchError("record: incidents are written into a run directory, and there is none; give run=...")
+    if is_sharded:  # a copy of the whole state takes all processes
+        text = "no incident is recorded of a model whose parameters are spread over processes"
+        warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=3)
+        return None
     settings = record if isinstance(record, StepRecord) else StepRecord()
     return StepSnapshotter(Path(run), models, optimizers=optimizers, scaler=scaler, settings=settings)
 

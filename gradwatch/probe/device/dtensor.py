@@ -24,6 +24,23 @@ def is_distributed(tensor: torch.Tensor) -> bool:
     return distributed is not None and isinstance(tensor, distributed.DTensor)
 
 
+def gathers(module: torch.nn.Module) -> bool:
+    """Say whether FSDP owns a module: it computes with whole parameters that exist for a pass, and are freed after it.
+
+    These are on the tape of the loss, and are other tensors than the parameters that the module and its optimizer have.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # as above
+    return fsdp is not None and isinstance(module, (fsdp.FSDPModule, fsdp.FullyShardedDataParallel))
+
+
+def has_values(tensor: torch.Tensor) -> bool:
+    """Say whether the memory of a tensor is there: reading one whose storage was freed ends the process."""
+    part = local_part(tensor.detach())
+    if part.is_meta:
+        return False
+    return part.layout != torch.strided or not part.numel() or part.untyped_storage().nbytes() > 0
+
+
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return what this process holds of a tensor; of one that is still to be summed over processes, all of it."""
     if not is_distributed(tensor):

@@ -10,6 +10,7 @@ from typing import Any, final
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gradwatch.probe.device.dtensor import gathers
 from gradwatch.probe.graph import (
     codebooks,
     cross_entropy,
@@ -75,7 +76,8 @@ class Tape:
     for, held or freed. A backward pass frees those tensors, so that their values are gone by then in any case.
 
     What happens inside of a compiled graph is not on the tape, nor inside of reentrant activation checkpointing; a
-    loss that is a plain number has none.
+    loss that is a plain number has none. Under FSDP the leaves of the tape are whole parameters that were gathered for
+    the pass and are freed: nothing is said of leaves that are no parameters of the model.
 
     Args:
         models: A model, or several by name.
@@ -101,6 +103,7 @@ class Tape:
         self._index = {param: i for i, param in enumerate(params)}
         self._last_activation = _last_activations(models)
         self._strays = Strays(models)
+        self._is_gathered = any(gathers(module) for _, module in named_modules(models))
         self._held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
         self._autopsies = 0
         self.has_read = False
@@ -120,19 +123,14 @@ class Tape:
             return []
         graph, self.has_read = Graph(loss), True
         facts = [*self._of_loss(graph), *embeddings.facts(graph, self._index, self._layers)]
-        facts += [
-            *output_heads.facts(graph, self._index, self._layers),
-            *self._strays.facts(graph, self._index, step=step),
-        ]
+        facts += output_heads.facts(graph, self._index, self._layers)
         facts += [*cross_entropy.facts(graph, self._index, self._layers), *cross_entropy.chance(graph)]
-        facts += opponents.facts(graph, self._index, self._held)
         facts += hidden.facts(graph, self._index, self._layers)
         facts += siblings.facts(graph, self._index, self._layers)
         facts += weight_means.matrices(graph, self._index, self._layers)
         facts += codebooks.facts(graph, self._index, self._layers)
-        facts += self._derivatives(graph)
-        if is_whole and graph.is_complete and not graph.of(*OPAQUE):
-            facts += self._cuts(graph)
+        if not self._is_gathered:
+            facts += self._unknown(graph, step=step, is_whole=is_whole)
         if wants_autopsy:
             self._autopsies += 1
             facts += self._suspects(graph)
@@ -142,6 +140,14 @@ class Tape:
                 news.setdefault(fact[:2], fact)
         self._said.update(news)
         return [Event(kind=k, step=step, layer=n, text=text, values=values) for k, n, text, values in news.values()]
+
+    def _unknown(self, graph: Graph, *, step: int, is_whole: bool) -> Iterator[PlacedFact]:
+        """Yield what leaves that are no parameters of the model say, and parameters that are no leaves."""
+        yield from self._strays.facts(graph, self._index, step=step)
+        yield from opponents.facts(graph, self._index, self._held)
+        yield from self._derivatives(graph)
+        if is_whole and graph.is_complete and not graph.of(*OPAQUE):
+            yield from self._cuts(graph)
 
     def _of_loss(self, graph: Graph) -> Iterator[PlacedFact]:
         """Yield what single operations say of the loss."""

@@ -9,6 +9,7 @@ from typing import Any, final
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gradwatch.probe.device.dtensor import has_values
 from gradwatch.probe.device.sync import to_float
 from gradwatch.probe.graph.graph import LEAF, Graph, Node, is_leaf, operation
 from gradwatch.probe.parameters import Models, named_modules
@@ -51,7 +52,7 @@ class Strays:
             step: Optimizer step.
         """
         leaves = [node for node in graph.of(LEAF) if node.variable not in known]
-        strays = [node.variable for node in leaves if not _is_input(graph, node, known)]
+        strays = [node.variable for node in leaves if not _is_input(graph, node, known) and has_values(node.variable)]
         if step < LATER:
             self._seen = self._seen or [(weakref.ref(stray), _state(stray)) for stray in strays]
             return

@@ -9,7 +9,7 @@ import reference
 import sharded_worker
 import torch
 
-from gradwatch.probe.device.dtensor import is_distributed, local_part
+from gradwatch.probe.device.dtensor import gathers, has_values, is_distributed, local_part
 from gradwatch.probe.gradients.histograms import bin_edges
 
 
@@ -41,3 +41,27 @@ def test_a_plain_tensor_is_its_own_part():
 
     assert not is_distributed(tensor)
     assert local_part(tensor) is tensor
+
+
+@pytest.mark.parametrize(
+    ("tensor", "has"),
+    [
+        (torch.ones(3), True),
+        (torch.ones(0), True),
+        (torch.ones(3).to_sparse(), True),
+        (torch.ones(3, device="meta"), False),
+    ],
+)
+def test_a_tensor_whose_memory_is_there_has_values(tensor, has):
+    assert has_values(tensor) is has
+
+
+def test_a_parameter_that_was_freed_has_none():
+    param = torch.nn.Parameter(torch.ones(3))
+    param.untyped_storage().resize_(0)
+
+    assert not has_values(param)
+
+
+def test_fsdp_owns_no_plain_module():
+    assert not gathers(torch.nn.Linear(2, 2))

@@ -1,0 +1,40 @@
+"""A model that several processes train, sharded or replicated: each watches it, and none stops or ends another."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import ranks_worker
+import torch
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+
+
+def train(folder, kind):
+    """Train in two processes, and return what each saw and wrote to stderr."""
+    command = [sys.executable, ranks_worker.__file__]
+    workers = [
+        subprocess.Popen([*command, str(rank), str(folder), kind], stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    try:
+        errors = [worker.communicate(timeout=120)[1] for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    assert [worker.returncode for worker in workers] == [0, 0], errors
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)], errors
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "fsdp-loss"])
+def test_a_sharded_training_is_watched_by_every_process(kind, tmp_path):
+    said, _ = train(tmp_path, kind)
+
+    for rank in range(2):
+        assert not said[rank]["findings"]
+        assert not {event for event in said[rank]["events"] if event.startswith(("tape-", "parameters-"))}
+    np.testing.assert_array_equal(said[0]["grad_L"], said[1]["grad_L"])
+    np.testing.assert_array_equal(said[0]["ratio_TL"], said[1]["ratio_TL"])
+    assert np.isfinite(said[0]["ratio_TL"]).all(), "sampled at the same steps, whatever a process takes for it"
