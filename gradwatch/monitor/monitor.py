@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, final
 
@@ -65,6 +66,7 @@ class Monitor:
         late: Whether rows are taken in once the device has computed them, some steps later, and no step waits for it.
             None for so where that helps: where all parameters are on one GPU, and neither a keeper nor a loop without
             hooks wants to know at once.
+        run_dir: The run directory, or None where the history is in memory alone.
     """
 
     def __init__(
@@ -83,8 +85,10 @@ class Monitor:
         hooks: Sequence[RemovableHandle] = (),
         keeper: StepSnapshotter | None = None,
         late: bool | None = None,
+        run_dir: Path | None = None,
     ) -> None:
         self.pipeline = pipeline
+        self.run_dir = run_dir
         devices = {p.device for p in params}
         is_on_one_gpu = len(devices) == 1 and next(iter(devices)).type == "cuda"
         is_late = is_on_one_gpu and hooked and keeper is None if late is None else late

@@ -20,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from gradwatch._version import __version__
 from gradwatch.detect import detectors
 from gradwatch.errors import GradwatchError
+from gradwatch.history import disk
 from gradwatch.history.disk.header import Header, Status
 from gradwatch.history.disk.writer import Writer
 from gradwatch.history.store import History
@@ -69,6 +70,8 @@ def watch(
         model: The model, or several by name (a GAN's generator and discriminator).
         optimizer: The optimizer that moves it, or several. Of a wrapper, such as that of Accelerate, what it wraps.
         run: Run directory to write, which `gradwatch diagnose` and TensorBoard read; None keeps the history in memory.
+            Where it holds a run already, the next free name is taken (`mine-2`, `mine-3`) and named on stderr;
+            `monitor.run_dir` is what was taken.
         scaler: The loop's GradScaler, if it has one.
         accumulate: Micro-batches per optimizer step. `monitor.step` may be called for each of them.
         loss_fn: The loss function: its name stands in the run, and where it is a module and the loop hands its loss
@@ -84,9 +87,10 @@ def watch(
         A monitor, to be closed: use it in a `with` statement, or call `close()`.
 
     Raises:
-        GradwatchError: The run directory holds a run already or cannot be made, a parameter has no shape yet, or an
-            optimizer takes no hooks.
+        GradwatchError: The run directory cannot be made, a parameter has no shape yet, or an optimizer takes no hooks.
     """
+    if record and run is None:
+        raise GradwatchError("record: incidents are written into a run directory, and there is none; give run=...")
     models = dict(model) if isinstance(model, Mapping) else {"": model}
     if is_sharded := any(is_distributed(param) for each in models.values() for param in each.parameters()):
         schedule = replace(schedule, budget=0.0)  # which each process would keep to by its own clock
@@ -104,11 +108,14 @@ def watch(
         total_steps=total_steps,
         loss_fn=loss_fn,
     )
+    directory = disk.claim_free(Path(run)) if run else None
+    if directory:
+        info = replace(info, name=directory.name)
     history = History(info, groups=sum(len(o.param_groups) for o in optimizers))
-    pipeline, recorder = _pipeline(history, run, detect)
+    pipeline, recorder = _pipeline(history, directory, detect)
     if activations:
         activations.find_functions(functools.partial(lay_out, history, pipeline, recorder))
-    keeper = _keeper(record, run, models, optimizers=optimizers, scaler=scaler, is_sharded=is_sharded)
+    keeper = _keeper(record, directory, models, optimizers=optimizers, scaler=scaler, is_sharded=is_sharded)
     names = {param: layer.name for param, layer in zip(params, info.layers, strict=True)}
     leftovers = Leftovers(optimizers, pipeline.note, names=names)
     return Monitor(
@@ -126,6 +133,7 @@ def watch(
             *(keeper.attach() if keeper else ()),
         ],
         keeper=keeper,
+        run_dir=directory,
     )
 
 
@@ -153,14 +161,14 @@ def _nothing(*_: object) -> None:
 
 
 def _pipeline(
-    history: History, run: str | Path | None, detect: Mapping[str, Mapping[str, Any]] | None
+    history: History, directory: Path | None, detect: Mapping[str, Mapping[str, Any]] | None
 ) -> tuple[Pipeline, _Recorder | None]:
     """Return what takes in the rows, and what writes them down where there is a run directory."""
     asked = detectors(detect)
-    if not run:
+    if not directory:
         return Pipeline(history, detectors=asked, sinks=[], recorder=None), None
-    recorder = _Recorder(Path(run), history)
-    return Pipeline(history, detectors=asked, sinks=_sinks(Path(run)), recorder=recorder), recorder
+    recorder = _Recorder(directory, history)
+    return Pipeline(history, detectors=asked, sinks=_sinks(directory), recorder=recorder), recorder
 
 
 def inspect(
@@ -213,7 +221,7 @@ def _activations(models: Mapping[str, nn.Module]) -> ActivationProbe | None:
 
 def _keeper(
     record: bool | StepRecord,
-    run: str | Path | None,
+    directory: Path | None,
     models: Mapping[str, nn.Module],
     *,
     optimizers: Sequence[torch.optim.Optimizer],
@@ -221,16 +229,14 @@ def _keeper(
     is_sharded: bool,
 ) -> StepSnapshotter | None:
     """Return what keeps the beginning of each step, where that is asked for."""
-    if not record:
+    if not record or not directory:
         return None
-    if run is None:
-        raise GradwatchError("record: incidents are written into a run directory, and there is none; give run=...")
     if is_sharded:  # a copy of the whole state takes all processes
         text = "no incident is recorded of a model whose parameters are spread over processes"
         warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=3)
         return None
     settings = record if isinstance(record, StepRecord) else StepRecord()
-    return StepSnapshotter(Path(run), models, optimizers=optimizers, scaler=scaler, settings=settings)
+    return StepSnapshotter(directory, models, optimizers=optimizers, scaler=scaler, settings=settings)
 
 
 def _facts(

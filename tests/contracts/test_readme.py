@@ -38,6 +38,14 @@ def test_the_python_examples_run_one_after_the_other(checkout, capsys):
     assert capsys.readouterr().out
 
 
+def test_the_first_example_runs_a_second_time(checkout, capsys):
+    for _ in range(2):
+        exec(compile(blocks("python")[0], "README.md", "exec"), {})
+
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["mine", "mine-2"]
+    assert capsys.readouterr().err == "gradwatch: runs/mine already holds a run; this one is written to runs/mine-2\n"
+
+
 def test_the_yaml_example_trains_without_a_warning(checkout):
     (block,) = blocks("yaml")
     path = checkout / "digits-mlp.yaml"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import warnings
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -199,6 +200,37 @@ def _load(directory: Path, header: Header, *, until: int | None = None) -> Histo
         text = f"{directory} is damaged; what is left of it was read. " + "; ".join(problems)
         warnings.warn(text, RuntimeWarning, stacklevel=4)
     return history
+
+
+def claim_free(directory: Path) -> Path:
+    """Make a run directory of this name, or of the next free one (`mine-2`, `mine-3`), which is named on stderr.
+
+    Of several processes that ask for one name at the same time, each gets a directory of its own.
+
+    Raises:
+        RunError: It cannot be made.
+    """
+    path, number = directory, 1
+    while not _is_claimed(path):
+        number += 1
+        path = directory.with_name(f"{directory.name}-{number}")
+    if number > 1:
+        sys.stderr.write(f"gradwatch: {directory} already holds a run; this one is written to {path}\n")
+    return path
+
+
+def _is_claimed(directory: Path) -> bool:
+    """Make a directory for a run, and say whether it was still free; what else is in it does not matter."""
+    if (directory / NAME).exists():
+        return False
+    files.make_folder(directory)
+    try:
+        (directory / "history").mkdir()
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise files.unwritten(directory / "history", needed=0, error=error) from error
+    return True
 
 
 def _claim(directory: Path) -> int:

@@ -3,6 +3,7 @@
 import contextlib
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -88,15 +89,53 @@ def test_a_run_says_how_it_ended(error, status, tmp_path):
     assert writer.status(tmp_path / "run") == status
 
 
-def test_a_directory_with_a_run_is_refused_before_training(tmp_path):
+def watched_run(folder, name="run"):
+    """Watch and train nothing, and return the run directory."""
+    model = make()
+    with gradwatch.watch(model, torch.optim.SGD(model.parameters()), run=folder / name) as monitor:
+        return monitor.run_dir
+
+
+def test_a_run_of_the_same_name_gets_the_next_free_one_and_says_so(tmp_path, capsys):
+    made = [watched_run(tmp_path) for _ in range(3)]
+
+    assert made == [tmp_path / "run", tmp_path / "run-2", tmp_path / "run-3"]
+    assert [gradwatch.load_run(path).info.name for path in made] == ["run", "run-2", "run-3"]
+    assert capsys.readouterr().err.splitlines() == [
+        f"gradwatch: {tmp_path / 'run'} already holds a run; this one is written to {path}" for path in made[1:]
+    ]
+
+
+def test_a_directory_without_a_run_is_used_as_it_is(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+
+    assert watched_run(tmp_path) == tmp_path / "run"
+    assert capsys.readouterr().err == ""
+
+
+def test_two_that_ask_for_one_name_at_once_get_one_each(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: disk.claim_free(tmp_path / "run"), range(8)))
+
+    assert len(set(made)) == 8
+
+
+def test_a_directory_that_cannot_be_made_is_refused_before_training(tmp_path):
+    (tmp_path / "file").touch()
     model = make()
     optimizer = torch.optim.SGD(model.parameters())
-    gradwatch.watch(model, optimizer, run=tmp_path / "run").close()
 
-    with pytest.raises(GradwatchError, match="already holds a run"):
-        gradwatch.watch(model, optimizer, run=tmp_path / "run")
+    with pytest.raises(GradwatchError, match="cannot be written"):
+        gradwatch.watch(model, optimizer, run=tmp_path / "file" / "run")
 
     assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_a_history_in_memory_has_no_directory():
+    model = make()
+    with gradwatch.watch(model, torch.optim.SGD(model.parameters())) as monitor:
+        assert monitor.run_dir is None
 
 
 NEVER_CLOSED = """
