@@ -67,6 +67,8 @@ def main(rank, folder, kind):
         "losses": losses,
         "findings": [finding.kind for finding in monitor.findings()],
         "events": [event.kind for event in monitor.history.events],
+        "run_dir": str(monitor.run_dir),
+        "steps": len(monitor.history["loss"]),
         "grad_L": monitor.history["grad.l2"][-1].tolist(),
         "ratio_TL": monitor.history["update.ratio"][::10].tolist(),
     }

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, final
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -71,7 +72,8 @@ def watch(
         optimizer: The optimizer that moves it, or several. Of a wrapper, such as that of Accelerate, what it wraps.
         run: Run directory to write, which `gradwatch diagnose` and TensorBoard read; None keeps the history in memory.
             Where it holds a run already, the next free name is taken (`mine-2`, `mine-3`) and named on stderr;
-            `monitor.run_dir` is what was taken.
+            `monitor.run_dir` is what was taken. Where torch.distributed is initialised, only rank 0 writes it, and all
+            others keep their histories in memory, with None as their `run_dir`.
         scaler: The loop's GradScaler, if it has one.
         accumulate: Micro-batches per optimizer step. `monitor.step` may be called for each of them.
         loss_fn: The loss function: its name stands in the run, and where it is a module and the loop hands its loss
@@ -108,7 +110,7 @@ def watch(
         total_steps=total_steps,
         loss_fn=loss_fn,
     )
-    directory = disk.claim_free(Path(run)) if run else None
+    directory = disk.claim_free(Path(run)) if run and _is_first_rank() else None
     if directory:
         info = replace(info, name=directory.name)
     history = History(info, groups=sum(len(o.param_groups) for o in optimizers))
@@ -135,6 +137,11 @@ def watch(
         keeper=keeper,
         run_dir=directory,
     )
+
+
+def _is_first_rank() -> bool:
+    """Say whether this process writes a run directory: of the processes of one training, rank 0 does."""
+    return not (dist.is_available() and dist.is_initialized() and dist.get_rank())
 
 
 def _bare(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

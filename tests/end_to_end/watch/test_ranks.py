@@ -9,6 +9,8 @@ import pytest
 import ranks_worker
 import torch
 
+import gradwatch
+
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
 
@@ -38,3 +40,22 @@ def test_a_sharded_training_is_watched_by_every_process(kind, tmp_path):
     np.testing.assert_array_equal(said[0]["grad_L"], said[1]["grad_L"])
     np.testing.assert_array_equal(said[0]["ratio_TL"], said[1]["ratio_TL"])
     assert np.isfinite(said[0]["ratio_TL"]).all(), "sampled at the same steps, whatever a process takes for it"
+
+
+def test_of_two_processes_one_writes_the_run_directory(tmp_path):
+    said, errors = train(tmp_path, "ddp-run")
+
+    assert [each["run_dir"] for each in said] == [str(tmp_path / "run"), "None"]
+    assert [path.name for path in tmp_path.glob("run*")] == ["run"]
+    assert not any("gradwatch" in error for error in errors), errors
+    assert gradwatch.load_run(tmp_path / "run")["loss"].tolist() == pytest.approx(said[0]["losses"])
+    assert [len(each["losses"]) for each in said] == [each["steps"] for each in said] == [ranks_worker.STEPS] * 2
+    np.testing.assert_allclose(said[0]["grad_L"], said[1]["grad_L"], rtol=1e-6)
+
+
+def test_an_incident_of_a_sharded_model_is_not_recorded(tmp_path):
+    said, errors = train(tmp_path, "fsdp-run")
+
+    assert [each["run_dir"] for each in said] == [str(tmp_path / "run"), "None"]
+    assert "no incident is recorded of a model whose parameters are spread over processes" in errors[0]
+    np.testing.assert_array_equal(said[0]["grad_L"], said[1]["grad_L"])
