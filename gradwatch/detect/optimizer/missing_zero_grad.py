@@ -44,8 +44,9 @@ class MissingZeroGrad:
     """Gradients that are never cleared.
 
     What it measures: two things. (1) What `watch` saw of a parameter at each end of an optimizer between its first
-    updates, and between a few in a row now and then: whether any backward found its gradient cleared. (2) Where nobody
-    looked, the gradient norms of the first 9 steps. A sum of t gradients grows as a power of t: t where they agree, the
+    updates, and between a few in a row now and then: whether any backward found its gradient cleared, or written over
+    by a loop that makes `p.grad` itself, of what `torch.autograd.grad` returns. (2) Where that was not seen, the
+    gradient norms of the first 9 steps. A sum of t gradients grows as a power of t: t where they agree, the
     root of t where they are noise, and smoothly, because one more batch changes little. Nearly all tensors have to grow
     with such a power, from the first update on, without the noise that batches have. Learning can raise norms too, but
     not in all tensors, not at once, and not slower and slower.

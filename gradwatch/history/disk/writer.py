@@ -223,13 +223,13 @@ def _is_claimed(directory: Path) -> bool:
     """Make a directory for a run, and say whether it was still free; what else is in it does not matter."""
     if (directory / NAME).exists():
         return False
-    files.make_folder(directory)
+    atomic.make_folder(directory)
     try:
         (directory / "history").mkdir()
     except FileExistsError:
         return False
     except OSError as error:
-        raise files.unwritten(directory / "history", needed=0, error=error) from error
+        raise atomic.unwritten(directory / "history", needed=0, error=error) from error
     return True
 
 

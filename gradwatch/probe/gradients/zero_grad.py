@@ -11,7 +11,9 @@ from torch.autograd import Variable
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from gradwatch.probe.device.dtensor import local_part
 from gradwatch.probe.device.sync import is_capturing, to_float
+from gradwatch.probe.gradients.gradient_sample import LEAST_NUMBERS, GradientSample
 from gradwatch.records import Event
 
 KEPT = "gradients-kept"
@@ -38,11 +40,14 @@ class Leftovers:
     """Watches two parameters of each optimizer: one for all of them, and one at the other end.
 
     Between two updates a gradient is first cleared and then added to. One that every backward found as it was is not
-    cleared: not before the first backward, not after the update, and, with several optimizers, not in between. The
-    first updates are looked at, and then a few from time to time: a loop may cease to clear, and a layer may thaw.
+    cleared: not before the first backward, not after the update, and, with several optimizers, not in between. A
+    gradient that is replaced or written over does not add up either, and one that `torch.autograd.grad` returned was
+    added to nothing. The first updates are looked at, and then a few from time to time: a loop may cease to clear, and
+    a layer may thaw.
 
     Args:
-        optimizers: Whose parameters. The last trainable one of each, near the output, is the likeliest to be reached.
+        optimizers: Whose parameters. The last trainable one of each, near the output, is the likeliest to be reached;
+            one with some elements, by which a gradient is known again.
         note: Called with an event `gradients-kept` at each of the first updates that repeats the one before, once with
             `gradients-cleared` at one that does not, and with `gradients-kept-later` at the end of a later look of
             which all did. Of the first parameter it is told by its name that it was kept, and not that it was cleared.
@@ -89,7 +94,8 @@ def _detach(watched: Iterable[_Watched]) -> None:
 def _ends(optimizer: Optimizer) -> tuple[Tensor | None, Tensor | None]:
     """Return the first and the last parameter that a backward pass may reach, None where there is none."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
-    return _first_trainable(params), _first_trainable(reversed(params))
+    wide = [p for p in params if p.numel() >= LEAST_NUMBERS]
+    return _first_trainable(params), _first_trainable([*reversed(wide), *reversed(params)])
 
 
 def _first_trainable(params: Iterable[Tensor]) -> Tensor | None:
@@ -98,13 +104,13 @@ def _first_trainable(params: Iterable[Tensor]) -> Tensor | None:
 
 def _is_zero(grad: Tensor) -> bool:
     """Say whether a gradient, dense or sparse, holds nothing but zeros."""
-    values = grad._values() if grad.is_sparse else grad
+    values = grad._values() if grad.is_sparse else local_part(grad)
     return not values.numel() or not to_float(values.abs().max())
 
 
 @final
 class _Watched:
-    """One parameter: whether it was cleared since the last update.
+    """One parameter: whether its gradient was cleared, or something else was written over it, since the last update.
 
     Args:
         param: A leaf that requires a gradient.
@@ -121,7 +127,9 @@ class _Watched:
         self._since = since
         self._left = (LOOKS if since is None else AGAIN) + 1  # the first update begins to count
         self._updates = 0
-        self._was_cleared, self._was_reached, self._is_told = False, False, False
+        self._was_cleared, self._was_replaced, self._was_reached, self._is_told = False, False, False, False
+        self._is_cleared = self._is_replaced = False  # as the backward pass under way found it
+        self._seen: GradientSample | None = None
         self._handles: list[RemovableHandle] = []
 
     @property
@@ -129,11 +137,18 @@ class _Watched:
         """Whether all updates of this look have been seen."""
         return self._left <= 0
 
+    @property
+    def _adds_up(self) -> bool:
+        """Whether backward passes since the last update added to the gradient that it had, and to nothing else."""
+        return self._was_reached and not self._was_cleared and not self._was_replaced
+
     def attach(self, optimizer: Optimizer) -> None:
         """Hook the parameter and its optimizer."""
         self._handles = [
             self._param.register_hook(self._before_backward),
+            self._param.register_post_accumulate_grad_hook(self._after_backward),
             optimizer.register_step_pre_hook(self._before_update),
+            optimizer.register_step_post_hook(self._after_update),
         ]
 
     def detach(self) -> None:
@@ -150,33 +165,57 @@ class _Watched:
         if is_capturing([grad]):
             return
         old = self._param.grad
-        self._was_cleared |= old is None or _is_zero(old.detach())
+        self._is_cleared = old is None or _is_zero(old.detach())
+        self._is_replaced = not self._is_cleared and self._has_changed()
+
+    def _after_backward(self, param: Tensor) -> None:
+        """Take what the backward pass found for a fact: it has added to the gradient, and did not only return one."""
+        if self.is_over or is_capturing([param]):
+            return
         self._was_reached = True
+        self._was_cleared |= self._is_cleared
+        self._was_replaced |= self._is_replaced
+        self._look()
+
+    def _has_changed(self) -> bool:
+        """Say whether something else was written over the gradient since it was looked at."""
+        grad = self._param.grad
+        return grad is not None and self._seen is not None and not self._seen.is_continued_by(grad)
+
+    def _look(self) -> None:
+        grad = self._param.grad
+        self._seen = None if grad is None or is_capturing([grad]) else GradientSample(grad)
 
     def _let_go(self) -> None:
         """Have autograd call a parameter without hooks no more: 1.5 us a backward, and the lock of Python."""
-        hooks = self._param._backward_hooks
-        if hooks is not None and not hooks:
-            self._param._backward_hooks = None
+        for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            hooks = getattr(self._param, name)
+            if hooks is not None and not hooks:
+                setattr(self._param, name, None)
 
     def _before_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self.is_over:
+            self._was_replaced |= self._was_reached and self._has_changed()
             self._judge() if self._since is None else self._judge_again(self._since)
-        self._was_cleared, self._was_reached = False, False
+        self._was_cleared, self._was_replaced, self._was_reached = False, False, False
         self._updates += 1
         self._left -= 1
 
+    def _after_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self.is_over:
+            self._look()  # behind an optimizer that adds its weight decay to the gradient
+
     def _judge(self) -> None:
-        if self._updates and self._was_reached and not self._was_cleared:
+        if self._updates and self._adds_up:
             text = "nothing cleared the gradients since the update before"
             self._note(Event(kind=KEPT, step=self._updates, layer=self._layer, text=text))
-        elif self._updates and self._was_reached and not self._is_told and self._layer is None:
+        elif self._updates and self._was_cleared and not self._is_told and self._layer is None:
             self._is_told = True
             text = "the gradients were cleared since the update before"
             self._note(Event(kind=CLEARED, step=self._updates, text=text))
 
     def _judge_again(self, since: int) -> None:
-        if self._updates and (self._was_cleared or not self._was_reached):
+        if self._updates and not self._adds_up:
             self._left = 0
         elif self._updates == AGAIN:
             text = f"nothing clears the gradients between updates any more, from step {since} on"

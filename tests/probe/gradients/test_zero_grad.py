@@ -1,5 +1,7 @@
 """Gradients that nothing clears are seen at the first updates and at later ones; loops that clear them are no news."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -124,6 +126,144 @@ def test_a_gradient_that_another_loss_adds_to_before_it_is_cleared_is_none():
             monitor.step(1.0)
 
     assert not kept(monitor.history)
+
+
+def losses_of(model):
+    out = model(torch.randn(5, 4))
+    return [out.square().mean(), (out - 1).abs().mean()]
+
+
+def grads_of(loss, model):
+    return torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+
+
+def projected(one, other):
+    """The first of two gradients without its part against the second, as PCGrad has it."""
+    return one - min(float((one * other).sum()), 0.0) / float(other.square().sum() + 1e-12) * other
+
+
+def assigns(model, optimizer):
+    for param, grad in zip(model.parameters(), grads_of(losses_of(model)[0], model), strict=True):
+        param.grad = grad
+    optimizer.step()
+
+
+def copies(model, optimizer):
+    for param, grad in zip(model.parameters(), grads_of(losses_of(model)[0], model), strict=True):
+        param.grad = torch.zeros_like(param) if param.grad is None else param.grad
+        param.grad.copy_(grad)
+    optimizer.step()
+
+
+def projects(model, optimizer):
+    ones, others = (grads_of(loss, model) for loss in losses_of(model))
+    for param, one, other in zip(model.parameters(), ones, others, strict=True):
+        param.grad = projected(one, other) + projected(other, one)
+    optimizer.step()
+
+
+def projects_after_a_backward(model, optimizer):
+    """Call backward, too, as for logging, and then write over what it added to."""
+    one, other = losses_of(model)
+    ones, others = grads_of(one, model), grads_of(other, model)
+    (one + other).backward()
+    for param, one, other in zip(model.parameters(), ones, others, strict=True):
+        param.grad.copy_(projected(one, other))
+    optimizer.step()
+
+
+def adds_a_loss_to_what_it_assigned(model, optimizer):
+    one, other = losses_of(model)
+    for param, grad in zip(model.parameters(), grads_of(one, model), strict=True):
+        param.grad = grad
+    other.backward()
+    optimizer.step()
+
+
+def takes_them_from_a_copy(model, optimizer):
+    worker = copy.deepcopy(model)
+    backward(worker)
+    for param, other in zip(model.parameters(), worker.parameters(), strict=True):
+        param.grad = other.grad
+    optimizer.step()
+
+
+ASSIGNING = [
+    assigns,
+    copies,
+    projects,
+    projects_after_a_backward,
+    adds_a_loss_to_what_it_assigned,
+    takes_them_from_a_copy,
+]
+
+
+@pytest.mark.parametrize("loop", ASSIGNING)
+def test_a_loop_that_writes_its_gradients_itself_is_not_reported(loop):
+    history = train(loop, updates=40)[2]
+
+    assert len(kept(history)) < 2, "the order of eight numbers may be the same once"
+    assert not [finding for finding in history.findings if finding.kind == "missing-zero-grad"]
+
+
+def clips(model, optimizer):
+    backward(model)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    optimizer.step()
+
+
+def clips_values(model, optimizer):
+    backward(model)
+    torch.nn.utils.clip_grad_value_(model.parameters(), 0.01)
+    optimizer.step()
+
+
+def replaces_them_by_their_mean(model, optimizer):
+    backward(model)
+    for param in model.parameters():
+        param.grad = param.grad / 4
+    optimizer.step()
+
+
+def decays_within_the_step(model, optimizer):
+    backward(model)
+    optimizer.step()
+    for param in model.parameters():
+        param.grad.mul_(0.5)  # which is not to clear it
+
+
+def looks_with_autograd_first(model, optimizer):
+    assert grads_of(losses_of(model)[0], model)
+    backward(model)
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "loop", [clips, clips_values, replaces_them_by_their_mean, decays_within_the_step, looks_with_autograd_first]
+)
+def test_a_loop_that_scales_what_it_never_clears_is_found(loop):
+    found = [f for f in train(loop)[2].findings if f.kind == "missing-zero-grad"]
+
+    assert [(f.layer, f.step) for f in found] == [(None, 4)]
+
+
+def test_an_optimizer_that_adds_its_decay_to_gradients_that_are_never_cleared_is_found():
+    class Decaying(torch.optim.Optimizer):
+        @torch.no_grad()
+        def step(self, closure=None):
+            for param in self.param_groups[0]["params"]:
+                param.grad.add_(param, alpha=0.1)
+                param.sub_(param.grad, alpha=1e-3)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    optimizer = Decaying(model.parameters(), {})
+    with gradwatch.watch(model, optimizer) as monitor:
+        for _ in range(12):
+            forgetful(model, optimizer)
+            monitor.step(1.0)
+
+    assert kept(monitor.history) == list(range(1, 9))
 
 
 def train_long(clears):
