@@ -21,6 +21,7 @@ from gradwatch.probe.modules import identical_units
 from gradwatch.probe.modules.functional_calls import Fact, Functional
 from gradwatch.probe.modules.train_eval_modes import Modes
 from gradwatch.probe.parameters import Models
+from gradwatch.probe.updates.outside_moves import Moves
 from gradwatch.records import Event, LayerInfo
 
 UNREAD_AT = 1
@@ -72,7 +73,7 @@ class Facts:
         self._functional = Functional(models, list(models.values()) if isinstance(models, Mapping) else [models])
         self._step = 0
         self._recurrences, self._pairings = recurrences, pairings
-        self._leftovers = leftovers
+        self._leftovers, self._moves = leftovers, Moves(params, layers)
         self._waiting = [
             Event(kind=kind, step=0, layer=layer, text=text, values=values)
             for kind, layer, text, values in (
@@ -116,6 +117,7 @@ class Facts:
         found = [*self._recurrences.facts()] if self._recurrences else []
         found += [*self._pairings.facts(loss)] if self._pairings else []
         found += [*self._inputs.facts()] if self._inputs else []
+        found += [fact for fact in self._moves.facts(step) if fact[:2] not in self._said]
         found += self._evaluated() if is_validated else []
         self._waiting += [Event(kind=k, step=step, layer=n, text=t, values=v) for k, n, t, v in found]
         self._begin(step + 1)

@@ -26,6 +26,9 @@ from gradwatch.records import Finding, Quantity, Severity
 UNREGISTERED = "parameters-unregistered"
 """Event of tensors that the model computes with and does not register."""
 
+MOVED = "weights-moved"
+"""Event of weights that change though no watched optimizer holds them."""
+
 USUAL = 1e-5
 """Update/weight ratio that some tensor must have: where none has, the learning rate is too low for all."""
 
@@ -55,13 +58,15 @@ class NotOptimized:
     """Parameters that get gradients and never move.
 
     What it measures: (1) trainable tensors with a gradient that no optimizer held when the monitor attached, unless
-    their update is measured and is not zero (somebody else moves them); so also those that were frozen then and get
-    gradients now; (2) tensors that an optimizer holds, with a gradient and a learning rate, whose measured updates are
-    exactly zero, one after the other, while others' are not; (3) parameters on the tape of the loss that the model
-    holds in a plain list, tuple or dict, or as a tensor that is no nn.Parameter, where `parameters()` does not see
-    them, and that nothing has moved from step 0 to step 8; (4) updates that something takes back: between `samples` + 1
-    measurements the norms of all small tensors change by less than `kept` of a single update, though ten lie between
-    two of them, or that of a tensor by nothing at all; (5) a group of which the rate is zero, while others move.
+    they move: their update is measured and is not zero, or their sum or norm is another at step 1, 8, 10 and so on than
+    it was at step 0 (another optimizer moves them, a master copy, or the loop by hand); so also those that were frozen
+    then and get gradients now; (2) tensors that an optimizer holds, with a gradient and a learning rate, whose measured
+    updates are exactly zero, one after the other, and whose norm stays what it was, while others' are not; (3)
+    parameters on the tape of the loss that the model holds in a plain list, tuple or dict, or as a tensor that is no
+    nn.Parameter, where `parameters()` does not see them, and that nothing has moved from step 0 to step 8; (4) updates
+    that something takes back: between `samples` + 1 measurements the norms of all small tensors change by less than
+    `kept` of a single update, though ten lie between two of them, or that of a tensor by nothing at all; (5) a group of
+    which the rate is zero, while others move.
 
     Why it matters: the gradient is computed, shown and clipped like any other, and then thrown away.
 
@@ -81,7 +86,8 @@ class NotOptimized:
     model"), https://pytorch.org/docs/stable/optim.html; minGPT, `configure_optimizers`, which asserts it.
 
     Args:
-        every: Steps between two looks. 10: updates are measured that often.
+        every: Steps between two looks. 10: updates are measured that often. What no optimizer holds is judged at the
+            second look.
         samples: Measured updates in a row that must be zero for (2), or taken back for (4). 3: no accident.
         kept: Change of a norm between two measurements, in units of an update, for (4). 0.02: an update that points
             anywhere changes the norm of n numbers by one divided by the root of n of itself, 0.06 for 256.
@@ -113,7 +119,7 @@ class NotOptimized:
         yield from self._thawed(history, ratio_L)
         if not shape.unowned and np.count_nonzero(ratio_L > 0) >= shape.num_trainable:
             return
-        if shape.unowned:
+        if shape.unowned and history.step - history.param.steps()[0] >= self.every:  # by then it may have moved
             yield from self._left_out(history, ratio_L)
         if (ratio_L == 0).any():
             yield from self._stuck(history)
@@ -130,11 +136,14 @@ class NotOptimized:
             )
 
     def _left_out(self, history: History, ratio_L: NDArray[np.floating]) -> Iterator[Finding]:
-        left = list(depth(history).unowned)
+        moved_L = _moved_by_others(history)
+        left = [i for i in depth(history).unowned if not moved_L[i]]
         left_L = np.zeros(len(ratio_L), np.bool_)
         left_L[left] = True
         left_L &= (history.param.newest("grad.l2") > 0) & ~(ratio_L > 0)
-        held = [i for i, layer in enumerate(history.info.layers) if layer.group is not None]
+        held = [i for i, layer in enumerate(history.info.layers) if layer.group is not None or moved_L[i]]
+        if not left:
+            return
         if not held:
             severity, why = Severity.CRITICAL, "no optimizer holds any parameter of the model"
         elif empty := [event.text for event in history.events if event.kind == "group-empty"]:
@@ -154,14 +163,14 @@ class NotOptimized:
         l2_TL = history.param.window("grad.l2", 2)[:, frozen]
         is_stale_L = (l2_TL == l2_TL[0]).all(axis=0)  # left from before it was frozen
         thawed_L[frozen] = (l2_TL[-1] > 0) & ~is_stale_L & (ratio_L[frozen] == 0)
-        thawed_L &= _has_size(history)
+        thawed_L &= _has_size(history) & ~_moved_by_others(history)
         why = "it was frozen when the optimizer was built, and has not been added since"
         told = f"gets gradients but is not optimized: {why}"
         yield from self._findings(history, thawed_L, Severity.WARNING, told, thawed=True)
 
     def _stuck(self, history: History) -> Iterator[Finding]:
         """Yield what an optimizer holds and does not move."""
-        ratio_TL, _ = _measured(history, self.samples)
+        ratio_TL, norm_TL = _measured(history, self.samples)
         matrices_M = depth(history).matrices_M
         usual_TM = ratio_TL[:, matrices_M] if len(matrices_M) else ratio_TL  # what began at zero moves by any rate
         if len(ratio_TL) < self.samples or not (usual_TM > USUAL).any(axis=1).all():
@@ -169,7 +178,8 @@ class NotOptimized:
         rate_G = np.array([np.fmax.reduce(history.scalar(f"lr.{g}")) for g in range(history.groups)])
         group_L = np.array([history.groups if la.group is None else la.group for la in history.info.layers])
         rate_L = np.append(rate_G, np.nan)[group_L]
-        stuck_L = (ratio_TL == 0).all(axis=0) & _has_size(history) & ~_is_at_bounds(history)
+        stuck_L = (ratio_TL == 0).all(axis=0) & (norm_TL == norm_TL[0]).all(axis=0)
+        stuck_L &= _has_size(history) & ~_is_at_bounds(history)
         yield from self._findings(
             history,
             stuck_L & (rate_L > 0),
@@ -264,9 +274,21 @@ class NotOptimized:
         yield Example("what was trained before it was frozen has its last gradient still", _stale())
         yield Example("a healthy run", Synthetic(steps=40).history())
         yield Example("somebody else moves it", _left_out(5, moves=True))
+        yield Example("a loop moves all by hand, between two steps", _moved(0, 11))
+        yield Example("so is what an optimizer holds, and does not move", _stuck(4, moves=True))
+        yield Example("one of two is moved so, and the other never", _moved(11, 11, 5, 11), ("layers.5.weight",))
         skipped = Synthetic(steps=40, precision="fp16")
         skipped.skipped_T[:] = 1
         yield Example("updates that are skipped move nothing", skipped.history())
+
+
+def _moved_by_others(history: History) -> NDArray[np.bool_]:
+    """Say which tensors were seen to move though no watched optimizer holds them."""
+    moved_L = np.zeros(len(history.info.layers), np.bool_)
+    for event in history.events:
+        if event.kind == MOVED:
+            moved_L[int(event.values["first"]) : int(event.values["last"]) + 1] = True
+    return moved_L
 
 
 def _measured(history: History, count: int) -> tuple[Floats, Floats]:
@@ -333,6 +355,12 @@ def _left_out(*layers: int, moves: bool) -> History:
     return _made_without(*layers, moves=moves).history()
 
 
+def _moved(first: int, last: int, *left: int) -> History:
+    """Return a run of which some layers are in no group, and those from the first to the last are seen to move."""
+    made = _made_without(*(left or range(first, last + 1)), moves=False)
+    return made.note(MOVED, step=1, values={"first": float(first), "last": float(last)}).history()
+
+
 def _used_up() -> History:
     made = _made_without(0, moves=False)
     return made.note("group-empty", text="group 0 of the optimizer holds no parameter", values={"group": 0.0}).history()
@@ -396,7 +424,7 @@ def _put_back(*, size: float) -> History:
 
 def _at_zero(layer: int) -> History:
     made = Synthetic(steps=60).own_rate(layer, factor=0.0)
-    return made.history()
+    return _still(made, layer).history()
 
 
 def _stopped(*, at: float) -> History:
@@ -408,7 +436,13 @@ def _stopped(*, at: float) -> History:
     return made.history()
 
 
-def _stuck(layer: int) -> History:
+def _stuck(layer: int, *, moves: bool = False) -> History:
     made = Synthetic(steps=60)
     made.update_factor_TL[:, layer] = 0
-    return made.history()
+    return (made if moves else _still(made, layer)).history()
+
+
+def _still(made: Synthetic, layer: int) -> Synthetic:
+    """Leave the weights of a layer what they were."""
+    made.weight_l2_TL[:, layer] = made.weight_l2_TL[0, layer]
+    return made

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradwatch.probe.device.dtensor import has_values
-from gradwatch.probe.device.sync import to_float
 from gradwatch.probe.graph.graph import LEAF, Graph, Node, is_leaf, operation
 from gradwatch.probe.parameters import Models, named_modules
+from gradwatch.probe.updates.outside_moves import fingerprints
 
 LATER = 8
 """Step of the second look: whoever trains such a layer elsewhere has moved it by then."""
@@ -41,7 +41,7 @@ class Strays:
 
     def __init__(self, models: Models) -> None:
         self._models = models
-        self._seen: list[tuple[weakref.ref[Tensor], tuple[int, float]]] = []
+        self._seen: list[tuple[weakref.ref[Tensor], tuple[int, bytes]]] = []
 
     def facts(self, graph: Graph, known: Mapping[Tensor, int], *, step: int) -> Iterator[Fact]:
         """Yield each attribute with parameters that were on the tape at the first look and have not moved since.
@@ -97,9 +97,9 @@ def _parameters(value: Any, *, depth: int = 2) -> Iterator[Tensor]:
             yield from _parameters(member, depth=depth - 1)
 
 
-def _state(param: Tensor) -> tuple[int, float]:
+def _state(param: Tensor) -> tuple[int, bytes]:
     """Return what changes when a parameter is moved, in place or through its data."""
-    return param._version, to_float(param.detach().sum())
+    return param._version, fingerprints([param])[0]
 
 
 def _is_input(graph: Graph, leaf: Node, known: Mapping[Tensor, int]) -> bool:

@@ -1,0 +1,91 @@
+"""Find weights that change though no watched optimizer holds them: another, a master copy or the loop moves them."""
+
+# P = parameters that are compared
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, final
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gradwatch.probe.device.dtensor import has_values, local_part
+from gradwatch.probe.device.sync import to_host
+from gradwatch.probe.device.torch_reduce import stored_values, wide_dtype
+from gradwatch.records import LayerInfo
+
+EARLY_STEPS = (1, 8)
+"""Steps of the looks after the first one; what is moved at every eighth update has moved by then."""
+
+EVERY_STEPS = 10
+"""Steps from one later look to the next, at least."""
+
+Fact = tuple[str, str | None, str, dict[str, float]]
+"""Kind, layer, text and values of an event to be."""
+
+
+@final
+class Moves:
+    """Compares the sum and the norm of each weight that no watched optimizer holds between some steps.
+
+    All weights are looked at the first time, since a frozen one may thaw; then those that are trainable. A weight that
+    has moved is told once, and is not looked at again. Of one that is spread over processes each compares its own part.
+
+    Args:
+        params: The parameters, in the order of `layers`.
+        layers: What they are.
+    """
+
+    def __init__(self, params: Sequence[Tensor], layers: Sequence[LayerInfo]) -> None:
+        self._layers = layers
+        self._params = {i: param for i, param in enumerate(params) if layers[i].group is None and not param.is_meta}
+        self._before: dict[int, bytes] = {}
+        self._next = 0
+
+    def facts(self, step: int) -> Iterator[Fact]:
+        """Yield each stretch of the model whose weights have all moved since they were first looked at.
+
+        Args:
+            step: Optimizer step that is over.
+        """
+        if step < self._next or not self._params:
+            return
+        self._next = next((s for s in EARLY_STEPS if s > step), step - step % EVERY_STEPS + EVERY_STEPS)
+        due = {i: p for i, p in self._params.items() if (p.requires_grad or i not in self._before) and has_values(p)}
+        now = dict(zip(due, fingerprints(list(due.values())), strict=True))
+        moved = [i for i, mark in now.items() if self._before.setdefault(i, mark) != mark]
+        for i in moved:
+            del self._params[i]
+        for first, last in _stretches(moved):
+            names = [self._layers[i].name for i in (first, last)]
+            text = f"{' to '.join(dict.fromkeys(names))} moved, though no watched optimizer holds it"
+            yield "weights-moved", names[0], text, {"first": float(first), "last": float(last)}
+
+
+def fingerprints(params: Sequence[Tensor]) -> list[bytes]:
+    """Return of each tensor what changes when any of its numbers does, but for rare chance: its sum and its norm."""
+    by_device: dict[torch.device, list[int]] = {}
+    for i, param in enumerate(params):
+        by_device.setdefault(param.device, []).append(i)
+    marks: dict[int, bytes] = {}
+    for device, places in by_device.items():
+        wide = wide_dtype(device)
+        marks_P2: NDArray[Any] = to_host(torch.stack([_sum_and_norm(params[i], wide) for i in places]))
+        marks |= {i: mark_2.tobytes() for i, mark_2 in zip(places, marks_P2, strict=True)}
+    return [marks[i] for i in range(len(params))]
+
+
+def _sum_and_norm(param: Tensor, wide: torch.dtype) -> Tensor:
+    values = stored_values(local_part(param.detach()))
+    values = values if values.dtype in (torch.float32, torch.float64) else values.float()
+    return torch.stack([values.sum(dtype=wide), torch.linalg.vector_norm(values, dtype=wide)])
+
+
+def _stretches(places: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last of each run of numbers that follow each other."""
+    for _, run in itertools.groupby(enumerate(places), lambda pair: pair[1] - pair[0]):
+        numbers = [place for _, place in run]
+        yield numbers[0], numbers[-1]
