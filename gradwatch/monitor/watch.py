@@ -21,9 +21,8 @@ from torch.utils.hooks import RemovableHandle
 from gradwatch._version import __version__
 from gradwatch.detect import detectors
 from gradwatch.errors import GradwatchError
-from gradwatch.history import disk
 from gradwatch.history.disk.header import Header, Status
-from gradwatch.history.disk.writer import Writer
+from gradwatch.history.disk.writer import Writer, claim_free
 from gradwatch.history.store import History
 from gradwatch.incident.step_snapshot import StepRecord, StepSnapshotter
 from gradwatch.monitor import Monitor, Schedule
@@ -110,7 +109,7 @@ def watch(
         total_steps=total_steps,
         loss_fn=loss_fn,
     )
-    directory = disk.claim_free(Path(run)) if run and _is_first_rank() else None
+    directory = claim_free(Path(run)) if run and _is_first_rank() else None
     if directory:
         info = replace(info, name=directory.name)
     history = History(info, groups=sum(len(o.param_groups) for o in optimizers))
