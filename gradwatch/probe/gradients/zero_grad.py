@@ -128,7 +128,7 @@ class _Watched:
         self._left = (LOOKS if since is None else AGAIN) + 1  # the first update begins to count
         self._updates = 0
         self._was_cleared, self._was_replaced, self._was_reached, self._is_told = False, False, False, False
-        self._is_cleared = self._is_replaced = False  # as the backward pass under way found it
+        self._found: tuple[bool, bool] | None = None  # by the backward pass under way: cleared, or replaced
         self._seen: GradientSample | None = None
         self._handles: list[RemovableHandle] = []
 
@@ -165,16 +165,17 @@ class _Watched:
         if is_capturing([grad]):
             return
         old = self._param.grad
-        self._is_cleared = old is None or _is_zero(old.detach())
-        self._is_replaced = not self._is_cleared and self._has_changed()
+        is_cleared = old is None or _is_zero(old.detach())
+        self._found = is_cleared, not is_cleared and self._has_changed()
 
     def _after_backward(self, param: Tensor) -> None:
         """Take what the backward pass found for a fact: it has added to the gradient, and did not only return one."""
-        if self.is_over or is_capturing([param]):
-            return
-        self._was_reached = True
-        self._was_cleared |= self._is_cleared
-        self._was_replaced |= self._is_replaced
+        if self._found is None or self.is_over or is_capturing([param]):
+            return  # FSDP calls this, too, when it has put a gradient there
+        is_cleared, is_replaced = self._found
+        self._found, self._was_reached = None, True
+        self._was_cleared |= is_cleared
+        self._was_replaced |= is_replaced
         self._look()
 
     def _has_changed(self) -> bool:
