@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import gradwatch
-from gradwatch.probe.layout import describe
+from gradwatch.probe.parameters import describe
 from gradwatch.probe.updates.outside_moves import Moves, fingerprints
 
 
