@@ -25,56 +25,90 @@ class DiagnosisFormat(StrEnum):
     HTML = "html"
 
 
+VERIFY = "Verify and cure"
+
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, finished or not.", show_default=False)]
+FormatOption = Annotated[DiagnosisFormat, typer.Option("--format", help="Text, JSON for programs, or an HTML page.")]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", metavar="FILE", help="Where to write --format html; RUN/report.html by default.", show_default=False
+    ),
+]
+RedetectOption = Annotated[
+    bool, typer.Option("--redetect", help="Run the detectors of this version over the recorded numbers again.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="detect.KIND.FIELD=VALUE",
+        help="Change a threshold and detect again: `--set detect.dead-layer.every=5`. Repeatable.",
+    ),
+]
+VerifyOption = Annotated[
+    bool,
+    typer.Option(
+        "--verify",
+        help="Verify the causes: run again with one change each, and check if the symptom goes.",
+        rich_help_panel=VERIFY,
+    ),
+]
+PatchOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Verify, and write the cure for `train --set-file`.",
+        show_default=False,
+        rich_help_panel=VERIFY,
+    ),
+]
+TryOption = Annotated[
+    int | None,
+    typer.Option(
+        "--try",
+        min=1,
+        metavar="N",
+        help="Train N steps with the original config and with the cure, and compare them.",
+        show_default=False,
+        rich_help_panel=VERIFY,
+    ),
+]
+SeedsOption = Annotated[int, typer.Option(min=1, help="For --try: number of seeds.", rich_help_panel=VERIFY)]
+WithOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--with",
+        metavar="FILE",
+        help="For --try: compare this change instead of the cure.",
+        show_default=False,
+        rich_help_panel=VERIFY,
+    ),
+]
+WithinOption = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        metavar="SECONDS",
+        help="Time limit for --verify: start no new trial after SECONDS.",
+        rich_help_panel=VERIFY,
+    ),
+]
+
+
 def command(
-    run: Annotated[Path, typer.Argument(help="Run directory, finished or not.", show_default=False)],
-    form: Annotated[
-        DiagnosisFormat, typer.Option("--format", help="For people, for programs, or a page to keep.")
-    ] = DiagnosisFormat.TEXT,
-    target: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            metavar="FILE",
-            help="Where to write --format html; RUN/report.html by default.",
-            show_default=False,
-        ),
-    ] = None,
+    run: RunArgument,
+    form: FormatOption = DiagnosisFormat.TEXT,
+    target: OutputOption = None,
     fail_on: FailOnOption = FailOn.WARNING,
-    redetect: Annotated[
-        bool, typer.Option("--redetect", help="Run today's detectors over the recorded numbers again.")
-    ] = False,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="detect.KIND.FIELD=VALUE",
-            help="Change a threshold and detect again: `--set detect.dead-layer.every=5`. Repeatable.",
-        ),
-    ] = None,
-    verify: Annotated[
-        bool,
-        typer.Option(
-            "--verify", help="Verify the causes: run again with one change each, and check if the symptom goes."
-        ),
-    ] = False,
-    patch: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Verify, and write the cure for `train --set-file`.", show_default=False),
-    ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            "--try", min=1, help="Train so many steps as it was and with the cure, side by side.", show_default=False
-        ),
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="For --try: from how many seeds.")] = 1,
-    change: Annotated[
-        Path | None,
-        typer.Option("--with", metavar="FILE", help="For --try: this change, not the cure.", show_default=False),
-    ] = None,
-    within: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="For --verify: begin no further training after that.")
-    ] = 120.0,
+    redetect: RedetectOption = False,
+    overrides: SetOption = None,
+    verify: VerifyOption = False,
+    patch: PatchOption = None,
+    steps: TryOption = None,
+    seeds: SeedsOption = 1,
+    change: WithOption = None,
+    within: WithinOption = 120.0,
 ) -> None:
     """Say what is wrong with a recorded run: evidence, causes, how to confirm them, and the change that mends it.
 
