@@ -69,7 +69,7 @@ def located_rows(located: Located, since: int | None, *, brief: bool = False) ->
     told = Text.assemble((str(located.blame), "bold"), f": {located.because}")
     if since is not None:
         told.append(f"; since the update of step {since:,}")
-    yield "verdict", told
+    yield "blame", told
     if located.samples and (not brief or located.blame.name == "DATA"):
         yield "samples", _few([str(i) for i in located.samples], 12) + " of the batch"
         if located.in_data:

@@ -44,7 +44,7 @@ def test_a_full_disk_keeps_the_last_checkpoint_and_says_how_to_go_on(folder, lik
 
 def test_a_full_disk_under_tensorboard_stops_only_that(folder):
     # without its thrift, so that it is TensorBoard's file that grows too large first
-    thriftless = "from gradwatch.render import _share\n_share.GRACE_S = 60.0\n"
+    thriftless = "from gradwatch.render.tensorboard import throttle\nthrottle.GRACE_S = 60.0\n"
     (folder / "filling.py").write_text(FILLING + thriftless)
     overrides = settings(
         "model={target: 'filling:Filling', like: 'tensors.safetensors', room: 9000}",
