@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import inspect
+import pkgutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,14 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from gradwatch import data, optim, plugins
-from gradwatch.config.schema import Config, DataSection, OptimSection, ScheduleSection
+from gradwatch.config.sections.root import Config, DataSection, OptimSection, ScheduleSection
 from gradwatch.data import Splits
 from gradwatch.data import _torchvision as torchvision_data
 from gradwatch.data import _transforms as transforms
 from gradwatch.errors import GradwatchError, raised
 from gradwatch.models import _torchvision as torchvision_models
 from gradwatch.records import DataSpec
-from gradwatch.render import LogFormat, Sink
+from gradwatch.render import SINKS, LogFormat, Sink
 
 DEFAULT_LOSS = {"classes": "CrossEntropyLoss", "tokens": "CrossEntropyLoss", "values": "MSELoss"}
 TENSOR_OPTIONS = {"weight", "pos_weight"}
@@ -167,26 +168,22 @@ def sinks(config: Config, directory: Path, *, log_format: LogFormat, resumed_at:
         log_format: `auto`, `rich`, `plain` or `json`.
         resumed_at: First step of a resumed run; what a sink wrote of later steps is overwritten.
     """
-    from gradwatch.render.report.sink import Html
-    from gradwatch.render.tensorboard.sink import TensorBoard
-    from gradwatch.render.terminal.sink import Terminal
-
-    chosen = {name: dict(options) for name, options in config.sinks.items()}
+    text = config.to_yaml()
+    given: dict[str, dict[str, Any]] = {
+        "html": {"directory": directory, "config_text": text},
+        "terminal": {"run_dir": directory, "log_format": log_format},
+        "tensorboard": {
+            "directory": directory,
+            "config_text": text,
+            "hparams": hparams(config),
+            "purge_step": resumed_at,
+        },
+    }
     made: list[Sink] = []
-    if chosen.setdefault("html", {}).pop("enabled", True):  # first, so that the terminal can name what it wrote
-        made.append(Html(directory=directory, config_text=config.to_yaml(), **chosen["html"]))
-    if chosen.setdefault("terminal", {}).pop("enabled", True):
-        made.append(Terminal(run_dir=directory, log_format=log_format, **chosen["terminal"]))
-    if chosen.setdefault("tensorboard", {}).pop("enabled", True):
-        made.append(
-            TensorBoard(
-                directory=directory,
-                config_text=config.to_yaml(),
-                hparams=hparams(config),
-                purge_step=resumed_at,
-                **chosen["tensorboard"],
-            )
-        )
+    for name, place in SINKS.items():
+        options = dict(config.sinks.get(name, {}))
+        if options.pop("enabled", True):
+            made.append(pkgutil.resolve_name(place)(**given[name], **options))
     made.extend(sink(directory=directory) for sink in plugins.entry_points("gradwatch.sinks"))
     return tuple(made)
 

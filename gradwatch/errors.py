@@ -7,7 +7,7 @@ import os
 import sysconfig
 import traceback
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
@@ -18,30 +18,38 @@ class GradwatchError(ValueError):
     """A mistake of the user's. The text says the place, the value, what was expected and the way out."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mistake:
+Key = tuple[str | int, ...]
+"""Keys and list positions that lead to a value of a config, such as ("optim", "groups", 0, "match")."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
     """One thing that is wrong in a config.
 
     Args:
-        key: Dotted path of the value, such as `train.precision`.
-        problem: What was found and what was expected, without the place.
-        place: File and line (`configs/mlp.yaml, line 12`) or the override it came from; empty where unknown.
+        key: Keys that lead to the value; for what concerns a whole file or override, its name alone.
+        text: What was found and what was expected, without the place.
+        place: File and line (`configs/mlp.yaml, line 12`) or the override it came from; empty if unknown.
     """
 
-    key: str
-    problem: str
+    key: Key
+    text: str
     place: str = ""
 
     def __str__(self) -> str:
-        return f"{self.key}: {self.problem}" + (f" ({self.place})" if self.place else "")
+        return f"{dotted(self.key)}: {self.text}" + (f" ({self.place})" if self.place else "")
+
+    def below(self, *above: str | int) -> Problem:
+        """Return the problem as seen from further up: with these keys before its own."""
+        return replace(self, key=(*above, *self.key))
 
 
 class ConfigError(GradwatchError):
-    """A config that cannot be used, with all of its mistakes at once."""
+    """A config that cannot be used, with all of its problems at once."""
 
-    def __init__(self, mistakes: Sequence[Mistake]) -> None:
-        self.mistakes = tuple(mistakes)
-        super().__init__("\n".join(str(m) for m in self.mistakes))
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(p) for p in self.problems))
 
 
 class RunError(GradwatchError):
@@ -50,6 +58,11 @@ class RunError(GradwatchError):
 
 class CheckpointError(GradwatchError):
     """A run checkpoint that is missing, damaged or does not fit the model."""
+
+
+def dotted(key: Key) -> str:
+    """Return a key as it is written on the command line, such as `optim.groups.0.match`."""
+    return ".".join(map(str, key))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

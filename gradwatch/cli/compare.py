@@ -69,6 +69,6 @@ def _is_apart(found: Comparison, require: Agreement) -> bool:
 
 
 def _config(run: Path) -> dict[str, Any]:
-    from gradwatch.config.document import read
+    from gradwatch.config.yaml_document import read
 
     return dict(read(run / "config.yaml").data) if (run / "config.yaml").is_file() else {}

@@ -13,11 +13,11 @@ def command(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="Such as `dead-layer` or `GW103`.", show_default=False)],
 ) -> None:
     """Explain a kind of finding: what is measured, why it matters, when it is wrong, what to do."""
-    from gradwatch.config import known
-    from gradwatch.config.choices import find
+    from gradwatch.config.names import registry
+    from gradwatch.config.names.checks import find_usable
     from gradwatch.errors import GradwatchError
 
-    entry = find(known.DETECTORS, kind)
+    entry = find_usable(registry.DETECTORS, kind)
     if isinstance(entry, str):
         raise GradwatchError(f"explain: {entry}")
     signature = entry.read()

@@ -11,7 +11,7 @@ import typer
 from gradwatch.cli.output.console import output, write
 
 if TYPE_CHECKING:
-    from gradwatch.config.signatures import Parameter
+    from gradwatch.config.names.signatures import Parameter
 
 
 class Listing(StrEnum):
@@ -40,9 +40,9 @@ def command(what: Annotated[Listing, typer.Argument(help="What to list.", show_d
 
 
 def _entries(what: Listing) -> Iterator[tuple[str, ...]]:
-    from gradwatch.config import known
+    from gradwatch.config.names import registry
 
-    vocabulary = next(v for v in known.ALL if v.plural == what)
+    vocabulary = next(v for v in registry.ALL if v.plural == what)
     for entry in vocabulary.entries():
         signature = entry.read()
         described = f"not usable here: {signature.unusable}" if signature.unusable else signature.summary

@@ -10,6 +10,6 @@ def command() -> None:
 
     A config names it in its first line: `# yaml-language-server: $schema=<path or URL>`.
     """
-    from gradwatch.config.jsonschema import text
+    from gradwatch.config.jsonschema import render_schema
 
-    write(text())
+    write(render_schema())

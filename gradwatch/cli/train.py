@@ -49,10 +49,10 @@ def command(
     and can be resumed.
     """
     try:
-        from gradwatch.config.load import load_config, warnings
+        from gradwatch.config.load import ineffective_settings, load_config
 
         checked = load_config(_file(config, resume), overrides or [], changes=set_files or [])
-        for warning in warnings(checked):
+        for warning in ineffective_settings(checked):
             print_message("warning", warning)
 
         from gradwatch.train.loop import train  # torch, now that the config is known to be right

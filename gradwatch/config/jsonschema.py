@@ -1,4 +1,4 @@
-"""The JSON schema of a config, so that editors complete and check it: made of the sections and of all signatures."""
+"""Make the JSON schema of a config, so that editors complete and check it, from the sections and all signatures."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import math
 import textwrap
 from typing import Any
 
-from gradwatch.config import known
-from gradwatch.config.choices import options_model, switchable
-from gradwatch.config.parts import DataSection, LossSection, ModelSection, OptimSection, ScheduleSection
-from gradwatch.config.schema import Config
-from gradwatch.config.section import NamedSection
-from gradwatch.config.signatures import Signature
-from gradwatch.config.source import UNKNOWN
-from gradwatch.config.vocabulary import Vocabulary
+from gradwatch.config.names import registry
+from gradwatch.config.names.checks import make_options_model, with_enabled
+from gradwatch.config.names.signatures import Signature
+from gradwatch.config.names.vocabulary import Vocabulary
+from gradwatch.config.names.yaml_types import UNKNOWN
+from gradwatch.config.sections.base import NamedSection
+from gradwatch.config.sections.named import DataSection, LossSection, ModelSection, OptimSection, ScheduleSection
+from gradwatch.config.sections.root import Config
 
 Schema = dict[str, Any]
 
 NAMED: tuple[type[NamedSection], ...] = (ModelSection, DataSection, LossSection, OptimSection, ScheduleSection)
 
 
-def text() -> str:
+def render_schema() -> str:
     """Return the schema as JSON text, as `gradwatch schema` prints it and `schema.json` holds it."""
-    return _pretty(schema(), indent="") + "\n"
+    return _pretty(make_schema(), indent="") + "\n"
 
 
-def schema() -> Schema:
+def make_schema() -> Schema:
     """Return the schema, draft 2020-12. Names are known in two spellings; a config may use further ones."""
     made: Schema = _without_titles(Config.model_json_schema())
     definitions = made["$defs"]
@@ -41,19 +41,19 @@ def schema() -> Schema:
     definitions |= _transforms()
     for key in ("transform", "augment"):
         definitions["DataSection"]["properties"][key]["items"] = {"$ref": "#/$defs/Transform"}
-    for key, vocabulary in (("detect", known.DETECTORS), ("sinks", known.SINKS)):
+    for key, vocabulary in (("detect", registry.DETECTORS), ("sinks", registry.SINKS)):
         made["properties"][key] |= _switches(vocabulary)
     for key in made["properties"].keys() - set(made["required"]):
         made["properties"][key] = {"anyOf": [made["properties"][key], {"type": "null"}]}
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$comment": f"Written by `gradwatch schema` with {versions()}.",
+        "$comment": f"Written by `gradwatch schema` with {library_versions()}.",
         "title": "gradwatch config",
     }
     return head | made
 
 
-def versions() -> str:
+def library_versions() -> str:
     """Return the versions of the libraries whose names and keyword arguments are in the schema."""
     names = ("torch", "torchvision")
     return " and ".join(f"{name} {importlib.metadata.version(name).partition('+')[0]}" for name in names)
@@ -77,14 +77,14 @@ def _depend_on_name(definition: Schema, section: type[NamedSection]) -> None:
     definition["allOf"] = [
         {
             "if": {"properties": {"name": {"enum": spellings}}, "required": ["name"]},
-            "then": _beside(properties, options),
+            "then": _with_own(properties, options),
         }
         for spellings, options in groups
     ]
 
 
 def _by_options(vocabulary: Vocabulary) -> list[tuple[list[str], Schema]]:
-    """Return the spellings of all names that can be used, those that take the same options together, with these."""
+    """Return the spellings of all usable names with their options; names with the same options together."""
     groups: dict[str, tuple[list[str], Schema]] = {}
     for entry in vocabulary.entries():
         signature = entry.read()
@@ -94,8 +94,8 @@ def _by_options(vocabulary: Vocabulary) -> list[tuple[list[str], Schema]]:
     return list(groups.values())
 
 
-def _beside(properties: Schema, options: Schema) -> Schema:
-    """Return a schema of a section's own settings, described elsewhere, with the options of one name beside them."""
+def _with_own(properties: Schema, options: Schema) -> Schema:
+    """Return a schema of a section's own settings, described elsewhere, and of the options of one name."""
     own: Schema = dict.fromkeys(properties, True)
     if "groups" in properties:
         group = {key: value for key, value in options.items() if key != "required"}
@@ -104,21 +104,21 @@ def _beside(properties: Schema, options: Schema) -> Schema:
 
 
 def _options(signature: Signature, *, described: bool) -> Schema:
-    """Return the schema of a signature's keyword arguments, with descriptions where they are our own."""
-    made = _without_titles(options_model(signature).model_json_schema())
+    """Return the schema of a signature's keyword arguments, with descriptions if they are ours."""
+    made = _without_titles(make_options_model(signature).model_json_schema())
     properties = made.get("properties", {})
     for parameter in signature.parameters:
         own = properties[parameter.name]
         if not described:
             own.pop("description", None)
         if parameter.default is UNKNOWN or parameter.default in (math.inf, -math.inf):
-            own.pop("default", None)  # not to be told, or not to be said in JSON
+            own.pop("default", None)  # unknown, or not a number of JSON
     required = {"required": made["required"]} if "required" in made else {}
     return {"type": "object", "properties": properties, **required, "additionalProperties": signature.is_open}
 
 
 def _switches(vocabulary: Vocabulary) -> Schema:
-    options = {e.name: _options(switchable(e.read()), described=e.is_own) for e in vocabulary.entries()}
+    options = {e.name: _options(with_enabled(e.read()), described=e.is_own) for e in vocabulary.entries()}
     return {"type": "object", "properties": options, "additionalProperties": False}
 
 
@@ -127,14 +127,14 @@ def _transforms() -> Schema:
     definitions: Schema = {}
     alone: list[str] = []
     mapped: Schema = {}
-    for entry in known.TRANSFORMS.entries():
+    for entry in registry.TRANSFORMS.entries():
         signature = entry.read()
         if signature.unusable:
             continue
         definitions[entry.name] = _options(signature, described=False)
-        mapped |= {name: {"$ref": f"#/$defs/{entry.name}"} for name in known.TRANSFORMS.spellings(entry)}
+        mapped |= {name: {"$ref": f"#/$defs/{entry.name}"} for name in registry.TRANSFORMS.spellings(entry)}
         if "required" not in definitions[entry.name]:
-            alone += known.TRANSFORMS.spellings(entry)
+            alone += registry.TRANSFORMS.spellings(entry)
     one: Schema = {"type": "object", "properties": mapped, "additionalProperties": False}
     one |= {"minProperties": 1, "maxProperties": 1}
     return definitions | {"Transform": {"anyOf": [{"enum": alone}, one, {"type": "object", **_has("target")}]}}
@@ -145,7 +145,7 @@ def _has(key: str) -> Schema:
 
 
 def _pretty(value: Any, *, indent: str) -> str:
-    """Return JSON with each list and mapping on one line where it fits, so that a change of it reads well."""
+    """Return JSON with each list and mapping on one line if it fits, so that differences are easy to read."""
     line = json.dumps(value, allow_nan=False)
     if len(indent) + len(line) <= 116 or not isinstance(value, dict | list):
         return line
@@ -160,7 +160,7 @@ def _pretty(value: Any, *, indent: str) -> str:
 
 
 def _without_titles(made: Any) -> Any:
-    """Return a schema without the titles that pydantic derives from names: they say nothing more."""
+    """Return a schema without the titles that pydantic derives from names, which add nothing."""
     if isinstance(made, list):
         return [_without_titles(item) for item in made]
     if isinstance(made, dict):

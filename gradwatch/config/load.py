@@ -1,4 +1,4 @@
-"""Load a config: from a file with overrides to checked settings, or every mistake at once."""
+"""Load a config: from a file with overrides to checked settings, or every problem at once."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gradwatch.config import document, known
-from gradwatch.config.choices import check_switches
-from gradwatch.config.document import Document
-from gradwatch.config.effects import warnings
-from gradwatch.config.problems import Key, Problem, explain
-from gradwatch.config.schema import Config
-from gradwatch.errors import ConfigError
+from gradwatch.config import yaml_document
+from gradwatch.config.ineffective import ineffective_settings
+from gradwatch.config.names.checks import check_switches
+from gradwatch.config.names.registry import DETECTORS
+from gradwatch.config.problems import problems_of
+from gradwatch.config.sections.root import Config
+from gradwatch.config.yaml_document import Document
+from gradwatch.errors import ConfigError, Key, Problem
 
-__all__ = ["load_config", "load_detect", "warnings"]
+__all__ = ["ineffective_settings", "load_config", "load_detect"]
 
 _PAIRS: tuple[tuple[Key, Key], ...] = (
     (("train", "steps"), ("train", "epochs")),
@@ -26,7 +27,7 @@ _PAIRS: tuple[tuple[Key, Key], ...] = (
     (("loss", "name"), ("loss", "target")),
 )
 EXCLUDES = dict(_PAIRS) | {second: first for first, second in _PAIRS}
-"""What an override removes from the file: `--set train.steps=3` is meant in place of its epochs."""
+"""The setting of the file that an override removes: `--set train.steps=3` replaces its epochs."""
 
 
 def load_config(path: Path, overrides: Sequence[str] = (), *, changes: Sequence[Path] = ()) -> Config:
@@ -35,23 +36,24 @@ def load_config(path: Path, overrides: Sequence[str] = (), *, changes: Sequence[
     Args:
         path: YAML file.
         overrides: Texts such as `optim.lr=3e-4`.
-        changes: YAML files that set some of its values anew, the later the stronger; overrides are stronger still.
+        changes: YAML files that set some of its values, the later the stronger; overrides are stronger still.
 
     Raises:
-        ConfigError: With every mistake, each with key, value, expectation and place.
+        ConfigError: With every problem, each with key, value, expectation and place.
     """
-    written = document.read(path)
+    written = yaml_document.read(path)
     for file in changes:
-        written.merge(document.read(file), excludes=EXCLUDES)
+        written.merge(yaml_document.read(file), excludes=EXCLUDES)
     written.override(overrides, excludes=EXCLUDES)
-    config, found = None, []
+    config: Config | None = None
+    found: list[Problem] = []
     try:
         config = Config.model_validate(_named(written.data, path.stem))
     except ValidationError as error:
-        found = explain(error, data=written.data, model=Config)
-    mistakes = written.mistakes(found)
-    if mistakes or config is None:
-        raise ConfigError(mistakes)
+        found = problems_of(error, data=written.data, model=Config)
+    problems = written.place_problems(found)
+    if problems or config is None:
+        raise ConfigError(problems)
     return config
 
 
@@ -59,24 +61,24 @@ def load_detect(path: Path | None, overrides: Sequence[str] = ()) -> dict[str, d
     """Return only the section `detect`: settings by kind.
 
     Args:
-        path: YAML file whose other sections are not looked at, or None.
+        path: YAML file, whose other sections are ignored, or None.
         overrides: Texts such as `detect.dead-layer.every=5`.
 
     Raises:
-        ConfigError: With every mistake in that section.
+        ConfigError: With every problem in that section.
     """
-    written = document.read(path) if path else Document("{}", file="--set")
+    written = yaml_document.read(path) if path else Document("{}", file="--set")
     written.override(overrides, excludes={})
-    checked, below = check_switches(known.DETECTORS, written.data.get("detect") or {})
-    found: list[Problem] = [(("detect", *key), text) for key, text in below]
+    checked, below = check_switches(DETECTORS, written.data.get("detect") or {})
+    found = [p.below("detect") for p in below]
     elsewhere = (key for key in written.overridden if key[0] != "detect")
-    found += [(key, "cannot be set here, expected detect.<kind>.<setting>") for key in elsewhere]
-    if mistakes := written.mistakes(found):
-        raise ConfigError(mistakes)
+    found += [Problem(key, "cannot be set here, expected detect.<kind>.<setting>") for key in elsewhere]
+    if problems := written.place_problems(found):
+        raise ConfigError(problems)
     return checked
 
 
 def _named(data: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the data of a config with a name for the run where it has none."""
+    """Return the data of a config with a name for the run, unless it has one."""
     run = data.get("run") or {}
     return data | {"run": {"name": name} | run} if isinstance(run, dict) else data

@@ -1,73 +1,65 @@
-"""What is wrong in a section, as data: raised by validators, and made of pydantic's own errors."""
+"""Problems of a config as data: raised by validators, and made of pydantic's own errors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, NoReturn, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticCustomError
 
-from gradwatch.config.wording import describe, fields, settings, show, unknown
-
-Key = tuple[str | int, ...]
-"""Keys and list positions that lead to a value, such as ("optim", "groups", 0, "match")."""
-
-Problem = tuple[Key, str]
-"""Where something is wrong, and what. The place in the file is added by `load`."""
+from gradwatch.config.wording import describe, describe_unknown, fields, settings, show
+from gradwatch.errors import Key, Problem
 
 
-def problems(found: Sequence[Problem], *, beside: bool = False) -> PydanticCustomError:
-    """Return an error for a validator to raise: problems at keys below the value that it validates.
+def raise_problems(found: Sequence[Problem], *, in_parent: bool = False) -> NoReturn:
+    """Raise, in a validator, problems at keys below the value that it validates.
 
     Args:
         found: Never empty.
-        beside: Whether the keys stand beside the value instead, in the same mapping.
+        in_parent: Whether the keys are of the mapping that holds the value, not below the value.
     """
-    return PydanticCustomError("problems", "see its context", {"found": tuple(found), "beside": beside})
+    raise PydanticCustomError("problems", "see its context", {"found": tuple(found), "in_parent": in_parent})
 
 
-def problem(text: str) -> PydanticCustomError:
-    """Return an error for a validator to raise: one problem, with the very value that it validates."""
-    return problems([((), text)])
+def raise_problem(text: str, *, in_parent: bool = False) -> NoReturn:
+    """Raise, in a validator, one problem with the value that it validates, or with the mapping that holds it."""
+    raise_problems([Problem((), text)], in_parent=in_parent)
 
 
-def explain(error: ValidationError, *, data: Any, model: type[BaseModel]) -> list[Problem]:
-    """Return what is wrong, once for each key.
+def problems_of(error: ValidationError, *, data: Any, model: type[BaseModel]) -> list[Problem]:
+    """Return the problems that pydantic found, one for each key.
 
     Args:
         error: What pydantic raised.
         data: What was validated.
         model: What it was validated with.
-
-    Raises:
-        GradwatchError: The source of something that is named cannot be read.
     """
     found: dict[Key, str] = {}
     of_unions = set()
     for details in error.errors(include_url=False):
         kind, location = details["type"], details["loc"]
         if kind in ("assertion_error", "value_error"):
-            raise details["ctx"]["error"]  # no judgement on the data: a source that cannot be read, or a bug
+            raise details["ctx"]["error"]  # not about the data: a bug of a validator
         if kind == "problems":
-            location = location[:-1] if details["ctx"]["beside"] else location
+            location = location[:-1] if details["ctx"]["in_parent"] else location
             base = _key(location, data, may_be_missing=location[-1:] != ("options",))
-            found |= {(*base, *below): text for below, text in details["ctx"]["found"]}
+            found |= {(*base, *p.key): p.text for p in details["ctx"]["found"]}
             continue
         key = _key(location, data, may_be_missing=kind == "missing")
         found.setdefault(key, _text(kind, key, data=data, model=model))
         if len(key) < len(location):
             of_unions.add(key)
     deeper = {key[:i] for key in found for i in range(len(key))}
-    # of the members of a union, the one that says where below it went wrong is the one that was meant
-    return [(key, text) for key, text in found.items() if not (key in of_unions and key in deeper)]
+    # of the members of a union, the member whose problem lies deeper is the one that was meant
+    return [Problem(key, text) for key, text in found.items() if not (key in of_unions and key in deeper)]
 
 
 def _key(location: Sequence[str | int], data: Any, *, may_be_missing: bool = False) -> Key:
-    """Return those parts of a location that stand in the data: pydantic also names the members of unions.
+    """Return the parts of a location that are in the data: pydantic also names the members of unions.
 
-    A position at the end is left out: of a list of numbers, the list is what the user wrote.
+    A position at the end is left out: of a list of numbers, the user wrote the list.
     """
     key: list[str | int] = []
     for part in location:
@@ -87,7 +79,7 @@ def _text(kind: str, key: Key, *, data: Any, model: type[BaseModel]) -> str:
     """Return the words for an error of pydantic's at a key."""
     if kind == "extra_forbidden":
         section = _members(_field(model, key[:-1])[0])
-        return unknown(str(key[-1]), known=[n for m in section if _is_model(m) for n in settings(m)])
+        return describe_unknown(str(key[-1]), known=[n for m in section if _is_model(m) for n in settings(m)])
     expected = describe(*_field(model, key))
     for part in key:
         if data is None or (isinstance(data, Mapping) and part not in data):
@@ -107,7 +99,7 @@ def _field(model: type[BaseModel], key: Key) -> tuple[Any, Sequence[Any]]:
 
 
 def _below(allowed: Any, part: str | int) -> Iterator[tuple[Any, Sequence[Any]]]:
-    """Yield type and metadata of what stands at a key or position of a type; of a union, of each member that has it."""
+    """Yield type and metadata at a key or position of a type; for a union, of each member that has it."""
     for member in _members(allowed):
         if _is_model(member) and part in fields(member):
             field = fields(member)[str(part)]

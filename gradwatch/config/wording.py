@@ -25,49 +25,49 @@ _WORDS: dict[Any, str] = {
     Path: "a path",
     NoneType: "null",
 }
-_LONGEST_VALUE = 60
-_MUCH_ALIKE = 0.8  # one wrong letter in five
+_MAX_VALUE_CHARS = 60
+_MIN_SIMILARITY = 0.8  # one wrong letter in five
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Metadata of a field: what it expects, in words, where the type alone does not say it."""
+    """Metadata of a field: the expected value in words, if the type alone does not say it."""
 
     words: str
 
 
 def show(value: Any) -> str:
-    """Return a value as YAML on one line, text in quotes, shortened where it is long."""
+    """Return a value as YAML on one line, text in quotes, shortened if it is long."""
     if isinstance(value, str):
         shown = repr(value)
     else:
         dumped = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), sort_keys=False)
         shown = dumped.removesuffix("\n").removesuffix("\n...")
-    return shown if len(shown) <= _LONGEST_VALUE else shown[: _LONGEST_VALUE - 3] + "..."
+    return shown if len(shown) <= _MAX_VALUE_CHARS else shown[: _MAX_VALUE_CHARS - 3] + "..."
 
 
-def unknown(name: str, *, owner: str = "", known: Iterable[str]) -> str:
-    """Return what to say of a key that is not known.
+def describe_unknown(name: str, *, owner: str = "", known: Iterable[str]) -> str:
+    """Return the problem with a key that is not known.
 
     Args:
         name: The key.
-        owner: What has no such setting, such as `AdamW`; empty for a section.
+        owner: Name of what has no such setting, such as `AdamW`; empty for a section.
         known: The keys that there are.
     """
     names = list(known)
     setting = f"unknown setting of {owner}" if owner else "unknown setting"
-    return f"{setting}, expected {one_of(names)}{nearest(name, names)}"
+    return f"{setting}, expected {list_choices(names)}{suggest(name, names)}"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def suggest(name: str, known: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` for the known name that was probably meant, or an empty string.
 
-    That is one that looks much alike; else one whose initials it is or the reverse (`learning_rate` and `lr`), or that
-    is it with a word more or less (`num_workers` and `workers`); else the one that looks most alike.
+    Much alike comes first; then initials (`learning_rate` and `lr`), and names with a word more or less
+    (`num_workers` and `workers`); then the name that looks most alike.
     """
     known = list(known)
     by_folded = {candidate.casefold(): candidate for candidate in known}
-    for alike in difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=_MUCH_ALIKE):
+    for alike in difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=_MIN_SIMILARITY):
         return f"; did you mean '{by_folded[alike]}'?"
     for is_like in (_is_initials, _has_words_of):
         for candidate in known:
@@ -76,7 +76,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return did_you_mean(name, known)
 
 
-def one_of(names: Sequence[str]) -> str:
+def list_choices(names: Sequence[str]) -> str:
     """Return `'a'` or `one of a, b, c`."""
     return f"one of {', '.join(names)}" if len(names) > 1 else f"'{names[0]}'" if names else "none"
 
@@ -91,7 +91,7 @@ def describe(allowed: Any, metadata: Iterable[Any] = ()) -> str:
     if origin is Annotated:
         return describe(arguments[0], [*arguments[1:], *metadata])
     if origin is Literal:
-        return one_of([str(a) for a in arguments])
+        return list_choices([str(a) for a in arguments])
     if allowed in _WORDS:
         return _WORDS[allowed] + _range(metadata, whole=allowed is int)
     if origin in (Union, UnionType):
@@ -110,7 +110,7 @@ def fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 def settings(model: type[BaseModel]) -> list[str]:
     """Return the names of a model's fields that a config may set."""
-    return [name for name in fields(model) if name != "options"]  # these stand beside the others
+    return [name for name in fields(model) if name != "options"]  # YAML has them among the others
 
 
 def _is_initials(short: str, long: str) -> bool:

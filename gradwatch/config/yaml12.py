@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from gradwatch.config.problems import Key, Problem
+from gradwatch.errors import Key, Problem
 
 _TAG = "tag:yaml.org,2002:"
 _DIGITS = "-+0123456789"
@@ -32,7 +32,7 @@ class _Reader(yaml.SafeLoader):
 
 
 class _Writer(yaml.SafeDumper):
-    """Writes text in quotes where YAML 1.1 or 1.2 would read something else."""
+    """Writes text in quotes if YAML 1.1 or 1.2 would read it as something else."""
 
     def ignore_aliases(self, data: Any) -> bool:
         """Write equal lists out each time, instead of pointing from one to the other."""
@@ -71,20 +71,20 @@ def write(data: Any) -> str:
     return yaml.dump(data, Dumper=_Writer, sort_keys=False, allow_unicode=True, width=100)
 
 
-def line(node: Node) -> int:
+def line_of(node: Node) -> int:
     """Return the line, from 1, in which a node begins."""
     return int(node.start_mark.line) + 1
 
 
 def to_data(node: Node | None) -> tuple[Any, list[Problem]]:
-    """Return a tree of nodes as plain data, and what is wrong in it: keys set twice, tags, loops."""
+    """Return a tree of nodes as plain data, and the problems in it: keys set twice, tags, loops."""
     found: list[Problem] = []
     return _to_data(node, (), frozenset(), found), found
 
 
 def _to_data(node: Node | None, key: Key, above: frozenset[Node], found: list[Problem]) -> Any:
     if node in above:
-        found.append((key, "contains itself by an alias, expected plain values"))
+        found.append(Problem(key, "contains itself by an alias, expected plain values"))
         return None
     match node:
         case MappingNode():
@@ -95,7 +95,7 @@ def _to_data(node: Node | None, key: Key, above: frozenset[Node], found: list[Pr
             try:
                 return _SCALARS[node.tag.removeprefix(_TAG)](node.value)
             except (KeyError, ValueError):
-                found.append((key, f"got {node.value!r} with the tag {node.tag!r}, expected a plain value"))
+                found.append(Problem(key, f"got {node.value!r} with the tag {node.tag!r}, expected a plain value"))
     return None
 
 
@@ -104,12 +104,12 @@ def _mapping(node: MappingNode, key: Key, above: frozenset[Node], found: list[Pr
     data: dict[str, Any] = {}
     for name_node, value_node in node.value:
         if not isinstance(name_node, ScalarNode):
-            found.append((key, "has a list or mapping as a key, expected text"))
+            found.append(Problem(key, "has a list or mapping as a key, expected text"))
             continue
         name = str(name_node.value)
         if name in data:
-            found.append(((*key, name), f"is set twice, first in line {lines[name]}; remove one"))
-        lines.setdefault(name, line(name_node))
+            found.append(Problem((*key, name), f"is set twice, first in line {lines[name]}; remove one"))
+        lines.setdefault(name, line_of(name_node))
         data[name] = _to_data(value_node, (*key, name), above, found)
     return data
 

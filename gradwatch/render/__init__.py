@@ -10,6 +10,13 @@ from gradwatch.records import Diagnosis, Finding
 LogFormat = Literal["auto", "rich", "plain", "json"]
 """How a training shows itself: `auto` takes the live view on a terminal and plain lines elsewhere."""
 
+SINKS = {
+    "html": "gradwatch.render.report.sink:Html",
+    "terminal": "gradwatch.render.terminal.sink:Terminal",
+    "tensorboard": "gradwatch.render.tensorboard.sink:TensorBoard",
+}
+"""The class of each sink of this package, imported only when one is made; `html` first, as the terminal names it."""
+
 
 @runtime_checkable
 class Sink(Protocol):

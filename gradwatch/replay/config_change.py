@@ -11,8 +11,8 @@ from typing import Any, final
 
 from gradwatch import plugins
 from gradwatch.config.load import load_config
-from gradwatch.config.schema import Config, ModelSection
-from gradwatch.config.section import NamedSection, TargetSection
+from gradwatch.config.sections.base import NamedSection, TargetSection
+from gradwatch.config.sections.root import Config, ModelSection
 from gradwatch.errors import GradwatchError, RunError
 from gradwatch.records import Remedy
 

@@ -17,7 +17,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from gradwatch import catalogue
-from gradwatch.config.schema import Config
+from gradwatch.config.sections.root import Config
 from gradwatch.errors import GradwatchError, RunError
 from gradwatch.history.disk.header import Status
 from gradwatch.history.store import History

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwatch.config.load import load_config
-from gradwatch.config.schema import Config
+from gradwatch.config.sections.root import Config
 from gradwatch.errors import RunError
 from gradwatch.history.disk import atomic
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradwatch import build
-from gradwatch.config.schema import Config, TrainSection
+from gradwatch.config.sections.root import Config, TrainSection
 from gradwatch.detect import detectors
 from gradwatch.errors import CheckpointError
 from gradwatch.history.disk.header import Status

@@ -25,7 +25,7 @@ from torch import nn
 
 from gradwatch import build
 from gradwatch.config.load import load_config
-from gradwatch.config.schema import Config
+from gradwatch.config.sections.root import Config
 from gradwatch.train.loop import run
 from gradwatch.train.session import Session
 

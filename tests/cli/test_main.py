@@ -50,7 +50,7 @@ def test_several_mistakes_are_counted_and_each_has_a_line_however_narrow_the_ter
 
     assert result.code == 2
     assert result.err.splitlines() == [
-        "error: 2 mistakes in the config",
+        "error: 2 problems in the config",
         "  train.precision: got 'fp8', expected one of fp32, bf16, fp16 (--set train.precision=fp8)",
         "  train.accumulate: got 0, expected a whole number of at least 1 (--set train.accumulate=0)",
     ]

@@ -1,10 +1,13 @@
-"""A small package in the place of gradwatch's own plugins, and a config that fits it."""
+"""A small package instead of gradwatch's own plugins, and a config that fits it."""
 
+import itertools
+import pkgutil
 from pathlib import Path
 
 import pytest
 
-from gradwatch.config import known
+from gradwatch.config.names import registry
+from gradwatch.config.names.sources import load_module
 
 FILES = {
     "models/mlp.py": '''
@@ -24,8 +27,10 @@ def build(spec, *, depth: int = 2, width: int = 64, activation: Literal["relu", 
 ''',
     "models/cnn.py": "def build(spec, *, channels: list[int] = [8]): ...\n",
     "models/_parts.py": "def build(): ...\n",
+    "models/_torchvision.py": "def build(spec, *, name: str, **options): ...\n",
     "data/digits.py": "def build(*, val_fraction: float = 0.2): ...\n",
     "data/csv.py": "def build(*, file: str, header: bool = True): ...\n",
+    "data/_torchvision.py": "def build(*, name: str, root: str = 'data', val_split: str = '', **options): ...\n",
     "detect/dead_layer.py": '''
 from dataclasses import dataclass
 from typing import ClassVar
@@ -60,7 +65,6 @@ class TensorBoard:
     def report(self, finding): ...
     def close(self, history, diagnoses): ...
 """,
-    "render/json.py": "class Encoder: ...\n",
 }
 
 CONFIG = """\
@@ -71,14 +75,44 @@ train: {steps: 100}
 """
 
 
+NUMBERS = itertools.count()
+
+
 @pytest.fixture
-def package(tmp_path, monkeypatch):
-    """Put a package with few plugins in the place of gradwatch, and return its folder."""
-    folder = tmp_path / "package"
-    for name, text in FILES.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    monkeypatch.setattr(known, "PACKAGE", folder)
+def make_package(tmp_path, monkeypatch):
+    """Return a function that makes a package of files, puts it on the Python path, and returns its folder."""
+
+    def make(files):
+        folder = tmp_path / f"package_{next(NUMBERS)}"  # never the same name: what was read is kept by name
+        for name, text in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+        for inner in {folder, *(path.parent for path in folder.rglob("*.py"))}:
+            (inner / "__init__.py").touch()
+        monkeypatch.syspath_prepend(tmp_path)
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def load_text(make_package):
+    """Return a function that writes the text of a module and returns the module as griffe reads it."""
+    return lambda text: load_module(f"{make_package({'module.py': text}).name}.module")
+
+
+@pytest.fixture
+def package(make_package, monkeypatch):
+    """Let a package with few plugins stand for gradwatch, and return its folder."""
+    folder = make_package(FILES)
+    detector = pkgutil.resolve_name(f"{folder.name}.detect.dead_layer:DeadLayer")
+    sinks = {
+        "terminal": f"{folder.name}.render.terminal:Terminal",
+        "tensorboard": f"{folder.name}.render.tensorboard:TensorBoard",
+    }
+    monkeypatch.setattr(registry, "PACKAGE", folder.name)
+    monkeypatch.setattr(registry, "detector_classes", lambda: iter([detector]))
+    monkeypatch.setattr(registry, "SINK_CLASSES", sinks)
     return folder
 
 

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from gradwatch.config import jsonschema, known
+from gradwatch.config import jsonschema
+from gradwatch.config.names import registry
 
 COMMITTED = Path(jsonschema.__file__).with_name("schema.json")
 
 
 @pytest.fixture(scope="module")
 def made():
-    return json.loads(jsonschema.text())
+    return json.loads(jsonschema.render_schema())
 
 
 def options(schema, section, name):
@@ -25,7 +26,7 @@ def options(schema, section, name):
 
 def own(schema):
     """Return the part of a schema that does not depend on the versions of torch and torchvision."""
-    plugins = {s for v in (known.MODELS, known.DATA) for e in v.own() for s in v.spellings(e)}
+    plugins = {s for v in (registry.MODELS, registry.DATA) for e in v.own() for s in v.spellings(e)}
     rules = [
         rule["then"]["properties"]
         for section in ("ModelSection", "DataSection")
@@ -42,11 +43,11 @@ def test_the_committed_schema_is_up_to_date(made):
 
     assert own(committed) == own(made), advice
     if committed["$comment"] == made["$comment"]:  # of the same torch and torchvision, all must be equal
-        assert COMMITTED.read_text() == jsonschema.text(), advice
+        assert COMMITTED.read_text() == jsonschema.render_schema(), advice
 
 
 def test_an_editor_is_offered_the_settings_of_the_name(package):
-    schema = jsonschema.schema()
+    schema = jsonschema.make_schema()
 
     then = options(schema, "ModelSection", "mlp")
     assert {"name", "target", "depth", "width", "activation"} <= then["properties"].keys()
@@ -56,7 +57,7 @@ def test_an_editor_is_offered_the_settings_of_the_name(package):
 
 
 def test_a_setting_that_is_needed_is_required(package):
-    then = options(jsonschema.schema(), "DataSection", "csv")
+    then = options(jsonschema.make_schema(), "DataSection", "csv")
 
     assert then["required"] == ["file"]
     assert "batch_size" in then["properties"]
@@ -72,7 +73,7 @@ def test_groups_take_the_settings_of_their_optimizer(made):
 
 
 def test_detectors_and_sinks_are_listed_with_their_settings(package):
-    schema = jsonschema.schema()
+    schema = jsonschema.make_schema()
 
     (detect, null) = schema["properties"]["detect"]["anyOf"]
     assert null == {"type": "null"}
@@ -94,7 +95,9 @@ def test_texts_of_other_projects_are_not_copied_into_the_schema(made):
 
 
 def test_the_schema_is_strict_json():
-    schema = json.loads(jsonschema.text(), parse_constant=lambda constant: pytest.fail(f"{constant} is no JSON"))
+    text = jsonschema.render_schema()
+
+    schema = json.loads(text, parse_constant=lambda constant: pytest.fail(f"{constant} is no JSON"))
 
     assert schema["type"] == "object"
 
@@ -111,7 +114,7 @@ CONFIG = {
 
 
 def test_a_validator_accepts_what_loads(package):
-    validator = pytest.importorskip("jsonschema").Draft202012Validator(jsonschema.schema())
+    validator = pytest.importorskip("jsonschema").Draft202012Validator(jsonschema.make_schema())
 
     assert [e.message for e in validator.iter_errors(CONFIG)] == []
 
@@ -135,6 +138,6 @@ def test_a_validator_accepts_what_loads(package):
     ],
 )
 def test_a_validator_refuses_what_does_not_load(package, section, change):
-    validator = pytest.importorskip("jsonschema").Draft202012Validator(jsonschema.schema())
+    validator = pytest.importorskip("jsonschema").Draft202012Validator(jsonschema.make_schema())
 
     assert list(validator.iter_errors(CONFIG | {section: change}))

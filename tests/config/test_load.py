@@ -4,7 +4,7 @@ import pytest
 
 from gradwatch.config import load
 from gradwatch.config.load import load_config, load_detect
-from gradwatch.errors import ConfigError, GradwatchError
+from gradwatch.errors import ConfigError
 
 DATA_SETTINGS = "batch_size, eval_batch_size, workers, pin_memory, shuffle, drop_last, transform, augment"
 TRAIN_SETTINGS = (
@@ -14,16 +14,16 @@ TRAIN_SETTINGS = (
 SECTIONS = "run, model, data, loss, optim, schedule, train, watch, detect, sinks"
 
 
-def mistakes(path, *overrides):
-    """Return the texts of all mistakes, without the folder of the file."""
+def problems(path, *overrides):
+    """Return the texts of all problems, without the folder of the file."""
     with pytest.raises(ConfigError) as caught:
         load_config(path, overrides)
-    return [str(m).replace(f"{path.parent}/", "") for m in caught.value.mistakes]
+    return [str(p).replace(f"{path.parent}/", "") for p in caught.value.problems]
 
 
-def mistake(write, *overrides):
-    """Return the text of the one mistake that overrides of a right config make, without its place."""
-    (text,) = mistakes(write(), *overrides)
+def problem(write, *overrides):
+    """Return the text of the one problem that overrides of a right config make, without its place."""
+    (text,) = problems(write(), *overrides)
     place = f" (--set {overrides[-1]})"
     assert text.endswith(place), f"the place is the override: {text}"
     return text.removesuffix(place)
@@ -37,7 +37,7 @@ def test_a_right_config_loads(write):
     assert config.train.steps == 100
 
 
-def test_all_mistakes_come_at_once_with_their_lines(write):
+def test_all_problems_come_at_once_with_their_lines(write):
     path = write(
         """\
 model:
@@ -56,7 +56,7 @@ detect: {dead-lair: {}}
 """
     )
 
-    assert mistakes(path) == [
+    assert problems(path) == [
         "model.name: got 'mpl', expected one of cnn, mlp, or a classification model of torchvision (`gradwatch list "
         "models` shows all); did you mean 'mlp'? (mlp.yaml, line 2)",
         f"data.batchsize: unknown setting of digits, expected one of val_fraction, {DATA_SETTINGS}; did you mean "
@@ -75,7 +75,7 @@ detect: {dead-lair: {}}
 
 
 def test_an_empty_mapping_misses_what_it_needs(write):
-    texts = mistakes(write("{}"))
+    texts = problems(write("{}"))
 
     assert [t.partition(":")[0] for t in texts] == ["model", "data", "optim", "train"]
     assert all("missing, expected a mapping with" in t for t in texts)
@@ -135,7 +135,7 @@ def test_an_empty_mapping_misses_what_it_needs(write):
             "(`gradwatch list models` shows all)",
         ),
         ("model={target: a.b:c.d}", "model.target: got 'a.b:c.d', expected package.module:factory"),
-        ("model={name: mlp, target: a:b}", "model.target: got 'a:b' beside name: mlp, expected only one of them"),
+        ("model={name: mlp, target: a:b}", "model.target: got 'a:b' as well as name: mlp, expected only one of them"),
         ("loss.reduction=none", "loss.reduction: unknown setting while no loss is named, expected one of name, target"),
         (
             "loss={name: cross_entropy, reduction: none}",
@@ -196,7 +196,7 @@ def test_an_empty_mapping_misses_what_it_needs(write):
     ],
 )
 def test_a_wrong_setting_says_the_value_and_what_was_expected(write, override, message):
-    assert mistake(write, override) == message
+    assert problem(write, override) == message
 
 
 @pytest.mark.parametrize(
@@ -211,25 +211,18 @@ def test_a_wrong_setting_says_the_value_and_what_was_expected(write, override, m
     ],
 )
 def test_a_misspelt_name_suggests_the_nearest_in_the_spelling_that_is_near(write, override, near):
-    assert f"did you mean '{near}'?" in mistake(write, override)
+    assert f"did you mean '{near}'?" in problem(write, override)
 
 
 @pytest.mark.parametrize("override", ["optim={}", "optim=null", "optim={lr: 1}"])
 def test_a_name_that_is_missing_says_what_it_can_be(write, override):
-    assert mistakes(write(), override)[0].startswith("optim.name: missing, expected one of Adafactor, Muon, ")
+    assert problems(write(), override)[0].startswith("optim.name: missing, expected one of Adafactor, Muon, ")
 
 
 def test_a_detector_that_is_set_in_two_spellings_is_a_mistake(write):
-    text = mistake(write, "detect={dead-layer: {}, GW103: {}}")
+    text = problem(write, "detect={dead-layer: {}, GW103: {}}")
 
     assert text == "detect.GW103: dead-layer is set twice, in two spellings"
-
-
-def test_a_source_that_cannot_be_read_is_an_error_of_its_own(write, package):
-    (package / "detect" / "broken.py").write_text("def (:\n")
-
-    with pytest.raises(GradwatchError, match=r"broken\.py, line 1: not valid Python"):
-        load_config(write(), ["detect.dead-layer={}"])
 
 
 def test_names_are_stored_as_they_are_called(write):
@@ -269,7 +262,7 @@ def test_an_override_of_how_long_takes_the_place_of_the_file_s(write, override, 
 
 
 def test_two_overrides_that_exclude_each_other_are_a_mistake(write):
-    texts = mistakes(write(), "train.steps=3", "train.epochs=2")
+    texts = problems(write(), "train.steps=3", "train.epochs=2")
 
     assert texts == ["train: has both steps and epochs, expected exactly one of them (mlp.yaml, line 4)"]
 
@@ -310,4 +303,4 @@ def test_a_wrong_override_of_detect_alone_is_a_mistake(package, override, messag
 def test_warnings_are_found_where_configs_are_loaded(write):
     config = load_config(write(), ["train.scaler.init_scale=2"])
 
-    assert len(load.warnings(config)) == 1
+    assert len(load.ineffective_settings(config)) == 1

@@ -58,7 +58,7 @@ def test_a_mistake_in_it_is_told_with_its_file_and_line(write, change):
     with pytest.raises(ConfigError) as caught:
         load_config(write(), changes=[path])
 
-    texts = [str(m) for m in caught.value.mistakes]
+    texts = [str(p) for p in caught.value.problems]
     assert len(texts) == 2
     assert any("optim.learning_rate" in t and t.endswith(f"({path}, line 3)") for t in texts)
     assert any("got 'fp8'" in t and t.endswith(f"({path}, line 5)") for t in texts)

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field, PositiveInt
 
-from gradwatch.config.section import Section
-from gradwatch.config.wording import Expected, describe, nearest, one_of, show, unknown
+from gradwatch.config.sections.base import Section
+from gradwatch.config.wording import Expected, describe, describe_unknown, list_choices, show, suggest
 
 
 class Clip(Section):
@@ -80,18 +80,18 @@ def test_a_long_value_is_cut():
     ],
 )
 def test_the_name_that_was_probably_meant_is_suggested(name, known, meant):
-    assert nearest(name, known) == f"; did you mean '{meant}'?"
+    assert suggest(name, known) == f"; did you mean '{meant}'?"
 
 
 def test_nothing_is_suggested_where_nothing_is_near():
-    assert nearest("zebra", ["lr", "betas"]) == ""
+    assert suggest("zebra", ["lr", "betas"]) == ""
 
 
 def test_an_unknown_key_says_whose_setting_it_is_not_and_what_there_is():
-    text = unknown("learning_rate", owner="AdamW", known=["lr", "betas"])
+    text = describe_unknown("learning_rate", owner="AdamW", known=["lr", "betas"])
 
     assert text == "unknown setting of AdamW, expected one of lr, betas; did you mean 'lr'?"
 
 
 def test_few_names_are_listed_without_one_of():
-    assert (one_of(["a"]), one_of(["a", "b"]), one_of([])) == ("'a'", "one of a, b", "none")
+    assert (list_choices(["a"]), list_choices(["a", "b"]), list_choices([])) == ("'a'", "one of a, b", "none")

@@ -71,8 +71,8 @@ def test_what_is_no_plain_data_is_a_problem(text, key, problem):
     if problem is None:
         assert data == {"a": ["ls"]}, "a tag on a list means nothing, and runs nothing"
         return
-    assert [k for k, _ in problems] == [key]
-    assert problem in problems[0][1]
+    assert [p.key for p in problems] == [key]
+    assert problem in problems[0].text
 
 
 PLAIN = st.recursive(

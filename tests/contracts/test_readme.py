@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gradwatch.cli import main
-from gradwatch.config.load import load_config, warnings
+from gradwatch.config.load import ineffective_settings, load_config
 from gradwatch.detect import detectors
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +51,7 @@ def test_the_yaml_example_trains_without_a_warning(checkout):
     path = checkout / "digits-mlp.yaml"
     path.write_text(block)
 
-    assert warnings(load_config(path)) == ()
+    assert ineffective_settings(load_config(path)) == ()
     assert main(["train", str(path), "--set", "train.epochs=1", "--log-format", "plain"]) == 0
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from real_formats import write_cifar, write_mnist
 
-from gradwatch.config.load import load_config, warnings
+from gradwatch.config.load import ineffective_settings, load_config
 from gradwatch.train.loop import train
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def test_a_shipped_config_trains_three_steps(path, data_root):
 
     outcome = train(config, log_format="plain")
 
-    assert warnings(load_config(path)) == ()
+    assert ineffective_settings(load_config(path)) == ()
     assert (outcome.ending, outcome.history.step) == ("finished", 2)
 
 

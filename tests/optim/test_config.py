@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from gradwatch import build, optim
-from gradwatch.config import effects, parts
+from gradwatch.config import ineffective
 from gradwatch.config.load import load_config
+from gradwatch.config.sections import named
 from gradwatch.errors import ConfigError, GradwatchError
 
 CONFIG = """
@@ -23,7 +24,7 @@ def path(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("name", parts.WATCHED)
+@pytest.mark.parametrize("name", named.WATCHED)
 def test_a_watched_optimizer_is_that_of_the_name(path, name):
     config = load_config(path, [f"optim.name={name}"])
 
@@ -31,11 +32,11 @@ def test_a_watched_optimizer_is_that_of_the_name(path, name):
 
     assert type(made) is getattr(optim, name)
     assert [(g["lr"], g["weight_decay"]) for g in made.param_groups][1] == (0.5, 0.25)
-    assert effects.warnings(config) == ()
+    assert ineffective.ineffective_settings(config) == ()
 
 
 def test_each_watched_optimizer_is_one_of_the_package():
-    assert {*parts.WATCHED} == {*optim.__all__} - {"Watched"}
+    assert {*named.WATCHED} == {*optim.__all__} - {"Watched"}
 
 
 def test_others_are_refused_with_the_names_of_those_that_are(path):
@@ -59,4 +60,5 @@ def test_a_mode_that_it_lacks_is_a_mistake_of_the_config(path):
 def test_on_another_device_it_warns_that_torch_steps(path):
     config = load_config(path, ["train.device=mps"])
 
-    assert [w.partition(",")[0] for w in effects.warnings(config)] == ["optim.watched: has no effect on mps"]
+    (sentence,) = ineffective.ineffective_settings(config)
+    assert sentence.startswith("optim.watched: has no effect on mps,")

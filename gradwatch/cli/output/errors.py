@@ -15,9 +15,9 @@ BETWEEN = ("torch/nn/modules/module.py", "torch/_dynamo/eval_frame.py", "torch/u
 
 def print_mistake(error: GradwatchError) -> None:
     """Show a mistake that the user can mend, and what it left behind."""
-    mistakes = error.mistakes if isinstance(error, ConfigError) else ()
-    if len(mistakes) > 1:
-        print_message("error", "\n".join([f"{len(mistakes)} mistakes in the config", *(f"  {m}" for m in mistakes)]))
+    problems = error.problems if isinstance(error, ConfigError) else ()
+    if len(problems) > 1:
+        print_message("error", "\n".join([f"{len(problems)} problems in the config", *(f"  {p}" for p in problems)]))
     else:
         print_message("error", str(error))
     show_notes(error)

@@ -9,7 +9,7 @@ from typing import final
 
 import torch
 
-from gradwatch.config.schema import Config
+from gradwatch.config.sections.root import Config
 from gradwatch.replay.restore.start_state import StartState
 from gradwatch.state.rng import random_state, set_random_state
 from gradwatch.train import loop

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, final
 
 from gradwatch.config.load import load_config
-from gradwatch.config.schema import Config
+from gradwatch.config.sections.root import Config
 from gradwatch.errors import RunError
 from gradwatch.incident import Incident
 from gradwatch.replay.restore.restored_session import restored_session, run_until

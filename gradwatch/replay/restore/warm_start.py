@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from gradwatch.config.schema import Config
+from gradwatch.config.sections.root import Config
 from gradwatch.errors import GradwatchError
 from gradwatch.history.disk.writer import read
 from gradwatch.history.store import History

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, final
 
-from gradwatch.config.schema import Config
+from gradwatch.config.sections.root import Config
 from gradwatch.replay.trials.trial_run import TrialRun, run_trial
 
 

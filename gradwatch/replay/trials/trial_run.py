@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gradwatch.config.schema import Config
+from gradwatch.config.sections.root import Config
 from gradwatch.history.store import History
 from gradwatch.records import Finding, Severity
 from gradwatch.replay.restore.warm_start import WarmStart

@@ -1,4 +1,4 @@
-"""Settings that do nothing, or not what they say, since others make them so: said before the training begins."""
+"""Find settings that other settings keep from having an effect, so that a warning comes before the training."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel
 
-from gradwatch.config.schema import Config
+from gradwatch.config.sections.root import Config
 
 
-def warnings(config: Config) -> tuple[str, ...]:
-    """Return a sentence for each changed setting that others keep from its effect, and what to do about it."""
+def ineffective_settings(config: Config) -> tuple[str, ...]:
+    """Return a sentence for each changed setting without effect: the setting, the reason and the remedy."""
     rules = (
         _scaler,
         _nonfinite,

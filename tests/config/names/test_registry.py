@@ -6,10 +6,11 @@ import inspect
 import pytest
 
 from gradwatch import plugins
-from gradwatch.config import known
-from gradwatch.config.annotations import UNWRITABLE
-from gradwatch.config.section import Section
+from gradwatch.config.names import registry
+from gradwatch.config.names.yaml_types import Unwritable
+from gradwatch.config.sections.base import Section
 from gradwatch.config.wording import settings
+from gradwatch.render import SINKS
 
 
 def names(vocabulary):
@@ -19,24 +20,24 @@ def names(vocabulary):
 def test_a_plugin_is_a_public_file_with_a_function_build(package):
     (package / "models" / "notes.py").write_text("TEXT = 'no build here'\n")
 
-    assert names(known.MODELS) == ["cnn", "mlp"], "neither notes nor _parts"
+    assert names(registry.MODELS) == ["cnn", "mlp"], "neither notes nor _parts"
 
 
 def test_a_detector_is_a_class_with_a_code_and_a_kind(package):
-    (entry,) = known.DETECTORS.own()
+    (entry,) = registry.DETECTORS.own()
 
     assert (entry.name, entry.aliases) == ("dead-layer", ("GW103",))
     assert [p.name for p in entry.read().parameters] == ["every", "decades"]
 
 
-def test_a_sink_is_a_file_with_a_class_that_has_its_methods(package):
-    assert names(known.SINKS) == ["tensorboard", "terminal"], "json has no sink"
-    assert [p.name for p in known.SINKS.find("terminal").read().parameters] == ["every"], (
+def test_a_sink_has_the_settings_of_its_class_that_the_harness_does_not_give(package):
+    assert names(registry.SINKS) == ["tensorboard", "terminal"]
+    assert [p.name for p in registry.SINKS.find("terminal").read().parameters] == ["every"], (
         "the harness gives the console"
     )
 
 
-def test_detectors_of_other_packages_are_found_by_their_entry_points(package, tmp_path, monkeypatch):
+def test_detectors_of_other_packages_are_found_by_their_entry_points(tmp_path, monkeypatch):
     (tmp_path / "others.py").write_text(
         "class Odd:\n    code = 'XX001'\n    kind = 'odd'\n    def __init__(self, x=1): ...\n"
     )
@@ -46,26 +47,27 @@ def test_detectors_of_other_packages_are_found_by_their_entry_points(package, tm
     (info / "entry_points.txt").write_text("[gradwatch.detectors]\nodd = others:Odd\n")
     monkeypatch.syspath_prepend(tmp_path)
 
-    entry = known.DETECTORS.find("odd")
+    entry = registry.DETECTORS.find("odd")
 
     assert entry is not None
+    assert not entry.is_own
     assert [p.name for p in entry.read().parameters] == ["x"]
 
 
 @pytest.mark.parametrize(
     ("vocabulary", "spelling", "name"),
     [
-        (known.OPTIMIZERS, "adamw", "AdamW"),
-        (known.OPTIMIZERS, "sgd", "SGD"),
-        (known.SCHEDULES, "cosine_annealing", "CosineAnnealingLR"),
-        (known.SCHEDULES, "ReduceLROnPlateau", "ReduceLROnPlateau"),
-        (known.LOSSES, "cross_entropy", "CrossEntropyLoss"),
-        (known.LOSSES, "mse", "MSELoss"),
-        (known.DATA, "fashion_mnist", "FashionMNIST"),
-        (known.DATA, "imagefolder", "ImageFolder"),
-        (known.MODELS, "ResNet18", "resnet18"),
-        (known.MODELS, "vit_b_16", "vit_b_16"),
-        (known.TRANSFORMS, "random_horizontal_flip", "RandomHorizontalFlip"),
+        (registry.OPTIMIZERS, "adamw", "AdamW"),
+        (registry.OPTIMIZERS, "sgd", "SGD"),
+        (registry.SCHEDULES, "cosine_annealing", "CosineAnnealingLR"),
+        (registry.SCHEDULES, "ReduceLROnPlateau", "ReduceLROnPlateau"),
+        (registry.LOSSES, "cross_entropy", "CrossEntropyLoss"),
+        (registry.LOSSES, "mse", "MSELoss"),
+        (registry.DATA, "fashion_mnist", "FashionMNIST"),
+        (registry.DATA, "imagefolder", "ImageFolder"),
+        (registry.MODELS, "ResNet18", "resnet18"),
+        (registry.MODELS, "vit_b_16", "vit_b_16"),
+        (registry.TRANSFORMS, "random_horizontal_flip", "RandomHorizontalFlip"),
     ],
 )
 def test_what_torch_and_torchvision_offer_is_known(vocabulary, spelling, name):
@@ -78,9 +80,13 @@ def test_what_torch_and_torchvision_offer_is_known(vocabulary, spelling, name):
 def test_all_classification_models_of_torchvision_are_known():
     from torchvision import models
 
-    ours = {e.name for e in known.MODELS.library()}
+    ours = {e.name for e in registry.MODELS.library()}
 
     assert ours == {name for name in models.list_models() if hasattr(models, name)}
+
+
+def test_every_sink_that_can_be_made_is_known():
+    assert set(names(registry.SINKS)) == set(SINKS)
 
 
 def test_all_transforms_of_torchvision_are_known():
@@ -88,7 +94,7 @@ def test_all_transforms_of_torchvision_are_known():
 
     theirs = {n for n, c in vars(v2).items() if isinstance(c, type) and issubclass(c, v2.Transform)} - {"Transform"}
 
-    assert {e.name for e in known.TRANSFORMS.library()} == theirs
+    assert {e.name for e in registry.TRANSFORMS.library()} == theirs
 
 
 def test_all_losses_and_schedules_of_torch_are_known():
@@ -98,17 +104,17 @@ def test_all_losses_and_schedules_of_torch_are_known():
     losses = {n for n in dir(nn) if n.endswith("Loss")}
     schedules = {n for n in lr_scheduler.__all__ if n != "LRScheduler"}
 
-    assert {e.name for e in known.LOSSES.library()} >= losses - {"AdaptiveLogSoftmaxWithLoss"}
-    assert {e.name for e in known.SCHEDULES.library()} == schedules
+    assert {e.name for e in registry.LOSSES.library()} >= losses - {"AdaptiveLogSoftmaxWithLoss"}
+    assert {e.name for e in registry.SCHEDULES.library()} == schedules
 
 
 @pytest.mark.parametrize(
     ("vocabulary", "name", "reason"),
     [
-        (known.LOSSES, "triplet_margin", "takes 3 inputs"),
-        (known.LOSSES, "ctc", "takes 4 inputs"),
-        (known.SCHEDULES, "lambda", "needs 'lr_lambda'"),
-        (known.TRANSFORMS, "MixUp", "mixes the samples of a batch"),
+        (registry.LOSSES, "triplet_margin", "takes 3 inputs"),
+        (registry.LOSSES, "ctc", "takes 4 inputs"),
+        (registry.SCHEDULES, "lambda", "needs 'lr_lambda'"),
+        (registry.TRANSFORMS, "MixUp", "mixes the samples of a batch"),
     ],
 )
 def test_what_cannot_work_from_a_config_says_why(vocabulary, name, reason):
@@ -118,24 +124,20 @@ def test_what_cannot_work_from_a_config_says_why(vocabulary, name, reason):
 def test_a_type_that_is_narrowed_for_losses_is_as_annotated_elsewhere(package):
     (package / "models" / "squeeze.py").write_text("def build(spec, *, reduction: int = 16): ...")
 
-    (reduction,) = known.MODELS.find("squeeze").read().parameters
+    (reduction,) = registry.MODELS.find("squeeze").read().parameters
 
     assert reduction.type is int
 
 
 def test_the_harness_fills_in_how_long_a_cosine_is():
-    parameters = {p.name: p for p in known.SCHEDULES.find("cosine_annealing").read().parameters}
+    parameters = {p.name: p for p in registry.SCHEDULES.find("cosine_annealing").read().parameters}
 
     assert not parameters["T_max"].required
     assert "last_epoch" not in parameters
 
 
 def test_a_torchvision_dataset_also_takes_the_settings_of_its_wrapper(package):
-    (package / "data" / "_torchvision.py").write_text(
-        "def build(*, name: str, root: str = 'data', val_split: str = ''): ..."
-    )
-
-    parameters = {p.name: p for p in known.DATA.find("MNIST").read().parameters}
+    parameters = {p.name: p for p in registry.DATA.find("MNIST").read().parameters}
 
     assert list(parameters) == ["root", "val_split", "download"], "neither name nor train"
     assert not parameters["root"].required, "the wrapper has a default for it"
@@ -149,7 +151,7 @@ def test_every_keyword_of_every_plugin_can_be_set_from_a_config(kind, name):
     build = plugins.load(f"gradwatch.{kind}", name).build
     keywords = [p for p in inspect.signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY]
 
-    vocabulary = known.MODELS if kind == "models" else known.DATA
+    vocabulary = registry.MODELS if kind == "models" else registry.DATA
     signature = vocabulary.find(name).read()
 
     assert [p.name for p in signature.parameters] == [p.name for p in keywords]
@@ -161,7 +163,7 @@ def test_every_keyword_of_every_plugin_can_be_set_from_a_config(kind, name):
 
 @pytest.mark.parametrize(("kind", "name"), PLUGINS)
 def test_no_keyword_of_a_plugin_is_hidden_by_a_setting_of_its_section(kind, name):
-    from gradwatch.config.schema import DataSection, ModelSection
+    from gradwatch.config.sections.root import DataSection, ModelSection
 
     section: type[Section] = ModelSection if kind == "models" else DataSection
     keywords = inspect.signature(plugins.load(f"gradwatch.{kind}", name).build).parameters
@@ -173,11 +175,11 @@ def test_every_threshold_of_every_detector_can_be_set_from_a_config():
     from gradwatch.detect import detectors
 
     for detector in detectors():
-        entry = known.DETECTORS.find(detector.kind)
-        assert entry is not None, f"{detector.kind} is not found by reading its file"
+        entry = registry.DETECTORS.find(detector.kind)
+        assert entry is not None, f"{detector.kind} is not found"
         read = {p.name: p for p in entry.read().parameters}
         fields = {f.name: f for f in dataclasses.fields(detector)}
         assert read.keys() == fields.keys(), detector.kind
         for name, parameter in read.items():
-            assert parameter.type is not UNWRITABLE
+            assert parameter.type is not Unwritable
             assert parameter.default == fields[name].default, f"{detector.kind}.{name}"

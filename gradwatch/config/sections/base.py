@@ -1,4 +1,4 @@
-"""What the sections of a config have in common: strictness, and settings that depend on a name."""
+"""Base classes of the sections of a config: strict types, and settings that depend on a name."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from pydantic import (
     model_validator,
 )
 
-from gradwatch.config.choices import check_options, check_target, find
-from gradwatch.config.problems import problem, problems
-from gradwatch.config.vocabulary import Vocabulary
-from gradwatch.config.wording import one_of, settings, show
+from gradwatch.config.names.checks import check_options, check_target, find_usable
+from gradwatch.config.names.vocabulary import Vocabulary
+from gradwatch.config.problems import raise_problem, raise_problems
+from gradwatch.config.wording import list_choices, settings, show
+from gradwatch.errors import Problem
 
 
 class Section(BaseModel):
@@ -29,9 +30,9 @@ class Section(BaseModel):
 
 
 class OptionsSection(Section):
-    """A section that also takes keyword arguments of something else: beside its settings in YAML, in `options` here.
+    """A section that also takes keyword arguments of something else: among its settings in YAML, in `options` here.
 
-    A subclass declares the field `options`, after those that decide what the options may be.
+    A subclass declares the field `options` after the fields that decide which options are valid.
     """
 
     @model_validator(mode="before")
@@ -52,7 +53,7 @@ class OptionsSection(Section):
 
 
 class NamedSection(OptionsSection):
-    """A section with a name, whose further settings are the keyword arguments of what the name stands for."""
+    """A section with a name; its further settings are keyword arguments of the named class or function."""
 
     vocabulary: ClassVar[Vocabulary]
     name_is_optional: ClassVar[bool] = False
@@ -66,17 +67,17 @@ class NamedSection(OptionsSection):
         if name in (None, ""):
             if cls.name_is_optional or "target" in cls.model_fields:
                 return None
-            raise problem(f"missing, expected {cls.vocabulary.expected()}")
-        entry = find(cls.vocabulary, name)
+            raise_problem(f"missing, expected {cls.vocabulary.expected()}")
+        entry = find_usable(cls.vocabulary, name)
         if isinstance(entry, str):
-            raise problem(entry)
+            raise_problem(entry)
         return entry.name
 
     @field_validator("options")
     @classmethod
     def _check_options(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         if "name" not in info.data:
-            return options  # that the name is wrong has been said
+            return options  # the wrong name is already a problem
         name = info.data["name"]
         if name is None:
             if "target" not in cls.model_fields:
@@ -84,18 +85,18 @@ class NamedSection(OptionsSection):
             return options
         entry = cls.vocabulary.find(name)
         assert entry, "a name that was validated is known"
-        beside = [key for key in settings(cls) if key not in ("name", "target")]
-        checked, found = check_options(entry.read(), options, beside=beside)
+        others = [key for key in settings(cls) if key not in ("name", "target")]
+        checked, found = check_options(entry.read(), options, others=others)
         if found:
-            raise problems(found)
+            raise_problems(found)
         return checked
 
     @classmethod
     def _refuse_options_of_nothing(cls, options: Mapping[str, Any]) -> None:
         """Raise an error for options that nothing takes, since the section names nothing."""
-        text = f"unknown setting while no {cls.vocabulary.noun} is named, expected {one_of(settings(cls))}"
+        text = f"unknown setting while no {cls.vocabulary.noun} is named, expected {list_choices(settings(cls))}"
         if options:
-            raise problems([((key,), text) for key in options], beside=True)
+            raise_problems([Problem((key,), text) for key in options], in_parent=True)
 
 
 class TargetSection(NamedSection):
@@ -111,16 +112,16 @@ class TargetSection(NamedSection):
     @classmethod
     def _check_target(cls, target: Any, info: ValidationInfo) -> str | None:
         if "name" not in info.data:
-            return None  # that the name is wrong has been said
+            return None  # the wrong name is already a problem
         name = info.data["name"]
         if target is None:
             if name is None and not cls.name_is_optional:
-                raise problems([((), f"needs a name or a target; name is {cls.vocabulary.expected()}")], beside=True)
+                raise_problem(f"needs a name or a target; name is {cls.vocabulary.expected()}", in_parent=True)
             if name is None:
                 cls._refuse_options_of_nothing(info.data["options"])
             return None
         if name is not None:
-            raise problem(f"got {show(target)} beside name: {name}, expected only one of them")
+            raise_problem(f"got {show(target)} as well as name: {name}, expected only one of them")
         if wrong := check_target(target):
-            raise problem(wrong)
+            raise_problem(wrong)
         return str(target)

@@ -8,13 +8,14 @@ from typing import Annotated, Any
 
 from pydantic import Field, PositiveInt, Strict, field_validator, model_validator
 
-from gradwatch.config import known, yaml12
-from gradwatch.config.choices import check_switches
-from gradwatch.config.parts import Count, DataSection, LossSection, ModelSection, OptimSection, ScheduleSection
-from gradwatch.config.problems import problems
-from gradwatch.config.section import Section
-from gradwatch.config.training import TrainSection
-from gradwatch.config.vocabulary import Vocabulary
+from gradwatch.config import yaml12
+from gradwatch.config.names import registry
+from gradwatch.config.names.checks import check_switches
+from gradwatch.config.names.vocabulary import Vocabulary
+from gradwatch.config.problems import raise_problems
+from gradwatch.config.sections.base import Section
+from gradwatch.config.sections.named import Count, DataSection, LossSection, ModelSection, OptimSection, ScheduleSection
+from gradwatch.config.sections.train import TrainSection
 from gradwatch.config.wording import Expected
 
 __all__ = [
@@ -82,7 +83,7 @@ class WatchSection(Section):
         lt=1,
         default=0.02,
         description="Part of the time that watching may take. Where it takes more, updates, activations and histograms "
-        "are measured more seldom; 0 keeps to the schedule at any cost, as run.deterministic does.",
+        "are measured less often; 0 keeps to the schedule at any cost, as run.deterministic does.",
     )
     record: RecordSection = Field(
         default=RecordSection(), description="What it takes to run a step again at which something critical was found."
@@ -114,12 +115,12 @@ class Config(Section):
     @field_validator("detect", mode="before")
     @classmethod
     def _check_detectors(cls, given: Any) -> Switches:
-        return _switches(known.DETECTORS, given)
+        return _switches(registry.DETECTORS, given)
 
     @field_validator("sinks", mode="before")
     @classmethod
     def _check_sinks(cls, given: Any) -> Switches:
-        return _switches(known.SINKS, given)
+        return _switches(registry.SINKS, given)
 
     def to_yaml(self) -> str:
         """Return the config with every default written out, as text that loads back equal."""
@@ -129,5 +130,5 @@ class Config(Section):
 def _switches(vocabulary: Vocabulary, given: Any) -> Switches:
     checked, found = check_switches(vocabulary, given)
     if found:
-        raise problems(found)
+        raise_problems(found)
     return checked

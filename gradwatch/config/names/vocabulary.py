@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
-from gradwatch.config.signatures import Signature
-from gradwatch.config.wording import nearest, one_of
+from gradwatch.config.names.signatures import Signature
+from gradwatch.config.wording import list_choices, suggest
 
-MANY = 30
-"""A message lists at most so many names; where there are more it says how to see them."""
+MAX_LISTED_NAMES = 30
+"""Names that a message lists; if there are more, it names the command that lists them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +39,8 @@ class Vocabulary:
         noun: What one is called, such as `optimizer`.
         plural: What `gradwatch list` calls them.
         own: Returns gradwatch's own.
-        library: Returns those of torch or torchvision, whose sources are read only where they are needed.
-        library_noun: What one of the library's is called.
+        library: Returns the names of torch or torchvision, whose sources are read only if they are needed.
+        library_noun: What one of the library's names is called.
         suffix: Ending that may be left out, such as `Loss`.
     """
 
@@ -71,22 +71,22 @@ class Vocabulary:
         snake = snake_case(entry.name, suffix=self.suffix)
         return tuple(dict.fromkeys((entry.name, snake, fold(snake))))
 
-    def nearest(self, name: str) -> str:
-        """Return `; did you mean 'x'?` for the name that was probably meant, or an empty string."""
+    def suggest(self, name: str) -> str:
+        """Return `; did you mean 'x'?` with the name that was probably meant, or an empty string."""
         # the stored spelling last: of two that are equally near it is the one that is suggested
-        return nearest(name, [s for entry in self.entries() for s in reversed(self.spellings(entry)[:2])])
+        return suggest(name, [s for entry in self.entries() for s in reversed(self.spellings(entry)[:2])])
 
     def expected(self) -> str:
         """Return the names in the words of a message."""
         own = [entry.name for entry in self.own()]
-        if len(self.entries()) <= MANY:
-            return one_of([entry.name for entry in self.entries() if not entry.read().unusable])
+        if len(self.entries()) <= MAX_LISTED_NAMES:
+            return list_choices([entry.name for entry in self.entries() if not entry.read().unusable])
         others = f"{self.library_noun} (`gradwatch list {self.plural}` shows all)"
         return f"one of {', '.join(own)}, or {others}" if own else others
 
 
 def fold(name: str) -> str:
-    """Return a name without what may differ between its spellings: case, underscores, hyphens and spaces."""
+    """Return a name without case, underscores, hyphens and spaces, in which its spellings may differ."""
     return "".join(c for c in name.casefold() if c not in "_- ")
 
 

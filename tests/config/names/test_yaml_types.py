@@ -1,12 +1,9 @@
 """What YAML may say where an annotation stands."""
 
-import ast
-
 import pytest
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from gradwatch.config.annotations import UNWRITABLE, of_default, to_type
-from gradwatch.config.source import load
+from gradwatch.config.names.yaml_types import UNKNOWN, Unwritable, to_type, to_value, type_of_default
 
 SOURCE = """
 from enum import Enum
@@ -18,18 +15,19 @@ class Weights(Enum):
     DEFAULT = V1
 class Plain: ...
 Fill = Union[int, Sequence[float]]
+SIZE = 4
+RATIO = SIZE / 8
 """
 
 
 @pytest.fixture
-def adapter(tmp_path):
+def adapter(load_text):
     """Return a function from an annotation to a strict pydantic adapter."""
-    (tmp_path / "source.py").write_text(SOURCE)
-    source = load(tmp_path / "source.py")
 
     def adapt(annotation):
-        allowed = to_type(ast.parse(annotation, mode="eval").body, source)
-        return allowed if allowed is UNWRITABLE else TypeAdapter(allowed, config=ConfigDict(strict=True))
+        scope = load_text(f"{SOURCE}\ngiven: {annotation}")
+        allowed = to_type(scope["given"].annotation, scope)
+        return allowed if allowed is Unwritable else TypeAdapter(allowed, config=ConfigDict(strict=True))
 
     return adapt
 
@@ -101,13 +99,33 @@ def test_an_annotation_refuses_what_it_does_not_mean(adapter, annotation, value)
     ["Callable[[int], int]", "nn.Module", "Plain", "type", "list[Callable]", "Unheard[int]", "dict[int, str]", "f()"],
 )
 def test_yaml_has_no_words_for_functions_and_objects(adapter, annotation):
-    assert adapter(annotation) is UNWRITABLE
+    assert adapter(annotation) is Unwritable
 
 
 @pytest.mark.parametrize(
     ("default", "allowed"), [(True, bool), ("a", str), (0, int | float), (0.5, int | float), (None, object)]
 )
 def test_a_default_tells_the_type_where_nothing_is_annotated(default, allowed):
-    found = of_default(default)
+    found = type_of_default(default)
 
     assert found == allowed or (allowed is object and TypeAdapter(found).validate_python([1]) == [1])
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("-1", -1),
+        ("(0.9, None)", (0.9, None)),
+        ("1.0 / 4", 0.25),
+        ("SIZE", 4),
+        ("(SIZE, RATIO)", (4, 0.5)),
+        ("make(3)", UNKNOWN),
+        ("Weights.V1", UNKNOWN),
+        ("float('inf')", UNKNOWN),
+        ("SIZE + 1", UNKNOWN),
+    ],
+)
+def test_a_default_has_a_value_if_no_code_must_run_for_it(load_text, expression, value):
+    scope = load_text(f"{SOURCE}\ngiven = {expression}")
+
+    assert to_value(scope["given"].value, scope) == value

@@ -2,11 +2,11 @@
 
 import pytest
 
-from gradwatch.config.load import load_config, warnings
+from gradwatch.config.load import ineffective_settings, load_config
 
 
 def found(write, *overrides):
-    return warnings(load_config(write(), overrides))
+    return ineffective_settings(load_config(write(), overrides))
 
 
 @pytest.mark.parametrize(
@@ -134,4 +134,4 @@ def test_settings_that_do_something_are_quiet(write, overrides):
 def test_a_config_that_writes_out_all_defaults_is_quiet(write):
     text = load_config(write()).to_yaml()
 
-    assert warnings(load_config(write(text))) == ()
+    assert ineffective_settings(load_config(write(text))) == ()

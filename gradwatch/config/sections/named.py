@@ -6,12 +6,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, Strict, ValidationInfo, field_validator
 
-from gradwatch.config import known
-from gradwatch.config.choices import check_options, check_transforms
-from gradwatch.config.problems import Problem, problem, problems
-from gradwatch.config.section import NamedSection, OptionsSection, TargetSection
-from gradwatch.config.vocabulary import Vocabulary
+from gradwatch.config.names import registry
+from gradwatch.config.names.checks import check_options, check_transforms
+from gradwatch.config.names.vocabulary import Vocabulary
+from gradwatch.config.problems import raise_problem, raise_problems
+from gradwatch.config.sections.base import NamedSection, OptionsSection, TargetSection
 from gradwatch.config.wording import Expected, show
+from gradwatch.errors import Problem
 
 Count = Annotated[int, Field(ge=0)]
 Patterns = Annotated[tuple[str, ...], Strict(False), Field(min_length=1), Expected("a list of name patterns")]
@@ -21,13 +22,13 @@ Transforms = Annotated[tuple[str | dict[str, Any], ...], Strict(False)]
 class ModelSection(TargetSection):
     """The model: a name, or a `target` of your own, with its keyword arguments."""
 
-    vocabulary: ClassVar[Vocabulary] = known.MODELS
+    vocabulary: ClassVar[Vocabulary] = registry.MODELS
 
 
 class DataSection(TargetSection):
     """The data: a name, or a `target` of your own, with its keyword arguments, and how batches are made of it."""
 
-    vocabulary: ClassVar[Vocabulary] = known.DATA
+    vocabulary: ClassVar[Vocabulary] = registry.DATA
 
     batch_size: PositiveInt = Field(default=64, description="Samples of a training batch.")
     eval_batch_size: PositiveInt | None = Field(
@@ -49,17 +50,17 @@ class DataSection(TargetSection):
     @classmethod
     def _check_transforms(cls, given: Any) -> Any:
         if not isinstance(given, list | tuple):
-            raise problem(f"got {show(given)}, expected a list of transforms, such as [RandomHorizontalFlip]")
+            raise_problem(f"got {show(given)}, expected a list of transforms, such as [RandomHorizontalFlip]")
         checked, found = check_transforms(given)
         if found:
-            raise problems(found)
+            raise_problems(found)
         return checked
 
 
 class LossSection(TargetSection):
     """The loss: a name, or a `target` of your own; by default the usual one for the data."""
 
-    vocabulary: ClassVar[Vocabulary] = known.LOSSES
+    vocabulary: ClassVar[Vocabulary] = registry.LOSSES
     name_is_optional: ClassVar[bool] = True
 
 
@@ -73,7 +74,7 @@ class GroupSection(OptionsSection):
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """The patterns, also where there is one."""
+        """The patterns as a tuple, even if there is only one."""
         return (self.match,) if isinstance(self.match, str) else self.match
 
 
@@ -84,7 +85,7 @@ WATCHED = ("Adam", "AdamW", "SGD")
 class OptimSection(NamedSection):
     """The optimizer: a name with its keyword arguments."""
 
-    vocabulary: ClassVar[Vocabulary] = known.OPTIMIZERS
+    vocabulary: ClassVar[Vocabulary] = registry.OPTIMIZERS
 
     name: str = Field(default="", validate_default=True)
     groups: Annotated[tuple[GroupSection, ...], Strict(False)] = Field(
@@ -98,9 +99,9 @@ class OptimSection(NamedSection):
     @field_validator("watched")
     @classmethod
     def _check_watched(cls, watched: bool, info: ValidationInfo) -> bool:
-        name = info.data.get("name", WATCHED[0])  # that the name is wrong has been said
+        name = info.data.get("name", WATCHED[0])  # the wrong name is already a problem
         if watched and name not in WATCHED:
-            raise problem(f"got true with {name}, expected one of {', '.join(WATCHED)}; leave it out, or change name")
+            raise_problem(f"got true with {name}, expected one of {', '.join(WATCHED)}; leave it out, or change name")
         return watched
 
     @field_validator("groups")
@@ -108,22 +109,22 @@ class OptimSection(NamedSection):
     def _check_groups(cls, groups: tuple[GroupSection, ...], info: ValidationInfo) -> tuple[GroupSection, ...]:
         entry = cls.vocabulary.find(info.data["name"]) if "name" in info.data else None
         if entry is None:
-            return groups  # that the name is wrong has been said
+            return groups  # the wrong name is already a problem
         checked: list[GroupSection] = []
         found: list[Problem] = []
         for i, group in enumerate(groups):
-            options, below = check_options(entry.read(), group.options, beside=["match"], partial=True)
-            found += [((i, *key), text) for key, text in below]
+            options, below = check_options(entry.read(), group.options, others=["match"], partial=True)
+            found += [p.below(i) for p in below]
             checked.append(group.model_copy(update={"options": options}))
         if found:
-            raise problems(found)
+            raise_problems(found)
         return tuple(checked)
 
 
 class ScheduleSection(NamedSection):
     """The learning-rate schedule: a name with its keyword arguments, a warm-up before it, either, or none."""
 
-    vocabulary: ClassVar[Vocabulary] = known.SCHEDULES
+    vocabulary: ClassVar[Vocabulary] = registry.SCHEDULES
     name_is_optional: ClassVar[bool] = True
 
     warmup_steps: Count = Field(

@@ -5,14 +5,11 @@ import inspect
 
 import pytest
 
-from gradwatch.config.signatures import inputs, read
-from gradwatch.config.source import UNKNOWN, load, locate
+from gradwatch.config.names.signatures import read_signature, required_inputs
+from gradwatch.config.names.sources import final_object, load_module
+from gradwatch.config.names.yaml_types import UNKNOWN
 
-
-@pytest.fixture
-def source(tmp_path):
-    (tmp_path / "base.py").write_text(
-        '''
+BASE = '''
 class Base:
     """A base.
 
@@ -21,8 +18,8 @@ class Base:
     """
     def __init__(self, root: str, size: int = 3, **kwargs): ...
 '''
-    )
-    text = '''
+
+MAIN = '''
 from functools import partial
 from .base import Base
 
@@ -66,8 +63,16 @@ def swallows(x: int = 1, **kwargs): ...
 
 def needs(function: Callable, eps: float = EPS, other=None, later: float = compute()): ...
 '''
-    (tmp_path / "main.py").write_text(text)
-    return load(tmp_path / "main.py")
+
+
+@pytest.fixture
+def source(make_package):
+    return load_module(make_package({"base.py": BASE, "main.py": MAIN}).name).modules["main"]
+
+
+def read(module, name, **options):
+    """Return the signature of what a module defines or imports by that name."""
+    return read_signature(final_object(module[name]), **options)
 
 
 def names(signature):
@@ -123,7 +128,7 @@ def test_hidden_parameters_are_not_for_a_config(source):
     assert names(read(source, "Inherits", hidden=("root",))) == ["size"]
 
 
-def test_a_type_can_be_given_in_place_of_the_annotation(source):
+def test_a_type_can_be_given_instead_of_the_annotation(source):
     signature = read(source, "needs", types={"function": list})
 
     assert names(signature)[0] == "function"
@@ -131,11 +136,14 @@ def test_a_type_can_be_given_in_place_of_the_annotation(source):
 
 
 def test_inputs_of_a_module_are_those_that_forward_must_have(source):
-    assert inputs(source, "Loss") == ("input", "target")
+    assert required_inputs(source["Loss"]) == ("input", "target")
 
 
-def test_fields_of_a_dataclass_are_parameters_but_class_variables_are_not(tmp_path):
+def test_fields_of_a_dataclass_are_parameters_but_class_variables_are_not(load_text):
     text = """
+from dataclasses import dataclass, field
+from typing import ClassVar, final
+
 @dataclass(frozen=True)
 class Base:
     every: int = 1
@@ -146,11 +154,11 @@ class Detector(Base):
     kind: ClassVar[str] = "a"
     decades: float = 4.0
     names: list[str] = field(default_factory=list)
-    need: int
+    need: int = field(kw_only=True)
 """
-    (tmp_path / "detector.py").write_text(text)
+    module = load_text(text)
 
-    signature = read(load(tmp_path / "detector.py"), "Detector")
+    signature = read(module, "Detector")
 
     assert {p.name: p.required for p in signature.parameters} == {
         "every": False,
@@ -170,7 +178,7 @@ def optimizers():
 def test_reading_an_optimizer_agrees_with_inspecting_it(cls):
     parameters = inspect.signature(cls).parameters
 
-    signature = read(load(locate("torch.optim")), cls.__name__)
+    signature = read(load_module("torch.optim"), cls.__name__)
 
     assert names(signature) == list(parameters), "same names in the same order"
     for parameter in signature.parameters:
@@ -186,7 +194,7 @@ def test_every_keyword_that_is_read_of_a_dataset_is_one_that_it_accepts(name):
     cls = getattr(datasets, name)
     accepted = {key for base in cls.__mro__ if "__init__" in vars(base) for key in inspect.signature(base).parameters}
 
-    found = set(names(read(load(locate("torchvision.datasets")), name)))
+    found = set(names(read(load_module("torchvision.datasets"), name)))
 
     assert found <= accepted
     assert "root" in found or name == "FakeData"
@@ -195,7 +203,7 @@ def test_every_keyword_that_is_read_of_a_dataset_is_one_that_it_accepts(name):
 def test_a_torchvision_model_can_be_built_with_the_keywords_that_are_read():
     from torchvision import models
 
-    signature = read(load(locate("torchvision.models.resnet")), "resnet18")
+    signature = read(load_module("torchvision.models"), "resnet18")
     defaults = {p.name: p.default for p in signature.parameters}
 
     model = models.resnet18(**defaults | {"num_classes": 3, "width_per_group": 64})
@@ -206,6 +214,33 @@ def test_a_torchvision_model_can_be_built_with_the_keywords_that_are_read():
 def test_dataclasses_of_this_project_are_read_as_they_are():
     from gradwatch import records
 
-    signature = read(load(locate("gradwatch.records")), "Quantity")
+    signature = read(load_module("gradwatch.records"), "Quantity")
 
     assert [p.name for p in signature.parameters] == [f.name for f in dataclasses.fields(records.Quantity)]
+
+
+def test_a_docstring_that_is_assigned_further_down_is_read_too():
+    assert read(load_module("torch.optim"), "AdamW").summary.startswith("Implements AdamW algorithm")
+
+
+def test_the_summary_is_the_first_sentence_without_markup(load_text):
+    text = '''
+def build():
+    """Return a :class:`~torch.nn.Module` of ``depth`` layers, see `ResNet <https://arxiv.org>`_. It has another."""
+'''
+    module = load_text(text)
+
+    assert read(module, "build").summary == "Return a Module of depth layers, see ResNet."
+
+
+def test_nothing_is_imported_to_read_a_signature(load_text):
+    text = "def build(*, depth: int = 2): ...\nraise RuntimeError\n"
+    module = load_text(text)
+
+    assert names(read(module, "build")) == ["depth"]
+
+
+def test_an_annotation_in_quotes_is_read_like_any_other(load_text):
+    module = load_text("def build(*, depth: 'int | None' = 2): ...")
+
+    assert read(module, "build").parameters[0].type == int | None

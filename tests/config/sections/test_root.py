@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from gradwatch.config.load import load_config
-from gradwatch.config.schema import Config, TrainSection
-from gradwatch.config.section import Section
-from gradwatch.config.training import ClipSection
+from gradwatch.config.names import registry
+from gradwatch.config.sections.base import Section
+from gradwatch.config.sections.root import Config, TrainSection
+from gradwatch.config.sections.train import ClipSection
 
 
 def test_what_is_left_out_has_its_default(write):
@@ -78,9 +79,15 @@ def test_yaml_names_first_what_a_section_is_and_stands_flat(write):
     assert "options" not in text
 
 
+@pytest.fixture(scope="module")
+def optimizers():
+    """Read torch's optimizers once, which is too slow for the first of many examples."""
+    return registry.OPTIMIZERS.entries()
+
+
 @given(lr=st.floats(min_value=0, allow_nan=False), name=st.text(st.characters(codec="utf-8"), min_size=1))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_number_and_any_name_survive_yaml(write, lr, name):
+def test_any_number_and_any_name_survive_yaml(write, optimizers, lr, name):
     assume(not {"/", "\\"} & set(name))
     data = {
         "run": {"name": name},

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gradwatch.config.signatures import Signature
-from gradwatch.config.vocabulary import Entry, Vocabulary, fold, snake_case
+from gradwatch.config.names.signatures import Signature
+from gradwatch.config.names.vocabulary import Entry, Vocabulary, fold, snake_case
 
 
 def entry(name, *aliases, is_own=False, unusable=""):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gradwatch.config.document import Document, read
-from gradwatch.errors import ConfigError
+from gradwatch.config.yaml_document import Document, read
+from gradwatch.errors import ConfigError, Problem
 
 TEXT = """\
 # a comment
@@ -27,8 +27,8 @@ def document():
 
 
 def place(document, *key):
-    (mistake,) = document.mistakes([(key, "wrong")])
-    return mistake.place
+    (problem,) = document.place_problems([Problem(key, "wrong")])
+    return problem.place
 
 
 @pytest.mark.parametrize(
@@ -52,10 +52,15 @@ def test_a_mistake_about_the_whole_file_has_no_line(document):
     assert place(document, "model") == "mlp.yaml"
 
 
-def test_mistakes_come_in_the_order_of_their_lines_and_the_first_of_a_key_counts(document):
-    found = [(("optim",), "b"), (("train", "clip"), "a"), (("model",), "0"), (("optim",), "late")]
+def test_problems_come_in_the_order_of_their_lines_and_the_first_of_a_key_counts(document):
+    found = [
+        Problem(("optim",), "b"),
+        Problem(("train", "clip"), "a"),
+        Problem(("model",), "0"),
+        Problem(("optim",), "late"),
+    ]
 
-    assert [m.problem for m in document.mistakes(found)] == ["0", "a", "b"]
+    assert [p.text for p in document.place_problems(found)] == ["0", "a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -123,9 +128,9 @@ def test_an_override_removes_what_it_excludes_unless_that_is_overridden_too(docu
 def test_an_override_that_cannot_be_made_is_a_mistake(document, override, text):
     document.override([override], excludes={})
 
-    (mistake,) = document.mistakes([])
-    assert str(mistake).startswith(text)
-    assert override in str(mistake)
+    (problem,) = document.place_problems([])
+    assert str(problem).startswith(text)
+    assert override in str(problem)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +153,7 @@ def test_text_that_is_no_mapping_is_one_clear_mistake(text, message):
     with pytest.raises(ConfigError) as caught:
         Document(text, file="mlp.yaml")
 
-    assert len(caught.value.mistakes) == 1
+    assert len(caught.value.problems) == 1
     assert message in str(caught.value)
 
 

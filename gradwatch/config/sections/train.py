@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationInfo
 
-from gradwatch.config.parts import Patterns
-from gradwatch.config.problems import problems
-from gradwatch.config.section import Section
+from gradwatch.config.problems import raise_problem
+from gradwatch.config.sections.base import Section
+from gradwatch.config.sections.named import Patterns
 from gradwatch.config.wording import Expected
 
 Device = Annotated[
@@ -16,13 +16,13 @@ Device = Annotated[
 ]
 
 
-def unless(other: str) -> AfterValidator:
-    """Return a validator of a setting that is given exactly where another one, declared before it, is not."""
+def exactly_one_with(other: str) -> AfterValidator:
+    """Return a validator that demands this setting or another one, declared before it, but not both."""
 
     def check(value: Any, info: ValidationInfo) -> Any:
         if other in info.data and (value is None) == (info.data[other] is None):
             got = f"neither {other} nor" if value is None else f"both {other} and"
-            raise problems([((), f"has {got} {info.field_name}, expected exactly one of them")], beside=True)
+            raise_problem(f"has {got} {info.field_name}, expected exactly one of them", in_parent=True)
         return value
 
     return AfterValidator(check)
@@ -32,7 +32,7 @@ class ClipSection(Section):
     """Limit of the gradient, applied once it is unscaled and observed."""
 
     norm: PositiveFloat | None = Field(default=None, description="Largest total L2 norm; a larger one is scaled down.")
-    value: Annotated[PositiveFloat | None, unless("norm")] = Field(
+    value: Annotated[PositiveFloat | None, exactly_one_with("norm")] = Field(
         default=None, validate_default=True, description="Largest magnitude of an element; larger ones are cut off."
     )
 
@@ -41,7 +41,7 @@ class BlocksSection(Section):
     """Which parts of the model keep no activations and compute them again in the backward pass."""
 
     every: PositiveInt | None = Field(default=None, description="Blocks of a checkpointed segment.")
-    modules: Annotated[Patterns | None, unless("every")] = Field(
+    modules: Annotated[Patterns | None, exactly_one_with("every")] = Field(
         default=None, validate_default=True, description="Patterns of module names, such as ['blocks.*']."
     )
 
@@ -107,7 +107,7 @@ class TrainSection(Section):
     """The training itself."""
 
     steps: PositiveInt | None = Field(default=None, description="Optimizer steps to make; excludes epochs.")
-    epochs: Annotated[PositiveInt | None, unless("steps")] = Field(
+    epochs: Annotated[PositiveInt | None, exactly_one_with("steps")] = Field(
         default=None, validate_default=True, description="Passes over the training samples; excludes steps."
     )
     device: Device = Field(default="auto", description="Where to train; auto is CUDA where there is one, else the CPU.")
@@ -145,7 +145,7 @@ class TrainSection(Section):
 
     @property
     def compile_options(self) -> dict[str, Any] | None:
-        """Keyword arguments for torch.compile, or None where nothing is compiled."""
+        """Keyword arguments for torch.compile, or None if nothing is compiled."""
         if isinstance(self.compile, CompileSection):
             return self.compile.model_dump(exclude_none=True)
         return {} if self.compile else None

@@ -1,4 +1,4 @@
-"""A config file and what overrides it, `--set` and `--set-file`, as data that knows where each value was written."""
+"""A config file and its overrides, `--set` and `--set-file`, as data with the place of each value."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import yaml
 from yaml.nodes import MappingNode, Node, SequenceNode
 
 from gradwatch.config import yaml12
-from gradwatch.config.problems import Key, Problem
-from gradwatch.config.vocabulary import fold
+from gradwatch.config.names.vocabulary import fold
 from gradwatch.config.wording import show
-from gradwatch.errors import ConfigError, Mistake, did_you_mean
+from gradwatch.errors import ConfigError, Key, Problem, did_you_mean, dotted
 
 _HINTS = {
     "expected <block end>": "; is the indentation of this line right?",
@@ -21,7 +20,7 @@ _HINTS = {
     "mapping values are not allowed": "; put text with a colon in quotes, and indent a section by spaces",
     "expected a single document": "; write one document, without a second `---`",
 }
-"""What to do about what PyYAML says, by a part of its words."""
+"""Remedies by a part of PyYAML's message."""
 
 
 @final
@@ -38,7 +37,7 @@ class Document:
 
     def __init__(self, text: str, *, file: str) -> None:
         self.file = file
-        self._malformed: list[Mistake] = []
+        self._malformed: list[Problem] = []
         self._overrides: list[tuple[Key, str]] = []
         try:
             self._root = yaml12.compose(text)
@@ -47,7 +46,7 @@ class Document:
         self.data, self._problems = yaml12.to_data(self._root)
         if not isinstance(self.data, dict):
             got = "is empty" if self.data is None else f"holds {show(self.data)}"
-            raise ConfigError([Mistake(key=file, problem=f"{got}, expected sections such as model, data and train")])
+            raise ConfigError([Problem((file,), f"{got}, expected sections such as model, data and train")])
 
     def override(self, texts: Sequence[str], *, excludes: Mapping[Key, Key]) -> None:
         """Set values from texts such as `optim.lr=3e-4`, the later the stronger.
@@ -60,21 +59,21 @@ class Document:
             path, equals, value = text.partition("=")
             parts = path.strip().split(".")
             if not equals or not all(parts):
-                problem = "expected section.setting=value, such as optim.lr=3e-4"
-                self._malformed.append(Mistake(key=f"--set {text}", problem=problem))
+                expected = "expected section.setting=value, such as optim.lr=3e-4"
+                self._malformed.append(Problem((f"--set {text}",), expected))
                 continue
             key = self._as_written(parts)
             self._overrides.append((key, f"--set {text}"))
             try:
                 data, found = yaml12.to_data(yaml12.compose(value))
             except yaml.YAMLError as error:
-                self._problems.append((key, f"got {value!r}, which is not YAML: {_said(error)}{_hint(error)}"))
+                self._problems.append(Problem(key, f"got {value!r}, which is not YAML: {_said(error)}{_hint(error)}"))
                 continue
-            self._problems += [((*key, *below), problem) for below, problem in found]
+            self._problems += [p.below(*key) for p in found]
             self._override(key, data, excludes)
 
     def merge(self, changes: Document, *, excludes: Mapping[Key, Key]) -> None:
-        """Set the values that another file sets, and leave what it does not name; see `override`."""
+        """Set the values that another file sets, and keep all others; see `override`."""
         self._problems += changes._problems
         for parts, value in _leaves(changes.data):
             key = self._as_written(parts)
@@ -86,16 +85,19 @@ class Document:
         """The keys that overrides set."""
         return tuple(key for key, _ in self._overrides)
 
-    def mistakes(self, found: Sequence[Problem]) -> list[Mistake]:
-        """Return all mistakes in the order of their lines: those of the writing, and the problems found in the data."""
+    def place_problems(self, found: Sequence[Problem]) -> list[Problem]:
+        """Return all problems, of the writing and found in the data, with their places and in the order of their lines.
+
+        Of several problems with one key only the first is returned.
+        """
         first_at_key: dict[Key, str] = {}
-        for key, text in (*self._problems, *found):
-            first_at_key.setdefault(key, text)
+        for problem in (*self._problems, *found):
+            first_at_key.setdefault(problem.key, problem.text)
         ordered = sorted(first_at_key, key=lambda key: self._find(key)[0])
-        problems = [
-            Mistake(key=_dotted(key) or self.file, problem=first_at_key[key], place=self._place(key)) for key in ordered
+        return [
+            *self._malformed,
+            *(Problem(key or (self.file,), first_at_key[key], self._place(key)) for key in ordered),
         ]
-        return [*self._malformed, *problems]
 
     def _place(self, key: Key) -> str:
         line, is_written = self._find(key)
@@ -113,11 +115,11 @@ class Document:
             if below is None:
                 return line, False
             named, node = below
-            line = yaml12.line(named)
+            line = yaml12.line_of(named)
         return line, True
 
     def _as_written(self, parts: Sequence[str]) -> Key:
-        """Return a dotted path as a key: spelled as in the file where that has it, positions in lists as numbers."""
+        """Return a dotted path as a key: spelled as in the file if it is there, positions in lists as numbers."""
         here: Any = self.data
         key: list[Any] = []
         for part in parts:
@@ -136,15 +138,18 @@ class Document:
             self._remove(excludes[key])
 
     def _set(self, key: tuple[Any, ...], value: Any) -> None:
-        """Set a value, making the mappings on the way where there are none."""
+        """Set a value, and create the mappings that lead to it."""
         here: Any = self.data
         for i, part in enumerate(key):
             is_last = i == len(key) - 1
             if isinstance(here, list) and not (isinstance(part, int) and part < len(here)):
-                self._problems.append((key, f"{_dotted(key[:i])} has no item {part}, expected 0 to {len(here) - 1}"))
+                self._problems.append(
+                    Problem(key, f"{dotted(key[:i])} has no item {part}, expected 0 to {len(here) - 1}")
+                )
                 return
             if not isinstance(here, dict | list):
-                self._problems.append((key, f"{_dotted(key[:i])} is {show(here)}, expected a mapping to set {part} in"))
+                text = f"{dotted(key[:i])} is {show(here)}, expected a mapping to set {part} in"
+                self._problems.append(Problem(key, text))
                 return
             if is_last:
                 here[part] = value
@@ -170,16 +175,16 @@ def read(path: Path) -> Document:
         return Document(path.read_text(encoding="utf-8"), file=str(path))
     except FileNotFoundError:
         near = did_you_mean(path.name, [p.name for p in path.parent.glob("*.y*ml")])
-        problem = f"there is no such file{near}"
+        text = f"there is no such file{near}"
     except IsADirectoryError:
-        problem = "is a folder, expected a YAML file"
+        text = "is a folder, expected a YAML file"
         if (path / "config.yaml").is_file():
-            problem += f"; to go on with that run: gradwatch train --resume {path}"
+            text += f"; to go on with that run: gradwatch train --resume {path}"
     except UnicodeDecodeError:
-        problem = "is not text in UTF-8, expected a YAML file"
+        text = "is not text in UTF-8, expected a YAML file"
     except OSError as error:
-        problem = f"cannot be read: {error.strerror}"
-    raise ConfigError([Mistake(key=str(path), problem=problem)])
+        text = f"cannot be read: {error.strerror}"
+    raise ConfigError([Problem((str(path),), text)])
 
 
 def _below(node: Node | None, part: str | int) -> tuple[Node, Node] | None:
@@ -200,14 +205,10 @@ def _leaves(data: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tu
             yield (*above, key), value
 
 
-def _dotted(key: Key) -> str:
-    return ".".join(map(str, key))
-
-
-def _not_yaml(error: yaml.YAMLError, file: str) -> Mistake:
+def _not_yaml(error: yaml.YAMLError, file: str) -> Problem:
     mark = getattr(error, "problem_mark", None)
     place = f"line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-    return Mistake(key=file, problem=f"is not YAML: {_said(error)}{_hint(error)}", place=place)
+    return Problem((file,), f"is not YAML: {_said(error)}{_hint(error)}", place)
 
 
 def _said(error: yaml.YAMLError) -> str:

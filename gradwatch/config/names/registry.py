@@ -1,0 +1,197 @@
+"""Everything that a config may name: MODELS, DATA, OPTIMIZERS and so on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any, Literal
+
+import griffe
+
+from gradwatch.config.names.signatures import Signature, read_signature, required_inputs
+from gradwatch.config.names.sources import final_object, load_module
+from gradwatch.config.names.vocabulary import Entry, Vocabulary
+from gradwatch.detect import detector_classes
+from gradwatch.render import SINKS as SINK_CLASSES
+
+PACKAGE = "gradwatch"
+"""Package with our own models and data."""
+
+GIVEN_BY_HARNESS = {
+    "model": ("spec", "name", "progress"),
+    "dataset": ("name", "train"),
+    "optimizer": ("params",),
+    "schedule": ("optimizer", "last_epoch"),
+    "loss": ("size_average", "reduce", "device", "dtype"),  # the first two are deprecated spellings of `reduction`
+    "transform": (),
+    "detector": (),
+    "sink": ("config_text", "console", "directory", "hparams", "log_format", "purge_step", "run_dir"),
+}
+"""Parameters that no config sets, by kind of function or class."""
+
+FILLED_IN = {"CosineAnnealingLR": "T_max"}
+"""Required parameters that the harness fills in with the length of the run if a config leaves them out."""
+
+TYPES: dict[str, dict[str, Any]] = {
+    "transform": {"transforms": list[Any]},  # checked as transforms themselves
+    "loss": {"reduction": Literal["mean", "sum"]},  # a step needs one number as its loss
+}
+"""Types of parameters instead of their annotations, by kind of function or class."""
+
+UNUSABLE = {
+    "CutMix": "mixes the samples of a batch, and a transform sees one of them",
+    "MixUp": "mixes the samples of a batch, and a transform sees one of them",
+    "PhotoTour": "needs a setting called 'name', which here is that of the dataset",
+}
+"""Names that cannot work from a config for a reason that is not in their signatures."""
+
+DEPRECATED = ("NLLLoss2d",)
+
+
+@cache
+def _plugins(package: str, noun: str) -> tuple[Entry, ...]:
+    """Return the modules of a package that have a function `build`."""
+    modules = sorted(load_module(package).modules.items())
+    return tuple(
+        Entry(name=name, read=partial(_read, module.functions["build"], noun, called=name), is_own=True)
+        for name, module in modules
+        if not name.startswith("_") and "build" in module.functions
+    )
+
+
+def _detectors() -> tuple[Entry, ...]:
+    """Return the detectors of this package and of the entry points of others, in the order of their codes."""
+    entries = [
+        Entry(
+            name=cls.kind,
+            read=partial(_read_class, f"{cls.__module__}:{cls.__name__}", "detector", called=cls.kind),
+            aliases=(cls.code,),
+            is_own=cls.__module__.startswith(f"{PACKAGE}."),
+        )
+        for cls in detector_classes()
+    ]
+    return tuple(sorted(entries, key=lambda entry: entry.aliases))
+
+
+def _sinks() -> tuple[Entry, ...]:
+    return tuple(
+        Entry(name=name, read=partial(_read_class, place, "sink", called=name), is_own=True)
+        for name, place in sorted(SINK_CLASSES.items())
+    )
+
+
+@cache
+def _torchvision_models(package: str) -> tuple[Entry, ...]:
+    """Return the classification models that torchvision registers by decorating their builders."""
+    # from the modules that define them: `torchvision.models.alexnet` is one, and hides the function of its name
+    modules = sorted(load_module("torchvision.models").modules.items())
+    return tuple(
+        Entry(name=name, read=partial(_read_wrapped, function, "model", f"{package}.models._torchvision"))
+        for _, module in modules
+        for name, function in module.functions.items()
+        if not function.is_alias and any("register_model" in str(d.value) for d in function.decorators)
+    )
+
+
+@cache
+def _classes(
+    module: str, noun: str, *, base: str = "", used: tuple[str, ...] = (), wrapper: str = ""
+) -> tuple[Entry, ...]:
+    """Return the classes that a module or package defines and offers, but for the base of them all.
+
+    Args:
+        module: Dotted name.
+        noun: What the classes are.
+        base: Name of the base class.
+        used: Other parts of the same package that annotations name.
+        wrapper: Our module that builds them, whose settings they take too.
+    """
+    return tuple(
+        Entry(name=name, read=partial(_read_wrapped, found, noun, wrapper) if wrapper else partial(_read, found, noun))
+        for name, found in _members(load_module(module, *used))
+        if isinstance(found, griffe.Class) and found.path.startswith(f"{module}.") and name not in (base, *DEPRECATED)
+    )
+
+
+def _members(module: griffe.Module) -> Iterator[tuple[str, griffe.Object | None]]:
+    """Yield the public names in a module and the objects that they lead to."""
+    return ((name, final_object(member)) for name, member in module.members.items() if name[0] != "_")
+
+
+def _read_class(place: str, noun: str, *, called: str) -> Signature:
+    """Return the signature of a class of ours by its place, such as `gradwatch.render.html:Html`."""
+    module, _, name = place.partition(":")
+    found = final_object(load_module(module)[name])
+    assert found, "a class that was imported has a source"
+    return _read(found, noun, called=called)
+
+
+def _read(found: griffe.Object, noun: str, *, called: str = "") -> Signature:
+    """Return the signature as far as a config is concerned."""
+    signature = read_signature(found, called=called, hidden=GIVEN_BY_HARNESS[noun], types=TYPES.get(noun, {}))
+    filled = FILLED_IN.get(found.name)
+    parameters = tuple(replace(p, required=p.required and p.name != filled) for p in signature.parameters)
+    reason = signature.unusable or UNUSABLE.get(found.name, "")
+    inputs = required_inputs(found) if noun == "loss" else ()
+    if len(inputs) > 2:
+        reason = f"takes {len(inputs)} inputs ({', '.join(inputs)}), but a model has outputs and targets to give"
+    return replace(signature, parameters=parameters, unusable=reason)
+
+
+def _read_wrapped(found: griffe.Object, noun: str, wrapper: str) -> Signature:
+    """Return the signature of something of torchvision's, with the settings that our builder of it adds."""
+    signature = _read(found, noun)
+    added = _read(load_module(wrapper).functions["build"], noun).parameters
+    names = {p.name for p in added}
+    return replace(signature, parameters=(*added, *(p for p in signature.parameters if p.name not in names)))
+
+
+MODELS = Vocabulary(
+    noun="model",
+    plural="models",
+    own=lambda: _plugins(f"{PACKAGE}.models", "model"),
+    library=lambda: _torchvision_models(PACKAGE),
+    library_noun="a classification model of torchvision",
+)
+DATA = Vocabulary(
+    noun="dataset",
+    plural="data",
+    own=lambda: _plugins(f"{PACKAGE}.data", "dataset"),
+    library=lambda: _classes(
+        "torchvision.datasets", "dataset", base="VisionDataset", wrapper=f"{PACKAGE}.data._torchvision"
+    ),
+    library_noun="a dataset of torchvision",
+)
+TRANSFORMS = Vocabulary(
+    noun="transform",
+    plural="transforms",
+    library=lambda: _classes(
+        "torchvision.transforms.v2",
+        "transform",
+        base="Transform",
+        used=("torchvision.transforms", "torchvision.transforms.v2.functional", "torchvision.tv_tensors"),
+    ),
+    library_noun="a class of torchvision.transforms.v2",
+)
+OPTIMIZERS = Vocabulary(
+    noun="optimizer",
+    plural="optimizers",
+    library=lambda: _classes("torch.optim", "optimizer", base="Optimizer"),
+)
+SCHEDULES = Vocabulary(
+    noun="schedule",
+    plural="schedules",
+    library=lambda: _classes("torch.optim.lr_scheduler", "schedule", base="LRScheduler"),
+    suffix="LR",
+)
+LOSSES = Vocabulary(
+    noun="loss",
+    plural="losses",
+    library=lambda: _classes("torch.nn.modules.loss", "loss"),
+    suffix="Loss",
+)
+DETECTORS = Vocabulary(noun="detector", plural="detectors", own=_detectors)
+SINKS = Vocabulary(noun="sink", plural="sinks", own=_sinks)
+
+ALL = (MODELS, DATA, TRANSFORMS, OPTIMIZERS, SCHEDULES, LOSSES, DETECTORS, SINKS)
