@@ -56,7 +56,7 @@ def test(folder: Path, tests: list[str]) -> int:
     settings = {"LD_PRELOAD": " ".join(runtime(name) for name in RUNTIMES), "PYTHONPATH": f"{folder}"}
     for name in ("ASAN_OPTIONS", "UBSAN_OPTIONS"):
         settings[name] = f"detect_leaks=0:print_stacktrace=1:log_path={log}"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", *tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-p", "no:faulthandler", *tests]
     status = subprocess.run(command, cwd=folder, env=os.environ | settings).returncode
     told = "".join(path.read_text(errors="replace") for path in sorted(folder.glob("sanitizers.*")))
     print(told, end="")

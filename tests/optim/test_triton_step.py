@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_it_passes_its_tests_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:randomly", "-p", "no:cacheprovider"]
     interpreted = {**os.environ, "TRITON_INTERPRET": "1"}
 
     done = subprocess.run(
