@@ -1,4 +1,4 @@
-"""Types of the native extension; what each function does stands in its docstring, in `_native.c`."""
+"""Types of the native extension; what each function does stands in its docstring, in `csrc/module.c`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, final
@@ -8,42 +8,42 @@ from torch import Tensor
 REVISION: int
 
 @final
-class Plain:
+class FastPath:
     step: int
     filled: int
     phase: int
-    spent_s: float
-    fastest_s: float
-    began: float
-    ended: float
-    recorded: float
+    hooks_s: float
+    fastest_update_s: float
+    update_began: float
+    step_began: float
+    row_ended: float
     carried_s: float
-    memory: float
-    rounding: float
+    peak_memory: float
+    clip_tolerance: float
     def __new__(
         cls,
         params: tuple[Tensor, ...],
-        own_SL: Tensor | None,
-        places: tuple[int, ...],
-        names: dict[str, int],
+        fused_SL: Tensor | None,
+        columns: tuple[int, ...],
+        columns_by_name: dict[str, int],
         width: int,
         groups: int,
         before: Callable[..., object],
         after: Callable[..., object],
         clock: Callable[[], float],
         /,
-    ) -> Plain: ...
+    ) -> FastPath: ...
     def observe(self) -> float | None: ...
     def before(self, optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> None: ...
     def after(self, optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> None: ...
-    def record(
+    def append(
         self, loss: object, batch: object, val_loss: object, grad_norm: object, statistics: object, /
     ) -> bool | None: ...
-    def use(self, steps_N: Tensor, run_NR: Tensor, param_NSL: Tensor, wall_N: Tensor, /) -> None: ...
-    def arm(
-        self, step: int, until: int, found: list[Any], glance: object, deadline: float, threads: int, /
+    def use_block(self, steps_N: Tensor, run_NR: Tensor, param_NSL: Tensor, wall_N: Tensor, /) -> None: ...
+    def start(
+        self, step: int, until: int, findings: list[Any], skip_step: object, deadline: float, threads: int, /
     ) -> None: ...
-    def disarm(self) -> int: ...
+    def stop(self) -> int: ...
 
 def bind(tensor_type: type, parameter_type: type, /) -> None: ...
 def statistics(

@@ -1,34 +1,34 @@
-"""How long steps take, so that what is shared out of a training's time is not shared out of its pauses."""
+"""How long training steps take, without the pauses between them."""
 
 from __future__ import annotations
 
 from typing import final
 
-INTERRUPTED = 2.0
-"""Times as long as usual from which on a step was interrupted: by a validation, a checkpoint, a user who thinks."""
+PAUSE_FACTOR = 2.0
+"""Times the usual step time from which on a step contains a pause: a validation, a checkpoint, a user at a prompt."""
 RISE, FALL = 1.03, 1.1
-"""Factors by which the usual time follows longer and shorter steps: they balance where a quarter of all is shorter."""
+"""Factors by which the usual time follows longer and shorter steps: they balance if 1/4 of all steps is shorter."""
 
 
 @final
-class Pace:
-    """Follows the time that steps take; it starts with that of the first."""
+class StepTimer:
+    """Follows the usual step time, starting with that of the first step."""
 
     def __init__(self) -> None:
         self._usual_s = 0.0
 
-    def counted(self, *seconds: float) -> float:
-        """Return how much of the time of steps counts as training: of each at most `INTERRUPTED` times the usual.
+    def training_s(self, *seconds: float) -> float:
+        """Return the part of step times that counts as training: of each step, at most `PAUSE_FACTOR` usual steps.
 
         Args:
-            seconds: Wall times from one step to the next; nan, where it is not known, counts as nothing.
+            seconds: Wall times from one step to the next; nan, an unknown time, counts as 0.
         """
-        usual_s, counted_s = self._usual_s, 0.0
+        usual_s, training_s = self._usual_s, 0.0
         for step_s in seconds:
             if step_s > 0:
                 usual_s = usual_s or step_s
-                most_s = INTERRUPTED * usual_s
-                counted_s += step_s if step_s < most_s else most_s
+                most_s = PAUSE_FACTOR * usual_s
+                training_s += step_s if step_s < most_s else most_s
                 usual_s = usual_s * RISE if step_s > usual_s else usual_s / FALL
         self._usual_s = usual_s
-        return counted_s
+        return training_s

@@ -2,19 +2,19 @@
 
 import numpy as np
 
-from gradwatch.monitor.fast_path import PlainSteps
+from gradwatch.monitor.fast_path import FastPath
 
 
 def steps_of(monkeypatch):
     """Return a list that grows by the steps which are recorded by the shortest way, from now on."""
-    steps, gather = [], PlainSteps.gather
+    steps, gather = [], FastPath.gather
 
     def noting(self):
         rows = gather(self)
         steps.extend([] if rows is None else rows.steps_T)
         return rows
 
-    monkeypatch.setattr(PlainSteps, "gather", noting)
+    monkeypatch.setattr(FastPath, "gather", noting)
     return steps
 
 

@@ -54,9 +54,9 @@ static void keep_leading(DLTensor *t, int64_t most)
  * the two, or has no values. */
 static int lay_out(const DLTensor *tensor, int are_channels_first, int64_t most, Output *out)
 {
-    int64_t shape[MOST_DIMS], strides[MOST_DIMS];
+    int64_t shape[MAX_DIMS], strides[MAX_DIMS];
     DLTensor t = *tensor;
-    if (t.ndim < 1 + are_channels_first || t.ndim > MOST_DIMS || !t.strides)
+    if (t.ndim < 1 + are_channels_first || t.ndim > MAX_DIMS || !t.strides)
         return 0;
     for (int d = 0, to = 0; d < t.ndim; d++) {
         int place = are_channels_first && d == 1 ? t.ndim - 1 : to++;
@@ -160,7 +160,7 @@ static void add_pieces(const Output *out, float low, float high, Moments *moment
         }
 }
 
-/* Whether all values of a unit so far lie in the range. NaN lies in none. */
+/* Whether all values of a unit so far lie in the range. NaN is in no range. */
 static void keep_dead(const Output *out, float low, float high, uint8_t *dead)
 {
     for (size_t o = 0; o < out->outer; o++) {

@@ -1,6 +1,6 @@
 /* Looks at what a loop hands over with a step: the value of its loss, the hash of its batch. */
-#ifndef GRADWATCH_BATCHES_H
-#define GRADWATCH_BATCHES_H
+#ifndef GRADWATCH_BATCH_HASH_H
+#define GRADWATCH_BATCH_HASH_H
 
 #include "kernels/counts.h"
 #include "tensor_view.h"
@@ -10,39 +10,39 @@ typedef struct {
     double samples; /* nan where there are none */
 } Batch;
 
-enum { STREAMED = 4096, SHORT_TEXT = 256, DEEPEST = 16 };
+enum { STREAMED = 4096, SHORT_TEXT = 256, MAX_DEPTH = 16 };
 
 /* Copy elements that lie apart side by side. */
-INLINE void lay(unsigned char *to, const char *from, int64_t number, int64_t stride, size_t size)
+INLINE void copy_strided(unsigned char *to, const char *from, int64_t number, int64_t stride, size_t size)
 {
     for (int64_t i = 0; i < number; i++)
         memcpy(to + (size_t)i * size, from + i * stride * (int64_t)size, size);
 }
 
-static void lay_side_by_side(unsigned char *to, const char *from, int64_t number, int64_t stride, size_t size)
+static void copy_contiguous(unsigned char *to, const char *from, int64_t number, int64_t stride, size_t size)
 {
     if (stride == 1)
         memcpy(to, from, (size_t)number * size);
     else if (size == 4)
-        lay(to, from, number, stride, 4);
+        copy_strided(to, from, number, stride, 4);
     else if (size == 8)
-        lay(to, from, number, stride, 8);
+        copy_strided(to, from, number, stride, 8);
     else
-        lay(to, from, number, stride, size);
+        copy_strided(to, from, number, stride, size);
 }
 
-/* The checksum of a tensor that lies in pieces, as if it were in one: of its elements in row-major order. */
+/* The checksum of a tensor that consists of pieces, as if it were in one: of its elements in row-major order. */
 static uint64_t checksum_of_pieces(const DLTensor *t, const char *row, size_t bytes)
 {
     unsigned char buffer[STREAMED];
-    int64_t index[MOST_DIMS] = {0}, size = t->bits * t->lanes / 8, room = STREAMED / size, filled = 0;
+    int64_t index[MAX_DIMS] = {0}, size = t->bits * t->lanes / 8, room = STREAMED / size, filled = 0;
     uint64_t sum = bytes * GOLDEN, key = 0;
     int last = t->ndim - 1, d;
     do {
         for (int64_t i = 0; i < t->shape[last];) {
             int64_t number = t->shape[last] - i < room - filled ? t->shape[last] - i : room - filled;
             int64_t stride = t->strides[last];
-            lay_side_by_side(buffer + filled * size, row + i * stride * size, number, stride, (size_t)size);
+            copy_contiguous(buffer + filled * size, row + i * stride * size, number, stride, (size_t)size);
             i += number;
             filled += number;
             if (filled == room) {
@@ -61,13 +61,13 @@ static uint64_t checksum_of_pieces(const DLTensor *t, const char *row, size_t by
     return sum + sum_of_end(buffer, (size_t)(filled * size), key);
 }
 
-/* The checksum of a plain tensor that is not large. False for any other. */
+/* The checksum of a supported tensor that is not large. False for any other. */
 static int checksum_of_tensor(PyObject *object, uint64_t *sum, double *samples)
 {
     View view;
     DLTensor seen;
-    look_closely(object, 1, IN_PIECES, &view, &seen);
-    if (view.state != PLAIN || view.bytes > QUICK_BYTES)
+    view_and_describe(object, 1, IN_PIECES, &view, &seen);
+    if (view.state != SUPPORTED || view.bytes > LOCKED_BYTES)
         return 0;
     if (*samples != *samples && seen.ndim)
         *samples = (double)seen.shape[0];
@@ -99,31 +99,31 @@ static int checksum_of_value(PyObject *object, uint64_t *sum)
 }
 
 /* Add what a batch holds to its hash, as `joined` in batch_hash.py does, or count what that will be, where there is no
- * batch to add to. False where it is not plain. */
-static int go_through(PyObject *part, int depth, Py_ssize_t *leaves, Batch *batch)
+ * batch to add to. False where it is unsupported. */
+static int hash_part(PyObject *part, int depth, Py_ssize_t *leaves, Batch *batch)
 {
     PyObject *key, *value;
     Py_ssize_t place = 0;
     uint64_t sum = 0;
-    int is_list = PyList_CheckExact(part), is_plain = 1;
+    int is_list = PyList_CheckExact(part), is_supported = 1;
     if (is_list || PyTuple_CheckExact(part)) {
-        for (; depth && is_plain && place < (is_list ? PyList_Size(part) : PyTuple_Size(part)); place++) {
+        for (; depth && is_supported && place < (is_list ? PyList_Size(part) : PyTuple_Size(part)); place++) {
             value = is_list ? PyList_GetItem(part, place) : PyTuple_GetItem(part, place);
-            is_plain = go_through(value, depth - 1, leaves, batch);
+            is_supported = hash_part(value, depth - 1, leaves, batch);
         }
-        return is_plain && depth;
+        return is_supported && depth;
     }
     if (PyDict_CheckExact(part)) {
-        while (depth && is_plain && PyDict_Next(part, &place, &key, &value))
-            is_plain = go_through(key, depth - 1, leaves, batch) && go_through(value, depth - 1, leaves, batch);
-        return is_plain && depth;
+        while (depth && is_supported && PyDict_Next(part, &place, &key, &value))
+            is_supported = hash_part(key, depth - 1, leaves, batch) && hash_part(value, depth - 1, leaves, batch);
+        return is_supported && depth;
     }
     ++*leaves;
     if (!batch)
         return 1;
-    is_plain = checksum_of_tensor(part, &sum, &batch->samples) || checksum_of_value(part, &sum);
+    is_supported = checksum_of_tensor(part, &sum, &batch->samples) || checksum_of_value(part, &sum);
     batch->hash = (batch->hash ^ batch->hash >> 29) * GOLDEN + sum;
-    return is_plain;
+    return is_supported;
 }
 
 /* Look at a tensor, or a nest of lists, tuples and dictionaries of tensors and plain values, which are not large.
@@ -132,17 +132,17 @@ static int read_batch(PyObject *object, Batch *batch)
 {
     Py_ssize_t leaves = 0, seen = 0;
     batch->samples = NAN;
-    if (!go_through(object, DEEPEST, &leaves, NULL))
+    if (!hash_part(object, MAX_DEPTH, &leaves, NULL))
         return 0;
     batch->hash = (uint64_t)leaves;
-    if (!go_through(object, DEEPEST, &seen, batch))
+    if (!hash_part(object, MAX_DEPTH, &seen, batch))
         return 0;
     uint64_t total = (batch->hash ^ batch->hash >> 32) * GOLDEN;
     batch->hash = ((total ^ total >> 29) * GOLDEN) >> 16;
     return 1;
 }
 
-/* The only value of a plain float32 or float64 tensor, or a Python float. False for anything else. */
+/* The only value of a supported float32 or float64 tensor, or a Python float. False for anything else. */
 static int only_value(PyObject *object, double *value)
 {
     View view;
@@ -150,8 +150,8 @@ static int only_value(PyObject *object, double *value)
         *value = PyFloat_AsDouble(object);
         return 1;
     }
-    look_at(object, 0, IN_ANY_ORDER, &view);
-    if (view.state != PLAIN || view.numel != 1 || (view.kind != F32 && view.kind != F64))
+    view_tensor(object, 0, IN_ANY_ORDER, &view);
+    if (view.state != SUPPORTED || view.numel != 1 || (view.kind != F32 && view.kind != F64))
         return 0;
     *value = view.kind == F32 ? *(const float *)view.data : *(const double *)view.data;
     return 1;

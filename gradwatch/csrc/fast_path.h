@@ -1,8 +1,24 @@
-/* Records plain steps, at which nothing is to be said but their numbers, with no Python in between: it is the hooks of
- * an optimizer, or what a loop calls before an update, and what one calls after it. What is not plain it leaves alone,
- * for Python to deal with. */
-#ifndef GRADWATCH_PLAIN_H
-#define GRADWATCH_PLAIN_H
+/* The fast path: records a step on which no sampled statistic is due without running Python. One object serves as the
+ * hooks of the optimizer (or as `observe`, for a loop without hooks) and as the first half of `Monitor.step`.
+ *
+ *            start()                before()                     after()
+ *      OFF ----------> WAITING ---------------> UPDATING ----------------> READ
+ *       ^                 |   \                (an instrumented optimizer    |
+ *       |                 |    \                computes the statistics)     |
+ *       |                 |     `-------- before() or observe() ------------>|
+ *       |                 |               (reads the gradients itself)       |
+ *       |                 `<------------- append() writes the row -----------|
+ *       |                                                                    |
+ *       `---- stop(), from any phase; append(), when Python is due ----------'
+ *
+ * Invariants:
+ *   - Only `append` makes a row final (`filled` grows); up to then the current row belongs to the step in progress.
+ *   - An unsupported step changes nothing here. `before` and `after` call the full path's hook, which calls `stop` and
+ *     continues from the phase that `stop` returns; `append` returns False and Monitor does the same.
+ *   - Reading gradients may release the interpreter's lock, and another thread may call `stop` meanwhile: the phase is
+ *     checked again afterwards. */
+#ifndef GRADWATCH_FAST_PATH_H
+#define GRADWATCH_FAST_PATH_H
 
 #include <structmember.h>
 
@@ -11,39 +27,39 @@
 
 enum { GRADIENTS = 6, LINEAR = 4, STATISTICS = 8, NONFINITE = 5 }; /* the first LINEAR grow with the gradient */
 
-/* Where the numbers of a step stand in the row of the run, in the order of `Plain.columns`; the rates come last. */
-enum { LOSS, HASH, BEFORE_CLIP, AFTER_CLIP, SCALE, SKIPPED, STEP_MS, SAMPLES, MEMORY, WATCH_MS, RATES, PLACES };
+/* The run statistics of a step, in the order of `FastPath.columns`; the learning rates come last. */
+enum { LOSS, HASH, BEFORE_CLIP, AFTER_CLIP, SCALE, SKIPPED, STEP_MS, SAMPLES, MEMORY, WATCH_MS, RATES, NUM_COLUMNS };
 
-/* OFF: Python does all. The others in turn: an update is waited for; a watched optimizer makes it; it is read. */
+/* OFF: Python does everything. WAITING for an update; UPDATING: the optimizer runs; READ: the gradients are read. */
 typedef enum { OFF, WAITING, UPDATING, READ } Phase;
 
 typedef struct {
     PyObject_HEAD
-    PyObject *params;         /* tuple of tensors */
-    PyObject *before, *after; /* the hooks of the long way */
-    PyObject *clock;          /* time.perf_counter */
-    PyObject *own;            /* where a watched optimizer writes, of shape (6, L), or None */
-    PyObject *found;          /* list of findings, or None */
-    PyObject *glance;         /* what says whether a step has nothing to look at, or None */
-    PyObject *block;          /* tuple of the tensors that the rows of a block lie in */
-    PyObject *names;          /* dict of where statistics stand that a loop may hand over */
+    PyObject *params;          /* tuple of tensors */
+    PyObject *before, *after;  /* the hooks of the full path */
+    PyObject *clock;           /* time.perf_counter */
+    PyObject *fused;           /* where an instrumented optimizer writes, of shape (6, L), or None */
+    PyObject *findings;        /* list of findings, or None */
+    PyObject *skip_step;       /* called with a step: whether there is nothing to inspect; or None */
+    PyObject *block;           /* tuple of the tensors that hold the rows of a block */
+    PyObject *columns_by_name; /* dict of the columns of statistics that a loop may pass */
     int64_t *steps;
     double *runs, *walls;
-    float *rows, *own_row;
-    Py_ssize_t places[PLACES], width, length, num_groups;
+    float *rows, *fused_row;
+    Py_ssize_t columns[NUM_COLUMNS], width, length, num_groups;
     Py_ssize_t capacity, filled; /* rows of the block */
-    Py_ssize_t step, until, num_found;
-    double memory, deadline;
-    double began, ended, recorded; /* by the clock: the update, the last call and the last row */
-    double spent_s, carried_s;     /* in hooks since the last row; elsewhere, to be charged to the next */
-    double fastest_s, norm;
-    double rounding; /* part of a norm that a larger one must exceed for gradients to have been clipped */
+    Py_ssize_t step, until, num_findings;
+    double peak_memory, deadline;
+    double update_began, step_began, row_ended; /* by the clock */
+    double hooks_s, carried_s; /* in hooks since the last row; spent elsewhere, charged to the next row */
+    double fastest_update_s, norm;
+    double clip_tolerance; /* relative: a given norm that is larger by less is the same norm */
     int phase, threads;
-} Plain;
+} FastPath;
 
 static PyObject *grad_scale_name, *found_inf_name, *groups_name, *rate_name, *dict_name;
 
-static int intern_plain_names(void)
+static int intern_fast_path_names(void)
 {
     return (grad_scale_name = PyUnicode_InternFromString("grad_scale"))
         && (found_inf_name = PyUnicode_InternFromString("found_inf"))
@@ -51,7 +67,7 @@ static int intern_plain_names(void)
         && (dict_name = PyUnicode_InternFromString("__dict__"));
 }
 
-/* What the clock says, or -1 with a Python error. */
+/* Return the time of the clock, or -1 with a Python error. */
 static double now_by(PyObject *clock)
 {
     PyObject *now = PyObject_CallNoArgs(clock);
@@ -60,28 +76,28 @@ static double now_by(PyObject *clock)
     return seconds;
 }
 
-static double *run_of(Plain *self)
+static double *current_run(FastPath *self)
 {
     return self->runs + self->filled * self->width;
 }
 
-static float *row_under_way(Plain *self)
+static float *current_row(FastPath *self)
 {
     return self->rows + self->filled * STATISTICS * self->length;
 }
 
-/* Whether something stands under a name that is not None. */
+/* Whether a dict has a value other than None under a name. */
 static int holds(PyObject *dict, PyObject *name)
 {
     PyObject *value = PyDict_GetItemWithError(dict, name);
     return value && value != Py_None;
 }
 
-/* Write the learning rates down; false where one is no number, or groups have come or gone. */
-static int read_rates(Plain *self, PyObject *attributes)
+/* Copy the learning rates into the row; false if one is not a float, or if groups were added or removed. */
+static int copy_learning_rates(FastPath *self, PyObject *attributes)
 {
     PyObject *groups = PyDict_GetItemWithError(attributes, groups_name);
-    double *rates = run_of(self) + self->places[RATES];
+    double *rates = current_run(self) + self->columns[RATES];
     if (!groups || !PyList_CheckExact(groups) || PyList_Size(groups) != self->num_groups)
         return 0;
     for (Py_ssize_t i = 0; i < self->num_groups; i++) {
@@ -94,21 +110,21 @@ static int read_rates(Plain *self, PyObject *attributes)
     return 1;
 }
 
-/* Whether an update is plain as far as its optimizer tells: no closure, nothing of a GradScaler, rates that are numbers. */
-static int is_plain_update(Plain *self, PyObject *optimizer, PyObject *args, PyObject *kwargs)
+/* Whether an update has no closure, nothing of a GradScaler, and learning rates that are floats. */
+static int is_supported_update(FastPath *self, PyObject *optimizer, PyObject *args, PyObject *kwargs)
 {
     if (!PyTuple_CheckExact(args) || PyTuple_Size(args) != 1 || !PyDict_CheckExact(kwargs) || PyDict_Size(kwargs))
         return 0;
     PyObject *attributes = PyObject_GetAttr(optimizer, dict_name);
-    int is_plain = attributes && PyDict_CheckExact(attributes) && !holds(attributes, grad_scale_name)
-        && !holds(attributes, found_inf_name) && read_rates(self, attributes);
+    int is_supported = attributes && PyDict_CheckExact(attributes) && !holds(attributes, grad_scale_name)
+        && !holds(attributes, found_inf_name) && copy_learning_rates(self, attributes);
     Py_XDECREF(attributes);
-    return is_plain;
+    return is_supported;
 }
 
-/* The total norm of a row of statistics; columns without gradient are left out. It has the same bits as `total_norm` of
- * `part.py`, since steps are clipped by either: squares of floats are exact in double, and what their sum loses is kept
- * (Knuth, The Art of Computer Programming, volume 2, 4.2.2, theorem B). */
+/* The total norm of a row of statistics, without the columns that have no gradient. It is bit-identical to `total_norm`
+ * of `optimizer_tracker.py`, since either may clip a step: squares of floats are exact in double, and the rounding error
+ * of each sum is kept (Knuth, The Art of Computer Programming, volume 2, 4.2.2, theorem B). */
 static double total_norm(const float *row, Py_ssize_t length)
 {
     const float *nonfinite = row + NONFINITE * length;
@@ -124,35 +140,35 @@ static double total_norm(const float *row, Py_ssize_t length)
     return sqrt(isfinite(sum) ? sum + lost : sum);
 }
 
-/* Read the gradients into the row under way. Returns whether all were plain; there may be a Python error if not. */
-static int read_gradients(Plain *self)
+/* Read the gradients into the current row. Returns whether all were supported; there may be a Python error if not. */
+static int read_gradients(FastPath *self)
 {
     Views all;
-    float *row = row_under_way(self);
-    int is_plain = 1;
-    if (gather(self->params, 1, &all))
+    float *row = current_row(self);
+    int is_supported = 1;
+    if (view_tensors(self->params, 1, &all))
         return 0;
     PyObject *block = Py_NewRef(self->block); /* it stays while it is written to without the lock */
-    write_columns(&all, 1.0, row, (Counted){NULL, 0, 0}, self->threads);
+    write_columns(&all, 1.0, row, (HistogramRange){NULL, 0, 0}, self->threads);
     for (Py_ssize_t i = 0; i < all.length; i++)
-        is_plain &= all.views[i].state != STRANGE;
-    forget(&all);
+        is_supported &= all.views[i].state != UNSUPPORTED;
+    release_views(&all);
     Py_DECREF(block);
     self->norm = total_norm(row, self->length);
-    return is_plain;
+    return is_supported;
 }
 
-static void clear_own_row(Plain *self)
+static void clear_fused_row(FastPath *self)
 {
     for (Py_ssize_t i = 0; i < GRADIENTS * self->length; i++)
-        self->own_row[i] = (float)NAN;
+        self->fused_row[i] = (float)NAN;
 }
 
-PyDoc_STRVAR(Plain_observe_doc, "observe() -> float | None\n\n"
-                                "Read the gradients for a loop whose optimizer has no hooks, and return their total\n"
-                                "norm; None where that is left to Python.");
+PyDoc_STRVAR(FastPath_observe_doc, "observe() -> float | None\n\n"
+                                "Read the gradients, for a loop whose optimizer has no hooks, and return their total\n"
+                                   "norm; None if Python has to.");
 
-static PyObject *Plain_observe(Plain *self, PyObject *none)
+static PyObject *FastPath_observe(FastPath *self, PyObject *none)
 {
     (void)none;
     if (self->phase != WAITING)
@@ -160,83 +176,83 @@ static PyObject *Plain_observe(Plain *self, PyObject *none)
     double began = now_by(self->clock), ended = -1;
     if (began >= 0 && read_gradients(self))
         ended = now_by(self->clock);
-    if (ended < 0 || self->phase == OFF) { /* off by another thread, while there was no lock */
-        PyErr_Clear();                     /* the closer look meets it too, and says so */
+    if (ended < 0 || self->phase == OFF) { /* stopped by another thread, while the lock was released */
+        PyErr_Clear();                     /* the full path meets the same error, and reports it */
         return Py_NewRef(Py_None);
     }
     self->phase = READ;
-    self->spent_s += ended - began;
+    self->hooks_s += ended - began;
     return PyFloat_FromDouble(self->norm);
 }
 
-PyDoc_STRVAR(Plain_before_doc, "before(optimizer, args, kwargs)\n\n"
-                               "The hook before an update: read the gradients, or have the optimizer do so.");
+PyDoc_STRVAR(FastPath_before_doc, "before(optimizer, args, kwargs)\n\n"
+                               "The hook before an update: read the gradients, or let the optimizer do so.");
 
-static PyObject *Plain_before(Plain *self, PyObject *const *args, Py_ssize_t nargs)
+static PyObject *FastPath_before(FastPath *self, PyObject *const *args, Py_ssize_t nargs)
 {
     if (!has_arguments(nargs, 3))
         return NULL;
     if (self->phase == OFF)
         return PyObject_CallFunctionObjArgs(self->before, args[0], args[1], args[2], NULL);
     double began = now_by(self->clock);
-    int is_plain = began >= 0 && is_plain_update(self, args[0], args[1], args[2]);
-    if (is_plain && self->own_row)
-        clear_own_row(self);
-    else if (is_plain)
-        is_plain = read_gradients(self);
-    if (is_plain)
-        self->began = now_by(self->clock);
-    if (!is_plain || PyErr_Occurred() || self->phase == OFF) { /* off by another thread, while there was no lock */
-        PyErr_Clear(); /* the closer look meets it too, and says so */
+    int is_supported = began >= 0 && is_supported_update(self, args[0], args[1], args[2]);
+    if (is_supported && self->fused_row)
+        clear_fused_row(self);
+    else if (is_supported)
+        is_supported = read_gradients(self);
+    if (is_supported)
+        self->update_began = now_by(self->clock);
+    if (!is_supported || PyErr_Occurred() || self->phase == OFF) { /* stopped by another thread, while the lock was released */
+        PyErr_Clear(); /* the full path meets the same error, and reports it */
         return PyObject_CallFunctionObjArgs(self->before, args[0], args[1], args[2], NULL);
     }
-    self->phase = self->own_row ? UPDATING : READ;
-    self->spent_s += self->began - began;
+    self->phase = self->fused_row ? UPDATING : READ;
+    self->hooks_s += self->update_began - began;
     return Py_NewRef(Py_None);
 }
 
-PyDoc_STRVAR(Plain_after_doc, "after(optimizer, args, kwargs)\n\n"
-                              "The hook after an update: take over what a watched optimizer has written.");
+PyDoc_STRVAR(FastPath_after_doc, "after(optimizer, args, kwargs)\n\n"
+                              "The hook after an update: copy the statistics that an instrumented optimizer wrote.");
 
-static PyObject *Plain_after(Plain *self, PyObject *const *args, Py_ssize_t nargs)
+static PyObject *FastPath_after(FastPath *self, PyObject *const *args, Py_ssize_t nargs)
 {
     if (!has_arguments(nargs, 3))
         return NULL;
-    if (self->phase == READ && !self->own_row)
+    if (self->phase == READ && !self->fused_row)
         return Py_NewRef(Py_None);
     double ended = self->phase == UPDATING ? now_by(self->clock) : -1;
     if (ended < 0) {
         PyErr_Clear(); /* as above */
         return PyObject_CallFunctionObjArgs(self->after, args[0], args[1], args[2], NULL);
     }
-    self->norm = total_norm(self->own_row, self->length);
-    memcpy(row_under_way(self), self->own_row, GRADIENTS * (size_t)self->length * sizeof(float));
+    self->norm = total_norm(self->fused_row, self->length);
+    memcpy(current_row(self), self->fused_row, GRADIENTS * (size_t)self->length * sizeof(float));
     self->phase = READ;
-    if (ended - self->began < self->fastest_s)
-        self->fastest_s = ended - self->began;
+    if (ended - self->update_began < self->fastest_update_s)
+        self->fastest_update_s = ended - self->update_began;
     double now = now_by(self->clock);
-    self->spent_s += now - ended;
+    self->hooks_s += now - ended;
     return now < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-static int has_news(const Plain *self)
+static int has_new_findings(const FastPath *self)
 {
-    return self->found != Py_None && PyList_Size(self->found) != self->num_found;
+    return self->findings != Py_None && PyList_Size(self->findings) != self->num_findings;
 }
 
-/* Whether nothing but numbers is to be said of the step: 1 or 0, or -1 with a Python error. */
-static int has_nothing_to_look_at(Plain *self)
+/* Whether the step has nothing but numbers to record: 1 or 0, or -1 with a Python error. */
+static int needs_no_inspection(FastPath *self)
 {
-    if (self->glance == Py_None)
+    if (self->skip_step == Py_None)
         return 1;
-    PyObject *answer = PyObject_CallFunction(self->glance, "n", self->step);
+    PyObject *answer = PyObject_CallFunction(self->skip_step, "n", self->step);
     int is_true = answer ? PyObject_IsTrue(answer) : -1;
     Py_XDECREF(answer);
     return is_true;
 }
 
-/* Whether what a loop hands over are numbers that have a place in the row, and of an update that was made. */
-static int are_plain_statistics(Plain *self, PyObject *statistics)
+/* Whether statistics of a loop are floats with a column, and describe an update that was made. */
+static int are_supported_statistics(FastPath *self, PyObject *statistics)
 {
     PyObject *name, *value;
     Py_ssize_t next = 0;
@@ -245,108 +261,109 @@ static int are_plain_statistics(Plain *self, PyObject *statistics)
     if (!PyDict_CheckExact(statistics))
         return 0;
     while (PyDict_Next(statistics, &next, &name, &value)) {
-        PyObject *place = PyDict_GetItemWithError(self->names, name);
+        PyObject *place = PyDict_GetItemWithError(self->columns_by_name, name);
         if (!place || !PyFloat_CheckExact(value)
-            || (PyLong_AsSsize_t(place) == self->places[SKIPPED] && PyFloat_AsDouble(value) != 0))
+            || (PyLong_AsSsize_t(place) == self->columns[SKIPPED] && PyFloat_AsDouble(value) != 0))
             return 0;
     }
     return 1;
 }
 
-/* Put statistics of which that is true over what stands in the row. */
-static void override(Plain *self, PyObject *statistics)
+/* Overwrite columns of the row with supported statistics. */
+static void override(FastPath *self, PyObject *statistics)
 {
     PyObject *name, *value;
     Py_ssize_t next = 0;
     while (statistics != Py_None && PyDict_Next(statistics, &next, &name, &value))
-        run_of(self)[PyLong_AsSsize_t(PyDict_GetItemWithError(self->names, name))] = PyFloat_AsDouble(value);
+        current_run(self)[PyLong_AsSsize_t(PyDict_GetItemWithError(self->columns_by_name, name))] = PyFloat_AsDouble(value);
 }
 
-/* Scale a row back that was read after clipping, to the norm before it. */
-static void undo_clipping(Plain *self, double told)
+/* Scale a row that was read after clipping back to the norm before clipping. */
+static void undo_clipping(FastPath *self, double given_norm)
 {
-    float *row = row_under_way(self), factor = (float)(told / self->norm);
+    float *row = current_row(self), factor = (float)(given_norm / self->norm);
     for (Py_ssize_t i = 0; i < LINEAR * self->length; i++)
         row[i] *= factor;
-    run_of(self)[self->places[BEFORE_CLIP]] = told;
+    current_run(self)[self->columns[BEFORE_CLIP]] = given_norm;
 }
 
-static void write_run(Plain *self, double loss, const Batch *batch, double told, double began)
+static void write_run(FastPath *self, double loss, const Batch *batch, double given_norm, double began)
 {
-    double *run = run_of(self);
-    const Py_ssize_t *at = self->places;
-    double step_ms = 1e3 * (began - self->ended);
+    double *run = current_run(self);
+    const Py_ssize_t *at = self->columns;
+    double step_ms = 1e3 * (began - self->step_began);
     run[at[LOSS]] = loss;
     run[at[BEFORE_CLIP]] = run[at[AFTER_CLIP]] = self->norm;
-    if (0 < self->norm && self->norm * (1 + self->rounding) < told) /* false of nan */
-        undo_clipping(self, told);
+    if (0 < self->norm && self->norm * (1 + self->clip_tolerance) < given_norm) /* false of nan */
+        undo_clipping(self, given_norm);
     run[at[SCALE]] = 1;
     run[at[SKIPPED]] = 0;
     run[at[STEP_MS]] = step_ms;
-    run[at[MEMORY]] = self->memory;
+    run[at[MEMORY]] = self->peak_memory;
     if (batch) {
         run[at[HASH]] = (double)batch->hash;
         run[at[SAMPLES]] = 1e3 * batch->samples / step_ms;
     }
 }
 
-/* Make the row under way one of the block, and the next one the row under way. */
-static void pass_on(Plain *self, double began, double now)
+/* Add the current row to the block, and go on with the next. */
+static void finish_row(FastPath *self, double began, double now)
 {
-    run_of(self)[self->places[WATCH_MS]] = 1e3 * (self->carried_s + self->spent_s + now - began);
+    current_run(self)[self->columns[WATCH_MS]] = 1e3 * (self->carried_s + self->hooks_s + now - began);
     self->steps[self->filled] = self->step;
-    self->walls[self->filled] = now - self->recorded;
-    self->ended = self->recorded = now;
-    self->spent_s = self->carried_s = 0;
+    self->walls[self->filled] = now - self->row_ended;
+    self->step_began = self->row_ended = now;
+    self->hooks_s = self->carried_s = 0;
     self->filled++;
     self->step++;
     self->phase = WAITING;
 }
 
-PyDoc_STRVAR(Plain_record_doc, "record(loss, batch, val_loss, grad_norm, statistics) -> bool | None\n\n"
-                             "Record a step; say whether it was plain. None if so, and Python has its turn now.");
+PyDoc_STRVAR(FastPath_append_doc, "append(loss, batch, val_loss, grad_norm, statistics) -> bool | None\n\n"
+                             "Append the row of a step; False if the full path has to. None if appended, and the fast\n"
+                              "path has ended, since Python is due.");
 
-static PyObject *Plain_record(Plain *self, PyObject *const *args, Py_ssize_t nargs)
+static PyObject *FastPath_append(FastPath *self, PyObject *const *args, Py_ssize_t nargs)
 {
-    double loss, told = NAN;
+    double loss, given_norm = NAN;
     Batch batch;
     if (!has_arguments(nargs, 5))
         return NULL;
-    if (self->phase != READ || args[2] != Py_None || !are_plain_statistics(self, args[4]))
+    if (self->phase != READ || args[2] != Py_None || !are_supported_statistics(self, args[4]))
         return PyErr_Occurred() ? NULL : Py_NewRef(Py_False);
     double began = now_by(self->clock);
     if (began < 0)
         return NULL;
     if (!only_value(args[0], &loss) || !isfinite(loss + self->norm)
         || (args[1] != Py_None && !read_batch(args[1], &batch))
-        || (args[3] != Py_None && (!only_value(args[3], &told) || !isfinite(told))))
+        || (args[3] != Py_None && (!only_value(args[3], &given_norm) || !isfinite(given_norm))))
         return Py_NewRef(Py_False);
-    int is_plain = has_nothing_to_look_at(self);
-    if (is_plain <= 0)
-        return is_plain ? NULL : Py_NewRef(Py_False);
-    write_run(self, loss, args[1] == Py_None ? NULL : &batch, told, began);
+    int is_supported = needs_no_inspection(self);
+    if (is_supported <= 0)
+        return is_supported ? NULL : Py_NewRef(Py_False);
+    write_run(self, loss, args[1] == Py_None ? NULL : &batch, given_norm, began);
     override(self, args[4]);
     double now = now_by(self->clock);
     if (now < 0)
         return NULL;
-    pass_on(self, began, now);
-    if (self->filled == self->capacity || self->step >= self->until || now >= self->deadline || has_news(self)) {
+    finish_row(self, began, now);
+    if (self->filled == self->capacity || self->step >= self->until || now >= self->deadline || has_new_findings(self)) {
         self->phase = OFF;
         return Py_NewRef(Py_None);
     }
     return Py_NewRef(Py_True);
 }
 
-PyDoc_STRVAR(Plain_use_doc, "use(steps_N, run_NR, param_NSL, wall_N)\n\n"
-                            "Write from now on into a new block of N rows, which holds nan.");
+PyDoc_STRVAR(FastPath_use_block_doc, "use_block(steps_N, run_NR, param_NSL, wall_N)\n\n"
+                            "Write from now on into a new block of N rows, which is filled with nan.");
 
-static PyObject *Plain_use(Plain *self, PyObject *const *args, Py_ssize_t nargs)
+static PyObject *FastPath_use_block(FastPath *self, PyObject *const *args, Py_ssize_t nargs)
 {
     View steps;
     if (!has_arguments(nargs, 4))
         return NULL;
-    look_at(args[0], 1, IN_ORDER, &steps);
-    size_t capacity = steps.state == PLAIN ? steps.numel : 0;
+    view_tensor(args[0], 1, IN_ORDER, &steps);
+    size_t capacity = steps.state == SUPPORTED ? steps.numel : 0;
     int64_t *numbers = output(args[0], capacity * sizeof(int64_t));
     double *runs = numbers ? output(args[1], capacity * (size_t)self->width * sizeof(double)) : NULL;
     float *rows = runs ? output(args[2], capacity * STATISTICS * (size_t)self->length * sizeof(float)) : NULL;
@@ -366,11 +383,11 @@ static PyObject *Plain_use(Plain *self, PyObject *const *args, Py_ssize_t nargs)
     return Py_NewRef(Py_None);
 }
 
-PyDoc_STRVAR(Plain_arm_doc, "arm(step, until, found, glance, deadline, threads)\n\n"
-                            "Record steps from now on: those before `until`, as long as nothing is found. Gradients\n"
-                            "are read on so many threads.");
+PyDoc_STRVAR(FastPath_start_doc, "start(step, until, findings, skip_step, deadline, threads)\n\n"
+                                 "Record steps from `step` to before `until`, as long as `findings` does not grow and the\n"
+                                 "clock is before `deadline`. `threads` read the gradients.");
 
-static PyObject *Plain_arm(Plain *self, PyObject *const *args, Py_ssize_t nargs)
+static PyObject *FastPath_start(FastPath *self, PyObject *const *args, Py_ssize_t nargs)
 {
     if (!has_arguments(nargs, 6))
         return NULL;
@@ -380,30 +397,30 @@ static PyObject *Plain_arm(Plain *self, PyObject *const *args, Py_ssize_t nargs)
     if (PyErr_Occurred())
         return NULL;
     if (!self->block || self->filled == self->capacity || !PyList_Check(args[2])) {
-        PyErr_SetString(PyExc_ValueError, "there is no room for a row, or the findings are no list");
+        PyErr_SetString(PyExc_ValueError, "the block is full, or the findings are not a list");
         return NULL;
     }
-    PyObject *found = self->found, *glance = self->glance;
-    self->found = Py_NewRef(args[2]);
-    self->glance = Py_NewRef(args[3]);
-    Py_XDECREF(found);
-    Py_XDECREF(glance);
+    PyObject *old_findings = self->findings, *old_skip_step = self->skip_step;
+    self->findings = Py_NewRef(args[2]);
+    self->skip_step = Py_NewRef(args[3]);
+    Py_XDECREF(old_findings);
+    Py_XDECREF(old_skip_step);
     self->step = step;
     self->until = until;
     self->deadline = deadline;
     self->threads = threads;
-    self->num_found = PyList_Size(self->found);
-    self->spent_s = 0;
-    self->fastest_s = HUGE_VAL;
+    self->num_findings = PyList_Size(self->findings);
+    self->hooks_s = 0;
+    self->fastest_update_s = HUGE_VAL;
     self->phase = step < until ? WAITING : OFF;
     return Py_NewRef(Py_None);
 }
 
-PyDoc_STRVAR(Plain_disarm_doc, "disarm() -> int\n\n"
-                               "Leave the step under way to Python, and return how far it has come: 0 where that has\n"
-                               "it already, 1 before the update, 2 in it, 3 after it.");
+PyDoc_STRVAR(FastPath_stop_doc, "stop() -> int\n\n"
+                                "Leave the step in progress to Python, and return its phase: 0 if Python has it already,\n"
+                                "1 before the update, 2 during the update, 3 after the gradients were read.");
 
-static PyObject *Plain_disarm(Plain *self, PyObject *none)
+static PyObject *FastPath_stop(FastPath *self, PyObject *none)
 {
     long phase = self->phase;
     (void)none;
@@ -411,76 +428,76 @@ static PyObject *Plain_disarm(Plain *self, PyObject *none)
     return PyLong_FromLong(phase);
 }
 
-/* Take the arguments of the constructor; they are kept as they are. Returns 0, or -1 with a Python error. */
-static int take_parts(Plain *self, PyObject *args)
+/* Store the arguments of the constructor. Returns 0, or -1 with a Python error. */
+static int parse_arguments(FastPath *self, PyObject *args)
 {
-    PyObject *places;
-    if (!PyArg_ParseTuple(args, "O!OO!O!nnOOO:Plain", &PyTuple_Type, &self->params, &self->own, &PyTuple_Type, &places,
-                          &PyDict_Type, &self->names, &self->width, &self->num_groups, &self->before, &self->after,
+    PyObject *columns;
+    if (!PyArg_ParseTuple(args, "O!OO!O!nnOOO:FastPath", &PyTuple_Type, &self->params, &self->fused, &PyTuple_Type, &columns,
+                          &PyDict_Type, &self->columns_by_name, &self->width, &self->num_groups, &self->before, &self->after,
                           &self->clock)) {
-        self->params = self->own = self->names = NULL;
+        self->params = self->fused = self->columns_by_name = NULL;
         self->before = self->after = self->clock = NULL;
         return -1;
     }
     Py_INCREF(self->params);
-    Py_INCREF(self->own);
-    Py_INCREF(self->names);
+    Py_INCREF(self->fused);
+    Py_INCREF(self->columns_by_name);
     Py_INCREF(self->before);
     Py_INCREF(self->after);
     Py_INCREF(self->clock);
     self->length = PyTuple_Size(self->params);
-    if (PyTuple_Size(places) != PLACES) {
-        PyErr_SetString(PyExc_ValueError, "there is a place too many or too few");
+    if (PyTuple_Size(columns) != NUM_COLUMNS) {
+        PyErr_SetString(PyExc_ValueError, "the number of columns is wrong");
         return -1;
     }
-    for (Py_ssize_t i = 0; i < PLACES; i++) {
-        self->places[i] = PyLong_AsSsize_t(PyTuple_GetItem(places, i));
-        Py_ssize_t end = self->places[i] + (i == RATES ? self->num_groups : 1);
-        if (self->places[i] < 0 || end > self->width) {
-            PyErr_SetString(PyExc_ValueError, "a place lies outside of the row");
+    for (Py_ssize_t i = 0; i < NUM_COLUMNS; i++) {
+        self->columns[i] = PyLong_AsSsize_t(PyTuple_GetItem(columns, i));
+        Py_ssize_t end = self->columns[i] + (i == RATES ? self->num_groups : 1);
+        if (self->columns[i] < 0 || end > self->width) {
+            PyErr_SetString(PyExc_ValueError, "a column is outside of the row");
             return -1;
         }
     }
-    if (self->own != Py_None)
-        self->own_row = output(self->own, GRADIENTS * (size_t)self->length * sizeof(float));
+    if (self->fused != Py_None)
+        self->fused_row = output(self->fused, GRADIENTS * (size_t)self->length * sizeof(float));
     return PyErr_Occurred() ? -1 : 0;
 }
 
-static PyObject *Plain_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *FastPath_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     if (kwargs && PyDict_Size(kwargs)) {
-        PyErr_SetString(PyExc_TypeError, "Plain takes no keywords");
+        PyErr_SetString(PyExc_TypeError, "FastPath takes no keywords");
         return NULL;
     }
-    Plain *self = (Plain *)allocate(type, 0); /* all zero */
+    FastPath *self = (FastPath *)allocate(type, 0); /* all zero */
     if (!self)
         return NULL;
-    self->found = Py_NewRef(Py_None);
-    self->glance = Py_NewRef(Py_None);
-    if (take_parts(self, args)) {
+    self->findings = Py_NewRef(Py_None);
+    self->skip_step = Py_NewRef(Py_None);
+    if (parse_arguments(self, args)) {
         Py_DECREF(self);
         return NULL;
     }
     return (PyObject *)self;
 }
 
-static int Plain_traverse(Plain *self, visitproc visit, void *arg)
+static int FastPath_traverse(FastPath *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE((PyObject *)self));
     Py_VISIT(self->params);
     Py_VISIT(self->before);
     Py_VISIT(self->after);
     Py_VISIT(self->clock);
-    Py_VISIT(self->own);
-    Py_VISIT(self->names);
-    Py_VISIT(self->found);
-    Py_VISIT(self->glance);
+    Py_VISIT(self->fused);
+    Py_VISIT(self->columns_by_name);
+    Py_VISIT(self->findings);
+    Py_VISIT(self->skip_step);
     Py_VISIT(self->block);
     return 0;
 }
 
-static int Plain_clear(Plain *self)
+static int FastPath_clear(FastPath *self)
 {
     self->phase = OFF;
     self->capacity = self->filled = 0;
@@ -488,56 +505,56 @@ static int Plain_clear(Plain *self)
     Py_CLEAR(self->before);
     Py_CLEAR(self->after);
     Py_CLEAR(self->clock);
-    Py_CLEAR(self->own);
-    Py_CLEAR(self->names);
-    Py_CLEAR(self->found);
-    Py_CLEAR(self->glance);
+    Py_CLEAR(self->fused);
+    Py_CLEAR(self->columns_by_name);
+    Py_CLEAR(self->findings);
+    Py_CLEAR(self->skip_step);
     Py_CLEAR(self->block);
     return 0;
 }
 
-static void Plain_dealloc(Plain *self)
+static void FastPath_dealloc(FastPath *self)
 {
     PyTypeObject *type = Py_TYPE((PyObject *)self);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     PyObject_GC_UnTrack(self);
-    Plain_clear(self);
+    FastPath_clear(self);
     release(self);
     Py_DECREF(type);
 }
 
-#define METHOD(name) {#name, (PyCFunction)(void (*)(void))Plain_##name, METH_FASTCALL, Plain_##name##_doc}
-#define SHOWN(name, kind, flags) {#name, kind, offsetof(Plain, name), flags, NULL}
+#define METHOD(name) {#name, (PyCFunction)(void (*)(void))FastPath_##name, METH_FASTCALL, FastPath_##name##_doc}
+#define MEMBER(name, kind, flags) {#name, kind, offsetof(FastPath, name), flags, NULL}
 
-static PyMethodDef plain_methods[] = {
-    METHOD(before), METHOD(after), METHOD(record), METHOD(use), METHOD(arm),
-    {"observe", (PyCFunction)(void (*)(void))Plain_observe, METH_NOARGS, Plain_observe_doc},
-    {"disarm", (PyCFunction)(void (*)(void))Plain_disarm, METH_NOARGS, Plain_disarm_doc},
+static PyMethodDef fast_path_methods[] = {
+    METHOD(before), METHOD(after), METHOD(append), METHOD(use_block), METHOD(start),
+    {"observe", (PyCFunction)(void (*)(void))FastPath_observe, METH_NOARGS, FastPath_observe_doc},
+    {"stop", (PyCFunction)(void (*)(void))FastPath_stop, METH_NOARGS, FastPath_stop_doc},
     {NULL, NULL, 0, NULL},
 };
 
-static PyMemberDef plain_members[] = {
-    SHOWN(step, T_PYSSIZET, READONLY), SHOWN(filled, T_PYSSIZET, READONLY), SHOWN(phase, T_INT, READONLY),
-    SHOWN(spent_s, T_DOUBLE, READONLY), SHOWN(fastest_s, T_DOUBLE, READONLY), SHOWN(began, T_DOUBLE, READONLY),
-    SHOWN(ended, T_DOUBLE, 0), SHOWN(recorded, T_DOUBLE, 0), SHOWN(carried_s, T_DOUBLE, 0), SHOWN(memory, T_DOUBLE, 0),
-    SHOWN(rounding, T_DOUBLE, 0),
+static PyMemberDef fast_path_members[] = {
+    MEMBER(step, T_PYSSIZET, READONLY), MEMBER(filled, T_PYSSIZET, READONLY), MEMBER(phase, T_INT, READONLY),
+    MEMBER(hooks_s, T_DOUBLE, READONLY), MEMBER(fastest_update_s, T_DOUBLE, READONLY),
+    MEMBER(update_began, T_DOUBLE, READONLY), MEMBER(step_began, T_DOUBLE, 0), MEMBER(row_ended, T_DOUBLE, 0),
+    MEMBER(carried_s, T_DOUBLE, 0), MEMBER(peak_memory, T_DOUBLE, 0), MEMBER(clip_tolerance, T_DOUBLE, 0),
     {NULL, 0, 0, 0, NULL},
 };
 
-PyDoc_STRVAR(Plain_doc, "Plain(params, own_SL, places, names, width, groups, before, after, clock)\n\n"
-                        "Records the plain steps of an optimizer into blocks of rows. It is off until it is armed: then\n"
-                        "its hooks call `before` and `after`. own_SL is where a watched optimizer writes, or None; width\n"
-                        "that of a row of the run, places where its numbers stand, and names where those do that a loop\n"
-                        "may hand over.");
+PyDoc_STRVAR(FastPath_doc, "FastPath(params, fused_SL, columns, columns_by_name, width, groups, before, after, clock)\n\n"
+                           "Records steps of an optimizer into blocks of rows. It is off until `start`: then the hooks\n"
+                           "call `before` and `after`. fused_SL is where an instrumented optimizer writes, or None;\n"
+                           "width is the number of run statistics, columns are those of this class's own numbers, and\n"
+                           "columns_by_name those of numbers that a loop may pass.");
 
-static PyType_Slot plain_slots[] = {
-    {Py_tp_doc, (void *)Plain_doc},       {Py_tp_new, Plain_new},         {Py_tp_dealloc, Plain_dealloc},
-    {Py_tp_traverse, Plain_traverse},     {Py_tp_clear, Plain_clear},     {Py_tp_methods, plain_methods},
-    {Py_tp_members, plain_members},       {0, NULL},
+static PyType_Slot fast_path_slots[] = {
+    {Py_tp_doc, (void *)FastPath_doc},       {Py_tp_new, FastPath_new},         {Py_tp_dealloc, FastPath_dealloc},
+    {Py_tp_traverse, FastPath_traverse},     {Py_tp_clear, FastPath_clear},     {Py_tp_methods, fast_path_methods},
+    {Py_tp_members, fast_path_members},       {0, NULL},
 };
 
-static PyType_Spec plain_spec = {
-    "gradwatch._native.Plain", sizeof(Plain), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, plain_slots,
+static PyType_Spec fast_path_spec = {
+    "gradwatch._native.FastPath", sizeof(FastPath), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, fast_path_slots,
 };
 
 #endif

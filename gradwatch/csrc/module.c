@@ -2,7 +2,7 @@
  * header of torch: a tensor's address, shape and strides come through the C exchange table of DLPack that torch.Tensor
  * carries (__dlpack_c_exchange_api__, https://dmlc.github.io/dlpack/latest/python_spec.html).
  *
- * Every function takes tensors that may be anything and answers for those that are plain: on the CPU, dense, of a
+ * Every function takes tensors that may be anything and answers for those that are supported: on the CPU, dense, of a
  * floating dtype it knows. It returns the indices of the others, for torch operations to deal with. */
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
@@ -14,8 +14,8 @@
 #include "fast_path.h"
 #include "optimizer_step.h"
 
-/* Raised with each change of what Python may call or hand over here: `kernel.py` takes no other revision than its own. */
-#define REVISION 11
+/* Raised with each change of what Python calls or passes here: `probe/device/backend.py` accepts no other. */
+#define REVISION 12
 
 /* Room for the histograms of as many tensors, all zero. NULL with a Python error where there is too little. */
 static int64_t *empty_counts(PyObject *tensor, Py_ssize_t length)
@@ -37,43 +37,43 @@ static PyObject *statistics(PyObject *self, PyObject *const *args, Py_ssize_t na
     if (!has_arguments(nargs, 8))
         return NULL;
     double scale = PyFloat_AsDouble(args[3]);
-    Counted counted = {NULL, PyLong_AsSsize_t(args[5]), PyLong_AsSsize_t(args[6])};
+    HistogramRange counted = {NULL, PyLong_AsSsize_t(args[5]), PyLong_AsSsize_t(args[6])};
     int threads = (int)PyLong_AsLong(args[7]);
-    if (PyErr_Occurred() || gather(args[0], args[1] == Py_True, &all))
+    if (PyErr_Occurred() || view_tensors(args[0], args[1] == Py_True, &all))
         return NULL;
     float *row = output(args[2], 6 * (size_t)all.length * sizeof(float));
     if (row && args[4] != Py_None)
         counted.out = empty_counts(args[4], counted.first < counted.last ? counted.last - counted.first : 0);
     if (!row || (args[4] != Py_None && !counted.out)) {
-        forget(&all);
+        release_views(&all);
         return NULL;
     }
     write_columns(&all, scale, row, counted, threads);
-    return left_out(&all);
+    return unsupported_indices(&all);
 }
 
 /* Copy weights to `kept`, or compare them with it. offsets[i] to offsets[i + 1] is the room of tensor i. */
 static PyObject *keep_or_compare(PyObject *const *args, int compare)
 {
     Views all;
-    if (gather(args[0], 0, &all))
+    if (view_tensors(args[0], 0, &all))
         return NULL;
     const int64_t *offsets = output(args[2], ((size_t)all.length + 1) * sizeof(int64_t));
     char *kept = offsets ? output(args[1], (size_t)offsets[all.length]) : NULL;
     float *row = compare && kept ? output(args[3], 2 * (size_t)all.length * sizeof(float)) : NULL;
     if (!kept || (compare && !row)) {
-        forget(&all);
+        release_views(&all);
         return NULL;
     }
-    PyThreadState *saved = all.bytes > QUICK_BYTES ? PyEval_SaveThread() : NULL;
+    PyThreadState *saved = all.bytes > LOCKED_BYTES ? PyEval_SaveThread() : NULL;
     for (Py_ssize_t i = 0; i < all.length; i++) {
         View *view = &all.views[i];
-        if (view->state != PLAIN || view->bytes > (size_t)(offsets[i + 1] - offsets[i])) {
-            view->state = STRANGE;
+        if (view->state != SUPPORTED || view->bytes > (size_t)(offsets[i + 1] - offsets[i])) {
+            view->state = UNSUPPORTED;
             if (compare)
                 row[i] = row[all.length + i] = (float)NAN;
         } else if (!compare) {
-            if (view->bytes) /* an empty tensor lies nowhere */
+            if (view->bytes) /* an empty tensor has no address */
                 memcpy(kept + offsets[i], view->data, view->bytes);
         } else {
             double weight, update;
@@ -83,7 +83,7 @@ static PyObject *keep_or_compare(PyObject *const *args, int compare)
     }
     if (saved)
         PyEval_RestoreThread(saved);
-    return left_out(&all);
+    return unsupported_indices(&all);
 }
 
 PyDoc_STRVAR(keep_doc, "keep(tensors, kept, offsets) -> list[int] | None\n\n"
@@ -116,10 +116,10 @@ static PyObject *checksum(PyObject *self, PyObject *tensor)
         PyErr_SetString(PyExc_TypeError, "bind() first");
         return NULL;
     }
-    look_at(tensor, 1, IN_ORDER, &view);
-    if (view.state != PLAIN)
+    view_tensor(tensor, 1, IN_ORDER, &view);
+    if (view.state != SUPPORTED)
         return Py_NewRef(Py_None);
-    PyThreadState *saved = view.bytes > QUICK_BYTES ? PyEval_SaveThread() : NULL;
+    PyThreadState *saved = view.bytes > LOCKED_BYTES ? PyEval_SaveThread() : NULL;
     sum = checksum_of(view.data, view.bytes);
     if (saved)
         PyEval_RestoreThread(saved);
@@ -149,15 +149,15 @@ static PyObject *histograms(PyObject *self, PyObject *const *args, Py_ssize_t na
     if (!has_arguments(nargs, 4))
         return NULL;
     int threads = (int)PyLong_AsLong(args[3]);
-    if (PyErr_Occurred() || gather(args[0], args[1] == Py_True, &all))
+    if (PyErr_Occurred() || view_tensors(args[0], args[1] == Py_True, &all))
         return NULL;
     int64_t *counts = empty_counts(args[2], all.length);
     if (!counts) {
-        forget(&all);
+        release_views(&all);
         return NULL;
     }
     count_columns(&all, counts, threads);
-    return left_out(&all);
+    return unsupported_indices(&all);
 }
 
 /* One output, what to look for in it, and where that goes. */
@@ -166,23 +166,23 @@ typedef struct {
     const float *ranges;
     double *totals;
     uint8_t *dead; /* bits */
-    int is_plain, is_first;
+    int is_supported, is_first;
     uint64_t num_dead;
-} Call;
+} ActivationCall;
 
 /* Returns 0, or -1 with a Python error. */
-static int look_at_call(PyObject *told, PyObject *totals_A4, Call *call)
+static int parse_call(PyObject *given_norm, PyObject *totals_A4, ActivationCall *call)
 {
     PyObject *tensor, *ranges, *dead;
     Py_ssize_t most, row;
     int are_channels_first;
     DLTensor seen;
-    if (!PyArg_ParseTuple(told, "OpnOOpn", &tensor, &are_channels_first, &most, &ranges, &dead, &call->is_first, &row))
+    if (!PyArg_ParseTuple(given_norm, "OpnOOpn", &tensor, &are_channels_first, &most, &ranges, &dead, &call->is_first, &row))
         return -1;
-    call->is_plain = Py_TYPE(tensor) == tensor_type && !exchange->borrow(tensor, &seen) && seen.device_type == DL_CPU
+    call->is_supported = Py_TYPE(tensor) == tensor_type && !exchange->borrow(tensor, &seen) && seen.device_type == DL_CPU
                      && kind_of(&seen) == F32 && lay_out(&seen, are_channels_first, most, &call->out);
     PyErr_Clear();
-    if (!call->is_plain)
+    if (!call->is_supported)
         return 0;
     double *totals = output(totals_A4, row < 0 ? SIZE_MAX : ((size_t)row + 1) * 4 * sizeof(double));
     call->totals = totals ? totals + 4 * row : NULL;
@@ -192,7 +192,7 @@ static int look_at_call(PyObject *told, PyObject *totals_A4, Call *call)
 }
 
 /* `flags` has room for one of each unit. */
-static void measure(Call *call, uint8_t *flags)
+static void measure(ActivationCall *call, uint8_t *flags)
 {
     const float *ranges = call->ranges;
     Moments moments = {0, 0, 0, 0};
@@ -212,12 +212,12 @@ static void measure(Call *call, uint8_t *flags)
     call->num_dead = pack(flags, call->out.units, call->dead);
 }
 
-/* Measure what is plain. */
-static PyObject *measured(Call *calls, Py_ssize_t length)
+/* Measure the supported outputs. */
+static PyObject *measure_calls(ActivationCall *calls, Py_ssize_t length)
 {
     size_t bytes = 0, most_units = 1;
     for (Py_ssize_t i = 0; i < length; i++)
-        if (calls[i].is_plain) {
+        if (calls[i].is_supported) {
             const Output *out = &calls[i].out;
             bytes += out->outer * out->units * out->inner * sizeof(float);
             most_units = calls[i].dead && out->units > most_units ? out->units : most_units;
@@ -225,16 +225,16 @@ static PyObject *measured(Call *calls, Py_ssize_t length)
     uint8_t *flags = PyMem_Malloc(most_units);
     if (!flags)
         return PyErr_NoMemory();
-    PyThreadState *saved = bytes > QUICK_BYTES ? PyEval_SaveThread() : NULL;
+    PyThreadState *saved = bytes > LOCKED_BYTES ? PyEval_SaveThread() : NULL;
     for (Py_ssize_t i = 0; i < length; i++)
-        if (calls[i].is_plain)
+        if (calls[i].is_supported)
             measure(&calls[i], flags);
     if (saved)
         PyEval_RestoreThread(saved);
     PyMem_Free(flags);
     PyObject *counts = PyList_New(length);
     for (Py_ssize_t i = 0; counts && i < length; i++) {
-        PyObject *count = calls[i].is_plain ? PyLong_FromUnsignedLongLong(calls[i].num_dead) : Py_NewRef(Py_None);
+        PyObject *count = calls[i].is_supported ? PyLong_FromUnsignedLongLong(calls[i].num_dead) : Py_NewRef(Py_None);
         if (!count || PyList_SetItem(counts, i, count))
             Py_CLEAR(counts);
     }
@@ -248,7 +248,7 @@ PyDoc_STRVAR(activations_doc,
              "dead so far, and its row of totals_A4, float64. To that row, add the number of values, their sum, sum of\n"
              "squares, and number outside of the last two of ranges_4. Where the dead ones, a bit for each unit, are not\n"
              "None, clear those that leave the first two of ranges_4. Returns how many units of each are dead; None where\n"
-             "an output is not plain.");
+             "an output is unsupported.");
 
 static PyObject *activations(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -260,15 +260,15 @@ static PyObject *activations(PyObject *self, PyObject *const *args, Py_ssize_t n
         return NULL;
     }
     Py_ssize_t length = PyTuple_Size(args[0]);
-    Call *calls = PyMem_Malloc((size_t)(length ? length : 1) * sizeof(Call));
+    ActivationCall *calls = PyMem_Malloc((size_t)(length ? length : 1) * sizeof(ActivationCall));
     if (!calls)
         return PyErr_NoMemory();
     for (Py_ssize_t i = 0; i < length; i++)
-        if (look_at_call(PyTuple_GetItem(args[0], i), args[1], &calls[i])) {
+        if (parse_call(PyTuple_GetItem(args[0], i), args[1], &calls[i])) {
             PyMem_Free(calls);
             return NULL;
         }
-    PyObject *counts = measured(calls, length);
+    PyObject *counts = measure_calls(calls, length);
     PyMem_Free(calls);
     return counts;
 }
@@ -315,11 +315,11 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__native(void)
 {
     grad_name = PyUnicode_InternFromString("grad");
-    PyObject *module = grad_name && intern_names() && intern_plain_names() ? PyModule_Create(&definition) : NULL;
-    PyObject *plain = module ? PyType_FromSpec(&plain_spec) : NULL;
-    if (!plain || PyModule_AddObjectRef(module, "Plain", plain)
+    PyObject *module = grad_name && intern_names() && intern_fast_path_names() ? PyModule_Create(&definition) : NULL;
+    PyObject *fast_path = module ? PyType_FromSpec(&fast_path_spec) : NULL;
+    if (!fast_path || PyModule_AddObjectRef(module, "FastPath", fast_path)
         || PyModule_AddIntConstant(module, "REVISION", REVISION))
         Py_CLEAR(module);
-    Py_XDECREF(plain);
+    Py_XDECREF(fast_path);
     return module;
 }

@@ -1,13 +1,13 @@
 /* Walks an optimizer's groups and state, and steps all of it at once or nothing of it. */
-#ifndef GRADWATCH_OPTIM_H
-#define GRADWATCH_OPTIM_H
+#ifndef GRADWATCH_OPTIMIZER_STATE_H
+#define GRADWATCH_OPTIMIZER_STATE_H
 
 #include <Python.h>
 
 #include "kernels/steps.h"
 #include "tensor_view.h"
 
-/* Why nothing was done: the index of a parameter that is not plain, or one of these. */
+/* Why nothing was done: the index of a parameter that is unsupported, or one of these. */
 enum { STEPPED = -1, NO_STATE = -2, OTHER_PARAMS = -3, OTHER_MODE = -4, RAISED = -5 };
 
 #define NAMES(X)                                                                                                        \
@@ -111,13 +111,13 @@ static int is_alike(const DLTensor *a, const DLTensor *b)
 
 static float nothing; /* an empty tensor has no address, and that is no reason */
 
-/* The floats of a tensor that lies like `like`, kept alive; NULL where it does not, or is no plain tensor of floats. */
+/* The floats of a tensor that lies like `like`, kept alive; NULL where it does not, or is no supported float32 tensor. */
 static float *floats_of(Walk *walk, PyObject *tensor, const DLTensor *like)
 {
     DLTensor t;
     View view;
-    look_closely(tensor, 0, IN_ANY_ORDER, &view, &t);
-    if (view.state != PLAIN || view.kind != F32 || (like && !is_alike(&t, like)))
+    view_and_describe(tensor, 0, IN_ANY_ORDER, &view, &t);
+    if (view.state != SUPPORTED || view.kind != F32 || (like && !is_alike(&t, like)))
         return NULL;
     walk->owners[walk->num_owners++] = Py_NewRef(tensor);
     return view.numel ? (float *)view.data : &nothing;
@@ -129,7 +129,7 @@ static float *state_floats(Walk *walk, PyObject *state, PyObject *name, const DL
     return tensor ? floats_of(walk, tensor, like) : NULL;
 }
 
-/* Find the moments of an item. Returns whether they are all there and plain. */
+/* Find the moments of an item. Returns whether they are all there and supported. */
 static int find_moments(Walk *walk, Item *item, PyObject *state, PyObject *param, const DLTensor *like)
 {
     const Settings *s = item->settings;
@@ -183,8 +183,8 @@ static Py_ssize_t visit(Walk *walk, PyObject *param, const Settings *settings, P
     item->param = param; /* its list has it */
     item->settings = settings;
     place(walk, item);
-    look_closely(param, 0, IN_ANY_ORDER, &view, &t);
-    if (view.state == PLAIN && view.kind == F32) {
+    view_and_describe(param, 0, IN_ANY_ORDER, &view, &t);
+    if (view.state == SUPPORTED && view.kind == F32) {
         item->weight = view.numel ? (float *)view.data : &nothing;
         item->numel = view.numel;
         walk->owners[walk->num_owners++] = Py_NewRef(param);
@@ -208,7 +208,7 @@ static Py_ssize_t visit(Walk *walk, PyObject *param, const Settings *settings, P
 /* Make the items of all groups. Nothing has moved when this returns, whatever it returns. */
 static Py_ssize_t visit_all(Walk *walk, PyObject *groups, PyObject *states)
 {
-    Py_ssize_t verdict = STEPPED, found;
+    Py_ssize_t outcome = STEPPED, found;
     for (Py_ssize_t i = 0; i < PyList_Size(groups); i++) {
         PyObject *group = PyList_GetItem(groups, i);
         PyObject *params = PyDict_GetItemWithError(group, name_params);
@@ -221,12 +221,12 @@ static Py_ssize_t visit_all(Walk *walk, PyObject *groups, PyObject *states)
                 return OTHER_PARAMS; /* a hook of somebody's changed the groups meanwhile */
             found = visit(walk, PyList_GetItem(params, j), &walk->settings[i], states);
             if (found == NO_STATE)
-                verdict = NO_STATE; /* unless something worse comes */
+                outcome = NO_STATE; /* unless something worse comes */
             else if (found != STEPPED)
                 return found;
         }
     }
-    return walk->columns && walk->walked != PyTuple_Size(walk->params) ? OTHER_PARAMS : verdict;
+    return walk->columns && walk->walked != PyTuple_Size(walk->params) ? OTHER_PARAMS : outcome;
 }
 
 static Py_ssize_t count_params(PyObject *groups)
@@ -244,7 +244,7 @@ static Py_ssize_t count_params(PyObject *groups)
     return count;
 }
 
-enum { MOST_OWNERS = 6 }; /* of one parameter: itself, its gradient, three moments, its steps */
+enum { MAX_OWNERS = 6 }; /* of one parameter: itself, its gradient, three moments, its steps */
 
 static int begin_walk(Walk *walk, PyObject *groups)
 {
@@ -254,7 +254,7 @@ static int begin_walk(Walk *walk, PyObject *groups)
     walk->room = (size_t)length;
     walk->step.items = PyMem_Malloc((walk->room + 1) * sizeof(Item));
     walk->counts = PyMem_Malloc((walk->room + 1) * sizeof(float *));
-    walk->owners = PyMem_Malloc((walk->room + 1) * MOST_OWNERS * sizeof(PyObject *));
+    walk->owners = PyMem_Malloc((walk->room + 1) * MAX_OWNERS * sizeof(PyObject *));
     walk->settings = PyMem_Malloc(((size_t)PyList_Size(groups) + 1) * sizeof(Settings));
     if (walk->step.items && walk->counts && walk->owners && walk->settings)
         return 0;

@@ -1,6 +1,6 @@
 /* The two calls that an optimizer's step makes: to take it, and to trace what one of torch's has done. */
-#ifndef GRADWATCH_STEPPING_H
-#define GRADWATCH_STEPPING_H
+#ifndef GRADWATCH_OPTIMIZER_STEP_H
+#define GRADWATCH_OPTIMIZER_STEP_H
 
 #include "optimizer_state.h"
 #include "threads.h"
@@ -28,17 +28,17 @@ static int take_arguments(Walk *walk, PyObject *const *args, PyObject *columns, 
     if (columns != Py_None) {
         walk->columns = output(columns, (size_t)PyTuple_Size(args[4]) * sizeof(int32_t));
         failed |= !walk->columns;
-        look_closely(gradients == Py_None ? changes : gradients, 1, IN_ORDER, &view, &seen);
-        walk->step.stride = view.state == PLAIN && seen.ndim == 2 ? (size_t)seen.shape[1] : 0;
+        view_and_describe(gradients == Py_None ? changes : gradients, 1, IN_ORDER, &view, &seen);
+        walk->step.stride = view.state == SUPPORTED && seen.ndim == 2 ? (size_t)seen.shape[1] : 0;
     }
     walk->gradients = row_of(gradients, 6, walk->step.stride, &failed);
     walk->changes = row_of(changes, 2, walk->step.stride, &failed);
     return failed || PyErr_Occurred() ? -1 : 0;
 }
 
-static void carry_out(Walk *walk, Mover mover, int threads)
+static void run_walk(Walk *walk, Mover mover, int threads)
 {
-    PyThreadState *saved = walk->bytes > QUICK_BYTES ? PyEval_SaveThread() : NULL;
+    PyThreadState *saved = walk->bytes > LOCKED_BYTES ? PyEval_SaveThread() : NULL;
     move_all(&walk->step, mover, walk->bytes, threads);
     for (size_t i = 0; i < walk->step.length && !walk->step.is_skipped && !walk->moved; i++)
         if (walk->counts[i])
@@ -53,7 +53,7 @@ PyDoc_STRVAR(step_doc,
              "Step every parameter of an optimizer's groups, rule 0 as SGD and 1 as Adam, and write the statistics of\n"
              "params[i] into columns[i], int32, of the rows, where they are not None. scale, of gradients, is a float32\n"
              "tensor or None; with skip, nothing moves. Returns the parameters that moved; or, where none did, the\n"
-             "index of one that is not plain or of unlike moments, -2 where state is still to be made, -3 where params\n"
+             "index of one that is unsupported or of unlike moments, -2 where state is still to be made, -3 where params\n"
              "are others, -4 where a group wants a mode that this does not have.");
 
 static PyObject *moved_params(const Walk *walk)
@@ -79,10 +79,10 @@ static PyObject *step(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     int threads = (int)PyLong_AsLong(args[10]);
     if (failed || PyErr_Occurred())
         return NULL;
-    Py_ssize_t verdict = begin_walk(&walk, args[1]) ? RAISED : visit_all(&walk, args[1], args[2]);
-    if (verdict == STEPPED && !PyErr_Occurred())
-        carry_out(&walk, best_move(), threads);
-    PyObject *moved = PyErr_Occurred() ? NULL : verdict == STEPPED ? moved_params(&walk) : PyLong_FromSsize_t(verdict);
+    Py_ssize_t outcome = begin_walk(&walk, args[1]) ? RAISED : visit_all(&walk, args[1], args[2]);
+    if (outcome == STEPPED && !PyErr_Occurred())
+        run_walk(&walk, best_move(), threads);
+    PyObject *moved = PyErr_Occurred() ? NULL : outcome == STEPPED ? moved_params(&walk) : PyLong_FromSsize_t(outcome);
     end_walk(&walk);
     return moved;
 }
@@ -104,10 +104,10 @@ static PyObject *traces(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
         return NULL;
     walk.fresh = Py_None;
     int threads = (int)PyLong_AsLong(args[7]);
-    Py_ssize_t verdict = PyErr_Occurred() || begin_walk(&walk, args[1]) ? RAISED : visit_all(&walk, args[1], args[2]);
-    if (verdict == STEPPED && !PyErr_Occurred())
-        carry_out(&walk, best_trace(), threads);
-    PyObject *answer = PyErr_Occurred() ? NULL : PyLong_FromSsize_t(verdict);
+    Py_ssize_t outcome = PyErr_Occurred() || begin_walk(&walk, args[1]) ? RAISED : visit_all(&walk, args[1], args[2]);
+    if (outcome == STEPPED && !PyErr_Occurred())
+        run_walk(&walk, best_trace(), threads);
+    PyObject *answer = PyErr_Occurred() ? NULL : PyLong_FromSsize_t(outcome);
     end_walk(&walk);
     return answer;
 }

@@ -1,6 +1,6 @@
 /* Looks at Python's tensors and finds their memory, through the DLPack table that torch.Tensor carries. */
-#ifndef GRADWATCH_VIEWS_H
-#define GRADWATCH_VIEWS_H
+#ifndef GRADWATCH_TENSOR_VIEW_H
+#define GRADWATCH_TENSOR_VIEW_H
 
 #include <Python.h>
 
@@ -25,8 +25,8 @@ typedef struct {
     void *current_stream;
 } ExchangeTable;
 
-enum { DL_CPU = 1, DL_FLOAT = 2, DL_BFLOAT = 4, DL_COMPLEX = 5, MOST_DIMS = 16 };
-enum { QUICK_BYTES = 1 << 22 }; /* some 100 us: for less, others need not be let at the interpreter lock */
+enum { DL_CPU = 1, DL_FLOAT = 2, DL_BFLOAT = 4, DL_COMPLEX = 5, MAX_DIMS = 16 };
+enum { LOCKED_BYTES = 1 << 22 }; /* some 100 us: for less, others need not be let at the interpreter lock */
 
 static const ExchangeTable *exchange;
 static PyTypeObject *tensor_type, *parameter_type; /* subclasses may keep their data elsewhere */
@@ -37,7 +37,7 @@ typedef struct {
     const char *data;
     size_t numel, bytes;
     Kind kind;
-    enum { PLAIN, ABSENT, STRANGE } state;
+    enum { SUPPORTED, ABSENT, UNSUPPORTED } state;
 } View;
 
 typedef struct {
@@ -49,7 +49,7 @@ typedef struct {
 /* Whether the elements fill one piece of memory, in any order of the dimensions (channels_last too). */
 static int is_dense(const DLTensor *t, int in_order)
 {
-    int order[MOST_DIMS], dims = 0;
+    int order[MAX_DIMS], dims = 0;
     int64_t expected = 1;
     if (!t->strides)
         return 1;
@@ -57,7 +57,7 @@ static int is_dense(const DLTensor *t, int in_order)
         if (t->shape[d] == 1)
             continue;
         int place = dims++;
-        if (place == MOST_DIMS)
+        if (place == MAX_DIMS)
             return 0;
         for (; !in_order && place > 0 && t->strides[order[place - 1]] > t->strides[d]; place--)
             order[place] = order[place - 1];
@@ -86,17 +86,17 @@ static Kind kind_of(const DLTensor *t)
  * Those of a lazily negated tensor, the imaginary part of a conjugate one, lie in none of these ways. */
 enum { IN_ANY_ORDER, IN_ORDER, IN_PIECES };
 
-static int lies(const DLTensor *t, int how)
+static int has_layout(const DLTensor *t, int how)
 {
-    if (how != IN_PIECES || t->ndim > MOST_DIMS || t->bits * t->lanes % 8)
+    if (how != IN_PIECES || t->ndim > MAX_DIMS || t->bits * t->lanes % 8)
         return is_dense(t, how != IN_ANY_ORDER);
     return is_dense(t, 0) || (t->ndim > 0 && t->strides[t->ndim - 1] == 1);
 }
 
-/* Look at a tensor object. Anything unusual is STRANGE; no Python error is left behind. */
-static void look_closely(PyObject *object, int any_dtype, int how, View *view, DLTensor *seen)
+/* View the memory of a tensor object. Anything unusual is UNSUPPORTED; no Python error stays set. */
+static void view_and_describe(PyObject *object, int any_dtype, int how, View *view, DLTensor *seen)
 {
-    view->state = STRANGE;
+    view->state = UNSUPPORTED;
     view->numel = view->bytes = 0;
     if (Py_TYPE(object) != tensor_type && Py_TYPE(object) != parameter_type)
         return;
@@ -113,18 +113,18 @@ static void look_closely(PyObject *object, int any_dtype, int how, View *view, D
         return;
     if (t.code == DL_COMPLEX) /* may be lazily conjugate, and does not say so */
         return;
-    if (numel && (!t.data || !lies(&t, how)))
+    if (numel && (!t.data || !has_layout(&t, how)))
         return;
     view->data = (const char *)t.data + t.byte_offset;
     view->numel = numel;
     view->bytes = (numel * t.bits * t.lanes + 7) / 8;
-    view->state = PLAIN;
+    view->state = SUPPORTED;
 }
 
-static void look_at(PyObject *object, int any_dtype, int how, View *view)
+static void view_tensor(PyObject *object, int any_dtype, int how, View *view)
 {
     DLTensor seen;
-    look_closely(object, any_dtype, how, view, &seen);
+    view_and_describe(object, any_dtype, how, view, &seen);
 }
 
 static int has_arguments(Py_ssize_t given, Py_ssize_t expected)
@@ -134,7 +134,7 @@ static int has_arguments(Py_ssize_t given, Py_ssize_t expected)
     return given == expected;
 }
 
-static void forget(Views *all)
+static void release_views(Views *all)
 {
     for (Py_ssize_t i = 0; i < all->length; i++)
         Py_XDECREF(all->views[i].owner);
@@ -142,7 +142,7 @@ static void forget(Views *all)
 }
 
 /* Look at a tuple of tensors, or at their gradients. Returns 0, or -1 with a Python error. */
-static int gather(PyObject *tensors, int gradients, Views *all)
+static int view_tensors(PyObject *tensors, int gradients, Views *all)
 {
     all->length = 0;
     all->bytes = 0;
@@ -161,14 +161,14 @@ static int gather(PyObject *tensors, int gradients, Views *all)
         View *view = &all->views[all->length];
         view->owner = gradients ? PyObject_GetAttr(tensor, grad_name) : Py_NewRef(tensor);
         if (!view->owner) {
-            forget(all);
+            release_views(all);
             return -1;
         }
         if (view->owner == Py_None) {
             view->state = ABSENT;
             view->numel = view->bytes = 0;
         } else {
-            look_at(view->owner, 0, IN_ANY_ORDER, view);
+            view_tensor(view->owner, 0, IN_ANY_ORDER, view);
         }
         all->bytes += view->bytes;
     }
@@ -176,11 +176,11 @@ static int gather(PyObject *tensors, int gradients, Views *all)
 }
 
 /* Indices of the tensors that were left out, or None, which is cheaper to test. Lets go of the views. */
-static PyObject *left_out(Views *all)
+static PyObject *unsupported_indices(Views *all)
 {
     PyObject *indices = NULL;
     for (Py_ssize_t i = 0; i < all->length; i++) {
-        if (all->views[i].state != STRANGE)
+        if (all->views[i].state != UNSUPPORTED)
             continue;
         PyObject *index = PyLong_FromSsize_t(i);
         if (!indices)
@@ -189,11 +189,11 @@ static PyObject *left_out(Views *all)
         Py_XDECREF(index);
         if (failed) {
             Py_XDECREF(indices);
-            forget(all);
+            release_views(all);
             return NULL;
         }
     }
-    forget(all);
+    release_views(all);
     return indices ? indices : Py_NewRef(Py_None);
 }
 
@@ -203,8 +203,8 @@ static void *output(PyObject *tensor, size_t bytes)
     static char nothing; /* an empty tensor has no address, and that is no error */
     View view;
     if (exchange)
-        look_at(tensor, 1, IN_ORDER, &view);
-    if (!exchange || view.state != PLAIN || view.bytes < bytes) {
+        view_tensor(tensor, 1, IN_ORDER, &view);
+    if (!exchange || view.state != SUPPORTED || view.bytes < bytes) {
         PyErr_SetString(PyExc_ValueError, "the output must be a contiguous CPU tensor that is large enough");
         return NULL;
     }

@@ -12,12 +12,12 @@
 #define HAS_THREADS 1
 #endif
 
-enum { MOST_THREADS = 64 };
+enum { MAX_THREADS = 64 };
 enum { POOLED_BYTES = 1 << 20, THREADED_BYTES = 1 << 23 }; /* for less, waking or starting threads is not worth it */
 
 typedef struct {
     size_t size, index;
-} Turn;
+} WorkItem;
 
 /* What is done to one parameter of many. */
 typedef void (*Task)(void *of, size_t index);
@@ -26,14 +26,14 @@ typedef void (*Task)(void *of, size_t index);
 typedef struct {
     Task task;
     void *of;
-    const Turn *turns;
+    const WorkItem *items;
     size_t length, next;
     pthread_mutex_t lock;
 } Work;
 
 static int larger_first(const void *a, const void *b)
 {
-    size_t x = ((const Turn *)a)->size, y = ((const Turn *)b)->size;
+    size_t x = ((const WorkItem *)a)->size, y = ((const WorkItem *)b)->size;
     return (x < y) - (x > y);
 }
 
@@ -43,7 +43,7 @@ typedef void (*Team)(void (*function)(void *), void *shared, unsigned threads, u
 
 /* The team of the OpenMP that torch has loaded, or NULL. Its threads wait busily for torch's next operation, so that
  * others beside them would have to share the cores with them. */
-static Team torchs_team(void)
+static Team openmp_team(void)
 {
     static Team team;
     static int is_known;
@@ -54,7 +54,7 @@ static Team torchs_team(void)
     return team;
 }
 
-static void take_turns(void *shared)
+static void run_items(void *shared)
 {
     Work *work = shared;
     for (;;) {
@@ -63,36 +63,36 @@ static void take_turns(void *shared)
         pthread_mutex_unlock(&work->lock);
         if (turn >= work->length)
             return;
-        work->task(work->of, work->turns[turn].index);
+        work->task(work->of, work->items[turn].index);
     }
 }
 
-static void *take_turns_apart(void *shared)
+static void *run_items_on_thread(void *shared)
 {
-    take_turns(shared);
+    run_items(shared);
     return NULL;
 }
 
 static void start_and_join(Work *work, int threads)
 {
-    pthread_t others[MOST_THREADS];
+    pthread_t others[MAX_THREADS];
     int started = 0;
-    while (started < threads - 1 && started < MOST_THREADS
-           && !pthread_create(&others[started], NULL, take_turns_apart, work))
+    while (started < threads - 1 && started < MAX_THREADS
+           && !pthread_create(&others[started], NULL, run_items_on_thread, work))
         started++;
-    take_turns(work);
+    run_items(work);
     while (started)
         pthread_join(others[--started], NULL);
 }
 
 #endif
 
-/* Room for the turns of so many parameters, to be filled; NULL where one thread is as fast, or memory is short. */
-static Turn *turns_for(size_t length, size_t bytes, int threads)
+/* Room for the items of `length` parameters, not filled yet; NULL if one thread is as fast, or without memory. */
+static WorkItem *work_items_for(size_t length, size_t bytes, int threads)
 {
 #ifdef HAS_THREADS
-    size_t enough = torchs_team() ? POOLED_BYTES : THREADED_BYTES;
-    return threads > 1 && length > 1 && bytes > enough ? malloc(length * sizeof(Turn)) : NULL;
+    size_t enough = openmp_team() ? POOLED_BYTES : THREADED_BYTES;
+    return threads > 1 && length > 1 && bytes > enough ? malloc(length * sizeof(WorkItem)) : NULL;
 #else
     (void)length;
     (void)bytes;
@@ -101,23 +101,23 @@ static Turn *turns_for(size_t length, size_t bytes, int threads)
 #endif
 }
 
-/* Do a task for all turns, on several threads, and free them; without turns on this thread, in order. */
-static void do_all(Task task, void *of, Turn *turns, size_t length, int threads)
+/* Do a task for all items, on several threads, and free them; without items on this thread, in order. */
+static void do_all(Task task, void *of, WorkItem *items, size_t length, int threads)
 {
 #ifdef HAS_THREADS
-    if (turns) {
-        Work work = {task, of, turns, length, 0, PTHREAD_MUTEX_INITIALIZER};
-        qsort(turns, length, sizeof(Turn), larger_first);
-        if (torchs_team())
-            torchs_team()(take_turns, &work, (unsigned)threads, 0);
+    if (items) {
+        Work work = {task, of, items, length, 0, PTHREAD_MUTEX_INITIALIZER};
+        qsort(items, length, sizeof(WorkItem), larger_first);
+        if (openmp_team())
+            openmp_team()(run_items, &work, (unsigned)threads, 0);
         else
             start_and_join(&work, threads);
         pthread_mutex_destroy(&work.lock);
-        free(turns);
+        free(items);
         return;
     }
 #endif
-    (void)turns;
+    (void)items;
     (void)threads;
     for (size_t i = 0; i < length; i++)
         task(of, i);
@@ -137,10 +137,10 @@ static void move_one(void *of, size_t index)
 static void move_all(const Step *step, Mover mover, size_t bytes, int threads)
 {
     Moves moves = {step, mover};
-    Turn *turns = turns_for(step->length, bytes, threads);
-    for (size_t i = 0; turns && i < step->length; i++)
-        turns[i] = (Turn){step->items[i].numel, i};
-    do_all(move_one, &moves, turns, step->length, threads);
+    WorkItem *items = work_items_for(step->length, bytes, threads);
+    for (size_t i = 0; items && i < step->length; i++)
+        items[i] = (WorkItem){step->items[i].numel, i};
+    do_all(move_one, &moves, items, step->length, threads);
 }
 
 #endif

@@ -18,7 +18,7 @@ from gradwatch import catalogue
 from gradwatch.history import thinning
 from gradwatch.history.table import WINDOW, Floats, Table
 from gradwatch.records import ActivationInfo, Event, Finding, RunInfo
-from gradwatch.step_time import Pace
+from gradwatch.step_time import StepTimer
 
 if TYPE_CHECKING:
     import pandas
@@ -120,7 +120,7 @@ class History:
         self.histograms: dict[int, tuple[Histograms, int]] = {}
         self.histograms_step = -1
         self.trained_s = 0.0
-        self._pace = Pace()
+        self._step_timer = StepTimer()
         self._findings: list[Finding] = []
         self._events: list[Event] = []
         self._place: dict[tuple[str, str | None], int] = {}
@@ -225,7 +225,7 @@ class History:
             self.run.reveal(stop - first)
             while samples and samples[0].place < stop:
                 self._take_sample(int(rows.steps_T[samples[0].place]), samples.popleft())
-            self.trained_s += self._pace.counted(*seconds[first:stop])
+            self.trained_s += self._step_timer.training_s(*seconds[first:stop])
             while validations and validations[0] < stop:
                 self._mark(rows.steps_T, rows.run_TS, validations.popleft())
             yield stop

@@ -1,7 +1,7 @@
-"""Where device meets host: probe a model at every optimizer step and feed the pipeline with one row."""
+"""Connect device and host: probe a model at every optimizer step and feed one row to the pipeline."""
 
 from gradwatch.monitor.budget import Schedule
 from gradwatch.monitor.monitor import Monitor
-from gradwatch.monitor.optimizer_tracker import total_norm
+from gradwatch.monitor.row import total_norm
 
 __all__ = ["Monitor", "Schedule", "total_norm"]

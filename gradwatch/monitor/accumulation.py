@@ -1,18 +1,33 @@
-"""How calls of `Monitor.step` and updates alternate: a call per update, or one per micro-batch."""
+"""Counts steps and updates, and learns how calls of `Monitor.step` and updates alternate."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import final
 
 from gradwatch.monitor.best_effort import warn_once
 
 
 @final
-class Rhythm:
+@dataclass(slots=True)
+class StepCounter:
+    """The step in progress and the updates before it; behind, while the fast path is active.
+
+    Args:
+        step: The optimizer step in progress.
+        updates: Updates of the steps before it.
+    """
+
+    step: int = 0
+    updates: int = 0
+
+
+@final
+class AccumulationTracker:
     """Learns after how many calls an update comes.
 
     Args:
-        accumulate: Up to so many calls are the micro-batches of one update.
+        accumulate: Up to this many calls are the micro-batches of one update.
 
     Attributes:
         calls: Calls since the last row.
@@ -22,12 +37,12 @@ class Rhythm:
         self.warned: set[str] = set()
         self.calls = 0
         self._accumulate = accumulate
-        self._idle, self._interval = 0, 1
+        self._calls_without_update, self._interval = 0, 1
 
     @property
-    def is_even(self) -> bool:
-        """Whether an update came before each call, as far as calls have been learned."""
-        return self._interval == 1 and not self._idle
+    def is_one_step_per_call(self) -> bool:
+        """Whether an update came before each call so far."""
+        return self._interval == 1 and not self._calls_without_update
 
     @property
     def is_full(self) -> bool:
@@ -35,11 +50,11 @@ class Rhythm:
         return self.calls >= self._accumulate
 
     def learn(self, *, is_updated: bool) -> None:
-        """Take it for accumulation where updates come every so many calls, twice in a row."""
+        """Learn from a call; the same interval between updates, twice in a row, is taken for accumulation."""
         if not is_updated:
-            self._idle += self.is_full
+            self._calls_without_update += self.is_full
             return
-        interval, self._idle = self._idle + 1, 0
+        interval, self._calls_without_update = self._calls_without_update + 1, 0
         if interval == self._interval > 1:
             self._accumulate *= interval
             text = f"the optimizer steps once in {self._accumulate} calls of step(), which now make one row together"

@@ -1,4 +1,4 @@
-"""What training can do without: a method that raises is named in one warning and left out from then on."""
+"""Best-effort features: the first exception disables the feature with a single warning, and training continues."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gradwatch.errors import GradwatchError
 
 
 class Warns(Protocol):
-    """Something that remembers what it has warned of."""
+    """An object that remembers the names of its warnings."""
 
     warned: set[str]
 
@@ -21,16 +21,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def dispensable(
+def best_effort(
     name: str,
 ) -> Callable[[Callable[Concatenate[S, P], R]], Callable[Concatenate[S, P], R | None]]:
-    """Make a method one that training can do without.
+    """Decorate a method so that an exception disables it, with a warning: from then on it returns None.
 
-    When it raises, that is said once, and from then on it does nothing and returns None. What the user can mend, such
-    as a full disk, is raised.
+    A GradwatchError is raised, since the user can fix its cause, such as a full disk.
 
     Args:
-        name: What is left out, such as `the histograms`; methods of one name are left out together.
+        name: The feature, such as `the histograms`; methods of one name are disabled together.
     """
 
     def wrap(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R | None]:
@@ -41,8 +40,8 @@ def dispensable(
                 return method(self, *args, **kwargs)
             except GradwatchError:
                 raise
-            except Exception as error:  # whatever it is, the training is worth more
-                switch_off(self, name, error)
+            except Exception as error:  # of any kind: the training must not stop
+                disable_feature(self, name, error)
                 return None
 
         functools.update_wrapper(attempt, method)
@@ -51,13 +50,13 @@ def dispensable(
     return wrap
 
 
-def switch_off(owner: Warns, name: str, error: Exception) -> None:
-    """Say that a part is left out from now on, and why."""
+def disable_feature(owner: Warns, name: str, error: Exception) -> None:
+    """Warn that a feature is disabled from now on, and why."""
     warn_once(owner, name, f"{name} is switched off: {type(error).__name__}: {error}")
 
 
 def warn_once(owner: Warns, name: str, text: str) -> None:
-    """Warn of something, the first time that it comes up."""
+    """Warn, unless a warning of this name was given before."""
     if name not in owner.warned:
         owner.warned.add(name)
         warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=4)

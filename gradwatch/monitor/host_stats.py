@@ -1,4 +1,4 @@
-"""Numbers of a step that no probe gives: losses, the size of a batch, memory."""
+"""Statistics of a step that the host computes: losses, batch size, peak memory."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import math
 import sys
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
+from gradwatch.monitor.best_effort import best_effort
 from gradwatch.probe.device.sync import to_float
 
 resource: ModuleType | None
@@ -19,19 +20,22 @@ try:
 except ImportError:  # not on Windows
     resource = None
 
-ROUNDING = 1e-5  # relative: total norms of the same gradients differ by less, whichever way they were summed
-RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # getrusage(2): ru_maxrss is in bytes on macOS, in KiB on Linux
+NORM_TOLERANCE = 1e-5  # relative: total norms of the same gradients differ by less, in any order of summation
+MEMORY_INTERVAL_S = 1.0  # between two readings of the peak memory, each of which takes a step to the full path, 0.3 ms
+RSS_UNIT_BYTES = (
+    1 if sys.platform == "darwin" else 1024
+)  # getrusage(2): ru_maxrss is in bytes on macOS, in KiB on Linux
 
 
-def number(value: Tensor | float | None) -> float:
-    """Return a number, the mean of a tensor with several values, or nan for None."""
+def to_number(value: Tensor | float | None) -> float:
+    """Return a value as a float: the mean of a tensor with several values, nan for None."""
     if isinstance(value, Tensor):
         return to_float(value if value.numel() == 1 else value.detach().float().mean())
     return math.nan if value is None else float(value)
 
 
 def num_samples(batch: Any) -> int | None:
-    """Return the length of the first tensor in a batch, or None where there is none."""
+    """Return the length of the first tensor in a batch, or None if there is none."""
     if isinstance(batch, Tensor):
         return batch.shape[0] if batch.ndim else None
     parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (tuple, list)) else ()
@@ -39,9 +43,84 @@ def num_samples(batch: Any) -> int | None:
 
 
 def peak_memory(device: torch.device | None) -> float:
-    """Return the peak of the allocator of a CUDA device, of the resident set where there is none, in bytes."""
+    """Return the peak memory in bytes: of the allocator of a CUDA device, else of the resident set."""
     if device is not None:
         return float(torch.cuda.max_memory_allocated(device))
     if resource is None:
         return math.nan
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT)
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT_BYTES)
+
+
+@final
+class PeakMemory:
+    """Reads the peak memory from time to time.
+
+    Args:
+        device: A CUDA device, or None.
+    """
+
+    def __init__(self, device: torch.device | None) -> None:
+        self.warned: set[str] = set()
+        self._device = device
+        self._bytes = math.nan
+        self._read_at = -math.inf
+
+    def at(self, clock: float) -> float:
+        """Return the peak memory in bytes, read again if the last reading is older than `MEMORY_INTERVAL_S`."""
+        if clock - self._read_at >= MEMORY_INTERVAL_S:
+            self._read_at = clock
+            self._read()
+        return self._bytes
+
+    def deadline(self, clock: float) -> float:
+        """Return the clock at which a reading is due again, if one was made at `clock`."""
+        return clock + MEMORY_INTERVAL_S
+
+    @best_effort("the peak memory")
+    def _read(self) -> None:
+        self._bytes = peak_memory(self._device)
+
+
+@final
+class LossAverage:
+    """Averages the losses of the micro-batches of a step.
+
+    Args:
+        remote_device: Device whose values the host must not wait for, or None.
+
+    Attributes:
+        mean: Mean of the losses that the host knows, over all calls.
+        remote_sum: Sum of the losses that only the device knows, or None.
+    """
+
+    def __init__(self, remote_device: torch.device | None) -> None:
+        self._remote_device = remote_device
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a step."""
+        self.mean = 0.0
+        self.remote_sum: Tensor | None = None
+
+    def is_remote(self, value: object) -> bool:
+        """Return whether reading a value would have to wait for the device."""
+        return isinstance(value, Tensor) and value.device == self._remote_device
+
+    def add(self, loss: Tensor | float | None, *, calls: int) -> float:
+        """Add a loss.
+
+        Args:
+            loss: The loss; a tensor counts by its mean.
+            calls: Number of losses of the step, including this one.
+
+        Returns:
+            The loss, nan for None; 0 for a loss that only the device knows.
+        """
+        value = 0.0
+        if isinstance(loss, Tensor) and self.is_remote(loss):
+            mean = loss.detach().float().mean()  # a copy: a CUDA graph writes to the same loss again
+            self.remote_sum = mean if self.remote_sum is None else self.remote_sum + mean
+        else:
+            value = to_number(loss)
+        self.mean = (self.mean * (calls - 1) + value) / calls
+        return value

@@ -1,4 +1,4 @@
-"""What a monitor notes of a run, each kind once: losses of NaN, the batch behind one, validations that disagree."""
+"""Events that are emitted once per run: a loss of NaN, its batch, validations that disagree."""
 
 from __future__ import annotations
 
@@ -7,65 +7,65 @@ from typing import final
 
 from gradwatch.records import Event
 
-SAME_LOSS = 1e-3  # of itself: an evaluation in half precision or in another order of summation differs by less
+SAME_LOSS_TOLERANCE = 1e-3  # relative: evaluations in half precision or in another summation order differ by less
 
 
 @final
-class Notes:
-    """Notes the first event of a kind.
+class OneTimeEvents:
+    """Emits the first event of each kind.
 
     Args:
-        note: Called with each event.
+        emit: Called with each event.
     """
 
-    def __init__(self, note: Callable[[Event], None]) -> None:
-        self._note = note
-        self._noted: set[str] = set()
+    def __init__(self, emit: Callable[[Event], None]) -> None:
+        self._emit = emit
+        self._emitted: set[str] = set()
         self._validated: tuple[float, int] | None = None
         self._factor = 1
 
     @property
-    def knows_batch(self) -> bool:
-        """Whether it has been noted if the inputs behind a loss that is not finite were."""
-        return "batch" in self._noted
+    def has_batch(self) -> bool:
+        """Whether `batch` has been called."""
+        return "batch" in self._emitted
 
     def nan(self, *, step: int, is_given: bool) -> None:
-        """Note a loss of NaN that the loop handed over, or that it handed over none."""
+        """Emit that the loop passed a loss of NaN, or no loss."""
         kind, what = ("loss-nan", "a loss of NaN") if is_given else ("loss-withheld", "no loss")
         if self._is_new(kind):
-            self._note(Event(kind=kind, step=step, text=f"the loop handed over {what}"))
+            self._emit(Event(kind=kind, step=step, text=f"the loop handed over {what}"))
 
     def batch(self, *, step: int, is_clean: bool) -> None:
-        """Note of the first batch whose loss is not finite whether its inputs are."""
+        """Emit whether the inputs are finite, for the first batch whose loss is not."""
         if self._is_new("batch"):
             kind, text = ("batch-finite", "no") if is_clean else ("batch-nonfinite", "a")
-            self._note(Event(kind=kind, step=step, text=f"{text} value of the inputs is NaN or Inf"))
+            self._emit(Event(kind=kind, step=step, text=f"{text} value of the inputs is NaN or Inf"))
 
     def validation(self, value: float, *, step: int, updates: int) -> None:
-        """Note the first validation loss that differs from the one before, of the same weights.
+        """Emit the first validation loss that differs from the previous one, with the same weights.
 
         Args:
             value: The validation loss.
-            step: Optimizer step that is under way.
-            updates: How often an optimizer has stepped.
+            step: Optimizer step in progress.
+            updates: Number of updates so far.
         """
         before, updates_before = self._validated or (value, updates)
         self._validated = value, updates
-        if updates != updates_before or not abs(value - before) > SAME_LOSS * abs(before):
+        if updates != updates_before or not abs(value - before) > SAME_LOSS_TOLERANCE * abs(before):
             return
         if self._is_new("validations-differ"):
             text = f"validation gave {before:.6g} and {value:.6g} with the same weights"
-            self._note(Event(kind="validations-differ", step=step, text=text, values={"difference": value - before}))
+            self._emit(Event(kind="validations-differ", step=step, text=text, values={"difference": value - before}))
 
     def thinned(self, factor: int, *, step: int, budget: float) -> None:
-        """Note that what is sampled is measured more seldom than ever before in this run."""
+        """Emit that sampled statistics are measured less often than ever before in this run."""
         if factor > self._factor:
             self._factor = factor
             text = f"to keep to watch.budget, sampled statistics are measured {factor} times more seldom"
             values = {"factor": float(factor), "budget": budget}
-            self._note(Event(kind="thinned", step=step, text=text, values=values))
+            self._emit(Event(kind="thinned", step=step, text=text, values=values))
 
     def _is_new(self, kind: str) -> bool:
-        is_new = kind not in self._noted
-        self._noted.add(kind)
+        is_new = kind not in self._emitted
+        self._emitted.add(kind)
         return is_new

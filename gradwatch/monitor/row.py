@@ -1,118 +1,239 @@
-"""A row of statistics as it comes off the device: whole, with the norms of its gradients before and after clipping."""
+"""One row of step statistics: the part that the host knows, and the row that is completed from values of the device."""
 
-# L = parameter tensors, S = statistics, A = activation modules, K = parameters with histograms, B = bins
+# L = parameter tensors, P = those of one optimizer, S = statistics, A = activation modules, B = bins,
+# K = parameters with histograms
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
+from gradwatch import catalogue
 from gradwatch.history.store import Floats, Histograms
-from gradwatch.monitor.host_stats import ROUNDING
-from gradwatch.monitor.optimizer_tracker import LINEAR, Arrived, Counted, Part, total_norm
-from gradwatch.probe.activations.bitmask import packed
+from gradwatch.monitor.host_stats import NORM_TOLERANCE
+from gradwatch.probe.activations.bitmask import Units, packed
 from gradwatch.probe.activations.silent_units import Silence
+from gradwatch.probe.batches.batch_hash import joined
 from gradwatch.probe.device.transfer_queue import Values
 from gradwatch.probe.gradients.histograms import bin_edges
 
+GRAD = slice(0, 6)
+LINEAR = slice(0, 4)  # the gradient statistics that grow with the gradient: norm, maximum, mean, deviation
+UPDATE = slice(6, 8)
+L2 = catalogue.PARAM_NAMES.index("grad.l2")
+NONFINITE = catalogue.PARAM_NAMES.index("grad.nonfinite")
 
-class Left(NamedTuple):
-    """A row as it comes off the device: statistics, norms and histograms of each optimizer, what it says of the run."""
-
-    row_SL: NDArray[np.float32]
-    act_SA: Floats | None
-    counted: Sequence[Counted]
-    parts: list[Arrived]
-    run: dict[str, float]
-
-    def norms(self, told: float | None) -> tuple[float, float]:
-        """Return the total norm before and after clipping; see `reconciled`."""
-        return reconciled(self.row_SL, self.norm, [part[:2] for part in self.parts], told)
-
-    @property
-    def norm(self) -> float:
-        """Total norm of the gradients as they were read."""
-        return total_norm(self.row_SL)
-
-    def histograms(self, step: int) -> Histograms | None:
-        """Return the histograms, where they were due."""
-        return as_histograms(step, [*self.counted, *(part.counted for part in self.parts if part.counted)])
+Columns = NDArray[np.intp] | slice
 
 
-def reconciled(
-    row_SL: NDArray[np.float32], norm: float, parts: Sequence[tuple[float, float | None]], told: float | None
-) -> tuple[float, float]:
-    """Return the total norm before and after clipping, and scale a row back that was read after it.
+class OptimizerColumns(NamedTuple):
+    """The columns of a row that one optimizer fills: those of its parameters, and those with histograms."""
+
+    params: Columns
+    histograms_K: NDArray[np.intp]
+
+
+class OptimizerResult(NamedTuple):
+    """One optimizer's share of a row.
 
     Args:
-        row_SL: The statistics.
-        norm: Their total norm.
-        parts: Norm of the gradients of each optimizer, as they were read and, where they were read twice, as clipped.
-        told: The norm that clipping returned, where the gradients were read after it.
+        norm: Total norm of the gradients as they were read; None if they were not.
+        clipped_norm: Total norm just before the update, if the gradients were read a second time.
+        is_skipped: Whether a GradScaler had the update skipped, as far as only the device knew.
+        counts_2KB: Histograms of gradients and weights, if they were due.
     """
-    if [clipped for _, clipped in parts if clipped is not None]:
-        return norm, math.hypot(*[read if clipped is None else clipped for read, clipped in parts])
-    if told is not None and math.isfinite(told) and 0 < norm * (1 + ROUNDING) < told:
-        row_SL[LINEAR] *= told / norm
-        return told, norm
-    return norm, norm
+
+    norm: float | None
+    clipped_norm: float | None
+    is_skipped: bool
+    counts_2KB: NDArray[np.int64] | None
+
+
+class StepRow(NamedTuple):
+    """A completed row.
+
+    Args:
+        param_SL: Statistics of the parameters.
+        act_SA: Statistics of the activations, if they were due.
+        histograms: Histograms, if they were due.
+        optimizers: One result per optimizer.
+        run: Statistics of the run.
+    """
+
+    param_SL: NDArray[np.float32]
+    act_SA: Floats | None
+    histograms: Histograms | None
+    optimizers: Sequence[OptimizerResult]
+    run: dict[str, float]
+
+    def norms(self, given_norm: float | None) -> tuple[float, float]:
+        """Return the total norm before and after clipping; nan if no gradient was read.
+
+        Args:
+            given_norm: The norm that clipping returned. Gradients that were read after clipping are scaled back.
+        """
+        read = [result.norm for result in self.optimizers if result.norm is not None]
+        if not read:
+            return math.nan, math.nan
+        norm = read[0] if len(self.optimizers) == 1 else total_norm(self.param_SL)
+        clipped = [r.norm if r.clipped_norm is None else r.clipped_norm for r in self.optimizers]
+        if any(result.clipped_norm is not None for result in self.optimizers):
+            return norm, math.hypot(*[value for value in clipped if value is not None])
+        if given_norm is not None and math.isfinite(given_norm) and 0 < norm * (1 + NORM_TOLERANCE) < given_norm:
+            self.param_SL[LINEAR] *= given_norm / norm
+            return given_norm, norm
+        return norm, norm
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leaving:
-    """Makes a row that is under way, from what was outgoing; the next one may begin in between.
+class RowBuilder:
+    """Completes a row from values of the device; the next row may begin in between.
 
     Args:
         step: Optimizer step.
-        row_SL: What is known of the row.
-        counted: Histograms that are known.
-        parts: Of the collector.
-        norms: Norm of the gradients of each part as they were read, and as clipped.
-        turns: Columns of the parameters of each part whose histograms are due.
-        num_modules: How many activation modules are watched.
-        silence: Since when units have been silent.
+        num_layers: Parameters of the model.
+        optimizers: Columns of each optimizer.
+        dead: Units of each activation module that never fired, if the host knows them.
+        num_modules: Number of activation modules.
+        silence: Tracks since when units have been silent.
     """
 
     step: int
-    row_SL: NDArray[np.float32]
-    counted: Sequence[Counted]
-    parts: Sequence[Part]
-    norms: Sequence[tuple[float, float | None]]
-    turns: Sequence[NDArray[np.intp]]
+    num_layers: int
+    optimizers: Sequence[OptimizerColumns]
+    dead: Sequence[Units | None] | None
     num_modules: int
     silence: Silence
 
-    def __call__(self, values: Values) -> Left:
-        """Return the row, whole."""
-        arrived = []
+    def build(self, values: Values) -> StepRow:
+        """Return the completed row.
+
+        Args:
+            values: By name; those of optimizer `i` are `i.grad` and `i.clipped` of shape (S, P), `i.update` of shape
+                (2, P), `i.counts` of shape (2, K, B), `i.found_inf`, `i.loss_scale` and learning rates; `act` and
+                `dead.j` belong to the activations.
+        """
+        param_SL = np.full((len(catalogue.PARAM), self.num_layers), math.nan, np.float32)
+        results = []
         run: dict[str, float] = {}
-        for i, (part, (norm, clipped), columns_K) in enumerate(zip(self.parts, self.norms, self.turns, strict=True)):
-            mine = {name.partition(".")[2]: v for name, v in values.items() if name.startswith(f"{i}.")}
-            told = part.place(mine, self.row_SL, columns_K)
-            clipped = clipped if told.clipped_norm is None else told.clipped_norm
-            norm = told.norm if "grad" in mine else norm
-            arrived.append(told._replace(norm=norm, clipped_norm=clipped))
-            run |= {n: float(v.reshape(-1)[0]) for n, v in mine.items() if n == "loss_scale" or n.startswith("lr.")}
+        for i, columns in enumerate(self.optimizers):
+            own = {name.partition(".")[2]: v for name, v in values.items() if name.startswith(f"{i}.")}
+            results.append(_fill(param_SL, own, columns.params))
+            run |= {n: float(v.reshape(-1)[0]) for n, v in own.items() if n == "loss_scale" or n.startswith("lr.")}
         if any("found_inf" in name for name in values):
-            run["skipped"] = float(all(part.is_skipped for part in arrived))
-        act_SA = None
-        if "act" in values:
+            run["skipped"] = float(all(result.is_skipped for result in results))
+        return StepRow(param_SL, self._activations(values), self._histograms(results), results, run)
+
+    def _activations(self, values: Values) -> Floats | None:
+        if "act" not in values:
+            return None
+        dead = self.dead
+        if dead is None:
             flags = [values.get(f"dead.{a}") for a in range(self.num_modules)]
             dead = [None if flag_C is None else packed(flag_C) for flag_C in flags]
-            act_SA = np.concatenate([values["act"], self.silence.add(self.step, dead)])
-        return Left(self.row_SL, act_SA, self.counted, arrived, run)
+        return np.concatenate([values["act"], self.silence.add(self.step, dead)])
+
+    def _histograms(self, results: Sequence[OptimizerResult]) -> Histograms | None:
+        counted = [
+            (columns.histograms_K, result.counts_2KB)
+            for columns, result in zip(self.optimizers, results, strict=True)
+            if result.counts_2KB is not None
+        ]
+        if not counted:
+            return None
+        places_K = np.concatenate([columns_K for columns_K, _ in counted])
+        grad_KB, weight_KB = np.concatenate([counts_2KB for _, counts_2KB in counted], axis=1)
+        return Histograms(step=self.step, edges_B=bin_edges(), places_K=places_K, grad_KB=grad_KB, weight_KB=weight_KB)
 
 
-def as_histograms(step: int, counted: Sequence[Counted]) -> Histograms | None:
-    """Return what was counted of each part as histograms, None where there are none."""
-    if not counted:
-        return None
-    places_K = np.concatenate([part.columns_K for part in counted])
-    grad_KB, weight_KB = np.concatenate([part.counts_2KB for part in counted], axis=1)
-    return Histograms(step=step, edges_B=bin_edges(), places_K=places_K, grad_KB=grad_KB, weight_KB=weight_KB)
+def _fill(param_SL: NDArray[np.float32], values: Values, columns: Columns) -> OptimizerResult:
+    """Write the values of one optimizer into the row."""
+    is_skipped = bool(values["found_inf"].any()) if "found_inf" in values else False
+    norm = None
+    if "grad" in values:
+        param_SL[GRAD, columns] = values["grad"]
+        norm = total_norm(values["grad"])
+    if "update" in values and not is_skipped:
+        param_SL[UPDATE, columns] = values["update"]
+    clipped_norm = total_norm(values["clipped"]) if "clipped" in values else None
+    return OptimizerResult(norm, clipped_norm, is_skipped, values.get("counts"))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingRow:
+    """The part of a row that the host knows before the device has computed the rest.
+
+    Args:
+        builder: Completes the statistics of parameters and activations.
+        run: The monitor's own statistics of the run.
+        given: Statistics of the run that override `run`.
+        calls: Number of losses that are averaged.
+        accumulate: Micro-batches per step.
+        has_norms: Whether the gradient norms are the monitor's to compute.
+        given_norm: The norm that clipping returned, if the host knows it.
+        checksums: Checksums of the batch that its hash is computed from; tensors stand for those on the device. None if
+            there is no batch, or its hash is known.
+        loss: The loss as the loop passed it.
+    """
+
+    builder: RowBuilder
+    run: Mapping[str, float]
+    given: Mapping[str, float]
+    calls: int
+    accumulate: int
+    has_norms: bool
+    given_norm: float | None
+    checksums: Sequence[int | Tensor] | None
+    loss: Any
+
+    def complete(self, values: Values) -> StepRow:
+        """Return the row with all statistics of the run.
+
+        Args:
+            values: As in `RowBuilder.build`; also `loss`, the sum of losses on the device, `given_norm`, `micro`, the
+                norm of the first micro-batch, and `batch`, the missing checksums.
+        """
+        row = self.builder.build(values)
+        run = {**self.run, **row.run}
+        if "loss" in values:
+            run["loss"] += float(values["loss"]) / self.calls
+        if "micro" in values:  # the loop divides each micro-batch's loss by their number
+            run["grad_norm.micro"] = self.accumulate / run["loss_scale"] * float(values["micro"])
+        if self.has_norms:
+            given_norm = float(values["given_norm"].mean()) if "given_norm" in values else self.given_norm
+            run["grad_norm.before_clip"], run["grad_norm.after_clip"] = row.norms(given_norm)
+        run |= self.given
+        if self.checksums is not None:
+            remote = iter(values.get("batch", np.zeros(0, np.int64)))
+            parts = [int(next(remote)) if isinstance(part, Tensor) else part for part in self.checksums]
+            run["batch_hash"] = float(joined(parts))
+        return row._replace(run=run)
+
+
+def total_norm(row_SL: Floats) -> float:
+    """Return the L2 norm of all gradients; NaN or Inf if one holds NaN or Inf.
+
+    Args:
+        row_SL: The gradient statistics of every layer, nan for a layer without gradient; at least the first six rows.
+    """
+    norm = _norm(row_SL[L2])
+    return norm if norm == norm else _norm(row_SL[L2, ~np.isnan(row_SL[NONFINITE])])
+
+
+def _norm(values: Floats) -> float:
+    """Return the L2 norm of float32 values, rounded twice: bit-identical to `total_norm` of `csrc/fast_path.h`."""
+    squares = np.square(values, dtype=np.float64)  # exact
+    return math.sqrt(math.fsum(squares.data))
+
+
+def has_gradients(row_SP: Floats) -> bool:
+    """Return whether any gradient was read that is neither None nor all zeros."""
+    return bool(((row_SP[L2] != 0) & ~np.isnan(row_SP[NONFINITE])).any())

@@ -26,7 +26,7 @@ from gradwatch.history.disk.writer import Writer, claim_free
 from gradwatch.history.store import History
 from gradwatch.incident.step_snapshot import StepRecord, StepSnapshotter
 from gradwatch.monitor import Monitor, Schedule
-from gradwatch.monitor.best_effort import switch_off
+from gradwatch.monitor.best_effort import disable_feature
 from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.probe.activations.probe import ActivationProbe
 from gradwatch.probe.device.dtensor import is_distributed
@@ -344,7 +344,7 @@ class _Recorder:
         try:
             action()
         except (GradwatchError, OSError) as error:
-            switch_off(self, f"writing to {self._directory}", error)
+            disable_feature(self, f"writing to {self._directory}", error)
 
 
 @final

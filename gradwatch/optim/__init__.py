@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gradwatch.optim.adam import Adam as Adam
     from gradwatch.optim.adam import AdamW as AdamW
-    from gradwatch.optim.instrumented import Watched as Watched
+    from gradwatch.optim.instrumented import InstrumentedOptimizer as InstrumentedOptimizer
     from gradwatch.optim.sgd import SGD as SGD
 
-_HOME = {"SGD": "sgd", "Adam": "adam", "AdamW": "adam", "Watched": "watched"}
+_HOME = {"SGD": "sgd", "Adam": "adam", "AdamW": "adam", "InstrumentedOptimizer": "instrumented"}
 
-__all__ = ["SGD", "Adam", "AdamW", "Watched"]
+__all__ = ["SGD", "Adam", "AdamW", "InstrumentedOptimizer"]
 
 
 def __getattr__(name: str) -> object:

@@ -7,10 +7,10 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from gradwatch.optim.instrumented import Watched, place_of_count
+from gradwatch.optim.instrumented import InstrumentedOptimizer, place_of_count
 
 
-class _Moments(Watched):
+class _Moments(InstrumentedOptimizer):
     """The state of Adam, with the names and the order of torch's."""
 
     rule: ClassVar[int] = 1
@@ -31,9 +31,9 @@ class _Moments(Watched):
 
 @final
 class AdamW(_Moments, torch.optim.AdamW):
-    """torch.optim.AdamW, arguments and state included, whose step measures what it reads; see `Watched`."""
+    """torch.optim.AdamW with the same arguments and state; its step also computes statistics, see the base class."""
 
 
 @final
 class Adam(_Moments, torch.optim.Adam):
-    """torch.optim.Adam, arguments and state included, whose step measures what it reads; see `Watched`."""
+    """torch.optim.Adam with the same arguments and state; its step also computes statistics, see the base class."""

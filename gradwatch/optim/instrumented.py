@@ -23,7 +23,7 @@ from gradwatch.probe.device.sync import to_float
 NO_STATE, OTHER_PARAMS, OTHER_MODE = -2, -3, -4  # answers of the native step, see its docstring
 
 
-class Watched(Optimizer, ABC):
+class InstrumentedOptimizer(Optimizer, ABC):
     """An optimizer of torch whose step can write statistics of what it reads.
 
     It takes the arguments of torch's class of the same name, and each loads the other's state_dict. On a CPU the step

@@ -7,12 +7,12 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from gradwatch.optim.instrumented import Watched
+from gradwatch.optim.instrumented import InstrumentedOptimizer
 
 
 @final
-class SGD(Watched, torch.optim.SGD):
-    """torch.optim.SGD, arguments and state included, whose step measures what it reads; see `Watched`."""
+class SGD(InstrumentedOptimizer, torch.optim.SGD):
+    """torch.optim.SGD with the same arguments and state; its step also computes statistics, see the base class."""
 
     rule: ClassVar[int] = 0
 

@@ -32,7 +32,7 @@ from workloads import WORKLOADS, loop
 
 import gradwatch
 from gradwatch.monitor import Schedule
-from gradwatch.monitor.budget import turns_of
+from gradwatch.monitor.budget import histogram_slices
 from gradwatch.probe.gradients.histograms import HistogramProbe, empty, shares
 from gradwatch.probe.gradients.statistics import GradientProbe
 
@@ -46,7 +46,7 @@ def times(params: list[nn.Parameter], rounds: int) -> dict[str, float]:
     """Return the microseconds of one read, of all statistics, and of those with histograms."""
     grads = [p.grad.detach().flatten() for p in params if p.grad is not None]
     probe, counter = GradientProbe(params, kernel="native"), HistogramProbe(params, kernel="native")
-    _, turns = turns_of(Schedule())
+    _, turns = histogram_slices(Schedule())
     turn = itertools.cycle(shares(params, turns))
 
     def with_histograms(among: slice) -> object:
@@ -102,7 +102,7 @@ def memory(name: str) -> tuple[int, int, int]:
             t.data_ptr() for p in params for t in (p, p.grad, *of.optimizer.state.get(p, {}).values()) if t is not None
         }
         collector = monitor._collector
-        history = sum(held([monitor.pipeline, collector.plain, collector.row_SL], known=others))
+        history = sum(held([monitor.pipeline, collector.fast_path], known=others))
         beside = sum(held(collector, known=others))
     return sum(p.nbytes for p in params), beside, history
 

@@ -36,7 +36,7 @@ def torchs(kind: str, params: Any, lr: float) -> torch.optim.Optimizer:
 def watched(kind: str, params: Any, lr: float, *, updates: bool) -> torch.optim.Optimizer:
     """Return the watched optimizer of a name, at work."""
     params = list(params)
-    made: optim.Watched = getattr(optim, kind)(params, lr=lr, **OPTIONS[kind])
+    made: optim.InstrumentedOptimizer = getattr(optim, kind)(params, lr=lr, **OPTIONS[kind])
     row_SL: Tensor = torch.zeros(8, len(params))
     made.watch({p: i for i, p in enumerate(params)})
     made.gradients_SL, made.changes_2L = row_SL[:6], row_SL[6:] if updates else None

@@ -29,7 +29,7 @@ from workloads import WORKLOADS, Loop, Workload, loop, shared
 
 import gradwatch
 from gradwatch import Monitor, optim
-from gradwatch.monitor import monitor as monitors
+from gradwatch.monitor import host_stats
 from gradwatch.pipeline import worker
 
 WARM_UP = 24
@@ -124,7 +124,7 @@ def main() -> None:
     print("| | step() by torch, ms | its own and hooks | Monitor.step | forward hooks | thread | step | and thread |")
     print("|---" * 8 + "|")
     worker.GATHER_S *= NUM_LOOPS  # what goes by the clock comes after as many steps of a loop as in a run
-    monitors.MEMORY_EVERY_S *= NUM_LOOPS
+    host_stats.MEMORY_INTERVAL_S *= NUM_LOOPS
     for name in options.only:
         with contextlib.ExitStack() as stack:
             loops = measure(WORKLOADS[name], options.rounds, stack)

@@ -52,7 +52,7 @@ from workloads import WORKLOADS, Loop, Workload, loop, shared
 
 import gradwatch
 from gradwatch import optim
-from gradwatch.monitor import monitor as monitors
+from gradwatch.monitor import host_stats
 from gradwatch.pipeline import worker
 
 WARM_UP = 24
@@ -146,7 +146,7 @@ def measure(name: str, names: list[str], options: argparse.Namespace, process: i
     num_turns, unmeasured = workload.stretch // turn.stretch, -(-WARM_UP // workload.stretch)
     if workload.turn:
         worker.GATHER_S *= len(names)
-        monitors.MEMORY_EVERY_S *= len(names)
+        host_stats.MEMORY_INTERVAL_S *= len(names)
     with contextlib.ExitStack() as stack:
         made = {name: ARMS[name][1](turn, stack) for name in random.Random(process).sample(names, len(names))}
         turns = unmeasured * num_turns

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from gradwatch.monitor.budget import CLOSE_LOOK, MOST, SETTLING, Budget, Schedule
+from gradwatch.monitor.budget import CLOSE_WATCH_STEPS, MAX_FACTOR, SETTLING_STEPS, Budget, Schedule
 
 
 def spend(budget, steps, *, fixed_s, optional_s, wall_s, first=0):
@@ -42,8 +42,8 @@ def test_the_first_steps_are_measured_as_scheduled_whatever_they_cost():
 
     measured = spend(budget, 1000, fixed_s=1.0, optional_s=1.0, wall_s=1.0)
 
-    assert [step for step in measured if step < SETTLING] == list(range(0, SETTLING, 10))
-    assert len(measured) < SETTLING / 10 + (1000 - SETTLING) / 80 + 2
+    assert [step for step in measured if step < SETTLING_STEPS] == list(range(0, SETTLING_STEPS, 10))
+    assert len(measured) < SETTLING_STEPS / 10 + (1000 - SETTLING_STEPS) / 80 + 2
 
 
 def test_it_thins_by_so_much_that_no_third_of_a_run_goes_unseen():
@@ -53,7 +53,7 @@ def test_it_thins_by_so_much_that_no_third_of_a_run_goes_unseen():
 
     gaps = [(later - step, step) for step, later in pairwise(measured)]
     assert all(gap <= max(10, step / 3 + 10) for gap, step in gaps)
-    assert gaps[-1][0] == 10 * MOST
+    assert gaps[-1][0] == 10 * MAX_FACTOR
 
 
 def test_it_never_measures_more_seldom_than_its_bound():
@@ -61,8 +61,8 @@ def test_it_never_measures_more_seldom_than_its_bound():
 
     spend(budget, 5000, fixed_s=1.0, optional_s=1.0, wall_s=1.0)
 
-    assert budget.factor == MOST
-    assert budget.is_due(10, 10 * MOST * 7)
+    assert budget.factor == MAX_FACTOR
+    assert budget.is_due(10, 10 * MAX_FACTOR * 7)
 
 
 def test_it_comes_back_when_steps_grow_long():
@@ -87,18 +87,18 @@ def test_after_a_finding_it_looks_as_often_as_scheduled_for_a_while():
     budget = Budget(Schedule(updates=10))
     spend(budget, 3000, fixed_s=1.0, optional_s=1.0, wall_s=1.0)
 
-    budget.look_closer(3000)
+    budget.watch_closely(3000)
 
-    due = [step for step in range(3000, 3000 + 2 * CLOSE_LOOK) if budget.is_due(10, step)]
-    assert [step for step in due if step < 3000 + CLOSE_LOOK] == list(range(3000, 3000 + CLOSE_LOOK, 10))
-    assert len(due) <= CLOSE_LOOK / 10 + 2
+    due = [step for step in range(3000, 3000 + 2 * CLOSE_WATCH_STEPS) if budget.is_due(10, step)]
+    assert [step for step in due if step < 3000 + CLOSE_WATCH_STEPS] == list(range(3000, 3000 + CLOSE_WATCH_STEPS, 10))
+    assert len(due) <= CLOSE_WATCH_STEPS / 10 + 2
 
 
 @pytest.mark.parametrize(("budget", "histograms", "expected"), [(0.02, 200, [410]), (0.02, 0, []), (0.0, 200, [])])
 def test_a_finding_has_all_histograms_at_the_next_sampled_step(budget, histograms, expected):
     watched = Budget(Schedule(histograms=histograms, budget=budget))
 
-    watched.look_closer(402)
+    watched.watch_closely(402)
 
     assert [step for step in range(401, 600) if watched.due(step).histograms == (0, 1)] == expected
 
@@ -132,9 +132,9 @@ def test_histograms_take_turns_over_the_sampled_steps(schedule, every, turns):
 def test_histograms_that_are_thinned_leave_no_parameter_out():
     budget = Budget(Schedule())
     spend(budget, 3000, fixed_s=1.0, optional_s=1.0, wall_s=1.0)
-    assert budget.factor == MOST
+    assert budget.factor == MAX_FACTOR
 
-    later = [turn for step in range(3000, 3000 + MOST * 200) if (turn := budget.due(step).histograms)]
+    later = [turn for step in range(3000, 3000 + MAX_FACTOR * 200) if (turn := budget.due(step).histograms)]
 
     assert sorted(turn.place for turn in later) == list(range(20))
 
@@ -148,7 +148,7 @@ def test_histograms_leave_no_parameter_out_while_they_come_ever_more_seldom():
         budget.charge(1.0, watch_s=2.0, optional_s=1.0)
         budget.review(step)
 
-    assert budget.factor == MOST
+    assert budget.factor == MAX_FACTOR
     assert [turn.place for turn in shown if turn.of > 1] == [i % 20 for i in range(len(shown) - 1)]
 
 

@@ -10,7 +10,8 @@ from torch import nn
 
 import gradwatch
 from gradwatch import catalogue, optim
-from gradwatch.monitor import Monitor, Schedule, collector, monitor, optimizer_tracker, watch
+from gradwatch.monitor import Monitor, Schedule, host_stats, watch
+from gradwatch.monitor.readings import optimizer_tracker, update_reader
 from gradwatch.probe.device import backend as kernels
 from gradwatch.probe.device import sync, transfer_queue
 
@@ -20,7 +21,7 @@ STEPS = 12
 CLOCKS = {"step_ms", "samples_per_s", "peak_memory_bytes", "watch_ms"}
 
 
-class Slow(sync.Parcel):
+class Slow(sync.HostTransfer):
     """A parcel that takes its time, as one of a GPU does."""
 
     newest = 0
@@ -31,15 +32,16 @@ class Slow(sync.Parcel):
         self.number = Slow.newest
 
     @property
-    def has_arrived(self):
+    def is_ready(self):
         return Slow.newest - self.number >= LATENCY
 
 
 @pytest.fixture
 def slow(monkeypatch):
     """Play a device that is some steps behind."""
-    monkeypatch.setattr(watch, "Monitor", functools.partial(Monitor, late=True))
-    monkeypatch.setattr(transfer_queue, "Parcel", Slow)
+    monkeypatch.setattr(watch, "Monitor", functools.partial(Monitor, deferred=True))
+    monkeypatch.setattr(transfer_queue, "HostTransfer", Slow)
+    monkeypatch.setattr(sync, "is_on_host", lambda _: False)
 
 
 def make():
@@ -191,11 +193,11 @@ def test_no_step_looks_at_what_the_device_has_not_computed(loop, kind, slow, mon
     def wait(*_):
         raise AssertionError("the host would wait for the device")
 
-    for module in (collector, optimizer_tracker):
-        monkeypatch.setattr(module, "to_float", wait)
-        monkeypatch.setattr(module, "to_host", wait)
-    monkeypatch.setattr(monitor, "number", wait)
-    monkeypatch.setattr(sync, "to_ints", wait)
+    monkeypatch.setattr(optimizer_tracker, "to_array", wait)
+    monkeypatch.setattr(host_stats, "to_number", wait)
+    for name in ("to_float", "to_ints"):
+        monkeypatch.setattr(sync, name, wait)
+        monkeypatch.setattr(optimizer_tracker, name, wait, raising=False)
 
     history = LOOPS[loop](KINDS[kind]).history
 
@@ -211,12 +213,12 @@ def test_findings_wait_for_what_is_under_way(slow):
         loss.backward()
         optimizer.step()
         watcher.step(loss, batch=x)
-        assert watcher.next_step == watcher._step
+        assert watcher.next_step == watcher._full_path._counter.step
 
-    assert len(watcher._late) == LATENCY + 1, "it looks before each step"
+    assert len(watcher._rows) == LATENCY + 1, "it looks before each step"
     watcher.findings()
 
-    assert len(watcher._late) == 0
+    assert len(watcher._rows) == 0
     assert watcher.history.step == STEPS - 1
     watcher.close()
 
@@ -228,12 +230,12 @@ def test_replays_of_a_captured_step_make_rows_of_what_they_compute(kind, slow, m
     with gradwatch.watch(model, optimizer, schedule=EVERY) as watcher:
         (x, y), *_ = batches()
         loss_of(model, x, y).backward()
-        for module in (collector, optimizer_tracker):
+        for module in (update_reader, optimizer_tracker):
             monkeypatch.setattr(module, "is_capturing", lambda _: True)
         optimizer.step()
-        for module in (collector, optimizer_tracker):
+        for module in (update_reader, optimizer_tracker):
             monkeypatch.setattr(module, "is_capturing", lambda _: False)
-        (captured,) = [p._captured for p in watcher._collector._parts]
+        (captured,) = [t._captured for t in watcher._collector._trackers]
         read_SP = captured["grad"].clone()
         for replay in range(4):
             captured["grad"].copy_(read_SP * (replay + 1))
@@ -250,18 +252,18 @@ def test_replays_of_a_captured_step_make_rows_of_what_they_compute(kind, slow, m
 
 
 def test_rows_arrive_in_order_and_the_oldest_is_waited_for_where_too_many_are_under_way(monkeypatch):
-    monkeypatch.setattr(transfer_queue, "Parcel", type("Never", (sync.Parcel,), {"has_arrived": False}))
-    post, seen = transfer_queue.Post(), []
+    monkeypatch.setattr(transfer_queue, "HostTransfer", type("Never", (sync.HostTransfer,), {"is_ready": False}))
+    queue, seen = transfer_queue.TransferQueue(), []
 
-    for i in range(transfer_queue.DEPTH + 3):
+    for i in range(transfer_queue.MAX_IN_FLIGHT + 3):
         value = torch.tensor([i])
-        post.send({"x": value}, lambda values: seen.append(int(values["x"][0])))
+        queue.send({"x": value}, lambda values: seen.append(int(values["x"][0])))
         value += 100  # it has been sent as it was
-        post.deliver()
+        queue.drain()
 
     assert seen == [0, 1, 2]
-    post.deliver(wait=True)
-    assert seen == [*range(transfer_queue.DEPTH + 3)]
+    queue.drain(wait=True)
+    assert seen == [*range(transfer_queue.MAX_IN_FLIGHT + 3)]
 
 
 @pytest.mark.parametrize(
@@ -274,7 +276,7 @@ def test_a_parcel_holds_what_was_put_into_it(dtype):
         "c": torch.ones(0).to(dtype),
     }
 
-    values = sync.Parcel(tensors | {"odd": torch.ones(3, dtype=torch.uint8)}).open()
+    values = sync.HostTransfer(tensors | {"odd": torch.ones(3, dtype=torch.uint8)}).values()
 
     for name, tensor in tensors.items():
         assert values[name].shape == tuple(tensor.shape)

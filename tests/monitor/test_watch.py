@@ -13,7 +13,8 @@ import gradwatch
 from gradwatch.errors import RunError
 from gradwatch.history.disk.writer import Writer
 from gradwatch.history.store import History
-from gradwatch.monitor import Monitor, Schedule, monitor, optimizer_tracker, total_norm, watch
+from gradwatch.monitor import Monitor, Schedule, host_stats, total_norm, watch
+from gradwatch.monitor.readings import batch_reader, optimizer_tracker
 from gradwatch.monitor.watch import inspect
 from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.probe.activations.probe import ActivationProbe
@@ -65,10 +66,10 @@ FAULTS = {
     "the probe of activations": [(ActivationProbe, "arm"), (ActivationProbe, "read")],
     "the histograms": [(HistogramProbe, "read")],
     "the look at tape and modes": [(Facts, "read")],
-    "the batch hash": [(monitor, "hash_batch")],
-    "the peak memory": [(monitor, "peak_memory")],
-    "the loss": [(monitor, "number")],
-    "the look at the optimizer": [(optimizer_tracker.Part, "put_rates")],
+    "the batch hash": [(batch_reader, "native_hash")],
+    "the peak memory": [(host_stats, "peak_memory")],
+    "the loss": [(host_stats, "to_number")],
+    "the look at the optimizer": [(optimizer_tracker.OptimizerTracker, "read_rates")],
     "the recording": [(History, "taking"), (Pipeline, "feed")],
     "the diagnosis": [(Pipeline, "close")],
 }

@@ -36,7 +36,7 @@ def test_a_watched_optimizer_is_that_of_the_name(path, name):
 
 
 def test_each_watched_optimizer_is_one_of_the_package():
-    assert {*named.WATCHED} == {*optim.__all__} - {"Watched"}
+    assert {*named.WATCHED} == {*optim.__all__} - {"InstrumentedOptimizer"}
 
 
 def test_others_are_refused_with_the_names_of_those_that_are(path):

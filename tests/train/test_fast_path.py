@@ -4,7 +4,7 @@ import pytest
 import shortest
 
 from gradwatch.config.load import load_config
-from gradwatch.monitor.optimizer_tracker import Part
+from gradwatch.monitor.readings.optimizer_tracker import OptimizerTracker
 from gradwatch.train import loop
 
 CONFIG = """
@@ -44,7 +44,7 @@ def trained(folder, changes):
 def test_a_row_is_the_same_by_the_shortest_way_and_by_the_long_one(changes, plain, monkeypatch, tmp_path):
     short = trained(tmp_path / "short", changes)
     seen = len(plain)
-    monkeypatch.setattr(Part, "plain_steps", lambda *_, **__: None)
+    monkeypatch.setattr(OptimizerTracker, "fast_path", lambda *_, **__: None)
     long = trained(tmp_path / "long", changes)
 
     assert len(plain) == seen, "the long way was to be taken"

@@ -30,11 +30,14 @@ def hash_batch(inputs: Any, *, kernel: kernels.Kernel = "auto") -> int:
         A number below 2^48, which a float64 holds exactly. Equal data have equal hashes, on every device; unequal ones
         collide once in about 2^32 at worst. Waits for the device where a tensor is not on the CPU.
     """
+    known = native_hash(inputs, kernel=kernel)
+    return joined(_on_host(checksums(inputs, kernel=kernel))) if known is None else known
+
+
+def native_hash(inputs: Any, *, kernel: kernels.Kernel = "auto") -> int | None:
+    """Return the hash of a batch that the extension can read in place; None for any other batch."""
     native = kernels.choose(kernel)
-    known: int | None = None if native is None else native.batch_hash(inputs)
-    if known is not None:
-        return known
-    return joined(_on_host(checksums(inputs, kernel=kernel)))
+    return None if native is None else native.batch_hash(inputs)
 
 
 def checksums(inputs: Any, *, kernel: kernels.Kernel = "auto") -> list[int | torch.Tensor]:
@@ -97,7 +100,8 @@ def _leaves(inputs: Any, depth: int) -> Iterator[Any]:
 def _checksum(tensor: torch.Tensor) -> torch.Tensor:
     """Return the checksum of a tensor's bytes in row-major order, as one int64 on its device.
 
-    The twin of `checksum_of` in `_counts.h`: each 64-bit word, keyed by its position, gives the product of its halves.
+    The twin of `checksum_of` in `csrc/kernels/counts.h`: each 64-bit word, keyed by its position, gives the product of
+    its halves.
     """
     tensor = tensor.detach()
     tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()

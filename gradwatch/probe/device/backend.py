@@ -11,8 +11,8 @@ import torch
 Kernel = Literal["auto", "native", "torch"]
 
 
-REVISION = 11
-"""Revision of the extension that this package calls, as in `_native.c`."""
+REVISION = 12
+"""Revision of the extension that this package calls, as in `csrc/module.c`."""
 
 
 def _load() -> tuple[ModuleType | None, str]:

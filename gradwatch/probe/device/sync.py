@@ -1,4 +1,4 @@
-"""The one place where the host waits for the device: each value of a training tensor that Python sees comes by here."""
+"""The one place where the host waits for the device: Python reads values of training tensors only here."""
 
 from __future__ import annotations
 
@@ -26,6 +26,11 @@ def to_host(tensor: torch.Tensor) -> NDArray[Any]:
     return array
 
 
+def to_array(values: torch.Tensor | NDArray[Any]) -> NDArray[Any]:
+    """Return values that may be an array already as a NumPy array, waiting for the device that computes them."""
+    return to_host(values) if isinstance(values, torch.Tensor) else values
+
+
 def to_float(tensor: torch.Tensor) -> float:
     """Return the only value of a tensor, waiting for the device that computes it."""
     return float(tensor.item())
@@ -36,40 +41,50 @@ def to_ints(tensor: torch.Tensor) -> list[int]:
     return [int(value) for value in np.atleast_1d(to_host(tensor))]
 
 
+def is_on_host(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor's values can be read without waiting for a device."""
+    return tensor.device.type == "cpu"
+
+
+def host_value_or_copy(tensor: torch.Tensor) -> float | torch.Tensor:
+    """Return the only value of a tensor in host memory; of any other tensor, a copy on its device, without waiting."""
+    return to_float(tensor) if is_on_host(tensor) else tensor.detach().clone()
+
+
 @final
-class Parcel:
-    """Tensors of one device on their way to the host, which does not wait for them.
+class HostTransfer:
+    """A copy of tensors of one device to the host, which does not wait for it.
 
     Args:
         tensors: By name, of any shape and real dtype, all on one device.
-        room: Memory of the host to copy them to, of at least as many bytes; pinned where the device is a GPU.
+        staging_buffer: Host memory to copy them to, of at least as many bytes; pinned if the device is a GPU.
     """
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], room: torch.Tensor | None = None) -> None:
+    def __init__(self, tensors: Mapping[str, torch.Tensor], staging_buffer: torch.Tensor | None = None) -> None:
         tensors = {name: t.float() if t.dtype == torch.bfloat16 else t for name, t in tensors.items()}
         self._forms = {name: (tuple(t.shape), _numpy_dtype(t.dtype)) for name, t in tensors.items()}
         flat = torch.zeros(0, dtype=torch.uint8, device="cpu")
         if tensors:
             flat = torch.cat([t.detach().contiguous().reshape(-1).view(torch.uint8) for t in tensors.values()])
-        if room is None or room.numel() < flat.numel():
-            room = torch.empty(flat.numel(), dtype=torch.uint8, device="cpu", pin_memory=flat.is_cuda)
-        self.room = room
+        if staging_buffer is None or staging_buffer.numel() < flat.numel():
+            staging_buffer = torch.empty(flat.numel(), dtype=torch.uint8, device="cpu", pin_memory=flat.is_cuda)
+        self.staging_buffer = staging_buffer
         self._size = flat.numel()
-        room[: self._size].copy_(flat, non_blocking=True)
+        staging_buffer[: self._size].copy_(flat, non_blocking=True)
         self._event = torch.cuda.Event() if flat.is_cuda else None
         if self._event is not None:
             self._event.record()
 
     @property
-    def has_arrived(self) -> bool:
-        """Whether `open` would return at once."""
+    def is_ready(self) -> bool:
+        """Whether `values` would return at once."""
         return self._event is None or bool(self._event.query())
 
-    def open(self) -> dict[str, NDArray[Any]]:
-        """Return the values by name, waiting for them where they are still under way."""
+    def values(self) -> dict[str, NDArray[Any]]:
+        """Return the values by name, waiting for them if they are in flight."""
         if self._event is not None:
             self._event.synchronize()
-        data = to_host(self.room)[: self._size].tobytes()
+        data = to_host(self.staging_buffer)[: self._size].tobytes()
         values, begin = {}, 0
         for name, (shape, dtype) in self._forms.items():
             count = int(np.prod(shape))
@@ -107,5 +122,5 @@ def _table(numbers: tuple[int, ...], device: torch.device) -> tuple[torch.Tensor
 
 
 def is_capturing(tensors: Sequence[torch.Tensor]) -> bool:
-    """Say whether what is done to tensors is being put into a CUDA graph rather than done."""
+    """Return whether operations on tensors are being captured into a CUDA graph."""
     return bool(tensors) and tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()

@@ -1,4 +1,4 @@
-"""Rows that a GPU still computes: sent off without waiting, and taken in some steps later, in their order."""
+"""Transfers to the host that are in flight: queued without waiting, and completed some steps later, in order."""
 
 from __future__ import annotations
 
@@ -10,63 +10,68 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradwatch.probe.device.sync import Parcel
+from gradwatch.probe.device.sync import HostTransfer
 
-DEPTH = 8
-"""Rows under way at most; the next one waits for the oldest. A GPU seldom runs more than a few steps behind."""
+MAX_IN_FLIGHT = 8
+"""Transfers in flight at most; the next one waits for the oldest. A GPU is rarely more than a few steps behind."""
 
 Values = Mapping[str, NDArray[Any]]
 
 
 @final
-class Post:
-    """A few places of pinned memory, used in turn by rows on their way to the host."""
+class TransferQueue:
+    """A ring of staging buffers in pinned memory, through which rows reach the host."""
 
     def __init__(self) -> None:
-        self._under_way: deque[tuple[Parcel, Callable[[Values], None]]] = deque()
-        self._rooms: list[Tensor] = []
+        self._in_flight: deque[tuple[HostTransfer, Callable[[Values], None]]] = deque()
+        self._free_buffers: list[Tensor] = []
 
     def __len__(self) -> int:
-        """Return how many rows are under way."""
-        return len(self._under_way)
+        """Return the number of transfers in flight."""
+        return len(self._in_flight)
 
     def send(self, tensors: Mapping[str, Tensor], then: Callable[[Values], None]) -> None:
-        """Send tensors off.
+        """Start a transfer.
 
         Args:
             tensors: By name, all on one device; they may change as soon as this returns.
-            then: Called with their values by `deliver`, in the order of sending.
+            then: Called with the values by `drain`, in the order of sending.
         """
-        if len(self._under_way) == DEPTH:
-            self._deliver_one()
-        self._under_way.append((Parcel(tensors, self._rooms.pop() if self._rooms else None), then))
+        if len(self._in_flight) == MAX_IN_FLIGHT:
+            self._complete_one()
+        self._in_flight.append((HostTransfer(tensors, self._free_buffers.pop() if self._free_buffers else None), then))
 
-    def deliver(self, *, wait: bool = False) -> None:
-        """Hand over what has arrived.
+    def drain(self, *, wait: bool = False) -> None:
+        """Complete the transfers that are ready.
 
         Args:
-            wait: Whether to wait for all that is under way.
+            wait: Whether to wait for all transfers in flight.
         """
-        while self._under_way and (wait or self._under_way[0][0].has_arrived):
-            self._deliver_one()
+        while self._in_flight and (wait or self._in_flight[0][0].is_ready):
+            self._complete_one()
 
-    def _deliver_one(self) -> None:
-        parcel, then = self._under_way.popleft()
-        values = parcel.open()
-        self._rooms.append(parcel.room)
+    def _complete_one(self) -> None:
+        transfer, then = self._in_flight.popleft()
+        values = transfer.values()
+        self._free_buffers.append(transfer.staging_buffer)
         then(values)
 
 
 @final
 class DeviceClock:
-    """Measures what the device spends on stretches of work, by events in its stream; no GPU, no time."""
+    """Measures the time that a device spends on spans of work, by events in its stream.
 
-    def __init__(self) -> None:
+    Args:
+        device: The device; only a GPU is measured.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_measuring = device.type == "cuda"
         self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
-    def begin(self, device: torch.device) -> Callable[[], None]:
-        """Begin a stretch, and return what ends it."""
-        if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+    def begin(self) -> Callable[[], None]:
+        """Begin a span, and return the function that ends it."""
+        if not self._is_measuring or torch.cuda.is_current_stream_capturing():
             return _nothing
         begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begun.record()
@@ -77,8 +82,8 @@ class DeviceClock:
 
         return end
 
-    def take(self) -> Callable[[], float]:
-        """Return what tells the seconds since the last call, once the device has come so far, and begin anew."""
+    def collect(self) -> Callable[[], float]:
+        """Return a function that returns the seconds since the last call, once the device has completed the spans."""
         spans, self._spans = self._spans, []
         return lambda: 1e-3 * sum(begun.elapsed_time(ended) for begun, ended in spans)
 

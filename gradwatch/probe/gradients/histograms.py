@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gradwatch.probe.device import backend as kernels
 from gradwatch.probe.device import dtensor, torch_reduce
 
-# A bin is the exponent and the two highest mantissa bits of a float32: four to an octave. The same as in _counts.h.
+# A bin is the exponent and the two highest mantissa bits of a float32: four to an octave. As in csrc/kernels/counts.h.
 _SHIFT = 21
 _LOWEST_KEY = (127 - 40) * 4  # of 2^-40: what is smaller counts in the middle bin, with zero
 _HIGHEST_KEY = (127 + 16) * 4  # of 2^16: what is larger, Inf too, counts in the outermost bin

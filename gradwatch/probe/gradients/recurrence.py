@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from gradwatch.probe.device.sync import Parcel, is_capturing
+from gradwatch.probe.device.sync import HostTransfer, is_capturing
 from gradwatch.probe.graph.graph import LAYOUT, Node, is_leaf, operation
 from gradwatch.probe.nested import tensors_of
 from gradwatch.probe.parameters import Models, describe
@@ -64,7 +64,7 @@ class Recurrences:
         self._names: dict[Tensor, str] = {param: layer.name for param, layer in zip(params, layers, strict=True)}
         self._handles: list[RemovableHandle] = []
         self._norms_U: list[Tensor | None] = []
-        self._parcel: Parcel | None = None  # norms on their way to the host
+        self._transfer: HostTransfer | None = None  # of norms, in flight
         self._name, self._uses = "", 0
         self._of = self._name, self._uses  # of those
         self._steps, self._rounds, self.is_over = 0, 0, False
@@ -75,7 +75,7 @@ class Recurrences:
         """Make ready for the next sampled step, and forget the one before."""
         self.clear()
         is_due = not self._steps & (self._steps - 1)  # 0 and the powers of two
-        self._calls, self._next, self._nodes = 0, int(is_due and self._parcel is None), MOST_NODES
+        self._calls, self._next, self._nodes = 0, int(is_due and self._transfer is None), MOST_NODES
         self._is_sampled = True
 
     def state(self) -> dict[str, Any]:
@@ -118,9 +118,9 @@ class Recurrences:
             self.is_over = self._rounds == ROUNDS
             self._send()
             self._calls = self._next = 0
-        if self._parcel is None or not self._parcel.has_arrived:
+        if self._transfer is None or not self._transfer.is_ready:
             return
-        growth, self._parcel = growth_of(self._parcel.open()["norms"]), None
+        growth, self._transfer = growth_of(self._transfer.values()["norms"]), None
         if abs(growth) >= TOLD:
             self.is_over = True
             name, uses = self._of
@@ -131,7 +131,7 @@ class Recurrences:
         """Send the norms that were noted to the host, where the backward pass has come by all of them."""
         read_U = [norm for norm in self._norms_U if norm is not None]
         if len(read_U) == len(self._norms_U) > 0 and len({norm.device for norm in read_U}) == 1:
-            self._parcel, self._of = Parcel({"norms": torch.stack(read_U)}), (self._name, self._uses)
+            self._transfer, self._of = HostTransfer({"norms": torch.stack(read_U)}), (self._name, self._uses)
         self.clear()
 
     def _read(self, name: str, uses: list[Node]) -> None:

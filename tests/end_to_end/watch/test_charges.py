@@ -10,7 +10,7 @@ from end_to_end.watch.loops import batches, loss_of, make
 import gradwatch
 from gradwatch import optim
 from gradwatch.monitor import Schedule
-from gradwatch.optim.instrumented import Watched
+from gradwatch.optim.instrumented import InstrumentedOptimizer
 from gradwatch.pipeline.pipeline import Intake
 from gradwatch.probe.activations.accumulator import Slot
 from gradwatch.probe.updates.from_moments import TraceProbe
@@ -46,7 +46,7 @@ def watched_ms(kind, **options):
     [
         (TraceProbe, "after", torch.optim.AdamW, lambda self: True),
         (Slot, "add", torch.optim.AdamW, lambda self: True),
-        (Watched, "_move", optim.AdamW, lambda self: self.changes_2L is not None),
+        (InstrumentedOptimizer, "_move", optim.AdamW, lambda self: self.changes_2L is not None),
     ],
     ids=["what a step left is traced", "forward hooks", "a watched step measures its updates"],
 )

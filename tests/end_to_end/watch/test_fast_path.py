@@ -18,7 +18,7 @@ import gradwatch
 from gradwatch import optim
 from gradwatch.history.store import WINDOW
 from gradwatch.monitor import Schedule, total_norm
-from gradwatch.monitor.optimizer_tracker import Part
+from gradwatch.monitor.readings.optimizer_tracker import OptimizerTracker
 
 TIMES = {"step_ms", "watch_ms", "samples_per_s", "peak_memory_bytes"}
 SCHEDULE = Schedule(updates=10, activations=10, histograms=0, budget=0)
@@ -171,7 +171,7 @@ def named(argument):
 @pytest.mark.parametrize(("update", "made"), list(itertools.product(UPDATES, MODELS)), ids=named)
 def test_a_row_is_the_same_by_the_shortest_way_and_by_the_long_one(update, made, monkeypatch):
     short, weights = trained(update, *made)
-    monkeypatch.setattr(Part, "plain_steps", lambda *_, **__: None)
+    monkeypatch.setattr(OptimizerTracker, "fast_path", lambda *_, **__: None)
     long, expected = trained(update, *made)
 
     assert all(torch.equal(a, b) for a, b in zip(weights, expected, strict=True))
@@ -225,10 +225,10 @@ def test_a_thousand_plain_steps_hold_on_to_nothing(make_optimizer):
             monitor.history.truncate(20)  # what it holds is no leak
             monitor.restart()
             gc.collect()
-            held = [*model.parameters(), optimizer, x, loss, monitor._plain.native]
+            held = [*model.parameters(), optimizer, x, loss, monitor._full_path.fast_path.native]
             counts.append([sys.getrefcount(it) for it in held])
             blocks.append(sys.getallocatedblocks())
-    gone = weakref.ref(monitor), weakref.ref(monitor._plain)
+    gone = weakref.ref(monitor), weakref.ref(monitor._full_path.fast_path)
     monitor.close()
     del monitor, held
     for _ in range(200):  # the thread lingers for a second; on a machine that stands still, a clock would run on
@@ -252,7 +252,7 @@ def test_gradients_are_read_to_the_bit_alike_by_any_number_of_threads(monkeypatc
         with gradwatch.watch(model, optimizer, schedule=SCHEDULE) as monitor:
             for _ in range(20):
                 usual(0, model, optimizer, monitor, torch.randn(8, 320), torch.randint(0, 320, (8,)))
-            assert monitor._plain.native.filled, "no step was plain"
+            assert monitor._full_path.fast_path.native.filled, "no step was plain"
             rows.append(monitor.history.param.rows()[1])
 
     np.testing.assert_array_equal(rows[0], rows[1])

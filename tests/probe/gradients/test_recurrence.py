@@ -193,20 +193,20 @@ def test_a_loop_outside_of_the_model_is_read_without_walking_its_graph_at_each_c
 
 def test_what_a_device_sends_later_is_told_later(monkeypatch):
     class Slow:
-        has_arrived = False
+        is_ready = False
 
         def __init__(self, tensors):
-            self.values = {name: tensor.numpy() for name, tensor in tensors.items()}
+            self._arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
 
-        def open(self):
-            return self.values
+        def values(self):
+            return self._arrays
 
-    monkeypatch.setattr("gradwatch.probe.gradients.recurrence.Parcel", Slow)
+    monkeypatch.setattr("gradwatch.probe.gradients.recurrence.HostTransfer", Slow)
     model = Loop(1.2)
     recurrences = Recurrences(model)
     assert train(recurrences, lambda: [model(torch.randn(B, T, 3))]) == []
 
-    Slow.has_arrived = True
+    Slow.is_ready = True
     ((_, layer, _, _),) = recurrences.facts()
     assert layer == "decay"
 

@@ -1,0 +1,281 @@
+"""The full path: any step can take it. It collects a row in Python, and enters the fast path again when it can."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from gradwatch.incident.step_snapshot import StepSnapshotter
+from gradwatch.monitor.accumulation import AccumulationTracker, StepCounter
+from gradwatch.monitor.best_effort import best_effort
+from gradwatch.monitor.budget import Budget
+from gradwatch.monitor.fast_path import FastPath
+from gradwatch.monitor.host_stats import LossAverage, PeakMemory, to_number
+from gradwatch.monitor.one_time_events import OneTimeEvents
+from gradwatch.monitor.overhead import OverheadMeter
+from gradwatch.monitor.readings.batch_reader import BatchReader
+from gradwatch.monitor.readings.collector import Collector
+from gradwatch.monitor.row import PendingRow
+from gradwatch.monitor.row_queue import RowQueue
+from gradwatch.pipeline.pipeline import Pipeline
+from gradwatch.probe.gradients.micro_batch import MicroBatchProbe
+from gradwatch.probe.inspections import Facts
+
+
+@final
+class FullPath:
+    """Records a step in Python, whatever it is like, and lets the fast path record those that it can.
+
+    Args:
+        pipeline: Where rows go.
+        collector: Reads on the device.
+        rows: Completes the rows.
+        counter: Counts steps and updates.
+        meter: The clocks of the monitor.
+        budget: Schedules the sampled statistics.
+        events: One-time events of the run.
+        accumulate: As in `Monitor`.
+        hooked: As in `Monitor`.
+        micro_batch: Probe of micro-batches, or None.
+        facts: Inspects graph and modes, or None.
+        keeper: Keeps the state before each step, or None; then each step waits for its findings.
+        memory_device: CUDA device whose peak memory is recorded, or None.
+        warned: Names of the monitor's warnings.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        collector: Collector,
+        rows: RowQueue,
+        counter: StepCounter,
+        meter: OverheadMeter,
+        budget: Budget,
+        events: OneTimeEvents,
+        accumulate: int,
+        hooked: bool,
+        micro_batch: MicroBatchProbe | None,
+        facts: Facts | None,
+        keeper: StepSnapshotter | None,
+        memory_device: torch.device | None,
+        warned: set[str],
+    ) -> None:
+        self.warned = warned
+        self._pipeline, self._collector, self._rows = pipeline, collector, rows
+        self._counter, self._meter, self._budget, self._events = counter, meter, budget, events
+        self._accumulate, self._is_hooked = accumulate, hooked
+        self._accumulation = AccumulationTracker(accumulate)
+        self._micro_batch, self._facts, self._keeper = micro_batch, facts, keeper
+        self._memory = PeakMemory(memory_device)
+        self._losses = LossAverage(collector.device if rows.is_deferred else None)
+        self._batches = BatchReader(collector.device, deferred=rows.is_deferred, events=events, pipeline=pipeline)
+        self._num_findings = len(pipeline.found)
+        is_fast = keeper is None and micro_batch is None and pipeline.history.groups == collector.num_groups
+        self.fast_path: FastPath | None = collector.fast_path if is_fast else None
+
+    @property
+    def next_step(self) -> int:
+        """The optimizer step in progress."""
+        is_fast = self.fast_path is not None and self.fast_path.is_active
+        return self.fast_path.native.step if is_fast and self.fast_path else self._counter.step
+
+    def begin(self, step: int) -> None:
+        """Start the row of a step, and enter the fast path if possible."""
+        self._begin(step)
+        self.enter_fast_path()
+
+    def record(
+        self,
+        loss: Tensor | float | None,
+        batch: Any,
+        val_loss: Tensor | float | None,
+        grad_norm: Tensor | float | None,
+        statistics: Mapping[str, float] | None,
+        *,
+        began: float,
+    ) -> None:
+        """Record a step, unless the call only ends a micro-batch.
+
+        Args:
+            loss: As in `Monitor.step`, like the following.
+            batch: The step's inputs.
+            val_loss: Validation loss.
+            grad_norm: Total norm that clipping returned.
+            statistics: Statistics of the run that override the monitor's own.
+            began: Clock at which `Monitor.step` was called.
+        """
+        if not self._is_hooked:
+            assert statistics is not None, "a loop without hooks passes statistics"
+            self._collector.conclude(updated=not statistics["skipped"])
+        elif not self._collect_step(loss, val_loss, is_complete=bool(statistics)):
+            return
+        else:
+            self._run["step_ms"] = 1e3 * (began - self._meter.step_began)
+        given = {**(statistics or {}), "peak_memory_bytes": self._memory.at(self._meter.step_began)}
+        self._submit(given, loss, batch, grad_norm, began)
+        waited_s = self._conclude_snapshot(self._keeper) if self._keeper else 0.0
+        self._adjust_schedule(self._counter.step)
+        self._begin(self._counter.step + 1)
+        self._meter.carry_over(waited_s=waited_s or 0.0)
+        self.enter_fast_path()
+
+    def enter_fast_path(self) -> None:
+        """Let the fast path record the steps up to the next that is due, if no step has been unusual."""
+        if self.fast_path is None or not self._accumulation.is_one_step_per_call:
+            return
+        step, facts = self._counter.step, self._facts
+        until = min(self._budget.next_due(step), self._budget.next_review + 1)
+        if step >= until:
+            return
+        native = self.fast_path.native
+        native.peak_memory = self._memory.at(self._meter.step_began)
+        self._meter.hand_over(native)
+        self.fast_path.enter(
+            step,
+            until=until,
+            findings=self._pipeline.found,
+            skip_step=None if facts is None or facts.is_over(step) else facts.pass_by,
+            deadline=self._memory.deadline(self._meter.step_began),
+        )
+        self._collector.enter_fast_path()
+
+    def leave_fast_path(self) -> None:
+        """Continue with the step in progress, if the fast path is active."""
+        self._collector.leave_fast_path()
+
+    def close(self) -> None:
+        """Leave the fast path for good."""
+        self.leave_fast_path()
+        self.fast_path = None
+
+    def run_housekeeping(self) -> None:
+        """Do the periodic work in Python between two steps of the fast path, and enter it again."""
+        self.leave_fast_path()
+        meter, began = self._meter, self._meter.step_began
+        self._pull()
+        self._adjust_schedule(self._counter.step - 1)
+        self._begin(self._counter.step)
+        meter.carried_s += meter.step_began - began + meter.pipeline_s()
+        self.enter_fast_path()
+
+    def charge(self, seconds: float) -> None:
+        """Charge the next row for time that was spent elsewhere."""
+        if self.fast_path is not None and self.fast_path.is_active:
+            self.fast_path.native.carried_s += seconds
+        else:
+            self._meter.carried_s += seconds
+
+    def _begin(self, step: int) -> None:
+        self._run: dict[str, float] = {}
+        self._accumulation.calls = 0
+        self._losses.begin()
+        self._counter.step = step
+        self._counter.updates += self._collector.is_updated
+        self._collector.begin()
+        if self._micro_batch:
+            self._micro_batch.begin(is_due=self._collector.is_due)
+        self._meter.begin_step()
+
+    def _collect_step(self, loss: Tensor | float | None, val_loss: Tensor | float | None, *, is_complete: bool) -> bool:
+        """Collect what the hooks saw since the last row; return whether it makes a row."""
+        collector, run = self._collector, self._run
+        self._accumulation.calls += 1
+        self._add_losses(loss, val_loss)
+        is_updated = collector.is_updated or not collector.has_optimizers
+        is_usual = is_updated and self._accumulation.is_one_step_per_call
+        if not is_usual and not is_complete and self._is_between_updates(is_updated):
+            return False
+        if not is_updated:
+            collector.describe_skipped()
+        run.update(collector.settings)
+        run["skipped"] = float(not is_updated)
+        return True
+
+    def _is_between_updates(self, is_updated: bool) -> bool:
+        """Return whether a call of `step` ends a micro-batch whose update is still to come."""
+        loss_scale = self._collector.loss_scale
+        if not loss_scale.has_scaler:
+            self._accumulation.learn(is_updated=is_updated)
+        return not (is_updated or self._accumulation.is_full or loss_scale.has_fallen())
+
+    @best_effort("the loss")
+    def _add_losses(self, loss: Tensor | float | None, val_loss: Tensor | float | None) -> None:
+        value = self._losses.add(loss, calls=self._accumulation.calls)
+        self._run["loss"] = self._losses.mean
+        if value != value:  # in the row, a missing loss looks like a loss of NaN
+            self._events.nan(step=self._counter.step, is_given=loss is not None)
+        if val_loss is not None:
+            self._run["val_loss"] = value = to_number(val_loss)
+            updates = self._counter.updates + self._collector.is_updated
+            self._events.validation(value, step=self._counter.step, updates=updates)
+
+    def _submit(
+        self,
+        given: dict[str, float],
+        loss: Tensor | float | None,
+        batch: Any,
+        grad_norm: Tensor | float | None,
+        began: float,
+    ) -> None:
+        """Collect the readings of the row and submit it."""
+        end = self._collector.device_clock.begin()
+        inputs = self._batches.read(
+            batch if self._collector.has_optimizers else None, step=self._counter.step, run={**self._run, **given}
+        )
+        device_readings, builder = self._collector.finish()
+        readings = {**inputs.readings, **device_readings}
+        if self._losses.remote_sum is not None:
+            readings["loss"] = self._losses.remote_sum
+        if self._micro_batch and self._micro_batch.norm is not None:
+            readings["micro"] = self._micro_batch.norm
+        given_norm = None
+        if isinstance(grad_norm, Tensor) and self._losses.is_remote(grad_norm):
+            readings["given_norm"] = grad_norm.detach()
+        elif grad_norm is not None:
+            given_norm = self._number_of(grad_norm)
+        is_norm_known = grad_norm is None or given_norm is not None or "given_norm" in readings
+        end()
+        row = PendingRow(
+            builder=builder,
+            run=self._run,
+            given={**given, **inputs.run},
+            calls=self._accumulation.calls,
+            accumulate=self._accumulate,
+            has_norms=self._is_hooked and is_norm_known,
+            given_norm=given_norm,
+            checksums=inputs.checksums,
+            loss=loss,
+        )
+        self._rows.submit(row, readings, began=began)
+
+    @best_effort("the norm of the gradients")
+    def _number_of(self, grad_norm: Tensor | float) -> float:
+        return to_number(grad_norm)
+
+    def _adjust_schedule(self, step: int) -> None:
+        """Adjust how often sampled statistics are measured, after a step, to the budget and to new findings."""
+        budget, num_findings = self._budget, len(self._pipeline.found)
+        if num_findings != self._num_findings:
+            self._num_findings = num_findings
+            budget.watch_closely(step)
+        if budget.review(step):
+            self._events.thinned(budget.factor, step=step, budget=budget.schedule.budget)
+
+    @best_effort("the recording")
+    def _pull(self) -> None:
+        self._pipeline.pull()
+
+    @best_effort("the recorder of incidents")
+    def _conclude_snapshot(self, keeper: StepSnapshotter) -> float:
+        """Wait for the findings of the step, let the keeper act on them, and return the seconds of waiting."""
+        began = time.perf_counter()
+        self._pipeline.finish()
+        waited_s = time.perf_counter() - began
+        if event := keeper.conclude(self._counter.step, self._pipeline.news):
+            self._pipeline.note(event)
+        return waited_s

@@ -1,0 +1,96 @@
+"""The statistics of a step's inputs: their hash, their number, and whether they are finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from gradwatch.monitor.best_effort import best_effort
+from gradwatch.monitor.host_stats import num_samples
+from gradwatch.monitor.one_time_events import OneTimeEvents
+from gradwatch.pipeline.pipeline import Pipeline
+from gradwatch.probe.batches.batch_hash import checksums, finite_flag, is_finite, native_hash
+from gradwatch.probe.batches.repeated_samples import Samples
+
+
+class BatchReading(NamedTuple):
+    """What was read of a batch.
+
+    Args:
+        run: Statistics of the run.
+        checksums: Checksums that the hash is computed from; tensors stand for those on the device. None if it is known.
+        readings: `batch`, the checksums on the device, and `finite`, whether all values there are.
+    """
+
+    run: Mapping[str, float]
+    checksums: Sequence[int | Tensor] | None
+    readings: Mapping[str, Tensor]
+
+
+NO_BATCH = BatchReading({}, None, {})
+
+
+@final
+class BatchReader:
+    """Reads the batches of a run.
+
+    Args:
+        device: Device of the model.
+        deferred: Whether the device must not be waited for.
+        events: Receives whether a batch whose loss is not finite is finite itself.
+        pipeline: Receives the events about batches that repeat.
+    """
+
+    def __init__(self, device: torch.device, *, deferred: bool, events: OneTimeEvents, pipeline: Pipeline) -> None:
+        self.warned: set[str] = set()
+        self._device = device
+        self._is_deferred = deferred
+        self._events = events
+        self._pipeline = pipeline
+        self._samples = Samples()
+
+    def read(self, batch: Any, *, step: int, run: Mapping[str, float]) -> BatchReading:
+        """Read a batch.
+
+        Args:
+            batch: The step's inputs, any nest of tensors, or None.
+            step: Optimizer step.
+            run: The statistics of the run so far.
+        """
+        if batch is None:
+            return NO_BATCH
+        reading = self._read(batch, step, run) or NO_BATCH
+        if not self._is_deferred:  # the comparison reads the values
+            self._compare(batch, step)
+        return reading
+
+    @best_effort("the batch hash")
+    def _read(self, batch: Any, step: int, run: Mapping[str, float]) -> BatchReading:
+        statistics: dict[str, float] = {}
+        readings: dict[str, Tensor] = {}
+        parts: Sequence[int | Tensor] | None = None
+        known = native_hash(batch)
+        if known is not None:
+            statistics["batch_hash"] = float(known)
+        else:
+            parts = checksums(batch)
+            if remote := [part.to(self._device, non_blocking=True) for part in parts if isinstance(part, Tensor)]:
+                readings["batch"] = torch.stack(remote)
+        if not self._events.has_batch:
+            if self._is_deferred:  # the loss may not be known yet
+                flag = finite_flag(batch, self._device)
+                readings |= {"finite": flag} if flag is not None else {}
+            elif not math.isfinite(run.get("loss", 0.0)):
+                self._events.batch(step=step, is_clean=is_finite(batch))
+        if "samples_per_s" not in run and (samples := num_samples(batch)) is not None:
+            statistics["samples_per_s"] = 1e3 * samples / run["step_ms"]
+        return BatchReading(statistics, parts, readings)
+
+    @best_effort("the look at samples")
+    def _compare(self, batch: Any, step: int) -> None:
+        for event in self._samples.look(batch, step=step):
+            self._pipeline.note(event)

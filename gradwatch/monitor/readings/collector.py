@@ -1,0 +1,287 @@
+"""The device side of a row: hooks on the optimizers read gradients, weights and activations."""
+
+# S = statistics, A = activation modules
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from gradwatch.monitor.accumulation import StepCounter
+from gradwatch.monitor.best_effort import best_effort
+from gradwatch.monitor.budget import Budget
+from gradwatch.monitor.fast_path import FastPath, Hook
+from gradwatch.monitor.overhead import OverheadMeter
+from gradwatch.monitor.readings.loss_scale import LossScaleReader
+from gradwatch.monitor.readings.optimizer_tracker import OptimizerTracker, split_by_optimizer
+from gradwatch.monitor.readings.update_reader import UpdateReader
+from gradwatch.monitor.row import RowBuilder
+from gradwatch.probe.activations.bitmask import Units
+from gradwatch.probe.activations.probe import ActivationProbe
+from gradwatch.probe.activations.silent_units import Silence
+from gradwatch.probe.device.transfer_queue import DeviceClock
+
+
+@final
+class Collector:
+    """Collects the readings of the device between two rows.
+
+    Args:
+        params: The parameters to watch, in the order of the columns.
+        optimizers: The optimizers that move them.
+        activations: Probe of the model's activation modules, or None.
+        scaler: The loop's GradScaler, or None.
+        budget: Schedules the sampled statistics.
+        counter: Counts steps and updates.
+        meter: The clocks of the monitor.
+        measure_clipped: As in `Monitor`.
+        hooked: As in `Monitor`.
+        deferred: As in `Monitor`.
+
+    Attributes:
+        device: Device of the first parameter.
+        device_clock: Measures the time that the device spends.
+        fast_path: Records most steps natively; None if no step can be.
+        loss_scale: The state of the loop's GradScaler.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[Tensor],
+        *,
+        optimizers: Sequence[Optimizer],
+        activations: ActivationProbe | None,
+        scaler: torch.amp.GradScaler | None,
+        budget: Budget,
+        counter: StepCounter,
+        meter: OverheadMeter,
+        measure_clipped: bool,
+        hooked: bool,
+        deferred: bool,
+    ) -> None:
+        self.warned: set[str] = set()
+        self.device = params[0].device if params else torch.device("cpu")
+        self.device_clock = DeviceClock(self.device if deferred else torch.device("cpu"))
+        self.loss_scale = LossScaleReader(scaler)
+        self.fast_path: FastPath | None = None
+        self._num_layers = len(params)
+        self._activations = activations
+        self._silence = Silence()
+        self._budget, self._counter, self._meter = budget, counter, meter
+        self._is_hooked = hooked
+        self._reader = UpdateReader(
+            params,
+            loss_scale=self.loss_scale,
+            measure_clipped=measure_clipped,
+            meter=meter,
+            device_clock=self.device_clock,
+        )
+        self._trackers = split_by_optimizer(params, optimizers)
+        self._handles: list[RemovableHandle] = []
+        for tracker in self._trackers:
+            self._attach(tracker, has_fast_path=not deferred and not self.loss_scale.has_scaler)
+
+    def _attach(self, tracker: OptimizerTracker, *, has_fast_path: bool) -> None:
+        before, after = _hook(self._before_update, tracker), _hook(self._after_update, tracker)
+        if has_fast_path and len(self._trackers) == 1:
+            self.fast_path = tracker.fast_path(before=before, after=after, hooked=self._is_hooked)
+        if not self._is_hooked:
+            return
+        if self.fast_path is not None:
+            before, after = self.fast_path.native.before, self.fast_path.native.after
+        self._handles.append(tracker.optimizer.register_step_pre_hook(before))
+        self._handles.append(tracker.optimizer.register_step_post_hook(after))
+        if len(self._trackers) > 1:  # between `observe` and a step, another optimizer's loss may add to the gradients
+            self._handles += tracker.watch_backward()
+
+    @property
+    def has_optimizers(self) -> bool:
+        """Whether there is anything to watch."""
+        return bool(self._trackers)
+
+    @property
+    def num_groups(self) -> int:
+        """Number of groups that the optimizers had at first."""
+        return sum(tracker.num_groups for tracker in self._trackers)
+
+    @property
+    def is_updated(self) -> bool:
+        """Whether an optimizer has moved its parameters since the row began."""
+        return any(tracker.is_updated for tracker in self._trackers)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the statistics of updates are measured in this row."""
+        return self._reader.due.updates
+
+    @property
+    def settings(self) -> Mapping[str, float]:
+        """Loss scale and learning rates of the newest update, as far as the host knows them."""
+        return self._reader.settings
+
+    def begin(self) -> None:
+        """Start the row of the step in progress."""
+        due = self._reader.due = self._budget.due(self._counter.step)
+        self._reader.settings = {}
+        self._meter.begin_row()
+        for tracker in self._trackers:
+            tracker.begin(due.histograms)
+        if due.activations:
+            self._arm_activations()
+        if self._is_hooked:
+            self.loss_scale.read()
+
+    def conclude(self, *, updated: bool) -> None:
+        """Learn from a loop without hooks whether the gradients that were observed have moved the parameters."""
+        for tracker in self._trackers:
+            tracker.is_updated = updated
+
+    def observe(self, optimizer: Optimizer | None = None) -> float:
+        """Read the gradients of an optimizer, or of all that have not stepped yet; return their total norm."""
+        began = time.perf_counter()
+        if optimizer is None:
+            trackers = [tracker for tracker in self._trackers if not tracker.is_updated] or self._trackers
+        else:
+            asked = (optimizer, getattr(optimizer, "optimizer", None))  # a wrapper has the optimizer that it wraps
+            trackers = [tracker for tracker in self._trackers if tracker.optimizer in asked]
+        norm = math.hypot(*[self._reader.observe(tracker) for tracker in trackers])
+        if self.is_due and not self._is_hooked:
+            for tracker in trackers:
+                self._reader.keep_weights(tracker)
+        self._meter.hooks_s += time.perf_counter() - began
+        return norm
+
+    def describe_skipped(self) -> None:
+        """Read the gradients of an update that was skipped."""
+        self._reader.read_skipped(self._trackers)
+
+    def finish(self) -> tuple[dict[str, Tensor | NDArray[Any]], RowBuilder]:
+        """Return the readings of the row, and a builder that completes the row from their values."""
+        self._reader.read_updates(self._trackers)
+        readings = {f"{i}.{name}": t for i, tracker in enumerate(self._trackers) for name, t in tracker.pending.items()}
+        dead = None
+        if self._reader.due.activations and self._activations:
+            began = time.perf_counter()
+            act, dead = self._read_activations() or ({}, None)
+            readings |= act
+            spent_s = self._activations.spent_s  # within the forward calls
+            self._meter.hooks_s += spent_s
+            self._meter.optional_s += spent_s + time.perf_counter() - began
+        builder = RowBuilder(
+            step=self._counter.step,
+            num_layers=self._num_layers,
+            optimizers=[tracker.columns for tracker in self._trackers],
+            dead=dead,
+            num_modules=len(self._activations.infos) if self._activations else 0,
+            silence=self._silence,
+        )
+        return readings, builder
+
+    def state(self) -> dict[str, Any]:
+        """Return the state that further rows depend on: since when units are silent, and that of the activations."""
+        return self._silence.state() | (self._activations.state() if self._activations else {})
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned; the watched activations were set before the monitor was made."""
+        self._silence.restore(state)
+        if self._activations:
+            self._activations.restore(state)
+
+    def detach(self) -> None:
+        """Remove all hooks from the model and the optimizers."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for tracker in self._trackers:
+            tracker.detach()
+        if self._activations:
+            self._activations.close()
+
+    def enter_fast_path(self) -> None:
+        """Prepare the optimizer for the fast path, which has been entered."""
+        if self._is_hooked:
+            self._trackers[0].enter_fast_path()
+
+    def leave_fast_path(self) -> None:
+        """Continue on the full path with the step in progress, if the fast path is active.
+
+        The only way back from the fast path, from hooks as well as from calls of the loop.
+        """
+        if self.fast_path is None or not self.fast_path.is_active:
+            return
+        native, tracker = self.fast_path.native, self._trackers[0]
+        begun = self.fast_path.leave()
+        self._counter.updates += native.step - self._counter.step  # each step on the fast path is an update
+        self._counter.step = native.step
+        self._meter.take_back(native)
+        self.fast_path.charge(self._budget)
+        tracker.leave_fast_path(begun, native.fastest_update_s)
+        if begun is not None:
+            tracker.is_updated = self._is_hooked  # else `conclude` sets it
+            tracker.timer.began = native.update_began
+            self._reader.settings = {"loss_scale": 1.0} | {f"lr.{i}": rate for i, rate in enumerate(begun.rates)}
+
+    def _before_update(
+        self, tracker: OptimizerTracker, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        began = time.perf_counter()
+        self.leave_fast_path()
+        self._reader.before_update(tracker, args, kwargs)
+        tracker.timer.began = time.perf_counter()
+        self._meter.hooks_s += tracker.timer.began - began
+
+    def _after_update(
+        self, tracker: OptimizerTracker, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        began = time.perf_counter()
+        self.leave_fast_path()
+        extra_s = tracker.extra_s(began - tracker.timer.began)
+        self._meter.optional_s += extra_s
+        self._reader.after_update(tracker)
+        self._meter.hooks_s += extra_s + time.perf_counter() - began
+
+    @best_effort("the probe of activations")
+    def _arm_activations(self) -> None:
+        if self._activations is not None:
+            began = time.perf_counter()
+            self._activations.arm()
+            self._meter.optional_s += time.perf_counter() - began
+
+    @best_effort("the probe of activations")
+    def _read_activations(self) -> tuple[dict[str, Tensor | NDArray[Any]], list[Units | None] | None]:
+        """Return the readings of the activations, and their dead units if the host knows them."""
+        assert self._activations is not None, "only a probe that is there is due"
+        act_SA = self._activations.read()
+        if act_SA is None:
+            return {}, None
+        if act_SA.is_cpu:  # the next step may write to the bits, before a deferred row is complete
+            units = self._activations.packed_units()
+            return {"act": act_SA}, [None if u is None else Units(u.bits.copy(), u.number) for u in units]
+        dead = enumerate(self._activations.dead_units())
+        return {"act": act_SA, **{f"dead.{a}": flag_C for a, flag_C in dead if flag_C is not None}}, None
+
+
+def _hook(method: Callable[..., None], tracker: OptimizerTracker) -> Hook:
+    """Return a method as the hook of one tracker, excluded from torch.compile if that is in use."""
+    hook: Hook = functools.partial(method, tracker)
+    if "torch._dynamo" not in sys.modules:  # importing it takes a second
+        return hook
+    excluded: Hook = torch.compiler.disable(hook)
+
+    def choose(*args: Any) -> None:
+        if torch.compiler.is_compiling():
+            excluded(*args)
+        else:  # without the wrapper, which takes 4 us a call
+            hook(*args)
+
+    return choose

@@ -1,0 +1,47 @@
+"""The state of the loop's GradScaler."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from gradwatch.probe.device.sync import host_value_or_copy, to_float
+
+
+@final
+class LossScaleReader:
+    """Reads the loss scale without waiting for the device.
+
+    Args:
+        scaler: The loop's GradScaler, or None.
+
+    Attributes:
+        current: The loss scale at the last `read`: a number, or a tensor on its device; 1 without a scaler.
+    """
+
+    def __init__(self, scaler: torch.amp.GradScaler | None) -> None:
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self.current: float | Tensor = 1.0
+
+    @property
+    def has_scaler(self) -> bool:
+        """Whether the loss is scaled."""
+        return self._scaler is not None
+
+    def read(self) -> float | Tensor:
+        """Read the loss scale as it is now."""
+        if self._scaler is not None:
+            scale = self._scaler._get_scale_async()  # `get_scale` would wait
+            # before the first use there is no tensor, and `get_scale` returns the initial scale
+            self.current = self._scaler.get_scale() if scale is None else host_value_or_copy(scale)
+        return self.current
+
+    def wait(self) -> float:
+        """Return the loss scale at the last `read`, waiting for the device."""
+        return to_float(self.current) if isinstance(self.current, Tensor) else self.current
+
+    def has_fallen(self) -> bool:
+        """Return whether the scale is lower than at the last `read`: the scaler lowers it when it skips an update."""
+        return self._scaler is not None and self._scaler.get_scale() < self.wait()

@@ -1,0 +1,189 @@
+"""The readings around an update: gradients before it, and how far it moved the weights after it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, final
+
+from torch import Tensor
+
+from gradwatch.monitor.best_effort import best_effort, warn_once
+from gradwatch.monitor.budget import NOTHING_DUE
+from gradwatch.monitor.overhead import OverheadMeter
+from gradwatch.monitor.readings.loss_scale import LossScaleReader
+from gradwatch.monitor.readings.optimizer_tracker import OptimizerTracker
+from gradwatch.probe.device.sync import host_value_or_copy, is_capturing
+from gradwatch.probe.device.transfer_queue import DeviceClock
+
+HISTOGRAMS = "the histograms"
+
+
+@final
+class UpdateReader:
+    """Reads gradients, weights and settings of optimizers around their updates. What fails is disabled, with a warning.
+
+    Args:
+        params: All parameters that are watched.
+        loss_scale: The state of the loop's GradScaler.
+        measure_clipped: As in `Monitor`.
+        meter: The clocks of the monitor.
+        device_clock: Measures the time that the device spends.
+
+    Attributes:
+        due: What is measured in the row in progress.
+        settings: Loss scale and learning rates of the newest update, by their names in the catalogue.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[Tensor],
+        *,
+        loss_scale: LossScaleReader,
+        measure_clipped: bool,
+        meter: OverheadMeter,
+        device_clock: DeviceClock,
+    ) -> None:
+        self.warned: set[str] = set()
+        self.due = NOTHING_DUE
+        self.settings: dict[str, float] = {}
+        self._watched_ids = {id(p) for p in params}
+        self._loss_scale = loss_scale
+        self._measure_clipped = measure_clipped
+        self._meter = meter
+        self._device_clock = device_clock
+
+    def before_update(self, tracker: OptimizerTracker, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Read the gradients before an update, or request them from it.
+
+        Args:
+            tracker: Its optimizer.
+            args: Of the optimizer's `step`, after the optimizer itself.
+            kwargs: The same.
+        """
+        tracker.is_updated = True
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        tracker.awaits_closure = closure is not None  # it computes the gradients, possibly several times
+        end = self._device_clock.begin()
+        self._read_before_update(tracker)
+        end()
+        if self.due.updates or is_capturing(tracker.params):
+            self.keep_weights(tracker)
+
+    @best_effort("the look at the optimizer")
+    def _read_before_update(self, tracker: OptimizerTracker) -> None:
+        inverse_scale = self._read_settings(tracker)
+        if tracker.is_observed:
+            if self._measure_clipped:
+                tracker.read_clipped()
+        elif tracker.request_gradients():
+            if not tracker.awaits_closure:
+                self._read_histograms(tracker)
+        elif not tracker.awaits_closure:
+            self._read_gradients(tracker, inverse_scale=inverse_scale)
+        if late := [p for p in tracker.late_params() if id(p) not in self._watched_ids]:
+            text = f"{len(late)} parameters came to the optimizer after gradwatch attached, and are not watched"
+            warn_once(self, "later parameters", text)
+
+    def _read_settings(self, tracker: OptimizerTracker) -> float | Tensor:
+        """Read loss scale and learning rates; return the factor that undoes the scale of the gradients."""
+        # a scaler leaves scaled gradients to fused optimizers, which decide on the device whether to skip the update
+        scale, found_inf = getattr(tracker.optimizer, "grad_scale", None), getattr(tracker.optimizer, "found_inf", None)
+        if found_inf is not None:
+            self._read_found_inf(tracker, host_value_or_copy(found_inf))
+        loss_scale = self._loss_scale.read()
+        inverse_scale: float | Tensor = 1.0
+        if scale is not None:
+            loss_scale = host_value_or_copy(scale)
+            inverse_scale = 1.0 / loss_scale
+        self._put_loss_scale(tracker, loss_scale)
+        self.settings |= tracker.read_rates()
+        return inverse_scale
+
+    def _read_found_inf(self, tracker: OptimizerTracker, found_inf: float | Tensor) -> None:
+        if isinstance(found_inf, Tensor):
+            tracker.pending["found_inf"] = found_inf
+        else:
+            tracker.is_updated = not found_inf
+
+    def _put_loss_scale(self, tracker: OptimizerTracker, loss_scale: float | Tensor) -> None:
+        if isinstance(loss_scale, Tensor):
+            tracker.pending["loss_scale"] = loss_scale
+        else:
+            self.settings["loss_scale"] = loss_scale
+
+    def after_update(self, tracker: OptimizerTracker) -> None:
+        """Read what the update has computed: statistics of its gradients, gradients of its closure, traces of it."""
+        self._read_after_update(tracker)
+        if tracker.is_traced:
+            self.read_updates([tracker])
+        tracker.is_observed = False
+
+    @best_effort("the look at the optimizer")
+    def _read_after_update(self, tracker: OptimizerTracker) -> None:
+        if tracker.awaits_closure and not tracker.is_awaiting_step:
+            if not tracker.is_observed:
+                self._read_gradients(tracker)
+            elif self._measure_clipped:  # after the closure had observed them
+                tracker.read_clipped()
+        elif tracker.awaits_closure and not tracker.is_observed:
+            self._read_histograms(tracker)
+        tracker.collect_step()
+
+    def observe(self, tracker: OptimizerTracker) -> float:
+        """Read the gradients as they are now; return their total norm."""
+        norm = self._observed_norm(tracker)
+        tracker.is_observed = True
+        is_in_closure = tracker.is_updated and tracker.awaits_closure
+        if is_in_closure and self._measure_clipped:
+            tracker.request_gradients(clipped=True)
+        return tracker.norm_without_probe() if norm is None else norm
+
+    @best_effort("the probe of gradients")
+    def _observed_norm(self, tracker: OptimizerTracker) -> float | None:
+        return tracker.norm() if self._read_gradients(tracker) else None
+
+    @best_effort("the look at a skipped update")
+    def read_skipped(self, trackers: Sequence[OptimizerTracker]) -> None:
+        """Read the gradients of an update that was skipped, as far as the loop has not cleared them."""
+        self.settings["loss_scale"] = self._loss_scale.wait()
+        for tracker in trackers:
+            self.settings |= tracker.read_rates()
+            if "grad" not in tracker.pending and self._read_gradients(tracker):
+                tracker.forget_scaled_gradients(has_scaler=self._loss_scale.has_scaler)
+
+    @best_effort("the probe of gradients")
+    def _read_gradients(self, tracker: OptimizerTracker, *, inverse_scale: float | Tensor = 1.0) -> bool:
+        """Read the gradients, and their histograms if they are due; return whether that succeeded."""
+        began = time.perf_counter()
+        is_counting = tracker.has_histograms_due and HISTOGRAMS not in self.warned
+        tracker.read_gradients(inverse_scale=inverse_scale, is_counting=is_counting)
+        if is_counting and self.due.histograms is not None:
+            # about the time of counting
+            self._meter.optional_s += (time.perf_counter() - began) / self.due.histograms.of
+            self._read_histograms(tracker)
+        return True
+
+    @best_effort(HISTOGRAMS)
+    def _read_histograms(self, tracker: OptimizerTracker) -> None:
+        if not tracker.has_histograms_due or is_capturing(tracker.params):
+            return
+        began = time.perf_counter()
+        tracker.read_histograms()
+        self._meter.optional_s += time.perf_counter() - began
+
+    @best_effort("the probe of updates")
+    def keep_weights(self, tracker: OptimizerTracker) -> None:
+        """Prepare to measure how far the next update moves the weights."""
+        began = time.perf_counter()
+        tracker.keep_weights()
+        self._meter.optional_s += time.perf_counter() - began
+
+    @best_effort("the probe of updates")
+    def read_updates(self, trackers: Sequence[OptimizerTracker]) -> None:
+        """Read how far the updates moved the weights, if that is due."""
+        if self.due.updates:
+            began = time.perf_counter()
+            for tracker in trackers:
+                tracker.read_update()
+            self._meter.optional_s += time.perf_counter() - began
