@@ -10,20 +10,16 @@ import torch
 from torch import Tensor
 
 from gradwatch.incident.step_snapshot import StepSnapshotter
-from gradwatch.monitor.accumulation import AccumulationTracker, StepCounter
+from gradwatch.monitor.accumulation import AccumulationTracker
 from gradwatch.monitor.best_effort import best_effort
-from gradwatch.monitor.budget import Budget
+from gradwatch.monitor.context import MonitorContext
 from gradwatch.monitor.fast_path import FastPath
 from gradwatch.monitor.host_stats import LossAverage, PeakMemory, to_number
-from gradwatch.monitor.one_time_events import OneTimeEvents
-from gradwatch.monitor.overhead import OverheadMeter
 from gradwatch.monitor.readings.batch_reader import BatchReader
 from gradwatch.monitor.readings.collector import Collector
 from gradwatch.monitor.row import PendingRow
 from gradwatch.monitor.row_queue import RowQueue
-from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.probe.gradients.micro_batch import MicroBatchProbe
-from gradwatch.probe.inspections import Facts
 
 
 @final
@@ -31,51 +27,35 @@ class FullPath:
     """Records a step in Python, whatever it is like, and lets the fast path record those that it can.
 
     Args:
-        pipeline: Where rows go.
+        context: Shared by the parts of the monitor.
         collector: Reads on the device.
         rows: Completes the rows.
-        counter: Counts steps and updates.
-        meter: The clocks of the monitor.
-        budget: Schedules the sampled statistics.
-        events: One-time events of the run.
-        accumulate: As in `Monitor`.
-        hooked: As in `Monitor`.
         micro_batch: Probe of micro-batches, or None.
-        facts: Inspects graph and modes, or None.
         keeper: Keeps the state before each step, or None; then each step waits for its findings.
         memory_device: CUDA device whose peak memory is recorded, or None.
-        warned: Names of the monitor's warnings.
     """
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        context: MonitorContext,
         *,
         collector: Collector,
         rows: RowQueue,
-        counter: StepCounter,
-        meter: OverheadMeter,
-        budget: Budget,
-        events: OneTimeEvents,
-        accumulate: int,
-        hooked: bool,
         micro_batch: MicroBatchProbe | None,
-        facts: Facts | None,
         keeper: StepSnapshotter | None,
         memory_device: torch.device | None,
-        warned: set[str],
     ) -> None:
-        self.warned = warned
-        self._pipeline, self._collector, self._rows = pipeline, collector, rows
-        self._counter, self._meter, self._budget, self._events = counter, meter, budget, events
-        self._accumulate, self._is_hooked = accumulate, hooked
-        self._accumulation = AccumulationTracker(accumulate)
-        self._micro_batch, self._facts, self._keeper = micro_batch, facts, keeper
+        self.warned = context.warned
+        self._context, self._collector, self._rows = context, collector, rows
+        self._pipeline, self._budget = context.pipeline, context.budget
+        self._counter, self._meter, self._events = context.counter, context.meter, context.events
+        self._micro_batch, self._keeper = micro_batch, keeper
+        self._accumulation = AccumulationTracker(context.accumulate)
         self._memory = PeakMemory(memory_device)
-        self._losses = LossAverage(collector.device if rows.is_deferred else None)
-        self._batches = BatchReader(collector.device, deferred=rows.is_deferred, events=events, pipeline=pipeline)
-        self._num_findings = len(pipeline.found)
-        is_fast = keeper is None and micro_batch is None and pipeline.history.groups == collector.num_groups
+        self._losses = LossAverage(collector.device if context.is_deferred else None)
+        self._batches = BatchReader(collector.device, context)
+        self._num_findings = len(context.pipeline.found)
+        is_fast = keeper is None and micro_batch is None and self._pipeline.history.groups == collector.num_groups
         self.fast_path: FastPath | None = collector.fast_path if is_fast else None
 
     @property
@@ -109,7 +89,7 @@ class FullPath:
             statistics: Statistics of the run that override the monitor's own.
             began: Clock at which `Monitor.step` was called.
         """
-        if not self._is_hooked:
+        if not self._context.is_hooked:
             assert statistics is not None, "a loop without hooks passes statistics"
             self._collector.conclude(updated=not statistics["skipped"])
         elif not self._collect_step(loss, val_loss, is_complete=bool(statistics)):
@@ -128,7 +108,7 @@ class FullPath:
         """Let the fast path record the steps up to the next that is due, if no step has been unusual."""
         if self.fast_path is None or not self._accumulation.is_one_step_per_call:
             return
-        step, facts = self._counter.step, self._facts
+        step, facts = self._counter.step, self._context.facts
         until = min(self._budget.next_due(step), self._budget.next_review + 1)
         if step >= until:
             return
@@ -191,8 +171,8 @@ class FullPath:
         if not is_usual and not is_complete and self._is_between_updates(is_updated):
             return False
         if not is_updated:
-            collector.describe_skipped()
-        run.update(collector.settings)
+            collector.read_skipped()
+        run.update(collector.updates.settings)
         run["skipped"] = float(not is_updated)
         return True
 
@@ -245,8 +225,8 @@ class FullPath:
             run=self._run,
             given={**given, **inputs.run},
             calls=self._accumulation.calls,
-            accumulate=self._accumulate,
-            has_norms=self._is_hooked and is_norm_known,
+            accumulate=self._context.accumulate,
+            has_norms=self._context.is_hooked and is_norm_known,
             given_norm=given_norm,
             checksums=inputs.checksums,
             loss=loss,

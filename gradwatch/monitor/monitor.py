@@ -16,9 +16,9 @@ from torch.utils.hooks import RemovableHandle
 from gradwatch.history.disk.header import Status
 from gradwatch.history.store import History
 from gradwatch.incident.step_snapshot import StepSnapshotter
-from gradwatch.monitor.accumulation import StepCounter
 from gradwatch.monitor.best_effort import best_effort, warn_once
 from gradwatch.monitor.budget import Budget, Schedule
+from gradwatch.monitor.context import MonitorContext
 from gradwatch.monitor.full_path import FullPath
 from gradwatch.monitor.one_time_events import OneTimeEvents
 from gradwatch.monitor.overhead import OverheadMeter
@@ -82,55 +82,36 @@ class Monitor:
     ) -> None:
         self.pipeline = pipeline
         self.run_dir = run_dir
-        self.warned: set[str] = set()
-        self._facts = facts
         self._is_closed = False
         devices = {p.device for p in params}
         cuda = next((device for device in devices if device.type == "cuda"), None)
-        is_deferred = cuda is not None and len(devices) == 1 and hooked and keeper is None
-        is_deferred = is_deferred if deferred is None else deferred
-        counter, meter = StepCounter(), OverheadMeter(lambda: pipeline.busy_s)
-        budget, events = Budget(schedule), OneTimeEvents(pipeline.note)
+        is_on_one_gpu = cuda is not None and len(devices) == 1
+        context = self._context = MonitorContext(
+            pipeline=pipeline,
+            budget=Budget(schedule),
+            meter=OverheadMeter(lambda: pipeline.busy_s),
+            events=OneTimeEvents(pipeline.note),
+            facts=facts,
+            accumulate=accumulate,
+            measure_clipped=measure_clipped,
+            is_hooked=hooked,
+            is_deferred=is_on_one_gpu and hooked and keeper is None if deferred is None else deferred,
+        )
+        self.warned = context.warned
         micro_batch = MicroBatchProbe(params) if accumulate > 1 and len(optimizers) == 1 else None
         self._hooks = [*hooks, *(micro_batch.attach() if micro_batch else ())]
-        self._collector = Collector(
-            params,
-            optimizers=optimizers,
-            activations=activations,
-            scaler=scaler,
-            budget=budget,
-            counter=counter,
-            meter=meter,
-            measure_clipped=measure_clipped,
-            hooked=hooked,
-            deferred=is_deferred,
+        collector = self._collector = Collector(
+            params, context, optimizers=optimizers, activations=activations, scaler=scaler
         )
-        self._rows = RowQueue(
-            pipeline,
-            deferred=is_deferred,
-            budget=budget,
-            events=events,
-            facts=facts,
-            meter=meter,
-            device_clock=self._collector.device_clock,
-            has_scaler=self._collector.loss_scale.has_scaler,
-            warned=self.warned,
-        )
+        clock, has_scaler = collector.device_clock, collector.loss_scale.has_scaler
+        self._rows = RowQueue(context, device_clock=clock, has_scaler=has_scaler)
         self._full_path = FullPath(
-            pipeline,
-            collector=self._collector,
+            context,
+            collector=collector,
             rows=self._rows,
-            counter=counter,
-            meter=meter,
-            budget=budget,
-            events=events,
-            accumulate=accumulate,
-            hooked=hooked,
             micro_batch=micro_batch,
-            facts=facts,
             keeper=keeper,
             memory_device=cuda,
-            warned=self.warned,
         )
         self._append: Callable[[Any, Any, Any, Any, Any], bool | None] = _not_appended
         self._observe: Callable[[], float | None] = _not_observed
@@ -222,8 +203,8 @@ class Monitor:
         self._is_closed = True
         self._full_path.close()
         self._collector.detach()
-        if self._facts:
-            self._facts.close()
+        if self._context.facts:
+            self._context.facts.close()
         for hook in self._hooks:
             hook.remove()
 

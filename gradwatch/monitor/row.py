@@ -194,6 +194,11 @@ class PendingRow:
     checksums: Sequence[int | Tensor] | None
     loss: Any
 
+    @property
+    def is_validated(self) -> bool:
+        """Whether the step has a validation loss."""
+        return "val_loss" in self.run or "val_loss" in self.given
+
     def complete(self, values: Values) -> StepRow:
         """Return the row with all statistics of the run.
 

@@ -11,14 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradwatch.monitor.best_effort import best_effort
-from gradwatch.monitor.budget import Budget
-from gradwatch.monitor.one_time_events import OneTimeEvents
-from gradwatch.monitor.overhead import OverheadMeter, RowCost
+from gradwatch.monitor.context import MonitorContext
+from gradwatch.monitor.overhead import RowCost
 from gradwatch.monitor.row import PendingRow, StepRow
-from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.probe.device.sync import to_array
 from gradwatch.probe.device.transfer_queue import DeviceClock, TransferQueue, Values
-from gradwatch.probe.inspections import Facts
 
 Readings = Mapping[str, Tensor | NDArray[Any]]
 
@@ -28,49 +25,23 @@ class RowQueue:
     """Completes rows in order and feeds them to the pipeline.
 
     Args:
-        pipeline: Where rows go.
-        deferred: Whether rows are completed when the device has computed them, so that no step waits for it.
-        budget: Charged for the rows.
-        events: One-time events of losses and batches.
-        facts: Inspects graph and modes, or None.
-        meter: The clocks of the monitor.
+        context: Shared by the parts of the monitor. Deferred rows are completed when the device has computed them, so
+            that no step waits for it.
         device_clock: Measures the time that the device spends.
         has_scaler: Whether the loss is scaled: scalers overflow by design, so a norm that is not finite is no reason to
             inspect a step.
-        warned: Names of the monitor's warnings.
     """
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        *,
-        deferred: bool,
-        budget: Budget,
-        events: OneTimeEvents,
-        facts: Facts | None,
-        meter: OverheadMeter,
-        device_clock: DeviceClock,
-        has_scaler: bool,
-        warned: set[str],
-    ) -> None:
-        self.warned = warned
-        self._pipeline = pipeline
-        self._transfers = TransferQueue() if deferred else None
-        self._budget = budget
-        self._events = events
-        self._facts = facts
-        self._meter = meter
+    def __init__(self, context: MonitorContext, *, device_clock: DeviceClock, has_scaler: bool) -> None:
+        self.warned = context.warned
+        self._context, self._meter = context, context.meter
+        self._transfers = TransferQueue() if context.is_deferred else None
         self._device_clock = device_clock
         self._has_scaler = has_scaler
 
     def __len__(self) -> int:
         """Return the number of rows in flight."""
         return 0 if self._transfers is None else len(self._transfers)
-
-    @property
-    def is_deferred(self) -> bool:
-        """Whether rows are completed some steps later."""
-        return self._transfers is not None
 
     @best_effort("the recording")
     def submit(self, row: PendingRow, readings: Readings, *, began: float) -> None:
@@ -83,10 +54,10 @@ class RowQueue:
         """
         if self._transfers is None:
             completed = row.complete({name: to_array(reading) for name, reading in readings.items()})
-            self._inspect(row, is_non_finite=not self._is_finite(completed))
+            self._inspect(row, is_validated=row.is_validated, is_non_finite=not self._is_finite(completed))
             self._feed(row.builder.step, completed, self._meter.end_row(began), device_s=0.0)
             return
-        self._inspect(row, is_non_finite=False)  # not known yet
+        self._inspect(row, is_validated=row.is_validated, is_non_finite=False)  # not known yet
         known = {name: reading for name, reading in readings.items() if not isinstance(reading, Tensor)}
         tensors = {name: reading for name, reading in readings.items() if isinstance(reading, Tensor)}
         device_s, cost = self._device_clock.collect(), self._meter.end_row(began)
@@ -108,11 +79,11 @@ class RowQueue:
         completed, step = row.complete({**known, **values}), row.builder.step
         loss = completed.run["loss"]
         if math.isnan(loss) and "loss" in values:
-            self._events.nan(step=step, is_given=True)
+            self._context.events.nan(step=step, is_given=True)
         if not math.isfinite(loss) and "finite" in values:
-            self._events.batch(step=step, is_clean=bool(values["finite"].all()))
+            self._context.events.batch(step=step, is_clean=bool(values["finite"].all()))
         if not self._is_finite(completed):
-            self._inspect_non_finite(row)
+            self._inspect(row, is_validated=False, is_non_finite=True)
         self._feed(step, completed, cost, device_s=device_s())
 
     def _is_finite(self, row: StepRow) -> bool:
@@ -120,22 +91,16 @@ class RowQueue:
         return math.isfinite(row.run.get("loss", 0.0)) and math.isfinite(norm)
 
     @best_effort("the look at tape and modes")
-    def _inspect(self, row: PendingRow, *, is_non_finite: bool) -> None:
-        if self._facts:
-            is_validated = "val_loss" in row.run or "val_loss" in row.given
+    def _inspect(self, row: PendingRow, *, is_validated: bool, is_non_finite: bool) -> None:
+        if (facts := self._context.facts) is not None:
             step = row.builder.step
-            for event in self._facts.read(row.loss, step=step, is_validated=is_validated, is_spoilt=is_non_finite):
-                self._pipeline.note(event)
-
-    @best_effort("the look at tape and modes")
-    def _inspect_non_finite(self, row: PendingRow) -> None:
-        """Inspect a deferred step again, which has turned out not to be finite."""
-        if self._facts:
-            for event in self._facts.read(row.loss, step=row.builder.step, is_validated=False, is_spoilt=True):
-                self._pipeline.note(event)
+            for event in facts.read(row.loss, step=step, is_validated=is_validated, is_spoilt=is_non_finite):
+                self._context.pipeline.note(event)
 
     def _feed(self, step: int, row: StepRow, cost: RowCost, *, device_s: float) -> None:
         watch_s = max(cost.host_s, device_s) + self._meter.pipeline_s()
         row.run["watch_ms"] = 1e3 * watch_s
-        self._budget.charge(cost.wall_s, watch_s=watch_s, optional_s=cost.optional_s)
-        self._pipeline.feed(step, run=row.run, param_SL=row.param_SL, act_SL=row.act_SA, histograms=row.histograms)
+        self._context.budget.charge(cost.wall_s, watch_s=watch_s, optional_s=cost.optional_s)
+        self._context.pipeline.feed(
+            step, run=row.run, param_SL=row.param_SL, act_SL=row.act_SA, histograms=row.histograms
+        )

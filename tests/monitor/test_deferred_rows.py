@@ -11,7 +11,7 @@ from torch import nn
 import gradwatch
 from gradwatch import catalogue, optim
 from gradwatch.monitor import Monitor, Schedule, host_stats, watch
-from gradwatch.monitor.readings import optimizer_tracker, update_reader
+from gradwatch.monitor.readings import optimizer_tracker, parameter_readings, update_reader
 from gradwatch.probe.device import backend as kernels
 from gradwatch.probe.device import sync, transfer_queue
 
@@ -230,10 +230,10 @@ def test_replays_of_a_captured_step_make_rows_of_what_they_compute(kind, slow, m
     with gradwatch.watch(model, optimizer, schedule=EVERY) as watcher:
         (x, y), *_ = batches()
         loss_of(model, x, y).backward()
-        for module in (update_reader, optimizer_tracker):
+        for module in (update_reader, optimizer_tracker, parameter_readings):
             monkeypatch.setattr(module, "is_capturing", lambda _: True)
         optimizer.step()
-        for module in (update_reader, optimizer_tracker):
+        for module in (update_reader, optimizer_tracker, parameter_readings):
             monkeypatch.setattr(module, "is_capturing", lambda _: False)
         (captured,) = [t._captured for t in watcher._collector._trackers]
         read_SP = captured["grad"].clone()

@@ -14,7 +14,7 @@ from gradwatch.errors import RunError
 from gradwatch.history.disk.writer import Writer
 from gradwatch.history.store import History
 from gradwatch.monitor import Monitor, Schedule, host_stats, total_norm, watch
-from gradwatch.monitor.readings import batch_reader, optimizer_tracker
+from gradwatch.monitor.readings import batch_reader, parameter_readings
 from gradwatch.monitor.watch import inspect
 from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.probe.activations.probe import ActivationProbe
@@ -69,7 +69,7 @@ FAULTS = {
     "the batch hash": [(batch_reader, "native_hash")],
     "the peak memory": [(host_stats, "peak_memory")],
     "the loss": [(host_stats, "to_number")],
-    "the look at the optimizer": [(optimizer_tracker.OptimizerTracker, "read_rates")],
+    "the look at the optimizer": [(parameter_readings.LearningRates, "read")],
     "the recording": [(History, "taking"), (Pipeline, "feed")],
     "the diagnosis": [(Pipeline, "close")],
 }

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from gradwatch.monitor.best_effort import best_effort
+from gradwatch.monitor.context import MonitorContext
 from gradwatch.monitor.host_stats import num_samples
-from gradwatch.monitor.one_time_events import OneTimeEvents
-from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.probe.batches.batch_hash import checksums, finite_flag, is_finite, native_hash
 from gradwatch.probe.batches.repeated_samples import Samples
 
@@ -40,17 +39,13 @@ class BatchReader:
 
     Args:
         device: Device of the model.
-        deferred: Whether the device must not be waited for.
-        events: Receives whether a batch whose loss is not finite is finite itself.
-        pipeline: Receives the events about batches that repeat.
+        context: Shared by the parts of the monitor.
     """
 
-    def __init__(self, device: torch.device, *, deferred: bool, events: OneTimeEvents, pipeline: Pipeline) -> None:
+    def __init__(self, device: torch.device, context: MonitorContext) -> None:
         self.warned: set[str] = set()
         self._device = device
-        self._is_deferred = deferred
-        self._events = events
-        self._pipeline = pipeline
+        self._context, self._events = context, context.events
         self._samples = Samples()
 
     def read(self, batch: Any, *, step: int, run: Mapping[str, float]) -> BatchReading:
@@ -64,7 +59,7 @@ class BatchReader:
         if batch is None:
             return NO_BATCH
         reading = self._read(batch, step, run) or NO_BATCH
-        if not self._is_deferred:  # the comparison reads the values
+        if not self._context.is_deferred:  # the comparison reads the values
             self._compare(batch, step)
         return reading
 
@@ -81,7 +76,7 @@ class BatchReader:
             if remote := [part.to(self._device, non_blocking=True) for part in parts if isinstance(part, Tensor)]:
                 readings["batch"] = torch.stack(remote)
         if not self._events.has_batch:
-            if self._is_deferred:  # the loss may not be known yet
+            if self._context.is_deferred:  # the loss may not be known yet
                 flag = finite_flag(batch, self._device)
                 readings |= {"finite": flag} if flag is not None else {}
             elif not math.isfinite(run.get("loss", 0.0)):
@@ -93,4 +88,4 @@ class BatchReader:
     @best_effort("the look at samples")
     def _compare(self, batch: Any, step: int) -> None:
         for event in self._samples.look(batch, step=step):
-            self._pipeline.note(event)
+            self._context.pipeline.note(event)

@@ -17,11 +17,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from gradwatch.monitor.accumulation import StepCounter
 from gradwatch.monitor.best_effort import best_effort
-from gradwatch.monitor.budget import Budget
+from gradwatch.monitor.context import MonitorContext
 from gradwatch.monitor.fast_path import FastPath, Hook
-from gradwatch.monitor.overhead import OverheadMeter
 from gradwatch.monitor.readings.loss_scale import LossScaleReader
 from gradwatch.monitor.readings.optimizer_tracker import OptimizerTracker, split_by_optimizer
 from gradwatch.monitor.readings.update_reader import UpdateReader
@@ -41,61 +39,45 @@ class Collector:
         optimizers: The optimizers that move them.
         activations: Probe of the model's activation modules, or None.
         scaler: The loop's GradScaler, or None.
-        budget: Schedules the sampled statistics.
-        counter: Counts steps and updates.
-        meter: The clocks of the monitor.
-        measure_clipped: As in `Monitor`.
-        hooked: As in `Monitor`.
-        deferred: As in `Monitor`.
+        context: Shared by the parts of the monitor.
 
     Attributes:
         device: Device of the first parameter.
         device_clock: Measures the time that the device spends.
         fast_path: Records most steps natively; None if no step can be.
         loss_scale: The state of the loop's GradScaler.
+        updates: Reads gradients and settings around updates.
     """
 
     def __init__(
         self,
         params: Sequence[Tensor],
+        context: MonitorContext,
         *,
         optimizers: Sequence[Optimizer],
         activations: ActivationProbe | None,
         scaler: torch.amp.GradScaler | None,
-        budget: Budget,
-        counter: StepCounter,
-        meter: OverheadMeter,
-        measure_clipped: bool,
-        hooked: bool,
-        deferred: bool,
     ) -> None:
         self.warned: set[str] = set()
         self.device = params[0].device if params else torch.device("cpu")
-        self.device_clock = DeviceClock(self.device if deferred else torch.device("cpu"))
+        self.device_clock = DeviceClock(self.device if context.is_deferred else torch.device("cpu"))
         self.loss_scale = LossScaleReader(scaler)
+        self.updates = UpdateReader(params, context, loss_scale=self.loss_scale, device_clock=self.device_clock)
         self.fast_path: FastPath | None = None
         self._num_layers = len(params)
         self._activations = activations
         self._silence = Silence()
-        self._budget, self._counter, self._meter = budget, counter, meter
-        self._is_hooked = hooked
-        self._reader = UpdateReader(
-            params,
-            loss_scale=self.loss_scale,
-            measure_clipped=measure_clipped,
-            meter=meter,
-            device_clock=self.device_clock,
-        )
+        self._context, self._meter, self._counter = context, context.meter, context.counter
         self._trackers = split_by_optimizer(params, optimizers)
         self._handles: list[RemovableHandle] = []
         for tracker in self._trackers:
-            self._attach(tracker, has_fast_path=not deferred and not self.loss_scale.has_scaler)
+            self._attach(tracker, has_fast_path=not context.is_deferred and not self.loss_scale.has_scaler)
 
     def _attach(self, tracker: OptimizerTracker, *, has_fast_path: bool) -> None:
         before, after = _hook(self._before_update, tracker), _hook(self._after_update, tracker)
         if has_fast_path and len(self._trackers) == 1:
-            self.fast_path = tracker.fast_path(before=before, after=after, hooked=self._is_hooked)
-        if not self._is_hooked:
+            self.fast_path = tracker.fast_path(before=before, after=after, hooked=self._context.is_hooked)
+        if not self._context.is_hooked:
             return
         if self.fast_path is not None:
             before, after = self.fast_path.native.before, self.fast_path.native.after
@@ -112,7 +94,7 @@ class Collector:
     @property
     def num_groups(self) -> int:
         """Number of groups that the optimizers had at first."""
-        return sum(tracker.num_groups for tracker in self._trackers)
+        return sum(tracker.rates.num_groups for tracker in self._trackers)
 
     @property
     def is_updated(self) -> bool:
@@ -122,23 +104,18 @@ class Collector:
     @property
     def is_due(self) -> bool:
         """Whether the statistics of updates are measured in this row."""
-        return self._reader.due.updates
-
-    @property
-    def settings(self) -> Mapping[str, float]:
-        """Loss scale and learning rates of the newest update, as far as the host knows them."""
-        return self._reader.settings
+        return self.updates.due.updates
 
     def begin(self) -> None:
         """Start the row of the step in progress."""
-        due = self._reader.due = self._budget.due(self._counter.step)
-        self._reader.settings = {}
+        due = self.updates.due = self._context.budget.due(self._counter.step)
+        self.updates.settings = {}
         self._meter.begin_row()
         for tracker in self._trackers:
             tracker.begin(due.histograms)
         if due.activations:
             self._arm_activations()
-        if self._is_hooked:
+        if self._context.is_hooked:
             self.loss_scale.read()
 
     def conclude(self, *, updated: bool) -> None:
@@ -154,23 +131,23 @@ class Collector:
         else:
             asked = (optimizer, getattr(optimizer, "optimizer", None))  # a wrapper has the optimizer that it wraps
             trackers = [tracker for tracker in self._trackers if tracker.optimizer in asked]
-        norm = math.hypot(*[self._reader.observe(tracker) for tracker in trackers])
-        if self.is_due and not self._is_hooked:
+        norm = math.hypot(*[self.updates.observe(tracker) for tracker in trackers])
+        if self.is_due and not self._context.is_hooked:
             for tracker in trackers:
-                self._reader.keep_weights(tracker)
+                self.updates.keep_weights(tracker)
         self._meter.hooks_s += time.perf_counter() - began
         return norm
 
-    def describe_skipped(self) -> None:
+    def read_skipped(self) -> None:
         """Read the gradients of an update that was skipped."""
-        self._reader.read_skipped(self._trackers)
+        self.updates.read_skipped(self._trackers)
 
     def finish(self) -> tuple[dict[str, Tensor | NDArray[Any]], RowBuilder]:
         """Return the readings of the row, and a builder that completes the row from their values."""
-        self._reader.read_updates(self._trackers)
+        self.updates.read_updates(self._trackers)
         readings = {f"{i}.{name}": t for i, tracker in enumerate(self._trackers) for name, t in tracker.pending.items()}
         dead = None
-        if self._reader.due.activations and self._activations:
+        if self.updates.due.activations and self._activations:
             began = time.perf_counter()
             act, dead = self._read_activations() or ({}, None)
             readings |= act
@@ -209,7 +186,7 @@ class Collector:
 
     def enter_fast_path(self) -> None:
         """Prepare the optimizer for the fast path, which has been entered."""
-        if self._is_hooked:
+        if self._context.is_hooked:
             self._trackers[0].enter_fast_path()
 
     def leave_fast_path(self) -> None:
@@ -224,19 +201,19 @@ class Collector:
         self._counter.updates += native.step - self._counter.step  # each step on the fast path is an update
         self._counter.step = native.step
         self._meter.take_back(native)
-        self.fast_path.charge(self._budget)
+        self.fast_path.charge(self._context.budget)
         tracker.leave_fast_path(begun, native.fastest_update_s)
         if begun is not None:
-            tracker.is_updated = self._is_hooked  # else `conclude` sets it
+            tracker.is_updated = self._context.is_hooked  # else `conclude` sets it
             tracker.timer.began = native.update_began
-            self._reader.settings = {"loss_scale": 1.0} | {f"lr.{i}": rate for i, rate in enumerate(begun.rates)}
+            self.updates.settings = {"loss_scale": 1.0} | {f"lr.{i}": rate for i, rate in enumerate(begun.rates)}
 
     def _before_update(
         self, tracker: OptimizerTracker, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         began = time.perf_counter()
         self.leave_fast_path()
-        self._reader.before_update(tracker, args, kwargs)
+        self.updates.before_update(tracker, args, kwargs)
         tracker.timer.began = time.perf_counter()
         self._meter.hooks_s += tracker.timer.began - began
 
@@ -247,7 +224,7 @@ class Collector:
         self.leave_fast_path()
         extra_s = tracker.extra_s(began - tracker.timer.began)
         self._meter.optional_s += extra_s
-        self._reader.after_update(tracker)
+        self.updates.after_update(tracker)
         self._meter.hooks_s += extra_s + time.perf_counter() - began
 
     @best_effort("the probe of activations")

@@ -19,14 +19,11 @@ from gradwatch.monitor.budget import HistogramSlice
 from gradwatch.monitor.fast_path import BegunStep, FastPath, Hook
 from gradwatch.monitor.overhead import UpdateTimer
 from gradwatch.monitor.readings.fused_statistics import fused_statistics
+from gradwatch.monitor.readings.parameter_readings import HistogramReader, LearningRates, UpdateMeasurement
 from gradwatch.monitor.row import Columns, OptimizerColumns, has_gradients, total_norm
 from gradwatch.probe.device.backend import choose
-from gradwatch.probe.device.sync import host_value_or_copy, is_capturing, to_array, to_float
-from gradwatch.probe.gradients import histograms
-from gradwatch.probe.gradients.histograms import HistogramProbe
+from gradwatch.probe.device.sync import is_capturing, to_array, to_float
 from gradwatch.probe.gradients.statistics import GradientProbe
-from gradwatch.probe.updates.from_copy import UpdateProbe
-from gradwatch.probe.updates.from_moments import TraceProbe
 
 
 @final
@@ -46,7 +43,9 @@ class OptimizerTracker:
         is_observed: `observe` has read the gradients, and neither an update nor a backward pass came since.
         is_updated: The optimizer has moved its parameters since the last row.
         awaits_closure: The step in progress computes its gradients itself.
-        is_traced: The update will be computed from the moments that it leaves, right after it.
+        rates: Reads the learning rates.
+        histograms: Reads the histograms.
+        update: Measures the updates.
         timer: Times the updates.
     """
 
@@ -55,21 +54,17 @@ class OptimizerTracker:
     ) -> None:
         self.optimizer = optimizer
         self.params = params
-        self.timer = UpdateTimer()
         self.is_updated = False
         self._columns = columns
         self._is_on_cpu = bool(params) and params[0].device.type == "cpu"
-        # groups that are added later have no column in the history
-        self._rates = [f"lr.{i}" for i in range(first_group, first_group + len(optimizer.param_groups))]
-        self._gradients = GradientProbe(params)
-        self._updates = UpdateProbe(params)
-        self._traces = TraceProbe(params, optimizer)
-        self._histograms = HistogramProbe(params)
-        self._slices: dict[int, list[slice]] = {}
-        self._counts_KB: Tensor | None = None
-        self._column_indices = tuple(range(num_layers) if isinstance(columns, slice) else map(int, columns))
+        column_indices = tuple(range(num_layers) if isinstance(columns, slice) else map(int, columns))
         self._captured: dict[str, Tensor | NDArray[Any]] = {}
-        self._fused = fused_statistics(optimizer, params, self._column_indices, num_layers)
+        self._fused = fused_statistics(optimizer, params, column_indices, num_layers)
+        self._gradients = GradientProbe(params)
+        self.rates = LearningRates(optimizer, first_group)
+        self.histograms = HistogramReader(params, column_indices)
+        self.update = UpdateMeasurement(params, optimizer, self._fused)
+        self.timer = UpdateTimer()
 
     @property
     def is_awaiting_step(self) -> bool:
@@ -77,19 +72,9 @@ class OptimizerTracker:
         return self._fused is not None and self._fused.is_requested
 
     @property
-    def has_histograms_due(self) -> bool:
-        """Whether histograms of any of its parameters are due."""
-        return self._slice.start < self._slice.stop
-
-    @property
     def columns(self) -> OptimizerColumns:
         """Its columns of the row in progress."""
-        return OptimizerColumns(self._columns, np.array(self._column_indices[self._slice], np.intp))
-
-    @property
-    def num_groups(self) -> int:
-        """Number of groups that the optimizer had at first."""
-        return len(self._rates)
+        return OptimizerColumns(self._columns, self.histograms.columns_K)
 
     def begin(self, due: HistogramSlice | None) -> None:
         """Start a row.
@@ -97,20 +82,14 @@ class OptimizerTracker:
         Args:
             due: The parameters whose histograms are due.
         """
-        self._slice = slice(0, 0) if due is None else self._params_of(due)
-        self.is_observed = False
-        self.awaits_closure = False
-        self._has_kept_weights = self.is_traced = False
+        self.is_observed = self.awaits_closure = False
+        self.histograms.begin(due)
+        self.update.begin()
         if self._fused is not None and not self._captured:
             self._fused.reset()
         # every replay of a CUDA graph computes the captured readings again
         self.pending: dict[str, Tensor | NDArray[Any]] = {**self._captured}
         self.is_updated = bool(self._captured)
-
-    def _params_of(self, due: HistogramSlice) -> slice:
-        if due.of not in self._slices:
-            self._slices[due.of] = histograms.shares(self.params, due.of)
-        return self._slices[due.of][due.place]
 
     def detach(self) -> None:
         """Stop the optimizer from writing statistics."""
@@ -120,11 +99,12 @@ class OptimizerTracker:
 
     def watch_backward(self) -> list[RemovableHandle]:
         """Hook the parameters to learn when a backward pass changes a gradient, and return the hooks."""
-        trainable = [p for p in self.params if p.requires_grad and p.is_leaf]
-        return [p.register_post_accumulate_grad_hook(self._on_accumulation) for p in trainable]
 
-    def _on_accumulation(self, _: Tensor) -> None:
-        self.is_observed = False
+        def invalidate(_: Tensor) -> None:
+            self.is_observed = False
+
+        trainable = [p for p in self.params if p.requires_grad and p.is_leaf]
+        return [p.register_post_accumulate_grad_hook(invalidate) for p in trainable]
 
     def fast_path(self, *, before: Hook, after: Hook, hooked: bool) -> FastPath | None:
         """Return the fast path of the optimizer; None if it has none.
@@ -139,7 +119,7 @@ class OptimizerTracker:
         if extension is None or not is_whole or any(hasattr(type(self.optimizer), name) for name in scaled):
             return None
         fused_SL = None if self._fused is None or not hooked else self._fused.gradients_SL
-        groups = len(self._rates)
+        groups = self.rates.num_groups
         return FastPath(extension, self.params, groups=groups, fused_SL=fused_SL, before=before, after=after)
 
     def enter_fast_path(self) -> None:
@@ -171,12 +151,11 @@ class OptimizerTracker:
 
         Args:
             inverse_scale: Factor that undoes a loss scale.
-            is_counting: Whether `read_histograms` follows: on a CPU, gradients are then counted in the same pass.
+            is_counting: Whether `histograms.read` follows: on a CPU, gradients are then counted in the same pass.
         """
-        is_counting &= self._is_on_cpu
-        self._counts_KB = histograms.empty(self.params[self._slice]) if is_counting else None
+        counts_KB = self.histograms.gradient_counts() if is_counting and self._is_on_cpu else None
         self.pending["grad"] = self._gradients.read(
-            inverse_scale=inverse_scale, counts_KB=self._counts_KB, first=self._slice.start
+            inverse_scale=inverse_scale, counts_KB=counts_KB, first=self.histograms.first
         )
 
     def norm(self) -> float:
@@ -214,17 +193,6 @@ class OptimizerTracker:
         if not self.request_gradients(clipped=True):
             self.pending["clipped"] = self._gradients.read()
 
-    def keep_weights(self) -> None:
-        """Prepare to measure the update: copy the weights, unless the step measures it or leaves its moments."""
-        if self._fused is not None:
-            self._fused.request_update()
-            self._has_kept_weights = True
-        elif not is_capturing(self.params):  # sampled statistics are not part of a CUDA graph
-            self.is_traced = not self.awaits_closure and self._traces.before()
-            if not self.is_traced:
-                self._updates.before()
-            self._has_kept_weights = True
-
     def extra_s(self, seconds: float) -> float:
         """Return the excess of an update's time that an instrumented optimizer spent on measuring the update."""
         if self._fused is None or self.awaits_closure:
@@ -241,37 +209,9 @@ class OptimizerTracker:
 
     def read_update(self) -> None:
         """Read how far the update moved the weights."""
-        if not (self._has_kept_weights and self.is_updated):
-            return
-        if self._fused is not None:
-            self.pending["update"] = self._fused.update()
-        else:
-            row_2P = self._traces.after() if self.is_traced else self._updates.after()
-            if row_2P is not None:
-                self.pending["update"] = row_2P
-        self._has_kept_weights = False
-
-    def read_histograms(self) -> None:
-        """Read the histograms of gradients and weights that are due."""
-        self.pending["counts"] = self._histograms.read(self._slice, gradients_KB=self._counts_KB)
-        self._counts_KB = None
-
-    def read_rates(self) -> dict[str, float]:
-        """Return the learning rates that the host knows, by their names in the catalogue; the others are pending."""
-        known = {}
-        # a loaded checkpoint replaces the groups, so they are looked up each time
-        for name, group in zip(self._rates, self.optimizer.param_groups, strict=False):
-            rate = group.get("lr", math.nan)
-            rate = host_value_or_copy(rate) if isinstance(rate, Tensor) else float(rate)
-            if isinstance(rate, Tensor):
-                self.pending[name] = rate
-            else:
-                known[name] = rate
-        return known
-
-    def late_params(self) -> list[Tensor]:
-        """Return the parameters of groups that were added later."""
-        return [p for group in self.optimizer.param_groups[len(self._rates) :] for p in group["params"]]
+        row_2P = self.update.read() if self.is_updated else None
+        if row_2P is not None:
+            self.pending["update"] = row_2P
 
 
 def split_by_optimizer(params: Sequence[Tensor], optimizers: Sequence[Optimizer]) -> list[OptimizerTracker]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 from torch import Tensor
 
 from gradwatch.monitor.best_effort import best_effort, warn_once
 from gradwatch.monitor.budget import NOTHING_DUE
-from gradwatch.monitor.overhead import OverheadMeter
+from gradwatch.monitor.context import MonitorContext
 from gradwatch.monitor.readings.loss_scale import LossScaleReader
 from gradwatch.monitor.readings.optimizer_tracker import OptimizerTracker
 from gradwatch.probe.device.sync import host_value_or_copy, is_capturing
@@ -25,9 +25,8 @@ class UpdateReader:
 
     Args:
         params: All parameters that are watched.
+        context: Shared by the parts of the monitor.
         loss_scale: The state of the loop's GradScaler.
-        measure_clipped: As in `Monitor`.
-        meter: The clocks of the monitor.
         device_clock: Measures the time that the device spends.
 
     Attributes:
@@ -38,19 +37,18 @@ class UpdateReader:
     def __init__(
         self,
         params: Sequence[Tensor],
+        context: MonitorContext,
         *,
         loss_scale: LossScaleReader,
-        measure_clipped: bool,
-        meter: OverheadMeter,
         device_clock: DeviceClock,
     ) -> None:
         self.warned: set[str] = set()
         self.due = NOTHING_DUE
         self.settings: dict[str, float] = {}
         self._watched_ids = {id(p) for p in params}
+        self._measure_clipped = context.measure_clipped
+        self._meter = context.meter
         self._loss_scale = loss_scale
-        self._measure_clipped = measure_clipped
-        self._meter = meter
         self._device_clock = device_clock
 
     def before_update(self, tracker: OptimizerTracker, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -81,7 +79,7 @@ class UpdateReader:
                 self._read_histograms(tracker)
         elif not tracker.awaits_closure:
             self._read_gradients(tracker, inverse_scale=inverse_scale)
-        if late := [p for p in tracker.late_params() if id(p) not in self._watched_ids]:
+        if late := [p for p in tracker.rates.late_params() if id(p) not in self._watched_ids]:
             text = f"{len(late)} parameters came to the optimizer after gradwatch attached, and are not watched"
             warn_once(self, "later parameters", text)
 
@@ -96,8 +94,7 @@ class UpdateReader:
         if scale is not None:
             loss_scale = host_value_or_copy(scale)
             inverse_scale = 1.0 / loss_scale
-        self._put_loss_scale(tracker, loss_scale)
-        self.settings |= tracker.read_rates()
+        self._put(tracker, {"loss_scale": loss_scale, **tracker.rates.read()})
         return inverse_scale
 
     def _read_found_inf(self, tracker: OptimizerTracker, found_inf: float | Tensor) -> None:
@@ -106,16 +103,18 @@ class UpdateReader:
         else:
             tracker.is_updated = not found_inf
 
-    def _put_loss_scale(self, tracker: OptimizerTracker, loss_scale: float | Tensor) -> None:
-        if isinstance(loss_scale, Tensor):
-            tracker.pending["loss_scale"] = loss_scale
-        else:
-            self.settings["loss_scale"] = loss_scale
+    def _put(self, tracker: OptimizerTracker, settings: Mapping[str, float | Tensor]) -> None:
+        """Record settings: numbers are known, tensors are pending."""
+        for name, value in settings.items():
+            if isinstance(value, Tensor):
+                tracker.pending[name] = value
+            else:
+                self.settings[name] = value
 
     def after_update(self, tracker: OptimizerTracker) -> None:
         """Read what the update has computed: statistics of its gradients, gradients of its closure, traces of it."""
         self._read_after_update(tracker)
-        if tracker.is_traced:
+        if tracker.update.is_traced:
             self.read_updates([tracker])
         tracker.is_observed = False
 
@@ -148,7 +147,7 @@ class UpdateReader:
         """Read the gradients of an update that was skipped, as far as the loop has not cleared them."""
         self.settings["loss_scale"] = self._loss_scale.wait()
         for tracker in trackers:
-            self.settings |= tracker.read_rates()
+            self._put(tracker, tracker.rates.read())
             if "grad" not in tracker.pending and self._read_gradients(tracker):
                 tracker.forget_scaled_gradients(has_scaler=self._loss_scale.has_scaler)
 
@@ -156,7 +155,7 @@ class UpdateReader:
     def _read_gradients(self, tracker: OptimizerTracker, *, inverse_scale: float | Tensor = 1.0) -> bool:
         """Read the gradients, and their histograms if they are due; return whether that succeeded."""
         began = time.perf_counter()
-        is_counting = tracker.has_histograms_due and HISTOGRAMS not in self.warned
+        is_counting = tracker.histograms.is_due and HISTOGRAMS not in self.warned
         tracker.read_gradients(inverse_scale=inverse_scale, is_counting=is_counting)
         if is_counting and self.due.histograms is not None:
             # about the time of counting
@@ -166,17 +165,17 @@ class UpdateReader:
 
     @best_effort(HISTOGRAMS)
     def _read_histograms(self, tracker: OptimizerTracker) -> None:
-        if not tracker.has_histograms_due or is_capturing(tracker.params):
+        if not tracker.histograms.is_due or is_capturing(tracker.params):
             return
         began = time.perf_counter()
-        tracker.read_histograms()
+        tracker.pending["counts"] = tracker.histograms.read()
         self._meter.optional_s += time.perf_counter() - began
 
     @best_effort("the probe of updates")
     def keep_weights(self, tracker: OptimizerTracker) -> None:
         """Prepare to measure how far the next update moves the weights."""
         began = time.perf_counter()
-        tracker.keep_weights()
+        tracker.update.prepare(awaits_closure=tracker.awaits_closure)
         self._meter.optional_s += time.perf_counter() - began
 
     @best_effort("the probe of updates")

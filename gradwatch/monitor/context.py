@@ -1,0 +1,45 @@
+"""What the parts of one monitor share: its settings, its counters and clocks, and the pipeline that they feed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import final
+
+from gradwatch.monitor.accumulation import StepCounter
+from gradwatch.monitor.budget import Budget
+from gradwatch.monitor.one_time_events import OneTimeEvents
+from gradwatch.monitor.overhead import OverheadMeter
+from gradwatch.pipeline.pipeline import Pipeline
+from gradwatch.probe.inspections import Facts
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorContext:
+    """Shared by the parts of a monitor.
+
+    Args:
+        pipeline: Where rows and events go.
+        budget: Schedules the sampled statistics.
+        meter: All clocks.
+        events: One-time events of the run.
+        facts: Inspects graph and modes, or None.
+        accumulate: As in `Monitor`.
+        measure_clipped: As in `Monitor`.
+        is_hooked: As in `Monitor`.
+        is_deferred: As in `Monitor`.
+        counter: Counts steps and updates.
+        warned: Names of the warnings that the monitor gave.
+    """
+
+    pipeline: Pipeline
+    budget: Budget
+    meter: OverheadMeter
+    events: OneTimeEvents
+    facts: Facts | None
+    accumulate: int
+    measure_clipped: bool
+    is_hooked: bool
+    is_deferred: bool
+    counter: StepCounter = field(default_factory=StepCounter)
+    warned: set[str] = field(default_factory=set)
