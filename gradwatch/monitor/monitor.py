@@ -82,11 +82,12 @@ class Monitor:
     ) -> None:
         self.pipeline = pipeline
         self.run_dir = run_dir
+        self.facts = facts
         self._is_closed = False
         devices = {p.device for p in params}
         cuda = next((device for device in devices if device.type == "cuda"), None)
         is_on_one_gpu = cuda is not None and len(devices) == 1
-        context = self._context = MonitorContext(
+        context = MonitorContext(
             pipeline=pipeline,
             budget=Budget(schedule),
             meter=OverheadMeter(lambda: pipeline.busy_s),
@@ -203,8 +204,8 @@ class Monitor:
         self._is_closed = True
         self._full_path.close()
         self._collector.detach()
-        if self._context.facts:
-            self._context.facts.close()
+        if self.facts:
+            self.facts.close()
         for hook in self._hooks:
             hook.remove()
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import datetime
 import functools
-import platform
 import random
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from gradwatch._version import __version__
 from gradwatch.detect import detectors
 from gradwatch.errors import GradwatchError
 from gradwatch.history.disk.header import Header, Status
@@ -27,13 +24,12 @@ from gradwatch.history.store import History
 from gradwatch.incident.step_snapshot import StepRecord, StepSnapshotter
 from gradwatch.monitor import Monitor, Schedule
 from gradwatch.monitor.best_effort import disable_feature
+from gradwatch.monitor.wiring import build_monitor, inspect, probe_activations
 from gradwatch.pipeline.pipeline import Pipeline
-from gradwatch.probe.activations.probe import ActivationProbe
 from gradwatch.probe.device.dtensor import is_distributed
-from gradwatch.probe.gradients.zero_grad import Leftovers
-from gradwatch.probe.inspections import Facts
-from gradwatch.probe.parameters import describe, named_modules
-from gradwatch.records import ActivationInfo, Event, Finding, RunInfo
+from gradwatch.probe.inert_hook import inert_hook
+from gradwatch.probe.parameters import named_modules
+from gradwatch.records import Event, Finding
 from gradwatch.render import Sink
 
 PRECISION = {torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -97,7 +93,7 @@ def watch(
         schedule = replace(schedule, budget=0.0)  # which each process would keep to by its own clock
     optimizers = [_bare(o) for o in ([optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer)]
     loss_scaling = scaler is not None and scaler.is_enabled()
-    activations = _activations(models) if schedule.activations else None
+    activations = probe_activations(models) if schedule.activations else None
     params, info = inspect(
         models,
         optimizers,
@@ -114,25 +110,20 @@ def watch(
         info = replace(info, name=directory.name)
     history = History(info, groups=sum(len(o.param_groups) for o in optimizers))
     pipeline, recorder = _pipeline(history, directory, detect)
-    if activations:
-        activations.find_functions(functools.partial(lay_out, history, pipeline, recorder))
     keeper = _keeper(record, directory, models, optimizers=optimizers, scaler=scaler, is_sharded=is_sharded)
-    names = {param: layer.name for param, layer in zip(params, info.layers, strict=True)}
-    leftovers = Leftovers(optimizers, pipeline.note, names=names)
-    return Monitor(
+    autocast = AutocastReader(functools.partial(_change_precision, history, recorder))
+    return build_monitor(
         params,
+        pipeline,
+        models=models,
         optimizers=optimizers,
-        pipeline=pipeline,
         activations=activations,
+        layout_writer=recorder,
         scaler=scaler,
         schedule=schedule,
         accumulate=accumulate,
-        measure_clipped=True,
-        facts=_facts(models, params, info, optimizers, loss_fn=loss_fn, activations=activations, leftovers=leftovers),
-        hooks=[
-            *_AutocastHook(functools.partial(_change_precision, history, recorder)).attach(models),
-            *(keeper.attach() if keeper else ()),
-        ],
+        loss_fn=loss_fn,
+        attach=[functools.partial(autocast.attach, models), *([keeper.attach] if keeper else ())],
         keeper=keeper,
         run_dir=directory,
     )
@@ -168,61 +159,13 @@ def _nothing(*_: object) -> None:
 
 def _pipeline(
     history: History, directory: Path | None, detect: Mapping[str, Mapping[str, Any]] | None
-) -> tuple[Pipeline, _Recorder | None]:
+) -> tuple[Pipeline, BestEffortWriter | None]:
     """Return what takes in the rows, and what writes them down where there is a run directory."""
     asked = detectors(detect)
     if not directory:
         return Pipeline(history, detectors=asked, sinks=[], recorder=None), None
-    recorder = _Recorder(directory, history)
+    recorder = BestEffortWriter(directory, history)
     return Pipeline(history, detectors=asked, sinks=_sinks(directory), recorder=recorder), recorder
-
-
-def inspect(
-    models: Mapping[str, nn.Module],
-    optimizers: Sequence[torch.optim.Optimizer],
-    *,
-    activations: ActivationProbe | None,
-    name: str,
-    precision: str,
-    loss_scaling: bool,
-    accumulate: int,
-    total_steps: int | None,
-    loss_fn: Callable[..., Any] | None = None,
-) -> tuple[list[Tensor], RunInfo]:
-    """Return the parameters to watch, and what their history is a history of."""
-    params, layers = describe(models, optimizers)
-    info = RunInfo(
-        name=name,
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        layers=layers,
-        activations=activations.infos if activations else (),
-        precision=precision,
-        loss_scaling=loss_scaling,
-        accumulate=accumulate,
-        optimizer="+".join(type(o).__name__ for o in optimizers),
-        loss=_name(loss_fn),
-        device=str(params[0].device) if params else "cpu",
-        total_steps=total_steps,
-        versions={
-            "gradwatch": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-        },
-    )
-    return list(params), info
-
-
-def _activations(models: Mapping[str, nn.Module]) -> ActivationProbe | None:
-    """Return a probe of the models' activations, or None and a warning where they take no hooks."""
-    try:
-        return ActivationProbe(models)
-    except Exception as error:  # a module of a kind that nobody here has seen; the gradients tell enough
-        warnings.warn(
-            f"gradwatch: the probe of activations is switched off: {type(error).__name__}: {error}",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-        return None
 
 
 def _keeper(
@@ -245,41 +188,6 @@ def _keeper(
     return StepSnapshotter(directory, models, optimizers=optimizers, scaler=scaler, settings=settings)
 
 
-def _facts(
-    models: Mapping[str, nn.Module],
-    params: Sequence[Tensor],
-    info: RunInfo,
-    optimizers: Sequence[torch.optim.Optimizer],
-    *,
-    loss_fn: Callable[..., Any] | None,
-    activations: ActivationProbe | None,
-    leftovers: Leftovers,
-) -> Facts | None:
-    """Return a probe of tape and modes, or None and a warning where the model takes no hooks."""
-    try:
-        return Facts(
-            models,
-            params=params,
-            layers=info.layers,
-            optimizers=optimizers,
-            loss_fn=loss_fn,
-            recurrences=activations.recurrences if activations else None,
-            pairings=activations.pairings if activations else None,
-            leftovers=leftovers,
-        )
-    except Exception as error:  # as above
-        text = f"the look at tape and modes is switched off: {type(error).__name__}: {error}"
-        warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=3)
-        return None
-
-
-def _name(loss_fn: Callable[..., Any] | None) -> str:
-    """Return the name of a loss function: that of its class, or its own."""
-    if loss_fn is None:
-        return ""
-    return str(getattr(loss_fn, "__name__", type(loss_fn).__name__))
-
-
 def _sinks(directory: Path) -> list[Sink]:
     """Return what shows a run on disk. Importing it is put off until here, since rich draws a random number for it."""
     state = random.getstate()
@@ -297,7 +205,7 @@ def _format(models: Mapping[str, nn.Module]) -> str:
 
 
 @final
-class _Recorder:
+class BestEffortWriter:
     """Writes a run down until that fails: then it says so once, and the training goes on.
 
     Args:
@@ -348,7 +256,7 @@ class _Recorder:
 
 
 @final
-class _AutocastHook:
+class AutocastReader:
     """Looks once at each module, in its first training forward, for the format that autocast gives it.
 
     Args:
@@ -363,10 +271,10 @@ class _AutocastHook:
         """Hook every module that has parameters, and return the hooks."""
         for _, module in named_modules(models):
             if next(module.parameters(recurse=False), None) is not None:
-                self._handles[module] = module.register_forward_pre_hook(self)
+                self._handles[module] = module.register_forward_pre_hook(inert_hook(self._before_forward))
         return list(self._handles.values())
 
-    def __call__(self, module: nn.Module, inputs: Any) -> None:
+    def _before_forward(self, module: nn.Module, inputs: Any) -> None:
         if torch.compiler.is_compiling() or not module.training or not torch.is_grad_enabled():
             return
         if (handle := self._handles.pop(module, None)) is None or self._tell is None:
@@ -377,30 +285,8 @@ class _AutocastHook:
             self._tell(seen)
             self._tell = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _AutocastHook, (None,)  # copied or saved with the model, it does nothing
 
-
-class LayoutWriter(Protocol):
-    """Writes down how the rows of a history lie: see `gradwatch.history.disk.writer.Writer`."""
-
-    def lay_out(self) -> None:
-        """Write it down anew."""
-        ...
-
-
-def lay_out(
-    history: History, pipeline: Pipeline, writer: LayoutWriter | None, activations: tuple[ActivationInfo, ...]
-) -> bool:
-    """Make room in a history for activations that showed in its first step; say whether there is any."""
-    is_on_its_way = pipeline.next_step > history.step + 1  # a row
-    has_room = not is_on_its_way and history.lay_out(activations)
-    if has_room and writer:
-        writer.lay_out()
-    return has_room
-
-
-def _change_precision(history: History, recorder: _Recorder | None, precision: str) -> None:
+def _change_precision(history: History, recorder: BestEffortWriter | None, precision: str) -> None:
     """Correct what was assumed of the format of the forward pass."""
     if precision != history.info.precision:
         history.info = replace(history.info, precision=precision)

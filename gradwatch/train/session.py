@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import warnings
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradwatch import build
@@ -23,10 +22,8 @@ from gradwatch.history.store import History
 from gradwatch.incident import recorder
 from gradwatch.incident.recorder import Snapshotter
 from gradwatch.monitor import Monitor, Schedule
-from gradwatch.monitor.watch import inspect, lay_out
+from gradwatch.monitor.wiring import build_monitor, inspect, probe_activations
 from gradwatch.pipeline.pipeline import Pipeline
-from gradwatch.probe.activations.probe import ActivationProbe
-from gradwatch.probe.inspections import Facts
 from gradwatch.records import ActivationInfo, Diagnosis, RunInfo
 from gradwatch.render import LogFormat
 from gradwatch.state.rng import random_state, set_random_state
@@ -150,15 +147,16 @@ class Session:
         self, saved: Mapping[str, Any] | None, *, log_format: LogFormat, stack: contextlib.ExitStack
     ) -> tuple[Pipeline, Monitor | None]:
         """Return the pipeline of the run, and a monitor that feeds it unless watching is off."""
-        watch = self.config.watch
+        watch, models, optimizers = self.config.watch, {"": self.model}, [self.optimizer]
         activations = None
         if watch.enabled and watch.activations_every:
-            activations = ActivationProbe(self.model, max_elements=watch.activation_elements)
+            activations = probe_activations(models, max_elements=watch.activation_elements)
+        if activations:
             known = (saved or {}).get("monitor", {}).get("activations", ())
             activations.expect(tuple(ActivationInfo(**info) for info in known))
         params, info = inspect(
-            {"": self.model} if watch.enabled else {},
-            [self.optimizer] if watch.enabled else [],
+            models if watch.enabled else {},
+            optimizers if watch.enabled else [],
             activations=activations,
             name=self.directory.name,
             precision=self.config.train.precision,
@@ -171,12 +169,27 @@ class Session:
         if self.writer:
             stack.enter_context(self.writer)
         pipeline = self._pipeline(history, log_format=log_format, resumed_at=self.progress.step if saved else None)
-        if activations and not len(history.param):
-            activations.find_functions(functools.partial(lay_out, history, pipeline, self.writer))
         stack.callback(pipeline.end_sinks)  # also after an error: a live view must give the screen back
         if not watch.enabled:
             return pipeline, None
-        monitor = self._monitor(params, pipeline, activations=activations)
+        monitor = build_monitor(  # without hooks on the optimizer: this loop says when gradients are complete
+            params,
+            pipeline,
+            models=models,
+            optimizers=optimizers,
+            activations=activations,
+            layout_writer=self.writer,
+            scaler=self.scaler,
+            schedule=Schedule(
+                updates=watch.updates_every,
+                activations=watch.activations_every,
+                histograms=watch.histograms_every,
+                budget=0.0 if self.config.run.deterministic else watch.budget,
+            ),
+            hooked=False,
+        )
+        if monitor.facts:
+            self.training.objective.look = monitor.facts.after_loss
         stack.callback(monitor.detach)
         return pipeline, monitor
 
@@ -191,36 +204,6 @@ class Session:
             detectors=found_by,
             sinks=build.sinks(self.config, self.directory, log_format=log_format, resumed_at=resumed_at),
             recorder=self.writer,
-        )
-
-    def _monitor(self, params: Sequence[Tensor], pipeline: Pipeline, *, activations: ActivationProbe | None) -> Monitor:
-        """Return a monitor without hooks on the optimizer: this loop tells it when gradients are complete."""
-        watch = self.config.watch
-        facts = Facts(
-            {"": self.model},
-            params=params,
-            layers=pipeline.history.info.layers,
-            optimizers=[self.optimizer],
-            recurrences=activations.recurrences if activations else None,
-            pairings=activations.pairings if activations else None,
-            known=pipeline.history.events,
-            hooked=False,
-        )
-        self.training.objective.look = facts.after_loss
-        return Monitor(
-            params,
-            optimizers=[self.optimizer],
-            pipeline=pipeline,
-            activations=activations,
-            scaler=self.scaler,
-            schedule=Schedule(
-                updates=watch.updates_every,
-                activations=watch.activations_every,
-                histograms=watch.histograms_every,
-                budget=0.0 if self.config.run.deterministic else watch.budget,
-            ),
-            facts=facts,
-            hooked=False,
         )
 
     def _history(self, info: RunInfo, saved: Mapping[str, Any] | None) -> tuple[History, Writer | None]:

@@ -7,7 +7,7 @@ from torch import nn
 
 from gradwatch.history.store import History
 from gradwatch.monitor import Monitor, Schedule
-from gradwatch.monitor.watch import inspect
+from gradwatch.monitor.wiring import inspect
 from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.probe.activations.probe import ActivationProbe
 from gradwatch.train import activation_checkpointing

@@ -10,7 +10,7 @@ from torch import nn
 
 import gradwatch
 from gradwatch import catalogue, optim
-from gradwatch.monitor import Monitor, Schedule, host_stats, watch
+from gradwatch.monitor import Monitor, Schedule, host_stats, wiring
 from gradwatch.monitor.readings import optimizer_tracker, parameter_readings, update_reader
 from gradwatch.probe.device import backend as kernels
 from gradwatch.probe.device import sync, transfer_queue
@@ -39,7 +39,7 @@ class Slow(sync.HostTransfer):
 @pytest.fixture
 def slow(monkeypatch):
     """Play a device that is some steps behind."""
-    monkeypatch.setattr(watch, "Monitor", functools.partial(Monitor, deferred=True))
+    monkeypatch.setattr(wiring, "Monitor", functools.partial(Monitor, deferred=True))
     monkeypatch.setattr(transfer_queue, "HostTransfer", Slow)
     monkeypatch.setattr(sync, "is_on_host", lambda _: False)
 

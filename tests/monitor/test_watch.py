@@ -13,9 +13,9 @@ import gradwatch
 from gradwatch.errors import RunError
 from gradwatch.history.disk.writer import Writer
 from gradwatch.history.store import History
-from gradwatch.monitor import Monitor, Schedule, host_stats, total_norm, watch
+from gradwatch.monitor import Monitor, Schedule, host_stats, total_norm, wiring
 from gradwatch.monitor.readings import batch_reader, parameter_readings
-from gradwatch.monitor.watch import inspect
+from gradwatch.monitor.wiring import inspect
 from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.probe.activations.probe import ActivationProbe
 from gradwatch.probe.device.sync import to_host
@@ -129,7 +129,7 @@ def test_a_detector_or_sink_that_raises_is_left_out(kind, monkeypatch, tmp_path)
 
 
 def test_a_model_that_takes_no_hooks_is_watched_by_its_gradients(monkeypatch):
-    monkeypatch.setattr(watch, "ActivationProbe", Broken())
+    monkeypatch.setattr(wiring, "ActivationProbe", Broken())
     model, optimizer = make()
 
     with pytest.warns(RuntimeWarning, match="the probe of activations is switched off"):

@@ -1,0 +1,174 @@
+"""The one way to wire a monitor: what is inspected and hooked, and in which order."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import platform
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from gradwatch._version import __version__
+from gradwatch.history.store import History
+from gradwatch.incident.step_snapshot import StepSnapshotter
+from gradwatch.monitor.budget import Schedule
+from gradwatch.monitor.monitor import Monitor
+from gradwatch.pipeline.pipeline import Pipeline
+from gradwatch.probe.activations.probe import ActivationProbe
+from gradwatch.probe.gradients.zero_grad import Leftovers
+from gradwatch.probe.inspections import Facts
+from gradwatch.probe.parameters import describe
+from gradwatch.records import ActivationInfo, RunInfo
+
+Models = Mapping[str, nn.Module]
+T = TypeVar("T")
+
+
+class LayoutWriter(Protocol):
+    """Writes the layout of a history's rows to disk: see `gradwatch.history.disk.writer.Writer`."""
+
+    def lay_out(self) -> None:
+        """Write the layout again."""
+        ...
+
+
+def probe_activations(models: Models, **options: Any) -> ActivationProbe | None:
+    """Return a probe of the models' activations; None, with a warning, if the models take no hooks.
+
+    Args:
+        models: The models by name.
+        options: Of the probe.
+    """
+    return _or_none("the probe of activations", lambda: ActivationProbe(models, **options))
+
+
+def inspect(
+    models: Models,
+    optimizers: Sequence[Optimizer],
+    *,
+    activations: ActivationProbe | None,
+    name: str,
+    precision: str,
+    loss_scaling: bool,
+    accumulate: int,
+    total_steps: int | None,
+    loss_fn: Callable[..., Any] | None = None,
+) -> tuple[list[Tensor], RunInfo]:
+    """Return the parameters to watch, and the description of the run."""
+    params, layers = describe(models, optimizers)
+    info = RunInfo(
+        name=name,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        layers=layers,
+        activations=activations.infos if activations else (),
+        precision=precision,
+        loss_scaling=loss_scaling,
+        accumulate=accumulate,
+        optimizer="+".join(type(o).__name__ for o in optimizers),
+        loss="" if loss_fn is None else str(getattr(loss_fn, "__name__", type(loss_fn).__name__)),
+        device=str(params[0].device) if params else "cpu",
+        total_steps=total_steps,
+        versions={
+            "gradwatch": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
+    )
+    return list(params), info
+
+
+def build_monitor(
+    params: Sequence[Tensor],
+    pipeline: Pipeline,
+    *,
+    models: Models,
+    optimizers: Sequence[Optimizer],
+    activations: ActivationProbe | None,
+    layout_writer: LayoutWriter | None,
+    scaler: torch.amp.GradScaler | None,
+    schedule: Schedule,
+    accumulate: int = 1,
+    loss_fn: Callable[..., Any] | None = None,
+    hooked: bool = True,
+    attach: Sequence[Callable[[], Sequence[RemovableHandle]]] = (),
+    keeper: StepSnapshotter | None = None,
+    run_dir: Path | None = None,
+) -> Monitor:
+    """Return a monitor, with everything hooked in order: probes, inspections, other hooks, optimizers.
+
+    Args:
+        params: The parameters to watch, in the order of the history's layers.
+        pipeline: Where rows go.
+        models: The models by name.
+        optimizers: The optimizers.
+        activations: Probe of the activations, or None.
+        layout_writer: Writes the layout of the history again if it changes, or None.
+        scaler: The loop's GradScaler, or None.
+        schedule: When the sampled statistics are measured.
+        accumulate: As in `Monitor`.
+        loss_fn: The loss function, if it is known.
+        hooked: As in `Monitor`.
+        attach: Attach other hooks, which are removed with the monitor's own.
+        keeper: Keeps the state before each step, or None.
+        run_dir: The run directory; None if the history is only in memory.
+    """
+    history = pipeline.history
+    if activations and not len(history.param):
+        activations.find_functions(functools.partial(lay_out, history, pipeline, layout_writer))
+    names = {param: layer.name for param, layer in zip(params, history.info.layers, strict=True)}
+    make_facts = functools.partial(
+        Facts,
+        models,
+        params=params,
+        layers=history.info.layers,
+        optimizers=optimizers,
+        loss_fn=loss_fn,
+        recurrences=activations.recurrences if activations else None,
+        pairings=activations.pairings if activations else None,
+        leftovers=Leftovers(optimizers, pipeline.note, names=names) if hooked else None,
+        known=history.events,
+        hooked=hooked,
+    )
+    return Monitor(
+        params,
+        optimizers=optimizers,
+        pipeline=pipeline,
+        activations=activations,
+        scaler=scaler,
+        schedule=schedule,
+        accumulate=accumulate,
+        measure_clipped=hooked,
+        facts=_or_none("the look at tape and modes", make_facts),
+        hooked=hooked,
+        hooks=[hook for attach_hooks in attach for hook in attach_hooks()],
+        keeper=keeper,
+        run_dir=run_dir,
+    )
+
+
+def lay_out(
+    history: History, pipeline: Pipeline, writer: LayoutWriter | None, activations: tuple[ActivationInfo, ...]
+) -> bool:
+    """Add columns to a history for activations that the first step has shown; return whether it still can."""
+    is_row_pending = pipeline.next_step > history.step + 1
+    has_room = not is_row_pending and history.lay_out(activations)
+    if has_room and writer:
+        writer.lay_out()
+    return has_room
+
+
+def _or_none(feature: str, make: Callable[[], T]) -> T | None:
+    """Return a feature; None, with a warning, if it cannot be made for these models."""
+    try:
+        return make()
+    except Exception as error:  # a module of an unknown kind; the gradients are watched nevertheless
+        text = f"{feature} is switched off: {type(error).__name__}: {error}"
+        warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=4)
+        return None

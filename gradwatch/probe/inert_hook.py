@@ -1,0 +1,38 @@
+"""Hooks that do nothing in a copy of the model or optimizer that they are on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, final
+
+import torch
+
+
+@final
+class InertHook:
+    """Calls a function as a hook. A copy of the hook, made or saved with its module or optimizer, does nothing.
+
+    Args:
+        callback: Called with the arguments of the hook; None in a copy.
+    """
+
+    def __init__(self, callback: Callable[..., Any] | None = None) -> None:
+        self._callback = callback
+
+    def __call__(self, *args: Any) -> Any:
+        return None if self._callback is None else self._callback(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return InertHook, ()
+
+
+def inert_hook(callback: Callable[..., Any]) -> InertHook:
+    """Return a hook that calls a function, and of which copies do nothing."""
+    return InertHook(callback)
+
+
+def untraced(hook: InertHook) -> Callable[..., Any]:
+    """Return a hook that torch.compile does not trace, if that is in use: importing it takes a second."""
+    excluded: Callable[..., Any] = torch.compiler.disable(hook) if "torch._dynamo" in sys.modules else hook
+    return excluded
