@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from gradwatch.incident.recorder import Snapshotter, warrants_incident
+from gradwatch.probe.inert_hook import inert_hook, untraced
 from gradwatch.records import Event, Finding
 from gradwatch.state.rng import random_state
 from gradwatch.state.snapshot import Snapshot
@@ -71,19 +71,16 @@ class StepSnapshotter:
 
     def attach(self) -> list[RemovableHandle]:
         """Hook the models, and return the hooks."""
-        hook: Any = self if "torch._dynamo" not in sys.modules else torch.compiler.disable(self)
+        hook = untraced(inert_hook(self._before_forward))
         return [model.register_forward_pre_hook(hook, with_kwargs=True) for model in self._models.values()]
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._random is not None or not (module.training and torch.is_grad_enabled()):
             return  # the step has begun before, or this is no training
         self._random = random_state()
         self._batch.take({"inputs": list(args), "keywords": kwargs})
         if self._step >= self._recorder.due:
             self._refused = self._recorder.keep(self._step, self._state())
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _NoSnapshot, ()  # copied or saved with the model, it does nothing
 
     def conclude(self, step: int, news: list[Finding]) -> Event | None:
         """End a step: write an incident where one of the findings calls for it.
@@ -118,10 +115,3 @@ class StepSnapshotter:
             "optimizer": [optimizer.state_dict() for optimizer in self._optimizers],
             "scaler": self._scaler.state_dict() if self._scaler else None,
         }
-
-
-class _NoSnapshot:
-    """What is left of a keeper in a copy of its model."""
-
-    def __call__(self, *_: Any) -> None:
-        return None

@@ -17,6 +17,7 @@ from gradwatch.probe.gradients.zero_grad import Leftovers
 from gradwatch.probe.graph import weight_means
 from gradwatch.probe.graph.reader import LOOKS, Tape, is_due
 from gradwatch.probe.graph.unregistered import empty_groups
+from gradwatch.probe.inert_hook import inert_hook
 from gradwatch.probe.modules import identical_units
 from gradwatch.probe.modules.functional_calls import Fact, Functional
 from gradwatch.probe.modules.train_eval_modes import Modes
@@ -85,7 +86,9 @@ class Facts:
         ]
         self._handles: list[RemovableHandle] = []
         if isinstance(loss_fn, nn.Module):
-            self._handles.append(loss_fn.register_forward_hook(_AfterLoss(self)))
+            self._handles.append(
+                loss_fn.register_forward_hook(inert_hook(lambda module, inputs, loss: self.after_loss(loss)))
+            )
 
     def is_over(self, step: int) -> bool:
         """Say whether `pass_by` would say so at each step from one on, and so need not be asked."""
@@ -169,18 +172,3 @@ class Facts:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-
-
-@final
-class _AfterLoss:
-    """The hook on the loss function. A copy of it does nothing."""
-
-    def __init__(self, facts: Facts | None = None) -> None:
-        self._facts = facts
-
-    def __call__(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        if self._facts is not None:
-            self._facts.after_loss(output)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _AfterLoss, ()

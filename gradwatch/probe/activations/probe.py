@@ -26,6 +26,7 @@ from gradwatch.probe.batches.target_match import Pairings
 from gradwatch.probe.device import backend as kernels
 from gradwatch.probe.gradients.recurrence import Recurrences
 from gradwatch.probe.graph.graph import Node, uncollected
+from gradwatch.probe.inert_hook import inert_hook
 from gradwatch.probe.parameters import Models, named_modules
 from gradwatch.records import ActivationInfo
 
@@ -50,71 +51,6 @@ def _counts(module: nn.Module) -> bool:
         return True
     node = torch._C._current_autograd_node()
     return node is not None and node.name() == "CheckpointFunctionBackward"
-
-
-@final
-class _AfterForward:
-    """The hook on an activation module. A copy of it, made or saved with the model, does nothing."""
-
-    def __init__(self, probe: ActivationProbe | None = None, slot: Slot | None = None) -> None:
-        self._probe = probe
-        self._slot = slot
-
-    def __call__(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        if self._probe is not None and self._probe.is_armed and isinstance(output, torch.Tensor) and output.numel():
-            self._probe.attempt(_add, self._slot, module, output)
-            self._probe.know(output)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _AfterForward, ()
-
-
-@final
-class _BeforeForward:
-    """The hook on a whole model. A copy of it, made or saved with the model, does nothing."""
-
-    def __init__(self, probe: ActivationProbe | None = None, slots: Sequence[Slot] = ()) -> None:
-        self._probe = probe
-        self._slots = slots
-
-    def __call__(self, module: nn.Module, inputs: Any) -> None:
-        if self._probe is not None and self._probe.is_armed:
-            self._probe.attempt(_begin, self._slots, module)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _BeforeForward, ()
-
-
-@final
-class _Enter:
-    """The hook before a module that may be outermost. A copy of it, made or saved with the model, does nothing."""
-
-    def __init__(self, probe: ActivationProbe | None = None) -> None:
-        self._probe = probe
-
-    def __call__(self, module: nn.Module, inputs: Any) -> None:
-        if not torch.compiler.is_compiling() and self._probe is not None and self._probe.is_armed:
-            self._probe.depth += 1
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Enter, ()
-
-
-@final
-class _Leave:
-    """The hook behind it. A copy of it, made or saved with the model, does nothing."""
-
-    def __init__(self, probe: ActivationProbe | None = None) -> None:
-        self._probe = probe
-
-    def __call__(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        if not torch.compiler.is_compiling() and self._probe is not None and self._probe.is_armed:
-            self._probe.depth -= 1
-            if self._probe.depth == 0:
-                self._probe.attempt(self._probe.look, module, output)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Leave, ()
 
 
 def _add(slot: Slot, module: nn.Module, output: torch.Tensor) -> None:
@@ -192,10 +128,14 @@ class ActivationProbe:
                 self._order[infos[-1]] = place
                 slot = Slot(rules, channels_first=channels_first, limit=max_elements, sums=self._sums)
                 self._slots.append(slot)
-                self._places.append(partial(module.register_forward_hook, _AfterForward(self, slot)))
+                self._places.append(
+                    partial(module.register_forward_hook, inert_hook(partial(self._after_forward, slot)))
+                )
         for root in model.values() if isinstance(model, Mapping) else [model]:
             root = getattr(root, "_orig_mod", root)  # inside of torch.compile, to be traced with the rest
-            self._places.append(partial(root.register_forward_pre_hook, _BeforeForward(self, self._slots)))
+            self._places.append(
+                partial(root.register_forward_pre_hook, inert_hook(partial(self._before_forward, self._slots)))
+            )
         self.infos = tuple(infos)
         self._hook_up()
 
@@ -287,8 +227,8 @@ class ActivationProbe:
         if not self._handles:
             self._handles = [register() for register in self._places]
             for module in self._outermost if self._looks_inside else ():
-                self._handles.append(module.register_forward_pre_hook(_Enter(self)))
-                self._handles.append(module.register_forward_hook(_Leave(self)))
+                self._handles.append(module.register_forward_pre_hook(inert_hook(self._on_enter)))
+                self._handles.append(module.register_forward_hook(inert_hook(self._on_leave)))
 
     def _unhook(self) -> None:
         for handle in self._handles:
@@ -325,6 +265,26 @@ class ActivationProbe:
         whole_SA = row_SA.new_full((row_SA.shape[0], len(self._slots)), math.nan)
         whole_SA[:, called] = row_SA
         return whole_SA
+
+    def _before_forward(self, slots: Sequence[Slot], module: nn.Module, inputs: Any) -> None:
+        if self.is_armed:
+            self.attempt(_begin, slots, module)
+
+    def _after_forward(self, slot: Slot, module: nn.Module, inputs: Any, output: Any) -> None:
+        if self.is_armed and isinstance(output, torch.Tensor) and output.numel():
+            self.attempt(_add, slot, module, output)
+            self.know(output)
+
+    def _on_enter(self, module: nn.Module, inputs: Any) -> None:
+        """Count a call of a module that may be outermost."""
+        if not torch.compiler.is_compiling() and self.is_armed:
+            self.depth += 1
+
+    def _on_leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if not torch.compiler.is_compiling() and self.is_armed:
+            self.depth -= 1
+            if self.depth == 0:
+                self.attempt(self.look, module, output)
 
     def know(self, output: torch.Tensor) -> None:
         """Note that an output was seen as that of a module."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple, final
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from gradwatch.probe.batches.batch_hash import tensors
 from gradwatch.probe.batches.repeated_samples import COORDINATES, LOOKS, Samples
 from gradwatch.probe.device.sync import to_float
+from gradwatch.probe.inert_hook import inert_hook
 from gradwatch.probe.parameters import Models, named_modules
 from gradwatch.records import Event
 
@@ -100,6 +102,14 @@ class Inputs:
             handle.remove()
         self._handles.clear()
 
+    def _before_forward(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling() or not module.training:
+            return
+        try:
+            self.before(name, (args, kwargs))
+        except Exception:  # inputs of an unknown kind: the forward call must not fail
+            self.close()
+
     def before(self, name: str, inputs: Any) -> None:
         """Look at inputs of a module, before the forward call that they are for."""
         step = self.step - self._began
@@ -142,28 +152,9 @@ class Inputs:
             self._handles = [self._hook(name, part) for name, part in self._parts.items()]
 
     def _hook(self, name: str, module: nn.Module) -> RemovableHandle:
-        return module.register_forward_pre_hook(_Before(self, name), with_kwargs=True)
+        return module.register_forward_pre_hook(inert_hook(partial(self._before_forward, name)), with_kwargs=True)
 
 
 def _is_inside(name: str, outer: str) -> bool:
     """Say whether a module is a part of another."""
     return name != outer and (not outer or name.startswith(outer + "."))
-
-
-@final
-class _Before:
-    """The hook before a model. A copy of it, made or saved with the model, does nothing."""
-
-    def __init__(self, inputs: Inputs | None = None, name: str = "") -> None:
-        self._inputs, self._name = inputs, name
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._inputs is None or torch.compiler.is_compiling() or not module.training:
-            return
-        try:
-            self._inputs.before(self._name, (args, kwargs))
-        except Exception:  # inputs of a kind that nobody here has seen: the forward call is worth more
-            self._inputs.close()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Before, ()

@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwatch.probe.batches.batch_hash import hash_batch
 from gradwatch.probe.batches.input_scale import Scale, differ, scale_of
+from gradwatch.probe.inert_hook import inert_hook
 from gradwatch.probe.parameters import Models, named_modules
 
 FAST = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
@@ -52,8 +53,8 @@ class Functional:
         """Look on at the next evaluation; once in a run."""
         for root in self._roots:
             self._handles += [
-                root.register_forward_pre_hook(_Before(self)),
-                root.register_forward_hook(_After(self), always_call=True),
+                root.register_forward_pre_hook(inert_hook(self.before)),
+                root.register_forward_hook(inert_hook(self.after), always_call=True),
             ]
         self._roots = []
 
@@ -88,7 +89,7 @@ class Functional:
         self._mode = ExitStack()
         self._mode.enter_context(_Look(self))
 
-    def after(self) -> None:
+    def after(self, *_: Any) -> None:
         """End the look, also where the call raised."""
         if self._mode is not None:
             self._mode.close()
@@ -114,36 +115,6 @@ class _Look(TorchFunctionMode):
         if _is_active(name, args, kwargs or {}) and (module := _caller()) is not None:
             self._functional.see(name, module)
         return func(*args, **(kwargs or {}))
-
-
-@final
-class _Before:
-    """The hook before a model. A copy of it, made or saved with the model, does nothing."""
-
-    def __init__(self, functional: Functional | None = None) -> None:
-        self._functional = functional
-
-    def __call__(self, module: nn.Module, inputs: Any) -> None:
-        if self._functional is not None:
-            self._functional.before(module, inputs)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Before, ()
-
-
-@final
-class _After:
-    """The hook behind it, likewise."""
-
-    def __init__(self, functional: Functional | None = None) -> None:
-        self._functional = functional
-
-    def __call__(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        if self._functional is not None:
-            self._functional.after()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _After, ()
 
 
 def _is_left_alone(module: nn.Module) -> bool:

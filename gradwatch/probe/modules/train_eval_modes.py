@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, final
 
 import torch
@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase as Norm
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from gradwatch.probe.inert_hook import inert_hook, untraced
 from gradwatch.probe.modules.batch_norm import Norms, has_statistics, is_blank
 from gradwatch.probe.parameters import Models, named_modules
 from gradwatch.records import Event
@@ -91,12 +92,14 @@ class Modes:
             return
         for optimizer in optimizers:
             moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
-            hook = _BeforeUpdate(self, [it for it in self._live if _is_moved(it, moved)])
-            self._handles.append(optimizer.register_step_pre_hook(_untraced(hook)))
+            hook = inert_hook(partial(self.before_update, [it for it in self._live if _is_moved(it, moved)]))
+            self._handles.append(optimizer.register_step_pre_hook(untraced(hook)))
         for model, root in zip(called, self._roots, strict=True):
-            self._handles.append(model.register_forward_pre_hook(_BeforeForward(self, root)))
+            self._handles.append(model.register_forward_pre_hook(inert_hook(partial(self.before_forward, root))))
         if (inner := _witness(models, self._live)) is not None:
-            self._handles.append(inner.register_forward_pre_hook(_BeforeForward(self, inner, is_inner=True)))
+            self._handles.append(
+                inner.register_forward_pre_hook(inert_hook(partial(self.before_forward, inner, is_inner=True)))
+            )
 
     def close(self) -> None:
         """Take all hooks off."""
@@ -141,7 +144,7 @@ class Modes:
             Event(kind=kind, step=step, layer=layer, text=text, values=values) for kind, layer, text, values in news
         ]
 
-    def before_update(self, live: Sequence[Live]) -> None:
+    def before_update(self, live: Sequence[Live], *_: Any) -> None:
         """Note which modules are in evaluation mode while an optimizer moves what they belong to."""
         self._updates += 1
         if self._updates % EVERY != 1 and not self._off and all(root.training for root in self._roots):
@@ -153,8 +156,10 @@ class Modes:
             else:
                 self._off.setdefault(it.name, self._updates)
 
-    def before_forward(self, module: nn.Module, *, is_inner: bool = False) -> None:
+    def before_forward(self, module: nn.Module, *_: Any, is_inner: bool = False) -> None:
         """Count a forward call of a whole model, or of a module inside, by its mode."""
+        if torch.compiler.is_compiling():
+            return
         calls, without = self._inner if is_inner else self._calls, not torch.is_grad_enabled()
         if module.training:
             calls = Calls(calls.training + 1, calls.without_gradients + without, calls.evaluation)
@@ -230,37 +235,6 @@ class Calls(NamedTuple):
     evaluation: int = 0
 
 
-@final
-class _BeforeUpdate:
-    """The hook on an optimizer. A copy of it, saved with the optimizer, does nothing."""
-
-    def __init__(self, modes: Modes | None = None, live: Sequence[Live] = ()) -> None:
-        self._modes = modes
-        self._live = live
-
-    def __call__(self, *_: Any) -> None:
-        if self._modes is not None:
-            self._modes.before_update(self._live)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _BeforeUpdate, ()
-
-
-@final
-class _BeforeForward:
-    """The hook on a whole model, or on a module inside. A copy of it, made or saved with the model, does nothing."""
-
-    def __init__(self, modes: Modes | None = None, module: nn.Module | None = None, *, is_inner: bool = False) -> None:
-        self._modes, self._module, self._is_inner = modes, module, is_inner
-
-    def __call__(self, module: nn.Module, inputs: Any) -> None:
-        if not torch.compiler.is_compiling() and self._modes is not None and self._module is not None:
-            self._modes.before_forward(self._module, is_inner=self._is_inner)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _BeforeForward, ()
-
-
 def _are_more(calls: Calls, usual: Sequence[Calls]) -> bool:
     """Say whether calls in training mode came besides those that a step makes."""
     if not usual:
@@ -290,11 +264,6 @@ def _inner(model: nn.Module) -> nn.Module:
 def _wrapped(model: nn.Module) -> str:
     is_parallel = isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel))
     return "module" if is_parallel else "_orig_mod"
-
-
-def _untraced(hook: _BeforeUpdate) -> Any:
-    """Return a hook that torch.compile leaves alone, where that is in use."""
-    return torch.compiler.disable(hook) if "torch._dynamo" in sys.modules else hook
 
 
 def _live(models: Models) -> Iterator[Live]:
