@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, final
 
 from gradwatch.step_time import StepTimer
+from gradwatch.time_quota import TimeQuota
 
 SETTLING_STEPS = 64
 """Steps at the beginning that follow the schedule at any cost: faults from the start show there, and the usual step
@@ -86,6 +87,7 @@ class Budget:
         self._next_slice = 0  # counted, since the steps between two slices may change
         self._every = math.gcd(schedule.updates, schedule.activations, self._slice_every)
         self._timer = StepTimer()
+        self._quota = TimeQuota(schedule.budget)  # charged with the overhead that is not optional
         self._reset()
         self.next_review = SETTLING_STEPS
         self._close_watch_until = 0
@@ -131,7 +133,7 @@ class Budget:
             watch_s: Overhead of the monitor in seconds, on all threads.
             optional_s: Its part that was spent on the scheduled statistics.
         """
-        self._watch_s += watch_s
+        self._quota.charge(watch_s - optional_s)
         self._optional_s += optional_s
         self._wall_s += self._timer.training_s(*wall_s)
 
@@ -153,11 +155,12 @@ class Budget:
 
     def _reset(self) -> None:
         """Start to count the costs again."""
-        self._watch_s = self._optional_s = self._wall_s = 0.0
+        self._quota.reset()
+        self._optional_s = self._wall_s = 0.0
 
     def _affordable(self, *, most: int) -> int:
         """Return the smallest factor, at most `most`, at which the cost would have been within the budget."""
-        available_s = self.schedule.budget * self._wall_s - (self._watch_s - self._optional_s)
+        available_s = self._quota.remaining_s(self._wall_s)
         scheduled_s = self._optional_s * self.factor
         factor = 1
         while 2 * factor <= most and scheduled_s / factor > available_s:

@@ -23,7 +23,7 @@ from gradwatch.render.tensorboard.dashboard import layout
 from gradwatch.render.tensorboard.event_file import EventFile
 from gradwatch.render.tensorboard.histograms import magnitudes
 from gradwatch.render.tensorboard.protobuf import FAILURE, SUCCESS, Summaries, dashboard, hparams_end, hparams_start
-from gradwatch.render.tensorboard.throttle import Share
+from gradwatch.render.tensorboard.throttle import Throttle
 
 HISTOGRAM_MEANING = "Sizes of the elements as powers of ten: a histogram that moves left shrinks tenfold per unit."
 PICTURE_MEANING = "Gradient norm of every layer over the run, input side on top; triangles mark findings."
@@ -73,10 +73,10 @@ class TensorBoard:
         self._config_text = config_text
         self._hparams = dict(hparams or {})
         self.every = math.gcd(every, layers_every, picture_every)
-        self._run = Share(every, fraction=0.0005)
-        self._layer = Share(layers_every, fraction=0.00025)
-        self._picture = Share(picture_every, fraction=0.0005, first=picture_every, expected_s=PICTURE_S)
-        self._histogram = Share(1, fraction=0.00025)
+        self._run = Throttle(every, fraction=0.0005)
+        self._layer = Throttle(layers_every, fraction=0.00025)
+        self._picture = Throttle(picture_every, fraction=0.0005, first=picture_every, expected_s=PICTURE_S)
+        self._histogram = Throttle(1, fraction=0.00025)
         self._next: float = 0
         self._newest = -1
         self._described_at = 0
@@ -101,10 +101,10 @@ class TensorBoard:
             self._start(history)
         elapsed_s = history.trained_s
         parts = ((self._run, self._write_run), (self._layer, self._write_layers), (self._picture, self._write_picture))
-        for share, part in parts:
-            if share.grants(step, elapsed_s=elapsed_s):
-                _charged(share, part, history)
-        self._next = min(share.next for share, _ in parts)
+        for throttle, part in parts:
+            if throttle.grants(step, elapsed_s=elapsed_s):
+                _charged(throttle, part, history)
+        self._next = min(throttle.next for throttle, _ in parts)
         if has_histograms and self._histogram.grants(step, elapsed_s=elapsed_s):
             _charged(self._histogram, self._write_histograms, history)
         if self._pending:
@@ -137,8 +137,8 @@ class TensorBoard:
         self._file.purge(step)
         for part, written in self._written.items():
             self._written[part] = min(written, step - 1)
-        for share in (self._run, self._layer, self._picture, self._histogram):
-            share.rewind(step)
+        for throttle in (self._run, self._layer, self._picture, self._histogram):
+            throttle.rewind(step)
         self._next = step
         self._pending = [finding for finding in self._pending if finding.step <= step]
         self._nonfinite = charts.nonfinite_steps(history, until=step - 1)
@@ -159,8 +159,8 @@ class TensorBoard:
     def _end(self, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
         parts = {"run": self._run, "layers": self._layer, "picture": self._picture}
         writes = (self._write_run, self._write_layers, self._write_picture)
-        for (part, share), write in zip(parts.items(), writes, strict=True):
-            if share.every and history.step > self._written[part]:
+        for (part, throttle), write in zip(parts.items(), writes, strict=True):
+            if throttle.every and history.step > self._written[part]:
                 write(history)
         self._write_findings(history)
         step, text = history.step, self._summaries.text
@@ -224,7 +224,7 @@ class TensorBoard:
         self._file.write(self._summaries.scalars(step, points, descriptions=charts.DESCRIPTIONS))
 
 
-def _charged(share: Share, part: Callable[[History], None], history: History) -> None:
+def _charged(throttle: Throttle, part: Callable[[History], None], history: History) -> None:
     began = time.perf_counter()
     part(history)
-    share.charge(time.perf_counter() - began)
+    throttle.quota.charge(time.perf_counter() - began)

@@ -1,38 +1,38 @@
-"""How often something is shown: every so many steps, and never for more than its share of the training's time."""
+"""How often a kind of output is written: every N steps, within a quota of the training's time."""
 
 from __future__ import annotations
 
 from typing import final
 
+from gradwatch.time_quota import TimeQuota
+
 GRACE_S = 0.005
-"""Time that each share may take before it must have been earned: so that a short run is shown too."""
+"""Seconds that each kind of output may take before they are earned, so that a short run is shown, too."""
 
 
 @final
-class Share:
-    """Says when one kind of output is due and affordable, from what it took before.
+class Throttle:
+    """Decides when one kind of output is due and within its quota.
 
     Args:
         every: Optimizer steps between two outputs; 0 is never.
-        fraction: Part of the training's time that it may take.
+        fraction: Share of the training's time that it may take.
         first: Step at which it is due first.
-        expected_s: What the first output is taken to cost; 0 grants it in any case.
+        expected_s: Expected seconds of the first output; with 0 the first output is always granted.
 
     Attributes:
         next: First step at which it is due again.
-        spent_s: Time that it took so far.
+        quota: The time that it took so far, and may take.
     """
 
     def __init__(self, every: int, *, fraction: float, first: int = 0, expected_s: float = 0.0) -> None:
         self.every = every
-        self.fraction = fraction
+        self.quota = TimeQuota(fraction, expected_s=expected_s)
         self.next: float = first if every else float("inf")
-        self.spent_s = 0.0
         self._first = first
-        self._last_s = expected_s
 
     def grants(self, step: int, *, elapsed_s: float) -> bool:
-        """Say whether it is due at a step and its time is earned; where it is due only, it is left out this time.
+        """Return whether it is due at a step and within its quota; if it is only due, it is skipped this time.
 
         Args:
             step: Newest optimizer step.
@@ -41,14 +41,9 @@ class Share:
         if step < self.next:
             return False
         self.next = step - step % self.every + self.every
-        return self.spent_s + self._last_s <= GRACE_S + self.fraction * elapsed_s
+        return self.quota.allows_another(elapsed_s, grace_s=GRACE_S)
 
     def rewind(self, step: int) -> None:
-        """Be due again where it was due from a step on: the run went back to it."""
+        """Make it due again at the steps from `step`, to which the run went back."""
         if self.every:
             self.next = min(self.next, max(self._first, -(-step // self.every) * self.every))
-
-    def charge(self, seconds: float) -> None:
-        """Note what an output took."""
-        self.spent_s += seconds
-        self._last_s = seconds

@@ -20,13 +20,14 @@ from gradwatch.render.terminal.diagnosis import print_diagnosis
 from gradwatch.render.terminal.display import Screen, screen
 from gradwatch.render.terminal.live_view import panel
 from gradwatch.render.terminal.summary import print_summary
+from gradwatch.time_quota import TimeQuota
 
 __all__ = ["Terminal", "print_diagnosis", "print_summary"]
 
 REDRAW_S = 0.25
 """Least time between two redraws."""
 COST_FRAC = 0.01
-"""Part of the wall time that redraws may take: after a slow one, the next waits longer."""
+"""Share of the wall time that redraws may take: after a slow one, the next waits longer."""
 
 
 @final
@@ -62,6 +63,7 @@ class Terminal:
         self._layers: tuple[Layer, ...] = ()
         self._screen: Screen | None = None
         self._due_s = 0.0
+        self._quota = TimeQuota(COST_FRAC)
         self._next_step: float = 0 if every else float("inf")
         self._val_step = self._newest = -1
 
@@ -109,7 +111,8 @@ class Terminal:
             self._stop()  # the handler of the error must get the cursor back
             raise
         now = time.monotonic()
-        self._due_s = now + max(REDRAW_S, (now - began) / COST_FRAC)
+        self._quota.charge(now - began)
+        self._due_s = now + max(REDRAW_S, self._quota.pause_s)
 
     def _stop(self) -> None:
         if self._screen:

@@ -2,39 +2,39 @@
 
 import pytest
 
-from gradwatch.render.tensorboard.throttle import GRACE_S, Share
+from gradwatch.render.tensorboard.throttle import GRACE_S, Throttle
 
 
 def test_it_is_due_every_so_many_steps():
-    share = Share(10, fraction=1.0)
+    throttle = Throttle(10, fraction=1.0)
 
-    granted = [step for step in range(35) if share.grants(step, elapsed_s=1.0)]
+    granted = [step for step in range(35) if throttle.grants(step, elapsed_s=1.0)]
 
     assert granted == [0, 10, 20, 30]
 
 
 def test_it_catches_up_after_steps_that_were_not_shown():
-    share = Share(10, fraction=1.0, first=10)
+    throttle = Throttle(10, fraction=1.0, first=10)
 
-    granted = [step for step in (3, 17, 18, 20, 45, 49, 50) if share.grants(step, elapsed_s=1.0)]
+    granted = [step for step in (3, 17, 18, 20, 45, 49, 50) if throttle.grants(step, elapsed_s=1.0)]
 
     assert granted == [17, 20, 45, 50]
 
 
 def test_zero_is_never():
-    assert not any(Share(0, fraction=1.0).grants(step, elapsed_s=1e9) for step in range(100))
+    assert not any(Throttle(0, fraction=1.0).grants(step, elapsed_s=1e9) for step in range(100))
 
 
 @pytest.mark.parametrize("cost_s", [0.0001, 0.003, 0.02])
 def test_it_takes_no_more_than_its_share_of_the_time(cost_s):
-    share, elapsed_s, step_s = Share(10, fraction=0.003), 0.0, 0.001
+    throttle, elapsed_s, step_s = Throttle(10, fraction=0.003), 0.0, 0.001
 
     for step in range(50_000):
-        if share.grants(step, elapsed_s=elapsed_s):
-            share.charge(cost_s)
+        if throttle.grants(step, elapsed_s=elapsed_s):
+            throttle.quota.charge(cost_s)
             elapsed_s += cost_s
         elapsed_s += step_s
 
-    assert share.spent_s <= GRACE_S + 0.003 * elapsed_s
+    assert throttle.quota.spent_s <= GRACE_S + 0.003 * elapsed_s
     affordable = min(5000, (GRACE_S + 0.003 * elapsed_s) / cost_s)
-    assert share.spent_s / cost_s >= 0.8 * affordable, "and makes use of it"
+    assert throttle.quota.spent_s / cost_s >= 0.8 * affordable, "and makes use of it"
