@@ -1,4 +1,4 @@
-"""Put a monitor on a model: in the training loop of this package, and with `watch` in anybody's own."""
+"""`watch`: put a monitor on the model of any training loop."""
 
 from __future__ import annotations
 
@@ -50,25 +50,26 @@ def watch(
 ) -> Monitor:
     """Watch a model in your own loop; call `monitor.step(loss)` once per optimizer step, after it.
 
-    That call may be the only one: gradients are read by the optimizer's own hooks. A loop that clips calls
-    `monitor.observe()` before it clips, or hands over what clipping returned: `monitor.step(loss, grad_norm=norm)`.
-    With several optimizers, `monitor.observe(optimizer)` says whose gradients are complete.
+    No other call is needed: the optimizer's own hooks read the gradients. A loop that clips calls `monitor.observe()`
+    before it clips, or passes the norm that clipping returned: `monitor.step(loss, grad_norm=norm)`. With several
+    optimizers, call `monitor.observe(optimizer)` when the gradients of one are complete.
 
-    Where parameters are spread over processes (FSDP2, tensor parallelism), each process watches, and reads the
-    statistics of whole tensors: all of them must call this alike. What is sampled then keeps to the schedule at any
-    cost, since all must measure at the same steps, and `record` is left out.
+    If parameters are sharded over processes (FSDP2, tensor parallelism), each process must call this in the same way:
+    each reads the statistics of whole tensors. All must measure at the same steps, so sampled statistics follow the
+    schedule at any cost, and `record` is ignored.
 
-    The training stays what it was, to the last bit. Nothing that goes wrong here stops it: what raised, a full disk
-    too, is named in one RuntimeWarning and left out. What is watched is settled by this call: parameters and groups
-    that come later are not in the history, and a warning says so.
+    The training stays bit-identical, and no failure here stops it: a feature that raises, a full disk included, is
+    disabled with one RuntimeWarning. Parameters and groups that are added after this call are not in the history, and
+    a warning says so.
 
     Args:
         model: The model, or several by name (a GAN's generator and discriminator).
-        optimizer: The optimizer that moves it, or several. Of a wrapper, such as that of Accelerate, what it wraps.
-        run: Run directory to write, which `gradwatch diagnose` and TensorBoard read; None keeps the history in memory.
-            Where it holds a run already, the next free name is taken (`mine-2`, `mine-3`) and named on stderr;
-            `monitor.run_dir` is what was taken. Where torch.distributed is initialised, only rank 0 writes it, and all
-            others keep their histories in memory, with None as their `run_dir`.
+        optimizer: The optimizer that moves it, or several. For a wrapper, such as Accelerate's, the inner optimizer is
+            watched.
+        run: Run directory to write, for `gradwatch diagnose` and TensorBoard; None keeps the history in memory. If it
+            contains a run already, the next free name is used (`mine-2`, `mine-3`) and printed to stderr;
+            `monitor.run_dir` is the directory in use. If torch.distributed is initialised, only rank 0 writes; all
+            other ranks keep their histories in memory, and their `run_dir` is None.
         scaler: The loop's GradScaler, if it has one.
         accumulate: Micro-batches per optimizer step. `monitor.step` may be called for each of them.
         loss_fn: The loss function: its name stands in the run, and where it is a module and the loop hands its loss
@@ -130,15 +131,15 @@ def watch(
 
 
 def _is_first_rank() -> bool:
-    """Say whether this process writes a run directory: of the processes of one training, rank 0 does."""
+    """Return whether this process is the one of its training that writes a run directory."""
     return not (dist.is_available() and dist.is_initialized() and dist.get_rank())
 
 
 def _bare(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return what makes the updates: a wrapper such as Accelerate's is an optimizer that was never initialised as one.
+    """Return the optimizer that makes the updates. A wrapper such as Accelerate's is an uninitialised optimizer.
 
     Raises:
-        GradwatchError: It takes no hooks, and wraps nothing that does.
+        GradwatchError: Neither the optimizer nor one that it wraps takes hooks.
     """
     try:
         optimizer.register_step_pre_hook(_nothing).remove()
@@ -154,13 +155,13 @@ def _bare(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def _nothing(*_: object) -> None:
-    """Do nothing, as a hook."""
+    return None
 
 
 def _pipeline(
     history: History, directory: Path | None, detect: Mapping[str, Mapping[str, Any]] | None
 ) -> tuple[Pipeline, BestEffortWriter | None]:
-    """Return what takes in the rows, and what writes them down where there is a run directory."""
+    """Return the pipeline of a run, and its writer if there is a run directory."""
     asked = detectors(detect)
     if not directory:
         return Pipeline(history, detectors=asked, sinks=[], recorder=None), None
@@ -177,7 +178,7 @@ def _keeper(
     scaler: torch.amp.GradScaler | None,
     is_sharded: bool,
 ) -> StepSnapshotter | None:
-    """Return what keeps the beginning of each step, where that is asked for."""
+    """Return the recorder of the state before each step, if it was asked for."""
     if not record or not directory:
         return None
     if is_sharded:  # a copy of the whole state takes all processes
@@ -189,7 +190,7 @@ def _keeper(
 
 
 def _sinks(directory: Path) -> list[Sink]:
-    """Return what shows a run on disk. Importing it is put off until here, since rich draws a random number for it."""
+    """Return the sinks that write to the run directory. They are imported here, since rich draws a random number."""
     state = random.getstate()
     from gradwatch.render.report.sink import Html
     from gradwatch.render.tensorboard.sink import TensorBoard
@@ -199,14 +200,14 @@ def _sinks(directory: Path) -> list[Sink]:
 
 
 def _format(models: Mapping[str, nn.Module]) -> str:
-    """Return the format of most parameters: that of the forward pass, unless autocast changes it."""
+    """Return the format of most parameters, which is used by the forward pass unless autocast changes it."""
     counts = Counter(p.dtype for model in models.values() for p in model.parameters())
     return PRECISION.get(max(counts, key=lambda dtype: counts[dtype]), "fp32") if counts else "fp32"
 
 
 @final
 class BestEffortWriter:
-    """Writes a run down until that fails: then it says so once, and the training goes on.
+    """Writes a run to disk until that fails: then it warns once, and training continues.
 
     Args:
         directory: The run directory.
@@ -235,15 +236,15 @@ class BestEffortWriter:
         self._attempt(functools.partial(self._writer.note, event))
 
     def close(self, status: Status) -> None:
-        """Note how the run ended, and let go of its files."""
+        """Write how the run ended, and close its files."""
         self._attempt(functools.partial(self._writer.close, status), always=True)
 
     def lay_out(self) -> None:
-        """Write down how the rows of the history lie."""
+        """Write the layout of the history's rows."""
         self._attempt(self._writer.lay_out)
 
     def rewrite_header(self) -> None:
-        """Write down again what the history is a history of."""
+        """Write the description of the run again."""
         self._attempt(lambda: Header.of(self._history, "running").write(self._directory))
 
     def _attempt(self, action: Callable[[], None], *, always: bool = False) -> None:
@@ -257,14 +258,14 @@ class BestEffortWriter:
 
 @final
 class AutocastReader:
-    """Looks once at each module, in its first training forward, for the format that autocast gives it.
+    """Reads the format of autocast in the first training forward of each module.
 
     Args:
-        tell: Called with that format, at most once.
+        report: Called with the first format, at most once.
     """
 
-    def __init__(self, tell: Callable[[str], None] | None) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[str], None] | None) -> None:
+        self._report = report
         self._handles: dict[nn.Module, RemovableHandle] = {}
 
     def attach(self, models: Mapping[str, nn.Module]) -> list[RemovableHandle]:
@@ -277,17 +278,17 @@ class AutocastReader:
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
         if torch.compiler.is_compiling() or not module.training or not torch.is_grad_enabled():
             return
-        if (handle := self._handles.pop(module, None)) is None or self._tell is None:
+        if (handle := self._handles.pop(module, None)) is None or self._report is None:
             return
         handle.remove()
         kind = next(module.parameters(recurse=False)).device.type
         if torch.is_autocast_enabled(kind) and (seen := PRECISION.get(torch.get_autocast_dtype(kind))):
-            self._tell(seen)
-            self._tell = None
+            self._report(seen)
+            self._report = None
 
 
 def _change_precision(history: History, recorder: BestEffortWriter | None, precision: str) -> None:
-    """Correct what was assumed of the format of the forward pass."""
+    """Correct the format of the forward pass in the description of the run."""
     if precision != history.info.precision:
         history.info = replace(history.info, precision=precision)
         if recorder:

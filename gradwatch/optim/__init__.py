@@ -1,7 +1,7 @@
-"""Optimizers that watch: torch's own, whose step also measures every gradient, weight and update that it reads.
+"""Instrumented optimizers: torch's own, whose step also measures every gradient, weight and update.
 
-They are classes of torch's names, which libraries that look optimizers up by name must not find beside torch's own
-where nobody asked for them: each is defined when it is first used.
+Each class is defined when it is first used: libraries that look optimizers up by name must find torch's class of the
+same name, unless this one was asked for.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The step of a watched optimizer on a GPU: one launch for the parameters of a group, statistics included.
+"""The step of an instrumented optimizer on a GPU: one launch for the parameters of a group, statistics included.
 
 Held against the native step in Triton's interpreter, and compiled for NVIDIA's sm_90; not yet run on a GPU.
 """
@@ -28,7 +28,7 @@ def obstacle(optimizer: Optimizer, rule: int, *, fresh: set[Tensor], may_skip: b
     """Return what keeps an optimizer from being stepped here, or an empty string. Its state must have been made.
 
     Args:
-        optimizer: A watched optimizer, on any device.
+        optimizer: An instrumented optimizer, on any device.
         rule: 0 for SGD, 1 for Adam.
         fresh: Parameters whose state was made just now.
         may_skip: Whether the device decides if the step is made.
@@ -48,10 +48,10 @@ def obstacle(optimizer: Optimizer, rule: int, *, fresh: set[Tensor], may_skip: b
 
 @final
 class TritonStep:
-    """Steps the parameters of a watched optimizer, and writes statistics, as the native step does.
+    """Steps the parameters of an instrumented optimizer, and writes statistics, as the native step does.
 
     The host waits for nothing: a GradScaler's scale and skips, and the counts of Adam's steps, are read on the device.
-    Addresses are copied there anew only where one has changed, so that a step can be captured in a CUDA graph once it
+    Addresses are copied there again only if one has changed, so that a step can be captured in a CUDA graph once it
     has run outside of one.
 
     Args:
@@ -154,7 +154,7 @@ class _Launch:
             NUM_FIELDS=reading.FIELDS,
             enable_fp_fusion=False,  # what is fused says so
         )
-        moved += params  # whatever fails from here on, nobody must step them again
+        moved += params  # after any later failure, they must not be stepped again
         row_8P = torch.full((8, len(params)), math.nan, dtype=torch.float32, device=device)
         if wanted[0]:
             tables = (found_CF, begins_P, numels_P, columns_P, row_8P[:6], len(params), 1.0)

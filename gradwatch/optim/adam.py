@@ -1,4 +1,4 @@
-"""Adam and AdamW with a watched step."""
+"""Adam and AdamW with an instrumented step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What watched optimizers share: a step that is one native call, and the row that it writes its statistics to."""
+"""The base of instrumented optimizers: a step that is one native call and computes statistics of all it reads."""
 
 # S = statistics (the first six of catalogue.PARAM), L = columns of the row
 
@@ -8,7 +8,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,16 +23,27 @@ from gradwatch.probe.device.sync import to_float
 NO_STATE, OTHER_PARAMS, OTHER_MODE = -2, -3, -4  # answers of the native step, see its docstring
 
 
+class StepResult(NamedTuple):
+    """The result of a step by the package's own code.
+
+    Args:
+        moved: The parameters that it moved.
+        obstacle: Why it did nothing; empty if it stepped.
+    """
+
+    moved: Sequence[Tensor] = ()
+    obstacle: str = ""
+
+
 class InstrumentedOptimizer(Optimizer, ABC):
-    """An optimizer of torch whose step can write statistics of what it reads.
+    """An optimizer of torch whose step can compute statistics of the gradients and weights that it reads.
 
     It takes the arguments of torch's class of the same name, and each loads the other's state_dict. On a CPU the step
-    is one native call over all parameters, and the numbers are those of torch's `fused=True`; on a GPU it is a launch
-    per group by Triton, which has not been run on one yet. It wants dense float32 parameters, with gradients that lie
-    as they do. Where one is not so, torch's own step does the work, a RuntimeWarning says why, and the statistics are
-    read beside it.
+    is one native call over all parameters, bit-identical to torch's `fused=True`; on a GPU it is one Triton launch per
+    group. It supports dense float32 parameters whose gradients have the same layout. For other parameters, torch's own
+    step does the work, a RuntimeWarning gives the reason, and the statistics are read separately.
 
-    `watch` says which parameters have which columns. Then the next step writes wherever these two point:
+    `watch` assigns columns to parameters. Then the next step writes to these two, if they are set:
 
     Attributes:
         gradients_SL: The six statistics of the gradients as the step finds them, unscaled: contiguous float32 on
@@ -50,10 +61,10 @@ class InstrumentedOptimizer(Optimizer, ABC):
     _params: tuple[Tensor, ...] = ()
     _columns_P: Tensor | None = None
     _torch_step: TorchStep | None = None
-    _told: frozenset[str] = frozenset()
+    _warned: frozenset[str] = frozenset()
 
     def can_watch(self, params: Sequence[Tensor]) -> bool:
-        """Say whether steps could write statistics of these: all are its own, on CPU or GPU, and nobody watches yet.
+        """Return whether steps can compute statistics: all parameters are its own, on CPU or GPU, and none is watched.
 
         Args:
             params: Any parameters.
@@ -62,7 +73,7 @@ class InstrumentedOptimizer(Optimizer, ABC):
         return self._column_of is None and all(id(p) in own and p.device.type in ("cpu", "cuda") for p in params)
 
     def watch(self, column_of: Mapping[Tensor, int] | None) -> None:
-        """Have steps write statistics from now on, of these parameters into these columns; None for no longer."""
+        """Let steps write statistics of these parameters into these columns; None for no statistics."""
         self._column_of = column_of
         self._columns_P = None
         self.gradients_SL = self.changes_2L = None
@@ -71,7 +82,7 @@ class InstrumentedOptimizer(Optimizer, ABC):
         """Make one optimization step.
 
         Args:
-            closure: Computes the loss and its gradients anew, and returns it.
+            closure: Computes the loss and its gradients, and returns the loss.
         """
         if not torch._C._autograd._profiler_enabled():
             return self._step_with_hooks(closure)
@@ -118,28 +129,27 @@ class InstrumentedOptimizer(Optimizer, ABC):
         scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         params = self.param_groups[0]["params"]
         if params and params[0].is_cuda:
-            moved = self._move_on_gpu(scale, found)
+            result = self._step_on_gpu(scale, found)
         else:
-            moved = self._move(scale, is_skipped=_is_set(found))
-        if isinstance(moved, str):
-            self._tell(moved)
+            result = self._step_native(scale, is_skipped=_is_set(found))
+        if result.obstacle:
+            self._warn_once(result.obstacle)
             self._step_by_torch(scale, is_skipped=_is_set(found))
-        elif moved:
-            torch.autograd.graph.increment_version(moved)  # as autograd expects of what changes a leaf in place
+        elif result.moved:
+            torch.autograd.graph.increment_version(result.moved)  # autograd expects it of in-place changes to a leaf
         return loss
 
-    def _move(self, scale: Tensor | None, *, is_skipped: bool) -> list[Tensor] | str:
-        """Step natively; return the parameters that moved, or why nothing was done."""
+    def _step_native(self, scale: Tensor | None, *, is_skipped: bool) -> StepResult:
         native = kernels.choose()
         if native is None:
-            return "the C extension is not there"
+            return StepResult(obstacle="the C extension is not there")
         gradients_SL, changes_2L = self.gradients_SL, self.changes_2L
         is_writing = self._column_of is not None and not (gradients_SL is None and changes_2L is None)
         if is_writing and self._columns_P is None:
             self._find_columns()
         fresh: set[Tensor] | None = None
         answer = 0
-        for _ in range(3):
+        for _ in range(3):  # state may be missing, and then columns may be outdated
             moved: list[Tensor] | int = native.step(
                 self.rule,
                 self.param_groups,
@@ -154,7 +164,7 @@ class InstrumentedOptimizer(Optimizer, ABC):
                 torch.get_num_threads(),
             )
             if not isinstance(moved, int):
-                return moved
+                return StepResult(moved)
             answer = moved
             if answer == NO_STATE:
                 fresh = self._make_state()
@@ -164,12 +174,12 @@ class InstrumentedOptimizer(Optimizer, ABC):
                 break
         for param in fresh or ():
             del self.state[param]
-        return self._reason(answer)
+        return StepResult(obstacle=self._obstacle(answer))
 
-    def _move_on_gpu(self, scale: Tensor | None, found_inf: Tensor | None) -> list[Tensor] | str:
-        """The same by Triton, which steps and sums up all parameters of a group in one launch, without waiting."""
+    def _step_on_gpu(self, scale: Tensor | None, found_inf: Tensor | None) -> StepResult:
+        """Step by Triton: one launch per group, without waiting for the device."""
         if kernels.triton() is None:
-            return "Triton is not there"
+            return StepResult(obstacle="Triton is not there")
         from gradwatch.optim import _triton_step
 
         fresh, moved = self._make_state(), list[Tensor]()
@@ -179,7 +189,7 @@ class InstrumentedOptimizer(Optimizer, ABC):
             step = _triton_step.TritonStep(self, self.rule)
             try:
                 step.run(*where, fresh=fresh, scale=scale, found_inf=found_inf, moved=moved)
-            except Exception as error:  # a compiler on somebody's GPU: whatever it raises, torch can make the step
+            except Exception as error:  # of the compiler, of any kind: torch can make the step
                 if moved:
                     raise
                 kernels.give_up_triton(error)
@@ -187,7 +197,7 @@ class InstrumentedOptimizer(Optimizer, ABC):
         if obstacle:
             for param in fresh:
                 del self.state[param]
-        return obstacle or moved
+        return StepResult(moved, obstacle)
 
     def _find_columns(self) -> None:
         assert self._column_of is not None, "only called where there are columns"
@@ -197,10 +207,10 @@ class InstrumentedOptimizer(Optimizer, ABC):
 
     @abstractmethod
     def _make_state(self) -> set[Tensor]:
-        """Make the state of parameters that have a gradient for the first time, and return them."""
+        """Create the state of parameters that have a gradient for the first time, and return them."""
 
-    def _reason(self, answer: int) -> str:
-        """Say why the native step will not do, from its answer."""
+    def _obstacle(self, answer: int) -> str:
+        """Return why the native step did nothing, from its answer."""
         if answer == OTHER_MODE:
             return "a group has capturable or differentiable set"
         params = [p for group in self.param_groups for p in group["params"]]
@@ -212,11 +222,11 @@ class InstrumentedOptimizer(Optimizer, ABC):
             kind += f", strides {_strides(param)}, with a gradient of {grad.dtype}, strides {_strides(grad)}"
         return f"parameter {answer} is {kind}"
 
-    def _tell(self, reason: str) -> None:
-        if reason not in self._told:
-            self._told |= {reason}
+    def _warn_once(self, obstacle: str) -> None:
+        if obstacle not in self._warned:
+            self._warned |= {obstacle}
             name = type(self).__name__
-            text = f"{name} steps by torch.optim.{name}, and reads statistics beside it: {reason}"
+            text = f"{name} steps by torch.optim.{name}, and reads statistics beside it: {obstacle}"
             warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=5)
 
     def _step_by_torch(self, scale: Tensor | None, *, is_skipped: bool) -> None:
@@ -228,12 +238,12 @@ class InstrumentedOptimizer(Optimizer, ABC):
 
 
 def place_of_count(param: Tensor) -> torch.device:
-    """Return where the steps of a parameter are counted: on the device where that may decide to skip one."""
+    """Return the device that counts the steps of a parameter: a GPU may decide by itself to skip a step."""
     return param.device if param.is_cuda else torch.device("cpu")
 
 
 def _is_set(flag: Tensor | None) -> bool:
-    """Say whether a GradScaler's flag is set, waiting for the device that sets it."""
+    """Return whether a GradScaler's flag is set, waiting for the device."""
     return flag is not None and to_float(flag) != 0
 
 

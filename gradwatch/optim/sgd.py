@@ -1,4 +1,4 @@
-"""SGD with a watched step."""
+"""SGD with an instrumented step."""
 
 from __future__ import annotations
 

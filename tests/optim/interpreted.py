@@ -46,7 +46,7 @@ def test_the_step_on_a_gpu_does_what_the_native_one_does(name, options, factor):
             native[1].grad_scale = scale
         native[1].step()
         params, optimizer, row_SL = gpu
-        moved = optimizer._move_on_gpu(scale, None)
+        moved = optimizer._step_on_gpu(scale, None).moved
         assert {*moved} == {p for p in params if p.grad is not None and p.numel()}
 
         for expected, got in zip(native[0], params, strict=True):
@@ -62,7 +62,7 @@ def test_what_is_not_plain_is_told_and_nothing_is_done():
     params, optimizer, _ = side("AdamW", {})
     params[2].grad = torch.randn(5, 7).t()
 
-    told = optimizer._move_on_gpu(None, None)
+    told = optimizer._step_on_gpu(None, None).obstacle
 
     assert told.startswith("parameter 2, its gradient or its state is not dense float32")
     assert not optimizer.state
@@ -78,21 +78,21 @@ def test_where_a_kernel_fails_nothing_has_happened_and_torch_may_step(monkeypatc
     params[0].grad = torch.ones(3)
 
     with pytest.warns(RuntimeWarning, match="no such target"):
-        assert optimizer._move_on_gpu(None, None) == "a kernel failed"
+        assert optimizer._step_on_gpu(None, None).obstacle == "a kernel failed"
 
     assert not optimizer.state
-    assert optimizer._move_on_gpu(None, None) == "Triton is not there", "it is not tried again"
+    assert optimizer._step_on_gpu(None, None).obstacle == "Triton is not there", "it is not tried again"
 
 
 @pytest.mark.parametrize("name", ["AdamW", "SGD"])
 def test_a_step_that_the_device_skips_tells_its_gradients_and_moves_nothing(name):
     params, optimizer, row_SL = side(name, {"momentum": 0.9} if name == "SGD" else {"amsgrad": True})
     params[0].grad = torch.ones(3)
-    optimizer._move_on_gpu(None, torch.tensor([0.0]))
+    optimizer._step_on_gpu(None, torch.tensor([0.0]))
     before = params[0].detach().clone(), copy.deepcopy(optimizer.state_dict())
 
     params[0].grad = torch.tensor([3.0, 4.0, float("inf")])
-    optimizer._move_on_gpu(torch.tensor(2.0), torch.tensor([1.0]))
+    optimizer._step_on_gpu(torch.tensor(2.0), torch.tensor([1.0]))
 
     assert torch.equal(params[0], before[0])
     assert params[0].grad.tolist() == [3.0, 4.0, float("inf")], "as torch leaves them: scaled"
@@ -113,9 +113,9 @@ def test_steps_after_one_that_was_skipped_are_those_without_it(name, options, fa
             for param in params:
                 param.grad = torch.randn(param.shape, generator=generator)
             if optimizer is skipping[1]:
-                optimizer._move_on_gpu(None, torch.tensor([found]))
+                optimizer._step_on_gpu(None, torch.tensor([found]))
             elif not found:
-                optimizer._move_on_gpu(None, None)
+                optimizer._step_on_gpu(None, None)
 
     torch.testing.assert_close(skipping[0], plain[0], rtol=0, atol=0)
     torch.testing.assert_close(skipping[1].state_dict(), plain[1].state_dict(), rtol=0, atol=0)
@@ -125,6 +125,6 @@ def test_a_first_gradient_that_is_dampened_is_left_to_torch_where_it_may_be_skip
     params, optimizer, _ = side("SGD", {"momentum": 0.9, "dampening": 0.5})
     params[0].grad = torch.ones(3)
 
-    assert "dampened" in optimizer._move_on_gpu(None, torch.tensor([0.0]))
+    assert "dampened" in optimizer._step_on_gpu(None, torch.tensor([0.0])).obstacle
 
     assert not optimizer.state

@@ -46,7 +46,7 @@ def watched_ms(kind, **options):
     [
         (TraceProbe, "after", torch.optim.AdamW, lambda self: True),
         (Slot, "add", torch.optim.AdamW, lambda self: True),
-        (InstrumentedOptimizer, "_move", optim.AdamW, lambda self: self.changes_2L is not None),
+        (InstrumentedOptimizer, "_step_native", optim.AdamW, lambda self: self.changes_2L is not None),
     ],
     ids=["what a step left is traced", "forward hooks", "a watched step measures its updates"],
 )
