@@ -14,7 +14,7 @@ from gradwatch.monitor.best_effort import best_effort
 from gradwatch.monitor.context import MonitorContext
 from gradwatch.monitor.overhead import RowCost
 from gradwatch.monitor.row import PendingRow, StepRow
-from gradwatch.probe.device.sync import to_array
+from gradwatch.probe.device import sync
 from gradwatch.probe.device.transfer_queue import DeviceClock, TransferQueue, Values
 
 Readings = Mapping[str, Tensor | NDArray[Any]]
@@ -53,13 +53,13 @@ class RowQueue:
             began: Clock at which `Monitor.step` was called.
         """
         if self._transfers is None:
-            completed = row.complete({name: to_array(reading) for name, reading in readings.items()})
+            completed = row.complete({name: sync.to_array(reading) for name, reading in readings.items()})
             self._inspect(row, is_validated=row.is_validated, is_non_finite=not self._is_finite(completed))
             self._feed(row.builder.step, completed, self._meter.end_row(began), device_s=0.0)
             return
         self._inspect(row, is_validated=row.is_validated, is_non_finite=False)  # not known yet
-        known = {name: reading for name, reading in readings.items() if not isinstance(reading, Tensor)}
-        tensors = {name: reading for name, reading in readings.items() if isinstance(reading, Tensor)}
+        tensors = {n: r for n, r in readings.items() if isinstance(r, Tensor) and not sync.is_on_host(r)}
+        known = {name: sync.to_array(reading) for name, reading in readings.items() if name not in tensors}
         device_s, cost = self._device_clock.collect(), self._meter.end_row(began)
         self._transfers.send(tensors, functools.partial(self._on_arrival, row, known, cost, device_s))
 

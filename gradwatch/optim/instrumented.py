@@ -23,7 +23,7 @@ from gradwatch.probe.device.sync import to_float
 NO_STATE, OTHER_PARAMS, OTHER_MODE = -2, -3, -4  # answers of the native step, see its docstring
 
 
-class StepResult(NamedTuple):
+class FusedStepResult(NamedTuple):
     """The result of a step by the package's own code.
 
     Args:
@@ -139,10 +139,10 @@ class InstrumentedOptimizer(Optimizer, ABC):
             torch.autograd.graph.increment_version(result.moved)  # autograd expects it of in-place changes to a leaf
         return loss
 
-    def _step_native(self, scale: Tensor | None, *, is_skipped: bool) -> StepResult:
+    def _step_native(self, scale: Tensor | None, *, is_skipped: bool) -> FusedStepResult:
         native = kernels.choose()
         if native is None:
-            return StepResult(obstacle="the C extension is not there")
+            return FusedStepResult(obstacle="the C extension is not there")
         gradients_SL, changes_2L = self.gradients_SL, self.changes_2L
         is_writing = self._column_of is not None and not (gradients_SL is None and changes_2L is None)
         if is_writing and self._columns_P is None:
@@ -164,7 +164,7 @@ class InstrumentedOptimizer(Optimizer, ABC):
                 torch.get_num_threads(),
             )
             if not isinstance(moved, int):
-                return StepResult(moved)
+                return FusedStepResult(moved)
             answer = moved
             if answer == NO_STATE:
                 fresh = self._make_state()
@@ -174,12 +174,12 @@ class InstrumentedOptimizer(Optimizer, ABC):
                 break
         for param in fresh or ():
             del self.state[param]
-        return StepResult(obstacle=self._obstacle(answer))
+        return FusedStepResult(obstacle=self._obstacle(answer))
 
-    def _step_on_gpu(self, scale: Tensor | None, found_inf: Tensor | None) -> StepResult:
+    def _step_on_gpu(self, scale: Tensor | None, found_inf: Tensor | None) -> FusedStepResult:
         """Step by Triton: one launch per group, without waiting for the device."""
         if kernels.triton() is None:
-            return StepResult(obstacle="Triton is not there")
+            return FusedStepResult(obstacle="Triton is not there")
         from gradwatch.optim import _triton_step
 
         fresh, moved = self._make_state(), list[Tensor]()
@@ -197,7 +197,7 @@ class InstrumentedOptimizer(Optimizer, ABC):
         if obstacle:
             for param in fresh:
                 del self.state[param]
-        return StepResult(moved, obstacle)
+        return FusedStepResult(moved, obstacle)
 
     def _find_columns(self) -> None:
         assert self._column_of is not None, "only called where there are columns"
