@@ -57,6 +57,10 @@ class AccumulationTracker:
         interval, self._calls_without_update = self._calls_without_update + 1, 0
         if interval == self._interval > 1:
             self._accumulate *= interval
-            text = f"the optimizer steps once in {self._accumulate} calls of step(), which now make one row together"
-            warn_once(self, "rhythm", f"{text}: call it after optimizer steps, or give accumulate={self._accumulate}")
+            calls = self._accumulate
+            text = (
+                f"`optimizer.step()` runs once per {calls} calls of `monitor.step()`; they are now merged into one row. "
+                f"Call `monitor.step()` only after `optimizer.step()`, or pass `accumulate={calls}`."
+            )
+            warn_once(self, "accumulation", text)
         self._interval = interval

@@ -90,7 +90,7 @@ class RowQueue:
         norm = 0.0 if self._has_scaler else row.run.get("grad_norm.before_clip", 0.0)
         return math.isfinite(row.run.get("loss", 0.0)) and math.isfinite(norm)
 
-    @best_effort("the look at tape and modes")
+    @best_effort("the inspection of graph and modes")
     def _inspect(self, row: PendingRow, *, is_validated: bool, is_non_finite: bool) -> None:
         if (facts := self._context.facts) is not None:
             step = row.builder.step

@@ -145,7 +145,7 @@ def build_monitor(
         schedule=schedule,
         accumulate=accumulate,
         measure_clipped=hooked,
-        facts=_or_none("the look at tape and modes", make_facts),
+        facts=_or_none("the inspection of graph and modes", make_facts),
         hooked=hooked,
         hooks=[hook for attach_hooks in attach for hook in attach_hooks()],
         keeper=keeper,

@@ -65,11 +65,11 @@ FAULTS = {
     "the probe of updates": [(UpdateProbe, "before"), (UpdateProbe, "after")],
     "the probe of activations": [(ActivationProbe, "arm"), (ActivationProbe, "read")],
     "the histograms": [(HistogramProbe, "read")],
-    "the look at tape and modes": [(Facts, "read")],
+    "the inspection of graph and modes": [(Facts, "read")],
     "the batch hash": [(batch_reader, "native_hash")],
     "the peak memory": [(host_stats, "peak_memory")],
     "the loss": [(host_stats, "to_number")],
-    "the look at the optimizer": [(parameter_readings.LearningRates, "read")],
+    "the reading of updates": [(parameter_readings.LearningRates, "read")],
     "the recording": [(History, "taking"), (Pipeline, "feed")],
     "the diagnosis": [(Pipeline, "close")],
 }

@@ -1,7 +1,7 @@
-"""`gradwatch train` records most steps by the shortest way, too, and their rows are those of the long one."""
+"""`gradwatch train` takes the fast path for most steps, and their rows are bit-identical to those of the full path."""
 
+import fast_path_steps
 import pytest
-import shortest
 
 from gradwatch.config.load import load_config
 from gradwatch.monitor.readings.optimizer_tracker import OptimizerTracker
@@ -28,8 +28,8 @@ CHANGES = {
 
 @pytest.fixture
 def plain(monkeypatch):
-    """Return the steps that are recorded by the shortest way, as they come."""
-    return shortest.steps_of(monkeypatch)
+    """Return the steps that are recorded on the fast path, as they come."""
+    return fast_path_steps.steps_of(monkeypatch)
 
 
 def trained(folder, changes):
@@ -41,20 +41,20 @@ def trained(folder, changes):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
-def test_a_row_is_the_same_by_the_shortest_way_and_by_the_long_one(changes, plain, monkeypatch, tmp_path):
+def test_a_row_is_the_same_on_the_fast_path_and_on_the_full_path(changes, plain, monkeypatch, tmp_path):
     short = trained(tmp_path / "short", changes)
     seen = len(plain)
     monkeypatch.setattr(OptimizerTracker, "fast_path", lambda *_, **__: None)
     long = trained(tmp_path / "long", changes)
 
     assert len(plain) == seen, "the long way was to be taken"
-    shortest.assert_alike(short, long, but=CLOCKS)
+    fast_path_steps.assert_alike(short, long, but=CLOCKS)
     assert [f.to_json() for f in short.findings] == [f.to_json() for f in long.findings]
 
 
 @pytest.mark.filterwarnings("ignore:train.accumulate")
 @pytest.mark.parametrize("name", ["adamw", "own", "clipped", "clipped by value", "line search"])
-def test_steps_at_which_nothing_is_sampled_go_the_shortest_way(name, plain, tmp_path):
+def test_steps_at_which_nothing_is_sampled_take_the_fast_path(name, plain, tmp_path):
     history = trained(tmp_path / "run", CHANGES[name])
 
     assert len(set(plain)) > 0.6 * len(history.run)

@@ -85,7 +85,7 @@ class BatchReader:
             statistics["samples_per_s"] = 1e3 * samples / run["step_ms"]
         return BatchReading(statistics, parts, readings)
 
-    @best_effort("the look at samples")
+    @best_effort("the comparison of batches")
     def _compare(self, batch: Any, step: int) -> None:
         for event in self._samples.look(batch, step=step):
             self._context.pipeline.note(event)

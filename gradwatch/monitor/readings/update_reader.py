@@ -68,7 +68,7 @@ class UpdateReader:
         if self.due.updates or is_capturing(tracker.params):
             self.keep_weights(tracker)
 
-    @best_effort("the look at the optimizer")
+    @best_effort("the reading of updates")
     def _read_before_update(self, tracker: OptimizerTracker) -> None:
         inverse_scale = self._read_settings(tracker)
         if tracker.is_observed:
@@ -118,7 +118,7 @@ class UpdateReader:
             self.read_updates([tracker])
         tracker.is_observed = False
 
-    @best_effort("the look at the optimizer")
+    @best_effort("the reading of updates")
     def _read_after_update(self, tracker: OptimizerTracker) -> None:
         if tracker.awaits_closure and not tracker.is_awaiting_step:
             if not tracker.is_observed:
@@ -142,7 +142,7 @@ class UpdateReader:
     def _observed_norm(self, tracker: OptimizerTracker) -> float | None:
         return tracker.norm() if self._read_gradients(tracker) else None
 
-    @best_effort("the look at a skipped update")
+    @best_effort("the reading of skipped updates")
     def read_skipped(self, trackers: Sequence[OptimizerTracker]) -> None:
         """Read the gradients of an update that was skipped, as far as the loop has not cleared them."""
         self.settings["loss_scale"] = self._loss_scale.wait()

@@ -1,4 +1,4 @@
-"""The plain step: most steps are recorded by the shortest way, and their rows are those of the long one."""
+"""The fast path records most steps, and its rows are bit-identical to those of the full path."""
 
 import gc
 import itertools
@@ -7,9 +7,9 @@ import sys
 import time
 import weakref
 
+import fast_path_steps
 import numpy as np
 import pytest
-import shortest
 import torch
 from end_to_end.watch.loops import batches, loss_of, make
 from torch import nn
@@ -169,17 +169,17 @@ def named(argument):
 
 @pytest.mark.filterwarnings("ignore:gradwatch")
 @pytest.mark.parametrize(("update", "made"), list(itertools.product(UPDATES, MODELS)), ids=named)
-def test_a_row_is_the_same_by_the_shortest_way_and_by_the_long_one(update, made, monkeypatch):
+def test_a_row_is_the_same_on_the_fast_path_and_on_the_full_path(update, made, monkeypatch):
     short, weights = trained(update, *made)
     monkeypatch.setattr(OptimizerTracker, "fast_path", lambda *_, **__: None)
     long, expected = trained(update, *made)
 
     assert all(torch.equal(a, b) for a, b in zip(weights, expected, strict=True))
-    shortest.assert_alike(short, long, but=TIMES)
+    fast_path_steps.assert_alike(short, long, but=TIMES)
 
 
-def test_the_total_norm_of_a_plain_step_is_that_of_the_long_way_to_the_last_bit(monkeypatch):
-    plain, rng = shortest.steps_of(monkeypatch), np.random.default_rng(0)
+def test_the_total_norm_of_the_fast_path_is_bit_identical_to_that_of_the_full_path(monkeypatch):
+    plain, rng = fast_path_steps.steps_of(monkeypatch), np.random.default_rng(0)
     params = nn.ParameterList([nn.Parameter(torch.zeros(())) for _ in range(90)])
     optimizer = torch.optim.SGD(params, lr=0.0)
     spreads = (0.0, 0.1, 3.0, 20.0)  # of logarithms: sums of numbers that are alike end in ties of rounding
@@ -200,8 +200,8 @@ def test_the_total_norm_of_a_plain_step_is_that_of_the_long_way_to_the_last_bit(
 
 @pytest.mark.parametrize("update", [usual, clipped, with_views_by_name])
 @pytest.mark.parametrize("make_optimizer", [sgd, adamw, watched])
-def test_steps_at_which_nothing_is_sampled_go_the_shortest_way(update, make_optimizer, monkeypatch):
-    plain = shortest.steps_of(monkeypatch)
+def test_steps_at_which_nothing_is_sampled_take_the_fast_path(update, make_optimizer, monkeypatch):
+    plain = fast_path_steps.steps_of(monkeypatch)
 
     trained(update, make, make_optimizer)
 
@@ -210,7 +210,7 @@ def test_steps_at_which_nothing_is_sampled_go_the_shortest_way(update, make_opti
 
 
 @pytest.mark.parametrize("make_optimizer", [adamw, watched])
-def test_a_thousand_plain_steps_hold_on_to_nothing(make_optimizer):
+def test_a_thousand_steps_on_the_fast_path_hold_on_to_nothing(make_optimizer):
     model = make()
     optimizer, (x, y) = make_optimizer(model), next(batches(1))
     monitor = gradwatch.watch(model, optimizer, schedule=Schedule(updates=0, activations=0, histograms=0))

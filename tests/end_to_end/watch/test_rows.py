@@ -164,7 +164,7 @@ def test_calls_for_each_micro_batch_make_one_row_per_update(says_so):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     options = {"accumulate": 4} if says_so else {}
     losses = []
-    says = contextlib.nullcontext() if says_so else pytest.warns(RuntimeWarning, match="once in 4 calls of step")
+    says = contextlib.nullcontext() if says_so else pytest.warns(RuntimeWarning, match="runs once per 4 calls")
     with says, gradwatch.watch(model, optimizer, schedule=EVERY, **options) as monitor:
         for i, (x, y) in enumerate(batches(40)):
             loss = loss_of(model, x, y)

@@ -1,4 +1,4 @@
-"""What tests of the shortest way share: which steps went it, and that its rows are those of the long one."""
+"""Helpers of the tests of the fast path: which steps take it, and that its rows are those of the full path."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from gradwatch.monitor.fast_path import FastPath
 
 
 def steps_of(monkeypatch):
-    """Return a list that grows by the steps which are recorded by the shortest way, from now on."""
+    """Return a list that grows by the steps that the fast path records."""
     steps, gather = [], FastPath.gather
 
     def noting(self):
