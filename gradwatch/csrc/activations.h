@@ -35,7 +35,7 @@ static int collapse(const DLTensor *t, int first, int last, size_t *length, int6
     return 1;
 }
 
-/* Cut a tensor down to its leading samples: at most so many values, of one sample where need be. */
+/* Cut a tensor to its leading samples: to `most` values, if necessary of a single sample. */
 static void keep_leading(DLTensor *t, int64_t most)
 {
     int64_t size = 1;

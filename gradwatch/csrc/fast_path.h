@@ -20,6 +20,7 @@
 #ifndef GRADWATCH_FAST_PATH_H
 #define GRADWATCH_FAST_PATH_H
 
+#include <assert.h>
 #include <structmember.h>
 
 #include "batch_hash.h"
@@ -309,6 +310,7 @@ static void write_run(FastPath *self, double loss, const Batch *batch, double gi
 /* Add the current row to the block, and go on with the next. */
 static void finish_row(FastPath *self, double began, double now)
 {
+    assert(self->filled < self->capacity && self->step < self->until); /* `start` and `append` see to it */
     current_run(self)[self->columns[WATCH_MS]] = 1e3 * (self->carried_s + self->hooks_s + now - began);
     self->steps[self->filled] = self->step;
     self->walls[self->filled] = now - self->row_ended;

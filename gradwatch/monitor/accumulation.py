@@ -59,8 +59,8 @@ class AccumulationTracker:
             self._accumulate *= interval
             calls = self._accumulate
             text = (
-                f"`optimizer.step()` runs once per {calls} calls of `monitor.step()`; they are now merged into one row. "
-                f"Call `monitor.step()` only after `optimizer.step()`, or pass `accumulate={calls}`."
+                f"`optimizer.step()` runs once per {calls} calls of `monitor.step()`; they are now merged into one "
+                f"row. Call `monitor.step()` only after `optimizer.step()`, or pass `accumulate={calls}`."
             )
             warn_once(self, "accumulation", text)
         self._interval = interval

@@ -76,7 +76,7 @@ INLINE float over(float x, float divisor, float inverse, int fused)
     return fabsf(near) <= FLT_MAX ? exact : near;
 }
 
-/* The same of an x that is not negative: then Inf, whose remainder is NaN, is told apart by taking a minimum. */
+/* The same of an x that is not negative: then Inf, whose remainder is NaN, is distinguished by taking a minimum. */
 INLINE float root_over(float x, float divisor, float inverse, int fused)
 {
     if (!fused)

@@ -192,7 +192,7 @@ INLINE uint64_t count_nonfinite(const void *data, size_t n, Kind kind)
     return count;
 }
 
-/* Mean and squared deviations from it, read anew in double, from sums whose mean is about right. */
+/* Mean and squared deviations from it, read again in double, from sums whose mean is about right. */
 INLINE void refine(const void *data, size_t n, Kind kind, Totals *totals)
 {
     double mean = totals->sum / (double)n;
