@@ -103,21 +103,13 @@ def build_monitor(
 ) -> Monitor:
     """Return a monitor, with everything hooked in order: probes, inspections, other hooks, optimizers.
 
+    The other arguments are those of `Monitor`.
+
     Args:
-        params: The parameters to watch, in the order of the history's layers.
-        pipeline: Where rows go.
         models: The models by name.
-        optimizers: The optimizers.
-        activations: Probe of the activations, or None.
         layout_writer: Writes the layout of the history again if it changes, or None.
-        scaler: The loop's GradScaler, or None.
-        schedule: When the sampled statistics are measured.
-        accumulate: As in `Monitor`.
         loss_fn: The loss function, if it is known.
-        hooked: As in `Monitor`.
         attach: Attach other hooks, which are removed with the monitor's own.
-        keeper: Keeps the state before each step, or None.
-        run_dir: The run directory; None if the history is only in memory.
     """
     history = pipeline.history
     if activations and not len(history.param):
