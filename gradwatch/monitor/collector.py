@@ -26,7 +26,7 @@ from gradwatch.monitor.host_stats import number
 from gradwatch.monitor.optimizer_tracker import Counted, Part, parts_of, total_norm
 from gradwatch.monitor.row import Leaving, Left, as_histograms, reconciled
 from gradwatch.probe.activations.probe import ActivationProbe
-from gradwatch.probe.activations.silent_units import Silence
+from gradwatch.probe.activations.silent_units import SilentUnits
 from gradwatch.probe.device.sync import is_capturing, to_float, to_host
 from gradwatch.probe.device.transfer_queue import DeviceClock, Values
 
@@ -81,7 +81,7 @@ class Collector:
         self._num_layers = len(params)
         self._known = {id(p) for p in params}
         self._activations = activations
-        self.silence = Silence()
+        self.silence = SilentUnits()
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.has_optimizers, self.has_scaler = bool(self._parts), self._scaler is not None
         self._scale = 1.0

@@ -23,7 +23,7 @@ from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.probe.batches.batch_hash import checksums, finite_flag, joined
 from gradwatch.probe.device.transfer_queue import Post, Values
 from gradwatch.probe.gradients.micro_batch import MicroBatchProbe
-from gradwatch.probe.inspections import Facts
+from gradwatch.probe.inspections import Inspections
 
 
 @final
@@ -97,8 +97,8 @@ class LateWay:
         collector: Collector,
         budget: Budget,
         notes: Notes,
-        facts: Facts | None,
-        note_facts: Callable[[Facts, Tensor | float | None], object],
+        facts: Inspections | None,
+        note_facts: Callable[[Inspections, Tensor | float | None], object],
         micro: MicroBatchProbe | None,
         warned: set[str],
     ) -> None:
@@ -210,7 +210,7 @@ class LateWay:
         histograms = row.histograms(late.step)
         self._pipeline.feed(late.step, run=run, param_SL=row.row_SL, act_SL=row.act_SA, histograms=histograms)
 
-    @dispensable("the look at tape and modes")
-    def _note_spoilt(self, facts: Facts, late: LateRow) -> None:
-        for event in facts.read(late.loss, step=late.step, is_validated=False, is_spoilt=True):
+    @dispensable("the inspection of autograd graph and modes")
+    def _note_spoilt(self, facts: Inspections, late: LateRow) -> None:
+        for event in facts.read(late.loss, step=late.step, is_validated=False, is_non_finite=True):
             self._pipeline.note(event)

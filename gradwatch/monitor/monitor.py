@@ -29,9 +29,9 @@ from gradwatch.monitor.one_time_events import Notes
 from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.probe.activations.probe import ActivationProbe
 from gradwatch.probe.batches.batch_hash import hash_batch, is_finite
-from gradwatch.probe.batches.repeated_samples import Samples
+from gradwatch.probe.batches.repeated_samples import RepeatedSamples
 from gradwatch.probe.gradients.micro_batch import MicroBatchProbe
-from gradwatch.probe.inspections import Facts
+from gradwatch.probe.inspections import Inspections
 from gradwatch.records import Diagnosis, Finding
 
 MEMORY_EVERY_S = 1.0  # from one look at the peak memory to the next: after it, a step goes the long way, 0.3 ms
@@ -80,7 +80,7 @@ class Monitor:
         schedule: Schedule = Schedule(),  # noqa: B008 - frozen
         accumulate: int = 1,
         measure_clipped: bool = False,
-        facts: Facts | None = None,
+        facts: Inspections | None = None,
         hooked: bool = True,
         hooks: Sequence[RemovableHandle] = (),
         keeper: StepSnapshotter | None = None,
@@ -111,7 +111,7 @@ class Monitor:
         self._cuda = next((p.device for p in params if p.device.type == "cuda"), None)
         self._memory, self._looked = math.nan, -math.inf
         self._facts = facts
-        self._samples = Samples()
+        self._samples = RepeatedSamples()
         self._hooks = [*hooks, *(self._micro.attach() if self._micro else ())]
         self._keeper = keeper
         self._is_closed = False
@@ -230,7 +230,7 @@ class Monitor:
         native = self._plain.native
         native.memory, native.carried_s = self._peak_memory(), self._fed_s
         native.ended, native.recorded = self._ended, self._recorded
-        glance = None if facts is None or facts.is_over(step) else facts.pass_by
+        glance = None if facts is None or facts.is_over(step) else facts.skip_step
         self._plain.arm(step, until=until, found=self._found, glance=glance, deadline=self._ended + MEMORY_EVERY_S)
         self._collector.go_plainly()
         self._is_ahead = True
@@ -406,12 +406,12 @@ class Monitor:
                 updates = self._updates + self._collector.is_updated
                 self._notes.validation(value, step=self._step, updates=updates)
 
-    @dispensable("the look at tape and modes")
-    def _note_facts(self, facts: Facts, loss: Tensor | float | None) -> None:
+    @dispensable("the inspection of autograd graph and modes")
+    def _note_facts(self, facts: Inspections, loss: Tensor | float | None) -> None:
         norm = 0.0 if self._collector.has_scaler else self._run["grad_norm.before_clip"]  # scalers overflow by design
         is_spoilt = not (math.isfinite(self._run.get("loss", 0.0)) and math.isfinite(norm))
         is_validated = "val_loss" in self._run
-        for event in facts.read(loss, step=self._step, is_validated=is_validated, is_spoilt=is_spoilt):
+        for event in facts.read(loss, step=self._step, is_validated=is_validated, is_non_finite=is_spoilt):
             self.pipeline.note(event)
 
     def _late_way(self) -> LateWay:
@@ -465,7 +465,7 @@ class Monitor:
 
     @dispensable("the look at samples")
     def _compare_batch(self, batch: Any) -> None:
-        for event in self._samples.look(batch, step=self._step):
+        for event in self._samples.inspect(batch, step=self._step):
             self.pipeline.note(event)
 
     def _peak_memory(self) -> float:

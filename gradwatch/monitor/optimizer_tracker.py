@@ -21,14 +21,14 @@ from gradwatch.history.store import Floats
 from gradwatch.monitor.budget import Turn
 from gradwatch.monitor.fast_path import Begun, Hook, PlainSteps
 from gradwatch.optim.instrumented import Watched
-from gradwatch.probe.device.backend import choose
+from gradwatch.probe.device.backend import select_backend
 from gradwatch.probe.device.sync import is_capturing, on_device, to_float, to_host
 from gradwatch.probe.device.transfer_queue import Values
 from gradwatch.probe.gradients import histograms
 from gradwatch.probe.gradients.histograms import HistogramProbe
 from gradwatch.probe.gradients.statistics import GradientProbe
-from gradwatch.probe.updates.from_copy import UpdateProbe
-from gradwatch.probe.updates.from_moments import TraceProbe
+from gradwatch.probe.updates.from_copy import CopyUpdateProbe
+from gradwatch.probe.updates.from_moments import MomentUpdateProbe
 
 GRAD = slice(0, 6)
 LINEAR = slice(0, 4)  # those of them that grow with the gradient: norm, largest magnitude, mean, deviation
@@ -93,8 +93,8 @@ class Part:
         # groups that are added later have no place in the history
         self._rates = [f"lr.{i}" for i in range(first_group, first_group + len(optimizer.param_groups))]
         self._gradients = GradientProbe(params)
-        self._updates = UpdateProbe(params)
-        self._traces = TraceProbe(params, optimizer)
+        self._updates = CopyUpdateProbe(params)
+        self._traces = MomentUpdateProbe(params, optimizer)
         self._histograms = HistogramProbe(params)
         self._shares: dict[int, list[slice]] = {}
         self._counted_KB: Tensor | None = None
@@ -182,7 +182,7 @@ class Part:
             after: The same after it.
             hooked: Whether these are hooks: only then can a watched optimizer be the one that reads.
         """
-        extension, scaled = choose(), ("grad_scale", "found_inf")
+        extension, scaled = select_backend(), ("grad_scale", "found_inf")
         if extension is None or not self._is_direct or any(hasattr(type(self.optimizer), name) for name in scaled):
             return None
         own_SL = None if self._watched is None or not hooked else self._own_grad_SL

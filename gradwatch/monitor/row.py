@@ -16,7 +16,7 @@ from gradwatch.history.store import Floats, Histograms
 from gradwatch.monitor.host_stats import ROUNDING
 from gradwatch.monitor.optimizer_tracker import LINEAR, Arrived, Counted, Part, total_norm
 from gradwatch.probe.activations.bitmask import packed
-from gradwatch.probe.activations.silent_units import Silence
+from gradwatch.probe.activations.silent_units import SilentUnits
 from gradwatch.probe.device.transfer_queue import Values
 from gradwatch.probe.gradients.histograms import bin_edges
 
@@ -86,7 +86,7 @@ class Leaving:
     norms: Sequence[tuple[float, float | None]]
     turns: Sequence[NDArray[np.intp]]
     num_modules: int
-    silence: Silence
+    silence: SilentUnits
 
     def __call__(self, values: Values) -> Left:
         """Return the row, whole."""

@@ -30,9 +30,9 @@ from gradwatch.monitor.best_effort import switch_off
 from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.probe.activations.probe import ActivationProbe
 from gradwatch.probe.device.dtensor import is_distributed
-from gradwatch.probe.gradients.zero_grad import Leftovers
-from gradwatch.probe.inspections import Facts
-from gradwatch.probe.parameters import describe, named_modules
+from gradwatch.probe.gradients.zero_grad import ZeroGradCheck
+from gradwatch.probe.inspections import Inspections
+from gradwatch.probe.parameters import list_parameters, named_modules
 from gradwatch.records import ActivationInfo, Event, Finding, RunInfo
 from gradwatch.render import Sink
 
@@ -76,7 +76,7 @@ def watch(
         scaler: The loop's GradScaler, if it has one.
         accumulate: Micro-batches per optimizer step. `monitor.step` may be called for each of them.
         loss_fn: The loss function: its name stands in the run, and where it is a module and the loop hands its loss
-            over as a plain number, the tape is read behind it.
+            over as a plain number, the autograd graph is read behind it.
         total_steps: Planned optimizer steps, where known.
         schedule: When the sampled statistics are measured.
         detect: Thresholds by kind, as in a config's `detect` section.
@@ -118,7 +118,7 @@ def watch(
         activations.find_functions(functools.partial(lay_out, history, pipeline, recorder))
     keeper = _keeper(record, directory, models, optimizers=optimizers, scaler=scaler, is_sharded=is_sharded)
     names = {param: layer.name for param, layer in zip(params, info.layers, strict=True)}
-    leftovers = Leftovers(optimizers, pipeline.note, names=names)
+    zero_grad = ZeroGradCheck(optimizers, pipeline.note, names=names)
     return Monitor(
         params,
         optimizers=optimizers,
@@ -128,7 +128,7 @@ def watch(
         schedule=schedule,
         accumulate=accumulate,
         measure_clipped=True,
-        facts=_facts(models, params, info, optimizers, loss_fn=loss_fn, activations=activations, leftovers=leftovers),
+        facts=_facts(models, params, info, optimizers, loss_fn=loss_fn, activations=activations, zero_grad=zero_grad),
         hooks=[
             *_AutocastHook(functools.partial(_change_precision, history, recorder)).attach(models),
             *(keeper.attach() if keeper else ()),
@@ -190,7 +190,7 @@ def inspect(
     loss_fn: Callable[..., Any] | None = None,
 ) -> tuple[list[Tensor], RunInfo]:
     """Return the parameters to watch, and what their history is a history of."""
-    params, layers = describe(models, optimizers)
+    params, layers = list_parameters(models, optimizers)
     info = RunInfo(
         name=name,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -253,22 +253,22 @@ def _facts(
     *,
     loss_fn: Callable[..., Any] | None,
     activations: ActivationProbe | None,
-    leftovers: Leftovers,
-) -> Facts | None:
-    """Return a probe of tape and modes, or None and a warning where the model takes no hooks."""
+    zero_grad: ZeroGradCheck,
+) -> Inspections | None:
+    """Return a probe of autograd graph and modes, or None and a warning where the model takes no hooks."""
     try:
-        return Facts(
+        return Inspections(
             models,
             params=params,
             layers=info.layers,
             optimizers=optimizers,
             loss_fn=loss_fn,
             recurrences=activations.recurrences if activations else None,
-            pairings=activations.pairings if activations else None,
-            leftovers=leftovers,
+            target_match=activations.target_match if activations else None,
+            zero_grad=zero_grad,
         )
     except Exception as error:  # as above
-        text = f"the look at tape and modes is switched off: {type(error).__name__}: {error}"
+        text = f"the inspection of autograd graph and modes is switched off: {type(error).__name__}: {error}"
         warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=3)
         return None
 

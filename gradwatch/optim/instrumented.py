@@ -130,7 +130,7 @@ class Watched(Optimizer, ABC):
 
     def _move(self, scale: Tensor | None, *, is_skipped: bool) -> list[Tensor] | str:
         """Step natively; return the parameters that moved, or why nothing was done."""
-        native = kernels.choose()
+        native = kernels.select_backend()
         if native is None:
             return "the C extension is not there"
         gradients_SL, changes_2L = self.gradients_SL, self.changes_2L

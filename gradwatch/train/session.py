@@ -26,7 +26,7 @@ from gradwatch.monitor import Monitor, Schedule
 from gradwatch.monitor.watch import inspect, lay_out
 from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.probe.activations.probe import ActivationProbe
-from gradwatch.probe.inspections import Facts
+from gradwatch.probe.inspections import Inspections
 from gradwatch.records import ActivationInfo, Diagnosis, RunInfo
 from gradwatch.render import LogFormat
 from gradwatch.state.rng import random_state, set_random_state
@@ -196,13 +196,13 @@ class Session:
     def _monitor(self, params: Sequence[Tensor], pipeline: Pipeline, *, activations: ActivationProbe | None) -> Monitor:
         """Return a monitor without hooks on the optimizer: this loop tells it when gradients are complete."""
         watch = self.config.watch
-        facts = Facts(
+        facts = Inspections(
             {"": self.model},
             params=params,
             layers=pipeline.history.info.layers,
             optimizers=[self.optimizer],
             recurrences=activations.recurrences if activations else None,
-            pairings=activations.pairings if activations else None,
+            target_match=activations.target_match if activations else None,
             known=pipeline.history.events,
             hooked=False,
         )

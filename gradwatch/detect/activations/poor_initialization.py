@@ -271,7 +271,7 @@ def _gains(history: History) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """
     infos, l2_L = history.info.layers, history.param.window("weight.l2")[0]
     inputs_L = np.array([_fan_in(info) if _counts(infos, i) else math.nan for i, info in enumerate(infos)])
-    for event in noted(history, "tape-matrix"):
+    for event in noted(history, "graph-matrix"):
         weight = int(event.values["weight"])
         inputs_L[weight] = math.nan if _is_normalised(infos, weight) else event.values["inputs"]
     mean_L = np.zeros(len(infos))
@@ -327,7 +327,7 @@ def _embedding_gains(history: History) -> np.ndarray[tuple[int], np.dtype[np.flo
     for event in noted(history, PRODUCT):
         pair = [int(event.values["first"]), int(event.values["second"])]
         gain_L[pair] = np.fmax(gain_L[pair], math.prod(rms_L[pair]) * math.sqrt(event.values["dimension"]))
-    for event in noted(history, "tape-tied-embedding"):
+    for event in noted(history, "graph-tied-embedding"):
         if event.values["normalised"]:
             weight = int(event.values["weight"])
             gain_L[weight] = rms_L[weight] * math.sqrt(event.values["dimension"])
@@ -359,7 +359,7 @@ def _one_sided(*, mean: float, inputs: int = 64, is_one: bool = False) -> tuple[
     made.info = replace(made.info, layers=tuple(infos))
     for i in weights:
         made.note("weights-offset", layer=infos[i].name, values={"place": i, "mean": mean})
-        made.note("tape-matrix", layer=infos[i].name, values={"weight": i, "inputs": inputs})
+        made.note("graph-matrix", layer=infos[i].name, values={"weight": i, "inputs": inputs})
     return edited(made.history(), "weight.l2", 0.577 * 64, layers=weights), made.names(weights)
 
 

@@ -25,10 +25,10 @@ from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.history.table import Steps
 from gradwatch.records import Finding, Quantity, Severity
 
-MISLAID = ("tape-broadcast", "tape-mixed")
+MISLAID = ("graph-broadcast", "graph-mixed")
 """Events of a loss that compares every prediction with every target, or scores of several places with one target."""
 
-OPPONENT = "tape-opponent"
+OPPONENT = "graph-adversary"
 """Event of another learner between the model and the loss."""
 
 UNPAIRED, PAIRED = "outputs-unpaired", "outputs-paired"

@@ -17,7 +17,7 @@ from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Event, Finding, Quantity
 
-KINDS = ("tape-probabilities", "tape-scores", "tape-over-batch")
+KINDS = ("graph-probabilities", "graph-scores", "graph-over-batch")
 
 
 @final
@@ -90,19 +90,19 @@ class ProbabilitiesIntoLoss:
         text = "the loss applies a softmax to what is a probability already: it cannot fall below 1.46"
         layer = "layers.11"
         softmax = Synthetic(steps=20).note(
-            "tape-probabilities", layer=layer, text=text, values={"classes": 10, "floor": 1.46}
+            "graph-probabilities", layer=layer, text=text, values={"classes": 10, "floor": 1.46}
         )
         yield Example("a softmax before a cross entropy", softmax.history(), (layer,))
         text = "the loss expects log-probabilities and gets raw scores"
-        raw = Synthetic(steps=20).note("tape-scores", step=1, layer=layer, text=text)
+        raw = Synthetic(steps=20).note("graph-scores", step=1, layer=layer, text=text)
         yield Example("raw scores into a negative log-likelihood", raw.history(), (layer,))
         text = "the softmax goes over the 64 samples of the batch, not over the classes"
-        batch = Synthetic(steps=20).note("tape-over-batch", layer=layer, text=text, values={"samples": 64.0})
+        batch = Synthetic(steps=20).note("graph-over-batch", layer=layer, text=text, values={"samples": 64.0})
         yield Example("a log-softmax over dimension 0", batch.history(), (layer,))
         yield Example("a healthy run", Synthetic(steps=20).history())
         text = "the log of a softmax or sigmoid rounds to log(0)"
-        logarithm = Synthetic(steps=20).note("tape-log-of-softmax", layer=layer, text=text)
+        logarithm = Synthetic(steps=20).note("graph-log-of-softmax", layer=layer, text=text)
         yield Example("the log of a softmax is right, if not stable", logarithm.history())
         text = "a softmax over a single value is 1, whatever the value"
-        single = Synthetic(steps=20).note("tape-constant", layer="layers.3", text=text)
+        single = Synthetic(steps=20).note("graph-constant", layer="layers.3", text=text)
         yield Example("an attention over a single position", single.history())

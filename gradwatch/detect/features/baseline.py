@@ -14,7 +14,7 @@ from gradwatch.history.store import History
 STEPS = 16
 """First recorded steps that count as the beginning."""
 
-CHANCE = "tape-chance"
+CHANCE = "graph-chance"
 """Event of a loss that is a cross entropy: how many classes there are, and what one nat per sample comes to."""
 
 _known: WeakKeyDictionary[History, dict[str, Floats]] = WeakKeyDictionary()

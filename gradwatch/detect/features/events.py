@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from gradwatch.history.store import History
 from gradwatch.records import Event
 
-HEADS = "tape-heads"
+HEADS = "graph-heads"
 """Event of several last layers that share what lies before them; its values are their places in the model."""
 
-PRODUCT = "tape-embedding-product"
+PRODUCT = "graph-embedding-product"
 """Event of rows of two tables that are multiplied; its values are the tables' places and the length of a row."""
 
 

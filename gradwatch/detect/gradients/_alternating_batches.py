@@ -15,7 +15,7 @@ from gradwatch.history.store import History
 Pair = tuple[float, float]
 """A number of the batches with small gradients, and one of the others."""
 
-CLASSES = "tape-classes"
+CLASSES = "graph-classes"
 """Event of a loss that is a cross entropy; its layer is the output's bias."""
 
 LENGTH = 48

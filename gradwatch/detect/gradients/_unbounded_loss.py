@@ -30,7 +30,7 @@ LARGER = 1.5
 """Size of the median weight matrix, in units of its first, that shows it to grow along: what leaves a saddle grows out
 of one small layer, and the others stay what they are."""
 
-OPPONENT = "tape-opponent"
+OPPONENT = "graph-adversary"
 """Event of another learner between the model and its loss, who may let it fall."""
 
 NORM = "grad_norm.before_clip"

@@ -23,7 +23,7 @@ from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
 
-SIDE_BY_SIDE = "tape-side-by-side"
+SIDE_BY_SIDE = "graph-side-by-side"
 """Event of modules that are built alike and do not lie behind one another."""
 
 MOST = 0.5

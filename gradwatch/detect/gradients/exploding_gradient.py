@@ -38,10 +38,10 @@ where all outputs shift by the same amount, as with a distance between two outpu
 MOST_OF_IT = 0.7
 """Share of the total norm from which one tensor makes up half of its square, so that the overflow is laid to it."""
 
-RECURRENCE = "tape-recurrence"
+RECURRENCE = "graph-recurrence"
 """Event of a gradient that grows on its way back through the uses of one parameter."""
 
-DERIVATIVE = "tape-derivative"
+DERIVATIVE = "graph-derivative"
 """Event of a loss that may be made of derivatives of the outputs by the inputs: the output's bias is not in these."""
 
 OVERFLOW = 1e18

@@ -33,7 +33,7 @@ SAMPLES = 64
 SHARED = 0.9
 """Zeros of a layer's weights in units of its bias's from which on its units are silent: they then have as many."""
 
-CODEBOOK = "tape-codebook"
+CODEBOOK = "graph-codebook"
 """Event of a table of codes, each of which stands for what it is nearest to."""
 
 STILL = 0.03

@@ -31,13 +31,13 @@ STEPS = 10
 HEALING = 50
 """Steps after which a mild fall that comes from the initialisation is gone, if it goes."""
 
-RECURRENCE = "tape-recurrence"
+RECURRENCE = "graph-recurrence"
 """Event of a gradient that grows or shrinks on its way back through the uses of one parameter."""
 
 PLATEAU = "loss-plateau"
 """Finding that nothing is learned: what lies far back in a sequence need not matter, where something is."""
 
-HIDDEN_SOFTMAX = "tape-hidden-softmax"
+HIDDEN_SOFTMAX = "graph-hidden-softmax"
 """Event of a layer whose activation is a softmax; its values are the weights before and behind it."""
 
 NEGLIGIBLE = 6.0

@@ -14,7 +14,7 @@ LABELS = {
     "rewind": "rewind",
     "batch-left-out": "left out",
     "not-recorded": "not kept",
-    "tape-unread": "not read",
+    "graph-unread": "not read",
     "incident": "incident",
 }
 """Kinds of events that are told, in this order, and what they are called."""

@@ -18,7 +18,7 @@ def test_weights_of_one_module_count_each(large, severity, replay):
     infos = [replace(info, module="mixer", module_type="Mixer") for info in made.info.layers]
     made.info = replace(made.info, layers=tuple(infos))
     for i in range(12):
-        made.note("tape-matrix", layer=infos[i].name, values={"weight": i, "inputs": 64})
+        made.note("graph-matrix", layer=infos[i].name, values={"weight": i, "inputs": 64})
     history = edited(made.history(), "weight.l2", 8.0 * 8, layers=large)
     history = edited(history, "weight.l2", 8.0, layers=tuple(i for i in range(12) if i not in large))
 

@@ -13,7 +13,7 @@ from gradwatch.monitor import Schedule
 from gradwatch.optim.instrumented import Watched
 from gradwatch.pipeline.pipeline import Intake
 from gradwatch.probe.activations.accumulator import Slot
-from gradwatch.probe.updates.from_moments import TraceProbe
+from gradwatch.probe.updates.from_moments import MomentUpdateProbe
 
 SLOW_S = 0.02
 
@@ -44,7 +44,7 @@ def watched_ms(kind, **options):
 @pytest.mark.parametrize(
     ("owner", "name", "kind", "is_slow"),
     [
-        (TraceProbe, "after", torch.optim.AdamW, lambda self: True),
+        (MomentUpdateProbe, "after", torch.optim.AdamW, lambda self: True),
         (Slot, "add", torch.optim.AdamW, lambda self: True),
         (Watched, "_move", optim.AdamW, lambda self: self.changes_2L is not None),
     ],

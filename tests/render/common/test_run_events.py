@@ -17,7 +17,7 @@ REWIND = Event(
     kind="rewind", step=16, text="step 21: the loss became <inf>; went back to step 16, its batch is left out"
 )
 LEFT_OUT = Event(kind="batch-left-out", step=30, text="step 30: the loss became nan; its batch is left out from now on")
-TAPE = Event(kind="tape-probabilities", step=0, text="a softmax goes into a loss that applies its own")
+TAPE = Event(kind="graph-probabilities", step=0, text="a softmax goes into a loss that applies its own")
 
 
 def incident(step):
@@ -48,7 +48,7 @@ def test_what_a_run_did_is_told_in_order_and_facts_of_the_tape_are_not(eventful,
 
 def test_a_loss_that_came_without_its_graph_is_told_with_what_to_hand_over(make_console, written):
     history = Synthetic(layers=3, steps=60).history()
-    history.note(Event(kind="tape-unread", step=1, text=UNREAD))
+    history.note(Event(kind="graph-unread", step=1, text=UNREAD))
 
     console = make_console(width=80)
 
