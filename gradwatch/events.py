@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 from gradwatch.records import Event
 
@@ -206,7 +206,8 @@ RECURRENCE = EventKind(
 UNREAD = EventKind(
     name="graph-unread",
     meaning="The loop handed over only the number of the loss, so its autograd graph was never read.",
-    text="the autograd graph of the loss: the loss came without it; hand over the loss itself, before item() and detach()",
+    text="the autograd graph of the loss: the loss came without it; "
+    "hand over the loss itself, before item() and detach()",
 )
 
 # Parameters.
@@ -428,3 +429,15 @@ BATCH_LEFT_OUT = EventKind(
 
 KINDS: Mapping[str, EventKind] = {kind.name: kind for kind in [*globals().values()] if isinstance(kind, EventKind)}
 """Every kind by its name."""
+
+OLD_NAMES = {"tape-opponent": ADVERSARY.name}
+OLD_PREFIX, PREFIX = "tape-", "graph-"
+"""Names of kinds in runs and checkpoints of gradwatch 0.1."""
+
+
+def read_event(data: Mapping[str, Any]) -> Event:
+    """Return the event that `Event.to_json` wrote, under the present name of its kind."""
+    kind: str = data["kind"]
+    if kind.startswith(OLD_PREFIX):
+        kind = OLD_NAMES.get(kind, PREFIX + kind.removeprefix(OLD_PREFIX))
+    return Event.from_json({**data, "kind": kind})

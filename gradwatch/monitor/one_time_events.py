@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import final
 
+from gradwatch.events import BATCH_FINITE, BATCH_NONFINITE, LOSS_NAN, LOSS_WITHHELD, THINNED, VALIDATIONS_DIFFER
 from gradwatch.records import Event
 
 SAME_LOSS = 1e-3  # of itself: an evaluation in half precision or in another order of summation differs by less
@@ -31,15 +32,14 @@ class Notes:
 
     def nan(self, *, step: int, is_given: bool) -> None:
         """Note a loss of NaN that the loop handed over, or that it handed over none."""
-        kind, what = ("loss-nan", "a loss of NaN") if is_given else ("loss-withheld", "no loss")
-        if self._is_new(kind):
-            self._note(Event(kind=kind, step=step, text=f"the loop handed over {what}"))
+        kind = LOSS_NAN if is_given else LOSS_WITHHELD
+        if self._is_new(kind.name):
+            self._note(kind.emit(step=step))
 
     def batch(self, *, step: int, is_clean: bool) -> None:
         """Note of the first batch whose loss is not finite whether its inputs are."""
         if self._is_new("batch"):
-            kind, text = ("batch-finite", "no") if is_clean else ("batch-nonfinite", "a")
-            self._note(Event(kind=kind, step=step, text=f"{text} value of the inputs is NaN or Inf"))
+            self._note((BATCH_FINITE if is_clean else BATCH_NONFINITE).emit(step=step))
 
     def validation(self, value: float, *, step: int, updates: int) -> None:
         """Note the first validation loss that differs from the one before, of the same weights.
@@ -53,17 +53,15 @@ class Notes:
         self._validated = value, updates
         if updates != updates_before or not abs(value - before) > SAME_LOSS * abs(before):
             return
-        if self._is_new("validations-differ"):
-            text = f"validation gave {before:.6g} and {value:.6g} with the same weights"
-            self._note(Event(kind="validations-differ", step=step, text=text, values={"difference": value - before}))
+        if self._is_new(VALIDATIONS_DIFFER.name):
+            values = {"difference": value - before}
+            self._note(VALIDATIONS_DIFFER.emit(step=step, values=values, before=before, after=value))
 
     def thinned(self, factor: int, *, step: int, budget: float) -> None:
         """Note that what is sampled is measured more seldom than ever before in this run."""
         if factor > self._factor:
             self._factor = factor
-            text = f"to keep to watch.budget, sampled statistics are measured {factor} times more seldom"
-            values = {"factor": float(factor), "budget": budget}
-            self._note(Event(kind="thinned", step=step, text=text, values=values))
+            self._note(THINNED.emit(step=step, values={"factor": factor, "budget": budget}))
 
     def _is_new(self, kind: str) -> bool:
         is_new = kind not in self._noted

@@ -6,14 +6,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from gradwatch.events import (
-    CONSTANT_SOFTMAX,
-    LOG_OF_SOFTMAX,
-    PROBABILITIES,
-    SCORES,
-    SOFTMAX_OVER_BATCH,
-    Observation,
-)
+from gradwatch.events import CONSTANT_SOFTMAX, LOG_OF_SOFTMAX, PROBABILITIES, SCORES, SOFTMAX_OVER_BATCH, Observation
 from gradwatch.probe.graph.graph import Graph, Node, dimension, operation, shape
 from gradwatch.probe.graph.singularities import FRACTIONS, is_log_of_fraction
 

@@ -30,8 +30,8 @@ class UnregisteredParams:
     plain tensor that requires a gradient, and a tensor computed from a parameter; an optimizer that is given
     `model.parameters()` never sees them. The graph holds parameters of other models, too (a critic, a teacher). So a
     parameter counts only if an attribute of this model holds it and nothing has moved it between the two steps: its
-    version counter, which each in-place update raises, and its fingerprint are the same. A tensor that is the input of a
-    layer, such as points at which a solution is differentiated, is no parameter.
+    version counter, which each in-place update raises, and its fingerprint are the same. A tensor that is the input of
+    a layer, such as points at which a solution is differentiated, is no parameter.
 
     Args:
         models: A model, or several by name.

@@ -29,8 +29,8 @@ EVERY_STEPS = 10
 class OutsideMoves:
     """Compares the sum and the norm of each weight that no watched optimizer holds between some steps.
 
-    The first time all weights are read, since a frozen one may thaw; then the trainable ones. A weight that has moved is
-    reported once and not read again. Each process compares its own part of a distributed weight.
+    The first time all weights are read, since a frozen one may thaw; then the trainable ones. A weight that has moved
+    is reported once and not read again. Each process compares its own part of a distributed weight.
 
     Args:
         params: The parameters, in the order of `layers`.
