@@ -90,10 +90,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """A fact about the run that is no statistic: read off the tape, a module in a mode, a rewind, an incident.
+    """An observation that is no statistic: of the autograd graph or of modes, a rewind, an incident. See `events.py`.
 
     Args:
-        kind: What happened, such as `tape-probabilities`.
+        kind: What happened, such as `graph-probabilities`.
         step: Optimizer step that it belongs to.
         layer: Module or parameter name, or None for the whole run.
         text: One sentence for a person.

@@ -28,7 +28,7 @@ def main(rank, folder):
 
     from gradwatch.probe.gradients.histograms import HistogramProbe
     from gradwatch.probe.gradients.statistics import GradientProbe
-    from gradwatch.probe.updates.from_copy import UpdateProbe
+    from gradwatch.probe.updates.from_copy import CopyUpdateProbe
 
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
@@ -39,7 +39,7 @@ def main(rank, folder):
         params[-1].grad = grad_of(params[-1]).detach()
     row_SL = GradientProbe(params).read().numpy()
     counts_LB = HistogramProbe(params).read()[0].numpy()
-    updates = UpdateProbe(params)
+    updates = CopyUpdateProbe(params)
     updates.before()
     with torch.no_grad():
         for param in params:

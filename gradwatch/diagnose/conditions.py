@@ -12,6 +12,17 @@ from gradwatch.diagnose.condition import Condition
 from gradwatch.diagnose.gradient_noise import noise_scale
 from gradwatch.diagnose.graph_notes import layers_of
 from gradwatch.diagnose.run_numbers import RATE_JUMP, USUAL_STEPS, measure_run
+from gradwatch.events import (
+    BATCH_FINITE,
+    BATCH_NONFINITE,
+    BROADCAST,
+    CONSTANT_SOFTMAX,
+    HEADS,
+    LOG_OF_SOFTMAX,
+    SINGULAR,
+    SOFTMAX_OVER_BATCH,
+    UNREGISTERED,
+)
 from gradwatch.history.store import History
 from gradwatch.records import Finding
 
@@ -137,15 +148,15 @@ def _of_norms(history: History, leading: Finding) -> dict[Condition, bool]:
 def _of_events(history: History, leading: Finding) -> dict[Condition, bool]:
     kinds = {event.kind for event in history.events if event.step <= leading.step}
     return {
-        Condition.BROADCAST: "tape-broadcast" in kinds,
-        Condition.SINGULAR_FORMULA: bool(kinds & {"tape-singular", "tape-log-of-softmax"}),
-        Condition.CONSTANT_OUTPUT: "tape-constant" in kinds,
-        Condition.SOFTMAX_OVER_BATCH: "tape-over-batch" in kinds,
-        Condition.SEVERAL_HEADS: "tape-heads" in kinds,
-        Condition.UNREGISTERED: "parameters-unregistered" in kinds,
+        Condition.BROADCAST: BROADCAST.name in kinds,
+        Condition.SINGULAR_FORMULA: bool(kinds & {SINGULAR.name, LOG_OF_SOFTMAX.name}),
+        Condition.CONSTANT_OUTPUT: CONSTANT_SOFTMAX.name in kinds,
+        Condition.SOFTMAX_OVER_BATCH: SOFTMAX_OVER_BATCH.name in kinds,
+        Condition.SEVERAL_HEADS: HEADS.name in kinds,
+        Condition.UNREGISTERED: UNREGISTERED.name in kinds,
         Condition.STATISTICS_DIFFER: not any(kind.startswith("mode-") for kind in kinds),
-        Condition.BAD_BATCH: "batch-nonfinite" in kinds,
-        Condition.GOOD_BATCH: "batch-finite" in kinds,
+        Condition.BAD_BATCH: BATCH_NONFINITE.name in kinds,
+        Condition.GOOD_BATCH: BATCH_FINITE.name in kinds,
     }
 
 

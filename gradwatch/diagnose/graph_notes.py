@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gradwatch.events import BROADCAST, CONSTANT_SOFTMAX, CUT, LOG_OF_SOFTMAX, SINGULAR
 from gradwatch.history.store import History
 from gradwatch.records import Finding, LayerInfo
 
 KINDS = {
-    "non-finite": ("tape-singular", "tape-log-of-softmax"),
-    "no-gradient": ("tape-constant", "tape-cut"),
-    "loss-plateau": ("tape-broadcast",),
+    "non-finite": (SINGULAR, LOG_OF_SOFTMAX),
+    "no-gradient": (CONSTANT_SOFTMAX, CUT),
+    "loss-plateau": (BROADCAST,),
 }
 """Events that add to a kind of finding, the most informative kind first."""
 
@@ -22,8 +23,8 @@ def graph_notes(history: History, leading: Finding) -> list[str]:
     """Return the notes of the autograd graph on a finding, the newest first."""
     before = [event for event in history.events if event.step <= leading.step]
     kinds = KINDS.get(leading.kind, ())
-    events = next((found for kind in kinds if (found := [e for e in before if e.kind == kind])), [])
-    if events and events[0].kind == "tape-cut":
+    events = next((found for kind in kinds if (found := [e for e in before if e.kind == kind.name])), [])
+    if events and events[0].kind == CUT.name:
         affected = layers_of(history, leading.layer)
         places = [place for place, layer in enumerate(history.info.layers) if layer in affected]
         events = [e for e in events if any(e.values["first"] <= place <= e.values["last"] for place in places)]

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch import catalogue
+from gradwatch.events import EVENTS_DROPPED, read_event
 from gradwatch.history import thinning
 from gradwatch.history.table import WINDOW, Floats, Table
 from gradwatch.records import ActivationInfo, Event, Finding, RunInfo
@@ -301,7 +302,7 @@ class History:
         self.act.restore(state["act"])
         self.run.restore(state["run"])
         self._findings[:] = [Finding.from_json(f) for f in state["findings"]]
-        self._events[:] = [Event.from_json(e) for e in state.get("events", ())]  # older checkpoints have none
+        self._events[:] = [read_event(e) for e in state.get("events", ())]  # older checkpoints have none
         self._place.clear()
         self.mark_validation()
 
@@ -368,5 +369,4 @@ class History:
 
 def _events_dropped(step: int) -> Event:
     """Return the event that says that there were more than a history holds."""
-    text = f"there were more than {MAX_EVENTS} events; later ones are not kept"
-    return Event(kind="events-dropped", step=step, text=text)
+    return EVENTS_DROPPED.emit(step=step, limit=MAX_EVENTS)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from gradwatch.events import INCIDENT, NOT_RECORDED
 from gradwatch.incident.recorder import Snapshotter, warrants_incident
 from gradwatch.probe.inert_hook import inert_hook, untraced
 from gradwatch.records import Event, Finding
@@ -97,7 +98,7 @@ class StepSnapshotter:
         event = self._written(step, found) if found and self._random is not None else None
         self._random, self._step = None, step + 1
         if self._refused:
-            event, self._refused = Event(kind="not-recorded", step=step, text=self._refused), ""
+            event, self._refused = NOT_RECORDED.emit(step=step, reason=self._refused), ""
         return event
 
     def _written(self, step: int, findings: Sequence[Finding]) -> Event | None:
@@ -107,7 +108,7 @@ class StepSnapshotter:
         path = self._recorder.write(step=step, findings=findings, facts=facts, state=state)
         if path is None:
             return None
-        return Event(kind="incident", step=step, text=f"incidents/{path.name} holds what step {step} began with")
+        return INCIDENT.emit(step=step, path=f"incidents/{path.name}", content=f"the state before step {step}")
 
     def _state(self) -> dict[str, Any]:
         return {

@@ -10,7 +10,7 @@ from gradwatch.monitor.budget import Budget
 from gradwatch.monitor.one_time_events import OneTimeEvents
 from gradwatch.monitor.overhead import OverheadMeter
 from gradwatch.pipeline.pipeline import Pipeline
-from gradwatch.probe.inspections import Facts
+from gradwatch.probe.inspections import Inspections
 
 
 @final
@@ -36,7 +36,7 @@ class MonitorContext:
     budget: Budget
     meter: OverheadMeter
     events: OneTimeEvents
-    facts: Facts | None
+    facts: Inspections | None
     accumulate: int
     measure_clipped: bool
     is_hooked: bool

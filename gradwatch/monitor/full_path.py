@@ -119,7 +119,7 @@ class FullPath:
             step,
             until=until,
             findings=self._pipeline.found,
-            skip_step=None if facts is None or facts.is_over(step) else facts.pass_by,
+            skip_step=None if facts is None or facts.is_over(step) else facts.skip_step,
             deadline=self._memory.deadline(self._meter.step_began),
         )
         self._collector.enter_fast_path()

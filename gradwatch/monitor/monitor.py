@@ -27,7 +27,7 @@ from gradwatch.monitor.row_queue import RowQueue
 from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.probe.activations.probe import ActivationProbe
 from gradwatch.probe.gradients.micro_batch import MicroBatchProbe
-from gradwatch.probe.inspections import Facts
+from gradwatch.probe.inspections import Inspections
 from gradwatch.records import Diagnosis, Finding
 
 
@@ -73,7 +73,7 @@ class Monitor:
         schedule: Schedule = Schedule(),  # noqa: B008 - frozen
         accumulate: int = 1,
         measure_clipped: bool = False,
-        facts: Facts | None = None,
+        facts: Inspections | None = None,
         hooked: bool = True,
         hooks: Sequence[RemovableHandle] = (),
         keeper: StepSnapshotter | None = None,

@@ -1,13 +1,14 @@
-"""Events that are emitted once per run: a loss of NaN, its batch, validations that disagree."""
+"""What a monitor notes of a run, each kind once: losses of NaN, the batch behind one, validations that disagree."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import final
 
+from gradwatch.events import BATCH_FINITE, BATCH_NONFINITE, LOSS_NAN, LOSS_WITHHELD, THINNED, VALIDATIONS_DIFFER
 from gradwatch.records import Event
 
-SAME_LOSS_TOLERANCE = 1e-3  # relative: evaluations in half precision or in another summation order differ by less
+SAME_LOSS = 1e-3  # of itself: an evaluation in half precision or in another order of summation differs by less
 
 
 @final
@@ -26,44 +27,41 @@ class OneTimeEvents:
 
     @property
     def has_batch(self) -> bool:
-        """Whether `batch` has been called."""
+        """Whether it has been noted if the inputs behind a loss that is not finite were."""
         return "batch" in self._emitted
 
     def nan(self, *, step: int, is_given: bool) -> None:
-        """Emit that the loop passed a loss of NaN, or no loss."""
-        kind, what = ("loss-nan", "a loss of NaN") if is_given else ("loss-withheld", "no loss")
-        if self._is_new(kind):
-            self._emit(Event(kind=kind, step=step, text=f"the loop handed over {what}"))
+        """Note a loss of NaN that the loop handed over, or that it handed over none."""
+        kind = LOSS_NAN if is_given else LOSS_WITHHELD
+        if self._is_new(kind.name):
+            self._emit(kind.emit(step=step))
 
     def batch(self, *, step: int, is_clean: bool) -> None:
-        """Emit whether the inputs are finite, for the first batch whose loss is not."""
+        """Note of the first batch whose loss is not finite whether its inputs are."""
         if self._is_new("batch"):
-            kind, text = ("batch-finite", "no") if is_clean else ("batch-nonfinite", "a")
-            self._emit(Event(kind=kind, step=step, text=f"{text} value of the inputs is NaN or Inf"))
+            self._emit((BATCH_FINITE if is_clean else BATCH_NONFINITE).emit(step=step))
 
     def validation(self, value: float, *, step: int, updates: int) -> None:
-        """Emit the first validation loss that differs from the previous one, with the same weights.
+        """Note the first validation loss that differs from the one before, of the same weights.
 
         Args:
             value: The validation loss.
-            step: Optimizer step in progress.
-            updates: Number of updates so far.
+            step: Optimizer step that is under way.
+            updates: How often an optimizer has stepped.
         """
         before, updates_before = self._validated or (value, updates)
         self._validated = value, updates
-        if updates != updates_before or not abs(value - before) > SAME_LOSS_TOLERANCE * abs(before):
+        if updates != updates_before or not abs(value - before) > SAME_LOSS * abs(before):
             return
-        if self._is_new("validations-differ"):
-            text = f"validation gave {before:.6g} and {value:.6g} with the same weights"
-            self._emit(Event(kind="validations-differ", step=step, text=text, values={"difference": value - before}))
+        if self._is_new(VALIDATIONS_DIFFER.name):
+            values = {"difference": value - before}
+            self._emit(VALIDATIONS_DIFFER.emit(step=step, values=values, before=before, after=value))
 
     def thinned(self, factor: int, *, step: int, budget: float) -> None:
-        """Emit that sampled statistics are measured less often than ever before in this run."""
+        """Note that what is sampled is measured more seldom than ever before in this run."""
         if factor > self._factor:
             self._factor = factor
-            text = f"to keep to watch.budget, sampled statistics are measured {factor} times more seldom"
-            values = {"factor": float(factor), "budget": budget}
-            self._emit(Event(kind="thinned", step=step, text=text, values=values))
+            self._emit(THINNED.emit(step=step, values={"factor": factor, "budget": budget}))
 
     def _is_new(self, kind: str) -> bool:
         is_new = kind not in self._emitted

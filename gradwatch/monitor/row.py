@@ -17,8 +17,8 @@ from torch import Tensor
 from gradwatch import catalogue
 from gradwatch.history.store import Floats, Histograms
 from gradwatch.monitor.host_stats import NORM_TOLERANCE
-from gradwatch.probe.activations.bitmask import Units, packed
-from gradwatch.probe.activations.silent_units import Silence
+from gradwatch.probe.activations.bitmask import UnitMask, packed
+from gradwatch.probe.activations.silent_units import SilentUnits
 from gradwatch.probe.batches.batch_hash import joined
 from gradwatch.probe.device.transfer_queue import Values
 from gradwatch.probe.gradients.histograms import bin_edges
@@ -100,7 +100,7 @@ class RowBuilder:
         step: Optimizer step.
         num_layers: Parameters of the model.
         optimizers: Columns of each optimizer.
-        dead: Units of each activation module that never fired, if the host knows them.
+        dead: UnitMask of each activation module that never fired, if the host knows them.
         num_modules: Number of activation modules.
         silence: Tracks since when units have been silent.
     """
@@ -108,9 +108,9 @@ class RowBuilder:
     step: int
     num_layers: int
     optimizers: Sequence[OptimizerColumns]
-    dead: Sequence[Units | None] | None
+    dead: Sequence[UnitMask | None] | None
     num_modules: int
-    silence: Silence
+    silence: SilentUnits
 
     def build(self, values: Values) -> StepRow:
         """Return the completed row.

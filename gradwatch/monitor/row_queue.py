@@ -90,11 +90,11 @@ class RowQueue:
         norm = 0.0 if self._has_scaler else row.run.get("grad_norm.before_clip", 0.0)
         return math.isfinite(row.run.get("loss", 0.0)) and math.isfinite(norm)
 
-    @best_effort("the inspection of graph and modes")
+    @best_effort("the inspection of autograd graph and modes")
     def _inspect(self, row: PendingRow, *, is_validated: bool, is_non_finite: bool) -> None:
         if (facts := self._context.facts) is not None:
             step = row.builder.step
-            for event in facts.read(row.loss, step=step, is_validated=is_validated, is_spoilt=is_non_finite):
+            for event in facts.read(row.loss, step=step, is_validated=is_validated, is_non_finite=is_non_finite):
                 self._context.pipeline.note(event)
 
     def _feed(self, step: int, row: StepRow, cost: RowCost, *, device_s: float) -> None:

@@ -22,9 +22,9 @@ from gradwatch.monitor.budget import Schedule
 from gradwatch.monitor.monitor import Monitor
 from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.probe.activations.probe import ActivationProbe
-from gradwatch.probe.gradients.zero_grad import Leftovers
-from gradwatch.probe.inspections import Facts
-from gradwatch.probe.parameters import describe
+from gradwatch.probe.gradients.zero_grad import ZeroGradCheck
+from gradwatch.probe.inspections import Inspections
+from gradwatch.probe.parameters import list_parameters
 from gradwatch.records import ActivationInfo, RunInfo
 
 Models = Mapping[str, nn.Module]
@@ -62,7 +62,7 @@ def inspect(
     loss_fn: Callable[..., Any] | None = None,
 ) -> tuple[list[Tensor], RunInfo]:
     """Return the parameters to watch, and the description of the run."""
-    params, layers = describe(models, optimizers)
+    params, layers = list_parameters(models, optimizers)
     info = RunInfo(
         name=name,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -116,15 +116,15 @@ def build_monitor(
         activations.find_functions(functools.partial(lay_out, history, pipeline, layout_writer))
     names = {param: layer.name for param, layer in zip(params, history.info.layers, strict=True)}
     make_facts = functools.partial(
-        Facts,
+        Inspections,
         models,
         params=params,
         layers=history.info.layers,
         optimizers=optimizers,
         loss_fn=loss_fn,
         recurrences=activations.recurrences if activations else None,
-        pairings=activations.pairings if activations else None,
-        leftovers=Leftovers(optimizers, pipeline.note, names=names) if hooked else None,
+        target_match=activations.target_match if activations else None,
+        zero_grad=ZeroGradCheck(optimizers, pipeline.note, names=names) if hooked else None,
         known=history.events,
         hooked=hooked,
     )
@@ -137,7 +137,7 @@ def build_monitor(
         schedule=schedule,
         accumulate=accumulate,
         measure_clipped=hooked,
-        facts=_or_none("the inspection of graph and modes", make_facts),
+        facts=_or_none("the inspection of autograd graph and modes", make_facts),
         hooked=hooked,
         hooks=[hook for attach_hooks in attach for hook in attach_hooks()],
         keeper=keeper,

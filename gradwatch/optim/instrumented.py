@@ -140,7 +140,7 @@ class InstrumentedOptimizer(Optimizer, ABC):
         return loss
 
     def _step_native(self, scale: Tensor | None, *, is_skipped: bool) -> FusedStepResult:
-        native = kernels.choose()
+        native = kernels.select_backend()
         if native is None:
             return FusedStepResult(obstacle="the C extension is not there")
         gradients_SL, changes_2L = self.gradients_SL, self.changes_2L

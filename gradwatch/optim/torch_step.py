@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from gradwatch.probe.device.sync import to_float
 from gradwatch.probe.gradients.statistics import GradientProbe
-from gradwatch.probe.updates.from_copy import UpdateProbe
+from gradwatch.probe.updates.from_copy import CopyUpdateProbe
 
 
 @final
@@ -32,7 +32,7 @@ class TorchStep:
         self._step = step.__wrapped__ if getattr(step, "hooked", False) else step
         self._column_of: Mapping[Tensor, int] = {}
         self._gradients = GradientProbe([])
-        self._updates = UpdateProbe([])
+        self._updates = CopyUpdateProbe([])
 
     def run(
         self,
@@ -54,7 +54,7 @@ class TorchStep:
         """
         if column_of is not self._column_of:
             self._column_of = column_of
-            self._gradients, self._updates = GradientProbe([*column_of]), UpdateProbe([*column_of])
+            self._gradients, self._updates = GradientProbe([*column_of]), CopyUpdateProbe([*column_of])
         grads = [p.grad for group in self._optimizer.param_groups for p in group["params"] if p.grad is not None]
         if scale is not None and not is_skipped:
             for grad in grads:

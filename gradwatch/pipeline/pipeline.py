@@ -15,6 +15,7 @@ import numpy as np
 from gradwatch import catalogue
 from gradwatch.detect import ChoosyDetector, Detector
 from gradwatch.diagnose.rank import diagnose
+from gradwatch.events import NOT_SHOWN
 from gradwatch.history.disk.header import Status
 from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import WINDOW, Floats, Histograms, History, Rows, Sample, joined
@@ -166,8 +167,7 @@ class Intake:
 
     def _own_up(self) -> None:
         """Note how many steps no sink was shown."""
-        text = f"{self._unshown} steps came faster than they could be shown; all of them are recorded"
-        self.note(Event(kind="not-shown", step=self.history.step, text=text, values={"steps": float(self._unshown)}))
+        self.note(NOT_SHOWN.emit(step=self.history.step, values={"steps": self._unshown}))
         self._unshown = 0
 
     def _detect(self, asked: Sequence[Detector]) -> list[Finding]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def tensors_of(value: Any, depth: int = 3) -> Iterator[Tensor]:
-    """Yield the tensors of what a forward pass returned."""
+    """Yield the tensors in the output of a forward pass."""
     if isinstance(value, Tensor):
         yield value
     elif depth and isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Describe a model: its parameters in order, and for each its module and optimizer group."""
+"""List the parameters of a model in order, each with its module and optimizer group."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from torch import nn
 from gradwatch.errors import GradwatchError
 from gradwatch.records import LayerInfo
 
-# Names that wrappers put into the path of a module: torch.compile, activation checkpointing, FSDP.
 _WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
+"""Names that wrappers insert into the path of a module: torch.compile, activation checkpointing, FSDP."""
 
 Models = nn.Module | Mapping[str, nn.Module]
 
 
-def describe(
+def list_parameters(
     models: Models, optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = ()
 ) -> tuple[list[nn.Parameter], tuple[LayerInfo, ...]]:
-    """List every parameter tensor once, in the order of the model, and say what it is.
+    """Return every parameter tensor once, in the order of the model, with its description.
 
     Args:
         models: A model, or several by name; the names prefix those of their parameters.
-        optimizers: One or several; their groups are counted on from one to the next.
+        optimizers: One or several; the groups of the second continue the numbering of the first.
 
     Returns:
-        The parameters, and what they are in the same order. A tied parameter stands where it comes first.
+        The parameters, and their descriptions in the same order. A tied parameter appears at its first place.
     """
     group_of = _groups((optimizers,) if isinstance(optimizers, torch.optim.Optimizer) else optimizers)
     params: dict[nn.Parameter, LayerInfo] = {}
@@ -53,17 +53,21 @@ def describe(
 
 
 def named_modules(models: Models) -> Iterator[tuple[str, nn.Module]]:
-    """Yield each module once, in the order of the model, under the name that it has without wrappers."""
+    """Yield each module once, in the order of the model, with its path without wrappers."""
     seen: set[nn.Module] = set()
     for prefix, model in models.items() if isinstance(models, Mapping) else [("", models)]:
         if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
             model = model.module
         for path, module in model.named_modules(memo=seen):
-            parts = [prefix, *path.split(".")]
-            yield ".".join(part for part in parts if part and part not in _WRAPPERS), module
+            yield without_wrappers(f"{prefix}.{path}"), module
+
+
+def without_wrappers(path: str) -> str:
+    """Return the path of a module or parameter without the names that wrappers of torch insert."""
+    return ".".join(part for part in path.split(".") if part and part not in _WRAPPERS)
 
 
 def _groups(optimizers: Sequence[torch.optim.Optimizer]) -> dict[torch.Tensor, int]:
-    """Return the group of each parameter, counted over all optimizers; the first that holds it where several do."""
+    """Return the group of each parameter, counted over all optimizers; the first one if several hold it."""
     groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
     return {param: i for i, params in reversed([*enumerate(groups)]) for param in params}

@@ -13,7 +13,7 @@ is null, so that every strict parser reads it.
     findings    list of {code, kind, layer, step, severity, message, evidence: [{key, name, value, unit}]}
     diagnoses   list of {cause, cause_id, certainty, severity, because, confirm, source, findings,
                 remedies: [{text, patch}]}
-    events      list of {kind, step, layer, text, values}: rewinds, batches left out, incidents, facts read off the tape
+    events      list of {kind, step, layer, text, values}: rewinds, skipped batches, incidents, graph observations
     incidents   list of {step, replay}: the command that runs the step again, empty for a loop of one's own
 
 and where it was asked for (`diagnose --verify`, `--patch`, `--try`):
@@ -35,6 +35,7 @@ from typing import Any
 
 import numpy as np
 
+from gradwatch.events import INCIDENT
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Severity
 from gradwatch.render.common.run_events import replay
@@ -66,7 +67,7 @@ def document(history: History, diagnoses: Sequence[Diagnosis], *, run: Path | No
         "findings": [f.to_json() for f in history.findings],
         "diagnoses": [d.to_json() for d in diagnoses],
         "events": [e.to_json() for e in history.events],
-        "incidents": [{"step": e.step, "replay": replay(e, run)} for e in history.events if e.kind == "incident"],
+        "incidents": [{"step": e.step, "replay": replay(e, run)} for e in history.events if e.kind == INCIDENT.name],
     }
 
 

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gradwatch.probe.inspections import Facts
-from gradwatch.probe.parameters import describe
+from gradwatch.probe.inspections import Inspections
+from gradwatch.probe.parameters import list_parameters
 
 
 def model_of(layers: int) -> nn.Module:
@@ -37,22 +37,22 @@ def median_us(call: Callable[[], object], *, times: int) -> float:
 def measure(tensors: int) -> str:
     """Return a line of the table for a model of so many parameter tensors."""
     model = model_of(tensors)
-    params, layers = describe(model)
+    params, layers = list_parameters(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
     loss = F.cross_entropy(model(torch.randn(16, 8)), torch.arange(16) % 3)
     loss.backward()
 
     def look() -> None:
-        facts = Facts(model, params=params, layers=layers, optimizers=[])
-        facts.read(loss, step=0, is_validated=False, is_spoilt=False)
+        facts = Inspections(model, params=params, layers=layers, optimizers=[])
+        facts.read(loss, step=0, is_validated=False, is_non_finite=False)
         facts.close()
 
     alone = median_us(optimizer.step, times=200)
-    facts = Facts(model, params=params, layers=layers, optimizers=[optimizer])
+    facts = Inspections(model, params=params, layers=layers, optimizers=[optimizer])
 
     def step() -> None:
         optimizer.step()
-        facts.read(loss, step=100, is_validated=False, is_spoilt=False)
+        facts.read(loss, step=100, is_validated=False, is_non_finite=False)
 
     return f"| {len(params)} | {median_us(look, times=10) / 1e3:.1f} | {median_us(step, times=200) - alone:.1f} |"
 

@@ -107,7 +107,7 @@ def test_a_last_activation_in_its_tail_is_laid_to_targets_that_it_cannot_reach()
 
 def test_a_broadcast_on_the_tape_is_told_from_a_plateau_without_one():
     tape, plain = Synthetic(steps=200).history(), Synthetic(steps=200).history()
-    tape.note(Event(kind="tape-broadcast", step=0))
+    tape.note(Event(kind="graph-broadcast", step=0))
 
     assert top(tape, found("loss-plateau", 0)) == "broadcast-targets"
     assert top(plain, found("loss-plateau", 160)) == "unrelated-loss"

@@ -150,7 +150,7 @@ LOOPS = {
     "two optimizers": two_optimizers,
 }
 KINDS = {"SGD": torch.optim.SGD, "fused AdamW": functools.partial(torch.optim.AdamW, fused=True)}
-if kernels.choose() is not None:
+if kernels.select_backend() is not None:
     KINDS["watched AdamW"] = optim.AdamW
 
 

@@ -21,8 +21,8 @@ from gradwatch.probe.activations.probe import ActivationProbe
 from gradwatch.probe.device.sync import to_host
 from gradwatch.probe.gradients.histograms import HistogramProbe
 from gradwatch.probe.gradients.statistics import GradientProbe
-from gradwatch.probe.inspections import Facts
-from gradwatch.probe.updates.from_copy import UpdateProbe
+from gradwatch.probe.inspections import Inspections
+from gradwatch.probe.updates.from_copy import CopyUpdateProbe
 
 EVERY = Schedule(updates=1, activations=1, histograms=1)
 STEPS = 4
@@ -62,10 +62,10 @@ class Broken:
 
 FAULTS = {
     "the probe of gradients": [(GradientProbe, "read")],
-    "the probe of updates": [(UpdateProbe, "before"), (UpdateProbe, "after")],
+    "the probe of updates": [(CopyUpdateProbe, "before"), (CopyUpdateProbe, "after")],
     "the probe of activations": [(ActivationProbe, "arm"), (ActivationProbe, "read")],
     "the histograms": [(HistogramProbe, "read")],
-    "the inspection of graph and modes": [(Facts, "read")],
+    "the inspection of autograd graph and modes": [(Inspections, "read")],
     "the batch hash": [(batch_reader, "native_hash")],
     "the peak memory": [(host_stats, "peak_memory")],
     "the loss": [(host_stats, "to_number")],

@@ -17,9 +17,9 @@ from gradwatch import optim
 from gradwatch.errors import GradwatchError
 from gradwatch.probe.device import backend as kernels
 from gradwatch.probe.gradients.statistics import GradientProbe
-from gradwatch.probe.updates.from_copy import UpdateProbe
+from gradwatch.probe.updates.from_copy import CopyUpdateProbe
 
-pytestmark = pytest.mark.skipif(kernels.choose() is None, reason="the extension is not built")
+pytestmark = pytest.mark.skipif(kernels.select_backend() is None, reason="the extension is not built")
 
 # Where torch has fused multiply-add, the watched step fuses the same; elsewhere compilers differ in the last bit.
 HAS_SAME_BITS = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
@@ -166,7 +166,7 @@ def test_statistics_have_the_bits_of_the_probes(grad, name, order):
     row_SL = watching(own, ours[:: -1 if order else 1])
     probed = ours[:: -1 if order else 1]
     ours[0].grad, theirs[0].grad = grad.clone(), grad.clone()
-    gradient_probe, update_probe = GradientProbe(probed), UpdateProbe(probed)
+    gradient_probe, update_probe = GradientProbe(probed), CopyUpdateProbe(probed)
 
     expected_SL = gradient_probe.read()
     update_probe.before()

@@ -9,7 +9,7 @@ from gradwatch import optim
 from gradwatch.probe.device import backend as kernels
 from gradwatch.probe.gradients.statistics import GradientProbe
 
-pytestmark = pytest.mark.skipif(kernels.choose() is None, reason="the extension is not built")
+pytestmark = pytest.mark.skipif(kernels.select_backend() is None, reason="the extension is not built")
 LOSSES = [1.0, 1e-3, float("inf"), 5.0, float("nan"), 2.0]
 
 

@@ -68,7 +68,7 @@ def test_torch_steps_and_one_warning_says_why(case, name):
     assert (row_SL[6:] > 0).all(), "weights and updates are told as well"
 
 
-@pytest.mark.skipif(kernels.choose() is None, reason="the extension is not built")
+@pytest.mark.skipif(kernels.select_backend() is None, reason="the extension is not built")
 def test_channels_last_and_odd_sizes_need_no_help():
     def params_of():
         return [torch.nn.Parameter(torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)), *map(one, (0, 1, 7))]

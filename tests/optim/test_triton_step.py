@@ -12,7 +12,8 @@ from gradwatch.probe.device import backend as kernels
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None or kernels.choose() is None, reason="Triton or the extension is missing"
+    importlib.util.find_spec("triton") is None or kernels.select_backend() is None,
+    reason="Triton or the extension is missing",
 )
 
 

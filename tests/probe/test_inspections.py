@@ -1,4 +1,4 @@
-"""Facts in a whole loop: found whatever the loop hands over, for nothing after the first steps, and without a trace."""
+"""Inspections in a whole loop: whatever the loop hands over, free after the first steps, and without a trace."""
 
 import copy
 import gc
@@ -15,8 +15,8 @@ from gradwatch.monitor import Monitor
 from gradwatch.probe import inspections as module
 from gradwatch.probe.graph import reader
 from gradwatch.probe.graph.graph import Graph
-from gradwatch.probe.inspections import Facts
-from gradwatch.probe.parameters import describe
+from gradwatch.probe.inspections import Inspections
+from gradwatch.probe.parameters import list_parameters
 from gradwatch.records import RunInfo
 
 STEPS = 12
@@ -74,7 +74,7 @@ def test_training_is_the_same_to_the_last_bit():
 
     assert losses == expected
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), twin.state_dict().values(), strict=True))
-    assert "probabilities-into-loss" in kinds(watcher), "and yet the tape was read"
+    assert "probabilities-into-loss" in kinds(watcher), "and yet the graph was read"
 
 
 @pytest.mark.parametrize("told", [None, F.cross_entropy, nn.CrossEntropyLoss()], ids=["nothing", "function", "module"])
@@ -82,11 +82,11 @@ def test_a_loss_is_read_however_it_is_handed_over(told):
     criterion = told or F.cross_entropy
     as_tensor = watched(make(nn.Softmax(1)), criterion=criterion, told=told)[1]
     assert "probabilities-into-loss" in kinds(as_tensor)
-    assert "tape-unread" not in {event.kind for event in as_tensor.history.events}
+    assert "graph-unread" not in {event.kind for event in as_tensor.history.events}
 
     as_number = watched(make(nn.Softmax(1)), criterion=criterion, told=told, hand_over=lambda loss: loss.item())[1]
     assert ("probabilities-into-loss" in kinds(as_number)) == isinstance(told, nn.Module)
-    unread = [event.step for event in as_number.history.events if event.kind == "tape-unread"]
+    unread = [event.step for event in as_number.history.events if event.kind == "graph-unread"]
     assert unread == ([] if isinstance(told, nn.Module) else [1]), "it is said that nothing was read"
 
 
@@ -103,8 +103,8 @@ def test_a_part_of_the_loss_is_not_taken_for_all_of_it():
             optimizer.step()
             optimizer.zero_grad()
             watcher.step(loss.item())
-    kinds = {event.kind for event in watcher.history.events if event.kind.startswith("tape-")}
-    assert kinds == {"tape-chance", "tape-classes"}, "nothing is said to be cut off"
+    kinds = {event.kind for event in watcher.history.events if event.kind.startswith("graph-")}
+    assert kinds == {"graph-chance", "graph-classes"}, "nothing is said to be cut off"
 
 
 def test_the_name_of_the_loss_stands_in_the_run(tmp_path):
@@ -173,7 +173,7 @@ def test_what_cannot_be_read_is_said_once_and_training_goes_on(monkeypatch):
 
     monkeypatch.setattr(reader, "Graph", broken)
     criterion = nn.CrossEntropyLoss()
-    with pytest.warns(RuntimeWarning, match="the inspection of graph and modes is switched off") as caught:
+    with pytest.warns(RuntimeWarning, match="the inspection of autograd graph and modes is switched off") as caught:
         losses, watcher = watched(make(), criterion=criterion, told=criterion)
     assert len(caught) == 1
     assert losses == train(make(), criterion=criterion)
@@ -185,8 +185,8 @@ def test_a_model_that_takes_no_hooks_is_watched_without(monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("no hooks here")
 
-    monkeypatch.setattr(module, "Modes", broken)
-    with pytest.warns(RuntimeWarning, match="graph and modes is switched off: RuntimeError: no hooks here"):
+    monkeypatch.setattr(module, "TrainEvalModes", broken)
+    with pytest.warns(RuntimeWarning, match="autograd graph and modes is switched off: RuntimeError: no hooks here"):
         _, watcher = watched(make())
     assert isinstance(watcher, Monitor)
     assert len(watcher.history["loss"]) == STEPS
@@ -207,13 +207,13 @@ def test_copies_are_not_watched():
 
 def test_what_was_said_before_is_no_news():
     model = make(nn.Softmax(1))
-    params, layers = describe(model)
+    params, layers = list_parameters(model)
     context = {"params": params, "layers": layers, "optimizers": []}
     loss = F.cross_entropy(model(torch.randn(8, 6)), torch.arange(8) % 3)
-    first = Facts(model, **context).read(loss, step=0, is_validated=False, is_spoilt=False)
-    assert {event.kind for event in first} == {"tape-chance", "tape-probabilities"}
+    first = Inspections(model, **context).read(loss, step=0, is_validated=False, is_non_finite=False)
+    assert {event.kind for event in first} == {"graph-chance", "graph-probabilities"}
 
-    again = Facts(model, **context, known=first).read(loss, step=0, is_validated=False, is_spoilt=False)
+    again = Inspections(model, **context, known=first).read(loss, step=0, is_validated=False, is_non_finite=False)
     assert again == []
 
 
@@ -225,5 +225,5 @@ def test_a_compiled_model_says_nothing_of_its_inside_and_trains_on():
         losses = train(compiled, watcher=watcher, optimizer=optimizer, steps=4)
     torch._dynamo.reset()
     assert losses == pytest.approx(train(make(nn.Softmax(1)), steps=4), abs=1e-5)
-    kinds = [event.kind for event in watcher.history.events if event.kind.startswith("tape-")]
-    assert kinds == ["tape-chance"], "of the loss, which is not compiled"
+    kinds = [event.kind for event in watcher.history.events if event.kind.startswith("graph-")]
+    assert kinds == ["graph-chance"], "of the loss, which is not compiled"

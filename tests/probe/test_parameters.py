@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from gradwatch.errors import GradwatchError
-from gradwatch.probe.parameters import describe
+from gradwatch.probe.parameters import list_parameters
 
 
 class Tied(nn.Module):
@@ -20,7 +20,7 @@ class Tied(nn.Module):
 def test_parameters_come_in_the_order_of_the_model_and_tied_ones_once():
     model = Tied()
 
-    params, infos = describe(model)
+    params, infos = list_parameters(model)
 
     names = ["embed.weight", "block.0.weight", "block.0.bias", "block.1.weight", "block.1.bias"]
     assert [i.name for i in infos] == names, "the head's weight is the embedding's"
@@ -28,7 +28,7 @@ def test_parameters_come_in_the_order_of_the_model_and_tied_ones_once():
 
 
 def test_each_parameter_knows_its_module_shape_and_dtype():
-    _, infos = describe(nn.Sequential(nn.Conv2d(3, 8, 5, bias=False).bfloat16()).requires_grad_(False))
+    _, infos = list_parameters(nn.Sequential(nn.Conv2d(3, 8, 5, bias=False).bfloat16()).requires_grad_(False))
 
     (info,) = infos
     assert (info.module, info.module_type, info.shape) == ("0", "Conv2d", (8, 3, 5, 5))
@@ -40,7 +40,7 @@ def test_groups_are_counted_over_all_optimizers():
     first = torch.optim.SGD([{"params": [model[0].weight]}, {"params": [model[0].bias], "lr": 0.5}], lr=0.1)
     second = torch.optim.AdamW([model[1].weight])
 
-    _, infos = describe(model, [first, second])
+    _, infos = list_parameters(model, [first, second])
 
     assert [i.group for i in infos] == [0, 1, 2, None, None], "None where no optimizer holds it"
 
@@ -48,7 +48,7 @@ def test_groups_are_counted_over_all_optimizers():
 def test_several_models_prefix_their_names():
     critic = nn.Sequential(nn.Linear(2, 1, bias=False))
 
-    _, infos = describe({"generator": nn.Linear(2, 2, bias=False), "critic": critic})
+    _, infos = list_parameters({"generator": nn.Linear(2, 2, bias=False), "critic": critic})
 
     assert [(i.name, i.module) for i in infos] == [("generator.weight", "generator"), ("critic.0.weight", "critic.0")]
 
@@ -56,11 +56,11 @@ def test_several_models_prefix_their_names():
 def test_wrappers_leave_no_trace_in_the_names():
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
 
-    _, infos = describe(torch.compile(model, backend="eager"))
+    _, infos = list_parameters(torch.compile(model, backend="eager"))
 
     assert [i.name for i in infos] == ["0.weight", "0.bias"], "no _orig_mod"
 
 
 def test_a_parameter_without_shape_is_a_mistake_with_a_way_out():
     with pytest.raises(GradwatchError, match=r"'0\.weight' has no shape yet.*run one batch"):
-        describe(nn.Sequential(nn.LazyLinear(3)))
+        list_parameters(nn.Sequential(nn.LazyLinear(3)))

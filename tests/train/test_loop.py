@@ -60,7 +60,7 @@ def test_the_formula_of_a_loss_of_ones_own_is_read(tmp_path, monkeypatch, loss):
     history = run(tmp_path, f"loss.target=own_losses:{loss}").history
 
     assert [(f.kind, f.step) for f in history.findings][:1] == [("probabilities-into-loss", 0)]
-    assert "tape-unread" not in {event.kind for event in history.events}
+    assert "graph-unread" not in {event.kind for event in history.events}
 
 
 def test_a_gradient_that_explodes_through_a_recurrence_is_told_as_in_a_loop_of_ones_own(tmp_path, monkeypatch):
@@ -79,7 +79,7 @@ def test_a_gradient_that_explodes_through_a_recurrence_is_told_as_in_a_loop_of_o
     monkeypatch.setattr("gradwatch.models.mlp.build", lambda spec, **settings: Recurrent())
     history = run(tmp_path, "train.steps=6").history
 
-    (event,) = [event for event in history.events if event.kind == "tape-recurrence"]
+    (event,) = [event for event in history.events if event.kind == "graph-recurrence"]
     assert event.layer == "state.weight"
     assert event.values["growth"] == pytest.approx(40 * np.log10(1.3), rel=0.3)
 

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect.features.baseline import CHANCE
 from gradwatch.detect.features.consequences import settled
-from gradwatch.detect.features.events import PRODUCT, noted
+from gradwatch.detect.features.events import noted
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.robust_stats import median
 from gradwatch.detect.features.scope import first_scope, scopes
 from gradwatch.detect.features.structure import depth
+from gradwatch.events import CHANCE, EMBEDDING_PRODUCT, MATRIX, TIED_EMBEDDING, WEIGHTS_ALIKE, WEIGHTS_OFFSET
 from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
@@ -149,7 +149,7 @@ class PoorInitialization:
 
     def _copies(self, history: History) -> Iterator[Finding]:
         """Yield the layers whose units are copies of each other."""
-        for event in noted(history, "weights-alike"):
+        for event in noted(history, WEIGHTS_ALIKE):
             yield finding_of(
                 self,
                 history,
@@ -254,7 +254,7 @@ class PoorInitialization:
         yield Example("He initialisation, and a little more", _drawn(2.0, None))
         drawn = (1.0, 1.0)
         yield Example("embeddings from N(0, 1) that are multiplied", *_multiplied(*drawn))
-        copies = Synthetic(steps=20).note("weights-alike", layer="layers.3", text="all weights are equal")
+        copies = Synthetic(steps=20).note(WEIGHTS_ALIKE, layer="layers.3", text="all weights are equal")
         yield Example("units that are copies of each other", copies.history(), ("layers.3",))
         yield Example("embeddings that are multiplied, drawn for it", _multiplied(0.1, 0.1)[0])
         yield Example("embeddings from N(0, 1) that are looked up only", _multiplied(*drawn, is_noted=False)[0])
@@ -271,11 +271,11 @@ def _gains(history: History) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """
     infos, l2_L = history.info.layers, history.param.window("weight.l2")[0]
     inputs_L = np.array([_fan_in(info) if _counts(infos, i) else math.nan for i, info in enumerate(infos)])
-    for event in noted(history, "tape-matrix"):
+    for event in noted(history, MATRIX):
         weight = int(event.values["weight"])
         inputs_L[weight] = math.nan if _is_normalised(infos, weight) else event.values["inputs"]
     mean_L = np.zeros(len(infos))
-    for event in noted(history, "weights-offset"):
+    for event in noted(history, WEIGHTS_OFFSET):
         mean_L[int(event.values["place"])] = abs(event.values["mean"])
     rms_L = l2_L / np.array([math.sqrt(max(1, math.prod(info.shape))) for info in infos])
     return np.asarray(np.fmax(rms_L * np.sqrt(inputs_L), mean_L * inputs_L), np.float64)
@@ -324,10 +324,10 @@ def _embedding_gains(history: History) -> np.ndarray[tuple[int], np.dtype[np.flo
     infos, l2_L = history.info.layers, history.param.window("weight.l2")[0]
     rms_L = np.array([float(l2) / math.sqrt(math.prod(info.shape)) for l2, info in zip(l2_L, infos, strict=True)])
     gain_L = np.full(len(infos), math.nan)
-    for event in noted(history, PRODUCT):
+    for event in noted(history, EMBEDDING_PRODUCT):
         pair = [int(event.values["first"]), int(event.values["second"])]
         gain_L[pair] = np.fmax(gain_L[pair], math.prod(rms_L[pair]) * math.sqrt(event.values["dimension"]))
-    for event in noted(history, "tape-tied-embedding"):
+    for event in noted(history, TIED_EMBEDDING):
         if event.values["normalised"]:
             weight = int(event.values["weight"])
             gain_L[weight] = rms_L[weight] * math.sqrt(event.values["dimension"])
@@ -358,8 +358,8 @@ def _one_sided(*, mean: float, inputs: int = 64, is_one: bool = False) -> tuple[
     infos[4] = replace(infos[4], module=infos[3].module) if is_one else infos[4]
     made.info = replace(made.info, layers=tuple(infos))
     for i in weights:
-        made.note("weights-offset", layer=infos[i].name, values={"place": i, "mean": mean})
-        made.note("tape-matrix", layer=infos[i].name, values={"weight": i, "inputs": inputs})
+        made.note(WEIGHTS_OFFSET, layer=infos[i].name, values={"place": i, "mean": mean})
+        made.note(MATRIX, layer=infos[i].name, values={"weight": i, "inputs": inputs})
     return edited(made.history(), "weight.l2", 0.577 * 64, layers=weights), made.names(weights)
 
 
@@ -381,5 +381,5 @@ def _multiplied(one: float, other: float, *, is_noted: bool = True) -> tuple[His
     infos = tuple(replace(info, module_type="Embedding") for info in made.info.layers)
     made.info = replace(made.info, layers=infos)
     if is_noted:
-        made.note(PRODUCT, values={"first": 0.0, "second": 1.0, "dimension": 64.0})
+        made.note(EMBEDDING_PRODUCT, values={"first": 0.0, "second": 1.0, "dimension": 64.0})
     return edited(made.history(), "weight.l2", [[64 * one, 64 * other]]), made.names()

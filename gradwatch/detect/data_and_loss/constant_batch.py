@@ -13,20 +13,12 @@ from numpy.typing import NDArray
 from gradwatch.detect import Example
 from gradwatch.detect.features.events import noted
 from gradwatch.detect.features.finding import finding_of
+from gradwatch.events import BATCH_ALIKE, INPUTS_ALIKE, TENSOR_HELD
 from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.history.synthetic.edit import edited
 from gradwatch.records import Event, Finding, Quantity, Severity
-
-ALIKE = "batch-alike"
-"""Event of samples that come again and again, in another order or with noise."""
-
-INPUTS = "inputs-alike"
-"""Event of a model that is given the same samples, where nobody hands the batches over."""
-
-HELD = "tensor-held"
-"""Event of a loop that hands over the very tensor that it did before, rather than one with the same numbers."""
 
 FEW = 12
 """Samples up to which any number is chosen."""
@@ -87,13 +79,13 @@ class ConstantBatch:
         """Say at which steps the batch is neither the one before nor the one before that."""
         hash_DW = ahead.scalars("batch_hash", 3)
         is_alike_D = (hash_DW[:, 2:] == hash_DW[:, :2]).any(axis=1)
-        is_noted = any(event.kind in (ALIKE, INPUTS) for event in ahead.history.events)
+        is_noted = any(event.kind in (BATCH_ALIKE.name, INPUTS_ALIKE.name) for event in ahead.history.events)
         return np.asarray(~is_alike_D & (not is_noted and self.repeats > 1 and self.turns > 2), np.bool_)
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""
         is_unknown = bool(np.isnan(history.scalar("batch_hash", 1)).all())
-        for event in (*noted(history, ALIKE), *(noted(history, INPUTS) if is_unknown else ())):
+        for event in (*noted(history, BATCH_ALIKE), *(noted(history, INPUTS_ALIKE) if is_unknown else ())):
             distance = Quantity(
                 key="batch.nearest_distance",
                 label="distance to the nearest, median",
@@ -127,7 +119,7 @@ class ConstantBatch:
         samples = _samples(history)
         if has_moved:
             least = max(self.repeats, 2 * int(runs[:-1].max()))
-        elif any(noted(history, HELD)):
+        elif any(noted(history, TENSOR_HELD)):
             least = self.longest if samples > self.chosen else self.held
         else:
             least = self.repeats
@@ -196,12 +188,14 @@ class ConstantBatch:
         yield Example("an epoch of three batches that nobody shuffles", _in_turn(3))
         yield Example("two batches that are all the data", _in_turn(2, samples=75))
         values = {"distance": 0.1, "samples": 32.0}
-        alike = Synthetic(steps=40).note(ALIKE, step=30, text="the same samples", values=values)
+        alike = Synthetic(steps=40).note(BATCH_ALIKE, step=30, text="the same samples", values=values)
         yield Example("the same samples, with noise", alike.history(), (None,))
-        made = Synthetic(steps=40).note(INPUTS, step=10, text="the same", values={**values, "samples": 40, "exact": 1})
+        made = Synthetic(steps=40).note(
+            INPUTS_ALIKE, step=10, text="the same", values={**values, "samples": 40, "exact": 1}
+        )
         made.batch_hash_T[:] = float("nan")
         yield Example("forty states of an environment that is seeded anew", made.history(), (None,))
-        given = Synthetic(steps=40).note(INPUTS, step=30, text="the same samples", values=values)
+        given = Synthetic(steps=40).note(INPUTS_ALIKE, step=30, text="the same samples", values=values)
         yield Example("others are handed over than the model is given", given.history())
         given.batch_hash_T[:] = float("nan")
         yield Example("the model is given the same, and nobody hands it over", given.history(), (None,))
@@ -231,7 +225,7 @@ def _in_turn(batches: int, *, samples: int = 32) -> History:
 
 def _held(history: History, samples: int) -> History:
     """Return the run with batches of so many samples, of which the loop handed the first over twice."""
-    history.note(Event(kind=HELD, step=1))
+    history.note(Event(kind=TENSOR_HELD.name, step=1))
     return _sized(history, samples)
 
 

@@ -12,27 +12,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect.features.baseline import CHANCE, beginning, start
+from gradwatch.detect.features.baseline import beginning, start
 from gradwatch.detect.features.consequences import settled
-from gradwatch.detect.features.events import PRODUCT, noted
+from gradwatch.detect.features.events import noted
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.robust_stats import median, slope, trend
 from gradwatch.detect.features.sequential_test import aligned_blocks, stall
 from gradwatch.detect.features.structure import depth
+from gradwatch.events import ADVERSARY, BROADCAST, CHANCE, EMBEDDING_PRODUCT, MIXED_AXES, PAIRED, UNPAIRED, EventKind
 from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.history.table import Steps
 from gradwatch.records import Finding, Quantity, Severity
 
-MISLAID = ("tape-broadcast", "tape-mixed")
+MISLAID = (BROADCAST, MIXED_AXES)
 """Events of a loss that compares every prediction with every target, or scores of several places with one target."""
-
-OPPONENT = "tape-opponent"
-"""Event of another learner between the model and the loss."""
-
-UNPAIRED, PAIRED = "outputs-unpaired", "outputs-paired"
-"""Events of predictions that have begun or ceased to fit any other sample as well as their own."""
 
 BEGINNING = 16
 """Steps that say where the loss began."""
@@ -117,7 +112,7 @@ class LossPlateau:
     def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
         """Say which steps come too early, and at which the loss has fallen."""
         history, patience = ahead.history, max(self.patience, (ahead.history.info.total_steps or 0) // 20)
-        if any(event.kind in MISLAID for event in history.events):
+        if any(event.kind in {kind.name for kind in MISLAID} for event in history.events):
             return np.zeros(len(ahead), np.bool_)
         is_early_D = ahead.steps_D < patience
         if len(beginning(history, "loss", BEGINNING)) < BEGINNING:
@@ -143,7 +138,7 @@ class LossPlateau:
             return
         if not has_fallen and _evidence(history) < 1 / self.error:
             return
-        is_game = "+" in history.info.optimizer or any(noted(history, OPPONENT))
+        is_game = "+" in history.info.optimizer or any(noted(history, ADVERSARY))
         yield self._finding(
             history,
             f"the loss is {newest:.4g} after {history.step} steps and "
@@ -218,7 +213,7 @@ class LossPlateau:
         yield Example("what fell was the mean of the targets", _of_the_mean(UNPAIRED), (None,))
         yield Example("predictions began to fit", _of_the_mean(UNPAIRED, PAIRED))
         yield Example("embeddings of which a batch reads a tenth of the rows", _of_the_mean(UNPAIRED, unread=0.9))
-        played = _flat_run().note(OPPONENT)
+        played = _flat_run().note(ADVERSARY)
         yield Example("a critic keeps up: for information", played.history(), (None,))
         floor = Synthetic(steps=240)
         floor.loss_T[60:] = 0.9 * np.exp(0.02 * floor.rng.standard_normal(180))
@@ -237,7 +232,11 @@ def _evidence(history: History) -> float:
 
 def _unpaired(history: History, steps_D: Steps) -> NDArray[np.bool_]:
     """Say of steps whether predictions were seen last to fit any sample: what fell was learned of the targets alone."""
-    seen = [(event.step, event.kind == UNPAIRED) for event in history.events if event.kind in (UNPAIRED, PAIRED)]
+    seen = [
+        (event.step, event.kind == UNPAIRED.name)
+        for event in history.events
+        if event.kind in (UNPAIRED.name, PAIRED.name)
+    ]
     was_unpaired = np.array([False, *(is_unpaired for _, is_unpaired in seen)])
     return was_unpaired[np.searchsorted([step for step, _ in seen], steps_D, side="right")]
 
@@ -256,7 +255,9 @@ def _is_growing(history: History, since: int) -> bool:
     """
     layers = history.info.layers
     tables = (
-        [int(i) for i in depth(history).tables_E if layers[i].shape[-1] > 1] if any(noted(history, PRODUCT)) else []
+        [int(i) for i in depth(history).tables_E if layers[i].shape[-1] > 1]
+        if any(noted(history, EMBEDDING_PRODUCT))
+        else []
     )
     wide = tables or [i for i, la in enumerate(layers) if la.trainable and len(la.shape) >= 2]
     norm_TL = history.param.window("weight.l2")[history.param.steps() >= since][:, wide]
@@ -270,7 +271,7 @@ def _flat_run(*, fall: float = 0.0) -> Synthetic:
     return made
 
 
-def _of_the_mean(*kinds: str, unread: float = 0.0) -> History:
+def _of_the_mean(*kinds: EventKind, unread: float = 0.0) -> History:
     """Return a run whose loss falls by half at once and stands from there on, with what was noted of its outputs."""
     made = _flat_run()
     made.loss_T[20:] *= 0.5
@@ -283,7 +284,7 @@ def _of_the_mean(*kinds: str, unread: float = 0.0) -> History:
 
 def _multiplied() -> History:
     """Return a flat run in which two embeddings that are multiplied grow, and nothing else does."""
-    made = _flat_run().note(PRODUCT, values={"first": 0.0, "second": 1.0, "dimension": 16.0})
+    made = _flat_run().note(EMBEDDING_PRODUCT, values={"first": 0.0, "second": 1.0, "dimension": 16.0})
     tables = (replace(layer, module_type="Embedding") for layer in made.info.layers[:2])
     made.info = replace(made.info, layers=(*tables, *made.info.layers[2:]))
     made.weight_l2_TL[:, :2] *= 1 + 0.002 * made.t_T[:, None]

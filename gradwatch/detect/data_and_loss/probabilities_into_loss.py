@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from gradwatch.detect import Example
 from gradwatch.detect.features.events import noted
 from gradwatch.detect.features.finding import finding_of
+from gradwatch.events import CONSTANT_SOFTMAX, LOG_OF_SOFTMAX, PROBABILITIES, SCORES, SOFTMAX_OVER_BATCH
 from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Event, Finding, Quantity
 
-KINDS = ("tape-probabilities", "tape-scores", "tape-over-batch")
+KINDS = (PROBABILITIES, SCORES, SOFTMAX_OVER_BATCH)
 
 
 @final
@@ -59,7 +60,9 @@ class ProbabilitiesIntoLoss:
 
     def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
         """Say that nothing is found where the tape said nothing."""
-        return np.full(len(ahead), not any(event.kind in KINDS for event in ahead.history.events))
+        return np.full(
+            len(ahead), not any(event.kind in {kind.name for kind in KINDS} for event in ahead.history.events)
+        )
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each place where the tape says so."""
@@ -89,20 +92,18 @@ class ProbabilitiesIntoLoss:
         """Yield histories that fire, that stay quiet, and near misses."""
         text = "the loss applies a softmax to what is a probability already: it cannot fall below 1.46"
         layer = "layers.11"
-        softmax = Synthetic(steps=20).note(
-            "tape-probabilities", layer=layer, text=text, values={"classes": 10, "floor": 1.46}
-        )
+        softmax = Synthetic(steps=20).note(PROBABILITIES, layer=layer, text=text, values={"classes": 10, "floor": 1.46})
         yield Example("a softmax before a cross entropy", softmax.history(), (layer,))
         text = "the loss expects log-probabilities and gets raw scores"
-        raw = Synthetic(steps=20).note("tape-scores", step=1, layer=layer, text=text)
+        raw = Synthetic(steps=20).note(SCORES, step=1, layer=layer, text=text)
         yield Example("raw scores into a negative log-likelihood", raw.history(), (layer,))
         text = "the softmax goes over the 64 samples of the batch, not over the classes"
-        batch = Synthetic(steps=20).note("tape-over-batch", layer=layer, text=text, values={"samples": 64.0})
+        batch = Synthetic(steps=20).note(SOFTMAX_OVER_BATCH, layer=layer, text=text, values={"samples": 64.0})
         yield Example("a log-softmax over dimension 0", batch.history(), (layer,))
         yield Example("a healthy run", Synthetic(steps=20).history())
         text = "the log of a softmax or sigmoid rounds to log(0)"
-        logarithm = Synthetic(steps=20).note("tape-log-of-softmax", layer=layer, text=text)
+        logarithm = Synthetic(steps=20).note(LOG_OF_SOFTMAX, layer=layer, text=text)
         yield Example("the log of a softmax is right, if not stable", logarithm.history())
         text = "a softmax over a single value is 1, whatever the value"
-        single = Synthetic(steps=20).note("tape-constant", layer="layers.3", text=text)
+        single = Synthetic(steps=20).note(CONSTANT_SOFTMAX, layer="layers.3", text=text)
         yield Example("an attention over a single position", single.history())

@@ -16,6 +16,17 @@ from gradwatch.detect import Example
 from gradwatch.detect.features.events import noted
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.robust_stats import median
+from gradwatch.events import (
+    FUNCTION_ACTIVE,
+    INPUTS_DIFFER,
+    MODE_FROZEN,
+    MODE_TRAINING,
+    MODE_VALIDATION,
+    NORM_DISTANCE,
+    NORM_HASTY,
+    NORM_STUCK,
+    VALIDATIONS_DIFFER,
+)
 from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
@@ -23,15 +34,15 @@ from gradwatch.records import Event, Finding, Quantity, Severity
 
 NOTED = frozenset(
     {
-        "mode-training",
-        "function-active",
-        "validations-differ",
-        "mode-frozen",
-        "mode-validation",
-        "norm-stuck",
-        "norm-hasty",
-        "norm-distance",
-        "inputs-differ",
+        MODE_TRAINING,
+        FUNCTION_ACTIVE,
+        VALIDATIONS_DIFFER,
+        MODE_FROZEN,
+        MODE_VALIDATION,
+        NORM_STUCK,
+        NORM_HASTY,
+        NORM_DISTANCE,
+        INPUTS_DIFFER,
     }
 )
 """Kinds of events that tell of it."""
@@ -91,31 +102,33 @@ class TrainEvalMismatch:
 
     def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
         """Say that nothing is found where nothing was noted."""
-        return np.full(len(ahead), not any(event.kind in NOTED for event in ahead.history.events))
+        return np.full(
+            len(ahead), not any(event.kind in {kind.name for kind in NOTED} for event in ahead.history.events)
+        )
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the modes and for the statistics."""
-        if not any(event.kind in NOTED for event in history.events):
+        if not any(event.kind in {kind.name for kind in NOTED} for event in history.events):
             return
         ratio = _validation_over_training(history)
-        for event in noted(history, "mode-training"):
+        for event in noted(history, MODE_TRAINING):
             yield self._finding(history, event, _severity(event, is_harmful=ratio >= self.worse), event.text)
-        for event in noted(history, "function-active"):
+        for event in noted(history, FUNCTION_ACTIVE):
             is_sampling = event.values["evaluations of the same inputs"] > 0
             severity = Severity.INFO if is_sampling else Severity.WARNING
             yield self._finding(history, event, severity, f"{event.text} (in {event.layer or 'the model'})")
-        for event in noted(history, "validations-differ"):
+        for event in noted(history, VALIDATIONS_DIFFER):
             yield self._finding(history, event, Severity.INFO, event.text)
-        for event in noted(history, "mode-frozen"):
+        for event in noted(history, MODE_FROZEN):
             yield self._finding(history, event, Severity.INFO, f"{event.text}: frozen, if that is meant")
-        for event in noted(history, "mode-validation"):
+        for event in noted(history, MODE_VALIDATION):
             yield self._finding(history, event, Severity.WARNING, event.text)
-        for event in (*noted(history, "norm-stuck"), *noted(history, "norm-hasty")):
+        for event in (*noted(history, NORM_STUCK), *noted(history, NORM_HASTY)):
             yield self._finding(history, event, Severity.WARNING, f"{event.text} (in {event.layer})")
-        for event in noted(history, "inputs-differ"):
+        for event in noted(history, INPUTS_DIFFER):
             if self._is_far(event) and min(ratio, _validation_over_training(history, first=True)) >= self.worse:
                 yield self._finding(history, event, Severity.WARNING, event.text, ratio=ratio)
-        far = [event for event in noted(history, "norm-distance") if self._is_far(event)]
+        far = [event for event in noted(history, NORM_DISTANCE) if self._is_far(event)]
         if len(far) >= 2 and ratio >= self.worse:
             text = f"validation is normalised by statistics that are not those of the batches (in {far[-1].layer})"
             yield self._finding(history, far[-1], Severity.WARNING, text, ratio=ratio)
@@ -144,24 +157,24 @@ class TrainEvalMismatch:
         off = dict.fromkeys(("dropouts", "normalisations", "trained before", "whole model"), 1.0) | {
             "never measured": 0
         }
-        forgotten = Synthetic(steps=60).note("mode-training", step=33, text="1 dropout is off", values=off)
+        forgotten = Synthetic(steps=60).note(MODE_TRAINING, step=33, text="1 dropout is off", values=off)
         yield Example("nothing puts the model back after a validation", forgotten.history(), (None,))
         encoder = {"dropouts": 1.0} | dict.fromkeys(
             ("normalisations", "trained before", "whole model", "never measured"), 0.0
         )
         overfits = _distant(spread=0.4, gap=3.0)
-        overfits.note(Event(kind="mode-training", step=7, layer="layers.2", text="1 dropout is off", values=encoder))
+        overfits.note(Event(kind=MODE_TRAINING.name, step=7, layer="layers.2", text="1 dropout is off", values=encoder))
         yield Example("an encoder overfits, and its dropout is off", overfits, ("layers.2",))
-        twice = Synthetic(steps=60).note("validations-differ", step=40, text="0.7 and 0.9", values={"difference": 0.2})
+        twice = Synthetic(steps=60).note(VALIDATIONS_DIFFER, step=40, text="0.7 and 0.9", values={"difference": 0.2})
         yield Example("two validations of the same weights disagree", twice.history(), (None,))
         values = {"evaluations of the same inputs": 0.0}
-        dropping = Synthetic(steps=60).note("function-active", step=40, layer="layers.2", text="dropout", values=values)
+        dropping = Synthetic(steps=60).note(FUNCTION_ACTIVE, step=40, layer="layers.2", text="dropout", values=values)
         yield Example("a function drops in evaluation", dropping.history(), ("layers.2",))
         noisy = Synthetic(steps=60).note(
-            "mode-validation", step=40, text="measured in training mode", values={"calls": 1.0}
+            MODE_VALIDATION, step=40, text="measured in training mode", values={"calls": 1.0}
         )
         yield Example("validation in training mode", noisy.history(), (None,))
-        stuck = Synthetic(steps=40).note("norm-stuck", layer="layers.2", text="momentum 0", values={"momentum": 0.0})
+        stuck = Synthetic(steps=40).note(NORM_STUCK, layer="layers.2", text="momentum 0", values={"momentum": 0.0})
         yield Example("statistics that never move", stuck.history(), ("layers.2",))
         yield Example("statistics that lag behind", _distant(spread=3.0, gap=5.0), ("layers.2",))
         raw = {"shift": 0.8, "log of spread": 5.5}
@@ -169,7 +182,7 @@ class TrainEvalMismatch:
         yield Example("they are not, and the model does not mind", _distant(gap=1.2, inputs=raw))
         yield Example("a healthy run", Synthetic(steps=40).history())
         pretrained = Synthetic(steps=40).note(
-            "mode-frozen", layer="layers.2", text="1 normalisation is off", values={"normalisations": 1.0}
+            MODE_FROZEN, layer="layers.2", text="1 normalisation is off", values={"normalisations": 1.0}
         )
         yield Example("normalisations frozen on purpose are for information", pretrained.history(), ("layers.2",))
         yield Example("statistics that lag behind and do no harm", _distant(spread=3.0, gap=1.2))
@@ -202,8 +215,8 @@ def _distant(*, gap: float, spread: float = 0.0, times: int = 2, inputs: Mapping
     for step in (39, 79)[:times]:
         made.val_loss_T[step] = gap * made.loss_T[step]
         made.note(
-            "norm-distance", step=step + 1, layer="layers.2", text="far", values={"shift": 0.2, "log of spread": spread}
+            NORM_DISTANCE, step=step + 1, layer="layers.2", text="far", values={"shift": 0.2, "log of spread": spread}
         )
     if inputs:
-        made.note("inputs-differ", step=40, text="of another scale", values=inputs)
+        made.note(INPUTS_DIFFER, step=40, text="of another scale", values=inputs)
     return made.history()

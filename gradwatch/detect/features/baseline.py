@@ -9,13 +9,11 @@ import numpy as np
 
 from gradwatch.detect.features.events import noted
 from gradwatch.detect.features.robust_stats import Floats, median
+from gradwatch.events import CHANCE
 from gradwatch.history.store import History
 
 STEPS = 16
 """First recorded steps that count as the beginning."""
-
-CHANCE = "tape-chance"
-"""Event of a loss that is a cross entropy: how many classes there are, and what one nat per sample comes to."""
 
 _known: WeakKeyDictionary[History, dict[str, Floats]] = WeakKeyDictionary()
 

@@ -1,21 +1,16 @@
-"""What was noted of a run besides its statistics, as far as it has come."""
+"""Events of a run up to its newest step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gradwatch.events import EventKind
 from gradwatch.history.store import History
 from gradwatch.records import Event
 
-HEADS = "tape-heads"
-"""Event of several last layers that share what lies before them; its values are their places in the model."""
 
-PRODUCT = "tape-embedding-product"
-"""Event of rows of two tables that are multiplied; its values are the tables' places and the length of a row."""
-
-
-def noted(history: History, kind: str) -> Iterator[Event]:
+def noted(history: History, kind: EventKind) -> Iterator[Event]:
     """Yield the events of a kind up to the newest step, in the order in which they were noted."""
     for event in history.events:
-        if event.kind == kind and event.step <= history.step:
+        if event.kind == kind.name and event.step <= history.step:
             yield event

@@ -15,9 +15,6 @@ from gradwatch.history.store import History
 Pair = tuple[float, float]
 """A number of the batches with small gradients, and one of the others."""
 
-CLASSES = "tape-classes"
-"""Event of a loss that is a cross entropy; its layer is the output's bias."""
-
 LENGTH = 48
 """Steps of the window: four waves of a dozen steps, and few enough for an early word."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.detect.gradients._alternating_batches import CLASSES
+from gradwatch.events import CLASSES
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.history.synthetic.edit import edited

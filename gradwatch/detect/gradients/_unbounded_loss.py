@@ -12,6 +12,7 @@ from gradwatch.detect.features.finding import Sign
 from gradwatch.detect.features.robust_stats import block_medians, median
 from gradwatch.detect.features.structure import NEAR_ZERO, depth
 from gradwatch.detect.features.words import factor
+from gradwatch.events import ADVERSARY
 from gradwatch.history.store import History
 from gradwatch.history.table import WINDOW
 from gradwatch.records import Quantity
@@ -30,9 +31,6 @@ LARGER = 1.5
 """Size of the median weight matrix, in units of its first, that shows it to grow along: what leaves a saddle grows out
 of one small layer, and the others stay what they are."""
 
-OPPONENT = "tape-opponent"
-"""Event of another learner between the model and its loss, who may let it fall."""
-
 NORM = "grad_norm.before_clip"
 
 
@@ -48,7 +46,7 @@ def falls_without_end(history: History, *, growth: float) -> Sign | None:
     """
     first_loss, first_norm = (float(median(np.abs(beginning(history, name, FIRST)))) for name in ("loss", NORM))
     loss_T, norm_T = history.scalar("loss", WINDOW), history.scalar(NORM, WINDOW)
-    if len(loss_T) < STEPS or any(noted(history, OPPONENT)):
+    if len(loss_T) < STEPS or any(noted(history, ADVERSARY)):
         return None
     loss_B, norm_B = (block_medians(values_T, len(values_T) // 4)[-4:] for values_T in (loss_T, norm_T))
     loss, norm = float(loss_B[-1]), float(norm_B[-1])

@@ -18,13 +18,11 @@ from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.robust_stats import log10, median
 from gradwatch.detect.features.scope import scopes
 from gradwatch.detect.features.structure import depth, matrix_sizes
+from gradwatch.events import SIDE_BY_SIDE
 from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
-
-SIDE_BY_SIDE = "tape-side-by-side"
-"""Event of modules that are built alike and do not lie behind one another."""
 
 MOST = 0.5
 """Share of modules side by side beyond which those that get something are most of them, 0..1."""

@@ -22,6 +22,7 @@ from gradwatch.detect.features.scope import first_scope, scopes
 from gradwatch.detect.features.structure import depth, module_levels, spread, spreads
 from gradwatch.detect.features.words import factor
 from gradwatch.detect.gradients._unbounded_loss import STEPS, falls_without_end
+from gradwatch.events import DERIVATIVE, RECURRENCE
 from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
@@ -37,12 +38,6 @@ where all outputs shift by the same amount, as with a distance between two outpu
 
 MOST_OF_IT = 0.7
 """Share of the total norm from which one tensor makes up half of its square, so that the overflow is laid to it."""
-
-RECURRENCE = "tape-recurrence"
-"""Event of a gradient that grows on its way back through the uses of one parameter."""
-
-DERIVATIVE = "tape-derivative"
-"""Event of a loss that may be made of derivatives of the outputs by the inputs: the output's bias is not in these."""
 
 OVERFLOW = 1e18
 """Norm above which its square, as in Adam's second moment, leaves float32 (largest 3.4e38, whose root is 1.8e19)."""
@@ -117,7 +112,7 @@ class ExplodingGradient:
         looks_D = is_early_D | (ahead.steps_D % (2 * self.every) == 0)
         may_D = (norm_D >= OVERFLOW) | (~is_early_D & (newest_D > self.factor * lowest))
         may_D |= (ahead.scalar("loss") < 0) & (ahead.counts_D >= STEPS) & (ahead.steps_D % (2 * self.every) == 0)
-        if any(event.kind == RECURRENCE for event in ahead.history.events):
+        if any(event.kind == RECURRENCE.name for event in ahead.history.events):
             return np.zeros(len(ahead), np.bool_)
         return np.asarray(
             ~(may_D | (looks_D & (self._may_be_steep(ahead.history, l2_DL) | self._may_gain(ahead.history, l2_DL)))),

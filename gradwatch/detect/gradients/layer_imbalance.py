@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gradwatch.detect import Example
 from gradwatch.detect.features.baseline import beginning
 from gradwatch.detect.features.consequences import settled
-from gradwatch.detect.features.events import HEADS, noted
+from gradwatch.detect.features.events import noted
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.robust_stats import Floats, log10, median
 from gradwatch.detect.features.scope import first_scope
@@ -23,6 +23,7 @@ from gradwatch.detect.features.structure import NEAR_ZERO, depth, matrix_sizes
 from gradwatch.detect.features.words import factor
 from gradwatch.detect.gradients._imbalance_examples import coefficient, cut, fed, table
 from gradwatch.detect.gradients._input_scale import raw_inputs, sizes_of_inputs
+from gradwatch.events import HEADS
 from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic

@@ -20,7 +20,6 @@ from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.robust_stats import Floats, log10, median
 from gradwatch.detect.features.structure import depth
 from gradwatch.detect.gradients._alternating_batches import (
-    CLASSES,
     LENGTH,
     NO_CHANCE,
     TURNS,
@@ -42,6 +41,7 @@ from gradwatch.detect.gradients._alternating_examples import (
     stretches,
     turned,
 )
+from gradwatch.events import CLASSES
 from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
@@ -131,7 +131,7 @@ class OscillatingGradient:
         swings_D |= is_due_D & (median(short_DW.T) >= LEFT * start(ahead.history)[0])
         swings_D |= (np.abs(apart(log_DW)) >= NO_CHANCE).any(axis=1)
         for event in ahead.history.events:
-            if event.kind == CLASSES:
+            if event.kind == CLASSES.name:
                 swings_D |= self._may_be_one_sided(ahead, event)
         return np.asarray(~swings_D | is_early_D, np.bool_)
 

@@ -18,6 +18,7 @@ from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.scope import scopes
 from gradwatch.detect.features.silent_units import HAVE_A_DEAD_SIDE, most_silent, silent_units
 from gradwatch.detect.features.structure import depth
+from gradwatch.events import CODEBOOK
 from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
@@ -32,9 +33,6 @@ SAMPLES = 64
 
 SHARED = 0.9
 """Zeros of a layer's weights in units of its bias's from which on its units are silent: they then have as many."""
-
-CODEBOOK = "tape-codebook"
-"""Event of a table of codes, each of which stands for what it is nearest to."""
 
 STILL = 0.03
 """Rise over the newest third that shows that it goes on: three in a hundred units."""
@@ -250,7 +248,7 @@ class RisingSparsity:
 
 def _units(history: History) -> NDArray[np.bool_]:
     """Say of which tensors an element, or a row of a table of codes, stands for one unit."""
-    codes = {event.layer for event in history.events if event.kind == CODEBOOK}
+    codes = {event.layer for event in history.events if event.kind == CODEBOOK.name}
     if not codes:
         return depth(history).units_L
     return depth(history).units_L | np.array([layer.name in codes for layer in history.info.layers], np.bool_)

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from gradwatch.detect import Example
 from gradwatch.detect.features.baseline import beginning
 from gradwatch.detect.features.consequences import settled
-from gradwatch.detect.features.events import HEADS, noted
+from gradwatch.detect.features.events import noted
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.robust_stats import Floats, climb, median
 from gradwatch.detect.features.scope import first_scope
 from gradwatch.detect.features.structure import block_levels, depth, module_levels, spread, spreads
+from gradwatch.events import HEADS, HIDDEN_SOFTMAX, RECURRENCE
 from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
@@ -31,14 +32,8 @@ STEPS = 10
 HEALING = 50
 """Steps after which a mild fall that comes from the initialisation is gone, if it goes."""
 
-RECURRENCE = "tape-recurrence"
-"""Event of a gradient that grows or shrinks on its way back through the uses of one parameter."""
-
 PLATEAU = "loss-plateau"
 """Finding that nothing is learned: what lies far back in a sequence need not matter, where something is."""
-
-HIDDEN_SOFTMAX = "tape-hidden-softmax"
-"""Event of a layer whose activation is a softmax; its values are the weights before and behind it."""
 
 NEGLIGIBLE = 6.0
 """Decades at which a common learning rate moves the first layers by less than float32 resolves (2^-24 = 6e-8)."""
@@ -94,7 +89,7 @@ class VanishingGradient:
         """Say at which steps the ends of the profile over depth are alike."""
         l2_DL = ahead.newest("grad.l2")
         is_flat_D = ~self._is_faint(ahead.history, l2_DL, self.decades)
-        is_noted = any(event.kind in (HIDDEN_SOFTMAX, RECURRENCE) for event in ahead.history.events)
+        is_noted = any(event.kind in (HIDDEN_SOFTMAX.name, RECURRENCE.name) for event in ahead.history.events)
         if is_noted or len(depth(ahead.history).starts_D) < self.modules:
             return is_flat_D & (not is_noted)
         return is_flat_D & (spreads(ahead.history, l2_DL) < 10 ** (min(self.decades, self.at_once) / 2))

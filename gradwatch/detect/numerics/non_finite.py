@@ -15,18 +15,13 @@ from numpy.typing import NDArray
 from gradwatch.detect import Example
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.scope import first_scope
+from gradwatch.events import LOSS_NAN, LOSS_WITHHELD
 from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
 
 NORM = "grad_norm.before_clip"
-
-WITHHELD = "loss-withheld"
-"""Event of the first step whose loss was None."""
-
-GIVEN = "loss-nan"
-"""Event of the first step whose loss was given, and NaN."""
 
 
 @final
@@ -122,9 +117,9 @@ class NonFinite:
         yield Example("a loop hands over no loss", silent.history())
         ended = Synthetic(steps=60)
         ended.loss_T[20:] = np.nan
-        ended.note(WITHHELD, step=20)
+        ended.note(LOSS_WITHHELD, step=20)
         yield Example("a loop stops to hand over its loss, and says so", ended.history())
-        given = Synthetic(steps=60).note(GIVEN, step=0)
+        given = Synthetic(steps=60).note(LOSS_NAN, step=0)
         given.loss_T[:] = np.nan
         yield Example("a loss is NaN from the first step on, with gradients that are finite", given.history(), (None,))
         rare = Synthetic(steps=60)
@@ -159,12 +154,12 @@ def _missing(history: History, length: int) -> NDArray[np.bool_]:
     is_nan_T, was_skipped_T = np.isnan(history.scalar("loss")), history.scalar("skipped") == 1
     norm_T = history.scalar(NORM)
     is_due_T = np.zeros(len(is_nan_T), np.bool_)
-    if not any(event.kind == WITHHELD for event in history.events):
+    if not any(event.kind == LOSS_WITHHELD.name for event in history.events):
         is_due_T[2:] = ~is_nan_T[1:-1] & ~is_nan_T[:-2]
     went_well_T = np.isfinite(norm_T) & ((norm_T > 0) | ~was_skipped_T)  # 0 is the norm of no gradients, too
     is_withheld_T = np.logical_or.accumulate(is_nan_T & ~is_due_T & went_well_T)[-length:]
     is_unread_T = (np.isnan(norm_T) & ~was_skipped_T)[-length:] & ~_is_spoilt(history, length)
-    was_given_T = np.isin(history.run.steps(length), [e.step for e in history.events if e.kind == GIVEN])
+    was_given_T = np.isin(history.run.steps(length), [e.step for e in history.events if e.kind == LOSS_NAN.name])
     return np.asarray((is_nan_T & ~is_due_T)[-length:] & (is_withheld_T | is_unread_T) & ~was_given_T, np.bool_)
 
 

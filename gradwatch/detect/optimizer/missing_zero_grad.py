@@ -16,19 +16,11 @@ from gradwatch.detect import Example
 from gradwatch.detect.features.events import noted
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.robust_stats import log10
+from gradwatch.events import GRADIENTS_CLEARED, GRADIENTS_KEPT, GRADIENTS_KEPT_LATER
 from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Event, Finding, Quantity
-
-KEPT = "gradients-kept"
-"""Event of an update before which no backward found the gradients cleared."""
-
-CLEARED = "gradients-cleared"
-"""Event of an update before which one did."""
-
-KEPT_LATER = "gradients-kept-later"
-"""Event of several updates in a row later in the run before which none did."""
 
 STEPS = 9
 """First steps that are looked at: a sum of nine gradients is at least three times one of them."""
@@ -84,24 +76,24 @@ class MissingZeroGrad:
 
     def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
         """Say which steps come after all looks at the first ones, where no later look found anything."""
-        is_noted = any(event.kind == KEPT_LATER for event in ahead.history.events)
+        is_noted = any(event.kind == GRADIENTS_KEPT_LATER.name for event in ahead.history.events)
         return (ahead.steps_D >= STEPS - 1 + self.every) & (not is_noted)
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run, or for the end of an optimizer that is not cleared."""
-        later = {event.layer: event.text for event in noted(history, KEPT_LATER)}
+        later = {event.layer: event.text for event in noted(history, GRADIENTS_KEPT_LATER)}
         for layer, text in ({None: later[None]} if None in later else later).items():
             yield self._finding(history, f"{text} ({layer})" if layer else text, layer=layer, kept=self.kept)
         if history.step >= STEPS - 1 + self.every:
             return
-        kept = Counter(event.layer for event in history.events if event.kind == KEPT)
+        kept = Counter(event.layer for event in history.events if event.kind == GRADIENTS_KEPT.name)
         never = [layer for layer, count in kept.items() if count >= max(self.kept, history.step - 1)]
         if never:
             layer = None if None in never else never[0]
             what = f"the gradient of {layer}" if layer else "the gradients"
             text = f"nothing clears {what} between updates: each update repeats all before it"
             yield self._finding(history, text, layer=layer, kept=kept[layer])
-        elif not any(event.kind == CLEARED for event in history.events):
+        elif not any(event.kind == GRADIENTS_CLEARED.name for event in history.events):
             yield from self._summed(history)
 
     def _summed(self, history: History) -> Iterator[Finding]:
@@ -159,7 +151,7 @@ class MissingZeroGrad:
         yield Example("no backward finds the gradients cleared", _kept(3), (None,))
         yield Example("one end of the model is left out", _kept(3, layer="encoder"), ("encoder",))
         yield Example("they are kept once, for a reason", _kept(1))
-        later = Synthetic(steps=40).note(KEPT_LATER, step=20, text="nothing clears the gradients any more")
+        later = Synthetic(steps=40).note(GRADIENTS_KEPT_LATER, step=20, text="nothing clears the gradients any more")
         yield Example("a loop clears them in its first epoch only", later.history(), (None,))
         yield Example("a healthy run", Synthetic(steps=40).history())
         yield Example("they grow like a sum, and were seen to be cleared", _cleared())
@@ -181,14 +173,14 @@ def _kept(updates: int, *, layer: str | None = None) -> History:
     """Return a run of which so many updates repeat the one before."""
     history = Synthetic(steps=updates + 2).history()
     for update in range(updates):
-        history.note(Event(kind=KEPT, step=update + 1, layer=layer))
+        history.note(Event(kind=GRADIENTS_KEPT.name, step=update + 1, layer=layer))
     return history
 
 
 def _cleared() -> History:
     """Return a run whose gradients grow as a sum would, though they are cleared."""
     history = _summed(power=0.9)
-    history.note(Event(kind=CLEARED, step=1))
+    history.note(Event(kind=GRADIENTS_CLEARED.name, step=1))
     return history
 
 

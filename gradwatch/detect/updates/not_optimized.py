@@ -18,16 +18,11 @@ from gradwatch.detect.features.events import noted
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.scope import scopes
 from gradwatch.detect.features.structure import depth
+from gradwatch.events import EMPTY_GROUP, UNREGISTERED, WEIGHTS_MOVED
 from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import WINDOW, Floats, History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
-
-UNREGISTERED = "parameters-unregistered"
-"""Event of tensors that the model computes with and does not register."""
-
-MOVED = "weights-moved"
-"""Event of weights that change though no watched optimizer holds them."""
 
 USUAL = 1e-5
 """Update/weight ratio that some tensor must have: where none has, the learning rate is too low for all."""
@@ -101,7 +96,7 @@ class NotOptimized:
 
     def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
         """Say at which steps no update was measured."""
-        is_noted = any(event.kind == UNREGISTERED for event in ahead.history.events)
+        is_noted = any(event.kind == UNREGISTERED.name for event in ahead.history.events)
         if is_noted or depth(ahead.history).unowned:
             return np.zeros(len(ahead), np.bool_)
         ratio_DL = ahead.newest("update.ratio")
@@ -146,7 +141,7 @@ class NotOptimized:
             return
         if not held:
             severity, why = Severity.CRITICAL, "no optimizer holds any parameter of the model"
-        elif empty := [event.text for event in history.events if event.kind == "group-empty"]:
+        elif empty := [event.text for event in history.events if event.kind == EMPTY_GROUP.name]:
             severity, why = Severity.WARNING, empty[0]
         elif _is_probe(history, left, held):
             severity, why = Severity.INFO, "everything behind it is: freeze it if that is meant"
@@ -286,7 +281,7 @@ def _moved_by_others(history: History) -> NDArray[np.bool_]:
     """Say which tensors were seen to move though no watched optimizer holds them."""
     moved_L = np.zeros(len(history.info.layers), np.bool_)
     for event in history.events:
-        if event.kind == MOVED:
+        if event.kind == WEIGHTS_MOVED.name:
             moved_L[int(event.values["first"]) : int(event.values["last"]) + 1] = True
     return moved_L
 
@@ -358,12 +353,12 @@ def _left_out(*layers: int, moves: bool) -> History:
 def _moved(first: int, last: int, *left: int) -> History:
     """Return a run of which some layers are in no group, and those from the first to the last are seen to move."""
     made = _made_without(*(left or range(first, last + 1)), moves=False)
-    return made.note(MOVED, step=1, values={"first": float(first), "last": float(last)}).history()
+    return made.note(WEIGHTS_MOVED, step=1, values={"first": float(first), "last": float(last)}).history()
 
 
 def _used_up() -> History:
     made = _made_without(0, moves=False)
-    return made.note("group-empty", text="group 0 of the optimizer holds no parameter", values={"group": 0.0}).history()
+    return made.note(EMPTY_GROUP, text="group 0 of the optimizer holds no parameter", values={"group": 0.0}).history()
 
 
 def _made_without(*layers: int, moves: bool) -> Synthetic:

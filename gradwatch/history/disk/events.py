@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gradwatch.events import read_event
 from gradwatch.history.disk.jsonl import Lines, number
 from gradwatch.records import Event
 
@@ -14,7 +15,7 @@ def _encode(event: Event) -> dict[str, Any]:
 
 
 def _decode(data: dict[str, Any]) -> Event:
-    return Event.from_json(data | {"values": {str(name): float(value) for name, value in data["values"].items()}})
+    return read_event(data | {"values": {str(name): float(value) for name, value in data["values"].items()}})
 
 
 EVENTS = Lines(name="events.jsonl", noun="event", encode=_encode, decode=_decode)

@@ -11,6 +11,7 @@ from typing import Self, final
 
 import numpy as np
 
+from gradwatch.events import EventKind
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import dynamics
 from gradwatch.history.synthetic.dynamics import Optimizer, Precision
@@ -104,7 +105,7 @@ class Synthetic:
 
     def note(
         self,
-        kind: str,
+        kind: EventKind,
         *,
         step: int = 0,
         layer: str | None = None,
@@ -113,7 +114,7 @@ class Synthetic:
     ) -> Self:
         """Let an event happen at a step."""
         floats = {name: float(value) for name, value in values.items()}
-        self.events.append(Event(kind=kind, step=step, layer=layer, text=text, values=floats))
+        self.events.append(Event(kind=kind.name, step=step, layer=layer, text=text, values=floats))
         return self
 
     def replay(self, until: int | None = None) -> Iterator[History]:

@@ -13,7 +13,7 @@ from gradwatch.monitor.best_effort import best_effort
 from gradwatch.monitor.context import MonitorContext
 from gradwatch.monitor.host_stats import num_samples
 from gradwatch.probe.batches.batch_hash import checksums, finite_flag, is_finite, native_hash
-from gradwatch.probe.batches.repeated_samples import Samples
+from gradwatch.probe.batches.repeated_samples import RepeatedSamples
 
 
 class BatchReading(NamedTuple):
@@ -46,7 +46,7 @@ class BatchReader:
         self.warned: set[str] = set()
         self._device = device
         self._context, self._events = context, context.events
-        self._samples = Samples()
+        self._samples = RepeatedSamples()
 
     def read(self, batch: Any, *, step: int, run: Mapping[str, float]) -> BatchReading:
         """Read a batch.
@@ -87,5 +87,5 @@ class BatchReader:
 
     @best_effort("the comparison of batches")
     def _compare(self, batch: Any, step: int) -> None:
-        for event in self._samples.look(batch, step=step):
+        for event in self._samples.inspect(batch, step=step):
             self._context.pipeline.note(event)

@@ -24,9 +24,9 @@ from gradwatch.monitor.readings.loss_scale import LossScaleReader
 from gradwatch.monitor.readings.optimizer_tracker import OptimizerTracker, split_by_optimizer
 from gradwatch.monitor.readings.update_reader import UpdateReader
 from gradwatch.monitor.row import RowBuilder
-from gradwatch.probe.activations.bitmask import Units
+from gradwatch.probe.activations.bitmask import UnitMask
 from gradwatch.probe.activations.probe import ActivationProbe
-from gradwatch.probe.activations.silent_units import Silence
+from gradwatch.probe.activations.silent_units import SilentUnits
 from gradwatch.probe.device.transfer_queue import DeviceClock
 
 
@@ -66,7 +66,7 @@ class Collector:
         self.fast_path: FastPath | None = None
         self._num_layers = len(params)
         self._activations = activations
-        self._silence = Silence()
+        self._silence = SilentUnits()
         self._context, self._meter, self._counter = context, context.meter, context.counter
         self._trackers = split_by_optimizer(params, optimizers)
         self._handles: list[RemovableHandle] = []
@@ -235,7 +235,7 @@ class Collector:
             self._meter.optional_s += time.perf_counter() - began
 
     @best_effort("the probe of activations")
-    def _read_activations(self) -> tuple[dict[str, Tensor | NDArray[Any]], list[Units | None] | None]:
+    def _read_activations(self) -> tuple[dict[str, Tensor | NDArray[Any]], list[UnitMask | None] | None]:
         """Return the readings of the activations, and their dead units if the host knows them."""
         assert self._activations is not None, "only a probe that is there is due"
         act_SA = self._activations.read()
@@ -243,7 +243,7 @@ class Collector:
             return {}, None
         if act_SA.is_cpu:  # the next step may write to the bits, before a deferred row is complete
             units = self._activations.packed_units()
-            return {"act": act_SA}, [None if u is None else Units(u.bits.copy(), u.number) for u in units]
+            return {"act": act_SA}, [None if u is None else UnitMask(u.bits.copy(), u.number) for u in units]
         dead = enumerate(self._activations.dead_units())
         return {"act": act_SA, **{f"dead.{a}": flag_C for a, flag_C in dead if flag_C is not None}}, None
 

@@ -21,7 +21,7 @@ from gradwatch.monitor.overhead import UpdateTimer
 from gradwatch.monitor.readings.fused_statistics import fused_statistics
 from gradwatch.monitor.readings.parameter_readings import HistogramReader, LearningRates, UpdateMeasurement
 from gradwatch.monitor.row import Columns, OptimizerColumns, has_gradients, total_norm
-from gradwatch.probe.device.backend import choose
+from gradwatch.probe.device.backend import select_backend
 from gradwatch.probe.device.sync import is_capturing, to_array, to_float
 from gradwatch.probe.gradients.statistics import GradientProbe
 
@@ -114,7 +114,7 @@ class OptimizerTracker:
             after: The same after an update.
             hooked: Whether these are hooks: without, an instrumented optimizer cannot be the one that reads.
         """
-        extension, scaled = choose(), ("grad_scale", "found_inf")
+        extension, scaled = select_backend(), ("grad_scale", "found_inf")
         is_whole = self._is_on_cpu and isinstance(self._columns, slice)
         if extension is None or not is_whole or any(hasattr(type(self.optimizer), name) for name in scaled):
             return None

@@ -18,8 +18,8 @@ from gradwatch.monitor.readings.fused_statistics import FusedStatistics
 from gradwatch.probe.device.sync import host_value_or_copy, is_capturing
 from gradwatch.probe.gradients import histograms
 from gradwatch.probe.gradients.histograms import HistogramProbe
-from gradwatch.probe.updates.from_copy import UpdateProbe
-from gradwatch.probe.updates.from_moments import TraceProbe
+from gradwatch.probe.updates.from_copy import CopyUpdateProbe
+from gradwatch.probe.updates.from_moments import MomentUpdateProbe
 
 
 @final
@@ -123,8 +123,8 @@ class UpdateMeasurement:
     def __init__(self, params: Sequence[Tensor], optimizer: Optimizer, fused: FusedStatistics | None) -> None:
         self._params = params
         self._fused = fused
-        self._copies = UpdateProbe(params)
-        self._traces = TraceProbe(params, optimizer)
+        self._copies = CopyUpdateProbe(params)
+        self._traces = MomentUpdateProbe(params, optimizer)
         self.begin()
 
     def begin(self) -> None:

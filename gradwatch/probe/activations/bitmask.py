@@ -1,4 +1,4 @@
-"""Which units of an activation module never fired, at one bit each."""
+"""A bit for each unit of an activation module: whether it never fired."""
 
 # C = units of a module
 
@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class Units(NamedTuple):
+class UnitMask(NamedTuple):
     """A flag for each unit of a module.
 
     Args:
         bits: Eight units to a byte, the first in its lowest bit; shape (ceil(C / 8),), uint8. Bits of no unit are 0.
-        number: How many units there are.
+        number: Number of units.
     """
 
     bits: NDArray[np.uint8]
@@ -26,11 +26,11 @@ class Units(NamedTuple):
         return np.unpackbits(self.bits, count=self.number, bitorder="little").view(np.bool_)
 
 
-def packed(flag_C: NDArray[np.bool_]) -> Units:
+def packed(flag_C: NDArray[np.bool_]) -> UnitMask:
     """Return flags of shape (C,) at one bit each."""
-    return Units(np.packbits(flag_C, bitorder="little"), len(flag_C))
+    return UnitMask(np.packbits(flag_C, bitorder="little"), len(flag_C))
 
 
 def num_bytes(number: int) -> int:
-    """Return how many bytes hold the flags of so many units."""
+    """Return the number of bytes that hold a number of flags."""
     return -(-number // 8)

@@ -1,4 +1,4 @@
-"""Find activations that are functions, such as `torch.relu(x)`, on the tape of a forward pass, before a backward."""
+"""Find functional activations, such as `torch.relu(x)`, in the autograd graph of a forward pass before a backward."""
 
 from __future__ import annotations
 
@@ -13,59 +13,59 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from gradwatch.probe.activations.rules import Rules, rules_of
+from gradwatch.probe.activations.rules import ActivationRules, rules_of
 from gradwatch.probe.graph.graph import LAYOUT, LEAF, NAMES, Node, operation
 from gradwatch.probe.graph.loss_rules import LINEAR
 from gradwatch.probe.nested import tensors_of
 from gradwatch.probe.parameters import Models, named_modules
 
-MOST_NODES = 1_200
-"""Nodes of one forward pass, parameters aside, that are looked at, the nearest to its output first: 4 ms."""
+MAX_NODES = 1_200
+"""Visited nodes of one forward pass, without parameters, the nearest to its output first: 4 ms."""
 
-MOST_FUNCTIONS = 256
+MAX_ACTIVATIONS = 256
 """Activations of one forward pass that are read."""
 
-MOST_CALLS = 4
-"""Calls of one of them within a forward pass that are read: a cell is called as often as a sequence is long."""
+MAX_CALLS = 4
+"""Calls of one activation within a forward pass that are read: a cell is called for each position of a sequence."""
 
-NEAR = 64
-"""Nodes within which the matrix lies whose units an activation is of: norms, biases, heads come in between."""
+MAX_OWNER_NODES = 64
+"""Nodes that are searched for the matrix before an activation: norms, biases and heads come in between."""
 
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
-"""Modules whose gates are meant to be shut now and then."""
+"""Modules whose gates are meant to be shut at times."""
 
 BATCHED = frozenset({"Bmm", "Baddbmm"})
-"""Products of stacks of matrices: what `einsum` makes of a product with a weight, and attention of queries and keys."""
+"""Batched matrix products: `einsum` makes one of a product with a weight, attention one of queries and keys."""
 
 OPERATIONS = frozenset({"Clamp", "Hardsigmoid", "Hardtanh", "Relu", "Sigmoid", "Softmax", "Tanh", "Threshold"})
-"""What detectors judge; others have a slope everywhere."""
+"""Activations that detectors judge; others have a slope everywhere."""
 
 PRODUCT = "a product of two values"
-"""What uses a gate: a product with a constant, as dropout is, does not make one."""
+"""Use of a gate. A product with a constant, such as dropout, does not make a gate."""
 
 _sequence_nr = methodcaller("_sequence_nr")
 
-_HOOKED: Callable[..., Any] = lambda saved: saved  # noqa: E731 - stands for a hook where torch does not tell of any
+_HOOKED: Callable[..., Any] = lambda saved: saved  # noqa: E731 - stands for a hook if torch does not report hooks
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Function:
-    """What an operation computes.
+class FunctionType:
+    """The activation that an operation computes.
 
     Args:
-        kind: Name of the module type that does the same; `Gate` for a sigmoid or tanh that multiplies.
-        rules: What to look for in it.
-        module: That module, where the operation keeps its input; None where it keeps its output.
+        kind: Name of the equivalent module type; `Gate` for a sigmoid or tanh that multiplies.
+        rules: Ranges of dead and saturated outputs.
+        module: The equivalent module, if the operation saves its input; None if it saves its output.
     """
 
     kind: str
-    rules: Rules
+    rules: ActivationRules
     module: nn.Module | None = None
 
 
-class Owner(NamedTuple):
-    """Whose output an activation is of: the name of a module, its place in the model, and what it says of its units."""
+class OwnerModule(NamedTuple):
+    """The module before an activation: name, index in the model, layout of its units, and whether it is recurrent."""
 
     name: str
     place: int
@@ -73,130 +73,130 @@ class Owner(NamedTuple):
     is_recurrent: bool
 
 
-class Way(NamedTuple):
-    """Which argument leads on, from operation to operation, to a parameter; and whose that is."""
+class ParamPath(NamedTuple):
+    """The argument to follow at each operation to reach a parameter, that parameter, and its owner."""
 
     places: tuple[int, ...]
     param: Tensor
-    owner: Owner
+    owner: OwnerModule
 
 
-class Seen(NamedTuple):
-    """One call of a function: name and place of the matrix behind whose output it comes, and what it gave."""
+class FunctionCall(NamedTuple):
+    """One call of a functional activation: name and index of the module before it, and its output."""
 
     name: str
     place: int
     channels_first: bool | None
-    function: Function
+    function: FunctionType
     output: Tensor
 
     @property
     def is_kept(self) -> bool:
-        """Whether the output lies in the graph, rather than having been computed again."""
+        """Whether the output is saved in the graph, and not computed again."""
         return self.function.module is None
 
 
 @final
-class Functions:
-    """Reads what functions give off the graph that a forward pass has left behind.
+class FunctionalActivations:
+    """Reads the outputs of functional activations from the autograd graph of a forward pass.
 
-    A backward frees what the graph keeps; before it, reading is looking at memory that is there. Nothing is computed
-    again: what hooks on saved tensors hold, as activation checkpointing and offloading do, is left alone. Compiled
-    regions are one node, and show nothing.
+    A backward pass frees the tensors that the graph saves; before it they are in memory. Nothing is unpacked: tensors
+    behind saved-tensor hooks, as of activation checkpointing and offloading, are ignored. Compiled regions are one node
+    and show nothing.
 
-    Hidden activations count, with a matrix on both their sides (a weight that `einsum` multiplies by is one), and those
-    right behind the last one: what a loss that is part of the model computes does not. What lies behind one output is
-    not walked through again behind the next.
+    Hidden activations count, which have a matrix before and after them (a weight in `einsum` is one), and those right
+    after the last matrix. Activations of a loss that is part of the model do not count. The graph of an output is not
+    visited again as part of the next output's graph.
 
     Args:
         models: A model, or several by name.
     """
 
     def __init__(self, models: Models) -> None:
-        self._met: set[int] = set()  # sequence numbers of nodes of this step: the nodes themselves would hold the graph
+        self._met: set[int] = set()  # sequence numbers of nodes of this step: nodes would keep the graph alive
         self._num_met = 0  # activations of this step so far
-        self._owners: dict[Tensor, Owner] = {}
-        self._ways: dict[int, Way] = {}  # to the parameter of each activation of a step
+        self._owners: dict[Tensor, OwnerModule] = {}
+        self._paths: dict[int, ParamPath] = {}  # to the parameter of each activation of a step
         for place, (name, module) in enumerate(named_modules(models)):
             name = name.partition(".parametrizations.")[0].removesuffix(".parametrizations")
-            owner = Owner(name, place, _is_channels_first(module), isinstance(module, RECURRENT))
+            owner = OwnerModule(name, place, _is_channels_first(module), isinstance(module, RECURRENT))
             for param in module.parameters(recurse=False):
                 self._owners.setdefault(param, owner)
 
     def begin(self) -> None:
-        """Make ready for the next step."""
+        """Prepare for the next step."""
         self._met.clear()
         self._num_met = 0
 
-    def look(self, output: Any, *, known: set[Node]) -> Iterator[Seen]:
-        """Yield the calls of functions that led to the output of a forward pass.
+    def find(self, output: Any, *, known: set[Node]) -> Iterator[FunctionCall]:
+        """Yield the calls of functional activations in the graph of an output.
 
         Args:
             output: Any nest of tensors.
-            known: Nodes of activations that were seen as modules.
+            known: Nodes of activations that are modules.
         """
-        if torch._C._functorch.peek_interpreter_stack() is not None:  # a transform: these are no plain tensors
+        if torch._C._functorch.peek_interpreter_stack() is not None:  # inside a functorch transform
             return
         roots = [tensor.grad_fn for tensor in tensors_of(output) if tensor.grad_fn is not None]
         calls: dict[str, int] = {}
         for node, users in _activations(roots, self._met):
-            owner = None if node in known or len(calls) == MOST_FUNCTIONS else self._owner(node)
+            owner = None if node in known or len(calls) == MAX_ACTIVATIONS else self._owner(node)
             function = _function(operation(node), node, users) if owner else None
             if not owner or not function or owner.is_recurrent:
                 continue
             name = f"{owner.name}.{function.kind.lower()}" if owner.name else function.kind.lower()
             calls[name] = calls.get(name, 0) + 1
-            output = _output(node, function) if calls[name] <= MOST_CALLS else None
+            output = _output(node, function) if calls[name] <= MAX_CALLS else None
             if output is not None and output.numel():
-                yield Seen(name, owner.place, owner.channels_first, function, output)
+                yield FunctionCall(name, owner.place, owner.channels_first, function, output)
 
-    def _owner(self, node: Node) -> Owner | None:
-        """Return the module of the nearest matrix, or else of the nearest parameter, that an activation is made of.
+    def _owner(self, node: Node) -> OwnerModule | None:
+        """Return the module of the nearest matrix before an activation, or else of the nearest parameter.
 
-        It is mostly where it was in the steps before, and then need not be searched for.
+        The path is mostly the same as in the steps before, and then needs no search.
         """
         place = self._num_met
         self._num_met += 1
-        way = self._ways.get(place)
-        if way is None or _end(node, way.places) is not way.param:
-            way = self._search(node)
-            if way is None:
+        path = self._paths.get(place)
+        if path is None or _end(node, path.places) is not path.param:
+            path = self._search(node)
+            if path is None:
                 return None
-            if place < MOST_NODES:
-                self._ways[place] = way
-        return way.owner
+            if place < MAX_NODES:
+                self._paths[place] = path
+        return path.owner
 
-    def _search(self, node: Node) -> Way | None:
-        """Return the way to that parameter."""
-        ways = {node: tuple[int, ...]()}
+    def _search(self, node: Node) -> ParamPath | None:
+        """Return the path to that parameter."""
+        paths = {node: tuple[int, ...]()}
         waiting = deque([node])
-        nearest: Way | None = None
-        while waiting and len(ways) < NEAR:
+        nearest: ParamPath | None = None
+        while waiting and len(paths) < MAX_OWNER_NODES:
             at = waiting.popleft()
             if operation(at) == LEAF:
                 if at.variable in self._owners:
-                    found = Way(ways[at], at.variable, self._owners[at.variable])
+                    found = ParamPath(paths[at], at.variable, self._owners[at.variable])
                     nearest = nearest or found
                     if at.variable.ndim > 1:
                         return found
                 continue
             for i, (child, _) in enumerate(at.next_functions):
-                if child is not None and child not in ways:
-                    ways[child] = *ways[at], i
+                if child is not None and child not in paths:
+                    paths[child] = *paths[at], i
                     waiting.append(child)
         return nearest
 
 
 def _activations(roots: Sequence[Node], met: set[int]) -> Iterator[tuple[Node, set[str]]]:
-    """Yield activations behind some nodes that are hidden or follow a matrix; of gates, the names of what uses them.
+    """Yield activations below some nodes that are hidden or follow a matrix, with the operations that use a gate.
 
     Args:
-        roots: Where to begin.
-        met: Where to end: sequence numbers of nodes that were hidden behind earlier roots. Those of these are added.
+        roots: First nodes.
+        met: Sequence numbers of nodes below earlier roots, which are not visited. Those of new nodes are added.
     """
     outer, users = _walk(roots, stop=True)
-    behind = [child for node in outer if _is_product(node) for child in _made_of(node)]
-    new = [node for node in behind if operation(node) != LEAF and node._sequence_nr() not in met]
+    below = [child for node in outer if _is_product(node) for child in _arguments(node)]
+    new = [node for node in below if operation(node) != LEAF and node._sequence_nr() not in met]
     inner, users_inside = _walk(new, stop=False, met=met)
     met.update(map(_sequence_nr, inner))
     for node in _of_interest(inner):
@@ -215,20 +215,20 @@ def _of_interest(nodes: Iterable[Node]) -> list[Node]:
 def _walk(
     roots: Sequence[Node], *, stop: bool, met: AbstractSet[int] = frozenset()
 ) -> tuple[list[Node], dict[Node, set[str]]]:
-    """Return nodes but leaves in the order of their distance, and the names of the operations that use each gate.
+    """Return nodes without leaves, nearest first, and the names of the operations that use each gate.
 
     Args:
-        roots: Where to begin.
-        stop: Whether to go no further than to products with a matrix.
-        met: Sequence numbers of nodes not to go to.
+        roots: First nodes.
+        stop: Whether to stop at products with a matrix.
+        met: Sequence numbers of nodes not to visit.
     """
     nodes, users = list(dict.fromkeys(roots)), dict[Node, set[str]]()
     seen = set(nodes)
-    for node in islice(nodes, MOST_NODES):  # which grow meanwhile
+    for node in islice(nodes, MAX_NODES):  # which grows meanwhile
         if stop and _is_product(node):
             continue
         for child, _ in node.next_functions:
-            # not by a call of `operation`, which would take as long as all else here
+            # inlined `operation`: the call would take as long as the rest of the loop
             if child is None or (kind := NAMES.get(type(child)) or operation(child)) == LEAF:
                 continue
             if kind in _GATES:
@@ -236,23 +236,23 @@ def _walk(
             if child not in seen and not (met and child._sequence_nr() in met):
                 seen.add(child)
                 nodes.append(child)
-    return nodes[:MOST_NODES], users
+    return nodes[:MAX_NODES], users
 
 
 def _use(node: Node) -> str:
-    """Return what an operation does with a value."""
+    """Return the use that an operation makes of a value."""
     name = operation(node)
-    return PRODUCT if name == "Mul" and len(_made_of(node)) > 1 else name
+    return PRODUCT if name == "Mul" and len(_arguments(node)) > 1 else name
 
 
-def _made_of(node: Node) -> list[Node]:
-    """Return what the arguments of an operation came from, without constants."""
+def _arguments(node: Node) -> list[Node]:
+    """Return the nodes of the arguments of an operation, without constants."""
     return [child for child, _ in node.next_functions if child is not None]
 
 
-def _end(node: Node, way: Sequence[int]) -> Tensor | None:
-    """Return the parameter at the end of a way, None where it does not lead to one."""
-    for place in way:
+def _end(node: Node, path: Sequence[int]) -> Tensor | None:
+    """Return the parameter at the end of a path, or None."""
+    for place in path:
         arguments = node.next_functions
         node = arguments[place][0] if place < len(arguments) else None
         if node is None:
@@ -262,13 +262,13 @@ def _end(node: Node, way: Sequence[int]) -> Tensor | None:
 
 
 def _follows_a_matrix(node: Node) -> bool:
-    """Say whether an activation is that of a matrix product, with nothing but changes of layout in between."""
-    made_of = _made_of(node)
-    return len(made_of) == 1 and _is_product(_through(made_of[0]))
+    """Return whether an activation follows a matrix product, with only changes of layout in between."""
+    arguments = _arguments(node)
+    return len(arguments) == 1 and _is_product(_through(arguments[0]))
 
 
 def _is_product(node: Node) -> bool:
-    """Say whether a node multiplies by a matrix: by any, or, of stacks, by a parameter."""
+    """Return whether a node multiplies by a matrix; a batched product must have a parameter."""
     name = operation(node)
     if name not in BATCHED:
         return name in LINEAR
@@ -277,14 +277,14 @@ def _is_product(node: Node) -> bool:
 
 
 def _through(node: Node) -> Node:
-    """Return the operation that made the values, behind those that only move them about."""
-    while operation(node) in LAYOUT and len(made_of := _made_of(node)) == 1:
-        node = made_of[0]
+    """Return the operation that computed the values, past operations that only rearrange them."""
+    while operation(node) in LAYOUT and len(arguments := _arguments(node)) == 1:
+        node = arguments[0]
     return node
 
 
-def _function(name: str, node: Node, users: set[str]) -> Function | None:
-    """Return what a node of some name computes, or None where that is no activation."""
+def _function(name: str, node: Node, users: set[str]) -> FunctionType | None:
+    """Return the activation that a node computes, or None."""
     if name == "Softmax":
         dim = int(node._saved_dim)
         return _of_module(nn.Softmax(dim if dim < 1 << 63 else dim - (1 << 64)), keeps_output=True)
@@ -296,8 +296,8 @@ def _function(name: str, node: Node, users: set[str]) -> Function | None:
     return _FUNCTIONS.get(name) or _bounded(name, node)
 
 
-def _bounded(name: str, node: Node) -> Function | None:
-    """Return what a node computes that cuts values off."""
+def _bounded(name: str, node: Node) -> FunctionType | None:
+    """Return the activation that a clamping node computes, or None."""
     low, high = (node._saved_min_val, node._saved_max_val) if name == "Hardtanh" else (node._saved_min, node._saved_max)
     if low is None:
         return None
@@ -309,10 +309,10 @@ def _bounded(name: str, node: Node) -> Function | None:
     return _of_module(nn.Hardtanh(float(low), float(high)), keeps_output=False, kind=kind) if low < high else None
 
 
-def _of_module(module: nn.Module, *, keeps_output: bool, kind: str | None = None) -> Function:
+def _of_module(module: nn.Module, *, keeps_output: bool, kind: str | None = None) -> FunctionType:
     rules = rules_of(module)
-    assert rules is not None, "these are all activations"
-    return Function(kind or type(module).__name__, rules, None if keeps_output else module)
+    assert rules is not None, "only activations are passed in"
+    return FunctionType(kind or type(module).__name__, rules, None if keeps_output else module)
 
 
 _FUNCTIONS = {
@@ -322,21 +322,21 @@ _FUNCTIONS = {
     "Hardsigmoid": _of_module(nn.Hardsigmoid(), keeps_output=False),
     "Threshold": _of_module(nn.ReLU(), keeps_output=False),
 }
-"""What operations without settings compute, by their name: to make a module takes as long as to read what it gave."""
+"""Activations without settings, by operation. They are shared: making a module takes as long as reading its output."""
 
 _GATES = {name: replace(_FUNCTIONS[name], kind="Gate") for name in ("Sigmoid", "Tanh")}
-"""The same where they multiply."""
+"""Activations that multiply, by operation."""
 
 
-def _output(node: Node, function: Function) -> Tensor | None:
-    """Return what an activation gave, or None where that is not there as it was."""
+def _output(node: Node, function: FunctionType) -> Tensor | None:
+    """Return the output of an activation, or None if it is not in memory unchanged."""
     name = "result" if function.module is None else "self"
     raw = getattr(node, f"_raw_saved_{name}", None)
     if raw is None or getattr(raw, "unpack_hook", _HOOKED) is not None:
         return None
     try:
         kept: Tensor = getattr(node, f"_saved_{name}")
-    except RuntimeError:  # freed by a backward, or written over since
+    except RuntimeError:  # freed by a backward, or overwritten since
         return None
     if function.module is None:
         return kept
@@ -345,7 +345,7 @@ def _output(node: Node, function: Function) -> Tensor | None:
 
 
 def _is_channels_first(module: nn.Module) -> bool | None:
-    """Say where the units of a matrix' output lie; None where only the number of dimensions tells."""
+    """Return whether units are dimension 1 of a module's output; None if it depends on the number of dimensions."""
     if isinstance(module, nn.modules.conv._ConvNd):
         return True
     return False if isinstance(module, (nn.Linear, nn.Embedding, nn.MultiheadAttention)) else None

@@ -1,4 +1,4 @@
-"""Watch activation modules by forward hooks, on the steps that ask for it, and reduce what they give to a small row."""
+"""Watch activations by forward hooks, on sampled steps, and reduce their outputs to a small row of statistics."""
 
 # A = activation modules, C = units (channels or features) of one of them, S = statistics (the first four of
 # catalogue.ACT)
@@ -10,7 +10,7 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Self, final
 
@@ -18,32 +18,32 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from gradwatch.probe.activations.accumulator import Call, Slot, Sums, statistics
-from gradwatch.probe.activations.bitmask import Units
-from gradwatch.probe.activations.functional import Functions, Seen
-from gradwatch.probe.activations.rules import Rules, rules_of
-from gradwatch.probe.batches.target_match import Pairings
+from gradwatch.probe.activations.accumulator import ActivationAccumulator, PendingCall, SharedSums, statistics
+from gradwatch.probe.activations.bitmask import UnitMask
+from gradwatch.probe.activations.functional import FunctionalActivations, FunctionCall
+from gradwatch.probe.activations.rules import ActivationRules, rules_of
+from gradwatch.probe.batches.target_match import TargetMatch
 from gradwatch.probe.device import backend as kernels
-from gradwatch.probe.gradients.recurrence import Recurrences
+from gradwatch.probe.gradients.recurrence import RecurrenceProbe
 from gradwatch.probe.graph.graph import Node, uncollected
 from gradwatch.probe.inert_hook import inert_hook
 from gradwatch.probe.parameters import Models, named_modules
 from gradwatch.records import ActivationInfo
 
-# What a compiled graph may note down inside of activation checkpointing, without doing so again in the recomputation.
+# Lets a compiled graph run side effects inside activation checkpointing, and not again in the recomputation.
 _ONCE_UNDER_CHECKPOINT = "skip_fwd_side_effects_in_bwd_under_checkpoint"
 
 _CHANNELS_FIRST = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
 _FEATURES_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.MultiheadAttention, nn.RNNBase)
 _HAVE_A_FAST_PATH = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
-"""Modules that compute otherwise in evaluation where a hook is on them or in them."""
+"""Modules that run other code in evaluation if there is a hook on them or in them."""
 
 
 def _counts(module: nn.Module) -> bool:
-    """Say whether this forward call is one of the step's: training, with gradients, and not done over in the backward.
+    """Return whether a forward call belongs to the step: training, with gradients, and no recomputation in a backward.
 
-    Activation checkpointing runs a forward twice. The non-reentrant kind runs it as usual and again while a backward is
-    under way; the reentrant kind runs it without gradients first, so that the second run is the one to count.
+    Activation checkpointing runs a forward twice. The non-reentrant kind runs it as usual and again during the
+    backward; the reentrant kind runs it without gradients first, so the second run counts.
     """
     if not module.training or not torch.is_grad_enabled():
         return False
@@ -53,69 +53,191 @@ def _counts(module: nn.Module) -> bool:
     return node is not None and node.name() == "CheckpointFunctionBackward"
 
 
-def _add(slot: Slot, module: nn.Module, output: torch.Tensor) -> None:
-    if _counts(module):
-        slot.add(output)
+def _before_forward(
+    probe: ActivationProbe, accumulators: Sequence[ActivationAccumulator], module: nn.Module, inputs: Any
+) -> None:
+    if probe.is_armed:
+        probe.attempt(_begin, accumulators, module)
 
 
-def _begin(slots: Sequence[Slot], module: nn.Module) -> None:
-    """Count calls anew, before a forward call of a model."""
+def _after_forward(
+    probe: ActivationProbe, accumulator: ActivationAccumulator, module: nn.Module, inputs: Any, output: Any
+) -> None:
+    if probe.is_armed and isinstance(output, torch.Tensor) and output.numel():
+        probe.attempt(_add, accumulator, module, output)
+        if probe.functions:
+            probe.functions.exclude(output)
+
+
+def _on_enter(probe: ActivationProbe, module: nn.Module, inputs: Any) -> None:
+    """Count a call of a module that may be outermost."""
+    if not torch.compiler.is_compiling() and probe.is_armed:
+        probe.depth += 1
+
+
+def _on_leave(probe: ActivationProbe, module: nn.Module, inputs: Any, output: Any) -> None:
+    if not torch.compiler.is_compiling() and probe.is_armed:
+        probe.depth -= 1
+        if probe.depth == 0:
+            probe.attempt(probe.inspect, module, output)
+
+
+def _add(accumulator: ActivationAccumulator, module: nn.Module, output: torch.Tensor) -> None:
     if _counts(module):
-        for slot in slots:
-            slot.call = 0
+        accumulator.add(output)
+
+
+def _begin(accumulators: Iterable[ActivationAccumulator], module: nn.Module) -> None:
+    """Reset the counts of calls, before a forward call of a model."""
+    if _counts(module):
+        for accumulator in accumulators:
+            accumulator.call = 0
+
+
+@final
+class FunctionAccumulators:
+    """Accumulators of functional activations, such as `fc1.relu`, found in the graphs of the outermost modules.
+
+    Args:
+        models: A model, or several by name.
+        sums: Sums of the C extension.
+        new: Makes an accumulator whose rules are not known yet.
+        found: Accumulators of the activations of an earlier run.
+        is_open: Whether further activations are added.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        sums: SharedSums,
+        new: Callable[[], ActivationAccumulator],
+        *,
+        found: Mapping[ActivationInfo, ActivationAccumulator] | None = None,
+        is_open: bool,
+    ) -> None:
+        self.found = dict(found or {})
+        self.order: dict[ActivationInfo, float] = {}
+        self.is_open = is_open
+        self._activations, self._sums, self._new = FunctionalActivations(models), sums, new
+        self._modules: set[Node] = set()  # outputs of activation modules in the current forward pass
+
+    def begin(self) -> None:
+        """Prepare for the next step."""
+        self._activations.begin()
+        self.end_forward()
+
+    def end_forward(self) -> None:
+        """Drop the nodes of the current forward pass."""
+        self._modules.clear()
+
+    def exclude(self, output: torch.Tensor) -> None:
+        """Exclude the output of an activation module."""
+        if not torch.compiler.is_compiling() and output.grad_fn is not None:
+            self._modules.add(output.grad_fn)
+
+    def read(self, output: Any) -> None:
+        """Accumulate the functional activations in the graph of the output of a forward call."""
+        for accumulator in self.found.values():
+            accumulator.call = 0
+        pending: list[PendingCall] = []
+        with uncollected(), torch.no_grad():
+            for call in self._activations.find(output, known=self._modules):
+                if (own := self._accumulator_of(call)) is None:
+                    continue
+                if not call.is_kept or call.output.dtype != torch.float32:  # a pending call would keep the copy alive
+                    own.add(call.output)
+                elif (begun := own.begin(call.output)) is not None:
+                    pending.append(begun)
+            if pending:
+                self._sums.add(pending)
+
+    def _accumulator_of(self, call: FunctionCall) -> ActivationAccumulator | None:
+        """Return the accumulator of a functional activation, or None if it is not watched."""
+        info = ActivationInfo(name=call.name, module_type=call.function.kind)
+        accumulator = self.found.get(info)
+        if accumulator is None and self.is_open:
+            accumulator = self.found[info] = self._new()
+            self.order[info] = call.place + 0.5  # after the module of that index
+        if accumulator is not None and not accumulator.is_called:
+            accumulator.update_rules(call.function.rules, channels_first=call.channels_first)
+        return accumulator
+
+
+@final
+class HookSet:
+    """Hooks that are attached and removed together.
+
+    Attributes:
+        register: Functions that attach one hook each.
+    """
+
+    def __init__(self) -> None:
+        self.register: list[Callable[[], RemovableHandle]] = []
+        self._handles: list[RemovableHandle] = []
+
+    def attach(self) -> None:
+        """Attach all hooks, unless they are."""
+        if not self._handles:
+            self._handles = [register() for register in self.register]
+
+    def remove(self) -> None:
+        """Remove all hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
 
 
 @final
 class ActivationProbe:
-    """Statistics of every activation module of a model, over all forward calls of an optimizer step.
+    """Statistics of every activation of a model, over all forward calls of an optimizer step.
 
-    Its hooks do nothing until it is armed, and after the first step are there only while it is. They see activations
-    that are modules (`nn.ReLU()`); those that are functions (`F.relu`) are read off the tape that the outermost modules
-    leave behind, once somebody has said that they are wanted (`find_functions`): `fc1.relu` is the one behind `fc1`.
-    Which there are shows at the first step. Units are channels or features: dimension 1 after a
-    convolution, batch or group norm, the last after a linear layer, embedding or layer norm, whichever module comes
-    before in the model's order; where none does, dimension 1 of outputs with four or more dimensions. A module that is
-    called several times in a forward pass has its units once per call.
+    Its hooks do nothing until it is armed, and after the first step are attached only while it is. They see activations
+    that are modules (`nn.ReLU()`). Functional activations (`F.relu`) are read from the autograd graph of the outermost
+    modules after `find_functions`: `fc1.relu` is the one after `fc1`; the first step shows which there are.
+
+    Units are channels or features: dimension 1 after a convolution, batch or group norm; the last dimension after a
+    linear layer, embedding or layer norm, whichever module comes before in the model's order. Without such a module,
+    they are dimension 1 of outputs with four or more dimensions. A module that is called several times in a forward
+    pass has its units once per call.
 
     Under torch.compile the hooks are traced without a graph break, if the probe was made before the first compiled
     call. Armed and disarmed steps are then two compiled graphs, and the hooks stay.
 
-    A copy of the model is not watched. What goes wrong in a hook never reaches the forward call: it is named in one
-    RuntimeWarning, and the hooks come off.
+    A copy of the model is not watched. An error in a hook never reaches the forward call: one RuntimeWarning names it,
+    and the hooks are removed.
 
     Args:
         model: A model, or several by name.
-        max_elements: At most so many values are read per call: those of the leading samples.
-        kernel: Which code reads tensors on the CPU; for tests and measurements.
+        max_elements: Maximum number of values that are read per call, from the leading samples.
+        kernel: Backend that reads tensors on the CPU.
 
     Attributes:
-        is_armed: Whether the hooks sum up.
+        is_armed: Whether the hooks accumulate.
         infos: The watched activations in the order of the model.
         spent_s: Seconds that hooks took since `arm`.
-        depth: Calls under way of modules that may be outermost ones.
-        recurrences: Reads gradients on their way back through a recurrence, where the outermost modules are looked at;
+        depth: Calls in progress of modules that may be outermost.
+        functions: Accumulators of functional activations, or None.
+        recurrences: Probe of gradients on their way back through a recurrence, if the outermost modules are inspected;
             or None.
-        pairings: Compares predictions with the targets of other samples, likewise.
+        target_match: Comparison of predictions with the targets of other samples, likewise.
     """
 
     def __init__(self, model: Models, *, max_elements: int = 65536, kernel: kernels.Kernel = "auto") -> None:
         self.is_armed = False
         self.spent_s = 0.0
         self.depth = 0
-        self._slots: list[Slot] = []
+        self._accumulators: list[ActivationAccumulator] = []
         self._is_traced = False
-        self._places: list[Callable[[], RemovableHandle]] = []
-        self._handles: list[RemovableHandle] = []
-        self._tracing: tuple[Any, Any] | None = None  # configuration of torch.compile, and what it was
-        self._model, self._limit, self._sums = model, max_elements, Sums(kernels.choose(kernel))
-        self._functions: Functions | None = None
-        self.recurrences: Recurrences | None = None
-        self.pairings: Pairings | None = None
-        self._tell: Callable[[tuple[ActivationInfo, ...]], bool] | None = None
-        self._known: set[Node] = set()  # of modules, in the forward pass under way
-        self._outermost: dict[nn.Module, None] = {}  # that may be
-        self._called: dict[nn.Module, None] = {}  # that were
-        self._found: dict[tuple[str, str], Slot] = {}  # by name and type
+        self._hooks, self._outer_hooks = HookSet(), HookSet()
+        self._tracing: tuple[Any, Any] | None = None  # configuration of torch.compile, and its earlier value
+        self._model, self._limit = model, max_elements
+        self._sums = SharedSums(kernels.select_backend(kernel))
+        self.functions: FunctionAccumulators | None = None
+        self.recurrences: RecurrenceProbe | None = None
+        self.target_match: TargetMatch | None = None
+        self._offer: Callable[[tuple[ActivationInfo, ...]], bool] | None = None
+        self._readers: tuple[RecurrenceProbe | TargetMatch, ...] = ()
+        self._called: dict[nn.Module, None] = {}  # outermost modules
         self._order: dict[ActivationInfo, float] = {}
         infos: list[ActivationInfo] = []
         channels_first: bool | None = None
@@ -126,18 +248,16 @@ class ActivationProbe:
             if rules is not None:
                 infos.append(ActivationInfo(name=name, module_type=type(module).__name__))
                 self._order[infos[-1]] = place
-                slot = Slot(rules, channels_first=channels_first, limit=max_elements, sums=self._sums)
-                self._slots.append(slot)
-                self._places.append(
-                    partial(module.register_forward_hook, inert_hook(partial(self._after_forward, slot)))
-                )
+                accumulator = self._new_accumulator(rules, channels_first=channels_first)
+                self._accumulators.append(accumulator)
+                hook = inert_hook(partial(_after_forward, self, accumulator))
+                self._hooks.register.append(partial(module.register_forward_hook, hook))
         for root in model.values() if isinstance(model, Mapping) else [model]:
-            root = getattr(root, "_orig_mod", root)  # inside of torch.compile, to be traced with the rest
-            self._places.append(
-                partial(root.register_forward_pre_hook, inert_hook(partial(self._before_forward, self._slots)))
-            )
+            root = getattr(root, "_orig_mod", root)  # inside torch.compile, to be traced with the rest
+            hook = inert_hook(partial(_before_forward, self, self._accumulators))
+            self._hooks.register.append(partial(root.register_forward_pre_hook, hook))
         self.infos = tuple(infos)
-        self._hook_up()
+        self._hooks.attach()
 
     def __enter__(self) -> Self:
         return self
@@ -146,236 +266,195 @@ class ActivationProbe:
         self.close()
 
     def close(self) -> None:
-        """Take all hooks off the model."""
+        """Remove all hooks from the model."""
         self._disarm()
-        self._places.clear()
-        self._unhook()
+        for hooks in (self._hooks, self._outer_hooks):
+            hooks.register.clear()
+            hooks.remove()
         for reader in self._readers:
             reader.clear()
 
-    def find_functions(self, tell: Callable[[tuple[ActivationInfo, ...]], bool]) -> None:
-        """Watch activations that are functions too.
+    def find_functions(self, offer: Callable[[tuple[ActivationInfo, ...]], bool]) -> None:
+        """Watch functional activations too.
 
         Args:
-            tell: Called with all `infos`, once, after the first step, where it called functions. It says whether there
-                is room for them; else they are not watched.
+            offer: Called with all `infos`, once, after the first step, if it called functional activations. It returns
+                whether there is room for them; otherwise they are not watched.
         """
-        self._functions, self._tell = Functions(self._model), tell
-        self._look_inside()
+        self._offer = offer
+        self.functions = FunctionAccumulators(self._model, self._sums, self._new_accumulator, is_open=True)
+        self._inspect_outermost()
 
     def expect(self, infos: tuple[ActivationInfo, ...]) -> None:
-        """Take the layout of a history that has begun: what is in it is watched, and nothing else."""
+        """Watch exactly the activations of a history that has begun."""
         if set(self.infos) <= set(infos):
-            of = dict(zip(self.infos, self._slots, strict=True))
-            new = {info: self._new_slot() for info in infos if info not in of}
-            self._found = {(info.name, info.module_type): slot for info, slot in new.items()}
-            self.infos, self._slots = infos, [of.get(info) or new[info] for info in infos]
-            self._functions = Functions(self._model) if self._found else None
-            self._look_inside()
+            own = dict(zip(self.infos, self._accumulators, strict=True))
+            found = {info: self._new_accumulator() for info in infos if info not in own}
+            self.infos, self._accumulators = infos, [own.get(info) or found[info] for info in infos]
+            self.functions = None
+            if found:
+                self.functions = FunctionAccumulators(
+                    self._model, self._sums, self._new_accumulator, found=found, is_open=False
+                )
+            self._inspect_outermost()
 
-    def _look_inside(self) -> None:
-        """Look from now on at what the outermost modules leave behind."""
-        self.recurrences = Recurrences(self._model)
-        self.pairings = Pairings()
-        self._outermost = dict.fromkeys(_may_be_outermost(self._model))
-        self._unhook()
-        self._hook_up()
+    def _inspect_outermost(self) -> None:
+        """Inspect the graphs of the outermost modules from the next call on."""
+        self.recurrences, self.target_match = self._readers = (RecurrenceProbe(self._model), TargetMatch())
+        self._hooks.remove()
+        self._outer_hooks.remove()
+        self._outer_hooks.register = _outer_hooks(self, _may_be_outermost(self._model))
+        self._attach()
+
+    def _attach(self) -> None:
+        self._hooks.attach()
+        if self._inspects_outermost:
+            self._outer_hooks.attach()
 
     @property
-    def _looks_inside(self) -> bool:
-        """Whether there is anything to look for in what the outermost modules leave behind."""
-        return self._functions is not None or any(not reader.is_over for reader in self._readers)
+    def _inspects_outermost(self) -> bool:
+        """Whether anything reads the graphs of the outermost modules."""
+        return self.functions is not None or any(not reader.is_over for reader in self._readers)
 
     def state(self) -> dict[str, Any]:
-        """Return what further looks depend on, plain data: which activations are watched, and what was read so far."""
+        """Return the state of further samples, plain data: the watched activations and the state of the readers."""
         return {
             "activations": [dataclasses.asdict(info) for info in self.infos],
             "readers": [reader.state() for reader in self._readers],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave; which activations are watched is for `expect` to say, before."""
-        for reader, saved in zip(
-            self._readers, state.get("readers", ()), strict=False
-        ):  # an older gradwatch saved none
-            reader.restore(saved)
+        """Continue from the result of `state`; call `expect` before, with the watched activations."""
+        saved = state.get("readers", ())  # an older gradwatch saved none
+        for reader, its_state in zip(self._readers, saved, strict=False):
+            reader.restore(its_state)
 
     def arm(self) -> None:
-        """Start to sum up, from the next forward call on; what was summed before is dropped."""
+        """Start to accumulate with the next forward call; earlier sums are dropped."""
         self._disarm()
-        self._hook_up()
+        self._attach()
         self.is_armed = True
         self.spent_s = 0.0
         self.depth = 0
         self._sums.clear()
-        for slot in self._slots:
-            slot.clear()
-        if self._functions:
-            self._functions.begin()
+        for accumulator in self._accumulators:
+            accumulator.clear()
+        if self.functions:
+            self.functions.begin()
         for reader in self._readers:
             reader.begin()
-        dynamo = sys.modules.get("torch._dynamo")  # importing it takes a second, and is the business of torch.compile
+        dynamo = sys.modules.get("torch._dynamo")  # importing it takes a second, and is left to torch.compile
         if dynamo is not None and hasattr(dynamo.config, _ONCE_UNDER_CHECKPOINT):
             self._tracing = (dynamo.config, getattr(dynamo.config, _ONCE_UNDER_CHECKPOINT))
-            setattr(dynamo.config, _ONCE_UNDER_CHECKPOINT, True)  # its own `patch` takes ten times as long
-
-    @property
-    def _readers(self) -> tuple[Recurrences | Pairings, ...]:
-        return tuple(filter(None, (self.recurrences, self.pairings)))
-
-    def _hook_up(self) -> None:
-        if not self._handles:
-            self._handles = [register() for register in self._places]
-            for module in self._outermost if self._looks_inside else ():
-                self._handles.append(module.register_forward_pre_hook(inert_hook(self._on_enter)))
-                self._handles.append(module.register_forward_hook(inert_hook(self._on_leave)))
-
-    def _unhook(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+            setattr(dynamo.config, _ONCE_UNDER_CHECKPOINT, True)  # `dynamo.config.patch` takes 10x as long
 
     def _disarm(self) -> None:
         self.is_armed = False
-        self._known.clear()
+        if self.functions:
+            self.functions.end_forward()
         if self._tracing:
             config, before = self._tracing
             setattr(config, _ONCE_UNDER_CHECKPOINT, before)
             self._tracing = None
 
     def read(self) -> torch.Tensor | None:
-        """Stop, and return what the calls since `arm` gave.
+        """Disarm, and return the statistics of the calls since `arm`.
 
         Returns:
             Tensor of shape (S, A), float32, on the device of the activations, in the order of `catalogue.ACT` and
-            `infos`; nan where a notion does not apply and where a module was not called. None where the probe was not
-            armed or nothing was called.
+            `infos`; nan if a statistic does not apply or a module was not called. None if the probe was not armed or
+            nothing was called.
         """
         if self.is_armed:
             self._settle()
-        called = [i for i, slot in enumerate(self._slots) if slot.is_called] if self.is_armed else []
+        called = [i for i, it in enumerate(self._accumulators) if it.is_called] if self.is_armed else []
         self._disarm()
         if not called:
             return None
-        if not self._is_traced:
-            self._unhook()  # a module with hooks takes 5 us longer to call
-        row_SA = statistics([self._slots[i] for i in called])
-        if len(called) == len(self._slots):
+        if not self._is_traced:  # a module with hooks takes 5 us longer to call
+            self._hooks.remove()
+            self._outer_hooks.remove()
+        row_SA = statistics([self._accumulators[i] for i in called])
+        if len(called) == len(self._accumulators):
             return row_SA
-        whole_SA = row_SA.new_full((row_SA.shape[0], len(self._slots)), math.nan)
+        whole_SA = row_SA.new_full((row_SA.shape[0], len(self._accumulators)), math.nan)
         whole_SA[:, called] = row_SA
         return whole_SA
 
-    def _before_forward(self, slots: Sequence[Slot], module: nn.Module, inputs: Any) -> None:
-        if self.is_armed:
-            self.attempt(_begin, slots, module)
-
-    def _after_forward(self, slot: Slot, module: nn.Module, inputs: Any, output: Any) -> None:
-        if self.is_armed and isinstance(output, torch.Tensor) and output.numel():
-            self.attempt(_add, slot, module, output)
-            self.know(output)
-
-    def _on_enter(self, module: nn.Module, inputs: Any) -> None:
-        """Count a call of a module that may be outermost."""
-        if not torch.compiler.is_compiling() and self.is_armed:
-            self.depth += 1
-
-    def _on_leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        if not torch.compiler.is_compiling() and self.is_armed:
-            self.depth -= 1
-            if self.depth == 0:
-                self.attempt(self.look, module, output)
-
-    def know(self, output: torch.Tensor) -> None:
-        """Note that an output was seen as that of a module."""
-        if self._functions and not torch.compiler.is_compiling() and output.grad_fn is not None:
-            self._known.add(output.grad_fn)
-
-    def look(self, module: nn.Module, output: Any) -> None:
-        """Read what functions gave in the forward call of a module that no other one called."""
-        if not self._looks_inside or not _counts(module):
+    def inspect(self, module: nn.Module, output: Any) -> None:
+        """Read the graph of the output of an outermost module."""
+        if not self._inspects_outermost or not _counts(module):
             return
         self._called[module] = None
-        for slot in self._found.values():
-            slot.call = 0
-        if self._functions:
-            with uncollected(), torch.no_grad():
-                self._read_functions(self._functions, output)
-        self._known.clear()
+        if self.functions:
+            self.functions.read(output)
+            self.functions.end_forward()
         for reader in self._readers:
-            reader.look(output)
+            reader.watch(output)
 
-    def _read_functions(self, functions: Functions, output: Any) -> None:
-        begun: list[Call] = []
-        for seen in functions.look(output, known=self._known):
-            slot = self._slot_of(seen)
-            if slot is None:
-                continue
-            if not seen.is_kept or seen.output.dtype != torch.float32:  # to wait, a copy would be held
-                slot.add(seen.output)
-            elif (call := slot.begin(seen.output)) is not None:
-                begun.append(call)
-        if begun:
-            self._sums.add(begun)
-
-    def _slot_of(self, seen: Seen) -> Slot | None:
-        """Return where a function is summed up, None where there is no room for it."""
-        key = seen.name, seen.function.kind
-        slot = self._found.get(key)
-        if slot is None and self._tell:
-            slot = self._found[key] = self._new_slot()
-            self._order[ActivationInfo(name=seen.name, module_type=seen.function.kind)] = seen.place + 0.5
-        if slot is not None and not slot.is_called:
-            slot.learn(seen.function.rules, channels_first=seen.channels_first)
-        return slot
-
-    def _new_slot(self) -> Slot:
-        return Slot(Rules(), channels_first=None, limit=self._limit, sums=self._sums)
+    def _new_accumulator(
+        self, rules: ActivationRules | None = None, *, channels_first: bool | None = None
+    ) -> ActivationAccumulator:
+        rules = rules or ActivationRules()
+        return ActivationAccumulator(rules, channels_first=channels_first, limit=self._limit, sums=self._sums)
 
     def _settle(self) -> None:
-        """Make out, after the first step, which modules are the outermost and which functions there are."""
-        if self._called and len(self._called) < len(self._outermost):
-            self._outermost = self._called
-        if self._tell is None:
+        """Fix, after the first step, the outermost modules and the functional activations."""
+        if self._called and 2 * len(self._called) < len(self._outer_hooks.register):  # two hooks for each module
+            self._outer_hooks.register = _outer_hooks(self, self._called)
+        if self._offer is None or self.functions is None:
             return
-        tell, self._tell = self._tell, None
-        if not self._found:
-            self._functions = None
+        offer, self._offer = self._offer, None
+        self.functions.is_open = False
+        if not self.functions.found:
+            self.functions = None
             return
-        found = {ActivationInfo(name=name, module_type=kind): slot for (name, kind), slot in self._found.items()}
-        of = dict(zip(self.infos, self._slots, strict=True)) | found
-        infos = tuple(sorted(of, key=lambda info: self._order[info]))
-        if tell(infos):
-            self.infos, self._slots = infos, [of[info] for info in infos]
+        of = dict(zip(self.infos, self._accumulators, strict=True)) | self.functions.found
+        order = self._order | self.functions.order
+        infos = tuple(sorted(of, key=lambda info: order[info]))
+        if offer(infos):
+            self.infos, self._accumulators = infos, [of[info] for info in infos]
         else:
-            self._found, self._functions = {}, None
+            self.functions = None
 
     def dead_units(self) -> list[torch.Tensor | None]:
-        """Return, after `read`, which units of each module never fired; None of those that have none or did not run."""
-        return [slot.dead_units() for slot in self._slots]
+        """Return, after `read`, the units of each module that never fired; None if it has none or was not called."""
+        return [accumulator.dead_units() for accumulator in self._accumulators]
 
-    def packed_units(self) -> list[Units | None]:
-        """Return the same on the host, waiting for the device; the next step may write to it."""
-        return [slot.packed_units() for slot in self._slots]
+    def packed_units(self) -> list[UnitMask | None]:
+        """Return `dead_units` on the host, waiting for the device; the next step may overwrite the memory."""
+        return [accumulator.packed_units() for accumulator in self._accumulators]
 
-    def attempt(self, look: Callable[..., None], *args: Any) -> None:
-        """Look at a forward call; where that raises, say so and leave the model alone from then on."""
+    def attempt(self, action: Callable[..., None], *args: Any) -> None:
+        """Read a forward call; after an error, warn and leave the model alone."""
         if torch.compiler.is_compiling():
             self._is_traced = True
-            look(*args)  # what cannot be traced is for torch.compile to tell
+            action(*args)  # torch.compile reports what cannot be traced
             return
         began = time.perf_counter()
         try:
-            look(*args)
+            action(*args)
             self.spent_s += time.perf_counter() - began
-        except Exception as error:  # whatever it is, the forward call is worth more
+        except Exception as error:  # of any kind: the forward call must go on
             self.close()
             text = f"the probe of activations is switched off: {type(error).__name__}: {error}"
             warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=3)
 
 
+def _outer_hooks(probe: ActivationProbe, modules: Iterable[nn.Module]) -> list[Callable[[], RemovableHandle]]:
+    """Return the registrations of the hooks before and after modules that may be outermost."""
+    return [
+        register
+        for module in modules
+        for register in (
+            partial(module.register_forward_pre_hook, inert_hook(partial(_on_enter, probe))),
+            partial(module.register_forward_hook, inert_hook(partial(_on_leave, probe))),
+        )
+    ]
+
+
 def _may_be_outermost(models: Models) -> Iterator[nn.Module]:
-    """Yield the modules that a loop may call: all but those inside of compiled ones and of torch's transformers."""
+    """Yield the modules that a loop may call: all except those inside compiled modules and torch's transformers."""
     closed: set[nn.Module] = set()
     for _, module in named_modules(models):
         is_compiled = hasattr(module, "_orig_mod") or module._compiled_call_impl is not None

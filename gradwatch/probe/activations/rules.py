@@ -1,4 +1,4 @@
-"""What dead and saturated mean for each activation function, from its slope."""
+"""Define dead and saturated outputs of each activation function, from its slope."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 FLAT = 0.05
-"""A function is flat where its slope is below this fraction of its steepest: gradients shrink twentyfold there."""
+"""A function is flat where its slope is below this fraction of its steepest: gradients shrink 20x there."""
 
 # Where the negative tail of the smooth functions begins, as an output: left of it the slope is below FLAT of its
 # maximum and the output creeps back to 0. tests/probe/activations/test_rules.py checks them by differentiation.
@@ -20,12 +20,12 @@ Range = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """What to look for in one module.
+class ActivationRules:
+    """Ranges of dead and saturated outputs of one activation.
 
     Args:
-        dead: Range of outputs in which a unit that never leaves it learns nothing; None where there is no such thing.
-        saturated: Range of outputs that are not in a flat tail, without its bounds; None where there is no such thing.
+        dead: Range of outputs; a unit that never leaves it learns nothing. None if there is no such range.
+        saturated: Range of outputs that are not in a flat tail, without its bounds; None if there is no flat tail.
         softmax_dim: Dimension over which a softmax normalises; None for every other function.
     """
 
@@ -34,42 +34,42 @@ class Rules:
     softmax_dim: int | None = None
 
 
-def _exponential_tail(scale: float) -> Rules:
+def _exponential_tail(scale: float) -> ActivationRules:
     """ELU and its kin: the slope of the negative side is the output's distance from its limit, -scale."""
     limit = -(1 - FLAT) * scale
-    return Rules(dead=(-math.inf, limit), saturated=(limit, math.inf))
+    return ActivationRules(dead=(-math.inf, limit), saturated=(limit, math.inf))
 
 
-def rules_of(module: nn.Module) -> Rules | None:
-    """Return what to look for in a module, or None where it is no activation."""
+def rules_of(module: nn.Module) -> ActivationRules | None:
+    """Return the ranges of a module, or None if it is no activation."""
     match module:
         case nn.ReLU6():  # before Hardtanh, whose subclass it is
-            return Rules(dead=(-math.inf, 0.0), saturated=(-math.inf, 6.0))
+            return ActivationRules(dead=(-math.inf, 0.0), saturated=(-math.inf, 6.0))
         case nn.ReLU():
-            return Rules(dead=(-math.inf, 0.0))
+            return ActivationRules(dead=(-math.inf, 0.0))
         case nn.LeakyReLU() | nn.PReLU():
-            return Rules()
+            return ActivationRules()
         case nn.ELU() | nn.CELU():
             return _exponential_tail(module.alpha)
         case nn.SELU():
             return _exponential_tail(1.7580993408473766)  # scale * alpha, arXiv:1706.02515, eq. 2 and appendix
         case nn.GELU():
-            return Rules(dead=(_GELU_TAIL, 0.0))
+            return ActivationRules(dead=(_GELU_TAIL, 0.0))
         case nn.SiLU():
-            return Rules(dead=(_SILU_TAIL, 0.0))
+            return ActivationRules(dead=(_SILU_TAIL, 0.0))
         case nn.Mish():
-            return Rules(dead=(_MISH_TAIL, 0.0))
+            return ActivationRules(dead=(_MISH_TAIL, 0.0))
         case nn.Hardswish():
-            return Rules(dead=(0.0, 0.0))
+            return ActivationRules(dead=(0.0, 0.0))
         case nn.Sigmoid():
-            return Rules(saturated=(0.5 - SIGMOID_EDGE, 0.5 + SIGMOID_EDGE))
+            return ActivationRules(saturated=(0.5 - SIGMOID_EDGE, 0.5 + SIGMOID_EDGE))
         case nn.Hardsigmoid():
-            return Rules(saturated=(0.0, 1.0))
+            return ActivationRules(saturated=(0.0, 1.0))
         case nn.Tanh():  # slope 1 - y^2, at most 1
-            return Rules(saturated=(-math.sqrt(1 - FLAT), math.sqrt(1 - FLAT)))
+            return ActivationRules(saturated=(-math.sqrt(1 - FLAT), math.sqrt(1 - FLAT)))
         case nn.Hardtanh():
-            return Rules(saturated=(module.min_val, module.max_val))
+            return ActivationRules(saturated=(module.min_val, module.max_val))
         case nn.Softmax() | nn.Softmax2d():
             dim = -3 if isinstance(module, nn.Softmax2d) else module.dim
-            return Rules(softmax_dim=-1 if dim is None else dim)
+            return ActivationRules(softmax_dim=-1 if dim is None else dim)
     return None

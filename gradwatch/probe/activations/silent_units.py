@@ -1,6 +1,6 @@
-"""Remember which units of activation modules have been silent, and since when, at one byte per unit."""
+"""Remember since when units of activation modules are silent, at one byte per unit."""
 
-# A = activation modules, U = units of all of them, those of each filled up to a multiple of eight, M = marks
+# A = activation modules, U = units of all of them, padded to a multiple of eight for each module, M = marks
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwatch.probe.activations.bitmask import Units, num_bytes, packed
+from gradwatch.probe.activations.bitmask import UnitMask, num_bytes, packed
 
-AGREE = 0.9
-"""Part of the units that are silent now, 0..1, that must have been silent since the step that is told."""
+AGREEING_FRAC = 0.9
+"""Fraction of the silent units, 0..1, that must have been silent since the reported step."""
 
 FIRED = 255
-"""Instead of a mark, of units that have fired at the newest sample."""
+"""Stands for a mark of units that fired at the newest sample."""
 
 
 @final
-class Silence:
+class SilentUnits:
     """Units that have fired at no sampled step since one of a few marks.
 
-    A mark is a sampled step. Those kept lie ever farther apart, the farther they are back: one for each power of two of
-    samples, and the first. So a run of 100,000 steps, sampled every 10, has 15, and a byte for each unit tells since
-    which of them it has been silent.
+    A mark is a sampled step. Older marks are farther apart: one is kept for each power of two of samples, and the
+    first one. So a run of 100,000 steps, sampled every 10, has 15 marks, and one byte per unit names the mark since
+    which the unit is silent.
     """
 
     def __init__(self) -> None:
@@ -36,27 +36,27 @@ class Silence:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes."""
+        """Memory of the marks of all units."""
         return self._since_U.nbytes
 
-    def add(self, step: int, dead: Sequence[Units | None]) -> NDArray[np.float32]:
-        """Take in a sampled step.
+    def add(self, step: int, dead: Sequence[UnitMask | None]) -> NDArray[np.float32]:
+        """Add a sampled step.
 
         Args:
             step: Optimizer step.
-            dead: Of each module, which of its units fired for no sample; None where it was not called, or has none
-                that can die. A module whose number of units changes makes all of them begin anew.
+            dead: For each module, the units that fired for no sample; None if it was not called, or no unit can die. If
+                a module changes its number of units, all modules start again.
 
         Returns:
-            Array of shape (3, A): how many units have fired at no sampled step since some step, which step that is, and
-            how many units there are. It is the earliest that is true of nine tenths of those that are silent since the
-            sample before this one; nan where no unit is.
+            Array of shape (3, A): the number of units that have fired at no sampled step since some step, that step,
+            and the number of units. It is the earliest step since which 90 % of the units are silent that were silent
+            at the last two samples; nan if no unit is.
         """
         known = self._sizes if len(self._sizes) == len(dead) else (0,) * len(dead)
         sizes = tuple([size if units is None else units.number for units, size in zip(dead, known, strict=True)])
         if sizes != self._sizes:
-            self._forget(sizes)
-        # what was not looked at has not fired
+            self._reset(sizes)
+        # units that were not read count as silent
         bits = [_all(size) if units is None else units.bits for units, size in zip(dead, sizes, strict=True)]
         silent_U = np.unpackbits(np.concatenate(bits) if bits else np.zeros(0, np.uint8), bitorder="little")
         np.minimum(self._since_U, len(self._marks), out=self._since_U)
@@ -64,24 +64,24 @@ class Silence:
         self._marks.append((self._num_samples, step))
         self._num_samples += 1
         self._thin()
-        return self._tell()
+        return self._summary()
 
     def state(self) -> dict[str, Any]:
-        """Return plain data and arrays that `restore` takes back."""
+        """Return plain data and arrays that `restore` reads back."""
         marks_M2 = np.array(self._marks, np.int64).reshape(-1, 2)
         sizes_A = np.array(self._sizes, np.int64)
         return {"sizes": sizes_A, "samples": self._num_samples, "marks": marks_M2, "since": self._since_U.copy()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
-        if "since" not in state:  # an older gradwatch kept a bit for each mark: units begin anew
+        """Continue from the result of `state`."""
+        if "since" not in state:  # an older gradwatch kept a bit for each mark: units start again
             return
         self._sizes = tuple(int(size) for size in state["sizes"])
         self._num_samples = int(state["samples"])
         self._marks = [(int(sample), int(step)) for sample, step in state["marks"]]
         self._since_U = np.array(state["since"], np.uint8)
 
-    def _forget(self, sizes: tuple[int, ...]) -> None:
+    def _reset(self, sizes: tuple[int, ...]) -> None:
         self._sizes = sizes
         self._num_samples = 0
         self._marks = []
@@ -98,7 +98,7 @@ class Silence:
             self._since_U = place[self._since_U]
             self._marks = [self._marks[i] for i in kept]
 
-    def _tell(self) -> NDArray[np.float32]:
+    def _summary(self) -> NDArray[np.float32]:
         sizes_A = np.array(self._sizes, np.float32)
         row_3A = np.stack([np.zeros_like(sizes_A), np.full_like(sizes_A, np.nan), sizes_A])
         row_3A[:, sizes_A == 0] = np.nan
@@ -110,7 +110,7 @@ class Silence:
         place = num_marks * module_U[silent] + self._since_U[silent]
         count_AM = np.bincount(place, minlength=num_marks * len(sizes_A)).reshape(-1, num_marks).cumsum(axis=1)
         now_A = count_AM[:, -2:].min(axis=1)
-        earliest_A = np.argmax(count_AM >= AGREE * now_A[:, None], axis=1)  # the newest mark at the latest
+        earliest_A = np.argmax(count_AM >= AGREEING_FRAC * now_A[:, None], axis=1)  # the newest mark at the latest
         (some,) = now_A.nonzero()
         row_3A[0, some] = count_AM[some, earliest_A[some]]
         row_3A[1, some] = np.array([step for _, step in self._marks])[earliest_A[some]]
@@ -118,5 +118,5 @@ class Silence:
 
 
 def _all(number: int) -> NDArray[np.uint8]:
-    """Return the bits of so many units, all of them set."""
+    """Return the bits of a number of units, all of them set."""
     return packed(np.ones(number, np.bool_)).bits

@@ -1,4 +1,4 @@
-"""Hash a batch of inputs, so that a batch that comes back is recognised."""
+"""Hash a batch of inputs, to recognise a batch that repeats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gradwatch.probe.device import sync
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio: spreads consecutive positions over all bits
 _HALF_MASK = 0xFFFFFFFF
-_DEPTH = 16  # levels of nesting that are looked into: objects may refer to each other in circles
+_DEPTH = 16  # levels of nesting that are read: objects may refer to each other in circles
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.ndarray, np.generic)
 
 
@@ -24,11 +24,11 @@ def hash_batch(inputs: Any, *, kernel: kernels.Kernel = "auto") -> int:
 
     Args:
         inputs: Tensors, arrays and plain values, nested in lists, tuples, mappings and objects with attributes.
-        kernel: Which code reads tensors on the CPU.
+        kernel: Backend that reads tensors on the CPU.
 
     Returns:
         A number below 2^48, which a float64 holds exactly. Equal data have equal hashes, on every device; unequal ones
-        collide once in about 2^32 at worst. Waits for the device where a tensor is not on the CPU.
+        collide once in about 2^32 at worst. Waits for the device if a tensor is not on the CPU.
     """
     known = native_hash(inputs, kernel=kernel)
     return joined(_on_host(checksums(inputs, kernel=kernel))) if known is None else known
@@ -36,13 +36,13 @@ def hash_batch(inputs: Any, *, kernel: kernels.Kernel = "auto") -> int:
 
 def native_hash(inputs: Any, *, kernel: kernels.Kernel = "auto") -> int | None:
     """Return the hash of a batch that the extension can read in place; None for any other batch."""
-    native = kernels.choose(kernel)
+    native = kernels.select_backend(kernel)
     return None if native is None else native.batch_hash(inputs)
 
 
 def checksums(inputs: Any, *, kernel: kernels.Kernel = "auto") -> list[int | torch.Tensor]:
-    """Return the checksums of all data of a batch, in order: those of tensors on other devices than the CPU there."""
-    native = kernels.choose(kernel)
+    """Return the checksums of all data of a batch, in order; for a tensor on another device, on that device."""
+    native = kernels.select_backend(kernel)
     parts: list[int | torch.Tensor] = []
     for leaf in _leaves(inputs, _DEPTH):
         if isinstance(leaf, torch.Tensor):
@@ -54,7 +54,7 @@ def checksums(inputs: Any, *, kernel: kernels.Kernel = "auto") -> list[int | tor
 
 
 def is_finite(inputs: Any) -> bool:
-    """Say whether no tensor of a batch, nested as in `hash_batch`, holds NaN or Inf."""
+    """Return whether all tensors of a batch, nested as in `hash_batch`, are finite."""
     leaves = (leaf for leaf in tensors(inputs) if leaf.is_floating_point())
     return all(sync.to_float(torch.isfinite(leaf).all()) for leaf in leaves)
 
@@ -74,7 +74,7 @@ def joined(parts: Sequence[int]) -> int:
 
 
 def finite_flag(inputs: Any, device: torch.device) -> torch.Tensor | None:
-    """Return the same of the tensors of a batch that are on a device, as a flag there; None where it has none there."""
+    """Return whether all tensors of a batch on a device are finite, as a flag there; None if there are none."""
     leaves = [leaf for leaf in tensors(inputs) if leaf.device == device]
     flags = [torch.isfinite(leaf).all() for leaf in leaves if leaf.is_floating_point()]
     return torch.stack(flags).all() if flags else None
@@ -100,8 +100,7 @@ def _leaves(inputs: Any, depth: int) -> Iterator[Any]:
 def _checksum(tensor: torch.Tensor) -> torch.Tensor:
     """Return the checksum of a tensor's bytes in row-major order, as one int64 on its device.
 
-    The twin of `checksum_of` in `csrc/kernels/counts.h`: each 64-bit word, keyed by its position, gives the product of
-    its halves.
+    The twin of `checksum_of` in `csrc/`: each 64-bit word, keyed by its position, gives the product of its halves.
     """
     tensor = tensor.detach()
     tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
@@ -121,7 +120,7 @@ def _signed(number: int) -> int:
 
 
 def _on_host(parts: list[int | torch.Tensor]) -> list[int]:
-    """Return all checksums as numbers, those that devices hold by a single transfer."""
-    waiting = [part for part in parts if isinstance(part, torch.Tensor)]
-    arrived = iter(sync.to_ints(torch.stack([w.to(waiting[0].device) for w in waiting])) if waiting else ())
+    """Return all checksums as numbers, with one transfer for those on devices."""
+    pending = [part for part in parts if isinstance(part, torch.Tensor)]
+    arrived = iter(sync.to_ints(torch.stack([part.to(pending[0].device) for part in pending])) if pending else ())
     return [next(arrived) if isinstance(part, torch.Tensor) else part for part in parts]

@@ -1,4 +1,4 @@
-"""Look at what a model is given in its first steps: the same samples again, or numbers of another scale elsewhere."""
+"""Inspect the inputs of a model at the first steps: repeated samples, and validation inputs of another scale."""
 
 from __future__ import annotations
 
@@ -11,90 +11,92 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from gradwatch.events import BATCH_ALIKE, INPUTS_ALIKE, INPUTS_DIFFER, Observation
 from gradwatch.probe.batches.batch_hash import tensors
-from gradwatch.probe.batches.repeated_samples import COORDINATES, LOOKS, Samples
+from gradwatch.probe.batches.repeated_samples import INSPECTED_STEPS, MAX_COORDINATES, RepeatedSamples
 from gradwatch.probe.device.sync import to_float
 from gradwatch.probe.inert_hook import inert_hook
 from gradwatch.probe.parameters import Models, named_modules
 from gradwatch.records import Event
 
-NOTED = 0.5
-"""Distance of two scales, as a shift in deviations or the logarithm of their ratio, from which on it is noted."""
+MIN_DISTANCE = 0.5
+"""Distance of two scales from which an event is recorded: a shift in deviations, or the logarithm of their ratio."""
 
-ENOUGH = 64
-"""Numbers from which on a mean and a deviation say something."""
-
-Fact = tuple[str, str | None, str, dict[str, float]]
-"""Kind, layer, text and values of an event to be."""
+MIN_NUMBERS = 64
+"""Numbers from which a mean and a deviation are reliable."""
 
 
-class Scale(NamedTuple):
-    """Mean and deviation of all numbers of an input."""
+class InputScale(NamedTuple):
+    """Mean and standard deviation of all numbers of an input."""
 
     mean: float
     deviation: float
 
 
-def scale_of(inputs: Any) -> Scale | None:
-    """Return the scale of the first tensor of numbers with a point, where that is on a CPU and large enough."""
-    found = next((leaf for leaf in tensors(inputs) if leaf.is_floating_point() and leaf.numel() >= ENOUGH), None)
+def scale_of(inputs: Any) -> InputScale | None:
+    """Return the scale of the first floating-point tensor, if it is on a CPU and large enough."""
+    found = next((leaf for leaf in tensors(inputs) if leaf.is_floating_point() and leaf.numel() >= MIN_NUMBERS), None)
     if found is None or found.device.type != "cpu" or found.layout != torch.strided:
         return None
     values = found.detach().float()
-    return Scale(to_float(values.mean()), to_float(values.std()))
+    return InputScale(to_float(values.mean()), to_float(values.std()))
 
 
-def differ(usual: Scale | None, other: Scale | None) -> Iterator[Fact]:
-    """Yield how far the inputs of an evaluation are from those of training, where they are of another scale at all."""
+def compare_scales(usual: InputScale | None, other: InputScale | None) -> Iterator[Observation]:
+    """Yield the distance of the inputs of an evaluation from the training inputs, if their scales differ."""
     if usual is None or other is None or not min(usual.deviation, other.deviation) > 0:
         return
     shift = abs(other.mean - usual.mean) / usual.deviation
     spread = abs(math.log(other.deviation / usual.deviation))
-    if max(shift, spread) >= NOTED:
-        text = (
-            f"validation inputs have a mean of {other.mean:.3g} and a deviation of {other.deviation:.3g}, those of "
-            f"training {usual.mean:.3g} and {usual.deviation:.3g}"
+    if max(shift, spread) >= MIN_DISTANCE:
+        yield INPUTS_DIFFER.observe(
+            values={"shift": shift, "log of spread": spread},
+            mean=other.mean,
+            deviation=other.deviation,
+            usual_mean=usual.mean,
+            usual_deviation=usual.deviation,
         )
-        yield "inputs-differ", None, text, {"shift": shift, "log of spread": spread}
 
 
 @final
-class Inputs:
-    """Compares the inputs of a model's first forward call in training, at the first steps that `Samples` looks at.
+class ModelInputs:
+    """Compares the inputs of a model's first forward call in training, at the steps that `RepeatedSamples` inspects.
 
-    Where a loop calls parts of a model rather than the model, those parts are looked at, from step 1 on: the outermost
-    that are called. Where several are, all have to be given the same, or one of them data that are made anew each time:
-    a model may be given what another has made, or all the items that there are.
+    If a loop calls parts of a model instead of the model, the outermost called parts are inspected from step 1. If
+    there are several, all of them must be given the same data again, or one of them data that are allocated each time:
+    a part may be given the output of another, or all items that there are.
 
     Args:
         models: A model, or several by name.
 
     Attributes:
-        step: Optimizer step under way, for whoever counts them to set.
-        scale: That of the inputs of the first step, or None.
+        step: Optimizer step in progress, set by the owner.
+        scale: Scale of the inputs of the first step, or None.
     """
 
     def __init__(self, models: Models) -> None:
         self.step = 0
-        self.scale: Scale | None = None
+        self.scale: InputScale | None = None
         self._parts = dict(named_modules(models))
-        self._began = 0
-        self._sources: dict[str, Samples] = {}
-        self._looked: dict[str, int] = {}
+        self._first_step = 0
+        self._sources: dict[str, RepeatedSamples] = {}
+        self._inspected: dict[str, int] = {}
         self._alike: dict[str, Event] = {}
         roots = models if isinstance(models, Mapping) else {"": models}
         self._handles = [self._hook(name, root) for name, root in roots.items()]
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing more to look at."""
+        """Whether there is nothing more to inspect."""
         return not self._handles
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there is something to tell, or nothing more to look at, and `facts` wants to be asked."""
-        is_done = self.step - self._began >= LOOKS[-1] or all(it.is_over for it in self._sources.values())
-        return bool(self._handles) and (is_done or self._verdict() is not None)
+        """Whether there is something to report, or nothing more to inspect, so that `find` must be called."""
+        is_done = self.step - self._first_step >= INSPECTED_STEPS[-1] or all(
+            it.is_over for it in self._sources.values()
+        )
+        return bool(self._handles) and (is_done or self._repeated() is not None)
 
     def close(self) -> None:
         """Take all hooks off."""
@@ -107,47 +109,49 @@ class Inputs:
             return
         try:
             self.before(name, (args, kwargs))
-        except Exception:  # inputs of an unknown kind: the forward call must not fail
+        except Exception:  # an unknown kind of inputs: the forward call must go on
             self.close()
 
     def before(self, name: str, inputs: Any) -> None:
-        """Look at inputs of a module, before the forward call that they are for."""
-        step = self.step - self._began
-        if self._looked.get(name) == step or step not in LOOKS or not torch.is_grad_enabled():
+        """Inspect the inputs of a module, before its forward call."""
+        step = self.step - self._first_step
+        if self._inspected.get(name) == step or step not in INSPECTED_STEPS or not torch.is_grad_enabled():
             return
-        if any(_is_inside(name, outer) and self._looked.get(outer) == step for outer in self._sources):
+        if any(_is_inside(name, outer) and self._inspected.get(outer) == step for outer in self._sources):
             return
         if step > 0 and name not in self._sources:
             return
-        if self._began and any(leaf.grad_fn is not None for leaf in tensors(inputs)):
-            return  # what another part has made
-        self._looked[name] = step
+        if self._first_step and any(leaf.grad_fn is not None for leaf in tensors(inputs)):
+            return  # the output of another part
+        self._inspected[name] = step
         self.scale = self.scale or scale_of(inputs)
-        samples = self._sources.setdefault(name, Samples())
-        self._alike.update((name, event) for event in samples.look(inputs, step=step) if event.kind == "batch-alike")
+        samples = self._sources.setdefault(name, RepeatedSamples())
+        self._alike.update(
+            (name, event) for event in samples.inspect(inputs, step=step) if event.kind == BATCH_ALIKE.name
+        )
 
-    def facts(self) -> Iterator[Fact]:
-        """Yield that all inputs looked at were alike, after the optimizer step in which that came out."""
-        if event := self._verdict():
+    def find(self) -> Iterator[Observation]:
+        """Yield an observation if all inspected inputs are alike, after the optimizer step that showed it."""
+        if event := self._repeated():
             self.close()
-            yield "inputs-alike", None, event.text, event.values
+            yield INPUTS_ALIKE.observe(values=event.values)
         elif self.step == 0 and not self._sources:
-            self._look_inside()
+            self._inspect_parts()
         elif self.is_waiting:
             self.close()
 
-    def _verdict(self) -> Event | None:
-        """Return what is to be told of all that is given, or of data among it that are made anew each time."""
-        telling = [it for it in self._alike.values() if it.values["features"] > COORDINATES or it.values["integers"]]
-        made = [it for it in telling if it.values["exact"] > it.values["held"] + it.values["integers"]]
-        if not (made or (telling and len(self._alike) == len(self._sources))):
+    def _repeated(self) -> Event | None:
+        """Return the event of repeated inputs: of all inputs, or of data among them that are allocated each time."""
+        found = [it for it in self._alike.values() if it.values["features"] > MAX_COORDINATES or it.values["integers"]]
+        allocated = [it for it in found if it.values["exact"] > it.values["held"] + it.values["integers"]]
+        if not (allocated or (found and len(self._alike) == len(self._sources))):
             return None
-        return (made or telling)[0]
+        return (allocated or found)[0]
 
-    def _look_inside(self) -> None:
-        """Look at the parts of a model that nobody calls as a whole, unless a compiler has gone over them."""
+    def _inspect_parts(self) -> None:
+        """Inspect the parts of a model that is not called as a whole, unless they are compiled."""
         self.close()
-        self._began = 1
+        self._first_step = 1
         if not any(hasattr(part, "_orig_mod") or part._compiled_call_impl for part in self._parts.values()):
             self._handles = [self._hook(name, part) for name, part in self._parts.items()]
 
@@ -156,5 +160,5 @@ class Inputs:
 
 
 def _is_inside(name: str, outer: str) -> bool:
-    """Say whether a module is a part of another."""
+    """Return whether a module is a part of another."""
     return name != outer and (not outer or name.startswith(outer + "."))

@@ -1,6 +1,6 @@
-"""Compare predictions with their own targets and with those of other samples: who fits both alike knows nothing."""
+"""Compare predictions with their own targets and with those of other samples: if both fit alike, nothing is learned."""
 
-# N = samples (places, where each has several), C = classes
+# N = samples (positions, if each sample has several), C = classes
 
 from __future__ import annotations
 
@@ -14,45 +14,43 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from gradwatch.events import PAIRED, UNPAIRED, EventKind, Observation
 from gradwatch.probe.device.sync import to_float, to_host
 from gradwatch.probe.nested import tensors_of
 
-LOOKS = 8
-"""Looks in a row that are judged together: of 32 samples each, chance alone makes a hundredth of the loss."""
+WINDOW_SAMPLES = 8
+"""Sampled steps that are judged together: with 32 samples each, chance explains 1 % of the loss."""
 
-NOTHING, SOMETHING, MUCH = 0.03, 0.06, 0.2
-"""Share of what a constant leaves open that predictions explain: below the first, which is the fall that counts as one
-in `loss-plateau`, it is nothing, from the second on it is something again, and at the third nobody looks any more."""
+NO_FIT, FIT, GOOD_FIT = 0.03, 0.06, 0.2
+"""Fraction of the loss of the best constant that predictions explain. Below the first they do not fit: it is the fall
+that `loss-plateau` counts as one. From the second they fit again; at the third nothing more is read."""
 
-SURE = 5.0
-"""Gain in its standard errors from which on something is learned, however little: clicks may explain no more. What is
-known by heart of samples that come again is less, 3 to 4."""
+SURE_ERRORS = 5.0
+"""Gain in standard errors from which something is learned, however little: clicks may explain no more. Samples learned
+by heart reach less, 3 to 4."""
 
-FEWEST = 8
-"""Samples from which on there are others to compare with."""
+MIN_SAMPLES = 8
+"""Samples from which there are others to compare with."""
 
-MOST_CALLS = 8
-"""Forward calls of a step beyond which it is a loop over something else than samples."""
+MAX_CALLS = 8
+"""Forward calls of a step beyond which a loop runs over something other than samples."""
 
-MOST_VALUES = 65536
-"""Numbers of one call read: those of the leading samples, and where eight have more, of some places in each."""
+MAX_VALUES = 65536
+"""Numbers that are read of one call: of the leading samples, and if eight have more, of some positions in each."""
 
-EXACT = 0.01
-"""Error of a gradient, as a fraction, up to which it is that of a loss function: bfloat16 has 0.004."""
+MAX_GRADIENT_ERROR = 0.01
+"""Relative error of a gradient up to which it matches a loss function: bfloat16 has 0.004."""
 
-CHANGES = 8
-"""Times that it is told at most."""
+MAX_CHANGES = 8
+"""Events of one run."""
 
 Floats = NDArray[np.float64]
 
-Fact = tuple[str, str | None, str, dict[str, float]]
-"""Kind, layer, text and values of an event to be."""
 
+class PairingGain(NamedTuple):
+    """Loss of the best constant, and the rise of the loss if each prediction were given to another sample.
 
-class Gain(NamedTuple):
-    """Loss of the best constant, and by how much that of the predictions grew if each were given to another sample.
-
-    The gain is a mean over samples; `variance` is that of the mean.
+    The gain is a mean over samples; `variance` is the variance of that mean.
     """
 
     constant: float
@@ -60,62 +58,127 @@ class Gain(NamedTuple):
     variance: float
 
 
-class Part(NamedTuple):
-    """What is read of an output.
+class Explained(NamedTuple):
+    """Fraction of the loss of the best constant that predictions explain, and whether it is beyond chance."""
+
+    share: float
+    is_sure: bool
+
+
+def explained_share(gains: Sequence[PairingGain]) -> Explained:
+    """Return how much of the loss predictions explain over some steps.
+
+    Args:
+        gains: At least one.
+    """
+    constant, gain, variance = (sum(column) for column in zip(*gains, strict=True))
+    share = gain / (2 * constant) if constant > 0 else 1.0  # the loss falls by half of the gain
+    return Explained(share, gain > SURE_ERRORS * math.sqrt(variance))
+
+
+@final
+class FitState:
+    """Decides over the sampled steps of a run whether predictions fit, with hysteresis, and when to stop reading.
+
+    Attributes:
+        is_over: Whether nothing more is read: the fit is good, the loss has another form, or it changed too often.
+    """
+
+    def __init__(self) -> None:
+        self._gains: deque[PairingGain] = deque(maxlen=WINDOW_SAMPLES)
+        self._is_unpaired = False
+        self._changes = self._misses = 0
+        self.is_over = False
+
+    def state(self) -> dict[str, Any]:
+        """Return plain data that `restore` reads back."""
+        gains = [list(gain) for gain in self._gains]
+        counts = {"changes": self._changes, "misses": self._misses}
+        return {"looks": gains, "is_unpaired": self._is_unpaired, "is_over": self.is_over, **counts}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from the result of `state`."""
+        self._gains = deque((PairingGain(*gain) for gain in state["looks"]), maxlen=WINDOW_SAMPLES)
+        self._is_unpaired, self.is_over = state["is_unpaired"], state["is_over"]
+        self._changes, self._misses = state["changes"], state["misses"]
+
+    def add(self, gain: PairingGain | None) -> Observation | None:
+        """Add a sampled step, and return an observation if predictions ceased to fit, or fit again.
+
+        Args:
+            gain: Gain of the step, or None if its loss has another form.
+        """
+        if gain is None:
+            self._misses += 1
+            self.is_over |= self._misses > len(self._gains) + WINDOW_SAMPLES
+            return None
+        self._gains.append(gain)
+        explained, is_full = explained_share(self._gains), len(self._gains) == WINDOW_SAMPLES
+        is_unpaired = not explained.is_sure and explained.share < (FIT if self._is_unpaired else NO_FIT)
+        if not is_full or is_unpaired is self._is_unpaired:
+            self.is_over |= explained.share >= GOOD_FIT and is_full
+            return None
+        self._is_unpaired, self._changes = is_unpaired, self._changes + 1
+        self.is_over |= self._changes == MAX_CHANGES
+        kind: EventKind = UNPAIRED if is_unpaired else PAIRED
+        return kind.observe(values={"explained": explained.share})
+
+
+class OutputSlice(NamedTuple):
+    """The part of an output that is read.
 
     Args:
         dims: Dimensions that the classes may be in, all of which are read.
-        place: Where it lies in the output.
+        place: Index of the part in the output.
     """
 
     dims: tuple[int, ...]
     place: tuple[slice, ...]
 
 
-class Call(NamedTuple):
-    """A forward call whose backward pass has come by.
+class OutputCall(NamedTuple):
+    """A forward call whose output has received its gradient.
 
     Args:
-        size: How many numbers the output has.
-        parts: What was read of it.
-        scores: The output, of each part.
-        gradients: Its gradient, likewise.
+        size: Elements of the output.
+        slices: Parts of it that were read.
+        scores: Values of each part.
+        gradients: Gradient of each part.
     """
 
     size: int
-    parts: list[Part]
+    slices: list[OutputSlice]
     scores: list[Tensor]
     gradients: list[Tensor]
 
 
 @final
-class Pairings:
-    """Reads predictions and their gradients, which tell the targets, on the steps that look at activations.
+class TargetMatch:
+    """Reads predictions and their gradients, which reveal the targets, on steps that sample activations.
 
-    The gradient of a cross entropy is the prediction minus the label, that of a squared error their difference: so what
-    the loss compares with is known without asking for it. If the mean of the targets is all that was learned, a
-    prediction is as good for any other sample as for its own. Losses of another form are left alone, and so are outputs
+    The gradient of a cross entropy is the prediction minus the label, the gradient of a squared error the difference of
+    both: so the targets are known without asking for them. If the mean of the targets is all that was learned, a
+    prediction is as good for any other sample as for its own. Losses of another form are ignored, and so are outputs
     on a GPU, since reading them would wait.
-
-    Attributes:
-        is_over: Whether nothing more is looked at: much is explained, or the loss is of another form.
     """
 
     def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
-        self._read: list[Call] = []
+        self._read: list[OutputCall] = []
         self._calls = 0
-        self._looks: deque[Gain] = deque(maxlen=LOOKS)
-        self._is_unpaired = False
-        self._changes = self._misses = 0
-        self.is_over = False
+        self._fit = FitState()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is read."""
+        return self._fit.is_over
 
     def begin(self) -> None:
-        """Make ready for the next step that is looked at, and forget the one before."""
+        """Prepare for the next sampled step."""
         self.clear()
 
     def clear(self) -> None:
-        """Forget the step before, and take off what hooks it has left."""
+        """Drop the data and the hooks of the step before."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -123,121 +186,103 @@ class Pairings:
         self._calls = 0
 
     def state(self) -> dict[str, Any]:
-        """Return plain data that `restore` takes back."""
-        looks = [list(gain) for gain in self._looks]
-        counts = {"changes": self._changes, "misses": self._misses}
-        return {"looks": looks, "is_unpaired": self._is_unpaired, "is_over": self.is_over, **counts}
+        """Return plain data that `restore` reads back."""
+        return self._fit.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
-        self._looks = deque((Gain(*look) for look in state["looks"]), maxlen=LOOKS)
-        self._is_unpaired, self.is_over = state["is_unpaired"], state["is_over"]
-        self._changes, self._misses = state["changes"], state["misses"]
+        """Continue from the result of `state`."""
+        self._fit.restore(state)
 
-    def look(self, output: Any) -> None:
-        """Have the gradient of a model's output read, in the backward pass to come."""
+    def watch(self, output: Any) -> None:
+        """Hook a model's output, to read its gradient in the coming backward pass."""
         found = [t for t in tensors_of(output) if t.requires_grad and t.is_floating_point()]
         self._calls += 1
-        if len(found) != 1 or self.is_over or self._calls > MOST_CALLS:
+        if len(found) != 1 or self.is_over or self._calls > MAX_CALLS:
             return
         (scores,) = found
-        if scores.is_cpu and scores.ndim and len(scores) >= FEWEST:
-            self._handles.append(scores.register_hook(_Read(self._read, scores.detach())))
+        if scores.is_cpu and scores.ndim and len(scores) >= MIN_SAMPLES:
+            self._handles.append(scores.register_hook(_OutputHook(self._read, scores.detach())))
 
-    def facts(self, loss: Any) -> Iterator[Fact]:
-        """Yield, after a backward pass, that predictions have begun or ceased to fit any sample as well as their own.
+    def find(self, loss: Any) -> Iterator[Observation]:
+        """Yield an observation, after a backward pass, if predictions ceased to fit their targets, or fit again.
 
         Args:
             loss: Loss of the step, as the loop handed it over.
         """
         if not self._calls:
             return
-        with np.errstate(all="ignore"):  # of scores that are no probabilities, or none of the loss that is looked for
-            gain = _gain(self._read, loss) if 0 < len(self._read) == self._calls <= MOST_CALLS else None
+        with np.errstate(all="ignore"):  # scores may be no probabilities, and match none of the losses
+            gain = _gain(self._read, loss) if 0 < len(self._read) == self._calls <= MAX_CALLS else None
         self.clear()
-        if gain is None:
-            self._misses += 1
-            self.is_over |= self._misses > len(self._looks) + LOOKS
-            return
-        self._looks.append(gain)
-        whole, more, variance = (sum(column) for column in zip(*self._looks, strict=True))
-        share = more / (2 * whole) if whole > 0 else 1.0  # half of it is what the loss is lower by
-        is_sure = more > SURE * math.sqrt(variance)
-        is_unpaired = not is_sure and share < (SOMETHING if self._is_unpaired else NOTHING)
-        if len(self._looks) < LOOKS or is_unpaired is self._is_unpaired:
-            self.is_over |= share >= MUCH and len(self._looks) == LOOKS
-            return
-        self._is_unpaired, self._changes = is_unpaired, self._changes + 1
-        self.is_over |= self._changes == CHANGES
-        text = "predictions fit any other sample as well as their own" if self._is_unpaired else "predictions fit"
-        yield "outputs-unpaired" if self._is_unpaired else "outputs-paired", None, text, {"explained": share}
+        if observation := self._fit.add(gain):
+            yield observation
 
 
 @final
-class _Read:
-    """The hook on an output: it notes the gradient that arrives."""
+class _OutputHook:
+    """Hook of an output that keeps its gradient."""
 
-    def __init__(self, read: list[Call], scores: Tensor) -> None:
+    def __init__(self, read: list[OutputCall], scores: Tensor) -> None:
         self._read = read
-        self._parts = parts_of(scores.shape)
-        self._scores = [scores[part.place].clone() for part in self._parts]
+        self._slices = slices_of(scores.shape)
+        self._scores = [scores[part.place].clone() for part in self._slices]
 
     def __call__(self, gradient: Tensor) -> None:
-        gradients = [gradient.detach()[part.place].clone() for part in self._parts]
-        self._read.append(Call(gradient.numel(), self._parts, self._scores, gradients))
+        gradients = [gradient.detach()[part.place].clone() for part in self._slices]
+        self._read.append(OutputCall(gradient.numel(), self._slices, self._scores, gradients))
 
 
-def parts_of(shape: Sequence[int]) -> list[Part]:
-    """Return what is read of an output: all of the leading samples, or one part for each dimension of the classes.
+def slices_of(shape: Sequence[int]) -> list[OutputSlice]:
+    """Return the parts of an output to read: all of the leading samples, or one part for each dimension of the classes.
 
-    Which one that is, the second or the last, shows by the gradient only.
+    Only the gradient shows whether the classes are in the second or in the last dimension.
     """
-    samples = min(shape[0], max(FEWEST, MOST_VALUES * shape[0] // max(1, math.prod(shape))))
+    samples = min(shape[0], max(MIN_SAMPLES, MAX_VALUES * shape[0] // max(1, math.prod(shape))))
     dims = tuple(dict.fromkeys((len(shape) - 1, 1))) if len(shape) > 1 else ()
-    if len(shape) < 3 or samples * math.prod(shape[1:]) <= MOST_VALUES:
-        return [Part(dims, (slice(samples),))]
-    return [Part((dim,), _spread(shape, samples, dim)) for dim in dims]
+    if len(shape) < 3 or samples * math.prod(shape[1:]) <= MAX_VALUES:
+        return [OutputSlice(dims, (slice(samples),))]
+    return [OutputSlice((dim,), _spread(shape, samples, dim)) for dim in dims]
 
 
 def _spread(shape: Sequence[int], samples: int, whole: int) -> tuple[slice, ...]:
-    """Return leading samples, all of one dimension, and of the others places that lie evenly."""
+    """Return the index of leading samples, of all of one dimension, and of evenly spread places in the others."""
     place = [slice(samples), *map(slice, shape[1:])]
-    room = MOST_VALUES // 2 // (samples * shape[whole])  # either dimension has a part
+    budget = MAX_VALUES // 2 // (samples * shape[whole])  # either dimension has a part
     others = [d for d in range(1, len(shape)) if d != whole]
     for left, d in zip(range(len(others), 0, -1), others, strict=True):
-        number = min(shape[d], max(1, int(room ** (1 / left))))
+        number = min(shape[d], max(1, int(budget ** (1 / left))))
         every = shape[d] // number
         place[d] = slice(every // 2, every // 2 + every * (number - 1) + 1, every)
-        room //= number
+        budget //= number
     return tuple(place)
 
 
-def _gain(read: list[Call], loss: Any) -> Gain | None:
-    """Return what all predictions of a step gain by being those of their sample; None where the loss is another one."""
+def _gain(read: list[OutputCall], loss: Any) -> PairingGain | None:
+    """Return the gain of all predictions of a step from their own targets; None if the loss has another form."""
     first, *others = read
     if any(_shapes(call) != _shapes(first) for call in others):
         return None
-    looked = [_joined(read, i) for i in range(len(first.parts))]
-    scores, gradient = looked[0]
+    values = [_concatenate(read, i) for i in range(len(first.slices))]
+    scores, gradient = values[0]
     if not _dot(gradient, gradient) > 0:
         return None
-    value = to_float(loss.detach()) if isinstance(loss, Tensor) and loss.numel() == 1 else loss
-    is_whole = not others and isinstance(value, (float, int)) and first.size == scores.size
-    of_classes = (_of_classes(*both, d) for both, part in zip(looked, first.parts, strict=True) for d in part.dims)
+    number = to_float(loss.detach()) if isinstance(loss, Tensor) and loss.numel() == 1 else loss
+    is_whole = not others and isinstance(number, (float, int)) and first.size == scores.size
+    of_classes = (_of_classes(*both, d) for both, part in zip(values, first.slices, strict=True) for d in part.dims)
     return (
         next(filter(None, of_classes), None)
         or _of_labels(scores, gradient)
-        or (_of_squares(scores, gradient, float(value)) if is_whole else None)
+        or (_of_squares(scores, gradient, float(number)) if is_whole else None)
     )
 
 
-def _shapes(call: Call) -> list[tuple[int, ...]]:
-    """Return what the parts of calls that are taken together have in common."""
+def _shapes(call: OutputCall) -> list[tuple[int, ...]]:
+    """Return the shapes that calls must share to be joined."""
     return [tuple(scores.shape[1:]) for scores in call.scores]
 
 
-def _joined(read: list[Call], i: int) -> tuple[Floats, Floats]:
-    """Return scores and gradients of one part of all calls, with a dimension behind the samples."""
+def _concatenate(read: list[OutputCall], i: int) -> tuple[Floats, Floats]:
+    """Return scores and gradients of one part of all calls, with at least one dimension after the samples."""
     parts = [[call.scores[i] for call in read], [call.gradients[i] for call in read]]
     scores, gradient = (np.concatenate([*map(_doubles, part)]) for part in parts)
     return (scores[:, None], gradient[:, None]) if scores.ndim == 1 else (scores, gradient)
@@ -247,14 +292,14 @@ def _doubles(values: Tensor) -> Floats:
     return to_host(values).astype(np.float64)
 
 
-def _of_classes(scores: Floats, gradient: Floats, dim: int) -> Gain | None:
-    """Look for a cross entropy of scores, or a likelihood of their logarithms, over one dimension."""
+def _of_classes(scores: Floats, gradient: Floats, dim: int) -> PairingGain | None:
+    """Match a cross entropy of scores, or a likelihood of log-probabilities, over one dimension."""
     size = scores.shape[dim]
     scores_NC, gradient_NC = (np.moveaxis(t, dim, -1).reshape(-1, size) for t in (scores, gradient))
-    counts_N = gradient_NC.any(1)  # no loss comes of the places that are ignored
+    counts_N = gradient_NC.any(1)  # places that the loss ignores
     if not counts_N.all():
         scores_NC, gradient_NC = scores_NC[counts_N], gradient_NC[counts_N]
-    if size < 2 or len(scores_NC) < FEWEST:
+    if size < 2 or len(scores_NC) < MIN_SAMPLES:
         return None
     labels_NC = np.zeros_like(scores_NC)
     labels_NC[np.arange(len(labels_NC)), gradient_NC.argmin(1)] = 1.0
@@ -263,66 +308,65 @@ def _of_classes(scores: Floats, gradient: Floats, dim: int) -> Gain | None:
     sums_N1 = powers_NC.sum(1, keepdims=True)
     if not (_is_multiple(gradient_NC, powers_NC / sums_N1 - labels_NC) or _is_multiple(gradient_NC, -labels_NC)):
         return None
-    return Gain(_entropy(labels_NC), *_covariance(above_NC - np.log(sums_N1), labels_NC))
+    return PairingGain(_entropy(labels_NC), *_covariance(above_NC - np.log(sums_N1), labels_NC))
 
 
-def _of_labels(scores: Floats, gradient: Floats) -> Gain | None:
-    """Look for a binary cross entropy of scores, or of probabilities."""
+def _of_labels(scores: Floats, gradient: Floats) -> PairingGain | None:
+    """Match a binary cross entropy of scores, or of probabilities."""
     labels = (gradient < 0).astype(np.float64)
     sides = 2 * labels - 1
     if not _is_multiple(gradient, 1 / (1 + np.exp(-scores)) - labels):
-        # of 1 - p or p; nan where it is no probability, which is a multiple of nothing
+        # the gradient of log(1 - p) or log(p); nan if it is no probability, which matches nothing
         scores = np.where((scores >= 0) & (scores <= 1), scores, math.nan)
         if not _is_multiple(gradient, -sides / np.abs(1 - labels - scores)):
             return None
         scores = np.log(scores / (1 - scores))
-    return Gain(_entropy(labels) + _entropy(1 - labels), *_covariance(scores, labels))
+    return PairingGain(_entropy(labels) + _entropy(1 - labels), *_covariance(scores, labels))
 
 
-def _of_squares(scores: Floats, gradient: Floats, loss: float) -> Gain | None:
-    """Look for a squared error: its value is that of the differences which its gradient is made of."""
+def _of_squares(scores: Floats, gradient: Floats, loss: float) -> PairingGain | None:
+    """Match a squared error: its value follows from the differences in its gradient."""
     steepness = _dot(gradient, gradient) / (4 * loss) if loss > 0 else 0.0  # of loss = steepness * squares
     usual = [share / number for number in (scores.size, len(scores), 1) for share in (1, 0.5)]
-    if not any(abs(steepness - one) <= EXACT * one for one in usual):
+    if not any(abs(steepness - one) <= MAX_GRADIENT_ERROR * one for one in usual):
         return None
     targets = scores - gradient / (2 * steepness)
-    return Gain(_covariance(targets, targets)[0], *_covariance(2 * scores, targets))
+    return PairingGain(_covariance(targets, targets)[0], *_covariance(2 * scores, targets))
 
 
 def _is_multiple(gradient: Floats, expected: Floats) -> bool:
-    """Say whether a gradient is what is expected, but for a factor."""
+    """Return whether a gradient is a positive multiple of the expected one."""
     factor = _dot(gradient, expected) / _dot(expected, expected)
     rest = gradient - factor * expected
-    return bool(factor > 0 and _dot(rest, rest) < EXACT**2 * _dot(gradient, gradient))
+    return bool(factor > 0 and _dot(rest, rest) < MAX_GRADIENT_ERROR**2 * _dot(gradient, gradient))
 
 
 def _dot(a: Floats, b: Floats) -> np.float64:
-    """Return the sum of the products of values at like places.
+    """Return the sum of the elementwise products.
 
-    Not by `np.vdot`, whose BLAS shares so many numbers out to threads of its own: beside a training these wait for a
-    processor, 8 ms a call where this takes 0.05.
+    `np.vdot` would use BLAS, whose own threads compete with the training for processors: 8 ms a call instead of 0.05.
     """
     total: np.float64 = (a * b).sum()
     return total
 
 
 def _covariance(scores: Floats, targets: Floats) -> tuple[float, float]:
-    """Return the covariance of scores and targets, summed up over the values of a sample, and its variance.
+    """Return the covariance of scores and targets, summed over the values of a sample, and its variance.
 
-    Of maps and sequences it is that over all values, so that to know what is usual at each place counts as knowing.
+    Maps and sequences are centred over all values, so that knowing the mean of each position counts as knowledge.
     """
-    both = (scores - scores.mean(_alike(scores))) * (targets - targets.mean(_alike(targets)))
+    both = (scores - scores.mean(_pooled_dims(scores))) * (targets - targets.mean(_pooled_dims(targets)))
     terms_N = both.reshape(len(both), -1).sum(1)
     return float(terms_N.mean()), float(terms_N.var(ddof=1)) / len(terms_N)
 
 
 def _entropy(labels: Floats) -> float:
-    """Return what the ones of labels add to the entropy of their shares, in nats per sample."""
-    shares = labels.mean(_alike(labels), keepdims=True)
+    """Return the contribution of the ones of labels to the entropy of their frequencies, in nats per sample."""
+    shares = labels.mean(_pooled_dims(labels), keepdims=True)
     terms = -shares * np.log(np.maximum(shares, np.finfo(np.float64).tiny))
     return float(terms.mean()) * math.prod(labels.shape[1:])
 
 
-def _alike(values: Floats) -> tuple[int, ...]:
-    """Return the dimensions over which values are of the same kind."""
+def _pooled_dims(values: Floats) -> tuple[int, ...]:
+    """Return the dimensions over which values are pooled."""
     return tuple(range(values.ndim)) if values.ndim > 2 else (0,)

@@ -1,4 +1,4 @@
-"""Which code reads tensors: the native extension on a CPU, Triton on a GPU, torch operations elsewhere."""
+"""Select the code that reads tensors: the C extension on a CPU, Triton on a GPU, torch operations elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REVISION = 12
 
 
 def _load() -> tuple[ModuleType | None, str]:
-    """Import the extension and show it what a tensor is. Returns it, or None and why it cannot be used."""
+    """Import the extension and bind the tensor types. Return it, or None and the reason why it cannot be used."""
     try:
         import gradwatch._native as native
     except ModuleNotFoundError:
@@ -36,23 +36,23 @@ def _load() -> tuple[ModuleType | None, str]:
 _NATIVE, _REASON = _load()
 
 
-def choose(kernel: Kernel = "auto") -> ModuleType | None:
-    """Return the extension, or None where torch operations are to do the work.
+def select_backend(kernel: Kernel = "auto") -> ModuleType | None:
+    """Return the extension, or None for torch operations.
 
     Args:
-        kernel: `auto` takes the extension if it is there, and says once if it is not; `native` insists on it; `torch`
-            never takes it.
+        kernel: `auto` takes the extension if there is one, and warns once if not; `native` requires it; `torch` never
+            takes it.
     """
     if kernel == "native" and _NATIVE is None:
         raise ImportError(
             f"gradwatch._native: {_REASON}, expected a compiled extension; "
-            "install gradwatch where a C compiler is, or use kernel='torch'"
+            "install gradwatch with a C compiler available, or use kernel='torch'"
         )
     if kernel == "auto" and _NATIVE is None and "native" not in _FAILED:
         _FAILED.add("native")
         warnings.warn(
-            f"the C extension of gradwatch {_REASON}; torch operations do its work, which makes watching several "
-            "times as slow. Where a C compiler is, pip install -e . builds it.",
+            f"the C extension of gradwatch {_REASON}; torch operations replace it, which makes watching several "
+            "times slower. With a C compiler, pip install -e . builds it.",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -60,7 +60,7 @@ def choose(kernel: Kernel = "auto") -> ModuleType | None:
 
 
 def triton() -> ModuleType | None:
-    """Return the kernels for a GPU, or None where Triton is not installed or has failed."""
+    """Return the kernels for a GPU, or None if Triton is not installed or has failed."""
     if "triton" in _FAILED:
         return None
     try:
@@ -72,11 +72,11 @@ def triton() -> ModuleType | None:
 
 
 def give_up_triton(error: Exception) -> None:
-    """Have torch operations do from now on what a kernel in Triton failed to do, and say so."""
+    """Fall back to torch operations for the rest of the process, with a warning."""
     _FAILED.add("triton")
-    text = f"its kernels in Triton failed, torch operations do their work: {type(error).__name__}: {error}"
+    text = f"Triton kernels failed; falling back to torch operations: {type(error).__name__}: {error}"
     warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=2)
 
 
 _FAILED: set[str] = set()
-"""What has been tried and is not to be tried again, or told of again."""
+"""Backends that have failed: they are neither tried nor reported again."""

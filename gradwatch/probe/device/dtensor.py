@@ -25,16 +25,16 @@ def is_distributed(tensor: torch.Tensor) -> bool:
 
 
 def gathers(module: torch.nn.Module) -> bool:
-    """Say whether FSDP owns a module: it computes with whole parameters that exist for a pass, and are freed after it.
+    """Return whether FSDP owns a module, so that it computes with whole parameters that are freed after the pass.
 
-    These are on the tape of the loss, and are other tensors than the parameters that the module and its optimizer have.
+    These are in the autograd graph of the loss, and are not the parameters that the module and its optimizer hold.
     """
     fsdp = sys.modules.get("torch.distributed.fsdp")  # as above
     return fsdp is not None and isinstance(module, (fsdp.FSDPModule, fsdp.FullyShardedDataParallel))
 
 
 def has_values(tensor: torch.Tensor) -> bool:
-    """Say whether the memory of a tensor is there: reading one whose storage was freed ends the process."""
+    """Return whether a tensor has memory: reading one whose storage was freed ends the process."""
     part = local_part(tensor.detach())
     if part.is_meta:
         return False

@@ -1,4 +1,4 @@
-"""Tell a gradient that was added to, or scaled as a whole, from one that something else was written over."""
+"""Distinguish a gradient that was added to or scaled from one that was overwritten."""
 
 # N = numbers of a sample
 
@@ -15,15 +15,15 @@ from gradwatch.probe.device.dtensor import local_part
 from gradwatch.probe.device.sync import is_capturing, to_host
 
 SAMPLE_NUMBERS = 32
-"""Leading numbers that are compared: mostly of one row, which scales and clips leave in order."""
+"""Leading numbers that are compared: mostly of one row, whose order scaling and clipping keep."""
 
-LEAST_NUMBERS = 8
-"""Numbers from which the order of others would hardly be theirs: one in 40,000."""
+MIN_NUMBERS = 8
+"""Numbers from which unrelated ones rarely have the same order: one in 40,000."""
 
 
 @final
 class GradientSample:
-    """What a gradient was at one moment: where it lay, how often it was written to, and its leading numbers.
+    """A gradient at one moment: its address, its version counter, and its leading numbers.
 
     Args:
         grad: The gradient, dense or sparse.
@@ -34,9 +34,9 @@ class GradientSample:
         self._numbers_N = _leading(grad)
 
     def is_continued_by(self, grad: Tensor) -> bool:
-        """Say whether a gradient is still this one: as it was, or scaled or clipped, by norm or by value.
+        """Return whether a gradient is still this one: unchanged, or scaled or clipped, by norm or by value.
 
-        Scaling and clipping keep the order of its numbers. Where too few of them are known, it is taken for the same.
+        Scaling and clipping keep the order of the numbers. With too few numbers it counts as the same.
 
         Args:
             grad: The gradient of the same parameter at a later moment.
@@ -51,7 +51,7 @@ class GradientSample:
 
 
 def _is_in_order(before_N: NDArray[Any], now_N: NDArray[Any]) -> bool:
-    """Say whether numbers are a function of others that never falls, or never rises."""
+    """Return whether numbers are a monotonic function of others."""
     order_N = np.argsort(before_N)
     rise_N, change_N = np.diff(before_N[order_N]), np.diff(now_N[order_N])
     has_one_value = not change_N[rise_N == 0].any()
@@ -59,15 +59,15 @@ def _is_in_order(before_N: NDArray[Any], now_N: NDArray[Any]) -> bool:
 
 
 def _written(grad: Tensor) -> tuple[int, int]:
-    """Return where a gradient lies and how often it was written to."""
+    """Return address and version counter of a gradient."""
     stored = grad._values() if grad.layout == torch.sparse_coo else local_part(grad)
     return stored.data_ptr(), grad._version
 
 
 def _leading(grad: Tensor) -> Tensor | None:
-    """Return the leading numbers of a gradient, None where it has few of them or stores them in no fixed place."""
+    """Return the leading numbers of a gradient, or None if it has few of them or no fixed storage."""
     part = local_part(grad.detach())
-    if part.layout != torch.strided or part.is_complex() or part.numel() < LEAST_NUMBERS:
+    if part.layout != torch.strided or part.is_complex() or part.numel() < MIN_NUMBERS:
         return None
     while part.ndim > 1:  # rather than flatten all of it, which may copy it
         part = part[: -(-SAMPLE_NUMBERS // max(1, part[0].numel()))].flatten(0, 1)

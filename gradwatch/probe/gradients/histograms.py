@@ -49,7 +49,7 @@ class HistogramProbe:
     def __init__(self, params: Sequence[torch.Tensor], *, kernel: kernels.Kernel = "auto") -> None:
         self._params = tuple(params)
         on_cpu = any(p.device.type == "cpu" for p in self._params)
-        self._native = kernels.choose(kernel) if on_cpu else None
+        self._native = kernels.select_backend(kernel) if on_cpu else None
 
     def read(self, among: slice = ALL, *, gradients_KB: torch.Tensor | None = None) -> torch.Tensor:
         """Count the values of gradients and weights as they are now.

@@ -1,4 +1,4 @@
-"""Measure by how much a gradient grows or shrinks on its way back through the uses of one parameter."""
+"""Measure the growth of a gradient on its way back through the repeated uses of one parameter."""
 
 # U = uses of a parameter, in the order of the forward pass
 
@@ -12,91 +12,89 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from gradwatch.events import RECURRENCE, Observation
 from gradwatch.probe.device.sync import HostTransfer, is_capturing
 from gradwatch.probe.graph.graph import LAYOUT, Node, is_leaf, operation
 from gradwatch.probe.nested import tensors_of
-from gradwatch.probe.parameters import Models, describe
+from gradwatch.probe.parameters import Models, list_parameters
 
-MOST_NODES = 10_000
-"""Nodes that are looked at in one step: 10 ms."""
+MAX_NODES = 10_000
+"""Nodes that are visited in one step: 10 ms."""
 
-ROUNDS = 3
-"""Looks without a recurrence after which none is looked for any more."""
+MAX_MISSES = 3
+"""Consecutive reads without a recurrence after which reading ends."""
 
-USES = 12
-"""Uses in a row from which on a parameter is that of a recurrence: weights that are tied by hand have fewer."""
+MIN_USES = 12
+"""Consecutive uses from which a parameter belongs to a recurrence: weights tied by hand have fewer."""
 
-MOST_READ = 24
-"""Of them that are measured, evenly spread."""
+MAX_MEASURED_USES = 24
+"""Uses that are measured, evenly spread."""
 
-TOLD = 2.0
-"""Growth from the last use to the first, or its opposite, in powers of ten, from which on it is told."""
+MIN_GROWTH_DECADES = 2.0
+"""Growth or decay from the last use to the first from which an event is recorded."""
 
 SMALLEST = 1.4e-45
-"""What is smaller is zero in float32."""
-
-Fact = tuple[str, str | None, str, dict[str, float]]
-"""Kind, layer, text and values of an event to be."""
+"""Smallest positive number of float32."""
 
 
 @final
-class Recurrences:
-    """Reads gradients at the uses of a parameter that a forward pass applies to its own result again and again.
+class RecurrenceProbe:
+    """Reads gradients at the uses of a parameter that a forward pass applies to its own result repeatedly.
 
-    Cells in a loop, state-space models, solvers of differential equations, layers with tied weights: where each use
-    multiplies the gradient by a little more than 1, a hundred of them multiply it by a million. The graph that a
-    forward pass has left behind tells which uses there are; hooks on its nodes note the norms of what a backward
-    passes through them, and go with the graph. What torch computes in one node, as its LSTM may be, is not seen.
-    From a GPU the norms come when they come: a later call of `facts` has them.
+    Cells in a loop, state-space models, solvers of differential equations, layers with tied weights: if each use
+    multiplies the gradient by a little more than 1, a hundred of them multiply it by a million. The autograd graph of a
+    forward pass lists the uses; hooks on its nodes record the norms of the gradients that pass through them, and
+    disappear with the graph. A recurrence that torch computes in one node, as its LSTM may be, is not seen. Norms from
+    a GPU arrive later: a later call of `find` has them.
 
-    Sampled steps are looked at ever more seldom: the 1st, 2nd, 3rd, 5th, 9th. So are calls within a step, where a loop
-    outside of the model makes them: each has the graph of all before behind it.
+    Sampled steps are read less and less often: the 1st, 2nd, 3rd, 5th, 9th. So are calls within a step, if a loop
+    outside the model makes them: the graph of each contains all earlier ones.
 
     Args:
         models: A model, or several by name.
 
     Attributes:
-        is_over: Whether nothing more is looked at: something was told, or there is no recurrence.
+        is_over: Whether nothing more is read: an event was recorded, or there is no recurrence.
     """
 
     def __init__(self, models: Models) -> None:
-        params, layers = describe(models)
+        params, layers = list_parameters(models)
         self._names: dict[Tensor, str] = {param: layer.name for param, layer in zip(params, layers, strict=True)}
         self._handles: list[RemovableHandle] = []
         self._norms_U: list[Tensor | None] = []
         self._transfer: HostTransfer | None = None  # of norms, in flight
         self._name, self._uses = "", 0
         self._of = self._name, self._uses  # of those
-        self._steps, self._rounds, self.is_over = 0, 0, False
+        self._steps, self._misses, self.is_over = 0, 0, False
         self._is_sampled = False
         self._calls, self._next, self._nodes = 0, 0, 0
 
     def begin(self) -> None:
-        """Make ready for the next sampled step, and forget the one before."""
+        """Prepare for the next sampled step, and drop the one before."""
         self.clear()
         is_due = not self._steps & (self._steps - 1)  # 0 and the powers of two
-        self._calls, self._next, self._nodes = 0, int(is_due and self._transfer is None), MOST_NODES
+        self._calls, self._next, self._nodes = 0, int(is_due and self._transfer is None), MAX_NODES
         self._is_sampled = True
 
     def state(self) -> dict[str, Any]:
-        """Return plain data that `restore` takes back; norms that are on their way are not waited for."""
-        return {"steps": self._steps, "rounds": self._rounds, "is_over": self.is_over}
+        """Return plain data that `restore` reads back; it does not wait for norms in flight."""
+        return {"steps": self._steps, "rounds": self._misses, "is_over": self.is_over}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave, also where a sampled step has begun."""
-        self._steps, self._rounds, self.is_over = state["steps"], state["rounds"], state["is_over"]
+        """Continue from the result of `state`, also if a sampled step has begun."""
+        self._steps, self._misses, self.is_over = state["steps"], state["rounds"], state["is_over"]
         if self._is_sampled:
             self.begin()
 
     def clear(self) -> None:
-        """Take off what hooks there are, and let go of what they noted."""
+        """Remove all hooks, and drop the recorded norms."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         self._norms_U, self._uses = [], 0
 
-    def look(self, output: Any) -> None:
-        """Find the uses of a parameter in what led to the output of a forward pass, and have their gradients read."""
+    def watch(self, output: Any) -> None:
+        """Find the uses of a parameter in the graph of an output, and hook them to read their gradients."""
         self._calls += 1
         if self.is_over or self._calls != self._next:
             return
@@ -107,50 +105,49 @@ class Recurrences:
         uses_by_leaf, count = _uses([tensor.grad_fn for tensor in tensors], self._nodes)
         self._nodes -= count
         for leaf, uses in uses_by_leaf:
-            if leaf in self._names and len(uses) >= max(USES, self._uses + 1):
-                self._read(self._names[leaf], uses)
+            if leaf in self._names and len(uses) >= max(MIN_USES, self._uses + 1):
+                self._hook_uses(self._names[leaf], uses)
 
-    def facts(self) -> Iterator[Fact]:
-        """Yield the parameter through whose uses the gradient has grown or shrunk, after a backward pass."""
+    def find(self) -> Iterator[Observation]:
+        """Yield the parameter through whose uses the gradient grows or shrinks, after a backward pass."""
         self._steps, self._is_sampled = self._steps + self._is_sampled, False
         if self._calls and self._next:
-            self._rounds = 0 if self._norms_U else self._rounds + 1
-            self.is_over = self._rounds == ROUNDS
+            self._misses = 0 if self._norms_U else self._misses + 1
+            self.is_over = self._misses == MAX_MISSES
             self._send()
             self._calls = self._next = 0
         if self._transfer is None or not self._transfer.is_ready:
             return
         growth, self._transfer = growth_of(self._transfer.values()["norms"]), None
-        if abs(growth) >= TOLD:
+        if abs(growth) >= MIN_GROWTH_DECADES:
             self.is_over = True
             name, uses = self._of
-            text = f"the gradient changes by a factor of 10^{growth:.1f} on its way back through {uses} uses"
-            yield "tape-recurrence", name, text, {"uses": float(uses), "growth": growth}
+            yield RECURRENCE.observe(name, values={"uses": uses, "growth": growth})
 
     def _send(self) -> None:
-        """Send the norms that were noted to the host, where the backward pass has come by all of them."""
+        """Send the recorded norms to the host, if the backward pass reached all uses."""
         read_U = [norm for norm in self._norms_U if norm is not None]
         if len(read_U) == len(self._norms_U) > 0 and len({norm.device for norm in read_U}) == 1:
             self._transfer, self._of = HostTransfer({"norms": torch.stack(read_U)}), (self._name, self._uses)
         self.clear()
 
-    def _read(self, name: str, uses: list[Node]) -> None:
-        """Have the gradients at some uses read, if each follows from the one before."""
+    def _hook_uses(self, name: str, uses: list[Node]) -> None:
+        """Hook some uses, if each computes with the result of the one before."""
         uses = sorted(uses, key=lambda node: node._sequence_nr())
         if not _leads_to(uses[0], uses[-1]):
             return
         self.clear()
         self._name, self._uses = name, len(uses)
-        count = min(MOST_READ, len(uses))
+        count = min(MAX_MEASURED_USES, len(uses))
         places = [k * (len(uses) - 1) // (count - 1) for k in range(count)]
         self._norms_U = [None] * len(places)
         for place, use in enumerate(places):
-            self._handles.append(uses[use].register_prehook(_Read(self._norms_U, place)))
+            self._handles.append(uses[use].register_prehook(_NormHook(self._norms_U, place)))
 
 
 @final
-class _Read:
-    """The hook on a node: it notes the norm of the gradient that arrives."""
+class _NormHook:
+    """Hook of a node that records the norm of its gradient."""
 
     def __init__(self, norms_U: list[Tensor | None], place: int) -> None:
         self._norms_U, self._place = norms_U, place
@@ -162,13 +159,13 @@ class _Read:
 
 
 def growth_of(norms_U: np.ndarray[Any, Any]) -> float:
-    """Return by how many powers of ten norms rise towards the first use, beyond what comes to them by the way, or fall.
+    """Return the growth of norms towards the first use in powers of ten, without terms that are added on the way.
 
-    A loss at each place of a sequence adds something at each use, so that a gradient that is only handed on grows as
-    the way does: hardly more than twofold over the earlier half of it, by which the growth is told.
+    A loss at each position of a sequence adds a term at each use. So even a gradient that each use passes on unchanged
+    grows with the number of uses, by at most a factor of two over the earlier half, from which the growth is computed.
 
     Args:
-        norms_U: Norms at uses that are evenly spread, in the order of the forward pass, of shape (U,).
+        norms_U: Norms at evenly spread uses, in the order of the forward pass, of shape (U,).
     """
     few, middle = len(norms_U) // 8, len(norms_U) // 2
     if not few or not np.isfinite(norms_U).all() or not norms_U[-1] > 0:
@@ -180,14 +177,14 @@ def growth_of(norms_U: np.ndarray[Any, Any]) -> float:
 
 
 def _uses(roots: list[Node], most: int) -> tuple[list[tuple[Tensor, list[Node]]], int]:
-    """Return each leaf of a graph with the operations that use it, behind those that only change its layout.
+    """Return each leaf of a graph with the operations that use it, past those that only change its layout.
 
     Args:
-        roots: Where the graph begins.
-        most: How many nodes to look at.
+        roots: First nodes of the graph.
+        most: Maximum number of nodes to visit.
 
     Returns:
-        The leaves with their uses, and how many nodes were looked at.
+        The leaves with their uses, and the number of visited nodes.
     """
     used_by: dict[Node, list[Node]] = {}
     waiting, seen = list(dict.fromkeys(roots)), set(roots)
@@ -202,10 +199,10 @@ def _uses(roots: list[Node], most: int) -> tuple[list[tuple[Tensor, list[Node]]]
                 if child not in seen:
                     seen.add(child)
                     waiting.append(child)
-    return [(leaf.variable, list(_behind_layout(leaf, used_by))) for leaf in leaves], len(seen)
+    return [(leaf.variable, list(_past_layout(leaf, used_by))) for leaf in leaves], len(seen)
 
 
-def _behind_layout(leaf: Node, used_by: dict[Node, list[Node]]) -> Iterator[Node]:
+def _past_layout(leaf: Node, used_by: dict[Node, list[Node]]) -> Iterator[Node]:
     waiting = list(used_by.get(leaf, ()))
     while waiting:
         node = waiting.pop()
@@ -216,7 +213,7 @@ def _behind_layout(leaf: Node, used_by: dict[Node, list[Node]]) -> Iterator[Node
 
 
 def _leads_to(first: Node, last: Node) -> bool:
-    """Say whether an operation computes with what an earlier one has given."""
+    """Return whether an operation computes with the result of an earlier one."""
     oldest = first._sequence_nr()
     waiting, seen = [last], {last}
     while waiting:

@@ -31,7 +31,7 @@ class GradientProbe:
     def __init__(self, params: Sequence[torch.Tensor], *, kernel: kernels.Kernel = "auto") -> None:
         self._params = tuple(params)
         on_cpu = any(p.device.type == "cpu" for p in self._params)
-        self._native = kernels.choose(kernel) if on_cpu else None
+        self._native = kernels.select_backend(kernel) if on_cpu else None
         self._shape_SL = (torch_reduce.NUM_STATISTICS, len(self._params))
 
     @property

@@ -1,4 +1,4 @@
-"""Look whether anything clears the gradients between two updates: a parameter's own hook sees what is there before."""
+"""Check that gradients are cleared between two updates, by hooks on a few parameters."""
 
 from __future__ import annotations
 
@@ -11,90 +11,82 @@ from torch.autograd import Variable
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from gradwatch.events import GRADIENTS_CLEARED, GRADIENTS_KEPT, GRADIENTS_KEPT_LATER
 from gradwatch.probe.device.dtensor import local_part
 from gradwatch.probe.device.sync import is_capturing, to_float
-from gradwatch.probe.gradients.gradient_sample import LEAST_NUMBERS, GradientSample
+from gradwatch.probe.gradients.gradient_sample import MIN_NUMBERS, GradientSample
 from gradwatch.records import Event
 
-KEPT = "gradients-kept"
-"""Kind of the event of an update before which nothing was cleared."""
+FIRST_UPDATES = 8
+"""First updates of each optimizer that are checked; then the hooks are removed."""
 
-CLEARED = "gradients-cleared"
-"""Kind of the event of the first update before which something was."""
+CHECK_EVERY_STEPS = 10
+"""Minimum steps between two later checks."""
 
-KEPT_LATER = "gradients-kept-later"
-"""Kind of the event of updates later in the run before which nothing was cleared; its step is that before them."""
-
-LOOKS = 8
-"""First updates of each optimizer that are looked at; then the hooks come off."""
-
-EVERY = 10
-"""Steps from one later look to the next, at least."""
-
-AGAIN = 3
-"""Updates of a later look, all of which must repeat the one before: not once by mistake."""
+LATER_UPDATES = 3
+"""Updates of a later check, all of which must repeat the one before: a single one may be a mistake."""
 
 
 @final
-class Leftovers:
-    """Watches two parameters of each optimizer: one for all of them, and one at the other end.
+class ZeroGradCheck:
+    """Watches two parameters of each optimizer: the last one for all of them, and the first one.
 
-    Between two updates a gradient is first cleared and then added to. One that every backward found as it was is not
-    cleared: not before the first backward, not after the update, and, with several optimizers, not in between. A
-    gradient that is replaced or written over does not add up either, and one that `torch.autograd.grad` returned was
-    added to nothing. The first updates are looked at, and then a few from time to time: a loop may cease to clear, and
-    a layer may thaw.
+    Between two updates a gradient is first cleared and then added to. If every backward pass finds it unchanged, it is
+    not cleared: not before the first backward, not after the update, and, with several optimizers, not in between. A
+    gradient that is replaced or overwritten does not add up either, and one that `torch.autograd.grad` returned was
+    added to nothing. The first updates are checked, and then a few from time to time: a loop may stop clearing, and a
+    layer may thaw.
 
     Args:
-        optimizers: Whose parameters. The last trainable one of each, near the output, is the likeliest to be reached;
-            one with some elements, by which a gradient is known again.
+        optimizers: Optimizers whose parameters are watched. The last trainable parameter, near the output, is the
+            likeliest to be reached; it must have some elements, by which its gradient is recognised.
         note: Called with an event `gradients-kept` at each of the first updates that repeats the one before, once with
-            `gradients-cleared` at one that does not, and with `gradients-kept-later` at the end of a later look of
-            which all did. Of the first parameter it is told by its name that it was kept, and not that it was cleared.
-        names: What the parameters are called.
+            `gradients-cleared` at one that does not, and with `gradients-kept-later` at the end of a later check in
+            which all did. Events of the first parameter carry its name, and only report kept gradients.
+        names: Names of the parameters.
     """
 
     def __init__(
         self, optimizers: Iterable[Optimizer], note: Callable[[Event], None], *, names: Mapping[Tensor, str]
     ) -> None:
         self._note, self._names = note, names
-        self._next = EVERY
+        self._next = CHECK_EVERY_STEPS
         self._watched = [(optimizer, self._attach(optimizer, since=None)) for optimizer in optimizers]
 
-    def look_again(self, step: int) -> None:
-        """Look at the next updates of each optimizer whose last look is over, after an optimizer step."""
+    def check_again(self, step: int) -> None:
+        """Check the next updates of each optimizer whose last check is over, after an optimizer step."""
         if step < self._next:
             return
-        self._next = step + EVERY
+        self._next = step + CHECK_EVERY_STEPS
         for optimizer, watched in self._watched:
             if all(one.is_over for one in watched):
                 _detach(watched)
                 watched[:] = self._attach(optimizer, since=step)
 
     def close(self) -> None:
-        """Take all hooks off."""
+        """Remove all hooks."""
         for _, watched in self._watched:
             _detach(watched)
 
-    def _attach(self, optimizer: Optimizer, *, since: int | None) -> list[_Watched]:
+    def _attach(self, optimizer: Optimizer, *, since: int | None) -> list[_GradientWatch]:
         first, last = _ends(optimizer)
-        watched = [] if last is None else [_Watched(last, self._note, since=since)]
+        watched = [] if last is None else [_GradientWatch(last, self._note, since=since)]
         if first is not None and first is not last and first in self._names:
-            watched.append(_Watched(first, self._note, layer=self._names[first], since=since))
+            watched.append(_GradientWatch(first, self._note, layer=self._names[first], since=since))
         for one in watched:
             one.attach(optimizer)
         return watched
 
 
-def _detach(watched: Iterable[_Watched]) -> None:
+def _detach(watched: Iterable[_GradientWatch]) -> None:
     for one in watched:
         one.detach()
 
 
 def _ends(optimizer: Optimizer) -> tuple[Tensor | None, Tensor | None]:
-    """Return the first and the last parameter that a backward pass may reach, None where there is none."""
+    """Return the first and the last parameter that a backward pass may reach, or None."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
-    wide = [p for p in params if p.numel() >= LEAST_NUMBERS]
+    wide = [p for p in params if p.numel() >= MIN_NUMBERS]
     return _first_trainable(params), _first_trainable([*reversed(wide), *reversed(params)])
 
 
@@ -103,20 +95,20 @@ def _first_trainable(params: Iterable[Tensor]) -> Tensor | None:
 
 
 def _is_zero(grad: Tensor) -> bool:
-    """Say whether a gradient, dense or sparse, holds nothing but zeros."""
+    """Return whether all values of a gradient, dense or sparse, are zero."""
     values = grad._values() if grad.is_sparse else local_part(grad)
     return not values.numel() or not to_float(values.abs().max())
 
 
 @final
-class _Watched:
-    """One parameter: whether its gradient was cleared, or something else was written over it, since the last update.
+class _GradientWatch:
+    """Checks whether the gradient of one parameter was cleared or overwritten since the last update.
 
     Args:
         param: A leaf that requires a gradient.
         note: As above.
-        layer: Its name, or None where it stands for all of its optimizer.
-        since: Step after which a later look begins, None for the first one.
+        layer: Its name, or None if it stands for all parameters of its optimizer.
+        since: Step after which a later check begins, None for the first one.
     """
 
     def __init__(
@@ -125,21 +117,21 @@ class _Watched:
         self._param = param
         self._note, self._layer = note, layer
         self._since = since
-        self._left = (LOOKS if since is None else AGAIN) + 1  # the first update begins to count
+        self._remaining = (FIRST_UPDATES if since is None else LATER_UPDATES) + 1  # the first update begins to count
         self._updates = 0
-        self._was_cleared, self._was_replaced, self._was_reached, self._is_told = False, False, False, False
-        self._found: tuple[bool, bool] | None = None  # by the backward pass under way: cleared, or replaced
+        self._was_cleared, self._was_replaced, self._was_reached, self._is_reported = False, False, False, False
+        self._found: tuple[bool, bool] | None = None  # by the current backward pass: cleared, or replaced
         self._seen: GradientSample | None = None
         self._handles: list[RemovableHandle] = []
 
     @property
     def is_over(self) -> bool:
-        """Whether all updates of this look have been seen."""
-        return self._left <= 0
+        """Whether all updates of this check are done."""
+        return self._remaining <= 0
 
     @property
     def _adds_up(self) -> bool:
-        """Whether backward passes since the last update added to the gradient that it had, and to nothing else."""
+        """Whether backward passes since the last update only added to the gradient that there was."""
         return self._was_reached and not self._was_cleared and not self._was_replaced
 
     def attach(self, optimizer: Optimizer) -> None:
@@ -152,7 +144,7 @@ class _Watched:
         ]
 
     def detach(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
@@ -160,7 +152,7 @@ class _Watched:
         if self.is_over:
             self.detach()  # here, since an optimizer must not lose a hook while it calls its hooks
             with contextlib.suppress(RuntimeError):  # a compiled backward may call hooks without the engine
-                Variable._execution_engine.queue_callback(self._let_go)
+                Variable._execution_engine.queue_callback(self._drop_empty_hooks)
             return
         if is_capturing([grad]):
             return
@@ -169,26 +161,26 @@ class _Watched:
         self._found = is_cleared, not is_cleared and self._has_changed()
 
     def _after_backward(self, param: Tensor) -> None:
-        """Take what the backward pass found for a fact: it has added to the gradient, and did not only return one."""
+        """Count what the backward pass found: it has added to the gradient, and not only returned one."""
         if self._found is None or self.is_over or is_capturing([param]):
-            return  # FSDP calls this, too, when it has put a gradient there
+            return  # FSDP also calls this after it has stored a gradient
         is_cleared, is_replaced = self._found
         self._found, self._was_reached = None, True
         self._was_cleared |= is_cleared
         self._was_replaced |= is_replaced
-        self._look()
+        self._sample()
 
     def _has_changed(self) -> bool:
-        """Say whether something else was written over the gradient since it was looked at."""
+        """Return whether the gradient was overwritten since it was sampled."""
         grad = self._param.grad
         return grad is not None and self._seen is not None and not self._seen.is_continued_by(grad)
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         grad = self._param.grad
         self._seen = None if grad is None or is_capturing([grad]) else GradientSample(grad)
 
-    def _let_go(self) -> None:
-        """Have autograd call a parameter without hooks no more: 1.5 us a backward, and the lock of Python."""
+    def _drop_empty_hooks(self) -> None:
+        """Stop autograd from calling the parameter's empty hooks: 1.5 us per backward, and the GIL."""
         for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
             hooks = getattr(self._param, name)
             if hooks is not None and not hooks:
@@ -197,27 +189,24 @@ class _Watched:
     def _before_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self.is_over:
             self._was_replaced |= self._was_reached and self._has_changed()
-            self._judge() if self._since is None else self._judge_again(self._since)
+            self._report() if self._since is None else self._report_later(self._since)
         self._was_cleared, self._was_replaced, self._was_reached = False, False, False
         self._updates += 1
-        self._left -= 1
+        self._remaining -= 1
 
     def _after_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self.is_over:
-            self._look()  # behind an optimizer that adds its weight decay to the gradient
+            self._sample()  # after an optimizer that adds its weight decay to the gradient
 
-    def _judge(self) -> None:
+    def _report(self) -> None:
         if self._updates and self._adds_up:
-            text = "nothing cleared the gradients since the update before"
-            self._note(Event(kind=KEPT, step=self._updates, layer=self._layer, text=text))
-        elif self._updates and self._was_cleared and not self._is_told and self._layer is None:
-            self._is_told = True
-            text = "the gradients were cleared since the update before"
-            self._note(Event(kind=CLEARED, step=self._updates, text=text))
+            self._note(GRADIENTS_KEPT.emit(step=self._updates, layer=self._layer))
+        elif self._updates and self._was_cleared and not self._is_reported and self._layer is None:
+            self._is_reported = True
+            self._note(GRADIENTS_CLEARED.emit(step=self._updates))
 
-    def _judge_again(self, since: int) -> None:
+    def _report_later(self, since: int) -> None:
         if self._updates and not self._adds_up:
-            self._left = 0
-        elif self._updates == AGAIN:
-            text = f"nothing clears the gradients between updates any more, from step {since} on"
-            self._note(Event(kind=KEPT_LATER, step=since, layer=self._layer, text=text))
+            self._remaining = 0
+        elif self._updates == LATER_UPDATES:
+            self._note(GRADIENTS_KEPT_LATER.emit(step=since, layer=self._layer, since=since))

@@ -1,4 +1,4 @@
-"""Find on the tape of a loss what it is for who knows nothing, and the bias whose gradient says how the classes are."""
+"""Find a loss that is one cross entropy: its value for a uniform guess, and the bias of its scores."""
 
 from __future__ import annotations
 
@@ -7,64 +7,63 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from gradwatch.probe.graph.graph import LAYOUT, Graph, Node, is_leaf, operation, shape
+from gradwatch.events import CHANCE, CLASSES, Observation
+from gradwatch.probe.graph.graph import LAYOUT, Graph, Node, dimension, is_leaf, operation, shape
 from gradwatch.probe.graph.loss_rules import LINEAR
 from gradwatch.records import LayerInfo
 
-Fact = tuple[str, str | None, str, dict[str, float]]
-"""Kind, layer, text and values of an event to be."""
-
-
 SUM = 2
-"""What a node of the tape calls a sum over the samples: `at::Reduction`."""
+"""How a node of the graph saves a sum over the samples: `at::Reduction`."""
 
 
-def facts(graph: Graph, index: Mapping[Tensor, int], layers: Sequence[LayerInfo]) -> Iterator[Fact]:
-    """Yield the output's bias where the loss is one cross entropy of the scores that it is added to.
+def find_class_bias(graph: Graph, index: Mapping[Tensor, int], layers: Sequence[LayerInfo]) -> Iterator[Observation]:
+    """Yield the output's bias, if the loss is one cross entropy of the scores that the bias is added to.
 
-    Its gradient is the mean over the batch of predicted probabilities minus labels, times what the loss is scaled by.
-    Where the loss is nothing but that cross entropy, its value has a unit: `nat` is what one nat per sample comes to.
+    The gradient of that bias is the mean over the batch of predicted probabilities minus labels, times the scale of
+    the loss. If the loss is the cross entropy alone, its value has a unit: `nat` is the loss per nat and sample.
 
     Args:
-        graph: Tape of a loss.
-        index: Place of each parameter of the model.
-        layers: What they are.
+        graph: Autograd graph of a loss.
+        index: Index of each parameter of the model.
+        layers: The parameters, in that order.
     """
     nodes = graph.of("NllLoss")
-    made_by = graph.through(graph.first(nodes[0])) if len(nodes) == 1 else None
-    if made_by is None or operation(made_by) != "LogSoftmax" or len(shape(made_by)) != 2:
+    softmax = graph.through(graph.first(nodes[0])) if len(nodes) == 1 else None
+    if softmax is None or operation(softmax) != "LogSoftmax" or len(shape(softmax)) != 2:
         return
-    samples, classes = shape(made_by)
-    bias = _bias(graph, graph.through(graph.first(made_by)))
+    samples, classes = shape(softmax)
+    bias = _bias(graph, graph.through(graph.first(softmax)))
     if bias is not None and bias in index and bias.shape == (classes,):
-        text = f"a cross entropy of {samples} samples and {classes} classes"
-        values = {"samples": float(samples), "classes": float(classes)}
+        values = {"samples": samples, "classes": classes}
         if graph.nodes[0] is nodes[0]:
-            values["nat"] = float(samples if getattr(nodes[0], "_saved_reduction", None) == SUM else 1)
-        yield "tape-classes", layers[index[bias]].name, text, values
+            values["nat"] = samples if _is_sum(nodes[0]) else 1
+        yield CLASSES.observe(layers[index[bias]].name, values=values)
 
 
-def chance(graph: Graph) -> Iterator[Fact]:
-    """Yield the loss of a model that knows nothing: log C of each sample, where the loss is one cross entropy.
+def find_chance_loss(graph: Graph) -> Iterator[Observation]:
+    """Yield the loss of a uniform guess, log C per sample, if the loss is one cross entropy.
 
     Args:
-        graph: Tape of a loss.
+        graph: Autograd graph of a loss.
     """
     root = next((node for node in graph.nodes if operation(node) not in LAYOUT), graph.nodes[0])
     if operation(root) in ("NllLoss", "NllLoss2D"):
-        made_by = graph.through(graph.first(root))
-        if made_by is None or operation(made_by) != "LogSoftmax" or len(shape(made_by)) < 2:
+        softmax = graph.through(graph.first(root))
+        if softmax is None or operation(softmax) != "LogSoftmax" or len(shape(softmax)) < 2:
             return
-        sizes, dim = shape(made_by), made_by._saved_dim
-        classes = sizes[dim if dim < len(sizes) else dim - (1 << 64)]
-    elif operation(root) == "BinaryCrossEntropyWithLogits" and (before := graph.first(root)) is not None:
-        sizes, classes = (*shape(before), 2), 2
+        sizes = shape(softmax)
+        classes = sizes[dimension(softmax._saved_dim, len(sizes))]
+    elif operation(root) == "BinaryCrossEntropyWithLogits" and (scores := graph.first(root)) is not None:
+        sizes, classes = (*shape(scores), 2), 2
     else:
         return
-    nat = math.prod(sizes) / classes if getattr(root, "_saved_reduction", None) == SUM else 1.0
     if classes > 1:
-        text = f"a cross entropy of {classes} classes"
-        yield "tape-chance", None, text, {"nat": nat, "classes": float(classes)}
+        nats_per_unit = math.prod(sizes) / classes if _is_sum(root) else 1.0
+        yield CHANCE.observe(values={"nat": nats_per_unit, "classes": classes})
+
+
+def _is_sum(loss: Node) -> bool:
+    return bool(getattr(loss, "_saved_reduction", None) == SUM)
 
 
 def _bias(graph: Graph, node: Node | None) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Embeddings on the tape that do the work of a weight matrix: multiplied with each other, or tied to the output."""
+"""Find embedding tables that do the work of a weight matrix, or whose rows the loss draws to fixed values."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import final
 
 from torch import Tensor
 
+from gradwatch.events import CODEBOOK, EMBEDDING_PRODUCT, TIED_EMBEDDING, Observation
 from gradwatch.probe.graph.graph import LAYOUT, Graph, Node, is_leaf, operation, shape
 from gradwatch.probe.graph.singularities import squared
 from gradwatch.records import LayerInfo
@@ -17,51 +18,56 @@ MATRIX_PRODUCTS = frozenset({"Addmm", "Mm", "Linear"})
 
 NORMS = frozenset({"NativeLayerNorm", "NativeGroupNorm", "NativeBatchNorm", "FusedRmsNorm"})
 
-Fact = tuple[str, str | None, str, dict[str, float]]
-"""Kind, layer, text and values of an event to be."""
+DISTANCES = ("MseLoss", "SmoothL1Loss", "HuberLoss", "Sub", "Rsub")
+"""Operations that compare two values; in a codebook loss one of them is a constant."""
 
 
-def facts(graph: Graph, index: Mapping[Tensor, int], layers: Sequence[LayerInfo]) -> Iterator[Fact]:
-    """Yield the products of two embeddings that are summed up, and the embeddings that are output layers too.
+def find_embedding_uses(
+    graph: Graph, index: Mapping[Tensor, int], layers: Sequence[LayerInfo]
+) -> Iterator[Observation]:
+    """Yield products of two embeddings that are summed up, embeddings that are output layers too, and codebooks.
 
     Args:
-        graph: The tape.
-        index: Place of each parameter in the model.
-        layers: What the parameters are, in that order.
+        graph: Autograd graph of a loss.
+        index: Index of each parameter of the model.
+        layers: The parameters, in that order.
     """
     tables = _Tables(graph, index, layers)
     summed = {child for node in graph.of("Sum") for child in _factors(graph, node)}
     for node in graph.of(*PRODUCTS):
         if operation(node) != "Mul" or node in summed:
-            yield from tables.product(node)
+            yield from tables.find_product(node)
     for node in graph.of(*MATRIX_PRODUCTS):
-        yield from tables.tied(node)
+        yield from tables.find_tied(node)
     for node in graph.of("Sub"):
-        yield from tables.interactions(node)
+        yield from tables.find_interactions(node)
+    for node in graph.of(*DISTANCES):
+        yield from tables.find_codebook(node)
 
 
 @final
 class _Tables:
-    """The tables of a graph that rows are looked up in. Arguments as for `facts`."""
+    """The tables of a graph whose rows are looked up. Arguments as for `find_embedding_uses`."""
 
     def __init__(self, graph: Graph, index: Mapping[Tensor, int], layers: Sequence[LayerInfo]) -> None:
         self._graph, self._index, self._layers = graph, index, layers
         self._looked_up = {graph.through(graph.first(node)) for node in graph.of("Embedding")}
 
-    def product(self, node: Node) -> Iterator[Fact]:
+    def find_product(self, node: Node) -> Iterator[Observation]:
         """Yield a product of rows of two tables."""
         places = [self._table(child) for child in self._graph.inputs(node)]
         if len(places) != 2 or places[0] is None or places[1] is None or places[0] == places[1]:
             return
         one, other = (self._layers[place] for place in places if place is not None)
-        text = f"rows of {one.name} and {other.name} are multiplied and summed over {one.shape[-1]} dimensions"
-        values = {"first": float(places[0]), "second": float(places[1]), "dimension": float(one.shape[-1])}
-        yield "tape-embedding-product", one.module or one.name, text, values
+        width = one.shape[-1]
+        values = {"first": places[0], "second": places[1], "dimension": width}
+        rows = f"rows of {one.name} and {other.name}"
+        yield EMBEDDING_PRODUCT.observe(one.module or one.name, values=values, rows=rows, width=width)
 
-    def interactions(self, node: Node) -> Iterator[Fact]:
+    def find_interactions(self, node: Node) -> Iterator[Observation]:
         """Yield the products of all pairs of a sample's rows: (the sum squared - the sum of squares), over dimensions.
 
-        That is how a factorisation machine sums them up (Rendle 2010, https://doi.org/10.1109/ICDM.2010.127, eq. 5).
+        A factorisation machine sums them up like that (Rendle 2010, https://doi.org/10.1109/ICDM.2010.127, eq. 5).
         """
         sums = [self._graph.through(child) for child in self._graph.inputs(node)]
         if len(sums) != 2 or (whole := self._graph.through(squared(self._graph, sums[0]))) is None:
@@ -73,12 +79,13 @@ class _Tables:
         fields, width = shape(rows)[-2:]
         pairs = fields * (fields - 1) // 2
         name = self._layers[place].name
-        text = f"all {pairs} pairs of a sample's rows of {name} are multiplied and summed over {width} dimensions"
-        values = {"first": float(place), "second": float(place), "dimension": float(pairs * width)}
-        yield "tape-embedding-product", self._layers[place].module or name, text, values
+        values = {"first": place, "second": place, "dimension": pairs * width}
+        products = f"all {pairs} pairs of a sample's rows of {name}"
+        layer = self._layers[place].module or name
+        yield EMBEDDING_PRODUCT.observe(layer, values=values, rows=products, width=width)
 
-    def tied(self, node: Node) -> Iterator[Fact]:
-        """Yield a table whose rows are the weights of an output layer, with nothing that scales what goes into it."""
+    def find_tied(self, node: Node) -> Iterator[Observation]:
+        """Yield a table whose rows are the weights of an output layer whose input nothing scales."""
         graph = self._graph
         values, matrix = (*graph.edges(node)[-3:], None)[:2] if operation(node) == "Linear" else graph.edges(node)[-2:]
         leaf, made_by = graph.through(matrix), graph.through(values)
@@ -89,13 +96,27 @@ class _Tables:
             return
         layer = self._layers[place]
         rows, width = layer.shape
-        text = f"{layer.name} is also the output layer, over {width} dimensions for {rows} classes"
-        unit = float(made_by is not None and operation(made_by) in NORMS)
-        numbers = {"weight": float(place), "dimension": float(width), "classes": float(rows), "normalised": unit}
-        yield "tape-tied-embedding", layer.module or layer.name, text, numbers
+        is_normalised = made_by is not None and operation(made_by) in NORMS
+        numbers = {"weight": place, "dimension": width, "classes": rows, "normalised": is_normalised}
+        yield TIED_EMBEDDING.observe(layer.module or layer.name, values=numbers, table=layer.name)
+
+    def find_codebook(self, node: Node) -> Iterator[Observation]:
+        """Yield a table whose looked-up rows are compared with a constant.
+
+        The model chooses which rows these are; a row that is not chosen has no gradient.
+        """
+        inputs = self._graph.inputs(node)
+        while len(inputs) == 1 and operation(inputs[0]) in LAYOUT - LOOKUPS:
+            inputs = self._graph.inputs(inputs[0])
+        if len(inputs) != 1 or operation(inputs[0]) not in LOOKUPS:
+            return
+        leaf = self._graph.through(self._graph.first(inputs[0]))
+        if leaf is not None and is_leaf(leaf) and leaf.variable in self._index and leaf.variable.ndim == 2:
+            name = self._layers[self._index[leaf.variable]].name
+            yield CODEBOOK.observe(name, table=name)
 
     def _table(self, node: Node) -> int | None:
-        """Return the table that values are rows of: that of an embedding, or a parameter that is indexed."""
+        """Return the index of the table that values are rows of: an embedding, or a parameter that is indexed."""
         made_by = self._graph.through(node)
         if made_by is not None and operation(made_by) == "Embedding":
             made_by = self._graph.through(self._graph.first(made_by))

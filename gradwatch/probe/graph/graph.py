@@ -13,8 +13,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-MOST_NODES = 10_000
-"""Nodes that are looked at: a transformer of 1,000 parameter tensors has about 5,000."""
+MAX_NODES = 10_000
+"""Nodes that are visited: a transformer of 1,000 parameter tensors has about 5,000."""
 
 LAYOUT = frozenset(
     {
@@ -51,25 +51,25 @@ LAYOUT = frozenset(
         "View",
     }
 )
-"""Operations that move values about, or to another format, and leave them what they are."""
+"""Operations that rearrange or convert values without computing new ones."""
 
 LEAF = "AccumulateGrad"
-"""What a node is where the gradient of a parameter comes to rest."""
+"""Operation of a node that accumulates the gradient of a parameter."""
 
 Node = Any
-"""A node of the graph: torch has no public type for what `grad_fn` gives."""
+"""A node of the graph: torch has no public type for `grad_fn`."""
 
 
 @final
 class Graph:
-    """What one walk saw. It holds the nodes, and so must not outlive the look at them.
+    """The nodes of one autograd graph and their edges. It keeps them alive: drop it after the inspection.
 
     Args:
         loss: With a `grad_fn`; its backward pass may be done.
 
     Attributes:
-        nodes: In the order of their distance from the loss.
-        is_complete: Whether that is all of them.
+        nodes: The visited nodes, nearest to the loss first.
+        is_complete: Whether every node was visited.
     """
 
     def __init__(self, loss: Tensor) -> None:
@@ -79,7 +79,7 @@ class Graph:
         self._users: dict[Node, list[Node]] = {}
         waiting: deque[Node] = deque([loss.grad_fn])
         seen: set[Node] = {loss.grad_fn}
-        while waiting and len(self.nodes) < MOST_NODES:
+        while waiting and len(self.nodes) < MAX_NODES:
             node = waiting.popleft()
             self.nodes.append(node)
             self._by_operation.setdefault(operation(node), []).append(node)
@@ -92,27 +92,27 @@ class Graph:
         self.is_complete = not waiting
 
     def of(self, *operations: str) -> list[Node]:
-        """Return the nodes of some operations, those of one operation in the order of their distance."""
+        """Return the nodes of some operations; within one operation the nearest to the loss first."""
         return [node for name in operations for node in self._by_operation.get(name, ())]
 
     def edges(self, node: Node) -> tuple[Node | None, ...]:
-        """Return what each argument of an operation came from; None for a constant."""
+        """Return the node of each argument of an operation; None for a constant."""
         return self._edges.get(node, ())
 
     def inputs(self, node: Node) -> list[Node]:
-        """Return what the arguments of an operation came from, without constants."""
+        """Return the nodes of the arguments of an operation, without constants."""
         return [child for child in self.edges(node) if child is not None]
 
     def first(self, node: Node) -> Node | None:
-        """Return what the first argument of an operation came from."""
+        """Return the node of the first argument of an operation."""
         return next(iter(self.edges(node)), None)
 
     def through(self, node: Node | None, *, also: frozenset[str] = frozenset()) -> Node | None:
-        """Return the operation that made the values, behind those that only move them about.
+        """Return the operation that computed the values, past operations that only rearrange them.
 
         Args:
-            node: Where to begin.
-            also: Further operations to pass, where they have one input that is no constant.
+            node: First node.
+            also: Further operations to pass if they have exactly one input that is no constant.
         """
         while node is not None and (operation(node) in LAYOUT or operation(node) in also):
             inputs = self.inputs(node)
@@ -122,7 +122,7 @@ class Graph:
         return node
 
     def side(self, operations: frozenset[str]) -> list[Node]:
-        """Return the nodes that lie between the loss and the first that is none of some operations, these included."""
+        """Return the nodes from the loss down to the first of another operation, inclusive, on every path."""
         side, waiting = {self.nodes[0]: None}, [self.nodes[0]]  # a dict keeps the order
         while waiting:
             node = waiting.pop()
@@ -133,7 +133,7 @@ class Graph:
         return list(side)
 
     def below(self, node: Node) -> Iterator[Node]:
-        """Yield a node and all that it depends on, the nearest first."""
+        """Yield a node and all nodes that it depends on, the nearest first."""
         waiting, seen = deque([node]), {node}
         while waiting:
             node = waiting.popleft()
@@ -144,7 +144,7 @@ class Graph:
                     waiting.append(child)
 
     def users(self, node: Node) -> list[Node]:
-        """Return the nodes that a value goes into."""
+        """Return the nodes that use a value."""
         if not self._users:
             for user in self.nodes:
                 for child in self.inputs(user):
@@ -167,7 +167,7 @@ class Graph:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Keep Python's cyclic garbage collector from going through the many nodes that a look holds for a moment."""
+    """Disable the cyclic garbage collector, which would traverse the many nodes that an inspection holds."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -178,18 +178,23 @@ def uncollected() -> Iterator[None]:
 
 
 def operation(node: Node) -> str:
-    """Return what a node computes: `LogSoftmax` for `LogSoftmaxBackward0`."""
+    """Return the operation of a node: `LogSoftmax` for `LogSoftmaxBackward0`."""
     return NAMES.get(type(node)) or _operation(node.name())
 
 
 def is_leaf(node: Node) -> bool:
-    """Say whether a node is where the gradient of a parameter comes to rest."""
+    """Return whether a node accumulates the gradient of a parameter."""
     return operation(node) == LEAF
 
 
 def shape(node: Node) -> tuple[int, ...]:
-    """Return the shape of what a node computes."""
+    """Return the shape of the result of a node."""
     return tuple(int(size) for size in node._input_metadata[0].shape)
+
+
+def dimension(saved: int, dims: int) -> int:
+    """Return a dimension counted from the front; a node saves a negative one as an unsigned number of 64 bits."""
+    return int(saved if saved < dims else saved - (1 << 64)) % dims
 
 
 @cache
@@ -198,4 +203,4 @@ def _operation(name: str) -> str:
 
 
 NAMES = {kind: _operation(name) for name, kind in vars(torch._C._functions).items() if isinstance(kind, type)}
-"""What nodes of torch's own types compute: a node takes a microsecond to say its name."""
+"""Operations of torch's own node types: to ask a node for its name takes a microsecond."""

@@ -1,4 +1,4 @@
-"""What a node of the tape says of the loss: that it is given probabilities, scores, or one value only."""
+"""Check single operations of the autograd graph: losses that are given probabilities, scores, or one value only."""
 
 from __future__ import annotations
 
@@ -6,29 +6,28 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from gradwatch.probe.graph.graph import Graph, Node, operation, shape
+from gradwatch.events import CONSTANT_SOFTMAX, LOG_OF_SOFTMAX, PROBABILITIES, SCORES, SOFTMAX_OVER_BATCH, Observation
+from gradwatch.probe.graph.graph import Graph, Node, dimension, operation, shape
 from gradwatch.probe.graph.singularities import FRACTIONS, is_log_of_fraction
 
 LINEAR = frozenset({"Addmm", "Mm", "Linear", "Convolution"})
 
 CLAMPS = frozenset({"Add", "Clamp", "ClampMin", "ClampMax"})
-"""Operations with a constant after which a probability is one still, as people write them before a logarithm."""
+"""Operations with a constant that people apply to a probability before a logarithm."""
 
 
-class Fact(NamedTuple):
-    """An event to be: its kind, text and values, and the node that it is about."""
+class GraphMatch(NamedTuple):
+    """A node that matches a rule, and the observation to record; the reader fills in its layer."""
 
-    kind: str
     node: Node
-    text: str
-    values: dict[str, float]
+    observation: Observation
 
 
-Rule = Callable[[Graph, Node], Fact | None]
+Rule = Callable[[Graph, Node], GraphMatch | None]
 
 
 def is_probability(graph: Graph, node: Node | None, *, depth: int = 6) -> bool:
-    """Say whether a value is a softmax or sigmoid, moved about, clamped, averaged or with a constant added."""
+    """Return whether a value is a softmax or sigmoid, perhaps rearranged, clamped, averaged or shifted."""
     node = graph.through(node, also=CLAMPS)
     if node is None or not depth:
         return False
@@ -37,7 +36,7 @@ def is_probability(graph: Graph, node: Node | None, *, depth: int = 6) -> bool:
         return True
     if name in ("Stack", "Cat", "Add", "Mean"):  # of an ensemble
         return bool(inputs) and all(is_probability(graph, child, depth=depth - 1) for child in inputs)
-    if name in ("Mul", "Bmm", "Mm"):  # of a mixture: what a gate gives, times what its experts say
+    if name in ("Mul", "Bmm", "Mm"):  # of a mixture: weights of a gate times probabilities of its experts
         return len(inputs) == 2 and all(is_probability(graph, child, depth=depth - 1) for child in inputs)
     if name == "Sum":
         return _is_mixture(graph, graph.through(graph.first(node)), depth=depth)
@@ -51,7 +50,7 @@ def is_probability(graph: Graph, node: Node | None, *, depth: int = 6) -> bool:
 
 
 def _is_logistic(graph: Graph, node: Node) -> bool:
-    """Say whether a value is a sigmoid by hand: 1 / (1 + exp(-x)), or exp(x) / (1 + exp(x))."""
+    """Return whether a value is a sigmoid by hand: 1 / (1 + exp(-x)), or exp(x) / (1 + exp(x))."""
     inputs = graph.inputs(node)
     if operation(node) == "Mul" and len(inputs) == 1:
         node, inputs = inputs[0], graph.inputs(inputs[0])
@@ -63,7 +62,7 @@ def _is_logistic(graph: Graph, node: Node) -> bool:
 
 
 def _is_difference(graph: Graph, node: Node | None) -> bool:
-    """Say whether a value is one probability less another, as a ranking has them that is to compare scores."""
+    """Return whether a value is a difference of two probabilities, as in a ranking loss that should compare scores."""
     made_by = graph.through(node)
     if made_by is None or operation(made_by) != "Sub" or len(graph.inputs(made_by)) != 2:
         return False
@@ -71,13 +70,13 @@ def _is_difference(graph: Graph, node: Node | None) -> bool:
 
 
 def _is_shifted_tanh(graph: Graph, node: Node) -> bool:
-    """Say whether something was added to a tanh, as (tanh + 1) / 2 has it: a sigmoid of twice the scores."""
+    """Return whether a node adds to a tanh, as in (tanh + 1) / 2: a sigmoid of twice the scores."""
     made_by = graph.through(node, also=CLAMPS)
     return made_by is not None and operation(made_by) == "Tanh"
 
 
 def _is_mixture(graph: Graph, node: Node | None, *, depth: int) -> bool:
-    """Say whether terms that are summed up are probabilities, weighed by a softmax."""
+    """Return whether the terms of a sum are probabilities weighted by a softmax."""
     if node is None or operation(node) != "Mul":
         return False
     factors = [graph.through(child) for child in graph.inputs(node)]
@@ -85,46 +84,55 @@ def _is_mixture(graph: Graph, node: Node | None, *, depth: int) -> bool:
     return is_weighed and is_probability(graph, node, depth=depth - 1)
 
 
-def _log_softmax(graph: Graph, node: Node) -> Fact | None:
+def _log_softmax(graph: Graph, node: Node) -> GraphMatch | None:
     if not is_probability(graph, graph.first(node)):
         return _constant(graph, node)
     classes = _classes(graph, node)
-    text = f"the loss applies a softmax to what is a probability already: it cannot fall below {_floor(classes):.2f}"
-    return Fact("tape-probabilities", node, text, {"classes": float(classes), "floor": _floor(classes)})
+    return _reapplied(node, "softmax", classes=classes, floor=_floor(classes))
 
 
-def _logsumexp(graph: Graph, node: Node) -> Fact | None:
+def _logsumexp(graph: Graph, node: Node) -> GraphMatch | None:
     return _log_softmax(graph, node) if is_probability(graph, graph.first(node)) else None
 
 
-def _logits(graph: Graph, node: Node) -> Fact | None:
+def _logits(graph: Graph, node: Node) -> GraphMatch | None:
     if not (is_probability(graph, graph.first(node)) or _is_difference(graph, graph.first(node))):
         return None
     floor = math.log1p(math.exp(-1))  # of a positive sample; log 2 for a negative one
-    text = f"the loss applies a sigmoid to what is a probability already: it cannot fall below {floor:.2f}"
-    return Fact("tape-probabilities", node, text, {"classes": 2.0, "floor": floor})
+    return _reapplied(node, "sigmoid", classes=2, floor=floor)
 
 
-def _nll(graph: Graph, node: Node) -> Fact | None:
+def _reapplied(node: Node, function: str, *, classes: int, floor: float) -> GraphMatch:
+    """Return the match of a loss that applies its softmax or sigmoid to probabilities."""
+    misuse, effect = f"the loss applies a {function} to probabilities", f"it cannot fall below {floor:.2f}"
+    values = {"classes": classes, "floor": floor}
+    return GraphMatch(node, PROBABILITIES.observe(values=values, misuse=misuse, effect=effect))
+
+
+def _nll(graph: Graph, node: Node) -> GraphMatch | None:
     if is_probability(graph, graph.first(node)):
-        return Fact("tape-probabilities", node, "the loss expects log-probabilities and gets probabilities", {})
+        return _not_logarithmic(node, "loss")
     made_by = graph.through(graph.first(node))
     if made_by is not None and operation(made_by) in LINEAR:
-        return Fact("tape-scores", node, "the loss expects log-probabilities and gets raw scores", {})
+        return GraphMatch(node, SCORES.observe())
     if made_by is not None and _goes_over_samples(made_by):
-        text = f"the softmax goes over the {shape(made_by)[0]} samples of the batch, not over the classes"
-        return Fact("tape-over-batch", made_by, text, {"samples": float(shape(made_by)[0])})
+        return GraphMatch(made_by, SOFTMAX_OVER_BATCH.observe(values={"samples": shape(made_by)[0]}))
     return None
 
 
+def _not_logarithmic(node: Node, function: str) -> GraphMatch:
+    misuse = f"the {function} expects log-probabilities"
+    return GraphMatch(node, PROBABILITIES.observe(misuse=misuse, effect="it gets probabilities"))
+
+
 def _goes_over_samples(node: Node) -> bool:
-    """Say whether a log-softmax of shape (samples, classes, ...) sums up over the samples."""
+    """Return whether a log-softmax of shape (samples, classes, ...) normalises over the samples."""
     is_batch = operation(node) == "LogSoftmax" and len(shape(node)) > 1 and shape(node)[0] > 1
     return is_batch and getattr(node, "_saved_dim", -1) == 0
 
 
-def divergence(graph: Graph, node: Node) -> Fact | None:
-    """Look for a KL divergence, a constant minus targets times inputs, whose inputs are no log-probabilities."""
+def match_divergence(graph: Graph, node: Node) -> GraphMatch | None:
+    """Match a KL divergence, a constant minus targets times inputs, whose inputs are probabilities."""
     edges = graph.edges(node)
     if (
         operation(node) != "Sub"
@@ -137,37 +145,37 @@ def divergence(graph: Graph, node: Node) -> Fact | None:
     inputs = graph.inputs(edges[1])
     if len(inputs) != 1 or not is_probability(graph, inputs[0]) or shape(node) != shape(inputs[0]):
         return None
-    return Fact("tape-probabilities", node, "the divergence expects log-probabilities and gets probabilities", {})
+    return _not_logarithmic(node, "divergence")
 
 
-def _constant(graph: Graph, node: Node) -> Fact | None:
+def _constant(graph: Graph, node: Node) -> GraphMatch | None:
     if _classes(graph, node) > 1:
         return None
-    return Fact("tape-constant", node, "a softmax over a single value is 1, whatever the value", {})
+    return GraphMatch(node, CONSTANT_SOFTMAX.observe())
 
 
-def _squeezed(graph: Graph, node: Node) -> Fact | None:
-    """Look for a sigmoid or softmax of what is one already, as a loss by hand has it that applies its own."""
+def _squeezed(graph: Graph, node: Node) -> GraphMatch | None:
+    """Match a sigmoid or softmax of a sigmoid or softmax, as in a loss written by hand that applies its own."""
     made_by = graph.through(graph.first(node), also=CLAMPS)
     name = operation(node)
     is_fraction = made_by is not None and operation(made_by) in FRACTIONS
     is_fraction |= name == "Sigmoid" and _is_difference(graph, graph.first(node))
     if not is_fraction or not _makes_a_loss(graph, node):
         return _constant(graph, node) if name == "Softmax" else None
-    text = f"a {name.lower()} is applied to what is a probability already: it can hardly tell 0 from 1"
-    return Fact("tape-probabilities", node, text, {})
+    misuse = f"a {name.lower()} is applied to probabilities"
+    return GraphMatch(node, PROBABILITIES.observe(misuse=misuse, effect="it can hardly tell 0 from 1"))
 
 
 def _makes_a_loss(graph: Graph, node: Node) -> bool:
-    """Say whether a term of the loss is made of a value alone: what others are multiplied by is a weight, or a gate."""
+    """Return whether a term of the loss depends on a value alone: a factor of others is a weight or a gate."""
     above = graph.above(node)
     return all(child in above or child is node for it in above if operation(it) != "Add" for child in graph.inputs(it))
 
 
-def _log(graph: Graph, node: Node) -> Fact | None:
+def _log(graph: Graph, node: Node) -> GraphMatch | None:
     if not is_log_of_fraction(graph, node):
         return None
-    return Fact("tape-log-of-softmax", node, "the log of a softmax or sigmoid rounds to log(0)", {})
+    return GraphMatch(node, LOG_OF_SOFTMAX.observe())
 
 
 RULES: dict[str, Rule] = {
@@ -186,14 +194,14 @@ RULES: dict[str, Rule] = {
 
 
 def _floor(classes: int) -> float:
-    """Return the cross entropy of a softmax over probabilities that are all on the right class: log(e + C - 1) - 1."""
+    """Return the cross entropy of a softmax of perfect one-hot probabilities: log(e + C - 1) - 1."""
     return math.log(math.e + classes - 1) - 1
 
 
 def _classes(graph: Graph, node: Node) -> int:
-    """Return the length of the dimension that a softmax goes over."""
+    """Return the length of the dimension that a softmax normalises over."""
     before = graph.first(node)
     sizes = shape(node if before is None else before)
     dim = getattr(node, "_saved_dim", -1)
     dim = dim[0] if isinstance(dim, tuple) else dim  # of a logsumexp
-    return sizes[dim if dim < len(sizes) else dim - (1 << 64)] if sizes else 1
+    return sizes[dimension(dim, len(sizes))] if sizes else 1

@@ -1,4 +1,4 @@
-"""Find the heads of a model on the tape of a loss: last layers side by side, behind something that they share."""
+"""Find layers that run in parallel: output heads, numbered experts; and hidden layers that end in a softmax."""
 
 from __future__ import annotations
 
@@ -7,39 +7,90 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
+from gradwatch.events import HEADS, HIDDEN_SOFTMAX, SIDE_BY_SIDE, Observation
 from gradwatch.probe.graph.graph import Graph, Node, is_leaf, operation
 from gradwatch.probe.graph.loss_rules import LINEAR
 from gradwatch.records import LayerInfo
 
-Fact = tuple[str, str | None, str, dict[str, float]]
-"""Kind, layer, text and values of an event to be."""
+MAX_HEADS = 8
+"""Heads beyond which the loss is no longer a sum of tasks whose gradients can be compared."""
 
-MOST = 8
-"""Heads beyond which the loss is more than a sum of tasks, and nobody compares them."""
+MIN_EXPERTS = 3
+"""Parallel modules: one may be skipped and more than half still run."""
+
+MAX_GROUPS = 8
+"""Groups of numbered modules that are checked in one graph: each takes two walks over it."""
 
 
-def facts(graph: Graph, index: Mapping[Tensor, int], layers: Sequence[LayerInfo]) -> Iterator[Fact]:
-    """Yield the weights of the heads, where there are several and all share a weight before them.
+def find_heads(graph: Graph, index: Mapping[Tensor, int], layers: Sequence[LayerInfo]) -> Iterator[Observation]:
+    """Yield the weights of the output heads, if there are several and all of them share a weight before them.
 
     Args:
-        graph: Tape of a loss.
-        index: Place of each parameter of the model.
-        layers: What they are.
+        graph: Autograd graph of a loss.
+        index: Index of each parameter of the model.
+        layers: The parameters, in that order.
     """
-    heads = _heads(graph, index)
-    if not 1 < len(heads) <= MOST:
+    heads = _last_weights(graph, index)
+    if not 1 < len(heads) <= MAX_HEADS:
         return
-    behind = [{index[p] for p in _weights_below(graph, node, index)} for node in heads.values()]
-    if set.intersection(*behind) - set(heads):
-        text = f"{len(heads)} heads share what lies before them"
-        yield "tape-heads", None, text, {layers[i].name: float(i) for i in sorted(heads)}
+    before = [{index[p] for p in _weights_below(graph, node, index)} for node in heads.values()]
+    if set.intersection(*before) - set(heads):
+        yield HEADS.observe(values={layers[i].name: i for i in sorted(heads)}, heads=len(heads))
 
 
-def _heads(graph: Graph, index: Mapping[Tensor, int]) -> dict[int, Node]:
+def find_parallel_modules(
+    graph: Graph, index: Mapping[Tensor, int], layers: Sequence[LayerInfo]
+) -> Iterator[Observation]:
+    """Yield the parent of each group of numbered modules of equal shape that do not compute with each other's outputs.
+
+    Arguments as for `find_heads`.
+    """
+    groups = _numbered_modules(layers)
+    if not groups:
+        return
+    used: dict[str, Node] = {}
+    for node in graph.nodes:
+        weight = weight_of(graph, node, index)
+        if weight is not None:
+            used.setdefault(layers[weight].name, node)
+    for parent, modules in list(groups.items())[:MAX_GROUPS]:
+        run = [nodes for names in modules.values() if (nodes := [used[name] for name in names if name in used])]
+        if len(run) > 1 and not any(_depends(graph, *pair) for pair in ((run[0], run[1]), (run[1], run[0]))):
+            yield SIDE_BY_SIDE.observe(parent, values={"modules": len(modules)})
+
+
+def find_hidden_softmax(
+    graph: Graph, index: Mapping[Tensor, int], layers: Sequence[LayerInfo]
+) -> Iterator[Observation]:
+    """Yield the weight before each softmax whose output a weight multiplies; attention multiplies values instead.
+
+    Arguments as for `find_heads`.
+    """
+    for node in graph.of(*LINEAR):
+        for child in graph.inputs(node):
+            softmax, after = graph.through(child), weight_of(graph, node, index)
+            if softmax is None or operation(softmax) != "Softmax" or after is None:
+                continue
+            scores = graph.through(graph.first(softmax))
+            before = None if scores is None else weight_of(graph, scores, index)
+            if before is not None:
+                yield HIDDEN_SOFTMAX.observe(layers[before].name, values={"before": before, "behind": after})
+
+
+def weight_of(graph: Graph, node: Node, index: Mapping[Tensor, int]) -> int | None:
+    """Return the index of the parameter that an operation multiplies by, or None."""
+    if operation(node) not in LINEAR:
+        return None
+    factors = [graph.through(child) for child in graph.inputs(node)]
+    leaves = [leaf.variable for leaf in factors if leaf is not None and is_leaf(leaf) and leaf.variable.ndim > 1]
+    return next((index[leaf] for leaf in leaves if leaf in index), None)
+
+
+def _last_weights(graph: Graph, index: Mapping[Tensor, int]) -> dict[int, Node]:
     """Return the weights that a walk from the loss meets first, with the operations that multiply by them."""
     heads: dict[int, Node] = {}
     waiting, seen = deque([graph.nodes[0]]), {graph.nodes[0]}
-    while waiting and len(heads) <= MOST:
+    while waiting and len(heads) <= MAX_HEADS:
         node = waiting.popleft()
         weight = weight_of(graph, node, index)
         if weight is not None:
@@ -51,16 +102,27 @@ def _heads(graph: Graph, index: Mapping[Tensor, int]) -> dict[int, Node]:
     return heads
 
 
-def weight_of(graph: Graph, node: Node, index: Mapping[Tensor, int]) -> int | None:
-    """Return the parameter that an operation multiplies by."""
-    if operation(node) not in LINEAR:
-        return None
-    made_of = [graph.through(child) for child in graph.inputs(node)]
-    leaves = [leaf.variable for leaf in made_of if leaf is not None and is_leaf(leaf) and leaf.variable.ndim > 1]
-    return next((index[leaf] for leaf in leaves if leaf in index), None)
-
-
 def _weights_below(graph: Graph, node: Node, index: Mapping[Tensor, int]) -> Iterator[Tensor]:
     for leaf in graph.below(node):
         if is_leaf(leaf) and leaf.variable in index and leaf.variable.ndim > 1:
             yield leaf.variable
+
+
+def _numbered_modules(layers: Sequence[LayerInfo]) -> dict[str, dict[str, list[str]]]:
+    """Return tensor names by parent and number, for parents whose numbered modules all have the same shapes."""
+    found: dict[str, dict[str, list[LayerInfo]]] = {}
+    for layer in layers:
+        parts = layer.name.split(".")
+        for place in (i for i, part in enumerate(parts) if part.isdigit() and i > 0):
+            found.setdefault(".".join(parts[:place]), {}).setdefault(parts[place], []).append(layer)
+    return {
+        parent: {number: [layer.name for layer in own] for number, own in modules.items()}
+        for parent, modules in found.items()
+        if len(modules) >= MIN_EXPERTS and len({tuple(layer.shape for layer in own) for own in modules.values()}) == 1
+    }
+
+
+def _depends(graph: Graph, ones: Sequence[Node], others: Sequence[Node]) -> bool:
+    """Return whether the first of some operations computes with the result of one of the others."""
+    below = {node for one in ones[:1] for node in graph.below(one) if not is_leaf(node)}
+    return any(node in below for node in others)

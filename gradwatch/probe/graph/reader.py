@@ -1,4 +1,4 @@
-"""Read the tape of a loss, the autograd graph, at the first steps: what its formulas and its wiring say of the run."""
+"""Read the autograd graph of the loss at the first steps: the formulas and the wiring of the model."""
 
 from __future__ import annotations
 
@@ -10,42 +10,37 @@ from typing import Any, final
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gradwatch.events import BROADCAST, CUT, DERIVATIVE, SINGULAR, Observation, Place
 from gradwatch.probe.device.dtensor import gathers
-from gradwatch.probe.graph import (
-    codebooks,
-    cross_entropy,
-    embeddings,
-    hidden,
-    opponents,
-    output_heads,
-    siblings,
-    weight_means,
-)
-from gradwatch.probe.graph.graph import Graph, Node, operation, shape
-from gradwatch.probe.graph.loss_rules import RULES, Fact, divergence
-from gradwatch.probe.graph.singularities import suspects
-from gradwatch.probe.graph.softmax_axis import mixed
-from gradwatch.probe.graph.unregistered import Strays
+from gradwatch.probe.graph.cross_entropy import find_chance_loss, find_class_bias
+from gradwatch.probe.graph.embeddings import find_embedding_uses
+from gradwatch.probe.graph.graph import LEAF, Graph, Node, operation, shape
+from gradwatch.probe.graph.loss_rules import RULES, GraphMatch, match_divergence
+from gradwatch.probe.graph.output_heads import find_heads, find_hidden_softmax, find_parallel_modules
+from gradwatch.probe.graph.singularities import find_singularities
+from gradwatch.probe.graph.softmax_axis import find_axis_mixups
+from gradwatch.probe.graph.unregistered import UnregisteredParams, find_adversary
+from gradwatch.probe.graph.weight_means import find_custom_matrices
 from gradwatch.probe.parameters import Models, named_modules
 from gradwatch.records import Event, LayerInfo
 
-LOOKS = frozenset({0, 1, 8})
-"""Steps at which the tape is read: the first, the one after it for loops that alternate, and one that is warm."""
+READ_STEPS = frozenset({0, 1, 8})
+"""Steps at which the graph is read: the first, the second for loops that alternate, and one after a warm-up."""
 
-AUTOPSIES = 3
-"""Further looks, at the first steps whose loss or gradients are not finite."""
+NAN_INSPECTIONS = 3
+"""Further reads, at the first steps whose loss or gradients are not finite."""
 
-MOST_SUSPECTS = 3
-MOST_CUTS = 8
-MOST_PLACES = 8
-"""Events of one look at most: beyond them nobody reads."""
+MAX_SINGULARITIES = 3
+MAX_CUTS = 8
+MAX_MATCHES_PER_KIND = 8
+"""Observations of one read; more would not be read by people."""
 
 LAST_ACTIVATIONS = (nn.Softmax, nn.Softmax2d, nn.Sigmoid, nn.Hardsigmoid)
 OPAQUE = frozenset({"CheckpointFunction", "CompiledFunction"})
-"""Nodes that hide what they compute, parameters of the model among it."""
+"""Nodes that hide their operations, and parameters of the model among them."""
 
 REDUCTIONS = frozenset({"Add", "Div", "Mean", "Mul", "Sum", "ToCopy"})
-"""Operations that make a number of the terms of a loss, or a weighted sum of several."""
+"""Operations that reduce the terms of a loss to one number, or weight and add several losses."""
 
 LOSS_SIDE = frozenset(
     {
@@ -69,25 +64,25 @@ LOSS_SIDE = frozenset(
 
 
 @final
-class Tape:
-    """Reads the tape of losses while their steps are the first ones; then it costs a comparison per step.
+class LossGraphReader:
+    """Reads the autograd graph of losses at a few first steps; at any other step it costs one comparison.
 
-    Only names, shapes and edges of nodes are read, never a tensor that the graph keeps: nothing is computed, waited
-    for, held or freed. A backward pass frees those tensors, so that their values are gone by then in any case.
+    It reads names, shapes and edges of nodes, and no tensor that the graph saves: it computes, waits for, keeps and
+    frees nothing. A backward pass frees those tensors, so their values are gone by then anyway.
 
-    What happens inside of a compiled graph is not on the tape, nor inside of reentrant activation checkpointing; a
-    loss that is a plain number has none. Under FSDP the leaves of the tape are whole parameters that were gathered for
-    the pass and are freed: nothing is said of leaves that are no parameters of the model.
+    The graph does not show the inside of a compiled graph or of reentrant activation checkpointing, and a loss that is
+    a plain number has none. Under FSDP the leaves of the graph are whole parameters that were gathered for the pass
+    and are freed after it: leaves that are no parameters of the model are ignored then.
 
     Args:
         models: A model, or several by name.
         params: Its parameters, in the order of `layers`.
-        layers: What they are.
-        optimizers: The optimizers that are watched.
-        said: Kind and layer of what was said before.
+        layers: The parameters' descriptions.
+        optimizers: The watched optimizers.
+        known: Kind and layer of events that are recorded already.
 
     Attributes:
-        has_read: Whether there ever was a tape to read.
+        has_read: Whether any loss had a graph.
     """
 
     def __init__(
@@ -97,72 +92,75 @@ class Tape:
         layers: Sequence[LayerInfo],
         *,
         optimizers: Sequence[Optimizer] = (),
-        said: Iterable[Said] = (),
+        known: Iterable[Place] = (),
     ) -> None:
         self._layers = layers
         self._index = {param: i for i, param in enumerate(params)}
         self._last_activation = _last_activations(models)
-        self._strays = Strays(models)
+        self._unregistered = UnregisteredParams(models)
         self._is_gathered = any(gathers(module) for _, module in named_modules(models))
         self._held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
-        self._autopsies = 0
+        self._nan_inspections = 0
         self.has_read = False
-        self._said = set(said)
+        self._known = set(known)
 
-    def read(self, loss: Any, *, step: int, is_spoilt: bool = False, is_whole: bool = True) -> list[Event]:
-        """Return what the tape of a loss says that was not said before.
+    def read(self, loss: Any, *, step: int, is_non_finite: bool = False, is_whole: bool = True) -> list[Event]:
+        """Return the new events of the graph of a loss.
 
         Args:
             loss: Loss of the step, before or after its backward pass.
             step: Optimizer step.
-            is_spoilt: Whether the loss or a gradient is not finite.
-            is_whole: Whether that is all of the loss, so that what it does not reach is cut off.
+            is_non_finite: Whether the loss or a gradient is not finite.
+            is_whole: Whether it is the whole loss, so that parameters it does not reach are cut off.
         """
-        wants_autopsy = is_spoilt and self._autopsies < AUTOPSIES
-        if not (is_due(step) or wants_autopsy) or not isinstance(loss, Tensor) or loss.grad_fn is None:
+        inspects_nan = is_non_finite and self._nan_inspections < NAN_INSPECTIONS
+        if not (is_due(step) or inspects_nan) or not isinstance(loss, Tensor) or loss.grad_fn is None:
             return []
         graph, self.has_read = Graph(loss), True
-        facts = [*self._of_loss(graph), *embeddings.facts(graph, self._index, self._layers)]
-        facts += output_heads.facts(graph, self._index, self._layers)
-        facts += [*cross_entropy.facts(graph, self._index, self._layers), *cross_entropy.chance(graph)]
-        facts += hidden.facts(graph, self._index, self._layers)
-        facts += siblings.facts(graph, self._index, self._layers)
-        facts += weight_means.matrices(graph, self._index, self._layers)
-        facts += codebooks.facts(graph, self._index, self._layers)
+        found = [*self._match_rules(graph), *find_chance_loss(graph)]
+        for find in (
+            find_embedding_uses,
+            find_heads,
+            find_class_bias,
+            find_hidden_softmax,
+            find_parallel_modules,
+            find_custom_matrices,
+        ):
+            found += find(graph, self._index, self._layers)
         if not self._is_gathered:
-            facts += self._unknown(graph, step=step, is_whole=is_whole)
-        if wants_autopsy:
-            self._autopsies += 1
-            facts += self._suspects(graph)
-        news: dict[Said, PlacedFact] = {}
-        for fact in facts:
-            if fact[:2] not in self._said:
-                news.setdefault(fact[:2], fact)
-        self._said.update(news)
-        return [Event(kind=k, step=step, layer=n, text=text, values=values) for k, n, text, values in news.values()]
+            found += self._compare_leaves(graph, step=step, is_whole=is_whole)
+        if inspects_nan:
+            self._nan_inspections += 1
+            found += self._find_singularities(graph)
+        news: dict[Place, Observation] = {}
+        for observation in found:
+            if observation.place not in self._known:
+                news.setdefault(observation.place, observation)
+        self._known.update(news)
+        return [observation.at(step) for observation in news.values()]
 
-    def _unknown(self, graph: Graph, *, step: int, is_whole: bool) -> Iterator[PlacedFact]:
-        """Yield what leaves that are no parameters of the model say, and parameters that are no leaves."""
-        yield from self._strays.facts(graph, self._index, step=step)
-        yield from opponents.facts(graph, self._index, self._held)
-        yield from self._derivatives(graph)
+    def _compare_leaves(self, graph: Graph, *, step: int, is_whole: bool) -> Iterator[Observation]:
+        """Yield leaves of the graph that are no parameters of the model, and parameters that are no leaves."""
+        yield from self._unregistered.find(graph, self._index, step=step)
+        yield from find_adversary(graph, self._index, self._held)
+        yield from self._find_derivatives(graph)
         if is_whole and graph.is_complete and not graph.of(*OPAQUE):
-            yield from self._cuts(graph)
+            yield from self._find_cuts(graph)
 
-    def _of_loss(self, graph: Graph) -> Iterator[PlacedFact]:
-        """Yield what single operations say of the loss."""
+    def _match_rules(self, graph: Graph) -> Iterator[Observation]:
+        """Yield the matches of the rules for single operations, each with the layer that it concerns."""
         found = [rule(graph, node) for name, rule in RULES.items() for node in graph.of(name)]
-        found += [divergence(graph, node) for node in graph.side(REDUCTIONS)]
-        found += [_broadcast(graph, node) for node in graph.side(LOSS_SIDE)]
-        found += mixed(graph)
+        found += [match_divergence(graph, node) for node in graph.side(REDUCTIONS)]
+        found += [_match_broadcast(graph, node) for node in graph.side(LOSS_SIDE)]
+        found += find_axis_mixups(graph)
         count: Counter[str] = Counter()
-        for fact in found:
-            if fact is not None and count[fact.kind] < MOST_PLACES:
-                count[fact.kind] += 1
-                yield fact.kind, self._place(graph, fact.node), fact.text, fact.values
+        for match in found:
+            if match is not None and count[match.observation.kind] < MAX_MATCHES_PER_KIND:
+                count[match.observation.kind] += 1
+                yield match.observation._replace(layer=self._module_of(graph, match.node))
 
-    def _place(self, graph: Graph, node: Node) -> str | None:
-        """Return the module that a fact is about: that of the nearest parameter, or the activation right behind it."""
+    def _module_of(self, graph: Graph, node: Node) -> str | None:
+        """Return the module of the nearest parameter of a node, or the activation that follows that module."""
         param = graph.parameter(node)
         i = self._index.get(param) if param is not None else None
         if i is None:
@@ -171,66 +169,57 @@ class Tape:
         name = layer.module or layer.name
         return self._last_activation.get(name, name)
 
-    def _suspects(self, graph: Graph) -> Iterator[PlacedFact]:
-        for suspect in suspects(graph)[:MOST_SUSPECTS]:
-            place = self._place(graph, suspect.node)
-            yield "tape-singular", place, suspect.text, {"rank": float(suspect.rank)}
+    def _find_singularities(self, graph: Graph) -> Iterator[Observation]:
+        for formula in find_singularities(graph)[:MAX_SINGULARITIES]:
+            layer = self._module_of(graph, formula.node)
+            yield SINGULAR.observe(layer, values={"rank": formula.rank}, formula=formula.text)
 
-    def _derivatives(self, graph: Graph) -> Iterator[PlacedFact]:
-        """Yield that a tensor which is no parameter takes a gradient: then losses are made of derivatives by it."""
-        others = {node.variable for node in graph.of("AccumulateGrad")} - self._index.keys()
+    def _find_derivatives(self, graph: Graph) -> Iterator[Observation]:
+        """Yield tensors that require a gradient and are no parameters: a loss may be made of derivatives by them."""
+        others = {node.variable for node in graph.of(LEAF)} - self._index.keys()
         if others:
-            shapes = ", ".join(sorted(str(tuple(leaf.shape)) for leaf in others)[:MOST_SUSPECTS])
-            text = f"the loss can be differentiated by what is no parameter of the model, of shape {shapes}"
-            yield "tape-derivative", None, text, {"tensors": float(len(others))}
+            shapes = ", ".join(sorted(str(tuple(leaf.shape)) for leaf in others)[:MAX_SINGULARITIES])
+            yield DERIVATIVE.observe(values={"tensors": len(others)}, shapes=shapes)
 
-    def _cuts(self, graph: Graph) -> Iterator[PlacedFact]:
-        """Yield each stretch of the model, in its order, that the loss does not reach."""
-        reached = {self._index.get(node.variable) for node in graph.of("AccumulateGrad")}
+    def _find_cuts(self, graph: Graph) -> Iterator[Observation]:
+        """Yield each run of consecutive parameters that the loss does not reach."""
+        reached = {self._index.get(node.variable) for node in graph.of(LEAF)}
         trainable = [i for param, i in self._index.items() if param.requires_grad]
-        stretches = [(cut, list(group)) for cut, group in groupby(trainable, lambda i: i not in reached)]
-        for place, (cut, stretch) in enumerate(stretches[: 2 * MOST_CUTS]):
-            if cut:
-                first, last = (self._layers[i] for i in (stretch[0], stretch[-1]))
-                behind = self._layers[stretches[place + 1][1][0]].module if place + 1 < len(stretches) else None
+        runs = [(is_cut, list(group)) for is_cut, group in groupby(trainable, lambda i: i not in reached)]
+        for place, (is_cut, run) in enumerate(runs[: 2 * MAX_CUTS]):
+            if is_cut:
+                first, last = (self._layers[i] for i in (run[0], run[-1]))
+                after = self._layers[runs[place + 1][1][0]].module if place + 1 < len(runs) else None
                 end = last.module or last.name
-                where = f"between {end} and {behind}" if behind else f"behind {end}"
-                number = f"{len(stretch)} tensor{'s' if len(stretch) > 1 else ''}"
-                text = f"the loss does not reach {number}: the graph is cut {where}"
-                yield "tape-cut", _common(first, last), text, {"first": float(stretch[0]), "last": float(stretch[-1])}
-
-
-Said = tuple[str, str | None]
-"""Kind and layer of an event."""
-
-PlacedFact = tuple[str, str | None, str, dict[str, float]]
-"""Kind, layer, text and values of an event to be."""
+                where = f"between {end} and {after}" if after else f"after {end}"
+                number = f"{len(run)} tensor{'s' if len(run) > 1 else ''}"
+                values = {"first": run[0], "last": run[-1]}
+                yield CUT.observe(_common_module(first, last), values=values, number=number, where=where)
 
 
 def is_due(step: int) -> bool:
-    """Say whether the tape is read at a step in any case."""
-    return step in LOOKS
+    """Return whether the graph is read at a step in any case."""
+    return step in READ_STEPS
 
 
-def _broadcast(graph: Graph, node: Node) -> Fact | None:
-    """Look for a prediction of n values that meets a target of n in n x n differences."""
+def _match_broadcast(graph: Graph, node: Node) -> GraphMatch | None:
+    """Match a prediction of n values that is broadcast against a target of n values into n x n differences."""
     inputs = graph.inputs(node)
     if operation(node) not in ("Sub", "Rsub", "Expand") or len(inputs) != 1 or not _is_squared(node, inputs[0]):
         return None
     n, *rest = shape(inputs[0])
     shapes = f"({n}, 1) and ({n},)" if rest else f"({n},) and ({n}, 1)"
-    text = f"prediction and target of shapes {shapes} make {n} x {n} differences"
-    return Fact("tape-broadcast", node, text, {"samples": float(n)})
+    return GraphMatch(node, BROADCAST.observe(values={"samples": n}, shapes=shapes))
 
 
 def _is_squared(node: Node, prediction: Node) -> bool:
-    """Say whether n values became n x n in an operation with a constant, and nobody laid them out for it."""
+    """Return whether n values became n x n in an operation with a constant, without an explicit `unsqueeze`."""
     sizes, before = shape(node), shape(prediction)
     n = sizes[0] if sizes else 0
     return n > 1 and sizes == (n, n) and before in ((n, 1), (n,)) and operation(prediction) != "Unsqueeze"
 
 
-def _common(first: LayerInfo, last: LayerInfo) -> str:
+def _common_module(first: LayerInfo, last: LayerInfo) -> str:
     """Return the innermost module that holds two tensors, or the module of the first."""
     if first == last:
         return first.name
@@ -243,7 +232,7 @@ def _common(first: LayerInfo, last: LayerInfo) -> str:
 
 
 def _last_activations(models: Models) -> dict[str, str]:
-    """Return, by the name of a module with parameters, the softmax or sigmoid that comes right behind it."""
+    """Return the softmax or sigmoid that follows a module with parameters, by the name of that module."""
     found: dict[str, str] = {}
     before = None
     for name, module in named_modules(models):

@@ -1,4 +1,4 @@
-"""Follow the axis that a softmax goes over back to the layer that made the scores: are they its outputs still?"""
+"""Trace the axis of a softmax back to the layer that made the scores: does it still run over the layer's outputs?"""
 
 from __future__ import annotations
 
@@ -7,49 +7,50 @@ from itertools import accumulate, pairwise
 from operator import mul
 from typing import NamedTuple
 
-from gradwatch.probe.graph.graph import Graph, Node, is_leaf, operation, shape
-from gradwatch.probe.graph.loss_rules import LINEAR, Fact
+from gradwatch.events import MIXED_AXES
+from gradwatch.probe.graph.graph import Graph, Node, dimension, is_leaf, operation, shape
+from gradwatch.probe.graph.loss_rules import LINEAR, GraphMatch
 
 VIEWS = frozenset({"Flatten", "Reshape", "ReshapeAlias", "Squeeze", "Unflatten", "UnsafeView", "Unsqueeze", "View"})
-"""Operations that lay the same values out anew, in the same order."""
+"""Operations that change the shape and keep the order of the values."""
 
-SAME = frozenset({"Alias", "Clone", "Contiguous", "Copy", "ToCopy", "Add", "Div", "Mul", "Neg", "Sub"})
-"""Operations that leave each value at its place, where they have one input that is no constant."""
+ELEMENTWISE = frozenset({"Alias", "Clone", "Contiguous", "Copy", "ToCopy", "Add", "Div", "Mul", "Neg", "Sub"})
+"""Operations that keep each value in place if they have one input that is no constant."""
 
-CHANNELS = 1
-"""Axis of the outputs of a convolution."""
+CHANNEL_DIM = 1
+"""Dimension of the outputs of a convolution."""
 
 LOSSES = ("NllLoss", "NllLoss2D")
 
 
-class Span(NamedTuple):
-    """How far apart the values of an axis lie in a tensor whose values are in one line, and how far all of them go."""
+class AxisSpan(NamedTuple):
+    """Stride of an axis in a contiguous tensor, and its stride times its length."""
 
     inner: int
     outer: int
 
 
-def mixed(graph: Graph) -> Iterator[Fact]:
-    """Yield each cross entropy whose softmax goes over other values than the outputs of the layer that made them.
+def find_axis_mixups(graph: Graph) -> Iterator[GraphMatch]:
+    """Yield each cross entropy whose softmax does not normalise over the outputs of the layer that made its scores.
 
-    `view(batch, classes, time)` of scores (batch, time, classes) has the shape that a cross entropy wants, where
-    `transpose(1, 2)` was meant: it deals the scores of one place out to several.
+    `view(batch, classes, time)` of scores (batch, time, classes) has the shape that a cross entropy needs, but
+    `transpose(1, 2)` was meant: the view spreads the scores of one position over several.
 
     Args:
-        graph: Tape of a loss.
+        graph: Autograd graph of a loss.
     """
     for node in graph.of(*LOSSES):
         made_by = graph.through(graph.first(node))
         if made_by is not None and operation(made_by) == "LogSoftmax" and len(shape(made_by)) > 1:
             sizes = shape(made_by)
-            axis = _wrapped(made_by._saved_dim, len(sizes))
+            axis = dimension(made_by._saved_dim, len(sizes))
             if sizes[axis] > 1 and (where := _mixing(graph, made_by, axis)):
-                text = f"the softmax goes over {sizes[axis]} values that are not the {where[1]} outputs of one place"
-                yield Fact("tape-mixed", where[0], text, {"classes": float(sizes[axis])})
+                layer, outputs = where
+                yield GraphMatch(layer, MIXED_AXES.observe(values={"classes": sizes[axis]}, outputs=outputs))
 
 
 def _mixing(graph: Graph, softmax: Node, axis: int) -> tuple[Node, int] | None:
-    """Return the layer whose outputs are mixed up on the way to a softmax, and how many it has; None where none is."""
+    """Return the layer whose outputs are mixed up before a softmax and the number of its outputs, or None."""
     classes = shape(softmax)[axis]
     is_torn = False
     node = graph.first(softmax)
@@ -65,29 +66,29 @@ def _mixing(graph: Graph, softmax: Node, axis: int) -> tuple[Node, int] | None:
             is_torn |= found < 0
             axis = found if found >= 0 else axis
         elif name in ("Transpose", "T", "Permute"):
-            axis = axis if is_torn else _before_turn(node, axis, len(after))
-        elif name not in SAME or before != after:
+            axis = axis if is_torn else _before_transpose(node, axis, len(after))
+        elif name not in ELEMENTWISE or before != after:
             return None
         node = inputs[0]
     if node is None or not shape(node) or not _has_weight(graph, node):
         return None
     sizes = shape(node)
-    place = CHANNELS if operation(node) == "Convolution" else len(sizes) - 1
+    place = CHANNEL_DIM if operation(node) == "Convolution" else len(sizes) - 1
     is_other = is_torn or (axis != place and sizes[place] == classes)
     return (node, sizes[place]) if is_other else None
 
 
 def _has_weight(graph: Graph, node: Node) -> bool:
-    """Say whether a product is that of a layer: one of two computed tensors has scores in both directions."""
+    """Return whether a product has a parameter: one of two computed tensors has scores in both directions."""
     return any(is_leaf(made_by) for child in graph.inputs(node) if (made_by := graph.through(child)) is not None)
 
 
 TORN = -1
-"""Says that an axis is made of parts of others, which no axis of the tensor before was split or joined to."""
+"""Marks an axis that is neither part of one axis of the tensor before nor several of them joined."""
 
 
 def _before_view(before: Sequence[int], after: Sequence[int], axis: int) -> int | None:
-    """Return the axis that a view has one from, or a part of one; `TORN`; or None for several that join."""
+    """Return the axis before a view that an axis is, or is part of; `TORN`; or None if several are joined."""
     span = _spans(after)[axis]
     for place, (inner, outer) in enumerate(_spans(before)):
         if before[place] > 1 and inner <= span.inner and span.outer <= outer:
@@ -97,23 +98,20 @@ def _before_view(before: Sequence[int], after: Sequence[int], axis: int) -> int 
 
 
 def _is_edge(sizes: Sequence[int], edge: int) -> bool:
-    """Say whether an axis of a tensor ends there, or can be split there."""
+    """Return whether an axis of a tensor ends at a stride, or can be split there."""
     return any(inner <= edge <= outer and edge % inner == 0 and outer % edge == 0 for inner, outer in _spans(sizes))
 
 
-def _spans(sizes: Sequence[int]) -> list[Span]:
+def _spans(sizes: Sequence[int]) -> list[AxisSpan]:
     inner = list(accumulate(reversed(sizes), mul, initial=1))
-    return [Span(low, high) for low, high in pairwise(inner)][::-1]
+    return [AxisSpan(low, high) for low, high in pairwise(inner)][::-1]
 
 
-def _before_turn(node: Node, axis: int, dims: int) -> int:
-    """Return where an axis was before a transposition."""
+def _before_transpose(node: Node, axis: int, dims: int) -> int:
+    """Return the place of an axis before a transposition."""
     if operation(node) == "Permute":
-        return _wrapped(node._saved_dims[axis], dims)
-    one, other = (0, 1) if operation(node) == "T" else (_wrapped(d, dims) for d in (node._saved_dim0, node._saved_dim1))
+        return dimension(node._saved_dims[axis], dims)
+    one, other = (
+        (0, 1) if operation(node) == "T" else (dimension(d, dims) for d in (node._saved_dim0, node._saved_dim1))
+    )
     return other if axis == one else one if axis == other else axis
-
-
-def _wrapped(dim: int, dims: int) -> int:
-    """Return a dimension counted from the front; the tape keeps a negative one as a number of 64 bits."""
-    return int(dim if dim < dims else dim - (1 << 64)) % dims

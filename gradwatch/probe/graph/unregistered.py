@@ -1,39 +1,37 @@
-"""Find parameters that nobody was told of: in a plain list, as a plain tensor, or in no group of an optimizer."""
+"""Find parameters that the model or its optimizer does not know, and parameters of another learner."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, final
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gradwatch.events import ADVERSARY, EMPTY_GROUP, UNREGISTERED, Observation
 from gradwatch.probe.device.dtensor import has_values
 from gradwatch.probe.graph.graph import LEAF, Graph, Node, is_leaf, operation
 from gradwatch.probe.parameters import Models, named_modules
 from gradwatch.probe.updates.outside_moves import fingerprints
 
-LATER = 8
-"""Step of the second look: whoever trains such a layer elsewhere has moved it by then."""
+SECOND_LOOK_STEP = 8
+"""Step of the second comparison: an optimizer elsewhere that owns such a parameter has moved it by then."""
 
 REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
-"""Attributes of a module by which it knows what it holds."""
-
-Fact = tuple[str, str | None, str, dict[str, float]]
-"""Kind, layer, text and values of an event to be."""
+"""Attributes of a module that hold its registered parameters, buffers and submodules."""
 
 
 @final
-class Strays:
-    """Compares the parameters that losses reach with those that `parameters()` gives, in two looks.
+class UnregisteredParams:
+    """Compares the parameters that losses reach with those that `parameters()` returns, at two steps.
 
-    A module or parameter assigned to an attribute is registered; in a list, tuple or dict it is not, nor is a tensor
-    that merely requires a gradient, nor what was computed from a parameter, and the optimizer that is given
-    `model.parameters()` never sees it. Parameters of other models (a critic, a teacher) are on the tape too: only those
-    that an attribute of this one holds count, and of them those that nothing has moved between the looks: their version
-    counter, which each update in place raises, and their sum are the same. A tensor that goes into a layer as its
-    input, as points at which a solution is differentiated do, is no parameter.
+    A module or parameter assigned to an attribute is registered. Not registered are one in a list, tuple or dict, a
+    plain tensor that requires a gradient, and a tensor computed from a parameter; an optimizer that is given
+    `model.parameters()` never sees them. The graph holds parameters of other models, too (a critic, a teacher). So a
+    parameter counts only if an attribute of this model holds it and nothing has moved it between the two steps: its
+    version counter, which each in-place update raises, and its fingerprint are the same. A tensor that is the input of
+    a layer, such as points at which a solution is differentiated, is no parameter.
 
     Args:
         models: A model, or several by name.
@@ -43,50 +41,70 @@ class Strays:
         self._models = models
         self._seen: list[tuple[weakref.ref[Tensor], tuple[int, bytes]]] = []
 
-    def facts(self, graph: Graph, known: Mapping[Tensor, int], *, step: int) -> Iterator[Fact]:
-        """Yield each attribute with parameters that were on the tape at the first look and have not moved since.
+    def find(self, graph: Graph, known: Mapping[Tensor, int], *, step: int) -> Iterator[Observation]:
+        """Yield each attribute whose parameters were in the graph at the first step and have not moved since.
 
         Args:
-            graph: Tape of the step's loss.
+            graph: Autograd graph of the step's loss.
             known: The parameters of the model.
             step: Optimizer step.
         """
         leaves = [node for node in graph.of(LEAF) if node.variable not in known]
-        strays = [node.variable for node in leaves if not _is_input(graph, node, known) and has_values(node.variable)]
-        if step < LATER:
-            self._seen = self._seen or [(weakref.ref(stray), _state(stray)) for stray in strays]
+        found = [node.variable for node in leaves if not _is_input(graph, node, known) and has_values(node.variable)]
+        if step < SECOND_LOOK_STEP:
+            self._seen = self._seen or [(weakref.ref(param), _state(param)) for param in found]
             return
         before = {id(param): state for ref, state in self._seen if (param := ref()) is not None}
-        still = {id(stray) for stray in strays if id(stray) in before and before[id(stray)] == _state(stray)}
-        for name, params, what in self._attributes() if still else ():
-            number = sum(id(param) in still for param in params)
+        unmoved = {id(param) for param in found if id(param) in before and before[id(param)] == _state(param)}
+        for name, params, reason in self._attributes() if unmoved else ():
+            number = sum(id(param) in unmoved for param in params)
             if number:
-                text = f"the loss reaches {number} tensors in `{name}`, {what}"
-                yield "parameters-unregistered", name, text, {"tensors": float(number)}
+                yield UNREGISTERED.observe(name, values={"tensors": number}, attribute=name, reason=reason)
 
     def _attributes(self) -> Iterator[tuple[str, list[Tensor], str]]:
-        """Yield what modules and their attributes hold, with the full name, and why nobody was told of it."""
+        """Yield the parameters of modules and of their attributes, with the full name and the reason of the mistake."""
         for module_name, module in named_modules(self._models):
             yield module_name, list(module.parameters(recurse=False)), "which was made after the optimizer"
             for name, value in vars(module).items():
                 if name in REGISTERED or not isinstance(value, (list, tuple, dict, Tensor)):
                     continue
-                what = "tensor" if isinstance(value, Tensor) else "container"
+                kind = "tensor" if isinstance(value, Tensor) else "container"
                 if params := list(_parameters(value)):
                     full_name = f"{module_name}.{name}" if module_name else name
-                    yield full_name, params, f"a plain {what} that parameters() does not see"
+                    yield full_name, params, f"a plain {kind} that parameters() does not see"
 
 
-def empty_groups(optimizers: Sequence[Optimizer]) -> Iterator[Fact]:
-    """Yield the first group that holds no parameter, as one that was made of a generator which was used up."""
+def find_empty_groups(optimizers: Sequence[Optimizer]) -> Iterator[Observation]:
+    """Yield the first group without parameters, such as a group made from an exhausted generator."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     empty = [i for i, group in enumerate(groups) if not group["params"]]
     if empty:
-        yield "group-empty", None, f"group {empty[0]} of the optimizer holds no parameter", {"group": float(empty[0])}
+        yield EMPTY_GROUP.observe(values={"group": empty[0]})
+
+
+def find_adversary(graph: Graph, index: Mapping[Tensor, int], held: Collection[int]) -> Iterator[Observation]:
+    """Yield an observation if parameters of another learner, such as a GAN's critic, lie between model and loss.
+
+    Another optimizer moves them, so a loss that does not fall says nothing about the model alone.
+
+    Args:
+        graph: Autograd graph of a loss.
+        index: Index of each parameter of the model.
+        held: `id` of each parameter of the watched optimizers.
+    """
+    for node in graph.nodes:
+        others = [leaf for leaf in graph.inputs(node) if is_leaf(leaf) and _is_foreign(leaf.variable, index, held)]
+        if others and any(is_leaf(leaf) and leaf.variable in index for leaf in graph.below(node)):
+            yield ADVERSARY.observe()
+            return
+
+
+def _is_foreign(leaf: Tensor, index: Mapping[Tensor, int], held: Collection[int]) -> bool:
+    return isinstance(leaf, nn.Parameter) and leaf not in index and id(leaf) not in held
 
 
 def _parameters(value: Any, *, depth: int = 2) -> Iterator[Tensor]:
-    """Yield the parameters in a container, and in containers in it, and those that a tensor was computed from."""
+    """Yield the parameters in a container and in nested containers, and those that a tensor was computed from."""
     if isinstance(value, nn.Module):
         yield from value.parameters()
     elif isinstance(value, Tensor) and value.requires_grad:
@@ -98,12 +116,12 @@ def _parameters(value: Any, *, depth: int = 2) -> Iterator[Tensor]:
 
 
 def _state(param: Tensor) -> tuple[int, bytes]:
-    """Return what changes when a parameter is moved, in place or through its data."""
+    """Return version and fingerprint of a parameter: one of them changes if it moves in place or through its data."""
     return param._version, fingerprints([param])[0]
 
 
 def _is_input(graph: Graph, leaf: Node, known: Mapping[Tensor, int]) -> bool:
-    """Say whether a leaf goes, by itself, into an operation with a parameter of the model: as the input of a layer."""
+    """Return whether an operation combines a leaf with a parameter of the model, so that it is the input of a layer."""
     users = graph.users(leaf)
     seen = {leaf}
     while users:

@@ -20,7 +20,7 @@ _ALIGNMENT = 64  # bytes; a cache line, so that copies start where vectors like 
 
 
 @final
-class UpdateProbe:
+class CopyUpdateProbe:
     """Weight norms and update/weight ratios, on the steps that ask for them.
 
     Call `before` ahead of the optimizer step and `after` behind it. The copy costs the memory of the parameters from
@@ -34,7 +34,7 @@ class UpdateProbe:
     def __init__(self, params: Sequence[torch.Tensor], *, kernel: kernels.Kernel = "auto") -> None:
         self._params = tuple(params)
         on_cpu = any(p.device.type == "cpu" for p in self._params)
-        self._native = kernels.choose(kernel) if on_cpu else None
+        self._native = kernels.select_backend(kernel) if on_cpu else None
         self._flat: torch.Tensor | None = None
         self._offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
         self._copies: dict[int, torch.Tensor] = {}

@@ -22,7 +22,7 @@ _OTHER_PARAMS = -3  # an answer of the native kernel, see its docstring
 
 
 @final
-class TraceProbe:
+class MomentUpdateProbe:
     """Weight norms and update/weight ratios from the moments and settings of SGD with momentum, Adam and AdamW.
 
     The update is computed again from the moments that the step left, and taken off the weight. Rounded to float32, that
@@ -39,7 +39,7 @@ class TraceProbe:
     """
 
     def __init__(self, params: Sequence[Tensor], optimizer: Optimizer) -> None:
-        self._native = kernels.choose()
+        self._native = kernels.select_backend()
         self._rule = RULES.get(type(optimizer))
         if self._native is None or not all(_is_plain(p) for p in params):
             self._rule = None
@@ -73,7 +73,7 @@ class TraceProbe:
         """Measure the step that was made since `before`.
 
         Returns:
-            As `UpdateProbe.after`. None where the optimizer's state is not what it should be; from then on `before`
+            As `CopyUpdateProbe.after`. None where the optimizer's state is not what it should be; from then on `before`
             says that nothing can be traced.
         """
         assert self._native is not None, "only what can be traced is asked for"

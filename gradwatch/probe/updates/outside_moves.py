@@ -1,4 +1,4 @@
-"""Find weights that change though no watched optimizer holds them: another, a master copy or the loop moves them."""
+"""Find weights that change although no watched optimizer holds them: another one, a master copy or the loop does."""
 
 # P = parameters that are compared
 
@@ -12,31 +12,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gradwatch.events import WEIGHTS_MOVED, Observation
 from gradwatch.probe.device.dtensor import has_values, local_part
 from gradwatch.probe.device.sync import to_host
 from gradwatch.probe.device.torch_reduce import stored_values, wide_dtype
 from gradwatch.records import LayerInfo
 
 EARLY_STEPS = (1, 8)
-"""Steps of the looks after the first one; what is moved at every eighth update has moved by then."""
+"""Steps of the comparisons after the first one; a weight that moves at every eighth update has moved by then."""
 
 EVERY_STEPS = 10
-"""Steps from one later look to the next, at least."""
-
-Fact = tuple[str, str | None, str, dict[str, float]]
-"""Kind, layer, text and values of an event to be."""
+"""Minimum steps between two later comparisons."""
 
 
 @final
-class Moves:
+class OutsideMoves:
     """Compares the sum and the norm of each weight that no watched optimizer holds between some steps.
 
-    All weights are looked at the first time, since a frozen one may thaw; then those that are trainable. A weight that
-    has moved is told once, and is not looked at again. Of one that is spread over processes each compares its own part.
+    The first time all weights are read, since a frozen one may thaw; then the trainable ones. A weight that has moved
+    is reported once and not read again. Each process compares its own part of a distributed weight.
 
     Args:
         params: The parameters, in the order of `layers`.
-        layers: What they are.
+        layers: The parameters' descriptions.
     """
 
     def __init__(self, params: Sequence[Tensor], layers: Sequence[LayerInfo]) -> None:
@@ -45,11 +43,11 @@ class Moves:
         self._before: dict[int, bytes] = {}
         self._next = 0
 
-    def facts(self, step: int) -> Iterator[Fact]:
-        """Yield each stretch of the model whose weights have all moved since they were first looked at.
+    def find(self, step: int) -> Iterator[Observation]:
+        """Yield each run of consecutive weights that have moved since they were first read.
 
         Args:
-            step: Optimizer step that is over.
+            step: Finished optimizer step.
         """
         if step < self._next or not self._params:
             return
@@ -59,14 +57,14 @@ class Moves:
         moved = [i for i, mark in now.items() if self._before.setdefault(i, mark) != mark]
         for i in moved:
             del self._params[i]
-        for first, last in _stretches(moved):
+        for first, last in _runs(moved):
             names = [self._layers[i].name for i in (first, last)]
-            text = f"{' to '.join(dict.fromkeys(names))} moved, though no watched optimizer holds it"
-            yield "weights-moved", names[0], text, {"first": float(first), "last": float(last)}
+            values = {"first": first, "last": last}
+            yield WEIGHTS_MOVED.observe(names[0], values=values, weights=" to ".join(dict.fromkeys(names)))
 
 
 def fingerprints(params: Sequence[Tensor]) -> list[bytes]:
-    """Return of each tensor what changes when any of its numbers does, but for rare chance: its sum and its norm."""
+    """Return sum and norm of each tensor, which hardly ever stay the same if one of its numbers changes."""
     by_device: dict[torch.device, list[int]] = {}
     for i, param in enumerate(params):
         by_device.setdefault(param.device, []).append(i)
@@ -84,8 +82,8 @@ def _sum_and_norm(param: Tensor, wide: torch.dtype) -> Tensor:
     return torch.stack([values.sum(dtype=wide), torch.linalg.vector_norm(values, dtype=wide)])
 
 
-def _stretches(places: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last of each run of numbers that follow each other."""
+def _runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last of each run of consecutive numbers."""
     for _, run in itertools.groupby(enumerate(places), lambda pair: pair[1] - pair[0]):
         numbers = [place for _, place in run]
         yield numbers[0], numbers[-1]

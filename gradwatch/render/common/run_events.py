@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from gradwatch.events import BATCH_LEFT_OUT, INCIDENT, NOT_RECORDED, REWIND, UNREAD
 from gradwatch.history.store import History
 from gradwatch.records import Event
 
 LABELS = {
-    "rewind": "rewind",
-    "batch-left-out": "left out",
-    "not-recorded": "not kept",
-    "tape-unread": "not read",
-    "incident": "incident",
+    REWIND: "rewind",
+    BATCH_LEFT_OUT: "left out",
+    NOT_RECORDED: "not kept",
+    UNREAD: "not read",
+    INCIDENT: "incident",
 }
 """Kinds of events that are told, in this order, and what they are called."""
 MOST = 3
@@ -48,12 +49,12 @@ def run_events(history: History, *, run: Path | None) -> Iterator[RunEvent]:
         run: Its directory, or None where there is none.
     """
     for kind, label in LABELS.items():
-        mine = [event for event in history.events if event.kind == kind]
+        mine = [event for event in history.events if event.kind == kind.name]
         left = mine[MOST - 1 : -1] if len(mine) > MOST + 1 else []  # one alone is told
         for event in mine[: MOST - 1] if left else mine:
             yield _run_event(event, label, run)
         if left:
-            yield RunEvent(label=label, text=f"and {len(left):,} more" + (_steps(left) if kind == "incident" else ""))
+            yield RunEvent(label=label, text=f"and {len(left):,} more" + (_steps(left) if kind is INCIDENT else ""))
             yield _run_event(mine[-1], label, run)
 
 
@@ -73,6 +74,6 @@ def replay(event: Event, run: Path | None) -> str:
 
     Only what `gradwatch train` made can be run again, and it is told by its config.
     """
-    if event.kind != "incident" or run is None or not (run / "config.yaml").is_file():
+    if event.kind != INCIDENT.name or run is None or not (run / "config.yaml").is_file():
         return ""
     return f"gradwatch replay {run} --step {event.step}"

@@ -9,10 +9,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 from torch.utils._pytree import tree_leaves
 
+from gradwatch.probe.parameters import without_wrappers
 from gradwatch.replay.locate.records import Origin
-
-WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
-"""Names under which torch's wrappers (compile, checkpoint_wrapper, FSDP) keep the module inside."""
 
 
 @final
@@ -91,19 +89,14 @@ class ModuleStack:
         prefix = f"{type(root).__name__}." if self._roots else ""
         self._roots.append(root)
         for path, module in root.named_modules():
-            self._paths.setdefault(id(module), (_plain(path), type(module).__name__))
+            self._paths.setdefault(id(module), (without_wrappers(path), type(module).__name__))
         for name, parameter in root.named_parameters():
-            self.name(parameter, prefix + _plain(name), "parameter")
+            self.name(parameter, prefix + without_wrappers(name), "parameter")
             self._grads.append((parameter, parameter.grad))
             parameter.grad = None
         for name, buffer in root.named_buffers():
-            self.name(buffer, prefix + _plain(name), "buffer")
+            self.name(buffer, prefix + without_wrappers(name), "buffer")
             self._buffers.append((buffer, buffer.clone()))
-
-
-def _plain(path: str) -> str:
-    """Return a path as the model was written: without what wrappers of torch put in between."""
-    return ".".join(part for part in path.split(".") if part not in WRAPPERS)
 
 
 def storage(tensor: Tensor) -> int:

@@ -7,11 +7,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from gradwatch.events import INCIDENT, NOT_RECORDED
 from gradwatch.history.store import History
 from gradwatch.incident import warrants_incident
 from gradwatch.incident.recorder import MEGABYTE, Snapshotter
 from gradwatch.probe.batches.batch_hash import hash_batch
-from gradwatch.records import Event, Finding
+from gradwatch.records import Finding
 from gradwatch.state.snapshot import num_bytes
 from gradwatch.train.data_position import Position, positions
 from gradwatch.train.session import Session
@@ -65,7 +66,7 @@ def keep(session: Session) -> None:
     began = time.perf_counter()
     try:
         if refused := session.recorder.keep(session.progress.step, session.state()):
-            session.pipeline.note(Event(kind="not-recorded", step=session.progress.step, text=refused))
+            session.pipeline.note(NOT_RECORDED.emit(step=session.progress.step, reason=refused))
     except Exception as error:  # an optimizer of the user's own, too little memory: the training can do without
         session.recorder.give_up(error)
     if session.monitor:
@@ -138,5 +139,5 @@ def _write(session: Session, recorder: Snapshotter, findings: Sequence[Finding])
     }
     written = recorder.write(step=step, findings=findings, facts=facts, state=state)
     if written:
-        text = f"{written.relative_to(session.directory)} holds what it takes to run step {step} again"
-        session.pipeline.note(Event(kind="incident", step=step, text=text))
+        path, content = written.relative_to(session.directory), f"the state that reproduces step {step}"
+        session.pipeline.note(INCIDENT.emit(step=step, path=path, content=content))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gradwatch.errors import CheckpointError
+from gradwatch.events import BATCH_LEFT_OUT, INCIDENT, NOT_RECORDED, REWIND
 from gradwatch.records import Event, Finding
 from gradwatch.state.rng import set_random_state
 from gradwatch.train import checkpoint
@@ -18,7 +19,7 @@ LEARNING_RATES = ("lr", "initial_lr", "max_lr", "min_lr", "base_lr")
 """Keys of an optimizer's groups from which torch's schedules take their learning rates."""
 MAX_WARNINGS = 5
 """Batches left out that are warned of one by one: where there are many, it is not the batches."""
-SURVIVING = {"rewind", "incident", "batch-left-out", "not-recorded"}
+SURVIVING = {kind.name for kind in (REWIND, INCIDENT, BATCH_LEFT_OUT, NOT_RECORDED)}
 """Events that stay in the history when the steps that led to them are taken back."""
 
 
@@ -42,11 +43,11 @@ def recover(session: Session, findings: Sequence[Finding]) -> bool:
     position = position_of(session.training, step, since=(_kept(session, step) or {}).get("progress"))
     if train.on_critical == "skip":
         _leave_out(session, position)
-        told = f"step {step}: {why}; its batch is left out from now on"
-        _emit(session, "batch-left-out", step, told, times=len(progress.bad))
+        _emit(session, BATCH_LEFT_OUT.emit(step=step, culprit=step, reason=why), times=len(progress.bad))
         return False
     if progress.rewinds >= train.rewind.limit:
-        _emit(session, "rewind", step, f"step {step}: {why}, after {progress.rewinds} rewinds: the training ends")
+        action = f", after {progress.rewinds} rewinds: the training ends"
+        _emit(session, REWIND.emit(step=step, culprit=step, reason=why, action=action))
         return True
     _rewind(session, step, why, position)
     return False
@@ -70,7 +71,8 @@ def _rewind(session: Session, step: int, why: str, position: Position) -> None:
         done = f"the learning rate is multiplied by {settings.lr_factor:g} ({rewinds} of {settings.limit} rewinds)"
     set_random_state(state["random"])
     session.rewind(surviving=SURVIVING)
-    _emit(session, "rewind", progress.step, f"step {step}: {why}; went back to step {progress.step}, {done}")
+    action = f"; went back to step {progress.step}, {done}"
+    _emit(session, REWIND.emit(step=progress.step, culprit=step, reason=why, action=action))
     session.save(best=False)  # so that a kill from here on does not bring the steps back that were taken back
     if session.recorder:
         keep(session)  # what was kept knows nothing of what was mended, and an incident to come is run again from it
@@ -122,9 +124,9 @@ def _leave_out(session: Session, position: Position) -> None:
     progress.bad = [*progress.bad, [*position.identity(session.batches), progress.epoch, progress.batch]]
 
 
-def _emit(session: Session, kind: str, step: int, text: str, *, times: int = 0) -> None:
+def _emit(session: Session, event: Event, *, times: int = 0) -> None:
     """Note an event, and warn of it unless it has been so often that a warning says nothing new."""
-    session.pipeline.note(Event(kind=kind, step=step, text=text))
+    session.pipeline.note(event)
     if times <= MAX_WARNINGS:
         more = "; further ones are noted without a warning" if times == MAX_WARNINGS else ""
-        warnings.warn(f"gradwatch: {text}{more}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"gradwatch: {event.text}{more}", RuntimeWarning, stacklevel=2)

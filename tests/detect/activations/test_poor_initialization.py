@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gradwatch.detect.activations.poor_initialization import PoorInitialization
+from gradwatch.events import MATRIX
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.history.synthetic.edit import edited
 from gradwatch.records import Severity
@@ -18,7 +19,7 @@ def test_weights_of_one_module_count_each(large, severity, replay):
     infos = [replace(info, module="mixer", module_type="Mixer") for info in made.info.layers]
     made.info = replace(made.info, layers=tuple(infos))
     for i in range(12):
-        made.note("tape-matrix", layer=infos[i].name, values={"weight": i, "inputs": 64})
+        made.note(MATRIX, layer=infos[i].name, values={"weight": i, "inputs": 64})
     history = edited(made.history(), "weight.l2", 8.0 * 8, layers=large)
     history = edited(history, "weight.l2", 8.0, layers=tuple(i for i in range(12) if i not in large))
 

@@ -9,7 +9,7 @@ import torch
 from gradwatch.detect.features.scope import first_scope, scopes
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.probe.parameters import describe
+from gradwatch.probe.parameters import list_parameters
 from gradwatch.records import Finding, LayerInfo, Severity
 
 NAMES = (
@@ -88,7 +88,7 @@ def test_a_tensor_stands_for_its_module_where_that_has_more(history):
 
 def test_a_layer_of_a_recurrent_module_is_named_by_its_tensor():
     model = torch.nn.ModuleDict({"encoder": torch.nn.LSTM(3, 4, num_layers=2), "gate": torch.nn.GRU(4, 4)})
-    info = dataclasses.replace(Synthetic(layers=1, steps=1).info, layers=describe(model)[1])
+    info = dataclasses.replace(Synthetic(layers=1, steps=1).info, layers=list_parameters(model)[1])
 
     assert first_scope(History(info), 4) == "encoder.weight_ih_l1"
     assert first_scope(History(info), 8) == "gate", "it has one layer, and stands for it"

@@ -12,8 +12,8 @@ from gradwatch import optim
 from gradwatch.monitor import Schedule
 from gradwatch.optim.instrumented import InstrumentedOptimizer
 from gradwatch.pipeline.pipeline import Intake
-from gradwatch.probe.activations.accumulator import Slot
-from gradwatch.probe.updates.from_moments import TraceProbe
+from gradwatch.probe.activations.accumulator import ActivationAccumulator
+from gradwatch.probe.updates.from_moments import MomentUpdateProbe
 
 SLOW_S = 0.02
 
@@ -44,8 +44,8 @@ def watched_ms(kind, **options):
 @pytest.mark.parametrize(
     ("owner", "name", "kind", "is_slow"),
     [
-        (TraceProbe, "after", torch.optim.AdamW, lambda self: True),
-        (Slot, "add", torch.optim.AdamW, lambda self: True),
+        (MomentUpdateProbe, "after", torch.optim.AdamW, lambda self: True),
+        (ActivationAccumulator, "add", torch.optim.AdamW, lambda self: True),
         (InstrumentedOptimizer, "_step_native", optim.AdamW, lambda self: self.changes_2L is not None),
     ],
     ids=["what a step left is traced", "forward hooks", "a watched step measures its updates"],

@@ -11,7 +11,7 @@ from gradwatch.monitor import Schedule
 from gradwatch.probe.device import backend as kernels
 from gradwatch.probe.gradients.statistics import GradientProbe
 
-pytestmark = pytest.mark.skipif(kernels.choose() is None, reason="the extension is not built")
+pytestmark = pytest.mark.skipif(kernels.select_backend() is None, reason="the extension is not built")
 EVERY = Schedule(updates=2, activations=0, histograms=3)
 RUN = ["loss", "loss_scale", "skipped", "grad_norm.before_clip", "grad_norm.after_clip", "lr.0"]
 

@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from gradwatch.events import CHANCE, MODE_TRAINING
 from gradwatch.history.disk.events import EVENTS
 from gradwatch.history.disk.writer import Writer, read
 from gradwatch.history.store import MAX_EVENTS, History
@@ -136,7 +137,9 @@ class Listens:
 
 
 def test_detectors_that_run_anew_see_each_event_at_its_step():
-    stored = Synthetic(steps=6).note("tape", step=0).note("mode", step=3, layer="drop", values={"p": 0.5}).history()
+    stored = (
+        Synthetic(steps=6).note(CHANCE, step=0).note(MODE_TRAINING, step=3, layer="drop", values={"p": 0.5}).history()
+    )
     stored.note(event(99))
     listens = Listens()
 

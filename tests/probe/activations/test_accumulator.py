@@ -1,4 +1,4 @@
-"""What a slot counts of outputs: whatever their layout, class and number, natively and by torch, together and apart."""
+"""Outputs of any layout, class and number are accumulated alike by the C extension and torch, together and apart."""
 
 import math
 
@@ -8,8 +8,8 @@ import reference
 import torch
 from torch import nn
 
-from gradwatch.probe.activations.accumulator import NOWHERE
-from gradwatch.probe.activations.bitmask import Units, num_bytes
+from gradwatch.probe.activations.accumulator import EMPTY_RANGE
+from gradwatch.probe.activations.bitmask import UnitMask, num_bytes
 from gradwatch.probe.activations.probe import ActivationProbe
 from gradwatch.probe.device import sync
 
@@ -46,9 +46,9 @@ def test_the_native_code_agrees_with_torch_operations_on_every_layout(special, m
         model = nn.Sequential(nn.Conv2d(1, 1, 1) if output.ndim == 4 else nn.Linear(1, 1), type(module)())
         with ActivationProbe(model, max_elements=limit, kernel=kernel) as probe:
             probe.arm()
-            probe._slots[0].add(output)
-            probe._slots[0].call = 0
-            probe._slots[0].add(output / 2)
+            probe._accumulators[0].add(output)
+            probe._accumulators[0].call = 0
+            probe._accumulators[0].add(output / 2)
             seen[kernel] = sync.to_host(probe.read())
 
     np.testing.assert_allclose(seen["native"], seen["torch"], rtol=2e-5, atol=1e-6)
@@ -85,7 +85,7 @@ def test_many_outputs_read_in_one_native_call_give_what_each_gives_by_itself(dty
     torch.testing.assert_close(together_A4, apart_A4, rtol=0, atol=0)
     for (x, _, _, _, seen, *_), (_, _, _, _, expected, *_), answer in zip(together, apart, answers, strict=True):
         assert seen is None or torch.equal(seen, expected)
-        assert seen is None or answer in (None, Units(sync.to_host(seen), x.shape[-1]).flags().sum())
+        assert seen is None or answer in (None, UnitMask(sync.to_host(seen), x.shape[-1]).flags().sum())
 
 
 SHAPES = ((3, 5), (4, 5, 3), (4, 7, 4, 6), (3, 4, 2, 3, 4), (6, 7, 1, 1), (2, 1, 4, 4))
@@ -99,7 +99,7 @@ def test_leading_samples_are_read_where_they_lie(shape, limit):
     x[:, 1:2] = 0.0
     x[1, 0] = 3.0
     x.requires_grad_()
-    ranges_4, totals_A4 = torch.tensor([*RELU_DEAD, *NOWHERE]), torch.zeros(1, 4, dtype=torch.float64)
+    ranges_4, totals_A4 = torch.tensor([*RELU_DEAD, *EMPTY_RANGE]), torch.zeros(1, 4, dtype=torch.float64)
 
     are_channels_first = len(shape) > 2
     call = (x, are_channels_first, limit, ranges_4, every_second(shape[1]), True, 0)
@@ -136,11 +136,11 @@ def test_outputs_that_the_native_code_cannot_read_are_read_beside_those_that_it_
     for kernel in ("native", "torch"):
         with ActivationProbe(nn.Sequential(nn.Conv2d(1, 1, 1), nn.ReLU()), kernel=kernel) as probe:
             probe.arm()
-            (slot,) = probe._slots
-            begun = [call for output in outputs if (call := slot.begin(output)) is not None]
+            (accumulator,) = probe._accumulators
+            begun = [call for output in outputs if (call := accumulator.begin(output)) is not None]
             if begun:
                 probe._sums.add(begun)
-            seen[kernel] = sync.to_host(probe.read()), [*slot.dead_units()]
+            seen[kernel] = sync.to_host(probe.read()), [*accumulator.dead_units()]
 
     np.testing.assert_allclose(seen["native"][0], seen["torch"][0], rtol=2e-5, atol=1e-6)
     assert seen["native"][1] == seen["torch"][1]
@@ -165,9 +165,9 @@ def test_a_module_may_give_a_tensor_of_another_class_at_one_of_its_calls():
     x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(5)).relu()
     with ActivationProbe(nn.Sequential(nn.Conv2d(1, 1, 1), nn.ReLU())) as probe:
         probe.arm()
-        (slot,) = probe._slots
-        slot.add(x.as_subclass(Named))
-        slot.add(2 * x)
+        (accumulator,) = probe._accumulators
+        accumulator.add(x.as_subclass(Named))
+        accumulator.add(2 * x)
         row_S = sync.to_host(probe.read())[:, 0]
 
     np.testing.assert_allclose(row_S, reference.activation_statistics([x, 2 * x], 1, RELU_DEAD), rtol=1e-5)
@@ -181,14 +181,14 @@ def test_a_micro_batch_may_give_a_tensor_of_another_class(is_named_first):
     x = torch.randn(4, 20, generator=torch.Generator().manual_seed(1)).relu()
     with ActivationProbe(nn.Sequential(nn.Linear(1, 1), nn.ReLU())) as probe:
         probe.arm()
-        (slot,) = probe._slots
+        (accumulator,) = probe._accumulators
         for i in range(2):
             batch = x[2 * i : 2 * i + 2]
-            slot.add(batch.as_subclass(Named) if i != is_named_first else batch)
-            slot.call = 0
+            accumulator.add(batch.as_subclass(Named) if i != is_named_first else batch)
+            accumulator.call = 0
         row_S = sync.to_host(probe.read())[:, 0]
 
-    assert slot.packed_units().flags().tolist() == slot.dead_units().tolist() == (x == 0).all(0).tolist()
+    assert accumulator.packed_units().flags().tolist() == accumulator.dead_units().tolist() == (x == 0).all(0).tolist()
     assert row_S[DEAD] == pytest.approx((x == 0).all(0).float().mean())
     assert 0 < row_S[DEAD] < 1
 
@@ -197,11 +197,11 @@ def test_a_micro_batch_may_give_a_tensor_of_another_class(is_named_first):
 def test_micro_batches_of_other_lengths_count_from_the_one_where_the_length_changed(kernel):
     with ActivationProbe(nn.Sequential(nn.ReLU()), kernel=kernel) as probe:
         probe.arm()
-        (slot,) = probe._slots
+        (accumulator,) = probe._accumulators
         for x in (torch.ones(2, 9), torch.tensor([[1.0, -1.0, -1.0]]), torch.tensor([[-1.0, -1.0, 1.0]])):
-            slot.add(x.relu())
-            slot.call = 0
+            accumulator.add(x.relu())
+            accumulator.call = 0
         row_S = sync.to_host(probe.read())[:, 0]
 
-    assert slot.packed_units().flags().tolist() == [False, True, False]
+    assert accumulator.packed_units().flags().tolist() == [False, True, False]
     assert row_S[DEAD] == pytest.approx(1 / 3)

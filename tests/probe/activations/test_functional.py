@@ -1,4 +1,4 @@
-"""Activations that are functions are read off the tape of a forward pass, named by the matrix that they follow."""
+"""Activations that are functions are found in the autograd graph, named by the matrix that they follow."""
 
 import math
 
@@ -134,11 +134,11 @@ class Turns(nn.Module):
 
 def test_an_activation_is_named_by_the_layer_that_had_its_turn():
     model = Turns()
-    found = functional.Functions({"": model})
+    found = functional.FunctionalActivations({"": model})
 
     def names(**given):
         found.begin()
-        return [seen.name for seen in found.look(model(inputs(), **given), known=set())]
+        return [seen.name for seen in found.find(model(inputs(), **given), known=set())]
 
     assert names(is_one=True) == names(is_one=True) == ["one.relu"]
     assert names(is_one=False) == ["other.relu"]

@@ -315,7 +315,7 @@ def test_a_copy_of_a_copy_and_a_watched_copy_are_no_trouble():
     np.testing.assert_allclose(measure(twin, batches), measure(model, batches), err_msg="inert hooks do not count")
 
 
-@pytest.mark.parametrize("place", ["Slot.add", "_counts"])
+@pytest.mark.parametrize("place", ["ActivationAccumulator.add", "_counts"])
 def test_a_fault_in_the_statistics_leaves_the_forward_call_alone(place, monkeypatch):
     def fail(*arguments, **keywords):
         raise ValueError("a fault of ours")

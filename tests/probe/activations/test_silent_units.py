@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwatch.probe.activations.bitmask import num_bytes, packed
-from gradwatch.probe.activations.silent_units import AGREE, Silence
+from gradwatch.probe.activations.silent_units import AGREEING_FRAC, SilentUnits
 
 SILENT, SINCE, UNITS = range(3)
 EVERY = 10
@@ -25,7 +25,7 @@ def dying(samples, units, *, seed):
 
 @given(samples=st.integers(1, 200), sizes=st.lists(st.integers(0, 40), min_size=1, max_size=4), seed=st.integers(0, 99))
 def test_what_is_told_is_true_of_the_past(samples, sizes, seed):
-    silence = Silence()
+    silence = SilentUnits()
     modules = [dying(samples, size, seed=seed + i) for i, size in enumerate(sizes)]
 
     for t in range(samples):
@@ -41,11 +41,11 @@ def test_what_is_told_is_true_of_the_past(samples, sizes, seed):
                 assert (silent, math.isnan(since)) == (0, True), "none is silent at two samples"
                 continue
             assert silent == reference.silent_since(dead_TU[: t + 1], int(since) // EVERY)
-            assert silent >= AGREE * now, "it speaks of most that are silent now"
+            assert silent >= AGREEING_FRAC * now, "it speaks of most that are silent now"
 
 
 def test_the_step_of_a_sudden_death_is_told_within_a_quarter_of_its_age():
-    silence = Silence()
+    silence = SilentUnits()
     for t in range(1000):
         dead_U = np.zeros(256, np.bool_)
         dead_U[:37] = t >= 400
@@ -56,7 +56,7 @@ def test_the_step_of_a_sudden_death_is_told_within_a_quarter_of_its_age():
 
 
 def test_units_that_never_fired_are_silent_since_the_first_sample():
-    silence = Silence()
+    silence = SilentUnits()
     dead_U = np.arange(20) < 4
 
     for t in range(50):
@@ -67,7 +67,7 @@ def test_units_that_never_fired_are_silent_since_the_first_sample():
 
 @pytest.mark.parametrize("samples", [10, 10_000])
 def test_it_takes_a_byte_for_each_unit_however_long_the_run_is(samples):
-    silence = Silence()
+    silence = SilentUnits()
     dead_U = np.arange(4095) < 40
 
     for t in range(samples):
@@ -78,7 +78,7 @@ def test_it_takes_a_byte_for_each_unit_however_long_the_run_is(samples):
 
 
 def test_a_module_that_did_not_run_stays_as_silent_as_it_was():
-    silence = Silence()
+    silence = SilentUnits()
     for t in range(4):
         silence.add(t, [packed(np.array([True, False])), packed(np.array([True, True, False]))])
 
@@ -88,7 +88,7 @@ def test_a_module_that_did_not_run_stays_as_silent_as_it_was():
 
 
 def test_other_units_than_before_begin_anew():
-    silence = Silence()
+    silence = SilentUnits()
     silence.add(0, [packed(np.ones(8, np.bool_))])
 
     row_3A = silence.add(10, [packed(np.ones(9, np.bool_))])
@@ -97,7 +97,7 @@ def test_other_units_than_before_begin_anew():
 
 
 def test_what_an_older_version_has_saved_is_begun_anew():
-    silence = Silence()
+    silence = SilentUnits()
     silence.restore({"sizes": np.array([8]), "samples": 1, "marks": np.array([[0, 0]]), "silent": np.array([[255]])})
 
     row_3A = silence.add(10, [packed(np.ones(8, np.bool_))])
@@ -116,7 +116,7 @@ def test_packed_flags_are_the_flags(flags):
 
 def test_it_goes_on_from_its_state_as_if_nothing_had_been():
     dead_TU = dying(90, 33, seed=1)
-    whole, first, second = Silence(), Silence(), Silence()
+    whole, first, second = SilentUnits(), SilentUnits(), SilentUnits()
     for t in range(50):
         whole.add(t, [packed(dead_TU[t])])
         first.add(t, [packed(dead_TU[t])])

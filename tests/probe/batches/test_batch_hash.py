@@ -21,7 +21,7 @@ class Batch:
     lengths: list[int]
 
 
-@pytest.mark.skipif(kernels.choose() is None, reason="the extension is not built")
+@pytest.mark.skipif(kernels.select_backend() is None, reason="the extension is not built")
 @settings(max_examples=100, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -120,10 +120,10 @@ PLAIN = {
 }
 
 
-@pytest.mark.skipif(kernels.choose() is None, reason="no extension is built")
+@pytest.mark.skipif(kernels.select_backend() is None, reason="no extension is built")
 @pytest.mark.parametrize("batch", PLAIN.values(), ids=PLAIN)
 def test_views_and_nests_need_no_closer_look(batch):
-    assert kernels.choose().batch_hash(batch) == hash_batch(batch, kernel="torch")
+    assert kernels.select_backend().batch_hash(batch) == hash_batch(batch, kernel="torch")
 
 
 COMPLEX = torch.randn(4, 6, dtype=torch.complex64)
@@ -144,14 +144,14 @@ CLOSER = {
 }
 
 
-@pytest.mark.skipif(kernels.choose() is None, reason="no extension is built")
+@pytest.mark.skipif(kernels.select_backend() is None, reason="no extension is built")
 @pytest.mark.parametrize("batch", CLOSER.values(), ids=CLOSER)
 def test_batches_that_are_not_plain_are_left_to_those_who_look_closely(batch):
-    assert kernels.choose().batch_hash(batch) is None
+    assert kernels.select_backend().batch_hash(batch) is None
     assert hash_batch(batch) == hash_batch(batch, kernel="torch")
 
 
-@pytest.mark.skipif(kernels.choose() is None, reason="no extension is built")
+@pytest.mark.skipif(kernels.select_backend() is None, reason="no extension is built")
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 40), st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool])))
@@ -160,10 +160,10 @@ def test_the_hash_of_plain_tensors_is_that_of_those_who_look_closely(shapes):
     parts = [torch.arange(3 * n).reshape(n, 3).to(dtype) for n, dtype in shapes]
 
     for batch in (parts, tuple(parts), *parts):
-        assert kernels.choose().batch_hash(batch) == hash_batch(batch, kernel="torch")
+        assert kernels.select_backend().batch_hash(batch) == hash_batch(batch, kernel="torch")
 
 
-@pytest.mark.skipif(kernels.choose() is None, reason="no extension is built")
+@pytest.mark.skipif(kernels.select_backend() is None, reason="no extension is built")
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), dtype=st.sampled_from([torch.uint8, torch.int16, torch.float32, torch.float64]))
 def test_the_hash_of_a_view_is_that_of_what_it_shows(data, dtype):
@@ -173,7 +173,7 @@ def test_the_hash_of_a_view_is_that_of_what_it_shows(data, dtype):
     for d, length in enumerate(view.shape):
         view = view.narrow(d, first := data.draw(st.integers(0, length - 1)), data.draw(st.integers(1, length - first)))
 
-    known = kernels.choose().batch_hash(view)
+    known = kernels.select_backend().batch_hash(view)
 
     assert known in (None, hash_batch(view.clone(memory_format=torch.contiguous_format)))
     assert known is not None or view.stride(-1) != 1, "rows that are one piece take no closer look"

@@ -5,14 +5,14 @@ import weakref
 import pytest
 import torch
 
-from gradwatch.probe.batches.repeated_samples import LOOKS, MOST, SURE, Samples
+from gradwatch.probe.batches.repeated_samples import INSPECTED_STEPS, MAX_SAMPLES, SURE_STEP, RepeatedSamples
 
 
 def looked(batch_at, steps=40):
     """Return what is said of a run, and when."""
     torch.manual_seed(0)
-    samples = Samples()
-    events = [event for step in range(steps) for event in samples.look(batch_at(step), step=step)]
+    samples = RepeatedSamples()
+    events = [event for step in range(steps) for event in samples.inspect(batch_at(step), step=step)]
     return [(event.step, event.values["samples"]) for event in events if event.kind == "batch-alike"]
 
 
@@ -42,23 +42,23 @@ def masked(words):
     ],
 )
 def test_the_same_samples_are_told_at_the_last_look(batch_at):
-    assert looked(batch_at) == [(LOOKS[-1], 32.0)]
+    assert looked(batch_at) == [(INSPECTED_STEPS[-1], 32.0)]
 
 
 @pytest.mark.parametrize("samples", [2, 32])
 def test_equal_samples_that_are_made_anew_are_told_sooner(samples):
-    assert looked(lambda _: SAME[:samples].clone()) == [(SURE, float(samples))]
+    assert looked(lambda _: SAME[:samples].clone()) == [(SURE_STEP, float(samples))]
 
 
 def test_one_tensor_that_is_handed_over_again_is_told_but_no_slice_of_another():
     for batch, kinds in ((X, ["tensor-held"]), (SAME, []), (X.clone(), ["tensor-held"])):
-        samples = Samples()
-        assert [event.kind for step in (0, 1) for event in samples.look(batch, step=step)] == kinds
+        samples = RepeatedSamples()
+        assert [event.kind for step in (0, 1) for event in samples.inspect(batch, step=step)] == kinds
 
 
 def test_nothing_of_a_batch_is_kept_alive():
-    samples, batch = Samples(), SAME.clone()
-    assert list(samples.look(batch, step=0)) == []
+    samples, batch = RepeatedSamples(), SAME.clone()
+    assert list(samples.inspect(batch, step=0)) == []
     gone = weakref.ref(batch)
     del batch
     assert gone() is None
@@ -75,7 +75,7 @@ def test_nothing_of_a_batch_is_kept_alive():
         pytest.param(lambda _: (SAME[:, 0].clone(), X[torch.randint(0, 500, (16,))]), id="data on one graph"),
         pytest.param(lambda _: torch.eye(8)[torch.randint(0, 8, (32,))], id="states of a game"),
         pytest.param(lambda step: SAME if step < 20 else X[32:64], id="data that come late"),
-        pytest.param(lambda _: X[: MOST + 1], id="what may be all the data"),
+        pytest.param(lambda _: X[: MAX_SAMPLES + 1], id="what may be all the data"),
         pytest.param(lambda _: torch.ones(32), id="plain numbers"),
         pytest.param(lambda _: (torch.linspace(0, 1, 64)[:, None], torch.rand(64, 1)), id="values on one grid"),
         pytest.param(lambda _: torch.stack([torch.randperm(8) for _ in range(64)]).float(), id="orders of numbers"),
@@ -90,5 +90,5 @@ def test_other_samples_of_the_same_kind_are_not(batch_at):
 
 
 def test_a_run_that_goes_on_is_not_compared_with_a_batch_that_nobody_saw():
-    samples = Samples()
-    assert [*samples.look(SAME, step=20), *samples.look(SAME, step=30)] == []
+    samples = RepeatedSamples()
+    assert [*samples.inspect(SAME, step=20), *samples.inspect(SAME, step=30)] == []

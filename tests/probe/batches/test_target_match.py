@@ -7,27 +7,27 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gradwatch.probe.batches.target_match import FEWEST, LOOKS, MOST_VALUES, Pairings, parts_of
-from gradwatch.probe.gradients.recurrence import Recurrences
+from gradwatch.probe.batches.target_match import MAX_VALUES, MIN_SAMPLES, WINDOW_SAMPLES, TargetMatch, slices_of
+from gradwatch.probe.gradients.recurrence import RecurrenceProbe
 
 N, C = 256, 4
 
 
-def seen(knowledge, loss_of, targets_of, *, looks=LOOKS, shape=(N, C), saved_at=None):
+def seen(knowledge, loss_of, targets_of, *, looks=WINDOW_SAMPLES, shape=(N, C), saved_at=None):
     """Return the kinds that are told of steps whose predictions are noise and so much of the target."""
-    pairings, found = Pairings(), []
+    match, found = TargetMatch(), []
     torch.manual_seed(0)
     for look in range(looks):
         if look == saved_at:
-            saved, pairings = pairings.state(), Pairings()
-            pairings.restore(saved)
+            saved, match = match.state(), TargetMatch()
+            match.restore(saved)
         targets, values = targets_of()
         known = knowledge(look) if callable(knowledge) else knowledge
         scores = (0.3 * torch.randn(shape) + known * values + 1.5).requires_grad_()
-        pairings.look(scores)
+        match.watch(scores)
         loss = loss_of(scores, targets)
         loss.backward()
-        found += [kind for kind, *_ in pairings.facts(loss)]
+        found += [kind for kind, *_ in match.find(loss)]
     return found
 
 
@@ -58,16 +58,16 @@ LOSSES = [
 
 @pytest.mark.parametrize(("loss_of", "targets_of"), LOSSES)
 def test_predictions_that_know_nothing_of_their_targets_are_told_once(loss_of, targets_of):
-    assert seen(0.0, loss_of, targets_of, looks=2 * LOOKS) == ["outputs-unpaired"]
+    assert seen(0.0, loss_of, targets_of, looks=2 * WINDOW_SAMPLES) == ["outputs-unpaired"]
 
 
 @pytest.mark.parametrize(("loss_of", "targets_of"), LOSSES)
 def test_predictions_that_know_a_little_are_not(loss_of, targets_of):
-    assert seen(0.4, loss_of, targets_of, looks=2 * LOOKS) == []
+    assert seen(0.4, loss_of, targets_of, looks=2 * WINDOW_SAMPLES) == []
 
 
 def test_that_they_begin_to_fit_is_told():
-    found = seen(lambda look: float(look >= LOOKS), F.cross_entropy, classes, looks=2 * LOOKS)
+    found = seen(lambda look: float(look >= WINDOW_SAMPLES), F.cross_entropy, classes, looks=2 * WINDOW_SAMPLES)
 
     assert found == ["outputs-unpaired", "outputs-paired"]
 
@@ -114,13 +114,13 @@ LARGE = [(8,), (500_000,), (64, 1000), (4096, 50_257), (8, 1024, 50_257), (64, 2
 @pytest.mark.parametrize("shape", LARGE, ids=str)
 def test_what_is_read_of_an_output_does_not_grow_with_it(shape):
     output = torch.zeros(1).expand(shape)
-    for part in parts_of(shape):
+    for part in slices_of(shape):
         read = output[part.place]
         classes = [shape[dim] for dim in part.dims]
 
-        assert len(read) >= FEWEST, "samples to compare with"
+        assert len(read) >= MIN_SAMPLES, "samples to compare with"
         assert [read.shape[dim] for dim in part.dims] == classes, "all classes"
-        assert read.numel() <= max(MOST_VALUES, FEWEST * max(classes, default=1)), "no more than is needed for that"
+        assert read.numel() <= max(MAX_VALUES, MIN_SAMPLES * max(classes, default=1)), "no more than is needed for that"
 
 
 @pytest.mark.parametrize(
@@ -137,19 +137,19 @@ def test_a_loss_of_another_form_says_nothing(loss_of):
 
 
 def test_real_and_made_up_samples_in_two_calls_are_taken_together():
-    pairings, found = Pairings(), []
-    for _ in range(LOOKS):
+    match, found = TargetMatch(), []
+    for _ in range(WINDOW_SAMPLES):
         real, noise = ((torch.randn(N, 1) + shift).requires_grad_() for shift in (1.0, -1.0))
-        pairings.look(real)
-        pairings.look(noise)
+        match.watch(real)
+        match.watch(noise)
         loss = F.softplus(-real).mean() + F.softplus(noise).mean()
         loss.backward()
-        found += pairings.facts(loss)
+        found += match.find(loss)
 
     assert found == []
 
 
-@pytest.mark.parametrize("reader", [Pairings, lambda: Recurrences(nn.Linear(3, C))])
+@pytest.mark.parametrize("reader", [TargetMatch, lambda: RecurrenceProbe(nn.Linear(3, C))])
 def test_what_reads_gradients_leaves_them_and_goes_with_the_step(reader):
     model, inputs = nn.Linear(3, C), torch.randn(N, 3)
     model(inputs).square().mean().backward()
@@ -157,7 +157,7 @@ def test_what_reads_gradients_leaves_them_and_goes_with_the_step(reader):
 
     readers = reader()
     output = model(inputs)
-    readers.look(output)
+    readers.watch(output)
     output.square().mean().backward()
     readers.clear()
 
@@ -165,9 +165,9 @@ def test_what_reads_gradients_leaves_them_and_goes_with_the_step(reader):
     assert not output._backward_hooks
 
 
-@pytest.mark.parametrize("saved_at", [1, LOOKS - 1, LOOKS, LOOKS + 3])
+@pytest.mark.parametrize("saved_at", [1, WINDOW_SAMPLES - 1, WINDOW_SAMPLES, WINDOW_SAMPLES + 3])
 def test_looks_go_on_from_a_saved_state_as_if_nothing_had_been(saved_at):
-    knowledge = [0.0] * (LOOKS + 2) + [0.5] * LOOKS
+    knowledge = [0.0] * (WINDOW_SAMPLES + 2) + [0.5] * WINDOW_SAMPLES
     context = {"loss_of": F.cross_entropy, "targets_of": classes, "looks": len(knowledge)}
 
     found = seen(knowledge.__getitem__, saved_at=saved_at, **context)

@@ -16,14 +16,14 @@ def test_without_the_extension_torch_operations_do_the_work_and_it_is_said_once(
     monkeypatch.setattr(kernels, "_REASON", "is not built")
     monkeypatch.setattr(kernels, "_FAILED", set())
 
-    with pytest.warns(RuntimeWarning, match="the C extension of gradwatch is not built; torch operations do its work"):
-        assert kernels.choose() is None, "auto falls back"
+    with pytest.warns(RuntimeWarning, match="the C extension of gradwatch is not built; torch operations replace it"):
+        assert kernels.select_backend() is None, "auto falls back"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert kernels.choose() is None, "said once"
-        assert kernels.choose("torch") is None, "asked for"
+        assert kernels.select_backend() is None, "said once"
+        assert kernels.select_backend("torch") is None, "asked for"
     with pytest.raises(ImportError, match="kernel='torch'"):
-        kernels.choose("native")
+        kernels.select_backend("native")
 
 
 def test_a_torch_that_lends_no_tensors_is_left_to_torch_operations(monkeypatch):

@@ -79,7 +79,7 @@ def test_where_the_kernels_fail_torch_goes_on_and_one_warning_says_so(monkeypatc
     monkeypatch.setattr(kernels, "triton", lambda: None if kernels._FAILED else broken)
     values = [torch.arange(4.0)]
 
-    with pytest.warns(RuntimeWarning, match="failed, torch operations do their work: RuntimeError: no such target"):
+    with pytest.warns(RuntimeWarning, match="failed; falling back to torch operations: RuntimeError: no such target"):
         first_SL = torch_reduce._statistics_on_gpu(values)
     second_SL = torch_reduce._statistics_on_gpu(values)
 

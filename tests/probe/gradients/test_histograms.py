@@ -16,7 +16,9 @@ from gradwatch.probe.gradients.statistics import GradientProbe
 every_kernel = pytest.mark.parametrize(
     "kernel",
     [
-        pytest.param("native", marks=pytest.mark.skipif(kernels.choose() is None, reason="the extension is not built")),
+        pytest.param(
+            "native", marks=pytest.mark.skipif(kernels.select_backend() is None, reason="the extension is not built")
+        ),
         "torch",
     ],
 )
@@ -123,7 +125,7 @@ def test_one_read_counts_what_is_there_of_every_layout(kernel):
     assert counts_LB.sum(axis=1).tolist() == [*(g.numel() for g in grads), 0], "every value once, a missing one never"
 
 
-@pytest.mark.skipif(kernels.choose() is None, reason="the extension is not built")
+@pytest.mark.skipif(kernels.select_backend() is None, reason="the extension is not built")
 def test_any_number_of_threads_counts_and_measures_alike(monkeypatch):
     generator = torch.Generator().manual_seed(6)
     params = [torch.nn.Parameter(torch.randn(n, generator=generator)) for n in (70_001, 3, 200_000, 0, 60_000)]
@@ -140,9 +142,9 @@ def test_any_number_of_threads_counts_and_measures_alike(monkeypatch):
     assert answers[1][2].sum(axis=2).tolist() == [[p.numel() for p in params]] * 2
 
 
-@pytest.mark.skipif(kernels.choose() is None, reason="the extension is not built")
+@pytest.mark.skipif(kernels.select_backend() is None, reason="the extension is not built")
 def test_the_extension_refuses_room_for_histograms_that_is_too_small():
-    native = kernels.choose()
+    native = kernels.select_backend()
     tensors = (torch.ones(3), torch.ones(3))
     too_small_KB = torch.zeros(2 * NUM_BINS - 1, dtype=torch.int64)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradwatch.probe.gradients.recurrence import Recurrences, growth_of
+from gradwatch.probe.gradients.recurrence import RecurrenceProbe, growth_of
 
 B, T, H = 4, 96, 8
 
@@ -31,28 +31,28 @@ class Loop(nn.Module):
 
 def told(model, loss=torch.Tensor.sum):
     """Return what is told of one step."""
-    recurrences = Recurrences(model)
+    recurrences = RecurrenceProbe(model)
     recurrences.begin()
     output = model(torch.randn(B, T, 3))
-    recurrences.look(output)
+    recurrences.watch(output)
     loss(output).backward()
-    return list(recurrences.facts())
+    return list(recurrences.find())
 
 
 def train(recurrences, outputs):
     """Return what is told of a step whose forward pass has given some outputs, one after another."""
     recurrences.begin()
     for output in outputs():
-        recurrences.look(output)
+        recurrences.watch(output)
     output.sum().backward()
-    return list(recurrences.facts())
+    return list(recurrences.find())
 
 
 @pytest.mark.parametrize("elementwise", [True, False])
 def test_a_factor_above_one_is_told_with_the_growth_that_follows_from_it(elementwise):
     ((kind, layer, _, values),) = told(Loop(1.12, elementwise=elementwise))
 
-    assert (kind, layer, values["uses"]) == ("tape-recurrence", "decay", T)
+    assert (kind, layer, values["uses"]) == ("graph-recurrence", "decay", T)
     assert values["growth"] == pytest.approx(T * np.log10(1.12), rel=0.2)
 
 
@@ -102,14 +102,14 @@ def test_a_cell_of_torch_in_a_loop_is_read():
 def test_gradients_and_hooks_are_as_they_were_afterwards():
     model, other = Loop(1.1), Loop(1.1)
     other.load_state_dict(model.state_dict())
-    recurrences, x = Recurrences(model), torch.randn(B, T, 3)
+    recurrences, x = RecurrenceProbe(model), torch.randn(B, T, 3)
     recurrences.begin()
     for it in (model, other):
         output = it(x)
         if it is model:
-            recurrences.look(output)
+            recurrences.watch(output)
         output.sum().backward()
-    list(recurrences.facts())
+    list(recurrences.find())
 
     assert torch.equal(model.decay.grad, other.decay.grad)
     assert not recurrences._handles
@@ -117,7 +117,7 @@ def test_gradients_and_hooks_are_as_they_were_afterwards():
 
 def test_without_a_recurrence_in_three_looks_nothing_is_looked_at_again():
     model = nn.Linear(3, H)
-    recurrences = Recurrences(model)
+    recurrences = RecurrenceProbe(model)
     for _ in range(3):
         assert not recurrences.is_over
         train(recurrences, lambda: [model(torch.randn(B, 3))])
@@ -127,12 +127,12 @@ def test_without_a_recurrence_in_three_looks_nothing_is_looked_at_again():
 
 def test_looks_become_rare():
     model, looks = Loop(1.0), []
-    recurrences = Recurrences(model)
+    recurrences = RecurrenceProbe(model)
     for step in range(40):
         recurrences.begin()
-        recurrences.look(model(torch.randn(B, T, 3)))
+        recurrences.watch(model(torch.randn(B, T, 3)))
         looks += [step] if recurrences._handles else []
-        list(recurrences.facts())
+        list(recurrences.find())
 
     assert looks == [0, 1, 2, 4, 8, 16, 32]
 
@@ -141,27 +141,27 @@ def test_looks_become_rare():
 @pytest.mark.parametrize("saved_at", [1, 3, 5, 20])
 def test_looks_go_on_from_a_saved_state_at_the_same_steps(saved_at, is_begun):
     model, looks = Loop(1.0), []
-    recurrences = Recurrences(model)
+    recurrences = RecurrenceProbe(model)
     for step in range(40):
         if step != saved_at:
             recurrences.begin()
         else:
-            saved, recurrences = recurrences.state(), Recurrences(model)
+            saved, recurrences = recurrences.state(), RecurrenceProbe(model)
             if is_begun:
                 recurrences.begin()
             recurrences.restore(saved)
             if not is_begun:
                 recurrences.begin()
-        recurrences.look(model(torch.randn(B, T, 3)))
+        recurrences.watch(model(torch.randn(B, T, 3)))
         looks += [step] if recurrences._handles else []
-        list(recurrences.facts())
+        list(recurrences.find())
 
     assert looks == [0, 1, 2, 4, 8, 16, 32]
 
 
 def test_what_was_told_before_a_saved_state_is_not_told_again():
     model = Loop(1.2)
-    recurrences, resumed = Recurrences(model), Recurrences(model)
+    recurrences, resumed = RecurrenceProbe(model), RecurrenceProbe(model)
     assert train(recurrences, lambda: [model(torch.randn(B, T, 3))])
 
     resumed.restore(recurrences.state())
@@ -172,7 +172,7 @@ def test_what_was_told_before_a_saved_state_is_not_told_again():
 def test_a_loop_outside_of_the_model_is_read_without_walking_its_graph_at_each_call():
     cell, calls = nn.Linear(H, H, bias=False), []
     cell.weight.data = 1.15 * torch.eye(H)
-    recurrences = Recurrences(cell)
+    recurrences = RecurrenceProbe(cell)
 
     def states():
         state = torch.ones(B, H)
@@ -203,11 +203,11 @@ def test_what_a_device_sends_later_is_told_later(monkeypatch):
 
     monkeypatch.setattr("gradwatch.probe.gradients.recurrence.HostTransfer", Slow)
     model = Loop(1.2)
-    recurrences = Recurrences(model)
+    recurrences = RecurrenceProbe(model)
     assert train(recurrences, lambda: [model(torch.randn(B, T, 3))]) == []
 
     Slow.is_ready = True
-    ((_, layer, _, _),) = recurrences.facts()
+    ((_, layer, _, _),) = recurrences.find()
     assert layer == "decay"
 
 

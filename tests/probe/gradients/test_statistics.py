@@ -12,7 +12,9 @@ from gradwatch.probe.device import sync
 from gradwatch.probe.gradients.statistics import GradientProbe
 
 KERNELS = [
-    pytest.param("native", marks=pytest.mark.skipif(kernels.choose() is None, reason="the extension is not built")),
+    pytest.param(
+        "native", marks=pytest.mark.skipif(kernels.select_backend() is None, reason="the extension is not built")
+    ),
     "torch",
 ]
 every_kernel = pytest.mark.parametrize("kernel", KERNELS)
@@ -174,9 +176,9 @@ def test_rows_of_earlier_reads_stay_as_they_were():
     assert torch.equal(first, before), "a row belongs to its caller"
 
 
-@pytest.mark.skipif(kernels.choose() is None, reason="the extension is not built")
+@pytest.mark.skipif(kernels.select_backend() is None, reason="the extension is not built")
 def test_the_extension_refuses_an_output_that_is_too_small():
-    native = kernels.choose()
+    native = kernels.select_backend()
 
     with pytest.raises(ValueError, match="large enough"):
         native.statistics((torch.ones(3), torch.ones(3)), False, torch.empty(11), 1.0, None, 0, 0, 1)

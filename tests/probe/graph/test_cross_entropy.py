@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gradwatch.probe.graph.cross_entropy import chance
+from gradwatch.probe.graph.cross_entropy import find_chance_loss
 from gradwatch.probe.graph.graph import Graph
-from gradwatch.probe.graph.reader import Tape
-from gradwatch.probe.parameters import describe
+from gradwatch.probe.graph.reader import LossGraphReader
+from gradwatch.probe.parameters import list_parameters
 
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(16) % 5
@@ -18,7 +18,11 @@ Y = torch.arange(16) % 5
 
 def classes(model, loss):
     """Return the layers and values of the events that tell of classes."""
-    return [(e.layer, e.values) for e in Tape(model, *describe(model)).read(loss, step=0) if e.kind == "tape-classes"]
+    return [
+        (e.layer, e.values)
+        for e in LossGraphReader(model, *list_parameters(model)).read(loss, step=0)
+        if e.kind == "graph-classes"
+    ]
 
 
 def network(*, bias=True):
@@ -86,12 +90,12 @@ def test_the_loss_of_knowing_nothing_is_told_in_its_unit(name):
     loss, nat, number = UNITS[name]
     scores = torch.zeros(16, 5, requires_grad=True)
 
-    ((kind, _, _, values),) = chance(Graph(loss(scores)))
+    ((kind, _, _, values),) = find_chance_loss(Graph(loss(scores)))
 
-    assert (kind, values) == ("tape-chance", {"nat": nat, "classes": number})
+    assert (kind, values) == ("graph-chance", {"nat": nat, "classes": number})
     assert loss(scores).item() == pytest.approx(nat * math.log(number))
 
 
 def test_a_cross_entropy_beside_another_loss_has_no_unit():
     scores = torch.zeros(16, 5, requires_grad=True)
-    assert list(chance(Graph(F.cross_entropy(scores, Y) + scores.square().mean()))) == []
+    assert list(find_chance_loss(Graph(F.cross_entropy(scores, Y) + scores.square().mean()))) == []

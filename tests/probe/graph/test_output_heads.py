@@ -1,10 +1,11 @@
-"""Heads: last layers side by side are found where they share what lies before them."""
+"""Output heads that share a trunk are found, and numbered modules of equal shape that run in parallel."""
 
+import pytest
 import torch
 from torch import nn
 
-from gradwatch.probe.graph.reader import Tape
-from gradwatch.probe.parameters import describe
+from gradwatch.probe.graph.reader import LossGraphReader
+from gradwatch.probe.parameters import list_parameters
 
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
 
@@ -22,9 +23,9 @@ class Tasks(nn.Module):
 
 
 def heads(model, loss_of):
-    """Return the names of the heads that a loss tells."""
-    events = Tape(model, *describe(model)).read(loss_of(model), step=0)
-    return [name for event in events if event.kind == "tape-heads" for name in event.values]
+    """Return the weights of the heads in the graph of a loss."""
+    events = LossGraphReader(model, *list_parameters(model)).read(loss_of(model), step=0)
+    return [name for event in events if event.kind == "graph-heads" for name in event.values]
 
 
 def both(model):
@@ -57,3 +58,38 @@ def test_one_output_layer_is_no_pair_of_heads():
 def test_a_penalty_on_the_weights_makes_no_heads():
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
     assert heads(model, lambda m: m(X).mean() + sum(p.square().sum() for p in m.parameters())) == []
+
+
+class Parts(nn.Module):
+    """Modules whose outputs are summed, or each the input of the next."""
+
+    def __init__(self, *, chained, sizes=(8, 8, 8)):
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Sequential(nn.Linear(8, n), nn.ReLU(), nn.Linear(n, 8)) for n in sizes)
+        self.chained = chained
+
+    def forward(self, x):
+        if not self.chained:
+            return sum(part(x) for part in self.parts)
+        for part in self.parts:
+            x = x + part(x)
+        return x
+
+
+def side_by_side(model):
+    """Return parent and number of the parallel modules in the graph of a loss."""
+    events = LossGraphReader(model, *list_parameters(model)).read(model(X).square().mean(), step=0)
+    return [(event.layer, event.values) for event in events if event.kind == "graph-side-by-side"]
+
+
+def test_experts_run_side_by_side():
+    assert side_by_side(Parts(chained=False)) == [("parts", {"modules": 3.0})]
+
+
+def test_blocks_with_shortcuts_run_one_after_the_other():
+    assert side_by_side(Parts(chained=True)) == []
+
+
+@pytest.mark.parametrize("sizes", [(8, 8), (8, 8, 4)], ids=["two", "one of another size"])
+def test_fewer_than_three_that_are_alike_are_no_group(sizes):
+    assert side_by_side(Parts(chained=False, sizes=sizes)) == []

@@ -1,4 +1,4 @@
-"""The tape: what formulas and wiring of a loss say, in fault and in lookalike, and that reading leaves no trace."""
+"""The graph of a loss: faults in its formulas and wiring are found, lookalikes are not, and reading leaves no trace."""
 
 import gc
 import math
@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from gradwatch.probe.graph import reader as module
 from gradwatch.probe.graph.graph import Graph
-from gradwatch.probe.graph.reader import Tape
-from gradwatch.probe.parameters import describe
+from gradwatch.probe.graph.reader import LossGraphReader
+from gradwatch.probe.parameters import list_parameters
 
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
 CLASSES = torch.arange(16) % 3
@@ -26,19 +26,19 @@ def mlp(outputs=3, *last):
     return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, outputs), *last)
 
 
-DESCRIPTIONS = ("tape-chance", "tape-classes", "tape-matrix", "tape-opponent", "tape-side-by-side")
+DESCRIPTIONS = ("graph-chance", "graph-classes", "graph-matrix", "graph-adversary", "graph-side-by-side")
 """Events that tell how a model is made, and of no mistake."""
 
 
 def read(model, loss_of, *, step=0, backward=True, **context):
     """Return the events of a loss that tell of a mistake as (kind, layer), and as they are."""
-    tape = Tape(model, *describe(model))
+    reader = LossGraphReader(model, *list_parameters(model))
     loss = loss_of(model)
     if backward:
         loss.backward()
-    events = tape.read(loss, step=step, **context)
+    events = reader.read(loss, step=step, **context)
     told = [event for event in events if event.kind not in DESCRIPTIONS]
-    return {(event.kind.removeprefix("tape-"), event.layer) for event in told}, told
+    return {(event.kind.removeprefix("graph-"), event.layer) for event in told}, told
 
 
 def half(model):
@@ -218,7 +218,7 @@ HEALTHY = {
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_a_healthy_tape_says_nothing(name):
+def test_a_healthy_graph_has_no_events(name):
     assert read(*HEALTHY[name])[0] == set()
 
 
@@ -274,7 +274,7 @@ class Cut(nn.Module):
 
 def test_the_place_where_the_graph_is_cut_is_named():
     _, events = read(Cut(), lambda m: F.cross_entropy(m(X), CLASSES))
-    assert {(e.kind, e.layer) for e in events} == {("tape-cut", "encoder"), ("tape-cut", "auxiliary")}
+    assert {(e.kind, e.layer) for e in events} == {("graph-cut", "encoder"), ("graph-cut", "auxiliary")}
     assert any("4 tensors: the graph is cut between encoder.2 and head.0" in e.text for e in events)
 
 
@@ -293,7 +293,7 @@ def test_a_loss_of_derivatives_by_the_inputs_is_told_from_others():
         return slope.square().mean()
 
     _, events = read(mlp(1), curvature)
-    assert [(e.kind, e.layer) for e in events if "derivative" in e.kind] == [("tape-derivative", None)]
+    assert [(e.kind, e.layer) for e in events if "derivative" in e.kind] == [("graph-derivative", None)]
     assert read(mlp(1), lambda m: m(X).square().mean())[0] == set()
 
 
@@ -388,7 +388,7 @@ def test_an_embedding_that_is_the_output_layer_too_is_found(shape, normalised):
     _, (event,) = read(
         Language(normalised=normalised), lambda m: F.cross_entropy(m(CLASSES.reshape(shape)), CLASSES.flatten())
     )
-    assert (event.kind, event.layer) == ("tape-tied-embedding", "embed")
+    assert (event.kind, event.layer) == ("graph-tied-embedding", "embed")
     assert event.values == {"weight": 0.0, "dimension": 6.0, "classes": 11.0, "normalised": float(normalised)}
 
 
@@ -401,7 +401,7 @@ def test_an_embedding_of_its_own_or_with_a_scale_is_none(options):
 def test_a_softmax_as_the_activation_of_a_hidden_layer_is_found(hidden):
     model = nn.Sequential(nn.Linear(8, 8), hidden, nn.Linear(8, 3))
     _, (event,) = read(model, lambda m: F.cross_entropy(m(X), CLASSES % 3))
-    assert (event.kind, event.layer) == ("tape-hidden-softmax", "0.weight")
+    assert (event.kind, event.layer) == ("graph-hidden-softmax", "0.weight")
     assert event.values == {"before": 0.0, "behind": 2.0}
 
 
@@ -421,9 +421,9 @@ SINGULAR = {
     "log of a softmax": (lambda m: m(X).softmax(1).log().mean(), "the log of a softmax, which rounds to 0"),
     "variance": (variance, "E[x^2] - E[x]^2"),
     "norm": (lambda m: (m(X) / m(X).norm(dim=1, keepdim=True)).mean(), "a division by a norm"),
-    "acos": (lambda m: torch.acos(F.cosine_similarity(m(X), SOFT)).mean(), "acos of a sum that nothing clamps"),
+    "acos": (lambda m: torch.acos(F.cosine_similarity(m(X), SOFT)).mean(), "acos of a sum that is not clamped"),
     "deviation": (lambda m: m(X).std(0).mean(), "a standard deviation"),
-    "exponential": (lambda m: m(X).exp().mean(), "an exponential that nothing bounds"),
+    "exponential": (lambda m: m(X).exp().mean(), "an unbounded exponential"),
     "trap of where": (lambda m: torch.where(BINARY > 0, m(X).sqrt(), 0.0).mean(), "the root of a value"),
 }
 
@@ -431,8 +431,8 @@ SINGULAR = {
 @pytest.mark.parametrize("name", SINGULAR)
 def test_the_formula_behind_a_nan_is_named(name):
     loss_of, words = SINGULAR[name]
-    _, events = read(mlp(), loss_of, step=40, is_spoilt=True)
-    singular = [event for event in events if event.kind == "tape-singular"]
+    _, events = read(mlp(), loss_of, step=40, is_non_finite=True)
+    singular = [event for event in events if event.kind == "graph-singular"]
     assert singular, "nothing suspected"
     assert words in singular[0].text
     assert singular[0].layer == "2"
@@ -455,56 +455,56 @@ GUARDED = {
 
 @pytest.mark.parametrize("name", GUARDED)
 def test_guarded_formulas_are_no_suspects(name):
-    assert read(mlp(), GUARDED[name], step=40, is_spoilt=True)[0] == set()
+    assert read(mlp(), GUARDED[name], step=40, is_non_finite=True)[0] == set()
 
 
-def test_the_tape_is_read_at_the_first_steps_and_says_a_thing_once():
+def test_the_graph_is_read_at_the_first_steps_and_each_event_made_once():
     model = mlp(3, nn.Softmax(1))
-    tape = Tape(model, *describe(model))
-    said = [len(tape.read(F.cross_entropy(model(X), CLASSES), step=step)) for step in range(40)]
+    reader = LossGraphReader(model, *list_parameters(model))
+    said = [len(reader.read(F.cross_entropy(model(X), CLASSES), step=step)) for step in range(40)]
     assert said == [2] + [0] * 39, "what is wrong, and how many classes there are"
 
-    late = Tape(model, *describe(model))
+    late = LossGraphReader(model, *list_parameters(model))
     assert late.read(F.cross_entropy(model(X), CLASSES), step=3) == []
     assert len(late.read(F.cross_entropy(model(X), CLASSES), step=8)) == 2
 
 
 @pytest.mark.parametrize("loss", [None, 0.5, math.nan, torch.tensor(0.5)], ids=str)
-def test_a_loss_without_a_tape_is_nothing(loss):
+def test_a_loss_without_a_graph_has_no_events(loss):
     model = mlp()
-    assert Tape(model, *describe(model)).read(loss, step=0) == []
+    assert LossGraphReader(model, *list_parameters(model)).read(loss, step=0) == []
 
 
-def test_only_so_many_autopsies_are_made(monkeypatch):
+def test_a_few_non_finite_losses_are_inspected(monkeypatch):
     looked = []
     monkeypatch.setattr(module, "Graph", lambda loss: looked.append(1) or Graph(loss))
     model = mlp()
-    tape = Tape(model, *describe(model))
+    reader = LossGraphReader(model, *list_parameters(model))
     for step in range(20, 60):
-        tape.read(model(X).exp().mean(), step=step, is_spoilt=True)
+        reader.read(model(X).exp().mean(), step=step, is_non_finite=True)
     assert len(looked) == 3
 
 
 def test_a_walk_is_bounded_and_says_whether_it_saw_all(monkeypatch):
     loss = mlp()(X).sum()
     assert Graph(loss).is_complete
-    monkeypatch.setattr("gradwatch.probe.graph.graph.MOST_NODES", 3)
+    monkeypatch.setattr("gradwatch.probe.graph.graph.MAX_NODES", 3)
     assert len(Graph(loss).nodes) == 3
     assert not Graph(loss).is_complete
 
 
 def test_a_graph_that_was_not_seen_whole_is_not_said_to_be_cut(monkeypatch):
-    monkeypatch.setattr("gradwatch.probe.graph.graph.MOST_NODES", 3)
+    monkeypatch.setattr("gradwatch.probe.graph.graph.MAX_NODES", 3)
     assert read(mlp(), lambda m: F.cross_entropy(m(X), CLASSES))[0] == set()
 
 
 def test_reading_holds_neither_graph_nor_batch():
     model = mlp(3, nn.Softmax(1))
-    tape = Tape(model, *describe(model))
+    reader = LossGraphReader(model, *list_parameters(model))
     batch = X.clone()
     loss = F.cross_entropy(model(batch), CLASSES)
     refs = [weakref.ref(batch), weakref.ref(loss)]
-    tape.read(loss, step=0, is_spoilt=True)
+    reader.read(loss, step=0, is_non_finite=True)
     del loss, batch
     gc.collect()
     assert [ref() for ref in refs] == [None, None]
@@ -513,12 +513,12 @@ def test_reading_holds_neither_graph_nor_batch():
 @pytest.mark.parametrize("retain", [True, False])
 def test_reading_frees_nothing_that_a_later_backward_needs(retain):
     model = mlp(3, nn.Softmax(1))
-    tape = Tape(model, *describe(model))
+    reader = LossGraphReader(model, *list_parameters(model))
     loss = F.cross_entropy(model(X), CLASSES)
     if retain:
         loss.backward(retain_graph=True)
         model.zero_grad()
-    tape.read(loss, step=0, is_spoilt=True)
+    reader.read(loss, step=0, is_non_finite=True)
     loss.backward()
 
     twin = mlp(3, nn.Softmax(1))
@@ -533,5 +533,5 @@ def test_reading_unpacks_no_saved_tensor():
         with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: unpacked.append(1) or x):
             return F.cross_entropy(model(X).softmax(1).log(), CLASSES)
 
-    read(mlp(), loss_of, backward=False, is_spoilt=True)
+    read(mlp(), loss_of, backward=False, is_non_finite=True)
     assert unpacked == []

@@ -1,4 +1,4 @@
-"""Strays: layers in plain containers are found when nothing moves them, and nobody else's parameters are."""
+"""Unregistered layers are found if nothing moves them, and parameters of another learner between model and loss."""
 
 import pytest
 import torch
@@ -6,8 +6,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import gradwatch
-from gradwatch.probe.graph.reader import Tape
-from gradwatch.probe.parameters import describe
+from gradwatch.probe.graph.graph import Graph
+from gradwatch.probe.graph.reader import LossGraphReader
+from gradwatch.probe.graph.unregistered import find_adversary
+from gradwatch.probe.parameters import list_parameters
 
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
 
@@ -27,16 +29,16 @@ class Hidden(nn.Module):
 
 
 def found(model, *, optimizers=(), other=None, steps=9):
-    """Train with the optimizers and return the layers that the tape calls unregistered."""
-    tape, said = Tape(model, *describe(model)), []
+    """Train with the optimizers and return the layers that are recorded as unregistered."""
+    reader, events = LossGraphReader(model, *list_parameters(model)), []
     for step in range(steps):
         out = model(X) if other is None else other(model(X))
         loss = out.square().mean()
         loss.backward()
         for optimizer in optimizers:
             optimizer.step()
-        said += tape.read(loss, step=step)
-    return [event.layer for event in said if event.kind == "parameters-unregistered"]
+        events += reader.read(loss, step=step)
+    return [event.layer for event in events if event.kind == "parameters-unregistered"]
 
 
 @pytest.mark.parametrize("container", [list, tuple, lambda layers: dict(enumerate(layers))])
@@ -134,3 +136,29 @@ def severities(model, optimizer):
             model.zero_grad()
             monitor.step(loss)
     return [(f.layer, str(f.severity)) for f in monitor.findings() if f.kind == "not-optimized"]
+
+
+def has_adversary(loss, model, *held):
+    """Return whether an adversary is found, if optimizers hold further parameters next to the model's."""
+    index = {param: i for i, param in enumerate(model.parameters())}
+    return bool(list(find_adversary(Graph(loss), index, {id(p) for p in (*index, *held)})))
+
+
+def test_the_critic_of_a_generator_is_an_adversary():
+    generator, critic = nn.Linear(8, 8), nn.Linear(8, 1)
+    assert has_adversary(-critic(generator(X)).mean(), generator)
+
+
+def test_a_judge_whose_weights_need_no_gradient_is_no_adversary():
+    generator, judge = nn.Linear(8, 8), nn.Linear(8, 1).requires_grad_(False)
+    assert not has_adversary(judge(generator(X)).mean(), generator)
+
+
+def test_what_the_same_optimizer_moves_is_no_adversary():
+    model, scale = nn.Linear(8, 1), nn.Parameter(torch.ones(()))
+    assert not has_adversary((model(X) * scale).mean(), model, scale)
+
+
+def test_an_encoder_before_the_model_is_no_adversary():
+    encoder, head = nn.Linear(8, 8), nn.Linear(8, 1)
+    assert not has_adversary(head(encoder(X)).mean(), head)

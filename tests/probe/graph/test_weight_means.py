@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import gradwatch
-from gradwatch.probe.graph import weight_means
-from gradwatch.probe.graph.reader import Tape
-from gradwatch.probe.parameters import describe
+from gradwatch.probe.graph.reader import LossGraphReader
+from gradwatch.probe.graph.weight_means import find_offset_weights
+from gradwatch.probe.parameters import list_parameters
 
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
 
@@ -26,12 +26,12 @@ class Dense(nn.Module):
 
 
 def drawn(model):
-    return [(layer, values["mean"]) for _, layer, _, values in weight_means.facts(*describe(model))]
+    return [(layer, values["mean"]) for _, layer, _, values in find_offset_weights(*list_parameters(model))]
 
 
 def inputs(model, loss):
-    events = Tape(model, *describe(model)).read(loss, step=0)
-    return {event.layer: event.values["inputs"] for event in events if event.kind == "tape-matrix"}
+    events = LossGraphReader(model, *list_parameters(model)).read(loss, step=0)
+    return {event.layer: event.values["inputs"] for event in events if event.kind == "graph-matrix"}
 
 
 def test_weights_that_are_uniform_from_0_to_1_have_a_mean():

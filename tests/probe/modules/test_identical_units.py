@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import gradwatch
-from gradwatch.probe.modules import identical_units
-from gradwatch.probe.parameters import describe
+from gradwatch.probe.modules.identical_units import find_identical_units
+from gradwatch.probe.parameters import list_parameters
 
 
 def stack(*filled, value=0.05, kind=nn.Linear):
@@ -20,7 +20,7 @@ def stack(*filled, value=0.05, kind=nn.Linear):
 
 
 def found(model):
-    return [layer for _, layer, _, _ in identical_units.facts(*describe(model))]
+    return [layer for _, layer, _, _ in find_identical_units(*list_parameters(model))]
 
 
 @pytest.mark.parametrize("kind", [nn.Linear, nn.Conv1d])

@@ -69,8 +69,8 @@ def drops(model):
 
 
 def noted(monitor):
-    """Return the events that are not about the tape or the clearing of gradients."""
-    return [e for e in monitor.history.events if not e.kind.startswith(("tape-", "gradients-"))]
+    """Return the events that are not about the graph or the clearing of gradients."""
+    return [e for e in monitor.history.events if not e.kind.startswith(("graph-", "gradients-"))]
 
 
 def train(model, *, validate=None, every=10, steps=30, before=lambda model, step: None, lr=1e-2, accumulate=1):

@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 
 from gradwatch.probe.device import backend as kernels
 from gradwatch.probe.device import sync
-from gradwatch.probe.updates.from_copy import UpdateProbe
+from gradwatch.probe.updates.from_copy import CopyUpdateProbe
 
 every_kernel = pytest.mark.parametrize(
     "kernel",
     [
-        pytest.param("native", marks=pytest.mark.skipif(kernels.choose() is None, reason="the extension is not built")),
+        pytest.param(
+            "native", marks=pytest.mark.skipif(kernels.select_backend() is None, reason="the extension is not built")
+        ),
         "torch",
     ],
 )
@@ -32,7 +34,7 @@ def test_ratios_equal_the_obvious_ones(kernel, seed, length, dtype, step):
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(length, generator=generator, dtype=torch.float64).to(dtype)
     param = torch.nn.Parameter(weight.clone())
-    probe = UpdateProbe([param], kernel=kernel)
+    probe = CopyUpdateProbe([param], kernel=kernel)
 
     probe.before()
     with torch.no_grad():
@@ -57,7 +59,7 @@ def test_ratios_hold_at_any_size_of_the_weights(kernel, seed, length, decade, ra
     weight = torch.from_numpy(rng.uniform(0.1, 0.9, length) * 10.0**decade).float()
     update = torch.from_numpy(rng.normal(size=length) * (rng.random(length) >= still)) * ratio * 10.0**decade
     param = torch.nn.Parameter(weight.clone())
-    probe = UpdateProbe([param], kernel=kernel)
+    probe = CopyUpdateProbe([param], kernel=kernel)
 
     probe.before()
     with torch.no_grad():
@@ -71,7 +73,7 @@ def test_ratios_hold_at_any_size_of_the_weights(kernel, seed, length, decade, ra
 @every_kernel
 def test_tiny_updates_are_not_lost(kernel):
     param = torch.nn.Parameter(torch.full((50,), 1e-25))
-    probe = UpdateProbe([param], kernel=kernel)
+    probe = CopyUpdateProbe([param], kernel=kernel)
 
     probe.before()
     with torch.no_grad():
@@ -84,7 +86,7 @@ def test_tiny_updates_are_not_lost(kernel):
 @pytest.mark.parametrize(("weight", "after"), [(0.0, 0.0), (0.0, 1.0), (1.0, np.nan), (1.0, np.inf), (np.nan, 1.0)])
 def test_a_ratio_that_is_no_number_is_nan(kernel, weight, after):
     param = torch.nn.Parameter(torch.full((3,), weight))
-    probe = UpdateProbe([param], kernel=kernel)
+    probe = CopyUpdateProbe([param], kernel=kernel)
 
     probe.before()
     with torch.no_grad():
@@ -105,7 +107,7 @@ def test_every_kind_of_weight_is_kept(kernel):
     params = [torch.nn.Parameter(w.clone(memory_format=torch.preserve_format)) for w in weights]
     params[1] = torch.nn.Parameter(torch.randn(6, 4, generator=generator)[:, ::2])
     weights[1] = params[1].detach().clone()
-    probe = UpdateProbe(params, kernel=kernel)
+    probe = CopyUpdateProbe(params, kernel=kernel)
 
     for _ in range(2):  # the second time the copies are there already
         probe.before()
@@ -121,7 +123,7 @@ def test_every_kind_of_weight_is_kept(kernel):
 
 
 def test_after_without_before_is_a_mistake():
-    probe = UpdateProbe([torch.nn.Parameter(torch.ones(2))])
+    probe = CopyUpdateProbe([torch.nn.Parameter(torch.ones(2))])
     probe.before()
     probe.after()
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 import gradwatch
 from gradwatch.monitor import Schedule
 from gradwatch.probe.device import backend as kernels
-from gradwatch.probe.updates.from_copy import UpdateProbe
-from gradwatch.probe.updates.from_moments import TraceProbe
+from gradwatch.probe.updates.from_copy import CopyUpdateProbe
+from gradwatch.probe.updates.from_moments import MomentUpdateProbe
 
-pytestmark = pytest.mark.skipif(kernels.choose() is None, reason="the extension is not built")
+pytestmark = pytest.mark.skipif(kernels.select_backend() is None, reason="the extension is not built")
 
 BIT = 2.0**-22
 TRACED = {
@@ -53,7 +53,7 @@ def test_a_trace_tells_what_a_copy_would(name, seed, length, rate, size):
     generator = torch.Generator().manual_seed(seed)
     params = [torch.nn.Parameter(torch.randn(length, generator=generator) * size), torch.nn.Parameter(torch.ones(3))]
     optimizer = kind(params, lr=rate, **options)
-    traces, copies = TraceProbe(params, optimizer), UpdateProbe(params)
+    traces, copies = MomentUpdateProbe(params, optimizer), CopyUpdateProbe(params)
 
     for step in range(3):
         params[0].grad = torch.randn(length, generator=generator)
@@ -69,7 +69,7 @@ def test_a_trace_tells_what_a_copy_would(name, seed, length, rate, size):
 def test_a_schedule_that_goes_on_before_the_look_changes_nothing():
     params = [torch.nn.Parameter(torch.ones(5))]
     optimizer = torch.optim.SGD(params, lr=torch.tensor(0.1), momentum=0.9)
-    traces = TraceProbe(params, optimizer)
+    traces = MomentUpdateProbe(params, optimizer)
     params[0].grad = torch.ones(5)
 
     traces.before()
@@ -82,7 +82,7 @@ def test_a_schedule_that_goes_on_before_the_look_changes_nothing():
 def test_parameters_of_no_group_stand_still():
     params = [torch.nn.Parameter(torch.full((4,), float(i + 1))) for i in range(3)]
     optimizer = torch.optim.Adam([params[2]], lr=0.1)
-    traces = TraceProbe(params, optimizer)
+    traces = MomentUpdateProbe(params, optimizer)
     params[2].grad = torch.ones(4)
 
     traces.before()
@@ -115,20 +115,20 @@ def extreme_decay(params):
 def test_what_leaves_too_little_behind_is_left_to_copies(make):
     params = [torch.nn.Parameter(torch.ones(3))]
 
-    assert not TraceProbe(params, make(params)).before()
+    assert not MomentUpdateProbe(params, make(params)).before()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.complex64])
 def test_other_formats_are_left_to_copies(dtype):
     params = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3, dtype=dtype))]
 
-    assert not TraceProbe(params, torch.optim.Adam(params)).before()
+    assert not MomentUpdateProbe(params, torch.optim.Adam(params)).before()
 
 
 def test_a_state_that_is_not_as_expected_is_left_to_copies_from_then_on():
     params = [torch.nn.Parameter(torch.ones(3))]
     optimizer = torch.optim.SGD(params, lr=0.1, momentum=0.9)
-    traces = TraceProbe(params, optimizer)
+    traces = MomentUpdateProbe(params, optimizer)
     params[0].grad = torch.ones(3).to_sparse()
 
     assert traces.before()
@@ -142,7 +142,7 @@ def test_watching_a_stock_optimizer_keeps_no_copy(monkeypatch):
     def keep(*_):
         raise AssertionError("the weights were copied")
 
-    monkeypatch.setattr(UpdateProbe, "before", keep)
+    monkeypatch.setattr(CopyUpdateProbe, "before", keep)
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     with gradwatch.watch(model, optimizer, schedule=Schedule(updates=1, activations=0)) as monitor:

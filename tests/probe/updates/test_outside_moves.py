@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import gradwatch
-from gradwatch.probe.parameters import describe
-from gradwatch.probe.updates.outside_moves import Moves, fingerprints
+from gradwatch.probe.parameters import list_parameters
+from gradwatch.probe.updates.outside_moves import OutsideMoves, fingerprints
 
 
 def make(dtype=torch.float32):
@@ -171,29 +171,29 @@ def events(moves, steps, move):
     said = []
     for step in steps:
         move(step)
-        said += [(step, layer, values) for _, layer, _, values in moves.facts(step)]
+        said += [(step, layer, values) for _, layer, _, values in moves.find(step)]
     return said
 
 
 def test_a_stretch_that_has_moved_is_told_once():
     model = make()
-    params, layers = describe(model)
+    params, layers = list_parameters(model)
 
     def move(step):
         with torch.no_grad():
             for param in params[:3] if step else ():
                 param.add_(1e-7)
 
-    said = events(Moves(params, layers), range(30), move)
+    said = events(OutsideMoves(params, layers), range(30), move)
 
     assert said == [(1, "0.weight", {"first": 0.0, "last": 2.0})]
 
 
 def test_what_an_optimizer_holds_is_not_looked_at():
     model = make()
-    params, layers = describe(model, torch.optim.SGD(model.parameters()))
+    params, layers = list_parameters(model, torch.optim.SGD(model.parameters()))
 
-    assert events(Moves(params, layers), range(30), lambda _: params[0].data.add_(1)) == []
+    assert events(OutsideMoves(params, layers), range(30), lambda _: params[0].data.add_(1)) == []
 
 
 def test_one_number_of_many_changes_a_fingerprint():

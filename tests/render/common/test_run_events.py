@@ -5,8 +5,8 @@ import re
 
 import pytest
 
+from gradwatch.events import UNREAD
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.probe.inspections import UNREAD
 from gradwatch.records import Event
 from gradwatch.render.common.run_events import run_events
 from gradwatch.render.json_document import dumps
@@ -17,7 +17,7 @@ REWIND = Event(
     kind="rewind", step=16, text="step 21: the loss became <inf>; went back to step 16, its batch is left out"
 )
 LEFT_OUT = Event(kind="batch-left-out", step=30, text="step 30: the loss became nan; its batch is left out from now on")
-TAPE = Event(kind="tape-probabilities", step=0, text="a softmax goes into a loss that applies its own")
+SOFTMAX = Event(kind="graph-probabilities", step=0, text="a softmax goes into a loss that applies its own")
 
 
 def incident(step):
@@ -28,7 +28,7 @@ def incident(step):
 def eventful():
     """Return a healthy history in which something was done about two steps."""
     history = Synthetic(layers=3, steps=60).history()
-    for event in (TAPE, incident(21), REWIND, LEFT_OUT):
+    for event in (SOFTMAX, incident(21), REWIND, LEFT_OUT):
         history.note(event)
     return history
 
@@ -40,7 +40,7 @@ def trained(tmp_path):
     return tmp_path
 
 
-def test_what_a_run_did_is_told_in_order_and_facts_of_the_tape_are_not(eventful, trained):
+def test_what_a_run_did_is_told_in_order_and_observations_of_the_graph_are_not(eventful, trained):
     told = [(event.label, event.command) for event in run_events(eventful, run=trained)]
 
     assert told == [("rewind", ""), ("left out", ""), ("incident", f"gradwatch replay {trained} --step 21")]
@@ -48,7 +48,7 @@ def test_what_a_run_did_is_told_in_order_and_facts_of_the_tape_are_not(eventful,
 
 def test_a_loss_that_came_without_its_graph_is_told_with_what_to_hand_over(make_console, written):
     history = Synthetic(layers=3, steps=60).history()
-    history.note(Event(kind="tape-unread", step=1, text=UNREAD))
+    history.note(UNREAD.emit(step=1))
 
     console = make_console(width=80)
 
@@ -102,7 +102,7 @@ def test_a_diagnosis_says_it_too(eventful, trained, make_console, written):
 def test_programs_get_all_events_and_the_commands(eventful, trained):
     data = json.loads(dumps(eventful, (), run=trained))
 
-    assert [event["kind"] for event in data["events"]] == [TAPE.kind, "incident", "rewind", "batch-left-out"]
+    assert [event["kind"] for event in data["events"]] == [SOFTMAX.kind, "incident", "rewind", "batch-left-out"]
     assert data["incidents"] == [{"step": 21, "replay": f"gradwatch replay {trained} --step 21"}]
 
 

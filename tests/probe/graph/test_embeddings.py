@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gradwatch.probe.graph.reader import Tape
-from gradwatch.probe.parameters import describe
+from gradwatch.probe.graph.reader import LossGraphReader
+from gradwatch.probe.parameters import list_parameters
 
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
 
@@ -25,7 +25,11 @@ class Quantiser(nn.Module):
 
 def told(model, loss):
     """Return the names of the tables that a loss tells."""
-    return [e.layer for e in Tape(model, *describe(model)).read(loss, step=0) if e.kind == "tape-codebook"]
+    return [
+        e.layer
+        for e in LossGraphReader(model, *list_parameters(model)).read(loss, step=0)
+        if e.kind == "graph-codebook"
+    ]
 
 
 @pytest.mark.parametrize("lookup", [lambda codes, ids: codes(ids), lambda codes, ids: codes.weight[ids]])

@@ -1,0 +1,443 @@
+"""Every kind of event that a run records: its name, meaning, values with units, and the text that people read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple, final
+
+from gradwatch.records import Event
+
+NO_VALUES: Mapping[str, float] = MappingProxyType({})
+
+PER_PARAMETER = "<parameter>"
+"""Declares one value for each of several parameters, under the name of the parameter."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventKind:
+    """One row of the catalogue.
+
+    Args:
+        name: Name in `events.jsonl`, such as `graph-cut`. Code compares kinds, never texts.
+        meaning: One sentence.
+        values: Unit of each value that an event may carry; empty for a pure number.
+        text: Template of the sentence for a person. Its slots are the values, and words that `observe` is given.
+    """
+
+    name: str
+    meaning: str
+    text: str
+    values: Mapping[str, str] = field(default_factory=dict)
+
+    def observe(
+        self, layer: str | None = None, *, values: Mapping[str, float] = NO_VALUES, **words: object
+    ) -> Observation:
+        """Return an event of this kind whose step is not known yet.
+
+        Args:
+            layer: Module or parameter name, or None for the whole run.
+            values: Named numbers, all of them declared by this kind.
+            words: Slots of the text that are not values.
+        """
+        unknown = set() if PER_PARAMETER in self.values else values.keys() - self.values.keys()
+        assert not unknown, f"{self.name}: got values {sorted(unknown)}, expected some of {sorted(self.values)}"
+        text = self.text.format(**values, **words)
+        return Observation(self.name, layer, text, {name: float(value) for name, value in values.items()})
+
+    def emit(
+        self, *, step: int, layer: str | None = None, values: Mapping[str, float] = NO_VALUES, **words: object
+    ) -> Event:
+        """Return an event of this kind at an optimizer step. Further arguments as for `observe`."""
+        return self.observe(layer, values=values, **words).at(step)
+
+
+class Observation(NamedTuple):
+    """An event before its step is known: the name of its kind, the layer it concerns, its text and its values."""
+
+    kind: str
+    layer: str | None
+    text: str
+    values: dict[str, float]
+
+    @property
+    def place(self) -> Place:
+        """Kind and layer: a run records most kinds once per layer."""
+        return self.kind, self.layer
+
+    def at(self, step: int) -> Event:
+        """Return the event at an optimizer step."""
+        return Event(kind=self.kind, step=step, layer=self.layer, text=self.text, values=self.values)
+
+
+Place = tuple[str, str | None]
+"""Kind and layer of an event."""
+
+# The autograd graph of the loss.
+
+PROBABILITIES = EventKind(
+    name="graph-probabilities",
+    meaning="The loss is given probabilities and expects scores or log-probabilities.",
+    values={"classes": "classes", "floor": "nats per sample"},
+    text="{misuse}: {effect}",
+)
+SCORES = EventKind(
+    name="graph-scores",
+    meaning="The loss is given raw scores and expects log-probabilities.",
+    text="the loss expects log-probabilities and gets raw scores",
+)
+SOFTMAX_OVER_BATCH = EventKind(
+    name="graph-over-batch",
+    meaning="The softmax before a classification loss normalises over the samples of the batch.",
+    values={"samples": "samples"},
+    text="the softmax goes over the {samples:.0f} samples of the batch, not over the classes",
+)
+LOG_OF_SOFTMAX = EventKind(
+    name="graph-log-of-softmax",
+    meaning="The loss takes the logarithm of a softmax or sigmoid, which can round to log(0).",
+    text="the log of a softmax or sigmoid rounds to log(0)",
+)
+CONSTANT_SOFTMAX = EventKind(
+    name="graph-constant",
+    meaning="A softmax normalises over a single value.",
+    text="a softmax over a single value is 1, whatever the value",
+)
+BROADCAST = EventKind(
+    name="graph-broadcast",
+    meaning="Prediction and target are broadcast against each other into all pairs of samples.",
+    values={"samples": "samples"},
+    text="prediction and target of shapes {shapes} make {samples:.0f} x {samples:.0f} differences",
+)
+MIXED_AXES = EventKind(
+    name="graph-mixed",
+    meaning="A view before the loss mixes the outputs of several samples or positions in one softmax.",
+    values={"classes": "classes"},
+    text="the softmax goes over {classes:.0f} values that are not the {outputs} outputs of one place",
+)
+CUT = EventKind(
+    name="graph-cut",
+    meaning="The loss does not reach consecutive parameters of the model.",
+    values={"first": "index of the first parameter", "last": "index of the last parameter"},
+    text="the loss does not reach {number}: the graph is cut {where}",
+)
+SINGULAR = EventKind(
+    name="graph-singular",
+    meaning="A formula of the loss has a singular point that nothing keeps its argument away from.",
+    values={"rank": "0 for the likeliest culprit"},
+    text="{formula}",
+)
+DERIVATIVE = EventKind(
+    name="graph-derivative",
+    meaning="The loss can be differentiated by tensors that are no parameters, as losses of derivatives are.",
+    values={"tensors": "tensors"},
+    text="the loss can be differentiated by tensors that are no parameters of the model, of shape {shapes}",
+)
+CLASSES = EventKind(
+    name="graph-classes",
+    meaning="The loss is one cross entropy of scores; the layer is the bias of the output.",
+    values={"samples": "samples", "classes": "classes", "nat": "loss per nat and sample"},
+    text="a cross entropy of {samples:.0f} samples and {classes:.0f} classes",
+)
+CHANCE = EventKind(
+    name="graph-chance",
+    meaning="The loss is one cross entropy, so the loss of a uniform guess is known.",
+    values={"nat": "loss per nat and sample", "classes": "classes"},
+    text="a cross entropy of {classes:.0f} classes",
+)
+EMBEDDING_PRODUCT = EventKind(
+    name="graph-embedding-product",
+    meaning="Rows of embedding tables are multiplied and summed.",
+    values={"first": "index of a parameter", "second": "index of a parameter", "dimension": "summed products"},
+    text="{rows} are multiplied and summed over {width} dimensions",
+)
+TIED_EMBEDDING = EventKind(
+    name="graph-tied-embedding",
+    meaning="An embedding table is the weight of the output layer too.",
+    values={
+        "weight": "index of the parameter",
+        "dimension": "columns",
+        "classes": "rows",
+        "normalised": "1 if a normalisation comes before the output layer",
+    },
+    text="{table} is also the output layer, over {dimension:.0f} dimensions for {classes:.0f} classes",
+)
+HEADS = EventKind(
+    name="graph-heads",
+    meaning="Several output layers share a weight before them.",
+    values={PER_PARAMETER: "index of the weight of a head"},
+    text="{heads} heads share the layers before them",
+)
+SIDE_BY_SIDE = EventKind(
+    name="graph-side-by-side",
+    meaning="Numbered modules of equal shape run in parallel, as experts do.",
+    values={"modules": "modules"},
+    text="{modules:.0f} modules run side by side",
+)
+HIDDEN_SOFTMAX = EventKind(
+    name="graph-hidden-softmax",
+    meaning="A softmax is the activation of a hidden layer.",
+    values={"before": "index of the weight before it", "behind": "index of the weight after it"},
+    text="a softmax is the activation of a hidden layer",
+)
+CODEBOOK = EventKind(
+    name="graph-codebook",
+    meaning="A loss draws rows of a table to fixed values, as the codes of a vector quantiser.",
+    text="the loss draws rows of {table} to fixed values",
+)
+ADVERSARY = EventKind(
+    name="graph-adversary",
+    meaning="Parameters of another learner stand between the model and the loss.",
+    text="parameters of another learner stand between the model and the loss",
+)
+MATRIX = EventKind(
+    name="graph-matrix",
+    meaning="The model multiplies by a parameter of a module that torch does not define.",
+    values={"weight": "index of the parameter", "inputs": "inputs of each unit"},
+    text="{inputs:.0f} inputs",
+)
+RECURRENCE = EventKind(
+    name="graph-recurrence",
+    meaning="The gradient grows or shrinks on its way back through the uses of one parameter.",
+    values={"uses": "uses", "growth": "powers of ten from the last use to the first"},
+    text="the gradient changes by a factor of 10^{growth:.1f} on its way back through {uses:.0f} uses",
+)
+UNREAD = EventKind(
+    name="graph-unread",
+    meaning="The loop handed over only the number of the loss, so its autograd graph was never read.",
+    text="the autograd graph of the loss: the loss came without it; "
+    "hand over the loss itself, before item() and detach()",
+)
+
+# Parameters.
+
+UNREGISTERED = EventKind(
+    name="parameters-unregistered",
+    meaning="The loss reaches parameters that `parameters()` does not return, and nothing moves them.",
+    values={"tensors": "tensors"},
+    text="the loss reaches {tensors:.0f} tensors in `{attribute}`, {reason}",
+)
+EMPTY_GROUP = EventKind(
+    name="group-empty",
+    meaning="A group of an optimizer holds no parameter.",
+    values={"group": "index of the group"},
+    text="group {group:.0f} of the optimizer holds no parameter",
+)
+WEIGHTS_OFFSET = EventKind(
+    name="weights-offset",
+    meaning="The initial elements of a weight have a mean other than zero.",
+    values={"place": "index of the parameter", "mean": ""},
+    text="drawn about a number other than 0",
+)
+WEIGHTS_MOVED = EventKind(
+    name="weights-moved",
+    meaning="Consecutive weights move although no watched optimizer holds them.",
+    values={"first": "index of the first parameter", "last": "index of the last parameter"},
+    text="{weights} moved, although no watched optimizer holds it",
+)
+WEIGHTS_ALIKE = EventKind(
+    name="weights-alike",
+    meaning="All initial elements of adjacent weight matrices are equal.",
+    values={"place": "index of the parameter"},
+    text="all weights are equal, as in an adjacent layer: its units are copies of each other and stay so",
+)
+
+# Modules.
+
+MODE_TRAINING = EventKind(
+    name="mode-training",
+    meaning="Dropout or batch normalisation is in evaluation mode while its owner is trained.",
+    values={
+        "dropouts": "modules",
+        "normalisations": "modules",
+        "never measured": "normalisations with initial statistics",
+        "trained before": "modules that were in training mode before",
+        "whole model": "0 or 1",
+    },
+    text="{modules} in evaluation mode while {owner} is trained",
+)
+MODE_FROZEN = EventKind(
+    name="mode-frozen",
+    meaning="Single modules are in evaluation mode inside a part that trains, as frozen layers are.",
+    values=MODE_TRAINING.values,
+    text=MODE_TRAINING.text,
+)
+MODE_VALIDATION = EventKind(
+    name="mode-validation",
+    meaning="A validation loss was measured in training mode.",
+    values={"calls in training mode": "forward calls", "calls in evaluation mode": "forward calls"},
+    text="the validation loss was measured in training mode",
+)
+NORM_STUCK = EventKind(
+    name="norm-stuck",
+    meaning="Momentum 0 keeps running statistics at their initial values.",
+    values={"momentum": "", "normalisations": "modules"},
+    text="momentum 0 leaves running mean and variance at 0 and 1 for ever",
+)
+NORM_HASTY = EventKind(
+    name="norm-hasty",
+    meaning="A momentum near 1 makes running statistics forget all but the last batch.",
+    values={"momentum": "", "normalisations": "modules"},
+    text="momentum {momentum:g} makes the running statistics equal to the last batch's",
+)
+NORM_DISTANCE = EventKind(
+    name="norm-distance",
+    meaning="Running statistics at a validation are far from the statistics of the next batch.",
+    values={"shift": "standard deviations", "log of spread": "natural logarithm of a ratio of variances"},
+    text="distance of the running statistics from the statistics of the next batch",
+)
+FUNCTION_ACTIVE = EventKind(
+    name="function-active",
+    meaning="A module calls dropout or batch normalisation as a function that is active in evaluation mode.",
+    values={"evaluations of the same inputs": "forward calls"},
+    text="{function} is called as a function and is active in evaluation mode too",
+)
+
+# Batches.
+
+INPUTS_DIFFER = EventKind(
+    name="inputs-differ",
+    meaning="Validation inputs have another mean or scale than training inputs.",
+    values={"shift": "standard deviations", "log of spread": "natural logarithm of a ratio of deviations"},
+    text="validation inputs have a mean of {mean:.3g} and a standard deviation of {deviation:.3g}, "
+    "training inputs {usual_mean:.3g} and {usual_deviation:.3g}",
+)
+BATCH_ALIKE = EventKind(
+    name="batch-alike",
+    meaning="All inspected batches consist of the same samples.",
+    values={
+        "distance": "distance to the nearest first sample, in units of its distance to its neighbour",
+        "samples": "samples",
+        "features": "numbers of a sample",
+        "exact": "1 if the batches are bit-identical",
+        "held": "1 if it is the same memory",
+        "integers": "1 if the inputs are whole numbers",
+    },
+    text="the inspected batches consist of the same samples",
+)
+INPUTS_ALIKE = EventKind(
+    name="inputs-alike",
+    meaning="The model was given the same samples again, in a loop that does not hand its batches over.",
+    values=BATCH_ALIKE.values,
+    text=BATCH_ALIKE.text,
+)
+TENSOR_HELD = EventKind(
+    name="tensor-held",
+    meaning="The loop handed over the tensor of step 0 again.",
+    text="the loop hands over the same tensor again",
+)
+UNPAIRED = EventKind(
+    name="outputs-unpaired",
+    meaning="Predictions fit the targets of other samples as well as their own.",
+    values={"explained": "fraction of the loss of the best constant"},
+    text="predictions fit any other sample as well as their own",
+)
+PAIRED = EventKind(
+    name="outputs-paired",
+    meaning="Predictions fit their own targets again, after they did not.",
+    values=UNPAIRED.values,
+    text="predictions fit",
+)
+
+# Clearing of gradients.
+
+GRADIENTS_KEPT = EventKind(
+    name="gradients-kept",
+    meaning="No backward pass since the last update found the gradients cleared.",
+    text="nothing cleared the gradients since the update before",
+)
+GRADIENTS_CLEARED = EventKind(
+    name="gradients-cleared",
+    meaning="A backward pass since the last update found the gradients cleared.",
+    text="the gradients were cleared since the update before",
+)
+GRADIENTS_KEPT_LATER = EventKind(
+    name="gradients-kept-later",
+    meaning="Nothing cleared the gradients between several consecutive updates later in the run.",
+    text="nothing clears the gradients between updates any more, since step {since}",
+)
+
+# Losses that a loop reports.
+
+LOSS_NAN = EventKind(
+    name="loss-nan",
+    meaning="The first step whose loss was given, and NaN.",
+    text="the loop handed over a loss of NaN",
+)
+LOSS_WITHHELD = EventKind(
+    name="loss-withheld",
+    meaning="The first step whose loss was None.",
+    text="the loop handed over no loss",
+)
+BATCH_FINITE = EventKind(
+    name="batch-finite",
+    meaning="The inputs of the first loss that is not finite are finite.",
+    text="no value of the inputs is NaN or Inf",
+)
+BATCH_NONFINITE = EventKind(
+    name="batch-nonfinite",
+    meaning="The inputs of the first loss that is not finite hold NaN or Inf.",
+    text="a value of the inputs is NaN or Inf",
+)
+VALIDATIONS_DIFFER = EventKind(
+    name="validations-differ",
+    meaning="Two validation losses of the same weights differ.",
+    values={"difference": ""},
+    text="validation gave {before:.6g} and {after:.6g} with the same weights",
+)
+
+# The monitor, the run directory and the training.
+
+THINNED = EventKind(
+    name="thinned",
+    meaning="Sampled statistics are measured less often than before, to stay within `watch.budget`.",
+    values={"factor": "times as many steps between samples", "budget": "fraction of the time"},
+    text="to stay within watch.budget, sampled statistics are measured {factor:.0f} times less often",
+)
+NOT_SHOWN = EventKind(
+    name="not-shown",
+    meaning="Steps came faster than sinks could show them.",
+    values={"steps": "steps"},
+    text="{steps:.0f} steps came faster than they could be shown; all of them are recorded",
+)
+EVENTS_DROPPED = EventKind(
+    name="events-dropped",
+    meaning="A history is full of events.",
+    text="there were more than {limit} events; later ones are not kept",
+)
+INCIDENT = EventKind(
+    name="incident",
+    meaning="The state that reproduces a step was written.",
+    text="{path} holds {content}",
+)
+NOT_RECORDED = EventKind(
+    name="not-recorded",
+    meaning="The state that would reproduce a step is not kept.",
+    text="{reason}",
+)
+REWIND = EventKind(
+    name="rewind",
+    meaning="The training went back to an earlier state, or has done so as often as it may.",
+    text="step {culprit}: {reason}{action}",
+)
+BATCH_LEFT_OUT = EventKind(
+    name="batch-left-out",
+    meaning="The training skips a batch from now on.",
+    text="step {culprit}: {reason}; its batch is left out from now on",
+)
+
+KINDS: Mapping[str, EventKind] = {kind.name: kind for kind in [*globals().values()] if isinstance(kind, EventKind)}
+"""Every kind by its name."""
+
+OLD_NAMES = {"tape-opponent": ADVERSARY.name}
+OLD_PREFIX, PREFIX = "tape-", "graph-"
+"""Names of kinds in runs and checkpoints of gradwatch 0.1."""
+
+
+def read_event(data: Mapping[str, Any]) -> Event:
+    """Return the event that `Event.to_json` wrote, under the present name of its kind."""
+    kind: str = data["kind"]
+    if kind.startswith(OLD_PREFIX):
+        kind = OLD_NAMES.get(kind, PREFIX + kind.removeprefix(OLD_PREFIX))
+    return Event.from_json({**data, "kind": kind})
