@@ -16,7 +16,7 @@ PER_PARAMETER = "<parameter>"
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # hashed by identity: there is one of each
 class EventKind:
     """One row of the catalogue.
 
