@@ -13,17 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect.features.baseline import CHANCE
-from gradwatch.detect.features.consequences import settled
-from gradwatch.detect.features.events import PRODUCT, noted
+from gradwatch.detect.features.baseline import CHANCE_EVENT
+from gradwatch.detect.features.consequences import severity_after
+from gradwatch.detect.features.events import EMBEDDING_PRODUCT_EVENT, events_of
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.robust_stats import median
-from gradwatch.detect.features.scope import first_scope, scopes
-from gradwatch.detect.features.structure import depth
+from gradwatch.detect.features.scope import affected_modules, module_of
+from gradwatch.detect.features.structure import structure_of
 from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.history.synthetic.edit import edited
+from gradwatch.history.synthetic.edit import with_statistic
 from gradwatch.records import Finding, LayerInfo, Quantity, Severity
 
 RECURRENT = ("GRU", "LSTM", "RNN")
@@ -127,9 +127,9 @@ class PoorInitialization:
         ill_L = np.array([layer.module in modules for layer in history.info.layers]) & ~(gain_L < self.gain)
         tables = [(history.info.layers[i].name, [int(i)]) for i in np.flatnonzero(embedding_L >= self.gain)]
         ill_L &= np.isnan(embedding_L)  # a table is named as such, also where the model has nothing else
-        for layer, group in (*tables, *scopes(history, ill_L, kind=self.kind)):
+        for layer, group in (*tables, *affected_modules(history, ill_L, kind=self.kind)):
             gain = float(np.fmax.reduce(gain_L[group]))
-            most = first_scope(history, group[int(np.nanargmax(gain_L[group]))])
+            most = module_of(history, group[int(np.nanargmax(gain_L[group]))])
             whole = "" if layer else f"the whole model was drawn too large, most of all {most}: "
             yield finding_of(
                 self,
@@ -144,12 +144,12 @@ class PoorInitialization:
 
     def _is_worth_several(self, history: History, gain_L: NDArray[np.float64]) -> bool:
         """Say whether a weight behind the first was drawn as large as `layers` of them in a row make it."""
-        behind_M = depth(history).matrices_M[1:]
+        behind_M = structure_of(history).matrices.indices_M[1:]
         return bool((gain_L[behind_M] >= self.gain**self.layers).any())
 
     def _copies(self, history: History) -> Iterator[Finding]:
         """Yield the layers whose units are copies of each other."""
-        for event in noted(history, "weights-alike"):
+        for event in events_of(history, "weights-alike"):
             yield finding_of(
                 self,
                 history,
@@ -160,7 +160,7 @@ class PoorInitialization:
 
     def _surprise(self, history: History) -> float:
         """Return the loss of step 0 in units of that of knowing nothing, nan where it has no unit."""
-        for event in noted(history, CHANCE):
+        for event in events_of(history, CHANCE_EVENT):
             return float(history.scalar("loss")[0]) / (event.values["nat"] * math.log(event.values["classes"]))
         return math.nan
 
@@ -169,7 +169,7 @@ class PoorInitialization:
         units = self._surprise(history)
         if not self.surprise <= units < math.inf or any(f.kind == self.kind for f in history.findings):
             return
-        (event, *_) = noted(history, CHANCE)
+        (event, *_) = events_of(history, CHANCE_EVENT)
         layer = _followed(history)
         whose = f", most of all that of {layer}" if layer else ""
         loss, nats = float(history.scalar("loss")[0]), units * math.log(event.values["classes"])
@@ -184,13 +184,15 @@ class PoorInitialization:
                 value=math.log(event.values["classes"]),
             ),
             layer=layer,
-            severity=settled(history, self.kind) if nats > IMPOSSIBLE else Severity.INFO,
+            severity=severity_after(history, self.kind) if nats > IMPOSSIBLE else Severity.INFO,
         )
 
     def _closed(self, history: History) -> Iterator[Finding]:
         """Yield the run where all matrices are zero: each keeps the gradient from all others."""
-        shape, infos = depth(history), history.info.layers
-        weight_M, grad_M = (history.param.window(name)[0, shape.matrices_M] for name in ("weight.l2", "grad.l2"))
+        structure, infos = structure_of(history), history.info.layers
+        weight_M, grad_M = (
+            history.param.window(name)[0, structure.matrices.indices_M] for name in ("weight.l2", "grad.l2")
+        )
         if len(weight_M) < self.layers or weight_M.any() or grad_M.any() or not all(info.trainable for info in infos):
             return
         yield finding_of(
@@ -202,18 +204,20 @@ class PoorInitialization:
 
     def _faint(self, history: History) -> Iterator[Finding]:
         """Yield the layers drawn so small that neither the signal nor its gradient comes through."""
-        infos, shape = history.info.layers, depth(history)
-        hidden_M = shape.matrices_M[:-1]
-        if shape.output_bias is None or any("Norm" in info.module_type for info in infos):
+        infos, structure = history.info.layers, structure_of(history)
+        hidden_M = structure.matrices.indices_M[:-1]
+        if structure.chain.output_bias is None or any("Norm" in info.module_type for info in infos):
             return
         gain_L = _gains(history)
         faint = [int(i) for i in hidden_M if 0 < gain_L[i] < self.faint]
         l2_L = history.param.newest("grad.l2")
-        share = float(median(l2_L[hidden_M]) / l2_L[shape.output_bias]) if len(faint) >= self.layers else math.inf
+        share = (
+            float(median(l2_L[hidden_M]) / l2_L[structure.chain.output_bias]) if len(faint) >= self.layers else math.inf
+        )
         if not share <= 10**-self.lost:
             return
         ill_L = np.isin([info.module for info in infos], [infos[i].module for i in faint])
-        for layer, group in scopes(history, ill_L, kind=self.kind):
+        for layer, group in affected_modules(history, ill_L, kind=self.kind):
             gain = float(np.nanmin(gain_L[group]))
             yield finding_of(
                 self,
@@ -238,7 +242,7 @@ class PoorInitialization:
         yield Example("small weights, and a gradient that comes through", _faint(gain=0.05, lost=1)[0])
         yield Example("a first loss far above log C", _guessed(loss=40.0), (None,))
         yield Example("a first loss that float32 has no probability for", _guessed(loss=2e3), (None,))
-        exponent = edited(_guessed(loss=2e3), "grad.l2", 1e5, layers=(3,))
+        exponent = with_statistic(_guessed(loss=2e3), "grad.l2", 1e5, layers=(3,))
         yield Example("a first loss that is the exponential of what one layer gives", exponent, ("layers.3.weight",))
         yield Example("a trained network meets new labels", _guessed(loss=12.0))
         yield Example("weights drawn from 0 to 1 in a layer of one's own", *_one_sided(mean=0.5))
@@ -271,11 +275,11 @@ def _gains(history: History) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """
     infos, l2_L = history.info.layers, history.param.window("weight.l2")[0]
     inputs_L = np.array([_fan_in(info) if _counts(infos, i) else math.nan for i, info in enumerate(infos)])
-    for event in noted(history, "tape-matrix"):
+    for event in events_of(history, "tape-matrix"):
         weight = int(event.values["weight"])
         inputs_L[weight] = math.nan if _is_normalised(infos, weight) else event.values["inputs"]
     mean_L = np.zeros(len(infos))
-    for event in noted(history, "weights-offset"):
+    for event in events_of(history, "weights-offset"):
         mean_L[int(event.values["place"])] = abs(event.values["mean"])
     rms_L = l2_L / np.array([math.sqrt(max(1, math.prod(info.shape))) for info in infos])
     return np.asarray(np.fmax(rms_L * np.sqrt(inputs_L), mean_L * inputs_L), np.float64)
@@ -299,7 +303,7 @@ def _followed(history: History) -> str | None:
     for info, size in zip(infos, np.nan_to_num(size_L).tolist(), strict=True):
         by_module[info.module] = max(by_module.get(info.module, 0.0), size)
     *_, second, largest = sorted([0.0, 0.0, *by_module.values()])
-    return first_scope(history, int(np.nanargmax(size_L))) if second > 0 and largest >= FOLLOWED * second else None
+    return module_of(history, int(np.nanargmax(size_L))) if second > 0 and largest >= FOLLOWED * second else None
 
 
 def _counts(infos: tuple[LayerInfo, ...], i: int) -> bool:
@@ -324,10 +328,10 @@ def _embedding_gains(history: History) -> np.ndarray[tuple[int], np.dtype[np.flo
     infos, l2_L = history.info.layers, history.param.window("weight.l2")[0]
     rms_L = np.array([float(l2) / math.sqrt(math.prod(info.shape)) for l2, info in zip(l2_L, infos, strict=True)])
     gain_L = np.full(len(infos), math.nan)
-    for event in noted(history, PRODUCT):
+    for event in events_of(history, EMBEDDING_PRODUCT_EVENT):
         pair = [int(event.values["first"]), int(event.values["second"])]
         gain_L[pair] = np.fmax(gain_L[pair], math.prod(rms_L[pair]) * math.sqrt(event.values["dimension"]))
-    for event in noted(history, "tape-tied-embedding"):
+    for event in events_of(history, "tape-tied-embedding"):
         if event.values["normalised"]:
             weight = int(event.values["weight"])
             gain_L[weight] = rms_L[weight] * math.sqrt(event.values["dimension"])
@@ -340,13 +344,15 @@ def _faint(*, gain: float, lost: float) -> tuple[History, tuple[str, ...]]:
     bias = replace(made.info.layers[-1], name="layers.10.bias", module="layers.10", shape=(64,))
     made.info = replace(made.info, layers=(*made.info.layers[:-1], bias))
     made.grad_l2_TL[:, :-1] = made.grad_l2_TL[:, -1:] * 10**-lost
-    return edited(made.history(), "weight.l2", gain * math.sqrt(64), layers=tuple(range(10))), made.names(range(10))
+    return with_statistic(made.history(), "weight.l2", gain * math.sqrt(64), layers=tuple(range(10))), made.names(
+        range(10)
+    )
 
 
 def _guessed(*, loss: float) -> History:
     """Return a run over ten classes that begins at a loss."""
     made = Synthetic(steps=20)
-    made.note(CHANCE, values={"classes": 10.0, "nat": 1.0})
+    made.note(CHANCE_EVENT, values={"classes": 10.0, "nat": 1.0})
     made.loss_T[0] = loss
     return made.history()
 
@@ -360,19 +366,19 @@ def _one_sided(*, mean: float, inputs: int = 64, is_one: bool = False) -> tuple[
     for i in weights:
         made.note("weights-offset", layer=infos[i].name, values={"place": i, "mean": mean})
         made.note("tape-matrix", layer=infos[i].name, values={"weight": i, "inputs": inputs})
-    return edited(made.history(), "weight.l2", 0.577 * 64, layers=weights), made.names(weights)
+    return with_statistic(made.history(), "weight.l2", 0.577 * 64, layers=weights), made.names(weights)
 
 
 def _zeros(*closed: int) -> History:
     """Return a run of which some matrices begin at zero and get no gradient."""
     made = Synthetic(steps=20)
     made.grad_l2_TL[:, closed] = 0
-    return edited(made.history(), "weight.l2", 0.0, layers=closed)
+    return with_statistic(made.history(), "weight.l2", 0.0, layers=closed)
 
 
 def _drawn(gain: float, layers: tuple[int, ...] | None) -> History:
     """Return a run whose weights, 64 by 64, are drawn with some gain."""
-    return edited(Synthetic(steps=20).history(), "weight.l2", gain * math.sqrt(64), layers=layers)
+    return with_statistic(Synthetic(steps=20).history(), "weight.l2", gain * math.sqrt(64), layers=layers)
 
 
 def _multiplied(one: float, other: float, *, is_noted: bool = True) -> tuple[History, tuple[str, ...]]:
@@ -381,5 +387,5 @@ def _multiplied(one: float, other: float, *, is_noted: bool = True) -> tuple[His
     infos = tuple(replace(info, module_type="Embedding") for info in made.info.layers)
     made.info = replace(made.info, layers=infos)
     if is_noted:
-        made.note(PRODUCT, values={"first": 0.0, "second": 1.0, "dimension": 64.0})
-    return edited(made.history(), "weight.l2", [[64 * one, 64 * other]]), made.names()
+        made.note(EMBEDDING_PRODUCT_EVENT, values={"first": 0.0, "second": 1.0, "dimension": 64.0})
+    return with_statistic(made.history(), "weight.l2", [[64 * one, 64 * other]]), made.names()

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect.features.baseline import beginning, is_learned
-from gradwatch.detect.features.consequences import settled
+from gradwatch.detect.features.baseline import first_steps, is_learned
+from gradwatch.detect.features.consequences import severity_after
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.robust_stats import median
 from gradwatch.history.lookahead import Ahead
@@ -116,7 +116,7 @@ class SaturatedActivation:
                 Quantity(key="act.mean", value=float(history.act.newest("act.mean")[a])),
                 Quantity(key="act.std", value=float(history.act.newest("act.std")[a])),
                 layer=activation.name,
-                severity=Severity.WARNING if is_from_start else settled(history, self.kind),
+                severity=Severity.WARNING if is_from_start else severity_after(history, self.kind),
             )
 
     def _is_sudden(self, history: History, activation: int) -> bool:
@@ -159,7 +159,7 @@ class SaturatedActivation:
 
 def _has_learned(history: History) -> bool:
     """Say whether a fifth of the loss is gone, or whether the loss cannot tell."""
-    first, newest = float(median(beginning(history, "loss"))), float(median(history.scalar("loss", 16)))
+    first, newest = float(median(first_steps(history, "loss"))), float(median(history.scalar("loss", 16)))
     return "+" in history.info.optimizer or not newest > 0.8 * first
 
 

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect.features.events import noted
+from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.history.synthetic.edit import edited
+from gradwatch.history.synthetic.edit import with_statistic
 from gradwatch.records import Event, Finding, Quantity, Severity
 
 ALIKE = "batch-alike"
@@ -93,7 +93,7 @@ class ConstantBatch:
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""
         is_unknown = bool(np.isnan(history.scalar("batch_hash", 1)).all())
-        for event in (*noted(history, ALIKE), *(noted(history, INPUTS) if is_unknown else ())):
+        for event in (*events_of(history, ALIKE), *(events_of(history, INPUTS) if is_unknown else ())):
             distance = Quantity(
                 key="batch.nearest_distance",
                 label="distance to the nearest, median",
@@ -127,7 +127,7 @@ class ConstantBatch:
         samples = _samples(history)
         if has_moved:
             least = max(self.repeats, 2 * int(runs[:-1].max()))
-        elif any(noted(history, HELD)):
+        elif any(events_of(history, HELD)):
             least = self.longest if samples > self.chosen else self.held
         else:
             least = self.repeats
@@ -237,8 +237,8 @@ def _held(history: History, samples: int) -> History:
 
 def _sized(history: History, samples: int) -> History:
     """Return the run with batches of so many samples."""
-    history = edited(history, "step_ms", 1.0, missing=True)
-    return edited(history, "samples_per_s", 1e3 * samples, missing=True)
+    history = with_statistic(history, "step_ms", 1.0, missing=True)
+    return with_statistic(history, "samples_per_s", 1e3 * samples, missing=True)
 
 
 def _samples(history: History) -> float:

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect.features.baseline import CHANCE, beginning, start
-from gradwatch.detect.features.consequences import settled
-from gradwatch.detect.features.events import PRODUCT, noted
+from gradwatch.detect.features.baseline import CHANCE_EVENT, baseline_loss, first_steps
+from gradwatch.detect.features.consequences import severity_after
+from gradwatch.detect.features.events import EMBEDDING_PRODUCT_EVENT, events_of
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.robust_stats import median, slope, trend
-from gradwatch.detect.features.sequential_test import aligned_blocks, stall
-from gradwatch.detect.features.structure import depth
+from gradwatch.detect.features.sequential_test import aligned_blocks, stall_likelihood_ratio
+from gradwatch.detect.features.structure import structure_of
 from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
@@ -120,20 +120,20 @@ class LossPlateau:
         if any(event.kind in MISLAID for event in history.events):
             return np.zeros(len(ahead), np.bool_)
         is_early_D = ahead.steps_D < patience
-        if len(beginning(history, "loss", BEGINNING)) < BEGINNING:
+        if len(first_steps(history, "loss", BEGINNING)) < BEGINNING:
             return np.asarray(is_early_D, np.bool_)
-        least = (1 - self.fall) * start(history)[0]
+        least = (1 - self.fall) * baseline_loss(history)[0]
         loss_DW = ahead.scalars("loss", WINDOW)
         has_fallen_D = (np.fmin.reduce(loss_DW, axis=1) < least / 2) | ~(median(loss_DW.T) >= least) | (not least > 0)
         return np.asarray(is_early_D | (has_fallen_D & ~_unpaired(history, ahead.steps_D)), np.bool_)
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""
-        for event in (event for kind in MISLAID for event in noted(history, kind)):
+        for event in (event for kind in MISLAID for event in events_of(history, kind)):
             yield self._finding(history, f"the loss cannot fall as it should: {event.text}", layer=event.layer)
         if history.step < max(self.patience, (history.info.total_steps or 0) // 20):
             return
-        newest, (first, what) = float(median(history.scalar("loss", WINDOW))), start(history)
+        newest, (first, what) = float(median(history.scalar("loss", WINDOW))), baseline_loss(history)
         has_fallen = self._has_fallen(history, newest, least=(1 - self.fall) * first)
         is_unpaired = has_fallen and bool(_unpaired(history, np.array([history.step]))[0])
         if has_fallen and not (is_unpaired and history.step * _share_read(history) >= self.patience):
@@ -143,12 +143,12 @@ class LossPlateau:
             return
         if not has_fallen and _evidence(history) < 1 / self.error:
             return
-        is_game = "+" in history.info.optimizer or any(noted(history, OPPONENT))
+        is_game = "+" in history.info.optimizer or any(events_of(history, OPPONENT))
         yield self._finding(
             history,
             f"the loss is {newest:.4g} after {history.step} steps and "
             + ("predictions fit any other sample as well" if has_fallen else f"{first:.4g} {what}"),
-            severity=Severity.INFO if is_game else settled(history, self.kind),
+            severity=Severity.INFO if is_game else severity_after(history, self.kind),
         )
 
     def _finding(
@@ -161,7 +161,7 @@ class LossPlateau:
             Quantity(
                 key="loss.first",
                 label="loss, first 16 steps",
-                value=float(median(beginning(history, "loss", BEGINNING))),
+                value=float(median(first_steps(history, "loss", BEGINNING))),
             ),
             Quantity(
                 key="loss.newest", label="loss, newest 48 steps", value=float(median(history.scalar("loss", WINDOW)))
@@ -177,7 +177,7 @@ class LossPlateau:
 
     def _highest(self, history: History) -> float:
         """Return the largest loss of the beginning, whose median is low where the first batches are of one kind."""
-        return float(np.fmax.reduce(beginning(history, "loss", BEGINNING)))
+        return float(np.fmax.reduce(first_steps(history, "loss", BEGINNING)))
 
     def _is_on_its_way(self, history: History, since: int) -> bool:
         """Say whether the loss is falling since a step, or would be in a while."""
@@ -212,7 +212,7 @@ class LossPlateau:
         saddle.weight_l2_TL *= 1 + 0.002 * saddle.t_T[:, None]
         yield Example("the weights grow: a saddle is being left", saddle.history())
         yield Example("two embeddings that are multiplied leave one, and what is beside them waits", _multiplied())
-        guessing = _flat_run().note(CHANCE, values={"nat": 1.0, "classes": 6.0})
+        guessing = _flat_run().note(CHANCE_EVENT, values={"nat": 1.0, "classes": 6.0})
         guessing.loss_T[20:] *= 1.8 / 2.3
         yield Example("a loss that falls to log C and stays there", guessing.history(), (None,))
         yield Example("what fell was the mean of the targets", _of_the_mean(UNPAIRED), (None,))
@@ -232,7 +232,7 @@ def _evidence(history: History) -> float:
     """Return how many times likelier the losses of the window are if they stand still than if they fall."""
     loss_T, steps_T = history.scalar("loss"), history.run.steps(len(history.scalar("loss")))
     recent_T = steps_T >= SETTLED
-    return stall(aligned_blocks(loss_T[recent_T], int(steps_T[recent_T][0]), BLOCK), rate=0.5)
+    return stall_likelihood_ratio(aligned_blocks(loss_T[recent_T], int(steps_T[recent_T][0]), BLOCK), rate=0.5)
 
 
 def _unpaired(history: History, steps_D: Steps) -> NDArray[np.bool_]:
@@ -244,7 +244,7 @@ def _unpaired(history: History, steps_D: Steps) -> NDArray[np.bool_]:
 
 def _share_read(history: History) -> float:
     """Return which part of the rows of an embedding a batch reads, of the one of which it is least."""
-    tables_E = depth(history).tables_E
+    tables_E = structure_of(history).embeddings_E
     unread_E = median(history.param.window("grad.zero_frac", WINDOW)[:, tables_E])
     return 1 - float(np.fmax.reduce(unread_E, initial=0.0))
 
@@ -256,7 +256,9 @@ def _is_growing(history: History, since: int) -> bool:
     """
     layers = history.info.layers
     tables = (
-        [int(i) for i in depth(history).tables_E if layers[i].shape[-1] > 1] if any(noted(history, PRODUCT)) else []
+        [int(i) for i in structure_of(history).embeddings_E if layers[i].shape[-1] > 1]
+        if any(events_of(history, EMBEDDING_PRODUCT_EVENT))
+        else []
     )
     wide = tables or [i for i, la in enumerate(layers) if la.trainable and len(la.shape) >= 2]
     norm_TL = history.param.window("weight.l2")[history.param.steps() >= since][:, wide]
@@ -283,7 +285,7 @@ def _of_the_mean(*kinds: str, unread: float = 0.0) -> History:
 
 def _multiplied() -> History:
     """Return a flat run in which two embeddings that are multiplied grow, and nothing else does."""
-    made = _flat_run().note(PRODUCT, values={"first": 0.0, "second": 1.0, "dimension": 16.0})
+    made = _flat_run().note(EMBEDDING_PRODUCT_EVENT, values={"first": 0.0, "second": 1.0, "dimension": 16.0})
     tables = (replace(layer, module_type="Embedding") for layer in made.info.layers[:2])
     made.info = replace(made.info, layers=(*tables, *made.info.layers[2:]))
     made.weight_l2_TL[:, :2] *= 1 + 0.002 * made.t_T[:, None]

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect.features.baseline import beginning
-from gradwatch.detect.features.consequences import settled
+from gradwatch.detect.features.baseline import first_steps
+from gradwatch.detect.features.consequences import severity_after
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.robust_stats import Floats, median
 from gradwatch.history.lookahead import Ahead
@@ -97,7 +97,7 @@ class Overfitting:
         best = int(np.argmin(val_V)) if len(val_V) else 0
         if len(val_V) - best <= self.patience or _is_best_now(history):
             return
-        first = float(median(beginning(history, "loss")))
+        first = float(median(first_steps(history, "loss")))
         is_by_heart = self._is_by_heart(history, val_V, first) and val_V[0] < 2 * _around(history, steps_V[0])
         if not is_by_heart and not self._has_risen(val_V, best):
             return
@@ -116,7 +116,7 @@ class Overfitting:
             Quantity(key="val_loss.best_step", label="step of the best", value=float(steps_V[best])),
             Quantity(key="loss.at_best", label="loss around the best", value=before),
             Quantity(key="loss", value=train),
-            severity=settled(history, self.kind),
+            severity=severity_after(history, self.kind),
         )
 
     def _is_by_heart(self, history: History, val_V: Floats, first: float) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect.features.events import noted
+from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
@@ -64,7 +64,7 @@ class ProbabilitiesIntoLoss:
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each place where the tape says so."""
         for kind in KINDS:
-            for event in noted(history, kind):
+            for event in events_of(history, kind):
                 yield self._finding(history, event)
 
     def _finding(self, history: History, event: Event) -> Finding:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect.features.events import noted
+from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.robust_stats import median
 from gradwatch.history.lookahead import Ahead
@@ -98,24 +98,24 @@ class TrainEvalMismatch:
         if not any(event.kind in NOTED for event in history.events):
             return
         ratio = _validation_over_training(history)
-        for event in noted(history, "mode-training"):
+        for event in events_of(history, "mode-training"):
             yield self._finding(history, event, _severity(event, is_harmful=ratio >= self.worse), event.text)
-        for event in noted(history, "function-active"):
+        for event in events_of(history, "function-active"):
             is_sampling = event.values["evaluations of the same inputs"] > 0
             severity = Severity.INFO if is_sampling else Severity.WARNING
             yield self._finding(history, event, severity, f"{event.text} (in {event.layer or 'the model'})")
-        for event in noted(history, "validations-differ"):
+        for event in events_of(history, "validations-differ"):
             yield self._finding(history, event, Severity.INFO, event.text)
-        for event in noted(history, "mode-frozen"):
+        for event in events_of(history, "mode-frozen"):
             yield self._finding(history, event, Severity.INFO, f"{event.text}: frozen, if that is meant")
-        for event in noted(history, "mode-validation"):
+        for event in events_of(history, "mode-validation"):
             yield self._finding(history, event, Severity.WARNING, event.text)
-        for event in (*noted(history, "norm-stuck"), *noted(history, "norm-hasty")):
+        for event in (*events_of(history, "norm-stuck"), *events_of(history, "norm-hasty")):
             yield self._finding(history, event, Severity.WARNING, f"{event.text} (in {event.layer})")
-        for event in noted(history, "inputs-differ"):
+        for event in events_of(history, "inputs-differ"):
             if self._is_far(event) and min(ratio, _validation_over_training(history, first=True)) >= self.worse:
                 yield self._finding(history, event, Severity.WARNING, event.text, ratio=ratio)
-        far = [event for event in noted(history, "norm-distance") if self._is_far(event)]
+        far = [event for event in events_of(history, "norm-distance") if self._is_far(event)]
         if len(far) >= 2 and ratio >= self.worse:
             text = f"validation is normalised by statistics that are not those of the batches (in {far[-1].layer})"
             yield self._finding(history, far[-1], Severity.WARNING, text, ratio=ratio)

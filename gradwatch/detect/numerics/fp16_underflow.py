@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect.features.consequences import is_explained
+from gradwatch.detect.features.consequences import is_consequence
 from gradwatch.detect.features.finding import finding_of
-from gradwatch.detect.features.scope import scopes
-from gradwatch.detect.features.structure import depth
+from gradwatch.detect.features.scope import affected_modules
+from gradwatch.detect.features.structure import structure_of
 from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.history.synthetic.edit import edited
+from gradwatch.history.synthetic.edit import with_statistic
 from gradwatch.history.table import Floats
 from gradwatch.records import Finding, Quantity, Severity
 
@@ -97,22 +97,24 @@ class Fp16Underflow:
             return
         flushed_TL, zero_TL = self._flushed(history, unit)
         ill_L = np.count_nonzero(flushed_TL, axis=0) >= self.rows
-        if not ill_L[depth(history).matrices_M].any():  # a bias before a normalisation has rounding errors for gradient
+        if not ill_L[
+            structure_of(history).matrices.indices_M
+        ].any():  # a bias before a normalisation has rounding errors for gradient
             return
         ill_L |= (zero_TL & flushed_TL.any(axis=1, keepdims=True)).sum(axis=0) >= self.rows
-        for layer, group in scopes(history, ill_L, kind=self.kind):
+        for layer, group in affected_modules(history, ill_L, kind=self.kind):
             yield self._finding(history, layer, group, unit)
 
     def _nothing_left(self, history: History, absmax_L: Floats, unit: float) -> Iterator[Finding]:
         """Yield what has no gradient at all, behind gradients that are next to nothing already."""
-        info, matrices_M = history.info, depth(history).matrices_M
+        info, matrices_M = history.info, structure_of(history).matrices.indices_M
         if info.precision != "fp16" or history.step < 4 or not len(matrices_M):
             return
         zero_L = (history.param.window("grad.zero_frac", 5) == 1).all(axis=0)
         num_zero, is_faint = np.count_nonzero(zero_L[matrices_M]), np.fmax.reduce(absmax_L) < FAINT * unit
         if not len(matrices_M) <= 2 * num_zero < 2 * len(matrices_M) or not is_faint or _is_silent(history):
             return
-        for layer, group in scopes(history, zero_L, kind=self.kind):
+        for layer, group in affected_modules(history, zero_L, kind=self.kind):
             yield self._finding(history, layer, group, unit)
 
     def _flushed(self, history: History, unit: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -120,7 +122,7 @@ class Fp16Underflow:
         zero_TL = history.param.window("grad.zero_frac", 5)
         absmax_TL = history.param.window("grad.absmax", 5) / unit
         with np.errstate(invalid="ignore", divide="ignore"):
-            survivors_TL = depth(history).root_numel_L * np.sqrt(1 - zero_TL)
+            survivors_TL = structure_of(history).rms_scale_L * np.sqrt(1 - zero_TL)
             size_TL = history.param.window("grad.l2", 5) / survivors_TL / unit
             flushed_TL = _on_grid(absmax_TL) & (size_TL <= self.units) & (zero_TL >= self.zero_frac)
         return flushed_TL, zero_TL == 1
@@ -137,7 +139,7 @@ class Fp16Underflow:
             Quantity(key="grad.absmax", value=absmax),
             Quantity(key="fp16.smallest", label="smallest float16 / loss_scale", value=unit),
             layer=layer,
-            severity=Severity.INFO if is_explained(history, self.kind) else grave,
+            severity=Severity.INFO if is_consequence(history, self.kind) else grave,
         )
 
     @classmethod
@@ -185,4 +187,4 @@ def _underflow(layers: tuple[int, ...], *, scale: float, grid: bool = True) -> H
     unit = QUANTUM / scale
     made.grad_l2_TL[:, layers] = 2.0 * unit * np.sqrt(0.4 * made.numel)
     made.zero_frac_TL[:, layers] = 0.6
-    return edited(made.history(), "grad.absmax", (9.0 if grid else 9.37) * unit, layers=layers)
+    return with_statistic(made.history(), "grad.absmax", (9.0 if grid else 9.37) * unit, layers=layers)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect.features.finding import finding_of
-from gradwatch.detect.features.scope import first_scope
+from gradwatch.detect.features.scope import module_of
 from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
@@ -81,7 +81,7 @@ class NonFinite:
         sick = np.flatnonzero(nonfinite_L > 0)
         skipped = history.scalar("skipped", age)[0] == 1
         if math.isfinite(loss) or not has_loss:
-            layer: str | None = first_scope(history, int(sick[-1]))
+            layer: str | None = module_of(history, int(sick[-1]))
             message = f"the gradient turned non-finite at {layer}" + (" while the loss was finite" if has_loss else "")
         else:
             layer, message = None, f"the loss became {loss}"

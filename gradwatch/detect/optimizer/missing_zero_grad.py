@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect.features.events import noted
+from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.robust_stats import log10
 from gradwatch.history.lookahead import Ahead
@@ -89,7 +89,7 @@ class MissingZeroGrad:
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run, or for the end of an optimizer that is not cleared."""
-        later = {event.layer: event.text for event in noted(history, KEPT_LATER)}
+        later = {event.layer: event.text for event in events_of(history, KEPT_LATER)}
         for layer, text in ({None: later[None]} if None in later else later).items():
             yield self._finding(history, f"{text} ({layer})" if layer else text, layer=layer, kept=self.kept)
         if history.step >= STEPS - 1 + self.every:

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.detect.features.baseline import beginning
-from gradwatch.detect.features.finding import Sign
+from gradwatch.detect.features.baseline import first_steps
+from gradwatch.detect.features.finding import Sign, format_factor
 from gradwatch.detect.features.robust_stats import log10, median
-from gradwatch.detect.features.structure import NEAR_ZERO, depth
-from gradwatch.detect.features.words import factor
+from gradwatch.detect.features.structure import NEAR_ZERO_GAIN, structure_of
 from gradwatch.history.store import History
 from gradwatch.records import Quantity
 
@@ -33,14 +32,17 @@ DEFAULT = 0.577
 
 def replaced(history: History, *, ratio: float, every: int) -> Sign | None:
     """Return that an update of the last `every` steps was `ratio` times as large as the weights, and did harm."""
-    shape, age = depth(history), min(every + 1, len(history.param.steps(every + 1)))
-    ratio_TW = history.param.window("update.ratio", age)[:, shape.weights_W]
-    over_T = 2 * np.count_nonzero(ratio_TW >= ratio, axis=1) >= len(shape.weights_W)
+    structure, age = structure_of(history), min(every + 1, len(history.param.steps(every + 1)))
+    ratio_TW = history.param.window("update.ratio", age)[:, structure.rate_weights.indices_W]
+    over_T = 2 * np.count_nonzero(ratio_TW >= ratio, axis=1) >= len(structure.rate_weights.indices_W)
     if not over_T.any():
         return None
     at = int(np.argmax(over_T))
-    gain_W = history.param.window("weight.l2", age)[at, shape.weights_W] / shape.root_rows_W
-    found = float(median(np.where(gain_W > NEAR_ZERO, ratio_TW[at], np.nan)))
+    gain_W = (
+        history.param.window("weight.l2", age)[at, structure.rate_weights.indices_W]
+        / structure.rate_weights.unit_norm_W
+    )
+    found = float(median(np.where(gain_W > NEAR_ZERO_GAIN, ratio_TW[at], np.nan)))
     loss_T = history.scalar("loss", age)
     harmful = loss_T[at] + (HARMED - 1) * abs(loss_T[at])
     is_worse = age - at > 3 and not float(median(loss_T[at + 1 :])) < harmful
@@ -48,7 +50,7 @@ def replaced(history: History, *, ratio: float, every: int) -> Sign | None:
         return None
     rate = float(history.run.newest("lr.0")[0])
     return Sign(
-        f"one update at a learning rate of {rate:g} is {factor(found)} times as large as the weights it moves",
+        f"one update at a learning rate of {rate:g} is {format_factor(found)} times as large as the weights it moves",
         (
             Quantity(key="update.ratio.median", label="update.ratio, median", value=found),
             Quantity(key="lr.0", value=rate),
@@ -59,19 +61,22 @@ def replaced(history: History, *, ratio: float, every: int) -> Sign | None:
 
 def overshot(history: History, *, above_start: float, large: float) -> Sign | None:
     """Return that updates are large, and have left the loss far above where it was before the first."""
-    first, loss_T = float(beginning(history, "loss", 1)[0]), history.scalar("loss", SPAN)
-    shape = depth(history)
-    ratio_TW = history.param.window("update.ratio")[:, shape.weights_W]
+    first, loss_T = float(first_steps(history, "loss", 1)[0]), history.scalar("loss", SPAN)
+    structure = structure_of(history)
+    ratio_TW = history.param.window("update.ratio")[:, structure.rate_weights.indices_W]
     measured_T = np.flatnonzero(~np.isnan(ratio_TW).all(axis=1))[-SAMPLES:]
     if len(loss_T) < SPAN or len(measured_T) < SAMPLES or not float(median(loss_T)) >= above_start * first:
         return None
-    gain_W = history.param.window("weight.l2")[measured_T[-1], shape.weights_W] / shape.root_rows_W
-    ratio_T = median(np.where(gain_W > NEAR_ZERO, ratio_TW[measured_T], np.nan).T)
+    gain_W = (
+        history.param.window("weight.l2")[measured_T[-1], structure.rate_weights.indices_W]
+        / structure.rate_weights.unit_norm_W
+    )
+    ratio_T = median(np.where(gain_W > NEAR_ZERO_GAIN, ratio_TW[measured_T], np.nan).T)
     if not ratio_T.min() >= large:  # nan, of matrices that started near zero, is not
         return None
     rate, times = float(history.run.newest("lr.0")[0]), float(median(loss_T)) / first
     return Sign(
-        f"the loss is {factor(times)} times that before the first update, at a learning rate of {rate:g}",
+        f"the loss is {format_factor(times)} times that before the first update, at a learning rate of {rate:g}",
         (
             Quantity(key="loss.by_first", label="loss in units of the first", value=times),
             Quantity(
@@ -86,16 +91,18 @@ def overshot(history: History, *, above_start: float, large: float) -> Sign | No
 
 def ran_away(history: History, *, runaway: float, large: float) -> Sign | None:
     """Return that the loss has done nothing but climb since the first update, which was large, if need be until NaN."""
-    shape, loss_T = depth(history), history.scalar("loss", SPAN)
+    structure, loss_T = structure_of(history), history.scalar("loss", SPAN)
     loss_T = loss_T[: np.argmin(np.append(np.isfinite(loss_T), False))]
     if len(loss_T) <= CLIMB or not loss_T[-1] >= runaway * loss_T[0] > 0:
         return None
-    ratio = float(np.fmax.reduce(beginning(history, "update.ratio", 1)[0, shape.weights_W], initial=-np.inf))
+    ratio = float(
+        np.fmax.reduce(first_steps(history, "update.ratio", 1)[0, structure.rate_weights.indices_W], initial=-np.inf)
+    )
     if not (np.diff(loss_T[-CLIMB - 1 :]) > 0).all() or not ratio >= large:
         return None
     rate, times = float(history.run.newest("lr.0")[0]), float(loss_T[-1] / loss_T[0])
     return Sign(
-        f"the loss has climbed {factor(times)} times since the first update, at a learning rate of {rate:g}",
+        f"the loss has climbed {format_factor(times)} times since the first update, at a learning rate of {rate:g}",
         (
             Quantity(key="loss.by_first", label="loss in units of the first", value=times),
             Quantity(key="update.ratio.first_max", label="update.ratio of the first update, largest", value=ratio),
@@ -107,24 +114,24 @@ def ran_away(history: History, *, runaway: float, large: float) -> Sign | None:
 
 def grown(history: History, *, growth: float) -> Sign | None:
     """Return that the weights have grown by so many powers of ten within the last 20 steps."""
-    shape = depth(history)
+    structure = structure_of(history)
     norm_TL = history.param.window("weight.l2", SPAN + 1)
-    at = 0 if norm_TL[0, shape.weights_W[0]] >= 0 else int(np.argmax(~np.isnan(norm_TL).all(axis=1)))
-    first_W, last_W = norm_TL[at, shape.weights_W], norm_TL[-1, shape.weights_W]
+    at = 0 if norm_TL[0, structure.rate_weights.indices_W[0]] >= 0 else int(np.argmax(~np.isnan(norm_TL).all(axis=1)))
+    first_W, last_W = norm_TL[at, structure.rate_weights.indices_W], norm_TL[-1, structure.rate_weights.indices_W]
     if 2 * np.count_nonzero(last_W > 10**growth * first_W) < len(first_W):
         return None
-    gain_W = first_W / shape.root_rows_W  # near 1 for weights that keep the size of the signal
-    usual_W = np.maximum(first_W, DEFAULT * shape.root_rows_W)
-    counts_W = (gain_W > NEAR_ZERO) | (
-        len(shape.matrices_M) == 0
+    gain_W = first_W / structure.rate_weights.unit_norm_W  # near 1 for weights that keep the size of the signal
+    usual_W = np.maximum(first_W, DEFAULT * structure.rate_weights.unit_norm_W)
+    counts_W = (gain_W > NEAR_ZERO_GAIN) | (
+        len(structure.matrices.indices_M) == 0
     )  # embeddings begin near zero where they are all there is
     found = float(median(np.where(counts_W, log10(last_W) - log10(usual_W), np.nan)))
     if not growth <= found < np.inf:
         return None
     rate = float(history.run.newest("lr.0")[0])
-    ratio = float(median(history.param.newest("update.ratio")[shape.weights_W]))
+    ratio = float(median(history.param.newest("update.ratio")[structure.rate_weights.indices_W]))
     return Sign(
-        f"the weights grew {factor(10**found)} times within {SPAN} steps at a learning rate of {rate:g}",
+        f"the weights grew {format_factor(10**found)} times within {SPAN} steps at a learning rate of {rate:g}",
         (
             Quantity(key="weight.l2.growth_decades", label="growth of weight.l2, median", value=found, unit="decades"),
             Quantity(key="update.ratio.median", label="update.ratio, median", value=ratio),

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect.features.baseline import beginning
-from gradwatch.detect.features.consequences import settled
+from gradwatch.detect.features.baseline import first_steps
+from gradwatch.detect.features.consequences import severity_after
 from gradwatch.detect.features.finding import Sign, finding_of
-from gradwatch.detect.features.lr_schedule import SPAN as SPAN_OF_JUMP
+from gradwatch.detect.features.lr_schedule import JUMP_WINDOW_STEPS
 from gradwatch.detect.features.robust_stats import block_medians, median
-from gradwatch.detect.features.structure import depth
+from gradwatch.detect.features.structure import structure_of
 from gradwatch.detect.updates._large_updates import SPAN, grown, overshot, ran_away, replaced
 from gradwatch.detect.updates._rising_rate import AFTER, jumped, outgrown
 from gradwatch.history.lookahead import Ahead
@@ -97,16 +97,16 @@ class LearningRateTooHigh:
 
     def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
         """Say at which steps rate, updates and loss are as they should be, and the weights were not measured."""
-        history, weights_W = ahead.history, depth(ahead.history).weights_W
+        history, weights_W = ahead.history, structure_of(ahead.history).rate_weights.indices_W
         was_found = any(f.kind == self.kind and f.severity == Severity.WARNING for f in history.findings)
         if was_found:
             return np.zeros(len(ahead), np.bool_)
-        rate_DW = ahead.scalars("lr.0", SPAN_OF_JUMP)
+        rate_DW = ahead.scalars("lr.0", JUMP_WINDOW_STEPS)
         may_D = np.fmax.reduce(rate_DW, axis=1) >= self.jump * np.fmin.reduce(rate_DW, axis=1)
         may_D |= ahead.steps_D < SPAN
         if len(weights_W):
             has_begun = len(history.run.steps(1)) > 0
-            first = beginning(history, "loss", 1)[0] if has_begun else history.run.ahead("loss")[0, 0]
+            first = first_steps(history, "loss", 1)[0] if has_begun else history.run.ahead("loss")[0, 0]
             may_D |= ahead.scalar("loss") > self.above_start * first
             may_D |= ahead.windows("weight.l2", 1, int(weights_W[0]))[:, 0] >= 0
             may_D |= self._replaces(ahead)
@@ -127,18 +127,18 @@ class LearningRateTooHigh:
             yield self._critical(history, finding) if is_lost else finding
 
     def _found(self, history: History) -> Iterator[Finding]:
-        rate_T = history.scalar("lr.0", SPAN_OF_JUMP)
+        rate_T = history.scalar("lr.0", JUMP_WINDOW_STEPS)
         if np.fmax.reduce(rate_T) >= self.jump * np.fmin.reduce(rate_T):
             yield from self._told(history, jumped(history, jump=self.jump, worse=self.worse), Severity.WARNING)
             yield from self._told(history, outgrown(history, jump=self.jump, worse=self.worse, large=self.large))
         if history.step < SPAN:
             yield from self._told(history, ran_away(history, runaway=self.runaway, large=self.large))
-        weights_W = depth(history).weights_W
+        weights_W = structure_of(history).rate_weights.indices_W
         if not len(weights_W):
             return
         if np.fmax.reduce(history.param.window("update.ratio", self.every + 1), axis=None) >= self.ratio:
             yield from self._told(history, replaced(history, ratio=self.ratio, every=self.every))
-        if history.run.newest("loss")[0] > self.above_start * beginning(history, "loss", 1)[0] > 0:
+        if history.run.newest("loss")[0] > self.above_start * first_steps(history, "loss", 1)[0] > 0:
             yield from self._told(history, overshot(history, above_start=self.above_start, large=self.large))
         if history.step >= self.every and history.param.newest("weight.l2")[weights_W[0]] >= 0:  # nan is not
             severity = Severity.INFO if self._is_learning(history) else None
@@ -147,7 +147,7 @@ class LearningRateTooHigh:
     def _told(self, history: History, sign: Sign | None, severity: Severity | None = None) -> Iterator[Finding]:
         """Yield the finding of a sign, where there is one, by default as grave as it is by itself."""
         if sign is not None:
-            severity = settled(history, self.kind, but=_later(history, sign)) if severity is None else severity
+            severity = severity_after(history, self.kind, but=_later(history, sign)) if severity is None else severity
             yield finding_of(self, history, sign.message, *sign.evidence, severity=severity)
 
     def _critical(self, history: History, finding: Finding) -> Finding:
@@ -160,13 +160,13 @@ class LearningRateTooHigh:
         """Say whether the run has become non-finite, or its loss is far above its best and as high as it began."""
         if any(f.kind == NON_FINITE and f.severity == Severity.CRITICAL for f in history.findings):
             return True
-        first, newest = float(median(beginning(history, "loss", AFTER))), float(median(history.scalar("loss", AFTER)))
+        first, newest = float(median(first_steps(history, "loss", AFTER))), float(median(history.scalar("loss", AFTER)))
         return newest >= first > 0 and newest >= self.lost * _best(history) > 0
 
     def _is_learning(self, history: History) -> bool:
         """Say whether the loss has fallen well below that of the first step, before any update."""
-        first = float(beginning(history, "loss", 1)[0])
-        part = LEARNED if len(depth(history).matrices_M) > 1 else LINEAR
+        first = float(first_steps(history, "loss", 1)[0])
+        part = LEARNED if len(structure_of(history).matrices.indices_M) > 1 else LINEAR
         return float(median(history.scalar("loss", AFTER))) < first - part * abs(first)
 
     @classmethod

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect.features.baseline import beginning
-from gradwatch.detect.features.consequences import settled
+from gradwatch.detect.features.baseline import first_steps
+from gradwatch.detect.features.consequences import severity_after
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.robust_stats import Floats, median, trend
-from gradwatch.detect.features.scope import scopes
-from gradwatch.detect.features.structure import NEAR_ZERO, depth
+from gradwatch.detect.features.scope import affected_modules
+from gradwatch.detect.features.structure import NEAR_ZERO_GAIN, structure_of
 from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
@@ -105,13 +105,13 @@ class LearningRateTooLow:
 
     def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
         """Say at which steps no update is small, or none was measured."""
-        ratio_DW = ahead.newest("update.ratio")[:, depth(ahead.history).weights_W]
+        ratio_DW = ahead.newest("update.ratio")[:, structure_of(ahead.history).rate_weights.indices_W]
         return np.asarray(~(ratio_DW < self._small).any(axis=1), np.bool_)
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run, or for a group of the optimizer whose rate is another's by a slip."""
         yield from self._of_groups(history)
-        weights_W = depth(history).weights_W
+        weights_W = structure_of(history).rate_weights.indices_W
         newest_W = history.param.newest("update.ratio")[weights_W]
         if np.isnan(newest_W).all() or not float(median(newest_W)) < self._small:
             return
@@ -154,7 +154,7 @@ class LearningRateTooLow:
         if any(f.kind == self.kind for f in history.findings) or (history.scalar("skipped", length) == 1).any():
             return
         loss_T = history.scalar("loss", length)
-        first, newest = float(median(beginning(history, "loss"))), float(median(loss_T[-STANDING // 2 :]))
+        first, newest = float(median(first_steps(history, "loss"))), float(median(loss_T[-STANDING // 2 :]))
         if not newest > STANDS * first > 0 or not trend(loss_T) > FALLING:
             return
         yield self._finding(
@@ -172,12 +172,12 @@ class LearningRateTooLow:
             Quantity(key="update.ratio.median", label="update.ratio, median", value=ratio),
             Quantity(key="lr.0", value=float(history.run.newest("lr.0")[0])),
             Quantity(key="loss", value=float(history.run.newest("loss")[0])),
-            severity=settled(history, self.kind),
+            severity=severity_after(history, self.kind),
         )
 
     def _of_groups(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the layers of each group that has next to nothing of the others' rate."""
-        matrices_M = depth(history).matrices_M
+        matrices_M = structure_of(history).matrices.indices_M
         is_small_M = history.param.newest("update.ratio")[matrices_M] < self.ratio
         if history.groups < 2 or not is_small_M.any() or not self._is_left(history):
             return
@@ -193,7 +193,7 @@ class LearningRateTooLow:
         still_L = is_slow_L & (ratio_TL < self.ratio).all(axis=0) & (history.param.newest("grad.l2") > 0)
         if not (ratio_TL[:, ~is_slow_L] >= self.ratio).any(axis=1).all():
             return
-        for layer, group in scopes(history, still_L, kind=self.kind):
+        for layer, group in affected_modules(history, still_L, kind=self.kind):
             own, others = (float(np.fmax.reduce(ratio_TL[-1, rows])) for rows in (group, ~is_slow_L))
             yield finding_of(
                 self,
@@ -205,7 +205,7 @@ class LearningRateTooLow:
                     key="update.ratio.other_groups", label="update.ratio of the other groups, largest", value=others
                 ),
                 layer=layer,
-                severity=settled(history, self.kind),
+                severity=severity_after(history, self.kind),
             )
 
     def _is_warming_up(self, history: History, level: float) -> bool:
@@ -221,7 +221,7 @@ class LearningRateTooLow:
 
     def _is_left(self, history: History) -> bool:
         """Say whether the loss is still a good part of what it was."""
-        first = float(median(beginning(history, "loss", BEGINNING)))
+        first = float(median(first_steps(history, "loss", BEGINNING)))
         return float(median(history.scalar("loss", 16))) > self.left * first
 
     @classmethod
@@ -267,20 +267,27 @@ def _level(ratio_TW: Floats) -> Floats:
 
 def _is_gradient_gone(history: History, weights_W: NDArray[np.intp], newest: float) -> bool:
     """Say whether an update has become next to nothing beside the first at the same rate: that is not the rate's."""
-    ratio = _level(beginning(history, "update.ratio", 1)[:, weights_W] * _began(history, weights_W))[0]
-    return bool(newest * beginning(history, "lr.0", 1)[0] < GONE * ratio * history.run.newest("lr.0")[0])
+    ratio = _level(first_steps(history, "update.ratio", 1)[:, weights_W] * _began(history, weights_W))[0]
+    return bool(newest * first_steps(history, "lr.0", 1)[0] < GONE * ratio * history.run.newest("lr.0")[0])
 
 
 def _began(history: History, weights_W: NDArray[np.intp]) -> Floats:
     """Return 1 for weights of which a ratio says something, and nan for those that began near zero."""
-    shape, first_W = depth(history), beginning(history, "weight.l2", 1)[0, weights_W]  # measured at the first step
-    return np.where(first_W > (NEAR_ZERO if len(shape.matrices_M) else 0) * shape.root_rows_W, 1, np.nan)
+    structure, first_W = (
+        structure_of(history),
+        first_steps(history, "weight.l2", 1)[0, weights_W],
+    )  # measured at the first step
+    return np.where(
+        first_W > (NEAR_ZERO_GAIN if len(structure.matrices.indices_M) else 0) * structure.rate_weights.unit_norm_W,
+        1,
+        np.nan,
+    )
 
 
 def _ratios(history: History, weights_W: NDArray[np.intp]) -> Floats:
     """Return the update/weight ratios of the window, of shape (T, W), of embeddings those of the rows read."""
     ratio_TW: Floats = history.param.window("update.ratio")[:, weights_W] * _began(history, weights_W)
-    if len(depth(history).matrices_M):
+    if len(structure_of(history).matrices.indices_M):
         return ratio_TW
     read_TW = 1 - history.param.window("grad.zero_frac")[:, weights_W]
     ratios_TW: Floats = ratio_TW / np.sqrt(np.where(read_TW > 0, read_TW, np.nan))

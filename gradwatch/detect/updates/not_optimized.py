@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect.features.consequences import settled
-from gradwatch.detect.features.events import noted
+from gradwatch.detect.features.consequences import severity_after
+from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import finding_of
-from gradwatch.detect.features.scope import scopes
-from gradwatch.detect.features.structure import depth
+from gradwatch.detect.features.scope import affected_modules
+from gradwatch.detect.features.structure import structure_of
 from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import WINDOW, Floats, History
 from gradwatch.history.synthetic.builder import Synthetic
@@ -102,7 +102,7 @@ class NotOptimized:
     def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
         """Say at which steps no update was measured."""
         is_noted = any(event.kind == UNREGISTERED for event in ahead.history.events)
-        if is_noted or depth(ahead.history).unowned:
+        if is_noted or structure_of(ahead.history).unowned:
             return np.zeros(len(ahead), np.bool_)
         ratio_DL = ahead.newest("update.ratio")
         return np.asarray(~((ratio_DL > USUAL) | (ratio_DL == 0)).any(axis=1), np.bool_)
@@ -110,7 +110,7 @@ class NotOptimized:
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module that is not optimized."""
         yield from self._unregistered(history)
-        shape = depth(history)
+        shape = structure_of(history)
         ratio_L = history.param.newest("update.ratio")
         if (ratio_L > USUAL).any():
             measured = _measured(history, self.samples + 1)
@@ -126,7 +126,7 @@ class NotOptimized:
 
     def _unregistered(self, history: History) -> Iterator[Finding]:
         """Yield what the model computes with and does not know."""
-        for event in noted(history, UNREGISTERED):
+        for event in events_of(history, UNREGISTERED):
             yield finding_of(
                 self,
                 history,
@@ -137,7 +137,7 @@ class NotOptimized:
 
     def _left_out(self, history: History, ratio_L: NDArray[np.floating]) -> Iterator[Finding]:
         moved_L = _moved_by_others(history)
-        left = [i for i in depth(history).unowned if not moved_L[i]]
+        left = [i for i in structure_of(history).unowned if not moved_L[i]]
         left_L = np.zeros(len(ratio_L), np.bool_)
         left_L[left] = True
         left_L &= (history.param.newest("grad.l2") > 0) & ~(ratio_L > 0)
@@ -156,7 +156,7 @@ class NotOptimized:
 
     def _thawed(self, history: History, ratio_L: NDArray[np.floating]) -> Iterator[Finding]:
         """Yield what is no longer frozen, and still held by no optimizer."""
-        frozen = list(depth(history).frozen)
+        frozen = list(structure_of(history).frozen)
         if not frozen:
             return
         thawed_L = np.zeros(len(ratio_L), np.bool_)
@@ -171,7 +171,7 @@ class NotOptimized:
     def _stuck(self, history: History) -> Iterator[Finding]:
         """Yield what an optimizer holds and does not move."""
         ratio_TL, norm_TL = _measured(history, self.samples)
-        matrices_M = depth(history).matrices_M
+        matrices_M = structure_of(history).matrices.indices_M
         usual_TM = ratio_TL[:, matrices_M] if len(matrices_M) else ratio_TL  # what began at zero moves by any rate
         if len(ratio_TL) < self.samples or not (usual_TM > USUAL).any(axis=1).all():
             return
@@ -183,7 +183,7 @@ class NotOptimized:
         yield from self._findings(
             history,
             stuck_L & (rate_L > 0),
-            settled(history, self.kind),
+            severity_after(history, self.kind),
             "has a gradient and a learning rate but never moves",
         )
         is_first = not stuck_L.any() or np.flatnonzero(rate_L == 0).max(initial=-1) < np.argmax(rate_L > 0)
@@ -192,7 +192,7 @@ class NotOptimized:
 
     def _taken_back(self, history: History, ratio_TL: Floats, norm_TL: Floats) -> Iterator[Finding]:
         """Yield the run where updates are made and nothing comes of them."""
-        small_L = depth(history).trainable_L & (depth(history).root_numel_L <= SMALL**0.5)
+        small_L = structure_of(history).is_trainable_L & (structure_of(history).rms_scale_L <= SMALL**0.5)
         ratio_TL, norm_TL = ratio_TL[:, small_L], norm_TL[:, small_L]
         moved_L = (ratio_TL > USUAL).all(axis=0)
         if len(ratio_TL) <= self.samples or np.count_nonzero(moved_L) < SEVERAL:
@@ -218,7 +218,7 @@ class NotOptimized:
         if len(ratio_TL) <= self.samples or not back_L.any():
             return
         back_L &= (ratio_TL > USUAL).all(axis=0)
-        back_L &= ratio_TL.min(axis=0) > VISIBLE * depth(history).root_numel_L
+        back_L &= ratio_TL.min(axis=0) > VISIBLE * structure_of(history).rms_scale_L
         if back_L.any():
             ill_L = back_L & ~_is_normed(history)
             yield from self._findings(
@@ -228,7 +228,7 @@ class NotOptimized:
     def _findings(
         self, history: History, ill_L: NDArray[np.bool_], severity: Severity, what: str, *, thawed: bool = False
     ) -> Iterator[Finding]:
-        for layer, group in scopes(history, ill_L, kind=self.kind, thawed=thawed):
+        for layer, group in affected_modules(history, ill_L, kind=self.kind, thawed=thawed):
             yield finding_of(
                 self,
                 history,
@@ -304,7 +304,7 @@ def _measured(history: History, count: int) -> tuple[Floats, Floats]:
 
 def _has_size(history: History) -> NDArray[np.bool_]:
     """Say which tensors have a gradient that is more than rounding error beside the largest."""
-    size_L = history.param.newest("grad.l2") / depth(history).root_numel_L
+    size_L = history.param.newest("grad.l2") / structure_of(history).rms_scale_L
     return np.asarray(size_L > NEGLIGIBLE * np.fmax.reduce(size_L))
 
 
@@ -314,7 +314,7 @@ def _is_at_bounds(history: History) -> NDArray[np.bool_]:
     Then their root mean square is that bound, which is a round number.
     """
     has_moved_L = (history.param.window("update.ratio") > 0).any(axis=0)
-    size_L = history.param.newest("weight.l2").astype(np.float64) / depth(history).root_numel_L
+    size_L = history.param.newest("weight.l2").astype(np.float64) / structure_of(history).rms_scale_L
     return np.asarray(has_moved_L & _is_round(size_L))
 
 

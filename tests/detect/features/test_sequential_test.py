@@ -3,14 +3,19 @@
 import numpy as np
 import pytest
 
-from gradwatch.detect.features.sequential_test import aligned_blocks, stall
+from gradwatch.detect.features.sequential_test import aligned_blocks, stall_likelihood_ratio
 
 SERIES, BLOCKS = 4000, 40
 
 
 def ever(series_SB, *, bound):
     """Return the fraction of series whose evidence reaches a bound after any block."""
-    return np.mean([any(stall(series_B[:b], rate=0.5) >= bound for b in range(2, BLOCKS)) for series_B in series_SB])
+    return np.mean(
+        [
+            any(stall_likelihood_ratio(series_B[:b], rate=0.5) >= bound for b in range(2, BLOCKS))
+            for series_B in series_SB
+        ]
+    )
 
 
 def falling(rng, *, rate):
@@ -40,7 +45,7 @@ def test_a_flat_series_is_told_whatever_its_noise(noise):
 
 
 def test_a_steady_fall_is_never_evidence_of_a_stall():
-    assert max(stall(-np.arange(b, dtype=float), rate=0.5) for b in range(2, BLOCKS)) <= 1
+    assert max(stall_likelihood_ratio(-np.arange(b, dtype=float), rate=0.5) for b in range(2, BLOCKS)) <= 1
 
 
 def test_a_block_is_the_same_at_every_look():

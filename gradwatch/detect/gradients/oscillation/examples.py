@@ -1,19 +1,19 @@
-"""Made-up runs whose batches are of several kinds, or whose norms swing, for the examples of `oscillating_gradient`."""
+"""Make runs with batches of several kinds, or with swinging norms, as examples for `oscillating_gradient`."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.detect.gradients._alternating_batches import CLASSES
+from gradwatch.detect.gradients.oscillation.one_sided_batches import CLASSES_EVENT
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.history.synthetic.edit import edited
+from gradwatch.history.synthetic.edit import with_statistic
 
 
 def sorted_classes(*, gradient: float, loss: float) -> History:
     """Return a run over ten classes with a gradient of the output's bias, and a loss in units of the first."""
     made = Synthetic(steps=80)
-    made.note(CLASSES, layer=made.names(11)[0], text="of ten", values={"samples": 32.0, "classes": 10.0})
+    made.note(CLASSES_EVENT, layer=made.names(11)[0], text="of ten", values={"samples": 32.0, "classes": 10.0})
     made.loss_T[:] = 2.3 * np.where(made.t_T > 0, loss, 1.0)
     made.grad_l2_TL[:, 11] = gradient
     return made.history()
@@ -32,7 +32,7 @@ def turned(*, back: float, common: float = 0.0, learned: float = 0.3) -> History
     made.loss_T[20:] = learned * made.loss_T[0]
     made.grad_l2_TL[:] = 1.0
     cosine_T = back * np.where(made.t_T % 2, 1.0, -1.0) + common + 0.1 * made.rng.standard_normal(140)
-    return edited(made.history(), "grad.mean", cosine_T[:, None] / 64)
+    return with_statistic(made.history(), "grad.mean", cosine_T[:, None] / 64)
 
 
 def of_two_sources(*, learned: float, apart: float = 40, period: int = 2) -> History:

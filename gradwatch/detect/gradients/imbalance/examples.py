@@ -1,4 +1,4 @@
-"""Made-up runs in which one part of the model gets far more gradient than the others."""
+"""Make runs in which one part of the model gets far more gradient than others: examples for `layer_imbalance`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.history.synthetic.edit import edited
+from gradwatch.history.synthetic.edit import with_statistic
 
 
 def cut(*, others: float) -> tuple[History, tuple[str, ...]]:
@@ -42,7 +42,7 @@ def coefficient(*, thrown: bool) -> tuple[History, tuple[str, ...]]:
     made = Synthetic(steps=80)
     first, *rest = made.info.layers
     made.info = replace(made.info, layers=(replace(first, name="nu", module="", shape=()), *rest))
-    history = edited(made.history(), "grad.l2", 50.0, layers=(0,))
+    history = with_statistic(made.history(), "grad.l2", 50.0, layers=(0,))
     weight_T = np.where(made.t_T > 0, 5e-3 if thrown else 0.5, 1e-5)
-    history = edited(history, "weight.l2", weight_T[:, None], layers=(0,))
-    return edited(history, "update.ratio", 5e-3 / weight_T[:, None], layers=(0,)), ("nu",)
+    history = with_statistic(history, "weight.l2", weight_T[:, None], layers=(0,))
+    return with_statistic(history, "update.ratio", 5e-3 / weight_T[:, None], layers=(0,)), ("nu",)
