@@ -5,44 +5,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect.features.consequences import severity_after
-from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import finding_of
-from gradwatch.detect.features.robust_stats import log10, median
+from gradwatch.detect.features.robust_stats import median
 from gradwatch.detect.features.scope import affected_modules
 from gradwatch.detect.features.structure import matrix_rms, structure_of
+from gradwatch.detect.gradients.death.cliff import find_cliffs, gap_below_median
+from gradwatch.detect.gradients.death.examples import collapsed_router
+from gradwatch.detect.gradients.death.experts import SIDE_BY_SIDE_EVENT, comes_and_goes, live_frac_of_siblings
+from gradwatch.detect.gradients.death.frozen import find_frozen
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
 
-SIDE_BY_SIDE_EVENT = "tape-side-by-side"
-"""Event of modules that are built alike and do not lie behind one another, such as experts."""
-
 MIN_LIVE_FRAC = 0.5
-"""Fraction of modules side by side with a gradient, 0..1, above which a dead one is no collapse of their router."""
+"""Fraction of experts with a gradient, 0..1, above which a dead expert is no collapse of their router."""
 
 ROUTER_SYMPTOMS = frozenset({"saturated-activation"})
-"""What a collapsed router does: its softmax lies in its tails, and that is no other cause."""
-
-MIN_TURNS = 3
-"""Times that a gradient went away or came back: a layer dies once, an expert comes and goes."""
-
-MIN_GONE_STEPS = 60
-"""Steps after which a layer that came and went may be gone for good."""
-
-MIN_GONE_RATIO = 5
-"""Length of the newest absence in units of the longest before: an expert that is chosen with probability p at each step
-has been away for 1.5 / p after two absences, and is away for 7.5 / p once in two thousand."""
-
-MIN_MATRICES = 3
-"""Weight matrices without which there is no cliff between neighbours."""
+"""Symptoms of a collapsed router, whose softmax lies in its tails: they do not explain its dead experts."""
 
 
 @final
@@ -93,20 +79,15 @@ class DeadLayer:
         l2_TL = history.param.window("grad.l2", self.steps)
         if len(l2_TL) < self.steps:
             return
-        ill_L = self._frozen(history, newest_L) | self._tiny(history, l2_TL)
-        if (
-            not ill_L[structure_of(history).matrices.indices_M].any()
-            or (history.scalar("skipped", self.steps) == 1).any()
-        ):
+        ill_L = find_frozen(history, newest_L, steps=self.steps) | find_cliffs(history, l2_TL, decades=self.decades)
+        structure = structure_of(history)
+        if not ill_L[structure.matrices.indices_M].any() or (history.scalar("skipped", self.steps) == 1).any():
             return
-        usual = float(median(newest_L[structure_of(history).is_trainable_L]))
+        usual = float(median(newest_L[structure.is_trainable_L]))
         for layer, group in affected_modules(history, ill_L, kind=self.kind):
             if layer is None:
                 continue  # no layer learns: that is another illness, or success
             largest = float(np.fmax.reduce(l2_TL[:, group], axis=None))
-            beside = _live_frac_beside(history, layer, newest_L)
-            is_harmless = largest == 0 and (_comes_and_goes(history, group) or (beside or 0) > MIN_LIVE_FRAC)
-            severity = severity_after(history, self.kind, but=frozenset() if beside is None else ROUTER_SYMPTOMS)
             what = "no gradient any more" if largest == 0 else "next to no gradient"
             yield finding_of(
                 self,
@@ -117,46 +98,19 @@ class DeadLayer:
                 Quantity(
                     key="dead_layer.gap_decades",
                     label="gap below the median layer",
-                    value=self._gap(history, l2_TL, group),
+                    value=gap_below_median(history, l2_TL, group),
                     unit="decades",
                 ),
                 layer=layer,
-                severity=Severity.INFO if is_harmless else severity,
+                severity=self._severity(history, layer, group, is_zero=largest == 0),
             )
 
-    def _frozen(self, history: History, newest_L: NDArray[np.floating]) -> NDArray[np.bool_]:
-        """Return which tensors have gone to exactly zero."""
-        structure = structure_of(history)
-        zero_L = (newest_L == 0) & structure.is_trainable_L
-        beside_L = _side_by_side(history)
-        if not zero_L.any() or 2 * (zero_L & ~beside_L).sum() > (structure.is_trainable_L & ~beside_L).sum():
-            return np.zeros(len(newest_L), np.bool_)
-        l2_TL = history.param.window("grad.l2")
-        zero_L &= (l2_TL[-self.steps :] == 0).all(axis=0)
-        return np.asarray(zero_L & (l2_TL > 0).any(axis=0), np.bool_)
-
-    def _tiny(self, history: History, l2_TL: NDArray[np.floating]) -> NDArray[np.bool_]:
-        """Return which weight matrices lie at the bottom of a cliff."""
-        ill_L = np.zeros(l2_TL.shape[1], np.bool_)
-        newest_M = log10(matrix_rms(history, l2_TL[-1]))
-        if len(newest_M) < MIN_MATRICES or not np.fmax.reduce(newest_M) - np.fmin.reduce(newest_M) > self.decades:
-            return ill_L
-        level_M = log10(matrix_rms(history, median(l2_TL)))
-        top_M = log10(matrix_rms(history, np.fmax.reduce(l2_TL)))
-        tiny_M = top_M < median(level_M) - self.decades  # nan, for zero and for missing, is not
-        for start, end in _runs(tiny_M):
-            sides_M = level_M[[i for i in (start - 1, end) if 0 <= i < len(level_M)]]
-            edges_M = top_M[[i for i in (start, end - 1) if 0 <= i < len(level_M)]]
-            tiny_M[start:end] = bool((sides_M > edges_M.max() + self.decades - 1).any())
-        ill_L[structure_of(history).matrices.indices_M[tiny_M]] = True
-        return ill_L
-
-    def _gap(self, history: History, l2_TL: NDArray[np.floating], group: list[int]) -> float:
-        """Return how many decades a gradient element of the group lies below the median matrix; inf for zero."""
-        structure = structure_of(history)
-        level = median(log10(matrix_rms(history, median(l2_TL))))
-        top_L = log10(np.fmax.reduce(l2_TL)[group] / structure.rms_scale_L[group])
-        return float(level - np.fmax.reduce(top_L)) if np.isfinite(top_L).any() else np.inf
+    def _severity(self, history: History, layer: str, group: list[int], *, is_zero: bool) -> Severity:
+        """Return the harm of a dead module: an expert that is merely not chosen does none."""
+        live_frac = live_frac_of_siblings(history, layer, history.param.newest("grad.l2"))
+        if is_zero and (comes_and_goes(history, group) or (live_frac or 0) > MIN_LIVE_FRAC):
+            return Severity.INFO
+        return severity_after(history, self.kind, but=frozenset() if live_frac is None else ROUTER_SYMPTOMS)
 
     @classmethod
     def examples(cls) -> Iterator[Example]:
@@ -181,7 +135,7 @@ class DeadLayer:
         yield Example(
             "one of twelve experts is chosen no more, from one step to the next", routed.history(), routed.names(5)
         )
-        collapsed = _collapsed()
+        collapsed = collapsed_router()
         yield Example(
             "all of ten experts but one are chosen no more", collapsed.history(), collapsed.names(range(2, 11))
         )
@@ -192,45 +146,3 @@ class DeadLayer:
             "a layer without gradient from the start is no-gradient",
             Synthetic(steps=80).no_gradient(5, zero=True).history(),
         )
-
-
-def _collapsed() -> Synthetic:
-    """Return a run of twelve layers, the last ten of which stand side by side, and of which the last is left alone."""
-    made = Synthetic(steps=120).dead(range(2, 11), onset=60)
-    layers = made.info.layers
-    experts = (replace(la, name=f"experts.{la.name}", module=f"experts.{la.module}") for la in layers[2:])
-    made.info = replace(made.info, layers=(*layers[:2], *experts))
-    return made.note(SIDE_BY_SIDE_EVENT, layer="experts.layers", values={"modules": 10.0})
-
-
-def _live_frac_beside(history: History, name: str, newest_L: NDArray[np.floating]) -> float | None:
-    """Return the fraction of modules side by side with one that have a gradient, 0..1; None if there are none."""
-    for event in events_of(history, SIDE_BY_SIDE_EVENT):
-        if event.layer is None or not name.startswith(f"{event.layer}."):
-            continue
-        depth_of = event.layer.count(".") + 1
-        inside = [i for i, la in enumerate(history.info.layers) if la.name.startswith(f"{event.layer}.")]
-        alive = {history.info.layers[i].name.split(".")[depth_of] for i in inside if newest_L[i] > 0}
-        return len(alive) / event.values["modules"]
-    return None
-
-
-def _side_by_side(history: History) -> NDArray[np.bool_]:
-    """Return of each tensor whether it lies in one of several modules side by side."""
-    parents = tuple(f"{event.layer}." for event in events_of(history, SIDE_BY_SIDE_EVENT))
-    return np.array([layer.name.startswith(parents) for layer in history.info.layers])
-
-
-def _comes_and_goes(history: History, group: list[int]) -> bool:
-    """Return whether the gradient of a group comes and goes, and is not away for far longer than before."""
-    is_away_T = ~np.any(history.param.window("grad.l2")[:, group] > 0, axis=1)
-    away = [end - start for start, end in _runs(is_away_T)]
-    turns = int(np.count_nonzero(is_away_T[1:] != is_away_T[:-1]))
-    is_gone = is_away_T[-1] and away[-1] >= MIN_GONE_STEPS and away[-1] >= MIN_GONE_RATIO * max(away[:-1], default=0)
-    return turns >= MIN_TURNS and not is_gone
-
-
-def _runs(mask_M: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Return where each unbroken run of True starts, and the place after its end."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask_M, [False]])))
-    return [(int(start), int(end)) for start, end in edges.reshape(-1, 2)]
