@@ -111,7 +111,7 @@ class LateWay:
         self._micro = micro
         self.warned = warned
         self._post = Post()
-        self._busy_s = pipeline.busy_s
+        self._busy_s = pipeline.cpu_s
 
     def __len__(self) -> int:
         """Return how many rows are under way."""
@@ -202,7 +202,7 @@ class LateWay:
             self._notes.batch(step=late.step, is_clean=bool(values["finite"].all()))
         if self._facts and not math.isfinite(run["loss"] + (0.0 if self._collector.has_scaler else row.norm)):
             self._note_spoilt(self._facts, late)
-        busy_s = self._pipeline.busy_s
+        busy_s = self._pipeline.cpu_s
         watch_s = max(late.host_s, late.device_s()) + busy_s - self._busy_s
         self._busy_s = busy_s
         run["watch_ms"] = 1e3 * watch_s

@@ -116,10 +116,10 @@ class Monitor:
         self._keeper = keeper
         self._is_closed = False
         self._notes = Notes(pipeline.note)
-        self._found = pipeline.found
+        self._found = pipeline.findings
         self._num_findings = len(self._found)
         self._step, self._updates = 0, 0  # the one under way, and updates of those that are over
-        self._fed_s, self._busy_s, self._ended = 0.0, pipeline.busy_s, 0.0
+        self._fed_s, self._busy_s, self._ended = 0.0, pipeline.cpu_s, 0.0
         self._waited_s = 0.0  # in the newest row for those before, whose time counts as the pipeline's
         self._run: dict[str, float] = {}
         is_plain = keeper is None and self._micro is None and pipeline.history.groups == self._collector.num_groups
@@ -128,7 +128,7 @@ class Monitor:
         self._observe = _not_seen if self._plain is None or hooked else self._plain.native.observe
         self._is_ahead = False  # of what this knows, plain steps are
         if self._plain is not None:
-            pipeline.source = self._plain.gather
+            pipeline.row_source = self._plain.gather
         self._late = self._late_way() if is_late else None
         self._begin(pipeline.next_step)
         self._recorded = self._ended
@@ -249,7 +249,7 @@ class Monitor:
     def _take_turn(self) -> None:
         """Do between plain steps what Python has to do at times, and go on."""
         self._catch_up()
-        began, busy_s = self._ended, self.pipeline.busy_s
+        began, busy_s = self._ended, self.pipeline.cpu_s
         self._pull()
         self._adapt(self._step - 1)
         self._begin(self._step)
@@ -261,7 +261,7 @@ class Monitor:
         """Send the row off that is made, and make ready for the next."""
         collector = self._collector
         fed = time.perf_counter()
-        busy_s = self.pipeline.busy_s
+        busy_s = self.pipeline.cpu_s
         watch_s = self._fed_s + collector.watch_s + fed - began + busy_s - self._busy_s
         self._run["watch_ms"] = 1e3 * watch_s
         self._budget.charge(fed - self._recorded, watch_s=watch_s, optional_s=collector.optional_s)
@@ -494,7 +494,7 @@ class Monitor:
         began = time.perf_counter()
         self.pipeline.finish()
         self._waited_s = time.perf_counter() - began
-        if event := keeper.conclude(self._step, self.pipeline.news):
+        if event := keeper.conclude(self._step, self.pipeline.unhandled_findings):
             self.pipeline.note(event)
 
     @dispensable("the recording")

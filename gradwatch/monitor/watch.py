@@ -172,9 +172,9 @@ def _pipeline(
     """Return what takes in the rows, and what writes them down where there is a run directory."""
     asked = detectors(detect)
     if not directory:
-        return Pipeline(history, detectors=asked, sinks=[], recorder=None), None
+        return Pipeline(history, detectors=asked, sinks=[], writer=None), None
     recorder = _Recorder(directory, history)
-    return Pipeline(history, detectors=asked, sinks=_sinks(directory), recorder=recorder), recorder
+    return Pipeline(history, detectors=asked, sinks=_sinks(directory), writer=recorder), recorder
 
 
 def inspect(

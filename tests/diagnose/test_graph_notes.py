@@ -4,7 +4,7 @@ from gradwatch.detect.gradients.no_gradient import NoGradient
 from gradwatch.detect.numerics.non_finite import NonFinite
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.pipeline.pipeline import redetect
+from gradwatch.pipeline.redetect import redetect
 
 ROOT = "the root of a sum that may be 0"
 

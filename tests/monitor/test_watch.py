@@ -184,7 +184,7 @@ def test_a_full_disk_reaches_who_trains_with_this_package(monkeypatch, tmp_path)
 
     def record(history):
         recorded.append(Writer(tmp_path / "run", history))
-        return Pipeline(history, recorder=recorded[0])
+        return Pipeline(history, writer=recorded[0])
 
     watcher, _ = assemble(model, [optimizer], pipeline=record)
     monkeypatch.setattr(Writer, "append", full_disk)
@@ -367,14 +367,14 @@ class Silent:
 
     def __init__(self, history):
         self.history = history
-        self.next_step, self.found = 0, []
-        self.busy_s = 0.0
+        self.next_step, self.findings = 0, []
+        self.cpu_s = 0.0
 
     def feed(self, step, **row):
         self.next_step = step + 1
 
     def pull(self):
-        self.source()
+        self.row_source()
 
     def finish(self):
         pass

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect.features.consequences import severity_after
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.silent_units import DEAD_SIDE_ACTIVATIONS, SilentModule, silent_units
-from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -61,10 +59,6 @@ class DeadRelu:
     fraction: float = 0.85
     jump: float = 0.6
     samples: int = 2
-
-    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
-        """Say that nothing is found where hardly a unit is dead."""
-        return np.full(len(ahead), not (ahead.samples("act.dead_frac") >= min(self.jump, self.fraction)).any())
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each ReLU module with dead units."""

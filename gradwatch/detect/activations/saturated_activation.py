@@ -9,14 +9,12 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect.features.baseline import first_steps, is_learned
 from gradwatch.detect.features.consequences import severity_after
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.robust_stats import median
-from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -81,11 +79,6 @@ class SaturatedActivation:
     early: float = 0.3
     late: float = 0.9
     samples: int = 2
-
-    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
-        """Say that nothing is found where hardly an output is in the tails."""
-        largest = float(np.fmax.reduce(ahead.samples("act.saturated_frac"), axis=None, initial=-np.inf))
-        return ~(largest >= np.where(ahead.steps_D < BEGINNING, min(self.early, self.late), self.late))
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each saturated module."""

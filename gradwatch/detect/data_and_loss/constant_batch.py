@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from gradwatch.detect import Example
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import finding_of
-from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.history.synthetic.edit import with_statistic
+from gradwatch.history.table import Floats
 from gradwatch.records import Event, Finding, Quantity, Severity
 
 ALIKE = "batch-alike"
@@ -83,17 +83,31 @@ class ConstantBatch:
     longest: int = 85
     chosen: int = 256
 
-    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
-        """Say at which steps the batch is neither the one before nor the one before that."""
-        hash_DW = ahead.scalars("batch_hash", 3)
-        is_alike_D = (hash_DW[:, 2:] == hash_DW[:, :2]).any(axis=1)
-        is_noted = any(event.kind in (ALIKE, INPUTS) for event in ahead.history.events)
-        return np.asarray(~is_alike_D & (not is_noted and self.repeats > 1 and self.turns > 2), np.bool_)
-
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""
-        is_unknown = bool(np.isnan(history.scalar("batch_hash", 1)).all())
-        for event in (*events_of(history, ALIKE), *(events_of(history, INPUTS) if is_unknown else ())):
+        yield from self._of_samples(history)
+        hash_T = history.scalar("batch_hash")
+        if len(hash_T) < self.repeats or not (hash_T[-3:-1] == hash_T[-1]).any():  # nan equals nothing
+            return
+        if (hash_T[-self.repeats :] == hash_T[-1]).all():
+            yield from self._of_repeats(history, hash_T)
+        elif self._is_alternating(hash_T) and self._is_chosen(history, _samples(history)):
+            evidence = Quantity(
+                key="batch.alternating_steps",
+                label="steps in which two batches came in turn",
+                value=float(self.turns),
+                unit="steps",
+            )
+            yield self._finding(history, f"two batches came in turn for {self.turns} steps", evidence)
+
+    def _is_alternating(self, hash_T: Floats) -> bool:
+        """Return whether each batch of the last steps is the one two steps before."""
+        return len(hash_T) >= self.turns and bool((hash_T[2 - self.turns :] == hash_T[-self.turns : -2]).all())
+
+    def _of_samples(self, history: History) -> Iterator[Finding]:
+        """Yield a finding for samples that come again and again, in another order or with noise."""
+        is_handed_over = not math.isnan(history.run.newest("batch_hash")[0])
+        for event in (*events_of(history, ALIKE), *(() if is_handed_over else events_of(history, INPUTS))):
             distance = Quantity(
                 key="batch.nearest_distance",
                 label="distance to the nearest, median",
@@ -102,23 +116,6 @@ class ConstantBatch:
             )
             text = f"the samples of the first {event.step + 1} steps are the same, in another order or with noise"
             yield self._finding(history, text, distance, is_chosen=self._is_alike(history, event.values))
-        hash_T = history.scalar("batch_hash")
-        if len(hash_T) < self.repeats:
-            return
-        if (hash_T[-self.repeats :] == hash_T[-1]).all():  # nan equals nothing
-            yield from self._of_repeats(history, hash_T)
-        elif (
-            len(hash_T) >= self.turns
-            and (hash_T[2 - self.turns :] == hash_T[-self.turns : -2]).all()
-            and self._is_chosen(history, _samples(history))
-        ):
-            evidence = Quantity(
-                key="batch.alternating_steps",
-                label="steps in which two batches came in turn",
-                value=float(self.turns),
-                unit="steps",
-            )
-            yield self._finding(history, f"two batches came in turn for {self.turns} steps", evidence)
 
     def _of_repeats(self, history: History, hash_T: NDArray[np.floating]) -> Iterator[Finding]:
         """Yield a finding for a batch that came as often as no other before, and as no policy is updated on."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect.features.baseline import CHANCE_EVENT, baseline_loss, first_steps
@@ -19,10 +18,8 @@ from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.robust_stats import median, slope, trend
 from gradwatch.detect.features.sequential_test import aligned_blocks, stall_likelihood_ratio
 from gradwatch.detect.features.structure import structure_of
-from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.history.table import Steps
 from gradwatch.records import Finding, Quantity, Severity
 
 MISLAID = ("tape-broadcast", "tape-mixed")
@@ -114,19 +111,6 @@ class LossPlateau:
     fall: float = 0.03
     trend: float = -1.5
 
-    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
-        """Say which steps come too early, and at which the loss has fallen."""
-        history, patience = ahead.history, max(self.patience, (ahead.history.info.total_steps or 0) // 20)
-        if any(event.kind in MISLAID for event in history.events):
-            return np.zeros(len(ahead), np.bool_)
-        is_early_D = ahead.steps_D < patience
-        if len(first_steps(history, "loss", BEGINNING)) < BEGINNING:
-            return np.asarray(is_early_D, np.bool_)
-        least = (1 - self.fall) * baseline_loss(history)[0]
-        loss_DW = ahead.scalars("loss", WINDOW)
-        has_fallen_D = (np.fmin.reduce(loss_DW, axis=1) < least / 2) | ~(median(loss_DW.T) >= least) | (not least > 0)
-        return np.asarray(is_early_D | (has_fallen_D & ~_unpaired(history, ahead.steps_D)), np.bool_)
-
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""
         for event in (event for kind in MISLAID for event in events_of(history, kind)):
@@ -135,7 +119,7 @@ class LossPlateau:
             return
         newest, (first, what) = float(median(history.scalar("loss", WINDOW))), baseline_loss(history)
         has_fallen = self._has_fallen(history, newest, least=(1 - self.fall) * first)
-        is_unpaired = has_fallen and bool(_unpaired(history, np.array([history.step]))[0])
+        is_unpaired = has_fallen and _is_unpaired(history)
         if has_fallen and not (is_unpaired and history.step * _share_read(history) >= self.patience):
             return
         since = history.step // 2 if has_fallen else SETTLED  # who learns the mean first may take a while for it
@@ -235,11 +219,10 @@ def _evidence(history: History) -> float:
     return stall_likelihood_ratio(aligned_blocks(loss_T[recent_T], int(steps_T[recent_T][0]), BLOCK), rate=0.5)
 
 
-def _unpaired(history: History, steps_D: Steps) -> NDArray[np.bool_]:
-    """Say of steps whether predictions were seen last to fit any sample: what fell was learned of the targets alone."""
-    seen = [(event.step, event.kind == UNPAIRED) for event in history.events if event.kind in (UNPAIRED, PAIRED)]
-    was_unpaired = np.array([False, *(is_unpaired for _, is_unpaired in seen)])
-    return was_unpaired[np.searchsorted([step for step, _ in seen], steps_D, side="right")]
+def _is_unpaired(history: History) -> bool:
+    """Return whether predictions fitted any other sample as well as their own when they were last checked."""
+    kinds = [e.kind for e in history.events if e.kind in (UNPAIRED, PAIRED) and e.step <= history.step]
+    return bool(kinds) and kinds[-1] == UNPAIRED
 
 
 def _share_read(history: History) -> float:

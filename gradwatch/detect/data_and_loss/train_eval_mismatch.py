@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.robust_stats import median
-from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Event, Finding, Quantity, Severity
@@ -88,10 +86,6 @@ class TrainEvalMismatch:
     shift: float = 1.0
     spread: float = 4.0
     worse: float = 2.0
-
-    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
-        """Say that nothing is found where nothing was noted."""
-        return np.full(len(ahead), not any(event.kind in NOTED for event in ahead.history.events))
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the modes and for the statistics."""

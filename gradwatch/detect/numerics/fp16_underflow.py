@@ -16,7 +16,6 @@ from gradwatch.detect.features.consequences import is_consequence
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.scope import affected_modules
 from gradwatch.detect.features.structure import structure_of
-from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.history.synthetic.edit import with_statistic
@@ -74,16 +73,6 @@ class Fp16Underflow:
     zero_frac: float = 0.1
     rows: int = 3
 
-    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
-        """Say at which steps no largest element is small, and, of other formats, a multiple of the smallest number."""
-        absmax_DL, scale_D = ahead.newest("grad.absmax"), ahead.scalar("loss_scale")
-        unit_D1 = (QUANTUM / np.where(scale_D > 0, scale_D, 1.0))[:, None]
-        may_DL = absmax_DL < 64 * self.units * unit_D1
-        if ahead.history.info.precision != "fp16":
-            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-                may_DL &= _on_grid(absmax_DL / unit_D1)
-        return np.asarray(~may_DL.any(axis=1), np.bool_)
-
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module whose gradients underflow."""
         scale = history.run.newest("loss_scale")[0]
@@ -97,9 +86,8 @@ class Fp16Underflow:
             return
         flushed_TL, zero_TL = self._flushed(history, unit)
         ill_L = np.count_nonzero(flushed_TL, axis=0) >= self.rows
-        if not ill_L[
-            structure_of(history).matrices.indices_M
-        ].any():  # a bias before a normalisation has rounding errors for gradient
+        matrices_M = structure_of(history).matrices.indices_M
+        if not ill_L[matrices_M].any():  # the gradient of a bias before a normalisation is rounding error
             return
         ill_L |= (zero_TL & flushed_TL.any(axis=1, keepdims=True)).sum(axis=0) >= self.rows
         for layer, group in affected_modules(history, ill_L, kind=self.kind):

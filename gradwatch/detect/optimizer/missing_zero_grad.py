@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.robust_stats import log10
-from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Event, Finding, Quantity
@@ -81,11 +79,6 @@ class MissingZeroGrad:
     at_most: float = 1.2
     first: float = 1.25
     noise: float = 0.1
-
-    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
-        """Say which steps come after all looks at the first ones, where no later look found anything."""
-        is_noted = any(event.kind == KEPT_LATER for event in ahead.history.events)
-        return (ahead.steps_D >= STEPS - 1 + self.every) & (not is_noted)
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run, or for the end of an optimizer that is not cleared."""

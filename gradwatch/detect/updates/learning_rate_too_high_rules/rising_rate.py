@@ -1,6 +1,6 @@
-"""A learning rate that has risen beyond all that it was, in a jump or step by step, and a loss that rises with it."""
+"""Find a learning rate that rises above all its earlier values, in a jump or step by step, and a loss that follows."""
 
-# T = steps of a window, B = blocks of them, W = weight matrices and kernels
+# T = steps of a window, B = blocks of steps
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from gradwatch.detect.features.structure import structure_of
 from gradwatch.history.store import History
 from gradwatch.records import Quantity
 
-AFTER = 6
-"""Steps before and after a jump of the rate that show what the loss does. (The start of a warm-up is no jump.)"""
+BLOCK_STEPS = 6
+"""Steps before and after a jump whose median loss shows its effect. The start of a warm-up is no jump."""
 
 
-def jumped(history: History, *, jump: float, worse: float) -> Sign | None:
-    """Return that the rate of a group has risen at once, and the loss after it."""
+def lr_jump(history: History, *, jump: float, worse: float) -> Sign | None:
+    """Return a jump of a group's learning rate by a factor of `jump`, if the loss rises by `worse` after it."""
     for group in range(history.groups):
         rate_T = history.scalar(f"lr.{group}", JUMP_WINDOW_STEPS)
         at = last_jump(rate_T, jump) or 0
-        if not AFTER <= at <= len(rate_T) - AFTER or _had(history, group, rate_T[at], jump):
+        is_inside = BLOCK_STEPS <= at <= len(rate_T) - BLOCK_STEPS
+        if not is_inside or _was_reached_before(history, group, rate_T[at], jump):
             continue
         highest = float(np.fmax.reduce(rate_T[:at]))
         loss_T = history.scalar("loss", JUMP_WINDOW_STEPS)
-        before, after = float(median(loss_T[max(0, at - AFTER) : at])), float(median(loss_T[at + 1 :]))
+        before, after = float(median(loss_T[max(0, at - BLOCK_STEPS) : at])), float(median(loss_T[at + 1 :]))
         if after <= worse * before:
             continue
         return Sign(
@@ -44,16 +45,20 @@ def jumped(history: History, *, jump: float, worse: float) -> Sign | None:
     return None
 
 
-def outgrown(history: History, *, jump: float, worse: float, large: float) -> Sign | None:
-    """Return that the rate rises step by step beyond all that it was, and the loss since it was lowest with it."""
+def lr_ramp(history: History, *, jump: float, worse: float, large: float) -> Sign | None:
+    """Return a learning rate that has risen by `jump` since the loss was lowest, if the loss rose by `worse` with it.
+
+    Updates must be at least `large`.
+    """
     rate_T, loss_T = history.scalar("lr.0", JUMP_WINDOW_STEPS), history.scalar("loss", JUMP_WINDOW_STEPS)
-    if len(loss_T) < 4 * AFTER:
+    if len(loss_T) < 4 * BLOCK_STEPS:
         return None
-    rate_B, loss_B = block_medians(rate_T, AFTER), block_medians(loss_T, AFTER)
+    rate_B, loss_B = block_medians(rate_T, BLOCK_STEPS), block_medians(loss_T, BLOCK_STEPS)
     best = int(np.argmin(loss_B[:-2]))
-    rate, low, usual = float(rate_T[-1]), float(loss_B[best]), float(rate_B[: best + 1].max())
+    rate, lowest, usual = float(rate_T[-1]), float(loss_B[best]), float(rate_B[: best + 1].max())
     has_risen = rate_B[-1] >= jump * usual > 0
-    if not loss_B[-2:].min() >= worse * low > 0 or not has_risen or _had(history, 0, rate, jump):
+    is_worse = loss_B[-2:].min() >= worse * lowest > 0
+    if not is_worse or not has_risen or _was_reached_before(history, 0, rate, jump):
         return None
     ratio_TW = history.param.window("update.ratio", JUMP_WINDOW_STEPS)[:, structure_of(history).rate_weights.indices_W]
     ratio = float(np.fmax.reduce(median(ratio_TW.T)))
@@ -65,14 +70,14 @@ def outgrown(history: History, *, jump: float, worse: float, large: float) -> Si
         (
             Quantity(key="lr.0", value=rate),
             Quantity(key="lr.usual", label="lr.0 until the loss was lowest, at most", value=usual),
-            Quantity(key="loss.lowest", label="lowest loss, median of 6", value=low),
+            Quantity(key="loss.lowest", label="lowest loss, median of 6", value=lowest),
             Quantity(key="loss.median", label="loss, median of 6", value=float(loss_B[-1])),
             Quantity(key="update.ratio.largest_median", label="update.ratio, median, largest of 64 steps", value=ratio),
         ),
     )
 
 
-def _had(history: History, group: int, rate: float, jump: float) -> bool:
-    """Say whether the rate was nearly as high in the part of the run that the window does not show."""
+def _was_reached_before(history: History, group: int, rate: float, jump: float) -> bool:
+    """Return whether the rate was nearly as high before the window, as with warm restarts."""
     earlier_T = history[f"lr.{group}"][:-JUMP_WINDOW_STEPS]
     return len(earlier_T) > 0 and rate < jump * float(np.fmax.reduce(earlier_T))
