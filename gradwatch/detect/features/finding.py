@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import ClassVar, NamedTuple, Protocol
 
 from gradwatch.detect.features.consequences import severity_after
@@ -34,10 +35,12 @@ class Sign(NamedTuple):
     severity: Severity | None = None
 
 
-def finding_of_sign(detector: HasCode, history: History, sign: Sign) -> Finding:
-    """Return the finding for a sign: a warning, or info where an earlier finding explains it, unless it says more."""
-    severity = severity_after(history, detector.kind) if sign.severity is None else sign.severity
-    return finding_of(detector, history, sign.message, *sign.evidence, layer=sign.layer, severity=severity)
+def findings_of(detector: HasCode, history: History, signs: Iterable[Sign | None]) -> Iterator[Finding]:
+    """Yield the finding for each sign that there is, before the next sign is looked for."""
+    for sign in signs:
+        if sign:
+            severity = severity_after(history, detector.kind) if sign.severity is None else sign.severity
+            yield finding_of(detector, history, sign.message, *sign.evidence, layer=sign.layer, severity=severity)
 
 
 def finding_of(

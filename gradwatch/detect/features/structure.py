@@ -88,7 +88,7 @@ class RateWeights:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Chain:
+class ModuleChain:
     """The modules with a weight matrix, input side first: the way of the gradient through the model.
 
     Attributes:
@@ -145,7 +145,7 @@ class ModelStructure:
 
     matrices: Matrices
     rate_weights: RateWeights
-    chain: Chain
+    chain: ModuleChain
     is_trainable_L: NDArray[np.bool_]
     num_trainable: int
     rms_scale_L: NDArray[np.float32]
@@ -171,7 +171,7 @@ class ModelStructure:
             rate_weights=RateWeights(
                 np.array(rated, np.intp), np.array([math.sqrt(layers[i].shape[0]) for i in rated], np.float32)
             ),
-            chain=Chain.of(layers),
+            chain=ModuleChain.of(layers),
             is_trainable_L=is_trainable_L,
             num_trainable=int(is_trainable_L.sum()),
             rms_scale_L=np.array([math.sqrt(max(1, math.prod(layer.shape))) for layer in layers], np.float32),

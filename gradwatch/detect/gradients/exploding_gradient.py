@@ -8,7 +8,7 @@ from typing import ClassVar, final
 
 from gradwatch.detect import Example
 from gradwatch.detect.features.events import RECURRENCE_EVENT
-from gradwatch.detect.features.finding import Sign, finding_of_sign
+from gradwatch.detect.features.finding import Sign, findings_of
 from gradwatch.detect.gradients.explosion.backward_gain import find_backward_gain
 from gradwatch.detect.gradients.explosion.climb import BLOCK_STEPS, MIN_BLOCKS, NORM, find_climb
 from gradwatch.detect.gradients.explosion.examples import amplified, falling
@@ -82,9 +82,7 @@ class ExplodingGradient:
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run, or for the modules that climb while others do not."""
-        for sign in self._signs(history):
-            if sign:
-                yield finding_of_sign(self, history, sign)
+        yield from findings_of(self, history, self._signs(history))
 
     def _signs(self, history: History) -> Iterator[Sign | None]:
         """Yield what each mechanism has seen, in a fixed order."""

@@ -8,7 +8,7 @@ from typing import ClassVar, final
 
 from gradwatch.detect import Example
 from gradwatch.detect.features.events import HEADS_EVENT
-from gradwatch.detect.features.finding import Sign, finding_of_sign
+from gradwatch.detect.features.finding import Sign, findings_of
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.detect.gradients.imbalance.examples import coefficient, cut, fed, table
 from gradwatch.detect.gradients.imbalance.heads import find_dominant_heads
@@ -78,9 +78,7 @@ class LayerImbalance:
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the layer that dwarfs the others."""
-        for sign in self._signs(history):
-            if sign:
-                yield finding_of_sign(self, history, sign)
+        yield from findings_of(self, history, self._signs(history))
 
     def _signs(self, history: History) -> Iterator[Sign | None]:
         """Yield what each mechanism has seen, in a fixed order."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from gradwatch.detect import Example
 from gradwatch.detect.features.events import events_of
-from gradwatch.detect.features.finding import Sign, finding_of_sign
+from gradwatch.detect.features.finding import Sign, findings_of
 from gradwatch.detect.gradients.oscillation.alternating_sources import find_drowned_source
 from gradwatch.detect.gradients.oscillation.contrary_turns import find_contrary_turns
 from gradwatch.detect.gradients.oscillation.examples import (
@@ -95,9 +95,7 @@ class OscillatingGradient:
         """Yield a finding for the run."""
         if history.step < WINDOW_STEPS + FIRST_LOSS_STEPS or len(history.run.steps(WINDOW_STEPS)) < WINDOW_STEPS:
             return
-        for sign in self._signs(history):
-            if sign:
-                yield finding_of_sign(self, history, sign)
+        yield from findings_of(self, history, self._signs(history))
 
     def _signs(self, history: History) -> Iterator[Sign | None]:
         """Yield what each mechanism has seen, in a fixed order."""

@@ -9,7 +9,7 @@ from typing import ClassVar, final
 import numpy as np
 
 from gradwatch.detect import Example
-from gradwatch.detect.features.finding import finding_of_sign
+from gradwatch.detect.features.finding import findings_of
 from gradwatch.detect.gradients.sparsity.envelope import BLOCK_STEPS, CreepBounds
 from gradwatch.detect.gradients.sparsity.examples import silenced, with_bias
 from gradwatch.detect.gradients.sparsity.silencing_units import find_silencing_units
@@ -79,10 +79,9 @@ class RisingSparsity:
         bounds = CreepBounds(
             rise=self.rise, level=self.level, steady=self.steady, creeping=self.creeping, most=self.most
         )
-        for sign in find_sparser_gradients(history, bounds, kind=self.kind):
-            yield finding_of_sign(self, history, sign)
-        for sign in find_silencing_units(history, bounds, kind=self.kind, blocks=self.blocks):
-            yield finding_of_sign(self, history, sign)
+        yield from findings_of(self, history, find_sparser_gradients(history, bounds, kind=self.kind))
+        units = find_silencing_units(history, bounds, kind=self.kind, blocks=self.blocks)
+        yield from findings_of(self, history, units)
 
     @classmethod
     def examples(cls) -> Iterator[Example]:

@@ -8,7 +8,7 @@ from typing import ClassVar, final
 
 from gradwatch.detect import Example
 from gradwatch.detect.features.events import HEADS_EVENT
-from gradwatch.detect.features.finding import Sign, finding_of_sign
+from gradwatch.detect.features.finding import Sign, findings_of
 from gradwatch.detect.gradients.vanishing.examples import forgetful, gated
 from gradwatch.detect.gradients.vanishing.faint_weights import find_faint_weights
 from gradwatch.detect.gradients.vanishing.hidden_softmax import HIDDEN_SOFTMAX_EVENT, find_hidden_softmax
@@ -67,9 +67,7 @@ class VanishingGradient:
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield one finding, for the module at the input end of the line."""
-        for sign in self._signs(history):
-            if sign:
-                yield finding_of_sign(self, history, sign)
+        yield from findings_of(self, history, self._signs(history))
 
     def _signs(self, history: History) -> Iterator[Sign | None]:
         """Yield what each mechanism has seen, in a fixed order."""

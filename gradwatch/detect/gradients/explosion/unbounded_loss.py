@@ -17,11 +17,10 @@ from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import Sign, format_factor
 from gradwatch.detect.features.robust_stats import block_medians, median
 from gradwatch.detect.features.structure import NEAR_ZERO_GAIN, structure_of
+from gradwatch.detect.gradients.explosion.climb import NORM
 from gradwatch.history.store import History
 from gradwatch.history.table import WINDOW
 from gradwatch.records import Quantity, Severity
-
-NORM = "grad_norm.before_clip"
 
 FIRST_STEPS = 8
 """Steps that say how large the loss and the gradient were."""

@@ -47,7 +47,7 @@ DROWNED_LATE_DECADES = 2.0
 """The same for a task that is still unlearned after `PATIENCE_STEPS`: 99 % of what moves its layers is the other's."""
 
 
-class Pair(NamedTuple):
+class SourcePair(NamedTuple):
     """A number of the batches with small gradients, and of the others."""
 
     quiet: float
@@ -88,7 +88,7 @@ def find_drowned_source(history: History, *, decades: float) -> Sign | None:
     is_quiet_T = (np.arange(WINDOW_STEPS)[::-1] % period == phase) == (sigmas_K[k] < 0)
     gap = float(median(log_T[~is_quiet_T]) - median(log_T[is_quiet_T]))
     loss_T = history.scalar("loss", WINDOW_STEPS)
-    loss = Pair(float(median(loss_T[is_quiet_T])), float(median(loss_T[~is_quiet_T])))
+    loss = SourcePair(float(median(loss_T[is_quiet_T])), float(median(loss_T[~is_quiet_T])))
     first = _first_losses(history, is_quiet_T, period, BASELINE_STEPS if gap >= decades else FIRST_BATCHES)
     if not _is_drowned(history, is_quiet_T, gap=gap, decades=decades, loss=loss, first=first):
         return None
@@ -123,7 +123,7 @@ def rank_sum_by_phase(values_T: Floats) -> Floats:
 
 
 def _is_drowned(
-    history: History, is_quiet_T: NDArray[np.bool_], *, gap: float, decades: float, loss: Pair, first: Pair
+    history: History, is_quiet_T: NDArray[np.bool_], *, gap: float, decades: float, loss: SourcePair, first: SourcePair
 ) -> bool:
     """Return whether nothing is learned from the batches with small gradients because of the others."""
     if not loss.quiet > UNLEARNED_FRAC * first.quiet > 0:
@@ -136,13 +136,13 @@ def _is_drowned(
     return are_the_same and loss.quiet / first.quiet > UNLEARNING_GROWTH * max(1, loss.loud / first.loud)
 
 
-def _first_losses(history: History, is_quiet_T: NDArray[np.bool_], period: int, most: int) -> Pair:
+def _first_losses(history: History, is_quiet_T: NDArray[np.bool_], period: int, most: int) -> SourcePair:
     """Return the median loss of the first batches with small gradients, at most `most` of them, and of the others."""
     first_T = first_steps(history, "loss")
     is_quiet_at = {(history.step - age) % period: bool(is_quiet_T[-1 - age]) for age in range(period)}
     steps = history.run.kept_steps()[: len(first_T)].tolist()
     was_quiet_T = np.array([is_quiet_at[step % period] for step in steps])
-    return Pair(float(median(first_T[was_quiet_T][:most])), float(median(first_T[~was_quiet_T][:most])))
+    return SourcePair(float(median(first_T[was_quiet_T][:most])), float(median(first_T[~was_quiet_T][:most])))
 
 
 def _move_the_same_tensors(history: History, is_quiet_T: NDArray[np.bool_]) -> bool:
