@@ -54,5 +54,5 @@ def baseline_loss(history: History) -> tuple[float, str]:
     for event in events_of(history, CHANCE_EVENT):
         chance_loss = event.values["nat"] * math.log(event.values["classes"])
         if chance_loss < first:
-            return chance_loss, "for who knows nothing"
+            return chance_loss, "at chance level"
     return first, "in the beginning"

@@ -17,7 +17,7 @@ from gradwatch.detect.features.robust_stats import median
 from gradwatch.detect.features.scope import affected_modules
 from gradwatch.detect.features.structure import matrix_rms, structure_of
 from gradwatch.detect.gradients.death.cliff import find_cliffs, gap_below_median
-from gradwatch.detect.gradients.death.examples import collapsed_router
+from gradwatch.detect.gradients.death.examples import make_collapsed_router
 from gradwatch.detect.gradients.death.experts import SIDE_BY_SIDE_EVENT, comes_and_goes, live_frac_of_siblings
 from gradwatch.detect.gradients.death.frozen import find_frozen
 from gradwatch.history.store import History
@@ -128,17 +128,15 @@ class DeadLayer:
         )
         expert = Synthetic(steps=120).dead(5, onset=60)
         expert.grad_l2_TL[20:60:7, 5] = 0
-        yield Example("an expert that was chosen now and then is chosen no more", expert.history(), expert.names(5))
+        yield Example("an expert that was chosen now and then is no longer chosen", expert.history(), expert.names(5))
         routed = (
             Synthetic(steps=120).dead(5, onset=60).note(SIDE_BY_SIDE_EVENT, layer="layers", values={"modules": 12.0})
         )
         yield Example(
-            "one of twelve experts is chosen no more, from one step to the next", routed.history(), routed.names(5)
+            "one of twelve experts is no longer chosen, from one step to the next", routed.history(), routed.names(5)
         )
-        collapsed = collapsed_router()
-        yield Example(
-            "all of ten experts but one are chosen no more", collapsed.history(), collapsed.names(range(2, 11))
-        )
+        collapsed = make_collapsed_router()
+        yield Example("nine of ten experts are no longer chosen", collapsed.history(), collapsed.names(range(2, 11)))
         hinge = Synthetic(steps=120)
         hinge.grad_l2_TL[60:] = 0
         yield Example("the loss is zero, and with it every gradient", hinge.history())

@@ -11,7 +11,7 @@ from gradwatch.detect.features.events import RECURRENCE_EVENT
 from gradwatch.detect.features.finding import Sign, findings_of
 from gradwatch.detect.gradients.explosion.backward_gain import find_backward_gain
 from gradwatch.detect.gradients.explosion.climb import BLOCK_STEPS, MIN_BLOCKS, NORM, find_climb
-from gradwatch.detect.gradients.explosion.examples import amplified, falling
+from gradwatch.detect.gradients.explosion.examples import make_falling_loss, make_gain
 from gradwatch.detect.gradients.explosion.over_depth import find_growth_over_depth
 from gradwatch.detect.gradients.explosion.overflow import find_overflow
 from gradwatch.detect.gradients.explosion.recurrence import find_growth_over_time
@@ -106,8 +106,8 @@ class ExplodingGradient:
         )
         deep = Synthetic(steps=30).vanishing(decades=-8)
         yield Example("gradients grow by eight decades over depth", deep.history(), deep.names(0))
-        yield Example("a sum over neighbours multiplies the gradient at each layer", *amplified(3.2))
-        yield Example("the weights' gradients are ten times the output bias's", amplified(1.0)[0])
+        yield Example("a sum over neighbours multiplies the gradient at each layer", *make_gain(3.2))
+        yield Example("the weights' gradients are ten times the output bias's", make_gain(1.0)[0])
         looped = Synthetic(steps=20).note(RECURRENCE_EVENT, layer="layers.3.weight", values={"uses": 96, "growth": 4.7})
         yield Example("a recurrence multiplies by more than one at each step", looped.history(), ("layers.3.weight",))
         looped = Synthetic(steps=20).note(RECURRENCE_EVENT, layer="layers.3.weight", values={"uses": 96, "growth": 2.2})
@@ -124,12 +124,12 @@ class ExplodingGradient:
         stage.grad_l2_TL[80:] *= 3
         stage.loss_T[80:] *= 2.5
         yield Example("a harder stage of a curriculum", stage.history())
-        yield Example("a critic that nothing bounds", falling(power=2.5), (None,))
-        yield Example("a critic that grows until its penalty holds it", falling(power=2.5, held=30))
-        yield Example("a bound on information grows out of a small layer", falling(power=2.5, grown=0.001))
-        yield Example("a likelihood of density falls below zero", falling(power=2.5, norm=0.0))
+        yield Example("a critic that nothing bounds", make_falling_loss(power=2.5), (None,))
+        yield Example("a critic that grows until its penalty holds it", make_falling_loss(power=2.5, held=30))
+        yield Example("a bound on information grows out of a small layer", make_falling_loss(power=2.5, grown=0.001))
+        yield Example("a likelihood of density falls below zero", make_falling_loss(power=2.5, norm=0.0))
         yield Example(
             "the residual of a differential equation, to which the output's bias adds nothing",
-            amplified(3.2, by_inputs=True)[0],
+            make_gain(3.2, by_inputs=True)[0],
         )
         yield Example("one spike", Synthetic(steps=140).spike(step=137, factor=300).history())

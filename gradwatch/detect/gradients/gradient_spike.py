@@ -135,7 +135,7 @@ class GradientSpike:
         again = Synthetic(steps=120).spike(step=83, factor=150).spike(step=100, factor=200)
         yield Example("a broken sample comes again within an epoch", again.history(), (None,))
         early = Synthetic(steps=120).spike(step=9, factor=150).spike(step=60, factor=150)
-        yield Example("so it does where it came among the first", early.history(), (None,))
+        yield Example("a broken sample of the first steps comes again", early.history(), (None,))
         often = Synthetic(steps=120)
         often.grad_l2_TL[np.flatnonzero(often.t_T % 13 == 5)] *= 100
         yield Example("a few batches of each epoch are a hundred times the others", often.history())

@@ -10,7 +10,12 @@ from gradwatch.detect import Example
 from gradwatch.detect.features.events import HEADS_EVENT
 from gradwatch.detect.features.finding import Sign, findings_of
 from gradwatch.detect.features.structure import structure_of
-from gradwatch.detect.gradients.imbalance.examples import coefficient, cut, fed, table
+from gradwatch.detect.gradients.imbalance.examples import (
+    make_clipped,
+    make_coefficient,
+    make_large_embedding,
+    make_unscaled_inputs,
+)
 from gradwatch.detect.gradients.imbalance.heads import find_dominant_heads
 from gradwatch.detect.gradients.imbalance.leading_matrix import MIN_MATRICES, find_leading_matrix
 from gradwatch.detect.gradients.imbalance.norm_share import find_norm_taker
@@ -104,16 +109,21 @@ class LayerImbalance:
         rates = Synthetic(steps=40)
         rates.update_factor_TL[:, 4] = 1e4
         yield Example(
-            "one layer has a rate of its own, ten thousand times the others'", rates.history(), rates.names(4)
+            "one layer has a rate of its own, 10,000 times that of the others", rates.history(), rates.names(4)
         )
-        yield Example("the sum of a loss beside a mean, and clipping", *cut(others=0.005))
-        yield Example("a table of energies is kept in another unit", *table(factor=3e4))
-        yield Example("days since 1970 are fed to a layer", *fed(19_000.0, others=0.05))
-        yield Example("they are, and other layers have gradients as well", fed(19_000.0, others=0.4)[0])
-        yield Example("they are, and one other layer is left next to none", *fed(19_000.0, others=0.4, least=1e-4))
-        yield Example("pixels of 0 to 255", fed(150.0, others=0.05)[0])
-        yield Example("a table with thirty times the gradient of all others", table(factor=100)[0])
-        yield Example("an output layer with most of what is clipped", cut(others=0.2)[0])
+        yield Example("the sum of one loss next to the mean of another, and clipping", *make_clipped(others=0.005))
+        yield Example("an embedding of energies is kept in another unit", *make_large_embedding(factor=3e4))
+        yield Example("days since 1970 are fed to a layer", *make_unscaled_inputs(19_000.0, others=0.05))
+        yield Example(
+            "days since 1970, and other layers have gradients as well", make_unscaled_inputs(19_000.0, others=0.4)[0]
+        )
+        yield Example(
+            "days since 1970, and one other layer gets next to no gradient",
+            *make_unscaled_inputs(19_000.0, others=0.4, least=1e-4),
+        )
+        yield Example("pixels of 0 to 255", make_unscaled_inputs(150.0, others=0.05)[0])
+        yield Example("an embedding with 30 times the gradient of all others", make_large_embedding(factor=100)[0])
+        yield Example("an output layer with most of what is clipped", make_clipped(others=0.2)[0])
         yield Example("a healthy run", Synthetic(steps=40).history())
         all_of_it = Synthetic(steps=40)
         all_of_it.update_factor_TL[:] = 1e4
@@ -127,9 +137,13 @@ class LayerImbalance:
         )
         output = Synthetic(steps=40).imbalance(4, factor=1e4)
         output.grad_l2_TL[:, -1] = 3 * output.grad_l2_TL[:, 4]
-        yield Example("the output layer has as large a gradient, for what it is fed", output.history(), output.names(4))
+        yield Example(
+            "the output layer has as large a gradient, because of its inputs", output.history(), output.names(4)
+        )
         yield Example("vanishing gradients have a second largest", Synthetic(steps=40).vanishing(decades=12).history())
-        yield Example("a coefficient that is thrown about by updates of its own size", *coefficient(thrown=True))
-        yield Example("a coefficient that grows out of its first size", coefficient(thrown=False)[0])
+        yield Example("a coefficient that updates of its own size throw about", *make_coefficient(is_unstable=True))
+        yield Example("a coefficient that grows out of its first size", make_coefficient(is_unstable=False)[0])
         known = Synthetic(steps=40).imbalance(4, factor=1e4).own_rate(4, factor=1e-3)
-        yield Example("a layer of another unit has a rate of its own: for information", known.history(), known.names(4))
+        yield Example(
+            "a layer of another unit has a lower rate of its own: for information", known.history(), known.names(4)
+        )

@@ -119,7 +119,7 @@ class NoGradient:
         """Yield histories that fire, that stay quiet, and near misses."""
         cut = Synthetic(steps=40).no_gradient((0, 1))
         yield Example("two layers are cut from the graph", cut.history(), cut.names((0, 1)))
-        yield Example("one layer's gradient is exactly zero", *_zero(steps=40))
+        yield Example("one layer's gradient is exactly zero", *_make_zero(steps=40))
         yield Example("nothing reaches the model", Synthetic(steps=40).no_gradient(None, zero=True).history(), (None,))
         yield Example("a healthy run", Synthetic(steps=40).history())
         branch = Synthetic(steps=40)
@@ -134,7 +134,7 @@ class NoGradient:
         named = (replace(layer, name="router" if i == 3 else layer.name) for i, layer in enumerate(masked.info.layers))
         masked.info = replace(masked.info, layers=tuple(named))
         yield Example("a router is cut off, and the experts behind it are masked", masked.history(), ("router",))
-        yield Example("a shift that cancels out, beside a weight with a norm of its own: for information", *_shift())
+        yield Example("a shift that cancels out, next to a weight with weight norm: for information", *_make_shift())
         frozen = Synthetic(steps=40).no_gradient(3)
         layers = tuple(replace(layer, trainable=i != 3) for i, layer in enumerate(frozen.info.layers))
         frozen.info = replace(frozen.info, layers=layers)
@@ -142,19 +142,19 @@ class NoGradient:
         skipped = Synthetic(steps=40).no_gradient(None)
         skipped.skipped_T[:] = 1
         yield Example("every step so far was skipped", skipped.history())
-        yield Example("a target network: a copy that no optimizer holds", _outside(copied=True))
-        yield Example("an average of the weights, which moves without an optimizer", _outside(moves=True))
-        yield Example("a layer that nothing uses and no optimizer holds", _outside(), ("layers.4.weight",))
+        yield Example("a target network: a copy that no optimizer holds", _make_unowned(copied=True))
+        yield Example("an average of the weights, which moves without an optimizer", _make_unowned(moves=True))
+        yield Example("a layer that no module uses and no optimizer holds", _make_unowned(), ("layers.4.weight",))
         blocked = Synthetic(steps=40, activations=3).no_gradient((0, 1), zero=True).dead_relu(0, fraction=1, onset=0)
-        yield Example("zeros behind a dead ReLU are for dead-relu to tell", blocked.history())
+        yield Example("zeros behind a dead ReLU are reported as dead-relu", blocked.history())
 
 
-def _zero(*, steps: int) -> tuple[History, tuple[str, ...]]:
+def _make_zero(*, steps: int) -> tuple[History, tuple[str, ...]]:
     made = Synthetic(steps=steps).no_gradient(4, zero=True)
     return made.history(), made.names(4)
 
 
-def _shift() -> tuple[History, tuple[str, ...]]:
+def _make_shift() -> tuple[History, tuple[str, ...]]:
     made = Synthetic(steps=40).no_gradient(4, zero=True)
     homes = {3: ("critic.parametrizations.weight", "original"), 4: ("critic", "bias")}
     layers = list(made.info.layers)
@@ -164,7 +164,7 @@ def _shift() -> tuple[History, tuple[str, ...]]:
     return made.history(), ("critic.bias",)
 
 
-def _outside(*, copied: bool = False, moves: bool = False) -> History:
+def _make_unowned(*, copied: bool = False, moves: bool = False) -> History:
     """Return a run with a layer that no optimizer holds; all others begin with the same norm."""
     made = Synthetic(steps=60).no_gradient(4)
     layers = tuple(replace(layer, group=None if i == 4 else 0) for i, layer in enumerate(made.info.layers))

@@ -16,13 +16,11 @@ from gradwatch.detect.features.finding import Sign, findings_of
 from gradwatch.detect.gradients.oscillation.alternating_sources import find_drowned_source
 from gradwatch.detect.gradients.oscillation.contrary_turns import find_contrary_turns
 from gradwatch.detect.gradients.oscillation.examples import (
-    bouncing,
-    made_of_two_sources,
-    made_to_bounce,
-    of_two_sources,
-    sorted_classes,
-    stretches,
-    turned,
+    make_bouncing,
+    make_sorted_classes,
+    make_stretches,
+    make_turns,
+    make_two_sources,
 )
 from gradwatch.detect.gradients.oscillation.one_sided_batches import CLASSES_EVENT, find_one_sided_batches
 from gradwatch.detect.gradients.oscillation.stretches import find_stretches
@@ -129,36 +127,50 @@ class OscillatingGradient:
     @classmethod
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
-        yield Example("an optimizer overshoots at every step", bouncing(period=2), (None,))
-        yield Example("the data come class after class", bouncing(period=12), (None,))
+        yield Example("an optimizer overshoots at every step", make_bouncing(period=2).history(), (None,))
+        yield Example("batches come class after class", make_bouncing(period=12).history(), (None,))
         yield Example(
-            "the data come station after station, in waves of twenty-four steps", bouncing(period=24), (None,)
+            "batches come station after station, in waves of 24 steps", make_bouncing(period=24).history(), (None,)
         )
-        yield Example("every second batch has inputs of another scale", of_two_sources(learned=0.95), (None,))
-        yield Example("two tasks in turn, of which both are learned", of_two_sources(learned=0.4))
-        yield Example("one batch of three has other units", of_two_sources(learned=4, apart=3, period=3), (None,))
-        yield Example("two noise levels in turn, one of them learned first", of_two_sources(learned=0.95, apart=3))
-        tasks = made_to_bounce(period=2)
+        yield Example(
+            "every second batch has inputs of another scale", make_two_sources(learned=0.95).history(), (None,)
+        )
+        yield Example("two tasks in turn, both of which are learned", make_two_sources(learned=0.4).history())
+        yield Example(
+            "every third batch has other units", make_two_sources(learned=4, apart=3, period=3).history(), (None,)
+        )
+        yield Example(
+            "two noise levels in turn, one of them learned first", make_two_sources(learned=0.95, apart=3).history()
+        )
+        tasks = make_bouncing(period=2)
         tasks.grad_l2_TL[1::2, 11] = np.nan
         yield Example("two tasks in turn, each with a head and a loss of its own", tasks.history())
-        tasks = made_of_two_sources(learned=0.95, apart=1000)
+        tasks = make_two_sources(learned=0.95, apart=1000)
         tasks.grad_l2_TL[1::2, 11] = np.nan
-        yield Example("two tasks in turn, one a thousand times as loud, the other unlearned", tasks.history(), (None,))
-        worse = made_of_two_sources(learned=5.0, apart=40)
+        yield Example(
+            "two tasks in turn, one with gradients 1,000 times as large, the other unlearned", tasks.history(), (None,)
+        )
+        worse = make_two_sources(learned=5.0, apart=40)
         worse.loss_T[1::2] = 80.0
-        yield Example("one source unteaches the other, which has a smaller loss", worse.history(), (None,))
-        yield Example("two sources of ten batches each in turn", stretches(10), (None,))
-        yield Example("a new task every forty steps", stretches(40))
-        yield Example("what half of the batches teach the others unteach", turned(back=0.2), (None,))
-        yield Example("they differ, and most of it is the same for both", turned(back=0.2, common=0.4))
-        yield Example("what they differ in is all that is left", turned(back=0.2, learned=0.1))
-        yield Example("random batches that teach little", turned(back=0.0))
+        yield Example(
+            "one source makes the loss of the other grow, which stays the smaller one", worse.history(), (None,)
+        )
+        yield Example("two sources of ten batches each in turn", make_stretches(10), (None,))
+        yield Example("a new task every forty steps", make_stretches(40))
+        yield Example("half of the batches undo what the other half teaches", make_turns(back=0.2), (None,))
+        yield Example("two sources differ, but most of the gradient is the same", make_turns(back=0.2, common=0.4))
+        yield Example("two sources differ, and little else is left to learn", make_turns(back=0.2, learned=0.1))
+        yield Example("random batches that teach little", make_turns(back=0.0))
         yield Example("a healthy run", Synthetic(steps=140).history())
         yield Example("noise of tiny batches", Synthetic(steps=140, noise=1.5).history())
-        yield Example("the swings grow, as values in Q-learning do", bouncing(period=12, level=0.02, growth=0.02))
-        yield Example("norms alternate, but the run learns", Synthetic(steps=140).oscillating().history())
         yield Example(
-            "batches of one class each, of which some is learned", sorted_classes(gradient=0.85, loss=1.1), (None,)
+            "the swings grow, as values in Q-learning do", make_bouncing(period=12, level=0.02, growth=0.02).history()
         )
-        yield Example("random batches of labels that nobody can learn", sorted_classes(gradient=0.2, loss=1.1))
-        yield Example("classes of unlike shares, before they are learned", sorted_classes(gradient=0.85, loss=0.9))
+        yield Example("norms alternate, but the loss falls", Synthetic(steps=140).oscillating().history())
+        yield Example(
+            "batches of one class each, of which some is learned", make_sorted_classes(gradient=0.85, loss=1.1), (None,)
+        )
+        yield Example("random batches of labels that cannot be learned", make_sorted_classes(gradient=0.2, loss=1.1))
+        yield Example(
+            "classes of unequal frequency, before they are learned", make_sorted_classes(gradient=0.85, loss=0.9)
+        )

@@ -11,7 +11,7 @@ import numpy as np
 from gradwatch.detect import Example
 from gradwatch.detect.features.finding import findings_of
 from gradwatch.detect.gradients.sparsity.envelope import BLOCK_STEPS, CreepBounds
-from gradwatch.detect.gradients.sparsity.examples import silenced, with_bias
+from gradwatch.detect.gradients.sparsity.examples import make_silenced, make_with_bias
 from gradwatch.detect.gradients.sparsity.silencing_units import find_silencing_units
 from gradwatch.detect.gradients.sparsity.zero_gradients import CODEBOOK_EVENT, find_sparser_gradients
 from gradwatch.history.store import History
@@ -89,10 +89,10 @@ class RisingSparsity:
         sick = Synthetic(steps=200).rising_sparsity(6, onset=10, rate=0.004)
         yield Example("units die one by one", sick.history(), sick.names(6))
         yield Example(
-            "units die one by one under a penalty that leaves no gradient at zero", silenced(0.004), ("acts.1",)
+            "units die one by one under a penalty, which leaves no gradient at zero", make_silenced(0.004), ("acts.1",)
         )
-        yield Example("half of the units of a ReLU fall silent together", silenced(0.02, most=0.5))
-        yield Example("a ReLU is as selective as the batch wants it", silenced(0.002, wave=0.3))
+        yield Example("half of the units of a ReLU fall silent together", make_silenced(0.02, most=0.5))
+        yield Example("the units of a ReLU are selective in waves", make_silenced(0.002, wave=0.3))
         yield Example("a healthy run", Synthetic(steps=200).history())
         early = Synthetic(steps=200).rising_sparsity(6, onset=0, rate=0.02, most=0.5)
         yield Example("a layer settles within its first steps", early.history())
@@ -100,8 +100,10 @@ class RisingSparsity:
         yield Example("half of the units fall silent within eighty steps", places.history())
         gone = Synthetic(steps=200).rising_sparsity(6, onset=40, rate=0.008)
         yield Example("nearly all units fall silent within a hundred", gone.history(), gone.names(6))
-        yield Example("a bias gets as much from either side of a difference", with_bias(cancels=True))
-        yield Example("units die with their bias", with_bias(cancels=False), ("layers.6.bias",))
+        yield Example(
+            "the gradient of a bias cancels out between the sides of a difference", make_with_bias(cancels=True)
+        )
+        yield Example("units die with their bias", make_with_bias(cancels=False), ("layers.6.bias",))
         codes = Synthetic(steps=200).sparse_embedding(6, zero_frac=0).rising_sparsity(6, onset=10, rate=0.004)
         codes.note(CODEBOOK_EVENT, layer="layers.6.weight")
         yield Example("codes fall out of use one by one", codes.history(), codes.names(6))

@@ -9,7 +9,7 @@ from typing import ClassVar, final
 from gradwatch.detect import Example
 from gradwatch.detect.features.events import HEADS_EVENT
 from gradwatch.detect.features.finding import Sign, findings_of
-from gradwatch.detect.gradients.vanishing.examples import forgetful, gated
+from gradwatch.detect.gradients.vanishing.examples import make_forgetful, make_gated
 from gradwatch.detect.gradients.vanishing.faint_weights import find_faint_weights
 from gradwatch.detect.gradients.vanishing.hidden_softmax import HIDDEN_SOFTMAX_EVENT, find_hidden_softmax
 from gradwatch.detect.gradients.vanishing.over_depth import find_fall_over_depth
@@ -82,12 +82,12 @@ class VanishingGradient:
         """Yield histories that fire, that stay quiet, and near misses."""
         sick = Synthetic(steps=40).vanishing(decades=8)
         yield Example("twelve layers lose eight decades", sick.history(), sick.names(0))
-        filters = gated()
+        filters = make_gated()
         yield Example(
             "six gated layers lose five decades, and their gates have far less", filters.history(), filters.names(0)
         )
-        actor = gated().note(HEADS_EVENT, values={"blocks.2.filter.weight": 4, "blocks.5.filter.weight": 10})
-        yield Example("an actor beside its critics, whose gradients are larger", actor.history())
+        actor = make_gated().note(HEADS_EVENT, values={"blocks.2.filter.weight": 4, "blocks.5.filter.weight": 10})
+        yield Example("an actor next to its critics, whose gradients are larger", actor.history())
         late = Synthetic(steps=80).vanishing(decades=5, onset=40)
         yield Example("saturation sets in at step 40", late.history(), late.names(0))
         flat = Synthetic(steps=80).note(
@@ -95,7 +95,7 @@ class VanishingGradient:
         )
         flat.grad_l2_TL[:, 9] *= 1e-5
         yield Example("a softmax in a hidden layer divides gradients by its units", flat.history(), flat.names(9))
-        yield Example("a cell forgets, and what is to be learned lies in what it remembers", forgetful().history())
+        yield Example("a recurrent cell forgets, which does no harm without a plateau", make_forgetful().history())
         small = Synthetic(steps=40)
         small.grad_l2_TL[:, -1] *= 1e5
         bias = replace(small.info.layers[-1], name="layers.11.bias", module="layers.10", shape=(64,))

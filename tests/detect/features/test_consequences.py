@@ -1,4 +1,4 @@
-"""Symptoms that an earlier finding explains are told, and do not count as illnesses of their own."""
+"""Symptoms that an earlier finding explains are reported, and do not count as illnesses of their own."""
 
 from dataclasses import replace
 

@@ -40,7 +40,7 @@ def test_a_slope_is_that_of_a_least_squares_fit():
     assert slope(values) == pytest.approx(np.polyfit(np.arange(12), values, 1)[0])
 
 
-def test_a_line_climbs_and_a_cliff_or_a_cloud_does_not():
+def test_a_line_rises_and_a_cliff_or_a_cloud_does_not():
     line = np.arange(8.0) + 0.2 * np.random.default_rng(0).standard_normal(8)
     cliff = np.array([0.0, 0, 0, 0, 8, 8, 8, 8])
     cloud = np.array([0.0, 5, -4, 6, 1, 8, -2, 7])

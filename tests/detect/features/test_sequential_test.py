@@ -1,4 +1,4 @@
-"""Sequential tests: on series of the kind that they must not report they err as seldom as they state."""
+"""Sequential tests: on series that they must not report, they err no more often than they state."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def falling(rng, *, rate):
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.01])
-def test_a_series_that_falls_every_second_time_is_taken_for_flat_as_seldom_as_stated(alpha):
+def test_a_series_that_falls_every_second_time_is_hardly_ever_taken_for_flat(alpha):
     rng = np.random.default_rng(0)
 
     wrong = ever([falling(rng, rate=0.5) for _ in range(SERIES)], bound=1 / alpha)
@@ -35,7 +35,7 @@ def test_a_series_that_falls_every_second_time_is_taken_for_flat_as_seldom_as_st
 
 
 @pytest.mark.parametrize("noise", ["normal", "cauchy", "uniform"])
-def test_a_flat_series_is_told_whatever_its_noise(noise):
+def test_a_flat_series_is_found_whatever_its_noise(noise):
     rng = np.random.default_rng(1)
     draw = {"normal": rng.standard_normal, "cauchy": rng.standard_cauchy, "uniform": rng.random}[noise]
 

@@ -1,12 +1,12 @@
 """A recurrence that forgets is ill where nothing is learned."""
 
-from gradwatch.detect.gradients.vanishing.examples import forgetful
+from gradwatch.detect.gradients.vanishing.examples import make_forgetful
 from gradwatch.detect.gradients.vanishing_gradient import VanishingGradient
 from gradwatch.records import Finding, Severity
 
 
-def test_a_recurrence_that_forgets_is_told_of_once_nothing_is_learned():
-    history = forgetful().history()
+def test_a_recurrence_that_forgets_is_reported_once_nothing_is_learned():
+    history = make_forgetful().history()
     assert list(VanishingGradient().detect(history)) == []
 
     history.report(

@@ -8,7 +8,7 @@ from gradwatch.detect.gradients.death.experts import SIDE_BY_SIDE_EVENT
 from gradwatch.history.synthetic.builder import Synthetic
 
 
-def collapsed_router() -> Synthetic:
+def make_collapsed_router() -> Synthetic:
     """Return a run of twelve layers, ten of which are experts, and of which only the last keeps a gradient."""
     made = Synthetic(steps=120).dead(range(2, 11), onset=60)
     layers = made.info.layers

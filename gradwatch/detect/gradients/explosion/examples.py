@@ -11,7 +11,7 @@ from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 
 
-def falling(*, power: float, norm: float = 1.5, held: int = 1000, grown: float = 0.01) -> History:
+def make_falling_loss(*, power: float, norm: float = 1.5, held: int = 1000, grown: float = 0.01) -> History:
     """Return a run whose loss falls below zero while gradients and weights grow, until it is held."""
     made = Synthetic(steps=200)
     time_T = np.minimum(made.t_T, held) + 1.0
@@ -21,8 +21,8 @@ def falling(*, power: float, norm: float = 1.5, held: int = 1000, grown: float =
     return made.history()
 
 
-def amplified(decades: float, *, by_inputs: bool = False) -> tuple[History, tuple[str, ...]]:
-    """Return a run whose last tensor is the output's bias, with a gradient so many decades below the others'."""
+def make_gain(decades: float, *, by_inputs: bool = False) -> tuple[History, tuple[str, ...]]:
+    """Return a run whose last tensor is the output's bias, with a gradient some decades below the others'."""
     made = Synthetic(steps=30)
     bias = replace(made.info.layers[-1], name="layers.10.bias", module="layers.10", shape=(64,))
     made.info = replace(made.info, layers=(*made.info.layers[:-1], bias))

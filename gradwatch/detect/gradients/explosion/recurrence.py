@@ -17,7 +17,7 @@ CRITICAL_GROWTH = 2.0
 
 
 def find_growth_over_time(history: History, *, decades: float) -> Iterator[Sign]:
-    """Yield a sign for each parameter through whose uses the gradient grows by so many decades."""
+    """Yield a sign for each parameter through whose uses the gradient grows by at least `decades`."""
     for event in events_of(history, RECURRENCE_EVENT):
         growth, uses = event.values["growth"], event.values["uses"]
         if growth < decades:

@@ -12,21 +12,21 @@ from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.history.synthetic.edit import with_statistic
 
 
-def cut(*, others: float) -> tuple[History, tuple[str, ...]]:
-    """Return a run whose gradients are cut to a norm of 1, of which the others than the output layer have a part."""
+def make_clipped(*, others: float) -> tuple[History, tuple[str, ...]]:
+    """Return a run whose gradients are clipped to a norm of 1, with the part of it that is not the output layer's."""
     made = Synthetic(steps=40)
     made.grad_l2_TL[:, :-1], made.grad_l2_TL[:, -1] = others / math.sqrt(11), math.sqrt(1 - others**2)
     return made.history(), made.names(11)
 
 
-def table(*, factor: float) -> tuple[History, tuple[str, ...]]:
-    """Return a run whose first layer is an embedding with a gradient so many times as large as another layer's."""
+def make_large_embedding(*, factor: float) -> tuple[History, tuple[str, ...]]:
+    """Return a run whose first layer is an embedding with a gradient that is larger by a factor."""
     made = Synthetic(steps=40).sparse_embedding(zero_frac=0.1).imbalance(0, factor=factor)
     return made.history(), made.names(0)
 
 
-def fed(size: float, *, others: float, least: float | None = None) -> tuple[History, tuple[str, ...]]:
-    """Return a run with a layer whose inputs are of a size, and the norm of all other gradients, and the least."""
+def make_unscaled_inputs(size: float, *, others: float, least: float | None = None) -> tuple[History, tuple[str, ...]]:
+    """Return a run with a layer whose inputs have a size, with the norm of all other gradients and the smallest."""
     made = Synthetic(steps=40)
     made.grad_l2_TL[:] = others / math.sqrt(10) * np.linspace(0.9, 1.1, 40)[:, None]
     weight = made.info.layers[0]
@@ -37,12 +37,12 @@ def fed(size: float, *, others: float, least: float | None = None) -> tuple[Hist
     return made.history(), ("layers.0",)
 
 
-def coefficient(*, thrown: bool) -> tuple[History, tuple[str, ...]]:
-    """Return a run with a number of 1e-5, of which each update of 5e-3 is as large as itself, or a hundredth of it."""
+def make_coefficient(*, is_unstable: bool) -> tuple[History, tuple[str, ...]]:
+    """Return a run with a coefficient of 1e-5 that grows until updates of 5e-3 are all of it, or a hundredth of it."""
     made = Synthetic(steps=80)
     first, *rest = made.info.layers
     made.info = replace(made.info, layers=(replace(first, name="nu", module="", shape=()), *rest))
     history = with_statistic(made.history(), "grad.l2", 50.0, layers=(0,))
-    weight_T = np.where(made.t_T > 0, 5e-3 if thrown else 0.5, 1e-5)
+    weight_T = np.where(made.t_T > 0, 5e-3 if is_unstable else 0.5, 1e-5)
     history = with_statistic(history, "weight.l2", weight_T[:, None], layers=(0,))
     return with_statistic(history, "update.ratio", 5e-3 / weight_T[:, None], layers=(0,)), ("nu",)

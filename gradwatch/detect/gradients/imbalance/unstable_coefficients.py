@@ -60,7 +60,9 @@ def find_unstable_coefficients(history: History, *, thrown: float) -> Iterator[S
                     value=float(ratio_F[place]),
                 ),
                 Quantity(
-                    key="imbalance.share_of_norm", label="its gradient, by the norm of all", value=float(share_F[place])
+                    key="imbalance.share_of_norm",
+                    label="its gradient, as a share of the total norm",
+                    value=float(share_F[place]),
                 ),
             ),
             layer=name,

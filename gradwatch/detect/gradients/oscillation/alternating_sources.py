@@ -101,7 +101,7 @@ def find_drowned_source(history: History, *, decades: float) -> Sign | None:
             ),
             Quantity(key="period", value=float(period), unit="steps"),
             Quantity(key="sources.quiet_loss", label="loss of the batches with small gradients", value=loss.quiet),
-            Quantity(key="sources.quiet_loss_first", label="the same in the beginning", value=first.quiet),
+            Quantity(key="sources.quiet_loss_first", label="loss of these batches in the beginning", value=first.quiet),
         ),
     )
 

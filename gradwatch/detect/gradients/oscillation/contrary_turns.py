@@ -74,7 +74,7 @@ def find_contrary_turns(history: History, *, contrary: float) -> Sign | None:
             ),
             Quantity(key="contrary.period", label="steps until a turn comes again", value=float(period), unit="steps"),
             Quantity(key="loss.median", label="loss, median of 48 steps", value=loss),
-            Quantity(key="loss.start", label="the same where learning began", value=begun),
+            Quantity(key="loss.start", label="loss where learning began", value=begun),
         ),
     )
 

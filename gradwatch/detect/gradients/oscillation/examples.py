@@ -10,8 +10,8 @@ from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.history.synthetic.edit import with_statistic
 
 
-def sorted_classes(*, gradient: float, loss: float) -> History:
-    """Return a run over ten classes with a gradient of the output's bias, and a loss in units of the first."""
+def make_sorted_classes(*, gradient: float, loss: float) -> History:
+    """Return a run over ten classes with a given gradient of the output's bias, and a loss in units of the first."""
     made = Synthetic(steps=80)
     made.note(CLASSES_EVENT, layer=made.names(11)[0], text="of ten", values={"samples": 32.0, "classes": 10.0})
     made.loss_T[:] = 2.3 * np.where(made.t_T > 0, loss, 1.0)
@@ -19,15 +19,15 @@ def sorted_classes(*, gradient: float, loss: float) -> History:
     return made.history()
 
 
-def stretches(length: int) -> History:
+def make_stretches(length: int) -> History:
     """Return a run whose loss falls for some steps and jumps back again."""
     made = Synthetic(steps=140)
     made.loss_T[:] = 2.3 * np.exp(-3.0 * (made.t_T % length) / length)
     return made.history()
 
 
-def turned(*, back: float, common: float = 0.0, learned: float = 0.3) -> History:
-    """Return a run that learns some, whose gradients have means that come in turn, and a common part."""
+def make_turns(*, back: float, common: float = 0.0, learned: float = 0.3) -> History:
+    """Return a run that learns some of its loss, with gradients that have a part by turns and a common part."""
     made = Synthetic(steps=140)
     made.loss_T[20:] = learned * made.loss_T[0]
     made.grad_l2_TL[:] = 1.0
@@ -35,12 +35,8 @@ def turned(*, back: float, common: float = 0.0, learned: float = 0.3) -> History
     return with_statistic(made.history(), "grad.mean", cosine_T[:, None] / 64)
 
 
-def of_two_sources(*, learned: float, apart: float = 40, period: int = 2) -> History:
-    return made_of_two_sources(learned=learned, apart=apart, period=period).history()
-
-
-def made_of_two_sources(*, learned: float, apart: float, period: int = 2) -> Synthetic:
-    """Return a run with larger gradients at every so many steps, while the loss of the others ends at a share."""
+def make_two_sources(*, learned: float, apart: float = 40, period: int = 2) -> Synthetic:
+    """Return a run with larger gradients once per period, while the loss of the other batches ends at a share."""
     made = Synthetic(steps=140)
     is_loud_T = made.t_T % period == 1
     made.grad_l2_TL[is_loud_T] *= apart
@@ -49,12 +45,8 @@ def made_of_two_sources(*, learned: float, apart: float, period: int = 2) -> Syn
     return made
 
 
-def bouncing(*, period: int, level: float = 0.9, growth: float = 0.0) -> History:
-    """Return a run whose norm and loss swing together and whose loss gets nowhere, or grows."""
-    return made_to_bounce(period=period, level=level, growth=growth).history()
-
-
-def made_to_bounce(*, period: int, level: float = 0.9, growth: float = 0.0) -> Synthetic:
+def make_bouncing(*, period: int, level: float = 0.9, growth: float = 0.0) -> Synthetic:
+    """Return a run whose norm and loss swing together, while the loss gets nowhere or grows."""
     made = Synthetic(steps=140).oscillating(factor=60, onset=12, period=period)
     made.loss_T[12:] = level * np.exp(growth * made.t_T[12:] + 2 * np.sin(2 * np.pi * (made.t_T[12:] + 0.5) / period))
     return made

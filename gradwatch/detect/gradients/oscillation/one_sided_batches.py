@@ -31,7 +31,7 @@ MIN_SAMPLES = 16
 
 
 def find_one_sided_batches(history: History, event: Event, *, one_sided: float, share: float) -> Sign | None:
-    """Return a sign if the batches hold one class each, and seldom the class that was predicted.
+    """Return a sign if the batches hold one class each, and rarely the class that was predicted.
 
     Args:
         history: Of the run.
@@ -50,7 +50,7 @@ def find_one_sided_batches(history: History, event: Event, *, one_sided: float, 
     if not is_ill_T.mean() >= share:
         return None
     return Sign(
-        "nearly all samples of a batch are of one class, and seldom of the class that the last batches taught",
+        "nearly all samples of a batch are of one class, and rarely of the class that the last batches taught",
         (
             Quantity(
                 key="batch.one_sided",
@@ -59,10 +59,10 @@ def find_one_sided_batches(history: History, event: Event, *, one_sided: float, 
             ),
             Quantity(
                 key="batch.one_sided_random",
-                label="the same of as many random samples, at most",
+                label="largest for as many random samples",
                 value=values["samples"] ** -0.5,
             ),
-            Quantity(key="loss.chance", label="loss of knowing nothing", value=chance_loss),
+            Quantity(key="loss.chance", label="loss at chance level", value=chance_loss),
             Quantity(key="loss.median", label="loss, median of 48 steps", value=float(median(loss_T))),
         ),
     )

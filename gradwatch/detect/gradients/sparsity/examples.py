@@ -10,7 +10,7 @@ from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 
 
-def with_bias(*, cancels: bool) -> History:
+def make_with_bias(*, cancels: bool) -> History:
     """Return a run in which the gradient of a bias gets sparser, with or without that of its weights."""
     made = Synthetic(steps=200).rising_sparsity(7, onset=10, rate=0.004)
     weight = made.info.layers[6]
@@ -21,7 +21,7 @@ def with_bias(*, cancels: bool) -> History:
     return made.history()
 
 
-def silenced(rate: float, *, most: float = 0.9, wave: float = 0.0) -> History:
+def make_silenced(rate: float, *, most: float = 0.9, wave: float = 0.0) -> History:
     """Return a run in which a part of the units of a ReLU falls silent per step from step 20, on top of a wave."""
     made = Synthetic(steps=240, activations=3)
     dead_T = 0.02 + rate * np.maximum(made.t_T - 20, 0) + wave * (1 + np.sin(made.t_T / 15))

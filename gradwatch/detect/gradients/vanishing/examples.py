@@ -8,7 +8,7 @@ from gradwatch.detect.features.events import RECURRENCE_EVENT
 from gradwatch.history.synthetic.builder import Synthetic
 
 
-def gated() -> Synthetic:
+def make_gated() -> Synthetic:
     """Return a run of layers of a filter and a gate each, in which gradients vanish, and gates get a hundredth."""
     made = Synthetic(steps=40).vanishing(decades=5)
     made.grad_l2_TL[:, 1:-1:2] *= 0.01
@@ -18,7 +18,7 @@ def gated() -> Synthetic:
     return made
 
 
-def forgetful() -> Synthetic:
+def make_forgetful() -> Synthetic:
     """Return a run of a recurrence whose gradients vanish on their way back."""
     values = {"uses": 80.0, "growth": -20.0}
     return Synthetic(steps=80).note(RECURRENCE_EVENT, layer="layers.3.weight", values=values)

@@ -18,7 +18,7 @@ PLATEAU = "loss-plateau"
 
 
 def find_fall_over_time(history: History, *, decades: float) -> Iterator[Sign]:
-    """Yield a sign for each parameter through whose uses the gradient shrinks by so many decades."""
+    """Yield a sign for each parameter through whose uses the gradient shrinks by at least `decades`."""
     if not any(f.kind == PLATEAU and f.severity >= Severity.WARNING for f in history.findings):
         return
     for event in events_of(history, RECURRENCE_EVENT):

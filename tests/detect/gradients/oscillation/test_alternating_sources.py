@@ -11,7 +11,7 @@ from gradwatch.detect.gradients.oscillation.alternating_sources import (
     find_drowned_source,
     rank_sum_by_phase,
 )
-from gradwatch.detect.gradients.oscillation.examples import made_of_two_sources
+from gradwatch.detect.gradients.oscillation.examples import make_two_sources
 from gradwatch.detect.gradients.oscillation.window import WINDOW_STEPS
 
 
@@ -35,7 +35,7 @@ def test_rank_sums_of_random_values_are_standard_normal_numbers():
 
 
 def test_several_optimizers_play_a_game_and_are_no_sources():
-    made = made_of_two_sources(learned=0.95, apart=40)
+    made = make_two_sources(learned=0.95, apart=40)
     assert find_drowned_source(made.history(), decades=1.0)
 
     made.info = dataclasses.replace(made.info, optimizer="Adam+Adam")
