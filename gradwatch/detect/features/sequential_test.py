@@ -31,11 +31,11 @@ def aligned_blocks(values_T: Floats, first_step: int, size: int) -> Floats:
 def stall_likelihood_ratio(values_B: Floats, *, rate: float) -> float:
     """Return how many times likelier the new lows of a series are if it stands still than if it falls.
 
-    In a series without direction, block i is the lowest so far with probability 1 / i, whatever the distribution and
-    independently of earlier blocks (Rényi 1962, "Théorie des éléments saillants d'une suite d'observations"). A series
-    that falls sets a new low with probability `rate` or more each time. The product of the ratios of these
-    probabilities is a supermartingale for falling series. By Ville's inequality, at most a fraction alpha of them
-    ever reaches 1 / alpha, however often one looks (Wald 1945, sequential probability ratio test; Ville 1939).
+    In a series without direction, block i is the lowest so far with probability 1 / i. This holds for any distribution
+    and independently of earlier blocks (Rényi 1962, "Théorie des éléments saillants d'une suite d'observations"). A
+    series that falls sets a new low with probability `rate` or more each time. The product of the ratios of these
+    probabilities is a supermartingale for falling series. By Ville's inequality, at most a fraction alpha of them ever
+    reaches 1 / alpha, however often one looks (Wald 1945, sequential probability ratio test; Ville 1939).
 
     Args:
         values_B: A value per block, such as its median, of shape (B,).

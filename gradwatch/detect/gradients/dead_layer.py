@@ -36,19 +36,18 @@ ROUTER_SYMPTOMS = frozenset({"saturated-activation"})
 class DeadLayer:
     """One layer whose gradient has frozen at zero, or at next to nothing, while others learn.
 
-    What it measures: two things. (1) Frozen tensors: their gradient was not zero before and is exactly zero at each of
-    the newest `steps` steps, while more than half of the others have a gradient. (2) Tiny matrices: their gradient per
-    element (root mean square, median over the window) is `decades` below the median of all weight matrices, with a
-    cliff of `decades` - 1 to the next layer on one side. Vanishing gradients are as small, but have a slope and no
-    cliff.
+    What it measures: two things. (1) Frozen tensors: their gradient was not zero before, and is exactly zero at each of
+    the newest `steps` steps. More than half of the others have a gradient. (2) Tiny matrices: their gradient per
+    element (root mean square, median over the window) is `decades` below the median of all weight matrices. On one side
+    a cliff of `decades` - 1 leads to the next layer. Vanishing gradients are as small, but have a slope and no cliff.
 
     Why it matters: the layer no longer learns, and the features that pass through it stay what they are.
 
     When it is wrong: a branch whose gate starts near zero and opens late. An expert that is hardly ever chosen comes
-    and goes (info), until it has been away for 60 steps and five times as long as ever before. If the autograd graph
-    shows modules that are built alike side by side, as experts are, a dead one is for information until half of them
-    are dead. Then the router has collapsed, however confident its softmax is. A gradient that is None is a choice of
-    the training loop and does not count here (see no-gradient). If all layers go to zero together, the loss is zero: a
+    and goes (info), until it has been away for 60 steps and five times as long as ever before. The autograd graph may
+    show modules that are built alike side by side, as experts are. A dead one is for information until half of them are
+    dead. Then the router has collapsed, however confident its softmax is. A gradient that is None is a choice of the
+    training loop and does not count here (see no-gradient). If all layers go to zero together, the loss is zero: a
     hinge that is satisfied, or a fit without noise.
 
     What to do: look for what multiplies the layer: a gate with an extreme bias, a norm whose scale is zero and frozen,

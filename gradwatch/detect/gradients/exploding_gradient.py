@@ -27,15 +27,15 @@ class ExplodingGradient:
     """Gradient norms that climb exponentially, or are far too large already.
 
     What it measures: six things. (1) A climb: the median of the newest 8 total norms against the largest block median
-    in the first half of the window (up to 256 steps). The norm must be above it by `factor`, the loss by
-    `loss_factor`, and the loss must be above its start. (2) Growth over depth: the size of a gradient element in each
-    module, and by how many decades a line through the logarithms rises towards the input. (3) The gain of the backward
-    pass: the gradient norm of the median weight matrix over the norm of the output layer's bias, which is what the
-    loss sends in. It is left out if a loss may be made of derivatives by the inputs (a physics-informed network).
-    (4) A norm of 1e18 or more, whose square overflows in float32. (5) Growth over time: by how much the gradient grows
-    on its way back, if a forward pass uses one parameter on its own result again and again. (6) An unbounded loss: it
-    falls below zero faster and faster, loss and norm are `unbounded` times as large as in the first 8 steps, and the
-    weights grow too. A loss with a least value flattens out.
+    in the first half of the window (up to 256 steps). The norm must be above it by `factor`, the loss by `loss_factor`,
+    and the loss must be above its start. (2) Growth over depth: the size of a gradient element in each module, and by
+    how many decades a line through the logarithms rises towards the input. (3) The gain of the backward pass: the
+    gradient norm of the median weight matrix over the norm of the output layer's bias, which is what the loss sends in.
+    It is left out if a loss may be made of derivatives by the inputs (a physics-informed network). (4) A norm of 1e18
+    or more, whose square overflows in float32. (5) Growth over time: by how much the gradient grows on its way back, if
+    a forward pass uses one parameter on its own result again and again. (6) An unbounded loss: it falls below zero
+    faster and faster, and the weights grow too. Loss and norm are `unbounded` times as large as in the first 8 steps. A
+    loss with a least value flattens out.
 
     Why it matters: steps grow with the norm until the loss is NaN. Under Adam they stay large and lose direction.
 

@@ -33,16 +33,16 @@ class LayerImbalance:
     """One layer whose gradient is far larger than every other's.
 
     What it measures: six things. (1) A leading matrix: the size of a gradient element (root mean square) in each weight
-    matrix, and how far the largest lies above the second largest, at every step of a window. Biases, norms, scalars and
+    matrix. The largest has to lie far above the second largest at every step of a window. Biases, norms, scalars and
     embeddings are left out, because their gradients differ in size by nature; so is the output layer of a deeper
-    network. (2) A replaced matrix: one update replaces `replaced` of a matrix and next to nothing of all others.
-    (3) A dominant head, in the first 64 steps, if the model has several output layers side by side. Their gradients
-    meet in the layers they share, where the largest decides what is learned. (4) An unstable coefficient: a parameter
-    of up to 16 numbers, no bias, whose first update was at least 30 times its size. If updates stay as large as it is,
-    and it has nearly all of the gradient, the rate of the others throws it about. (5) A module that takes nearly all of
-    the total norm while clipping cuts the norm step after step, so that clipping leaves next to nothing for the
-    others. (6) Inputs of another unit: the gradient of a layer's weight in units of its bias's is the size of its
-    inputs. The layer must leave next to nothing of the norm, or of the gradient of another matrix.
+    network. (2) A replaced matrix: one update replaces `replaced` of a matrix and next to nothing of all others. (3) A
+    dominant head, in the first 64 steps, if the model has several output layers side by side. Their gradients meet in
+    the layers they share, where the largest decides what is learned. (4) An unstable coefficient: a parameter of up to
+    16 numbers, no bias, whose first update was at least 30 times its size. If updates stay as large as it is, and it
+    has nearly all of the gradient, the rate of the others throws it about. (5) A module that takes nearly all of the
+    total norm. If clipping cuts the norm step after step, it leaves next to nothing for the others. (6) Inputs of
+    another unit: the gradient of a layer's weight in units of its bias's is the size of its inputs. The layer must
+    leave next to nothing of the norm, or of the gradient of another matrix.
 
     Why it matters: one learning rate cannot serve both. The rate of the others makes this layer bounce, and the rate
     of this one leaves the others where they are. Clipping by the norm leaves room for this one only.

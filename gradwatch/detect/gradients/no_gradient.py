@@ -41,14 +41,15 @@ class NoGradient:
     model trains less than its author believes.
 
     When it is wrong: a module that is not used on purpose (the pooler of a language model, a head for another task).
-    Freeze it with `requires_grad_(False)` and it does not count. The wait is five times as long if other tensors come
-    and go from step to step (experts, heads that train in turn), if the tensor looks like one of several experts, and
-    while the rate warms up. A module of the same shape as tensors that come and go is an expert that no sample was sent
-    to (info). A bias with a gradient of zero whose weight has a gradient does reach the loss, which does not change
-    when its outputs shift: a hinge, or a distance between two outputs (info). Zeros behind a ReLU that never fires are
-    reported as dead-relu, at the ReLU. Zeros next to weights of zero that nothing moves, as in a factor of LoRA that no
-    optimizer holds, follow from those weights (info). A target network or an average of the weights has no gradient by
-    design: tensors that no optimizer holds do not count if they began as a copy of a trained tensor, or move anyway.
+    Freeze it with `requires_grad_(False)` and it does not count. The wait is five times as long if a gradient may still
+    come. It may if other tensors come and go from step to step (experts, heads that train in turn), if the tensor looks
+    like one of several experts, or while the rate warms up. A module of the same shape as tensors that come and go is
+    an expert that no sample was sent to (info). A bias with a gradient of zero whose weight has a gradient does reach
+    the loss, which does not change when its outputs shift: a hinge, or a distance between two outputs (info). Zeros
+    behind a ReLU that never fires are reported as dead-relu, at the ReLU. Zeros next to weights of zero that nothing
+    moves, as in a factor of LoRA that no optimizer holds, follow from those weights (info). A target network or an
+    average of the weights has no gradient by design: tensors that no optimizer holds do not count if they began as a
+    copy of a trained tensor, or move anyway.
 
     What to do: look for `detach()`, `.data`, `.item()`, `.numpy()` or `torch.no_grad()` between the layer and the loss,
     for a module whose output is not used, and for a softmax over a single unit or another constant before the loss.

@@ -26,12 +26,12 @@ class RisingSparsity:
 
     What it measures: the fraction of exact zeros in a gradient, as the smallest value of blocks of 16 steps. This lower
     envelope does not see selective units. It is read where one element stands for one unit: in the bias, or in the
-    weight of a module without a bias. It has to rise by `rise` since the first steps, in nearly all blocks of the
-    window, and to be still rising in its newest third (or half, if most is gone). The same is measured for the fraction
-    of units of a ReLU that fire for no sample, at the sampled steps: with a penalty in the loss no gradient is exactly
-    zero. A bias counts only if its weights have as many zeros, because a loss that is a difference gives it none where
-    both sides answer alike. An embedding counts only if its rows are codes, which the model chooses; which words a
-    batch holds is a matter of the data.
+    weight of a module without a bias. It has to rise by `rise` since the first steps, and in nearly all blocks of the
+    window. It must still rise in the newest third, or half if most is gone. The same is measured for the fraction of
+    units of a ReLU that fire for no sample, at the sampled steps: with a penalty in the loss no gradient is exactly
+    zero. A bias counts only if its weights have as many zeros. A loss that is a difference gives a bias no gradient
+    where both sides answer alike. An embedding counts only if its rows are codes, which the model chooses; which words
+    a batch holds is a matter of the data.
 
     Why it matters: a unit that falls silent for every batch has no gradient and stays silent. The loss does not show it
     until little capacity is left.

@@ -25,16 +25,16 @@ class VanishingGradient:
     """Gradients that shrink geometrically towards the input.
 
     What it measures: four things. (1) A fall over depth: the size of a gradient element (root mean square) in each
-    module with a weight matrix, as median over 10 steps, and how many decades a line through the logarithms falls
-    towards the input. The output layer is left out, because its elements are the largest by nature. The line has to
-    explain three quarters of the variance, and no single step between two modules may hold most of the fall. The same
-    is done over blocks, each by its largest module, because a gate may get far less than the filter next to it; not if
-    the model has several heads. (2) Hidden layers whose activation is a softmax, by the autograd graph: its slope
-    p (1 - p) is about 1 / units, so that each divides gradients by its units. Two layers are enough, and the output
-    counts. (3) A fall over time, if a forward pass uses one parameter on its own result again and again: from the last
-    use to the first, once a plateau of the loss was found. (4) Faint weights: if layers are too small, the signal
-    vanishes on its way forward as the gradient does on its way back. All weights then get far less gradient than the
-    output's bias, without a slope over depth.
+    module with a weight matrix, as median over 10 steps. A line through the logarithms falls towards the input by some
+    decades. The output layer is left out, because its elements are the largest by nature. The line has to explain three
+    quarters of the variance, and no single step between two modules may hold most of the fall. The same is done over
+    blocks, each by its largest module, because a gate may get far less than the filter next to it; not if the model has
+    several heads. (2) Hidden layers whose activation is a softmax, by the autograd graph: its slope p (1 - p) is about
+    1 / units, so that each divides gradients by its units. Two layers are enough, and the output counts. (3) A fall
+    over time, if a forward pass uses one parameter on its own result again and again: from the last use to the first,
+    once a plateau of the loss was found. (4) Faint weights: if layers are too small, the signal vanishes on its way
+    forward as the gradient does on its way back. All weights then get far less gradient than the output's bias, without
+    a slope over depth.
 
     Why it matters: all layers build on the first ones, which hardly move. With SGD their updates are as small as their
     gradients. Adam rescales them, but below its eps (1e-8) it cannot, and above it rescales noise.

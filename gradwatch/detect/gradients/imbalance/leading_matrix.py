@@ -1,8 +1,8 @@
 """Find the weight matrix whose gradient elements are far larger than in every other matrix.
 
 Biases, norms, scalars and embeddings are left out: their gradients differ in size by nature. So does the output layer
-of a deeper network: if it leads, the other matrices are compared instead, and the largest of them has to stand out from
-a group rather than be the upper end of a slope.
+of a deeper network: if it leads, the other matrices are compared instead. The largest of them has to stand out from a
+group, rather than be the upper end of a slope.
 
 Wrong for a head that is zero-initialised, or has a much larger loss weight, on purpose.
 """

@@ -1,8 +1,8 @@
 """Find the layer whose inputs are of another unit, so that its gradient dwarfs the others.
 
-The gradient of a weight is the gradient of the outputs times the inputs, and the gradient of the bias is the gradient
-of the outputs. Their ratio is the usual size of the inputs. Other layers suffer if the layer makes up nearly all of the
-total norm, or if another matrix gets next to nothing.
+The gradient of a weight is the gradient of the outputs times the inputs. The gradient of the bias is the gradient of
+the outputs alone. Their ratio is the usual size of the inputs. Other layers suffer if the layer makes up nearly all of
+the total norm, or if another matrix gets next to nothing.
 """
 
 # T = steps of a window, L = parameter tensors, M = weight matrices and kernels, B = the ones with a bias

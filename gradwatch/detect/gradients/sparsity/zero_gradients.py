@@ -1,9 +1,9 @@
 """Find modules whose gradient gets sparser: more and more of its elements are zero in every batch.
 
 The zeros are read where one element stands for one unit: in the bias, or in the weight of a module without a bias. A
-bias counts only if its weights have as many zeros, because a loss that is a difference gives a bias none where both
-sides answer alike. An embedding counts only if its rows are codes, which the model chooses; which words a batch
-holds is a matter of the data.
+bias counts only if its weights have as many zeros. A loss that is a difference gives a bias no gradient where both
+sides answer alike. An embedding counts only if its rows are codes, which the model chooses; which words a batch holds
+is a matter of the data.
 """
 
 # T = steps of a window, B = blocks of it, L = parameter tensors

@@ -1,8 +1,7 @@
 """Find a model in which only the output's bias learns, because all weights get next to no gradient.
 
 If layers are too small, the signal vanishes on its way forward as the gradient does on its way back. The gradients of
-the weights are products of the two and have no slope over depth, but all lie far below the gradient of the output's
-bias.
+the weights are products of the two, and have no slope over depth. All lie far below the gradient of the output's bias.
 """
 
 # T = steps of a window, L = parameter tensors
