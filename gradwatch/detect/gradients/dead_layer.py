@@ -16,10 +16,14 @@ from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.robust_stats import median
 from gradwatch.detect.features.scope import affected_modules
 from gradwatch.detect.features.structure import matrix_rms, structure_of
-from gradwatch.detect.gradients.death.cliff import find_cliffs, gap_below_median
-from gradwatch.detect.gradients.death.examples import make_collapsed_router
-from gradwatch.detect.gradients.death.experts import SIDE_BY_SIDE_EVENT, comes_and_goes, live_frac_of_siblings
-from gradwatch.detect.gradients.death.frozen import find_frozen
+from gradwatch.detect.gradients.dead_layer_rules.cliff import find_cliffs, gap_below_median
+from gradwatch.detect.gradients.dead_layer_rules.examples import make_collapsed_router
+from gradwatch.detect.gradients.dead_layer_rules.experts import (
+    SIDE_BY_SIDE_EVENT,
+    comes_and_goes,
+    live_frac_of_siblings,
+)
+from gradwatch.detect.gradients.dead_layer_rules.frozen import find_frozen
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity

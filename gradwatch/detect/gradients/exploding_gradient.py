@@ -9,13 +9,13 @@ from typing import ClassVar, final
 from gradwatch.detect import Example
 from gradwatch.detect.features.events import RECURRENCE_EVENT
 from gradwatch.detect.features.finding import Sign, findings_of
-from gradwatch.detect.gradients.explosion.backward_gain import find_backward_gain
-from gradwatch.detect.gradients.explosion.climb import BLOCK_STEPS, MIN_BLOCKS, NORM, find_climb
-from gradwatch.detect.gradients.explosion.examples import make_falling_loss, make_gain
-from gradwatch.detect.gradients.explosion.over_depth import find_growth_over_depth
-from gradwatch.detect.gradients.explosion.overflow import find_overflow
-from gradwatch.detect.gradients.explosion.recurrence import find_growth_over_time
-from gradwatch.detect.gradients.explosion.unbounded_loss import find_unbounded_loss
+from gradwatch.detect.gradients.exploding_gradient_rules.backward_gain import find_backward_gain
+from gradwatch.detect.gradients.exploding_gradient_rules.climb import BLOCK_STEPS, MIN_BLOCKS, NORM, find_climb
+from gradwatch.detect.gradients.exploding_gradient_rules.examples import make_falling_loss, make_gain
+from gradwatch.detect.gradients.exploding_gradient_rules.over_depth import find_growth_over_depth
+from gradwatch.detect.gradients.exploding_gradient_rules.overflow import find_overflow
+from gradwatch.detect.gradients.exploding_gradient_rules.recurrence import find_growth_over_time
+from gradwatch.detect.gradients.exploding_gradient_rules.unbounded_loss import find_unbounded_loss
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding

@@ -10,18 +10,18 @@ from gradwatch.detect import Example
 from gradwatch.detect.features.events import HEADS_EVENT
 from gradwatch.detect.features.finding import Sign, findings_of
 from gradwatch.detect.features.structure import structure_of
-from gradwatch.detect.gradients.imbalance.examples import (
+from gradwatch.detect.gradients.layer_imbalance_rules.examples import (
     make_clipped,
     make_coefficient,
     make_large_embedding,
     make_unscaled_inputs,
 )
-from gradwatch.detect.gradients.imbalance.heads import find_dominant_heads
-from gradwatch.detect.gradients.imbalance.leading_matrix import MIN_MATRICES, find_leading_matrix
-from gradwatch.detect.gradients.imbalance.norm_share import find_norm_taker
-from gradwatch.detect.gradients.imbalance.replaced_matrix import find_replaced_matrix
-from gradwatch.detect.gradients.imbalance.unscaled_inputs import find_unscaled_inputs
-from gradwatch.detect.gradients.imbalance.unstable_coefficients import find_unstable_coefficients
+from gradwatch.detect.gradients.layer_imbalance_rules.heads import find_dominant_heads
+from gradwatch.detect.gradients.layer_imbalance_rules.leading_matrix import MIN_MATRICES, find_leading_matrix
+from gradwatch.detect.gradients.layer_imbalance_rules.norm_share import find_norm_taker
+from gradwatch.detect.gradients.layer_imbalance_rules.replaced_matrix import find_replaced_matrix
+from gradwatch.detect.gradients.layer_imbalance_rules.unscaled_inputs import find_unscaled_inputs
+from gradwatch.detect.gradients.layer_imbalance_rules.unstable_coefficients import find_unstable_coefficients
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding

@@ -13,19 +13,22 @@ import numpy as np
 from gradwatch.detect import Example
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import Sign, findings_of
-from gradwatch.detect.gradients.oscillation.alternating_sources import find_drowned_source
-from gradwatch.detect.gradients.oscillation.contrary_turns import find_contrary_turns
-from gradwatch.detect.gradients.oscillation.examples import (
+from gradwatch.detect.gradients.oscillating_gradient_rules.alternating_sources import find_drowned_source
+from gradwatch.detect.gradients.oscillating_gradient_rules.contrary_turns import find_contrary_turns
+from gradwatch.detect.gradients.oscillating_gradient_rules.examples import (
     make_bouncing,
     make_sorted_classes,
     make_stretches,
     make_turns,
     make_two_sources,
 )
-from gradwatch.detect.gradients.oscillation.one_sided_batches import CLASSES_EVENT, find_one_sided_batches
-from gradwatch.detect.gradients.oscillation.stretches import find_stretches
-from gradwatch.detect.gradients.oscillation.waves import MIN_LOSS_RATIO, WAVE_WINDOWS_STEPS, find_waves
-from gradwatch.detect.gradients.oscillation.window import FIRST_LOSS_STEPS, WINDOW_STEPS, max_first_loss
+from gradwatch.detect.gradients.oscillating_gradient_rules.one_sided_batches import (
+    CLASSES_EVENT,
+    find_one_sided_batches,
+)
+from gradwatch.detect.gradients.oscillating_gradient_rules.stretches import find_stretches
+from gradwatch.detect.gradients.oscillating_gradient_rules.waves import MIN_LOSS_RATIO, WAVE_WINDOWS_STEPS, find_waves
+from gradwatch.detect.gradients.oscillating_gradient_rules.window import FIRST_LOSS_STEPS, WINDOW_STEPS, max_first_loss
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding

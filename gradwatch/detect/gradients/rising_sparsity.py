@@ -10,10 +10,10 @@ import numpy as np
 
 from gradwatch.detect import Example
 from gradwatch.detect.features.finding import findings_of
-from gradwatch.detect.gradients.sparsity.envelope import BLOCK_STEPS, CreepBounds
-from gradwatch.detect.gradients.sparsity.examples import make_silenced, make_with_bias
-from gradwatch.detect.gradients.sparsity.silencing_units import find_silencing_units
-from gradwatch.detect.gradients.sparsity.zero_gradients import CODEBOOK_EVENT, find_sparser_gradients
+from gradwatch.detect.gradients.rising_sparsity_rules.envelope import BLOCK_STEPS, CreepBounds
+from gradwatch.detect.gradients.rising_sparsity_rules.examples import make_silenced, make_with_bias
+from gradwatch.detect.gradients.rising_sparsity_rules.silencing_units import find_silencing_units
+from gradwatch.detect.gradients.rising_sparsity_rules.zero_gradients import CODEBOOK_EVENT, find_sparser_gradients
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding

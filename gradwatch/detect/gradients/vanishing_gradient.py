@@ -9,11 +9,11 @@ from typing import ClassVar, final
 from gradwatch.detect import Example
 from gradwatch.detect.features.events import HEADS_EVENT
 from gradwatch.detect.features.finding import Sign, findings_of
-from gradwatch.detect.gradients.vanishing.examples import make_forgetful, make_gated
-from gradwatch.detect.gradients.vanishing.faint_weights import find_faint_weights
-from gradwatch.detect.gradients.vanishing.hidden_softmax import HIDDEN_SOFTMAX_EVENT, find_hidden_softmax
-from gradwatch.detect.gradients.vanishing.over_depth import find_fall_over_depth
-from gradwatch.detect.gradients.vanishing.recurrence import find_fall_over_time
+from gradwatch.detect.gradients.vanishing_gradient_rules.examples import make_forgetful, make_gated
+from gradwatch.detect.gradients.vanishing_gradient_rules.faint_weights import find_faint_weights
+from gradwatch.detect.gradients.vanishing_gradient_rules.hidden_softmax import HIDDEN_SOFTMAX_EVENT, find_hidden_softmax
+from gradwatch.detect.gradients.vanishing_gradient_rules.over_depth import find_fall_over_depth
+from gradwatch.detect.gradients.vanishing_gradient_rules.recurrence import find_fall_over_time
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding

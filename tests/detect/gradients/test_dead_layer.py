@@ -1,7 +1,7 @@
 """Dead experts show a router that has collapsed."""
 
 from gradwatch.detect.gradients.dead_layer import DeadLayer
-from gradwatch.detect.gradients.death.examples import make_collapsed_router
+from gradwatch.detect.gradients.dead_layer_rules.examples import make_collapsed_router
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Severity
 

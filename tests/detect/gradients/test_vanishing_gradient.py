@@ -1,7 +1,7 @@
 """A recurrence that forgets is ill where nothing is learned."""
 
-from gradwatch.detect.gradients.vanishing.examples import make_forgetful
 from gradwatch.detect.gradients.vanishing_gradient import VanishingGradient
+from gradwatch.detect.gradients.vanishing_gradient_rules.examples import make_forgetful
 from gradwatch.records import Finding, Severity
 
 
