@@ -14,12 +14,16 @@ class Statistic:
         unit: Empty for a pure number in the units of the tensor itself.
         meaning: One sentence.
         cost: When it is measured, and what that takes.
+        is_sampled: Whether it is measured at some steps only, less often if the watch budget is spent.
+        is_clock: Whether it depends on the clock or the memory of the machine, so that it differs in every run.
     """
 
     name: str
     unit: str
     meaning: str
     cost: str
+    is_sampled: bool = False
+    is_clock: bool = False
 
 
 _ONE_READ = "every step; shares one read of the gradient"
@@ -27,6 +31,7 @@ _SAMPLED_COPY = "every watch.updates_every steps; one read of weights and moment
 _SAMPLED_FORWARD = "every watch.activations_every steps; a few reads of at most watch.activation_elements values"
 _REMEMBERED = "every watch.activations_every steps; a few bits of memory for each unit"
 _HOST = "every step; no tensor is read"
+_VALIDATED = "every train.eval_every steps"
 
 PARAM: tuple[Statistic, ...] = (
     Statistic("grad.l2", "", "L2 norm of the gradient, unscaled and before clipping", _ONE_READ),
@@ -35,26 +40,56 @@ PARAM: tuple[Statistic, ...] = (
     Statistic("grad.std", "", "standard deviation of the gradient's elements (divided by n)", _ONE_READ),
     Statistic("grad.zero_frac", "0..1", "fraction of elements that are exactly zero", _ONE_READ),
     Statistic("grad.nonfinite", "elements", "number of NaN and Inf elements", _ONE_READ),
-    Statistic("weight.l2", "", "L2 norm of the weight before the update", _SAMPLED_COPY),
-    Statistic("update.ratio", "", "L2 norm of the update divided by that of the weight before it", _SAMPLED_COPY),
+    Statistic("weight.l2", "", "L2 norm of the weight before the update", _SAMPLED_COPY, is_sampled=True),
+    Statistic(
+        "update.ratio",
+        "",
+        "L2 norm of the update divided by that of the weight before it",
+        _SAMPLED_COPY,
+        is_sampled=True,
+    ),
 )
 
 ACT: tuple[Statistic, ...] = (
-    Statistic("act.dead_frac", "0..1", "fraction of units that fire for no sample of the batch", _SAMPLED_FORWARD),
-    Statistic("act.saturated_frac", "0..1", "fraction of outputs in the flat tail of the function", _SAMPLED_FORWARD),
-    Statistic("act.mean", "", "mean of the output", _SAMPLED_FORWARD),
-    Statistic("act.std", "", "standard deviation of the output", _SAMPLED_FORWARD),
-    Statistic("act.silent", "units", "units that have fired at no sampled step since act.silent_since", _REMEMBERED),
-    Statistic("act.silent_since", "step", "the step since which nine in ten silent units have not fired", _REMEMBERED),
-    Statistic("act.units", "units", "channels or features of the module, which may fall silent", _REMEMBERED),
+    Statistic(
+        "act.dead_frac",
+        "0..1",
+        "fraction of units that fire for no sample of the batch",
+        _SAMPLED_FORWARD,
+        is_sampled=True,
+    ),
+    Statistic(
+        "act.saturated_frac",
+        "0..1",
+        "fraction of outputs in the flat tail of the function",
+        _SAMPLED_FORWARD,
+        is_sampled=True,
+    ),
+    Statistic("act.mean", "", "mean of the output", _SAMPLED_FORWARD, is_sampled=True),
+    Statistic("act.std", "", "standard deviation of the output", _SAMPLED_FORWARD, is_sampled=True),
+    Statistic(
+        "act.silent",
+        "units",
+        "units that have fired at no sampled step since act.silent_since",
+        _REMEMBERED,
+        is_sampled=True,
+    ),
+    Statistic(
+        "act.silent_since",
+        "step",
+        "the step since which nine in ten silent units have not fired",
+        _REMEMBERED,
+        is_sampled=True,
+    ),
+    Statistic(
+        "act.units", "units", "channels or features of the module, which may fall silent", _REMEMBERED, is_sampled=True
+    ),
 )
 
 RUN: tuple[Statistic, ...] = (
     Statistic("loss", "", "training loss of the optimizer step: mean over all samples of its micro-batches", _HOST),
-    Statistic(
-        "val_loss", "", "validation loss, on the step after which it was measured", "every train.eval_every steps"
-    ),
-    Statistic("val_accuracy", "0..1", "fraction of validation targets predicted right", "every train.eval_every steps"),
+    Statistic("val_loss", "", "validation loss, on the step after which it was measured", _VALIDATED, is_sampled=True),
+    Statistic("val_accuracy", "0..1", "fraction of validation targets predicted right", _VALIDATED, is_sampled=True),
     Statistic("grad_norm.before_clip", "", "L2 norm over all gradients, unscaled", _HOST),
     Statistic("grad_norm.after_clip", "", "the same after clipping; equal where nothing was clipped", _HOST),
     Statistic(
@@ -62,25 +97,34 @@ RUN: tuple[Statistic, ...] = (
         "",
         "L2 norm of the gradient of the step's first micro-batch alone, in the units of the whole step's",
         "every watch.updates_every steps, where gradients are accumulated; one read of the gradient",
+        is_sampled=True,
     ),
     Statistic("loss_scale", "", "scale of the GradScaler during the step; 1 without one", _HOST),
     Statistic("skipped", "0 or 1", "1 where the optimizer step was skipped", _HOST),
-    Statistic("step_ms", "ms", "wall time from one recorded step to the next", _HOST),
-    Statistic("data_wait_ms", "ms", "time that the step waited for its batches", _HOST),
-    Statistic("samples_per_s", "1/s", "samples of the step divided by step_ms", _HOST),
-    Statistic("peak_memory_bytes", "bytes", "peak of the allocator on CUDA, of the resident set elsewhere", _HOST),
+    Statistic("step_ms", "ms", "wall time from one recorded step to the next", _HOST, is_clock=True),
+    Statistic("data_wait_ms", "ms", "time that the step waited for its batches", _HOST, is_clock=True),
+    Statistic("samples_per_s", "1/s", "samples of the step divided by step_ms", _HOST, is_clock=True),
+    Statistic(
+        "peak_memory_bytes",
+        "bytes",
+        "peak of the allocator on CUDA, of the resident set elsewhere",
+        _HOST,
+        is_clock=True,
+    ),
     Statistic(
         "batch_hash",
         "",
         "48-bit hash of the step's inputs; equal batches have equal hashes",
         "every step; one read of the inputs",
     ),
-    Statistic("watch_ms", "ms", "time that the monitor itself took in the step", _HOST),
+    Statistic("watch_ms", "ms", "time that the monitor itself took in the step", _HOST, is_clock=True),
 )
 """Statistics of the whole run; one `lr.<i>` per optimizer group follows them (see `run_names`)."""
 
 PARAM_NAMES: tuple[str, ...] = tuple(s.name for s in PARAM)
 ACT_NAMES: tuple[str, ...] = tuple(s.name for s in ACT)
+CLOCK_NAMES: frozenset[str] = frozenset(s.name for s in RUN if s.is_clock)
+SAMPLED_NAMES: frozenset[str] = frozenset(s.name for s in (*PARAM, *ACT, *RUN) if s.is_sampled)
 
 
 def run_names(num_groups: int) -> tuple[str, ...]:

@@ -176,7 +176,7 @@ def _redetected(history: History, run: Path, overrides: list[str]) -> History:
     """Return the recorded numbers with what the detectors find in them now, at the run's thresholds and overrides."""
     from gradwatch.config.load import load_detect
     from gradwatch.detect import detectors
-    from gradwatch.pipeline.pipeline import redetect
+    from gradwatch.pipeline.redetect import redetect
 
     config = run / "config.yaml"
     settings = load_detect(config if config.is_file() else None, overrides)

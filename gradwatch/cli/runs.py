@@ -40,16 +40,16 @@ def command(
     is named on standard error, and the rest is listed. Exits with 2 where there is no such folder.
     """
     from gradwatch.errors import RunError
-    from gradwatch.history.disk.run_summary import Glance, directories, glance
+    from gradwatch.history.disk.run_summary import RunSummary, directories, summarize
     from gradwatch.render.terminal import runs
 
     if not folder.is_dir():
         raise RunError(f"{folder}: there is no such folder; name the one that your runs are in: gradwatch runs DIR")
-    seen: list[Glance] = []
+    seen: list[RunSummary] = []
     damaged: list[tuple[str, str]] = []
     for directory in directories(folder):
         try:
-            seen.append(glance(directory))
+            seen.append(summarize(directory))
         except RunError as error:
             damaged.append((str(directory), str(error)))
             print_message("warning", f"damaged run, left out: {error}")

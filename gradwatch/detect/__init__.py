@@ -1,18 +1,12 @@
 """The Detector interface, and all detectors there are: read the history at its newest step, yield what is ill now."""
 
-# D = steps that are looked at
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from gradwatch import plugins
-from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.records import Finding
 
@@ -55,18 +49,6 @@ class Detector(Protocol):
     @classmethod
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
-        ...
-
-
-@runtime_checkable
-class ChoosyDetector(Detector, Protocol):
-    """A detector that is asked often, and knows by a glance that most steps are none of its business."""
-
-    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
-        """Say at which of the next steps it is ruled out that `detect` yields anything, of shape (D,).
-
-        The findings and events are those that there are; where others come, the steps behind them are asked about anew.
-        """
         ...
 
 

@@ -17,8 +17,8 @@ Steps = NDArray[np.int64]
 
 WINDOW = 256
 """Newest recorded steps that are always in memory, at full detail: the longest window that a detector may ask for."""
-LAID_WITHIN = 1024
-"""Steps that a table takes in at once at most."""
+MAX_APPENDED_STEPS = 1024
+"""Steps per call of `Table.append` at most."""
 SLACK_BYTES = 1 << 19
 """Memory behind the window for steps that come: each time that it is full, all of the window slides back. Wide rows
 get little, since moving them takes nothing beside the steps that make them."""
@@ -57,12 +57,12 @@ class Table:
         self._keep = keep
         self._index = {name: i for i, name in enumerate(self.statistics)}
         row_bytes = self.shape[0] * self.shape[1] * self.dtype.itemsize
-        self.slack = min(max(SLACK_BYTES // max(row_bytes, 1), LEAST_SLACK), LAID_WITHIN)
+        self.slack = min(max(SLACK_BYTES // max(row_bytes, 1), LEAST_SLACK), MAX_APPENDED_STEPS)
         """Steps for which there is room behind the window."""
         room = WINDOW + self.slack
         self._steps_T = np.empty(room, np.int64)
         self._values_TSL: Floats = np.empty((room, *self.shape), self.dtype)
-        self._len = self._laid = 0
+        self._len = 0
         self._old: dict[int, tuple[Steps, Floats]] = {}
         self._thinned_at = 0
 
@@ -71,33 +71,27 @@ class Table:
         return len(self.kept_steps())
 
     def append(self, steps: Sequence[int] | Steps, rows: Sequence[Floats] | Floats) -> None:
-        """Record at most `LAID_WITHIN` steps, with values of shape (S, L) each. Steps must grow."""
-        self.lay(np.asarray(steps), np.asarray(rows))
-        self.reveal(len(steps))
-
-    def lay(self, steps_T: Steps, values_TSL: Floats) -> None:
-        """Lay at most `LAID_WITHIN` steps behind the newest, for `reveal` to record them. Steps must grow."""
+        """Record at most `MAX_APPENDED_STEPS` steps, with values of shape (S, L) each. Steps must grow."""
+        steps_T, values_TSL = np.asarray(steps), np.asarray(rows)
         self._check(steps_T, values_TSL)
-        if self._len + len(steps_T) > len(self._steps_T):
+        end = self._len + len(steps_T)
+        if end > len(self._steps_T):
             self._make_room(len(steps_T))
-        laid = slice(self._len, self._len + len(steps_T))
-        self._steps_T[laid], self._values_TSL[laid] = steps_T, values_TSL
-        self._laid = len(steps_T)
-
-    def reveal(self, count: int) -> None:
-        """Record so many of the steps that were laid."""
-        self._len += count
-        self._laid -= count
-        self.last_step = int(self._steps_T[self._len - 1])
+            end = self._len + len(steps_T)
+        self._steps_T[self._len : end], self._values_TSL[self._len : end] = steps_T, values_TSL
+        self._len = end
+        self.last_step = int(steps_T[-1])
 
     def _check(self, steps_T: Steps, values_TSL: Floats) -> None:
-        assert len(steps_T) <= LAID_WITHIN, f"a table takes in at most {LAID_WITHIN} steps at once"
-        steps = steps_T.tolist()
-        for step, before in zip(steps, [self.last_step, *steps], strict=False):
-            if step <= before:
-                raise ValueError(f"step {step} does not follow step {before}: recorded steps must grow")
+        assert len(steps_T) <= MAX_APPENDED_STEPS, f"a table appends at most {MAX_APPENDED_STEPS} steps at once"
+        first = int(steps_T[0])
+        if first <= self.last_step:
+            raise ValueError(f"step {first} does not follow step {self.last_step}: recorded steps must grow")
+        if len(steps_T) > 1 and (falls := np.flatnonzero(np.diff(steps_T) <= 0)).size:
+            before, step = steps_T[falls[0] : falls[0] + 2].tolist()
+            raise ValueError(f"step {step} does not follow step {before}: recorded steps must grow")
         if values_TSL.shape[1:] != self.shape:
-            raise ValueError(f"step {steps[0]} has values of shape {values_TSL.shape[1:]}, expected {self.shape}")
+            raise ValueError(f"step {first} has values of shape {values_TSL.shape[1:]}, expected {self.shape}")
 
     def extend(self, steps_T: Steps, values_TSL: Floats) -> None:
         """Take over many recorded steps at once, as they were read from disk. The table must be empty."""
@@ -143,22 +137,13 @@ class Table:
         assert length <= WINDOW, f"a window has at most {WINDOW} steps"
         return self._values_TSL[max(0, self._len - length) : self._len, self._index[statistic]]
 
-    def ahead_steps(self) -> Steps:
-        """Return the steps that are laid and not recorded yet."""
-        return self._steps_T[self._len : self._len + self._laid]
-
-    def ahead(self, statistic: str, *, before: int = 0) -> Floats:
-        """Return a statistic over the newest recorded steps, at most `before` of them, and those that are laid."""
-        assert before <= WINDOW, f"a window has at most {WINDOW} steps"
-        return self._values_TSL[max(0, self._len - before) : self._len + self._laid, self._index[statistic]]
-
     def newest(self, statistic: str) -> Floats:
         """Return a statistic at the newest step, of shape (L,)."""
         newest_L: Floats = self._values_TSL[self._len - 1, self._index[statistic]]
         return newest_L
 
     def since(self, step: int) -> tuple[Steps, Floats]:
-        """Return what was recorded after a step, which must lie in the window that there was before the last `lay`.
+        """Return what was recorded after a step, which must lie in the window before the last `append`.
 
         Returns:
             Steps (T,) and values (T, S, L).
@@ -256,6 +241,6 @@ class Table:
 
     def _clear(self) -> None:
         self._old.clear()
-        self._len = self._laid = 0
+        self._len = 0
         self.last_step = -1
         self._thinned_at = 0

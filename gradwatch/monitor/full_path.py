@@ -54,7 +54,7 @@ class FullPath:
         self._memory = PeakMemory(memory_device)
         self._losses = LossAverage(collector.device if context.is_deferred else None)
         self._batches = BatchReader(collector.device, context)
-        self._num_findings = len(context.pipeline.found)
+        self._num_findings = len(context.pipeline.findings)
         is_fast = keeper is None and micro_batch is None and self._pipeline.history.groups == collector.num_groups
         self.fast_path: FastPath | None = collector.fast_path if is_fast else None
 
@@ -118,7 +118,7 @@ class FullPath:
         self.fast_path.enter(
             step,
             until=until,
-            findings=self._pipeline.found,
+            findings=self._pipeline.findings,
             skip_step=None if facts is None or facts.is_over(step) else facts.skip_step,
             deadline=self._memory.deadline(self._meter.step_began),
         )
@@ -239,7 +239,7 @@ class FullPath:
 
     def _adjust_schedule(self, step: int) -> None:
         """Adjust how often sampled statistics are measured, after a step, to the budget and to new findings."""
-        budget, num_findings = self._budget, len(self._pipeline.found)
+        budget, num_findings = self._budget, len(self._pipeline.findings)
         if num_findings != self._num_findings:
             self._num_findings = num_findings
             budget.watch_closely(step)
@@ -256,6 +256,6 @@ class FullPath:
         began = time.perf_counter()
         self._pipeline.finish()
         waited_s = time.perf_counter() - began
-        if event := keeper.conclude(self._counter.step, self._pipeline.news):
+        if event := keeper.conclude(self._counter.step, self._pipeline.unhandled_findings):
             self._pipeline.note(event)
         return waited_s

@@ -90,7 +90,7 @@ class Monitor:
         context = MonitorContext(
             pipeline=pipeline,
             budget=Budget(schedule),
-            meter=OverheadMeter(lambda: pipeline.busy_s),
+            meter=OverheadMeter(lambda: pipeline.cpu_s),
             events=OneTimeEvents(pipeline.note),
             facts=facts,
             accumulate=accumulate,
@@ -117,7 +117,7 @@ class Monitor:
         self._append: Callable[[Any, Any, Any, Any, Any], bool | None] = _not_appended
         self._observe: Callable[[], float | None] = _not_observed
         if (fast_path := self._full_path.fast_path) is not None:
-            pipeline.source = fast_path.gather
+            pipeline.row_source = fast_path.gather
             self._append = fast_path.native.append
             if not hooked:
                 self._observe = fast_path.native.observe

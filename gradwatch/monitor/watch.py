@@ -164,9 +164,9 @@ def _pipeline(
     """Return the pipeline of a run, and its writer if there is a run directory."""
     asked = detectors(detect)
     if not directory:
-        return Pipeline(history, detectors=asked, sinks=[], recorder=None), None
-    recorder = BestEffortWriter(directory, history)
-    return Pipeline(history, detectors=asked, sinks=_sinks(directory), recorder=recorder), recorder
+        return Pipeline(history, detectors=asked, sinks=[], writer=None), None
+    writer = BestEffortWriter(directory, history)
+    return Pipeline(history, detectors=asked, sinks=_sinks(directory), writer=writer), writer
 
 
 def _keeper(

@@ -1,4 +1,4 @@
-"""Work that must not hold up its caller: items go to a function, in order, on a thread of its own."""
+"""Process items in order on a worker thread, so that the caller does not wait for them."""
 
 from __future__ import annotations
 
@@ -10,29 +10,32 @@ from typing import Generic, TypeVar, final
 
 T = TypeVar("T")
 
-AT_ONCE = 256
-"""Items that are handed over together at most: what came in meanwhile need not wait long for its turn."""
-GATHER_S = 1.0
-"""Time from one turn to the next: many items share what a turn takes, and find code and data in the caches."""
-WAKE_S = 0.25
-"""Time between two looks at whether the program has ended, which then need not wait for the next turn."""
-LINGER_S = 1.0
-"""Time without items after which the thread ends, so that it keeps nobody alive; the next item starts another."""
+MAX_ITEMS_AT_ONCE = 256
+"""Items per call of the function at most, so that items which arrive meanwhile need not wait long."""
+BATCH_S = 1.0
+"""Time between two batches. Many items share the cost of a batch, and find code and data in the caches."""
+POLL_S = 0.25
+"""Time between two checks whether the program has ended, which then need not wait for the next batch."""
+MAX_IDLE_S = 1.0
+"""Time without items after which the thread ends, so that it keeps no program alive. The next item starts another."""
 
 
 @final
-class Background(Generic[T]):
-    """Hands items to a function, several at once, in the order in which they came; the caller waits only if it asks to.
+class Worker(Generic[T]):
+    """Pass items to a function on a thread, several at once, in the order of arrival.
 
-    What the function raises ends the work on all that waits, and is raised in the caller by its next call. The thread
-    is no daemon: a program that ends has its last items worked off.
+    An exception of the function drops all waiting items, and is raised by the caller's next call. The thread is no
+    daemon: if the program ends, its last items are still processed.
 
     Args:
-        process: Called with the items that have come in, on one thread at a time.
-        source: Called for what is ready and was not put, which comes behind all that was; None where nothing is.
-        then: Called when no item is left for now.
-        limit: Items that may wait; a caller that brings more works them off itself.
+        process: Called with the items that have arrived, on one thread at a time.
+        source: Returns an item that is ready but was not put, to follow all that were; None if there is none.
+        when_idle: Called when no item is left for now.
+        limit: Items that may wait; a caller that puts more processes them itself.
         name: Name of the thread.
+
+    Attributes:
+        cpu_s: Processor time that the function has used so far.
     """
 
     def __init__(
@@ -40,24 +43,24 @@ class Background(Generic[T]):
         process: Callable[[list[T]], object],
         *,
         source: Callable[[], T | None] | None = None,
-        then: Callable[[], None] | None = None,
+        when_idle: Callable[[], None] | None = None,
         limit: int,
         name: str,
     ) -> None:
+        self.cpu_s = 0.0
         self._process = process
         self._source = source
-        self._then = then
+        self._when_idle = when_idle
         self._limit = limit
         self._name = name
         self._items: deque[T] = deque()
-        self._gathering = threading.Lock()
-        self._working = threading.Lock()
+        # Lock order: no lock is requested while `_pulling` or `_starting` is held.
+        self._pulling = threading.Lock()
+        self._processing = threading.Lock()
         self._starting = threading.Lock()
-        self._worker: int | None = None
+        self._processing_thread: int | None = None
         self._is_running = False
         self._error: Exception | None = None
-        self.busy_s = 0.0
-        """Processor time that the function has taken so far."""
 
     def __len__(self) -> int:
         """Return how many items wait."""
@@ -65,46 +68,46 @@ class Background(Generic[T]):
 
     @property
     def is_busy(self) -> bool:
-        """Whether an item waits or is being worked on."""
-        return bool(self._items) or self._working.locked()
+        """Whether an item waits or is being processed."""
+        return bool(self._items) or self._processing.locked()
 
     def put(self, item: T) -> None:
-        """Leave an item to the thread, behind what the source has ready."""
-        self._gather()
+        """Pass an item to the thread, after the items that the source has ready."""
+        self._pull_source()
         self._items.append(item)
-        self._see_to_it()
+        self._ensure_running()
 
     def pull(self) -> None:
-        """Leave to the thread what the source has ready."""
-        self._gather()
+        """Pass the item that the source has ready to the thread."""
+        self._pull_source()
         if self._items:
-            self._see_to_it()
+            self._ensure_running()
 
-    def _gather(self) -> None:
+    def finish(self) -> None:
+        """Wait until all items are processed. Returns at once if the function itself calls it."""
+        if self._processing_thread == threading.get_ident():
+            return
+        self._pull_source()
+        if self.is_busy:
+            self._drain()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _pull_source(self) -> None:
         if self._source is None:
             return
-        with self._gathering:  # else what one thread has taken could come behind what another takes next
+        with self._pulling:  # else an item that one thread has taken could follow a later one of another thread
             item = self._source()
             if item is not None:
                 self._items.append(item)
 
-    def _see_to_it(self) -> None:
-        """See to it that what waits is worked off in time."""
+    def _ensure_running(self) -> None:
+        """Start a thread if none runs. If too many items wait, process them here."""
         if self._error is not None or len(self._items) > self._limit:
             self.finish()
         if not self._is_running:
             self._start()
-
-    def finish(self) -> None:
-        """Return when all items have been worked off; at once where the function itself asks."""
-        if self._worker == threading.get_ident():
-            return
-        self._gather()
-        if self.is_busy:
-            self._work_off()
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
 
     def _start(self) -> None:
         with self._starting:
@@ -117,15 +120,15 @@ class Background(Generic[T]):
         idle_s = 0.0
         while True:
             is_last = _sleep()
-            self._gather()
-            idle_s = 0.0 if self._items else idle_s + GATHER_S
+            self._pull_source()
+            idle_s = 0.0 if self._items else idle_s + BATCH_S
             if self._items and self._error is None:
-                self._work_off()
-            elif (idle_s >= LINGER_S or is_last) and self._has_ended():
+                self._drain()
+            elif (idle_s >= MAX_IDLE_S or is_last) and self._retire():
                 return
 
-    def _has_ended(self) -> bool:
-        """Give up being the thread that `put` relies on, unless an item came in at the last moment."""
+    def _retire(self) -> bool:
+        """Stop being the running thread. Return False if an item has arrived and no other thread has started."""
         self._is_running = False
         if not self._items or self._error is not None:
             return True
@@ -133,26 +136,28 @@ class Background(Generic[T]):
             is_replaced, self._is_running = self._is_running, True
         return is_replaced
 
-    def _work_off(self) -> None:
-        with self._working:
-            self._worker = threading.get_ident()
-            began = time.thread_time()
+    def _drain(self) -> None:
+        """Process items until none is left."""
+        with self._processing:
+            self._processing_thread = threading.get_ident()
+            began_s = time.thread_time()
             try:
                 while self._items and self._error is None:
-                    self._process([self._items.popleft() for _ in range(min(len(self._items), AT_ONCE))])
-                if self._then and self._error is None:
-                    self._then()
-            except Exception as error:  # for the caller, who finds it at its next call
+                    count = min(len(self._items), MAX_ITEMS_AT_ONCE)
+                    self._process([self._items.popleft() for _ in range(count)])
+                if self._when_idle and self._error is None:
+                    self._when_idle()
+            except Exception as error:  # for the caller: its next call raises it
                 self._error = error
                 self._items.clear()
             finally:
-                self._worker = None
-                self.busy_s += time.thread_time() - began
+                self._processing_thread = None
+                self.cpu_s += time.thread_time() - began_s
 
 
 def _sleep() -> bool:
-    """Sleep until the next turn, or until the program has come to its end; say whether it has."""
-    until = time.monotonic() + GATHER_S
-    while threading.main_thread().is_alive() and (left_s := until - time.monotonic()) > 0:
-        time.sleep(min(left_s, WAKE_S))
+    """Sleep until the next batch, or until the main thread ends. Return whether it has ended."""
+    until_s = time.monotonic() + BATCH_S
+    while threading.main_thread().is_alive() and (left_s := until_s - time.monotonic()) > 0:
+        time.sleep(min(left_s, POLL_S))
     return not threading.main_thread().is_alive()

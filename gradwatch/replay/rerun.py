@@ -11,9 +11,9 @@ from typing import Any, final
 
 import numpy as np
 
-from gradwatch import catalogue
 from gradwatch.config.load import load_config
 from gradwatch.errors import RunError
+from gradwatch.history.compare import ValueDifference, compare_rows
 from gradwatch.probe.batches.batch_hash import hash_batch
 from gradwatch.records import Finding
 from gradwatch.replay.restore.restored_session import restored_session, run_until
@@ -22,42 +22,9 @@ from gradwatch.train import checkpoint
 from gradwatch.train.recovery.incidents import fingerprint
 from gradwatch.train.training_state import machine
 
-CLOCKS = {"step_ms", "data_wait_ms", "samples_per_s", "peak_memory_bytes", "watch_ms"}
-"""Statistics that tell the time, or the memory of the process: no two runs agree in them."""
-SAMPLED = {s.name for s in (*catalogue.PARAM, *catalogue.ACT, *catalogue.RUN) if not s.cost.startswith("every step")}
-"""Statistics that are sampled, and sampled less often when the watch budget is spent."""
-REMEMBERED = {"act.silent", "act.silent_since"}
-"""Those that depend on the samples before, too: where these were fewer, as the budget has it, so are their numbers."""
 NORM = "grad_norm.before_clip"
 AHEAD = 100
 """Steps that are run beyond the asked for to get to where the weights are known."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """A number that did not come out again.
-
-    Args:
-        step: Optimizer step.
-        statistic: As in the catalogue.
-        layer: Parameter or module, or an empty string for one of the run.
-        recorded: What was recorded.
-        again: What came out.
-    """
-
-    step: int
-    statistic: str
-    layer: str
-    recorded: float
-    again: float
-
-    @property
-    def relative(self) -> float:
-        """The difference relative to the recorded value; infinite where that is 0 or not finite."""
-        if not self.recorded or not np.isfinite(self.recorded):
-            return float("inf")
-        return abs(self.again - self.recorded) / abs(self.recorded)
 
 
 @final
@@ -131,7 +98,7 @@ class Rerun:
     findings: tuple[Finding, ...]
     steps: tuple[RerunStep, ...]
     compared: int
-    differences: tuple[Difference, ...]
+    differences: tuple[ValueDifference, ...]
     weights: tuple[Weights, ...]
     machine: dict[str, tuple[Any, Any]]
     is_data_changed: bool
@@ -175,7 +142,7 @@ def rerun(run: Path, *, step: int | None = None, until: int | None = None) -> Re
                 weights.append(Weights(step=number, recorded=known[number], again=fingerprint(session.training)))
         run_until(session, last + 1)
         again = rows_of(session.pipeline.history, first=source.begins_at)
-        differences, counts = compare(recorded(source), again)
+        differences, counts = compare_rows(recorded(source), again)
         now = machine(session.device)
     changed = {name: (then, now.get(name)) for name, then in source.machine.items() if now.get(name) != then}
     return Rerun(
@@ -194,46 +161,6 @@ def rerun(run: Path, *, step: int | None = None, until: int | None = None) -> Re
     )
 
 
-def compare(then: Mapping[str, Any], again: Mapping[str, Any]) -> tuple[list[Difference], dict[int, int]]:
-    """Compare rows bit by bit; statistics that one side does not know, and clocks, are left out.
-
-    Args:
-        then: The recorded rows, by table.
-        again: Those that came out again.
-
-    Returns:
-        What differs, the earliest first and the whole run before its layers; how many numbers were compared at each
-        step.
-    """
-    differences: list[Difference] = []
-    counts: dict[int, int] = {}
-    for name, table in then.items():
-        other = again[name]
-        common = [s for s in table["statistics"] if s in other["statistics"] and s not in CLOCKS]
-        columns = [table["statistics"].index(s) for s in common], [other["statistics"].index(s) for s in common]
-        steps_T, at_T, again_T = np.intersect1d(table["steps"], other["steps"], return_indices=True)
-        was_TSL, is_TSL = table["values"][at_T][:, columns[0]], other["values"][again_T][:, columns[1]]
-        missing_TSL = np.isnan(was_TSL) & np.isnan(is_TSL)
-        missing_TSL |= np.array([s in SAMPLED for s in common])[:, None] & (np.isnan(was_TSL) | np.isnan(is_TSL))
-        once = np.setxor1d(table["steps"], other["steps"])
-        is_after_T = steps_T > once.min(initial=np.iinfo(np.int64).max)
-        missing_TSL |= is_after_T[:, None, None] & np.array([s in REMEMBERED for s in common])[:, None]
-        for t, step in enumerate(steps_T.tolist()):
-            counts[step] = counts.get(step, 0) + int((~missing_TSL[t]).sum())
-        unequal_TSL = (was_TSL != is_TSL) & ~missing_TSL
-        for t, s, layer in np.argwhere(unequal_TSL).tolist():
-            differences.append(
-                Difference(
-                    step=int(steps_T[t]),
-                    statistic=common[s],
-                    layer=table["layers"][layer],
-                    recorded=float(was_TSL[t, s, layer]),
-                    again=float(is_TSL[t, s, layer]),
-                )
-            )
-    return sorted(differences, key=lambda difference: (difference.step, difference.layer != "")), counts
-
-
 def _known_weights(source: StartState, last: int) -> dict[int, str]:
     """Return hashes of the run's weights, by the step that they were about to make, as far as is worth running."""
     known = {}
@@ -249,7 +176,7 @@ def _known_weights(source: StartState, last: int) -> dict[int, str]:
 
 
 def _shown(
-    again: Mapping[str, Any], differences: list[Difference], counts: Mapping[int, int], *, first: int, last: int
+    again: Mapping[str, Any], differences: list[ValueDifference], counts: Mapping[int, int], *, first: int, last: int
 ) -> Iterator[RerunStep]:
     run = again["run"]
     bad = {difference.step for difference in differences}

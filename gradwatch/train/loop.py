@@ -151,7 +151,7 @@ def run(session: Session, interrupt: Stop) -> Ending:
             session.save(best=False)
         if stopping:
             return stopping
-        acts = recorder and (progress.step >= recorder.due or session.pipeline.news or not result.finite)
+        acts = recorder and (progress.step >= recorder.due or session.pipeline.unhandled_findings or not result.finite)
         if (acts or session.is_watchful) and _critical(session, finite=result.finite):
             return "critical"
     return "finished"

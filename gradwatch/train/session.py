@@ -198,12 +198,12 @@ class Session:
         looks = self.config.watch.enabled and (self.writer or self._past)
         found_by = detectors(self.config.detect) if looks else ()
         if not self.writer:
-            return Pipeline(history, detectors=found_by, sinks=(), recorder=None)
+            return Pipeline(history, detectors=found_by, sinks=(), writer=None)
         return Pipeline(
             history,
             detectors=found_by,
             sinks=build.sinks(self.config, self.directory, log_format=log_format, resumed_at=resumed_at),
-            recorder=self.writer,
+            writer=self.writer,
         )
 
     def _history(self, info: RunInfo, saved: Mapping[str, Any] | None) -> tuple[History, Writer | None]:

@@ -16,9 +16,10 @@ from gradwatch import catalogue
 from gradwatch.detect import Detector, detectors
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.history.disk.writer import Writer, read
-from gradwatch.history.store import History, Rows, Sample, joined
+from gradwatch.history.store import History, Rows, SampledStep, concatenate
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.pipeline.pipeline import Intake, redetect
+from gradwatch.pipeline.ingest import Ingest
+from gradwatch.pipeline.redetect import redetect
 
 WARM = 300
 """Steps before the clock runs: detectors look at most 256 steps back."""
@@ -36,7 +37,7 @@ def per_step(layers: int, activations: int, steps: int) -> float:
     """
     made = Synthetic(layers=layers, steps=WARM + steps, activations=activations, width=64)
     history = History(made.info)
-    blocks = [joined(part) for part in _parts(made)]
+    blocks = [concatenate(part) for part in _parts(made)]
     nobody_s = min(_taking_in(history, blocks, []) for _ in range(2))  # the first finds nothing in the caches
     return 1e6 * (_taking_in(history, blocks, detectors()) - nobody_s) / steps
 
@@ -48,7 +49,7 @@ def _parts(made: Synthetic) -> Iterator[list[Rows]]:
         step = history.step
         (steps_T, param_TSL), (_, run_TS1) = history.param.since(step - 1), history.run.since(step - 1)
         act_SA = history.act.since(step - 1)[1][0].copy() if history.act.last_step == step else None
-        samples = () if act_SA is None else (Sample(0, act_SA),)
+        samples = () if act_SA is None else (SampledStep(0, act_SA),)
         part.append(Rows(steps_T.copy(), run_TS1[:, :, 0].copy(), param_TSL.copy(), samples))
         if len(part) == TOGETHER:
             yield part
@@ -61,10 +62,10 @@ def _taking_in(like: History, blocks: list[Rows], asked: Sequence[Detector]) -> 
     """Return the least processor time of three that what comes after the warm-up takes, with these detectors."""
     taken_s = []
     for _ in range(3):
-        intake, seconds = Intake(History(like.info), detectors=asked), 0.0
+        ingest, seconds = Ingest(History(like.info), detectors=asked), 0.0
         for rows in blocks:
             began = time.thread_time()
-            intake.take(rows)
+            ingest.ingest(rows)
             seconds += (time.thread_time() - began) * (rows.steps_T[0] >= WARM)
         taken_s.append(seconds)
     return min(taken_s)

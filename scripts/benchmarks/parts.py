@@ -83,7 +83,7 @@ def working(monitor: Monitor | None) -> Iterator[None]:
     if monitor is None:
         yield
         return
-    lock = monitor.pipeline._background._working
+    lock = monitor.pipeline._worker._processing
     lock.release()
     yield
     lock.acquire()
@@ -105,7 +105,7 @@ def measure(workload: Workload, rounds: int, stack: contextlib.ExitStack) -> dic
     for name in ("stock", "watched"):
         of, run = loops[name].of, Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"
         loops[name].monitor = monitor = stack.enter_context(gradwatch.watch(of.model, of.optimizer, run=run))
-        lock = monitor.pipeline._background._working
+        lock = monitor.pipeline._worker._processing
         lock.acquire()
         stack.callback(lock.release)
     order = random.Random(0)
@@ -123,7 +123,7 @@ def main() -> None:
     options = parse(parser(__doc__, WORKLOADS, rounds=100))
     print("| | step() by torch, ms | its own and hooks | Monitor.step | forward hooks | thread | step | and thread |")
     print("|---" * 8 + "|")
-    worker.GATHER_S *= NUM_LOOPS  # what goes by the clock comes after as many steps of a loop as in a run
+    worker.BATCH_S *= NUM_LOOPS  # clock-driven work then comes after as many steps of a loop as in a run
     host_stats.MEMORY_INTERVAL_S *= NUM_LOOPS
     for name in options.only:
         with contextlib.ExitStack() as stack:
@@ -133,7 +133,7 @@ def main() -> None:
                 turns = loops[arm]
                 monitor = turns.monitor
                 assert monitor is not None, "these two are watched"
-                thread = 1e3 * monitor.pipeline.busy_s / monitor.next_step
+                thread = 1e3 * monitor.pipeline.cpu_s / monitor.next_step
                 parts = [turns.part(place) for place in (1, 2, 3)]
                 ratio = 1 + (sum(parts) - update) / whole
                 cells = [f"{update:.3f}", *(f"{part:.3f}" for part in parts), f"{thread:.3f}"]

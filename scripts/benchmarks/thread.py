@@ -22,7 +22,7 @@ from harness import some
 from workloads import WORKLOADS, loop
 
 import gradwatch
-from gradwatch.pipeline.worker import Background
+from gradwatch.pipeline.worker import Worker
 
 NEAR = 30
 """Steps before and after that tell how long one takes."""
@@ -33,13 +33,13 @@ FIRST = 8
 Turns = list[tuple[float, float, float]]
 
 
-def noting(background: Background[Any], turns: Turns) -> Callable[[], None]:
+def noting(worker: Worker[Any], turns: Turns) -> Callable[[], None]:
     """Return the work of a thread, which notes when it began and ended, and what processor time it took."""
-    work_off = background._work_off
+    drain = worker._drain
 
     def work() -> None:
         began, used_s = time.perf_counter(), time.thread_time()
-        work_off()
+        drain()
         turns.append((began, time.perf_counter(), time.thread_time() - used_s))
 
     return work
@@ -49,8 +49,8 @@ def measure(name: str, seconds: float) -> tuple[list[float], Turns]:
     """Return when each step ended, and what the thread did, in a run of so many seconds."""
     of, turns = loop(WORKLOADS[name]), Turns()
     with tempfile.TemporaryDirectory() as folder, gradwatch.watch(of.model, of.optimizer, run=Path(folder)) as monitor:
-        background = monitor.pipeline._background
-        background._work_off = noting(background, turns)  # type: ignore[method-assign]
+        worker = monitor.pipeline._worker
+        worker._drain = noting(worker, turns)  # type: ignore[method-assign]
         ends = [time.perf_counter()]
 
         def after(loss: torch.Tensor, batch: torch.Tensor) -> None:

@@ -113,7 +113,7 @@ def under_watch(of: Loop, stack: contextlib.ExitStack, *, is_turn: bool) -> Arm:
 
     if not is_turn:
         return stretch
-    working = monitor.pipeline._background._working
+    working = monitor.pipeline._worker._processing
     working.acquire()
     stack.callback(working.release)
     return turn
@@ -145,7 +145,7 @@ def measure(name: str, names: list[str], options: argparse.Namespace, process: i
     turn = replace(workload, stretch=workload.turn or workload.stretch)
     num_turns, unmeasured = workload.stretch // turn.stretch, -(-WARM_UP // workload.stretch)
     if workload.turn:
-        worker.GATHER_S *= len(names)
+        worker.BATCH_S *= len(names)
         host_stats.MEMORY_INTERVAL_S *= len(names)
     with contextlib.ExitStack() as stack:
         made = {name: ARMS[name][1](turn, stack) for name in random.Random(process).sample(names, len(names))}

@@ -17,7 +17,7 @@ from rich.console import Console
 from gradwatch.config.load import load_config
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.history.store import History
-from gradwatch.pipeline.pipeline import redetect
+from gradwatch.pipeline.redetect import redetect
 from gradwatch.render.common.layers import matrices
 from gradwatch.render.common.sparkline import UNICODE
 from gradwatch.render.report.sink import write_report

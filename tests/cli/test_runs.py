@@ -14,7 +14,7 @@ from rich.console import Console
 
 from gradwatch import catalogue
 from gradwatch.history.disk import writer
-from gradwatch.history.disk.run_summary import directories, glance
+from gradwatch.history.disk.run_summary import directories, summarize
 from gradwatch.history.disk.writer import Writer
 from gradwatch.history.store import History
 from gradwatch.records import Finding, LayerInfo, RunInfo, Severity
@@ -57,7 +57,7 @@ def _names(result):
 def test_a_glance_says_of_a_run_what_reading_it_whole_says(record):
     run = record("run", steps=1500, val_loss=0.25, val_at=70, loss=0.5)
 
-    seen, whole = glance(run), run_stats(writer.read(run))
+    seen, whole = summarize(run), run_stats(writer.read(run))
 
     assert (seen.steps, seen.loss, seen.val_loss, seen.val_accuracy) == (
         whole.steps,
@@ -182,7 +182,7 @@ def test_a_folder_that_is_not_there_is_a_mistake_and_an_empty_one_is_not(gradwat
 @pytest.mark.skipif(os.name == "nt", reason="there are no such locks on Windows")
 def test_a_run_that_goes_on_is_told_from_one_that_was_killed(record):
     run = record("run", status="running")
-    assert glance(run).status == "killed"
+    assert summarize(run).status == "killed"
     hold = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_EX); print('held', flush=True)"
 
     with subprocess.Popen(
@@ -192,7 +192,7 @@ def test_a_run_that_goes_on_is_told_from_one_that_was_killed(record):
         text=True,
     ) as other:
         assert other.stdout.readline() == "held\n"
-        assert glance(run).status == "running"
+        assert summarize(run).status == "running"
         other.communicate("\n")
 
 
@@ -204,7 +204,7 @@ def test_a_table_fits_the_terminal_and_tells_what_was_found(record, width):
     ]
     console = Console(file=io.StringIO(), width=width)
 
-    print_runs(console, [glance(run) for run in runs], now=datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC))
+    print_runs(console, [summarize(run) for run in runs], now=datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC))
 
     lines = console.file.getvalue().splitlines()
     assert max(map(len, lines)) <= width

@@ -10,7 +10,7 @@ from gradwatch.diagnose.conditions import conditions_of
 from gradwatch.diagnose.gradient_noise import noise_scale
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.history.synthetic.edit import edited
+from gradwatch.history.synthetic.edit import with_statistic
 from gradwatch.records import Event, Finding, Quantity, Severity
 
 
@@ -119,7 +119,7 @@ def noisy(factor):
     made.info = replace(made.info, accumulate=4)
     history = made.history()
     norm_T = history["grad_norm.before_clip"]
-    return edited(history, "grad_norm.micro", factor * norm_T[:, None], missing=True)
+    return with_statistic(history, "grad_norm.micro", factor * norm_T[:, None], missing=True)
 
 
 def test_the_noise_scale_is_zero_where_all_micro_batches_agree_and_infinite_where_they_cancel():

@@ -5,7 +5,7 @@ from gradwatch.detect.numerics.non_finite import NonFinite
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.events import CUT, LOG_OF_SOFTMAX, SINGULAR
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.pipeline.pipeline import redetect
+from gradwatch.pipeline.redetect import redetect
 
 ROOT = "the root of a sum that may be 0"
 

@@ -8,7 +8,7 @@ from reference import newest_row
 
 from gradwatch.history import table as history_table
 from gradwatch.history import thinning
-from gradwatch.history.table import LAID_WITHIN, LEAST_SLACK, WINDOW, Table
+from gradwatch.history.table import LEAST_SLACK, MAX_APPENDED_STEPS, WINDOW, Table
 
 LENGTH = 64
 
@@ -49,7 +49,7 @@ def test_window_is_never_thinned(steps):
     assert np.array_equal(t.window("x")[:, 0], expected)
 
 
-@pytest.mark.parametrize("most", [1, 7, LEAST_SLACK, LEAST_SLACK + 1, 100, WINDOW, LAID_WITHIN])
+@pytest.mark.parametrize("most", [1, 7, LEAST_SLACK, LEAST_SLACK + 1, 100, WINDOW, MAX_APPENDED_STEPS])
 def test_a_table_of_wide_rows_has_little_room_to_slide_in_and_holds_the_same(most, monkeypatch):
     usual = filled(1500)
     monkeypatch.setattr(history_table, "SLACK_BYTES", 1)
@@ -61,7 +61,9 @@ def test_a_table_of_wide_rows_has_little_room_to_slide_in_and_holds_the_same(mos
         first += len(steps)
 
     assert empty < 0.6 * usual._values_TSL.nbytes
-    assert narrow._values_TSL.nbytes <= max(empty, (WINDOW + most) / (WINDOW + LAID_WITHIN) * usual._values_TSL.nbytes)
+    assert narrow._values_TSL.nbytes <= max(
+        empty, (WINDOW + most) / (WINDOW + MAX_APPENDED_STEPS) * usual._values_TSL.nbytes
+    )
     assert np.array_equal(narrow.window("x"), usual.window("x"))
     for mine, other in zip(narrow.rows(), usual.rows(), strict=True):
         assert np.array_equal(mine, other)

@@ -116,7 +116,6 @@ def test_a_detector_or_sink_that_raises_is_left_out(kind, monkeypatch, tmp_path)
 
     owner, attribute = {"detector": (VanishingGradient, "detect"), "sink": (TensorBoard, "write")}[kind]
     monkeypatch.setattr(owner, attribute, Broken())
-    monkeypatch.setattr(VanishingGradient, "rules_out", lambda _, ahead: np.zeros(len(ahead), np.bool_))
     model, optimizer = make()
 
     with (
@@ -186,7 +185,7 @@ def test_a_full_disk_reaches_who_trains_with_this_package(monkeypatch, tmp_path)
 
     def record(history):
         recorded.append(Writer(tmp_path / "run", history))
-        return Pipeline(history, recorder=recorded[0])
+        return Pipeline(history, writer=recorded[0])
 
     watcher, _ = assemble(model, [optimizer], pipeline=record)
     monkeypatch.setattr(Writer, "append", full_disk)
@@ -369,14 +368,14 @@ class Silent:
 
     def __init__(self, history):
         self.history = history
-        self.next_step, self.found = 0, []
-        self.busy_s = 0.0
+        self.next_step, self.findings = 0, []
+        self.cpu_s = 0.0
 
     def feed(self, step, **row):
         self.next_step = step + 1
 
     def pull(self):
-        self.source()
+        self.row_source()
 
     def finish(self):
         pass

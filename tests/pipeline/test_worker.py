@@ -1,4 +1,4 @@
-"""Background work: in order, on a thread of its own, complete when asked for, and never without its errors."""
+"""Worker work: in order, on a thread of its own, complete when asked for, and never without its errors."""
 
 import subprocess
 import sys
@@ -8,13 +8,13 @@ import time
 import pytest
 
 from gradwatch.pipeline import worker
-from gradwatch.pipeline.worker import Background
+from gradwatch.pipeline.worker import Worker
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(worker, "GATHER_S", 0.001)
-    monkeypatch.setattr(worker, "LINGER_S", 0.005)
+    monkeypatch.setattr(worker, "BATCH_S", 0.001)
+    monkeypatch.setattr(worker, "MAX_IDLE_S", 0.005)
 
 
 def test_items_are_worked_off_in_their_order_on_another_thread():
@@ -24,7 +24,7 @@ def test_items_are_worked_off_in_their_order_on_another_thread():
         seen.extend(items)
         threads.add(threading.current_thread().name)
 
-    work = Background(process, limit=1000, name="apart")
+    work = Worker(process, limit=1000, name="apart")
     for i in range(100):
         work.put(i)
     until(lambda: len(seen) == 100)
@@ -35,7 +35,7 @@ def test_items_are_worked_off_in_their_order_on_another_thread():
 
 def test_finish_returns_when_nothing_is_left():
     seen = []
-    work = Background(lambda items: (time.sleep(0.002 * len(items)), seen.extend(items)), limit=1000, name="slow")
+    work = Worker(lambda items: (time.sleep(0.002 * len(items)), seen.extend(items)), limit=1000, name="slow")
     for i in range(10):
         work.put(i)
         time.sleep(0.001)
@@ -47,9 +47,9 @@ def test_finish_returns_when_nothing_is_left():
 
 
 def test_a_caller_that_brings_too_much_works_it_off_and_nothing_is_dropped(monkeypatch):
-    monkeypatch.setattr(worker, "GATHER_S", 60.0)
+    monkeypatch.setattr(worker, "BATCH_S", 60.0)
     seen = []
-    work = Background(seen.extend, limit=3, name="full")
+    work = Worker(seen.extend, limit=3, name="full")
     work._is_running = True  # a thread that is asleep
 
     for i in range(10):
@@ -63,7 +63,7 @@ def test_what_the_work_raises_is_raised_by_the_next_call_and_once():
     def process(items):
         raise ValueError(f"cannot do {items[0]}")
 
-    work = Background(process, limit=1000, name="broken")
+    work = Worker(process, limit=1000, name="broken")
     work.put("this")
 
     with pytest.raises(ValueError, match="cannot do this"):
@@ -72,8 +72,8 @@ def test_what_the_work_raises_is_raised_by_the_next_call_and_once():
 
 
 def test_an_error_ends_the_work_on_what_waited_behind_it(monkeypatch):
-    monkeypatch.setattr(worker, "GATHER_S", 60.0)
-    monkeypatch.setattr(worker, "AT_ONCE", 1)
+    monkeypatch.setattr(worker, "BATCH_S", 60.0)
+    monkeypatch.setattr(worker, "MAX_ITEMS_AT_ONCE", 1)
     seen = []
 
     def process(items):
@@ -81,7 +81,7 @@ def test_an_error_ends_the_work_on_what_waited_behind_it(monkeypatch):
             raise ValueError("one")
         seen.extend(items)
 
-    work = Background(process, limit=1000, name="broken")
+    work = Worker(process, limit=1000, name="broken")
     work._is_running = True
     for i in range(4):
         work.put(i)
@@ -100,7 +100,7 @@ def test_work_may_ask_for_its_own_end_without_waiting_for_itself():
         work.finish()
         seen.extend(items)
 
-    work = Background(process, limit=1000, name="itself")
+    work = Worker(process, limit=1000, name="itself")
     work.put(1)
     work.finish()
 
@@ -109,7 +109,7 @@ def test_work_may_ask_for_its_own_end_without_waiting_for_itself():
 
 def test_the_thread_ends_when_nothing_comes_and_the_next_item_starts_another():
     seen = []
-    work = Background(seen.extend, limit=1000, name="comes and goes")
+    work = Worker(seen.extend, limit=1000, name="comes and goes")
     for i in range(3):
         work.put(i)
         until(lambda: not [t for t in threading.enumerate() if t.name == "comes and goes"])
@@ -118,9 +118,9 @@ def test_the_thread_ends_when_nothing_comes_and_the_next_item_starts_another():
 
 
 def test_no_item_is_lost_while_the_thread_is_about_to_end(monkeypatch):
-    monkeypatch.setattr(worker, "LINGER_S", 0.0)
+    monkeypatch.setattr(worker, "MAX_IDLE_S", 0.0)
     seen = []
-    work = Background(seen.extend, limit=10_000, name="brief")
+    work = Worker(seen.extend, limit=10_000, name="brief")
     for i in range(300):
         work.put(i)
         time.sleep(0.001 if i % 3 else 0.0015)
@@ -130,20 +130,20 @@ def test_no_item_is_lost_while_the_thread_is_about_to_end(monkeypatch):
 
 
 def test_it_says_how_much_processor_time_the_work_took():
-    work = Background(lambda items: sum(range(200_000)), limit=1000, name="counts")
+    work = Worker(lambda items: sum(range(200_000)), limit=1000, name="counts")
     work.put(1)
     work.finish()
-    once = work.busy_s
+    once = work.cpu_s
     work.put(2)
     work.finish()
 
-    assert 0 < once < work.busy_s
+    assert 0 < once < work.cpu_s
 
 
 def test_a_program_that_ends_has_its_last_items_worked_off():
     program = (
-        "import sys; from gradwatch.pipeline.worker import Background\n"
-        "work = Background(lambda items: print(*items, sep='\\n'), limit=9, name='last')\n"
+        "import sys; from gradwatch.pipeline.worker import Worker\n"
+        "work = Worker(lambda items: print(*items, sep='\\n'), limit=9, name='last')\n"
         "for i in range(3): work.put(i)\n"
         "sys.exit(4)\n"
     )

@@ -17,9 +17,10 @@ from poisoned import STEP, poisoned
 from gradwatch.cli import main
 from gradwatch.config.load import load_config
 from gradwatch.errors import GradwatchError
+from gradwatch.history.compare import compare_rows
 from gradwatch.history.disk.writer import read
 from gradwatch.incident import incidents, recorder
-from gradwatch.replay.rerun import compare, rerun
+from gradwatch.replay.rerun import rerun
 from gradwatch.train.loop import train
 
 ROOT = Path(__file__).parents[2]
@@ -253,8 +254,8 @@ def test_comparing_skips_clocks_and_missing_numbers_and_finds_a_single_bit():
 
     nudged = float(np.nextafter(np.float32(3), np.float32(4)))
 
-    same, counts = compare(table(3.0, 1.0), table(3.0, 2.0))
-    found, _ = compare(table(3.0, 1.0), table(nudged, 1.0))
+    same, counts = compare_rows(table(3.0, 1.0), table(3.0, 2.0))
+    found, _ = compare_rows(table(3.0, 1.0), table(nudged, 1.0))
 
     assert same == []
     assert counts == {4: 1, 5: 2}
@@ -300,7 +301,7 @@ def test_what_remembers_samples_is_compared_as_far_as_the_same_were_taken():
         values = np.array([[[silent]]] * len(steps), np.float32)
         return {"act": {"statistics": ["act.silent"], "layers": ["a"], "steps": np.array(steps), "values": values}}
 
-    found, counts = compare(table(0, 10, 30, silent=5.0), table(0, 10, 20, 30, silent=4.0))
+    found, counts = compare_rows(table(0, 10, 30, silent=5.0), table(0, 10, 20, 30, silent=4.0))
 
     assert [d.step for d in found] == [0, 10]
     assert counts == {0: 1, 10: 1, 30: 0}

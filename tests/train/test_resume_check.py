@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradwatch import load_run
+from gradwatch import catalogue, load_run
 from gradwatch.config.load import load_config
 from gradwatch.train import checkpoint, loop
 
@@ -36,7 +36,6 @@ train:
 watch: {{updates_every: 3, activations_every: 4, histograms_every: 20}}
 """
 pytestmark = pytest.mark.filterwarnings("ignore:train.accumulate")  # equal runs are compared, BatchNorm or not
-CLOCKS = {"step_ms", "data_wait_ms", "samples_per_s", "peak_memory_bytes", "watch_ms"}
 
 
 def write_config(folder, *, workers=0, precision="fp32"):
@@ -88,7 +87,7 @@ def assert_same_run(found: Path, expected: Path):
     a, b = load_run(found), load_run(expected)
     for table in ("param", "act", "run"):
         for name in getattr(a, table).statistics:
-            if name not in CLOCKS:
+            if name not in catalogue.CLOCK_NAMES:
                 np.testing.assert_array_equal(a.steps(name), b.steps(name), err_msg=name)
                 np.testing.assert_array_equal(a[name], b[name], err_msg=name)
     assert a.findings == b.findings

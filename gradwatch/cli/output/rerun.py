@@ -16,7 +16,8 @@ from gradwatch.render.common.sparkline import glyphs
 from gradwatch.render.common.style import OK, SEVERITY, sentence
 
 if TYPE_CHECKING:
-    from gradwatch.replay.rerun import Difference, Rerun
+    from gradwatch.history.compare import ValueDifference
+    from gradwatch.replay.rerun import Rerun
 
 DIFFERENCES = 6
 """Differences that are shown, the earliest first."""
@@ -63,7 +64,7 @@ def _rows(rerun: Rerun) -> Iterator[Row]:
         yield "", f"and {len(told) - DIFFERENCES:,} more"
 
 
-def _difference(difference: Difference) -> str:
+def _difference(difference: ValueDifference) -> str:
     where = f" of {difference.layer}" if difference.layer else ""
     gap = f", {difference.relative:.1e} apart" if math.isfinite(difference.relative) else ""
     was, now = f"{difference.recorded:.9g}", f"{difference.again:.9g}"

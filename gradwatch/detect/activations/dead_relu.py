@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect.features.consequences import settled
+from gradwatch.detect.features.consequences import severity_after
 from gradwatch.detect.features.finding import finding_of
-from gradwatch.detect.features.silent_units import HAVE_A_DEAD_SIDE, SilentModule, silent_units
-from gradwatch.history.lookahead import Ahead
+from gradwatch.detect.features.silent_units import DEAD_SIDE_ACTIVATIONS, SilentModule, silent_units
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -62,10 +60,6 @@ class DeadRelu:
     jump: float = 0.6
     samples: int = 2
 
-    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
-        """Say that nothing is found where hardly a unit is dead."""
-        return np.full(len(ahead), not (ahead.samples("act.dead_frac") >= min(self.jump, self.fraction)).any())
-
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each ReLU module with dead units."""
         if not history.info.activations or len(history.act.steps(self.samples)) < self.samples:
@@ -76,7 +70,7 @@ class DeadRelu:
         now_A = dead_TA[-self.samples :].min(axis=0)  # nan where it was not measured
         for a, activation in enumerate(history.info.activations):
             has_jumped = now_A[a] >= self.jump and dead_TA[0, a] <= now_A[a] / 2
-            if activation.module_type in HAVE_A_DEAD_SIDE and (now_A[a] >= self.fraction or has_jumped):
+            if activation.module_type in DEAD_SIDE_ACTIVATIONS and (now_A[a] >= self.fraction or has_jumped):
                 silent = silent_units(history, a)
                 dead, before = float(now_A[a]), float(dead_TA[0, a])
                 yield self._finding(history, activation.name, dead=dead, before=before, silent=silent)
@@ -86,7 +80,7 @@ class DeadRelu:
     ) -> Finding:
         since = f"; {silent.count} of {silent.units} units since step {silent.since}" if silent else ""
         share = "all" if dead == 1 else f"{100 * dead:.0f} %"
-        severity = settled(history, self.kind) if dead >= self.fraction else Severity.INFO
+        severity = severity_after(history, self.kind) if dead >= self.fraction else Severity.INFO
         severity = Severity.CRITICAL if dead == 1 else severity  # nothing passes any more
         return finding_of(
             self,

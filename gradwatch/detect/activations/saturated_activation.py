@@ -9,14 +9,12 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect.features.baseline import beginning, is_learned
-from gradwatch.detect.features.consequences import settled
+from gradwatch.detect.features.baseline import first_steps, is_learned
+from gradwatch.detect.features.consequences import severity_after
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.robust_stats import median
-from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -82,11 +80,6 @@ class SaturatedActivation:
     late: float = 0.9
     samples: int = 2
 
-    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
-        """Say that nothing is found where hardly an output is in the tails."""
-        largest = float(np.fmax.reduce(ahead.samples("act.saturated_frac"), axis=None, initial=-np.inf))
-        return ~(largest >= np.where(ahead.steps_D < BEGINNING, min(self.early, self.late), self.late))
-
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each saturated module."""
         if not history.info.activations or len(history.act.steps(self.samples)) < self.samples:
@@ -116,7 +109,7 @@ class SaturatedActivation:
                 Quantity(key="act.mean", value=float(history.act.newest("act.mean")[a])),
                 Quantity(key="act.std", value=float(history.act.newest("act.std")[a])),
                 layer=activation.name,
-                severity=Severity.WARNING if is_from_start else settled(history, self.kind),
+                severity=Severity.WARNING if is_from_start else severity_after(history, self.kind),
             )
 
     def _is_sudden(self, history: History, activation: int) -> bool:
@@ -159,7 +152,7 @@ class SaturatedActivation:
 
 def _has_learned(history: History) -> bool:
     """Say whether a fifth of the loss is gone, or whether the loss cannot tell."""
-    first, newest = float(median(beginning(history, "loss"))), float(median(history.scalar("loss", 16)))
+    first, newest = float(median(first_steps(history, "loss"))), float(median(history.scalar("loss", 16)))
     return "+" in history.info.optimizer or not newest > 0.8 * first
 
 

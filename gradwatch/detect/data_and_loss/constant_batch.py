@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect.features.events import noted
+from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.events import BATCH_ALIKE, INPUTS_ALIKE, TENSOR_HELD
-from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.history.synthetic.edit import edited
+from gradwatch.history.synthetic.edit import with_statistic
+from gradwatch.history.table import Floats
 from gradwatch.records import Event, Finding, Quantity, Severity
 
 FEW = 12
@@ -75,35 +75,15 @@ class ConstantBatch:
     longest: int = 85
     chosen: int = 256
 
-    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
-        """Say at which steps the batch is neither the one before nor the one before that."""
-        hash_DW = ahead.scalars("batch_hash", 3)
-        is_alike_D = (hash_DW[:, 2:] == hash_DW[:, :2]).any(axis=1)
-        is_noted = any(event.kind in (BATCH_ALIKE.name, INPUTS_ALIKE.name) for event in ahead.history.events)
-        return np.asarray(~is_alike_D & (not is_noted and self.repeats > 1 and self.turns > 2), np.bool_)
-
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""
-        is_unknown = bool(np.isnan(history.scalar("batch_hash", 1)).all())
-        for event in (*noted(history, BATCH_ALIKE), *(noted(history, INPUTS_ALIKE) if is_unknown else ())):
-            distance = Quantity(
-                key="batch.nearest_distance",
-                label="distance to the nearest, median",
-                value=event.values["distance"],
-                unit="of usual",
-            )
-            text = f"the samples of the first {event.step + 1} steps are the same, in another order or with noise"
-            yield self._finding(history, text, distance, is_chosen=self._is_alike(history, event.values))
+        yield from self._of_samples(history)
         hash_T = history.scalar("batch_hash")
-        if len(hash_T) < self.repeats:
+        if len(hash_T) < self.repeats or not (hash_T[-3:-1] == hash_T[-1]).any():  # nan equals nothing
             return
-        if (hash_T[-self.repeats :] == hash_T[-1]).all():  # nan equals nothing
+        if (hash_T[-self.repeats :] == hash_T[-1]).all():
             yield from self._of_repeats(history, hash_T)
-        elif (
-            len(hash_T) >= self.turns
-            and (hash_T[2 - self.turns :] == hash_T[-self.turns : -2]).all()
-            and self._is_chosen(history, _samples(history))
-        ):
+        elif self._is_alternating(hash_T) and self._is_chosen(history, _samples(history)):
             evidence = Quantity(
                 key="batch.alternating_steps",
                 label="steps in which two batches came in turn",
@@ -112,6 +92,23 @@ class ConstantBatch:
             )
             yield self._finding(history, f"two batches came in turn for {self.turns} steps", evidence)
 
+    def _is_alternating(self, hash_T: Floats) -> bool:
+        """Return whether each batch of the last steps is the one two steps before."""
+        return len(hash_T) >= self.turns and bool((hash_T[2 - self.turns :] == hash_T[-self.turns : -2]).all())
+
+    def _of_samples(self, history: History) -> Iterator[Finding]:
+        """Yield a finding for samples that come again and again, in another order or with noise."""
+        is_handed_over = not math.isnan(history.run.newest("batch_hash")[0])
+        for event in (*events_of(history, BATCH_ALIKE), *(() if is_handed_over else events_of(history, INPUTS_ALIKE))):
+            distance = Quantity(
+                key="batch.nearest_distance",
+                label="distance to the nearest, median",
+                value=event.values["distance"],
+                unit="of usual",
+            )
+            text = f"the samples of the first {event.step + 1} steps are the same, in another order or with noise"
+            yield self._finding(history, text, distance, is_chosen=self._is_alike(history, event.values))
+
     def _of_repeats(self, history: History, hash_T: NDArray[np.floating]) -> Iterator[Finding]:
         """Yield a finding for a batch that came as often as no other before, and as no policy is updated on."""
         runs = _runs(hash_T)
@@ -119,7 +116,7 @@ class ConstantBatch:
         samples = _samples(history)
         if has_moved:
             least = max(self.repeats, 2 * int(runs[:-1].max()))
-        elif any(noted(history, TENSOR_HELD)):
+        elif any(events_of(history, TENSOR_HELD)):
             least = self.longest if samples > self.chosen else self.held
         else:
             least = self.repeats
@@ -194,7 +191,7 @@ class ConstantBatch:
             INPUTS_ALIKE, step=10, text="the same", values={**values, "samples": 40, "exact": 1}
         )
         made.batch_hash_T[:] = float("nan")
-        yield Example("forty states of an environment that is seeded anew", made.history(), (None,))
+        yield Example("forty states of an environment that is seeded again", made.history(), (None,))
         given = Synthetic(steps=40).note(INPUTS_ALIKE, step=30, text="the same samples", values=values)
         yield Example("others are handed over than the model is given", given.history())
         given.batch_hash_T[:] = float("nan")
@@ -231,8 +228,8 @@ def _held(history: History, samples: int) -> History:
 
 def _sized(history: History, samples: int) -> History:
     """Return the run with batches of so many samples."""
-    history = edited(history, "step_ms", 1.0, missing=True)
-    return edited(history, "samples_per_s", 1e3 * samples, missing=True)
+    history = with_statistic(history, "step_ms", 1.0, missing=True)
+    return with_statistic(history, "samples_per_s", 1e3 * samples, missing=True)
 
 
 def _samples(history: History) -> float:

@@ -9,21 +9,18 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect.features.baseline import beginning, start
-from gradwatch.detect.features.consequences import settled
-from gradwatch.detect.features.events import noted
+from gradwatch.detect.features.baseline import baseline_loss, first_steps
+from gradwatch.detect.features.consequences import severity_after
+from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.robust_stats import median, slope, trend
-from gradwatch.detect.features.sequential_test import aligned_blocks, stall
-from gradwatch.detect.features.structure import depth
+from gradwatch.detect.features.sequential_test import aligned_blocks, stall_likelihood_ratio
+from gradwatch.detect.features.structure import structure_of
 from gradwatch.events import ADVERSARY, BROADCAST, CHANCE, EMBEDDING_PRODUCT, MIXED_AXES, PAIRED, UNPAIRED, EventKind
-from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.history.table import Steps
 from gradwatch.records import Finding, Quantity, Severity
 
 MISLAID = (BROADCAST, MIXED_AXES)
@@ -109,28 +106,15 @@ class LossPlateau:
     fall: float = 0.03
     trend: float = -1.5
 
-    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
-        """Say which steps come too early, and at which the loss has fallen."""
-        history, patience = ahead.history, max(self.patience, (ahead.history.info.total_steps or 0) // 20)
-        if any(event.kind in {kind.name for kind in MISLAID} for event in history.events):
-            return np.zeros(len(ahead), np.bool_)
-        is_early_D = ahead.steps_D < patience
-        if len(beginning(history, "loss", BEGINNING)) < BEGINNING:
-            return np.asarray(is_early_D, np.bool_)
-        least = (1 - self.fall) * start(history)[0]
-        loss_DW = ahead.scalars("loss", WINDOW)
-        has_fallen_D = (np.fmin.reduce(loss_DW, axis=1) < least / 2) | ~(median(loss_DW.T) >= least) | (not least > 0)
-        return np.asarray(is_early_D | (has_fallen_D & ~_unpaired(history, ahead.steps_D)), np.bool_)
-
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""
-        for event in (event for kind in MISLAID for event in noted(history, kind)):
+        for event in (event for kind in MISLAID for event in events_of(history, kind)):
             yield self._finding(history, f"the loss cannot fall as it should: {event.text}", layer=event.layer)
         if history.step < max(self.patience, (history.info.total_steps or 0) // 20):
             return
-        newest, (first, what) = float(median(history.scalar("loss", WINDOW))), start(history)
+        newest, (first, what) = float(median(history.scalar("loss", WINDOW))), baseline_loss(history)
         has_fallen = self._has_fallen(history, newest, least=(1 - self.fall) * first)
-        is_unpaired = has_fallen and bool(_unpaired(history, np.array([history.step]))[0])
+        is_unpaired = has_fallen and _is_unpaired(history)
         if has_fallen and not (is_unpaired and history.step * _share_read(history) >= self.patience):
             return
         since = history.step // 2 if has_fallen else SETTLED  # who learns the mean first may take a while for it
@@ -138,12 +122,12 @@ class LossPlateau:
             return
         if not has_fallen and _evidence(history) < 1 / self.error:
             return
-        is_game = "+" in history.info.optimizer or any(noted(history, ADVERSARY))
+        is_game = "+" in history.info.optimizer or any(events_of(history, ADVERSARY))
         yield self._finding(
             history,
             f"the loss is {newest:.4g} after {history.step} steps and "
             + ("predictions fit any other sample as well" if has_fallen else f"{first:.4g} {what}"),
-            severity=Severity.INFO if is_game else settled(history, self.kind),
+            severity=Severity.INFO if is_game else severity_after(history, self.kind),
         )
 
     def _finding(
@@ -156,7 +140,7 @@ class LossPlateau:
             Quantity(
                 key="loss.first",
                 label="loss, first 16 steps",
-                value=float(median(beginning(history, "loss", BEGINNING))),
+                value=float(median(first_steps(history, "loss", BEGINNING))),
             ),
             Quantity(
                 key="loss.newest", label="loss, newest 48 steps", value=float(median(history.scalar("loss", WINDOW)))
@@ -172,7 +156,7 @@ class LossPlateau:
 
     def _highest(self, history: History) -> float:
         """Return the largest loss of the beginning, whose median is low where the first batches are of one kind."""
-        return float(np.fmax.reduce(beginning(history, "loss", BEGINNING)))
+        return float(np.fmax.reduce(first_steps(history, "loss", BEGINNING)))
 
     def _is_on_its_way(self, history: History, since: int) -> bool:
         """Say whether the loss is falling since a step, or would be in a while."""
@@ -227,23 +211,18 @@ def _evidence(history: History) -> float:
     """Return how many times likelier the losses of the window are if they stand still than if they fall."""
     loss_T, steps_T = history.scalar("loss"), history.run.steps(len(history.scalar("loss")))
     recent_T = steps_T >= SETTLED
-    return stall(aligned_blocks(loss_T[recent_T], int(steps_T[recent_T][0]), BLOCK), rate=0.5)
+    return stall_likelihood_ratio(aligned_blocks(loss_T[recent_T], int(steps_T[recent_T][0]), BLOCK), rate=0.5)
 
 
-def _unpaired(history: History, steps_D: Steps) -> NDArray[np.bool_]:
-    """Say of steps whether predictions were seen last to fit any sample: what fell was learned of the targets alone."""
-    seen = [
-        (event.step, event.kind == UNPAIRED.name)
-        for event in history.events
-        if event.kind in (UNPAIRED.name, PAIRED.name)
-    ]
-    was_unpaired = np.array([False, *(is_unpaired for _, is_unpaired in seen)])
-    return was_unpaired[np.searchsorted([step for step, _ in seen], steps_D, side="right")]
+def _is_unpaired(history: History) -> bool:
+    """Return whether predictions fitted any other sample as well as their own when they were last checked."""
+    kinds = [e.kind for e in history.events if e.kind in (UNPAIRED.name, PAIRED.name) and e.step <= history.step]
+    return bool(kinds) and kinds[-1] == UNPAIRED.name
 
 
 def _share_read(history: History) -> float:
     """Return which part of the rows of an embedding a batch reads, of the one of which it is least."""
-    tables_E = depth(history).tables_E
+    tables_E = structure_of(history).embeddings_E
     unread_E = median(history.param.window("grad.zero_frac", WINDOW)[:, tables_E])
     return 1 - float(np.fmax.reduce(unread_E, initial=0.0))
 
@@ -255,8 +234,8 @@ def _is_growing(history: History, since: int) -> bool:
     """
     layers = history.info.layers
     tables = (
-        [int(i) for i in depth(history).tables_E if layers[i].shape[-1] > 1]
-        if any(noted(history, EMBEDDING_PRODUCT))
+        [int(i) for i in structure_of(history).embeddings_E if layers[i].shape[-1] > 1]
+        if any(events_of(history, EMBEDDING_PRODUCT))
         else []
     )
     wide = tables or [i for i, la in enumerate(layers) if la.trainable and len(la.shape) >= 2]

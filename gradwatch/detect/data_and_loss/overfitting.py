@@ -4,19 +4,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect.features.baseline import beginning
-from gradwatch.detect.features.consequences import settled
+from gradwatch.detect.features.baseline import first_steps
+from gradwatch.detect.features.consequences import severity_after
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.robust_stats import Floats, median
-from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity
@@ -83,12 +82,10 @@ class Overfitting:
     by_heart: float = 0.1
     missed: float = 0.5
 
-    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
-        """Say at which steps nothing was validated, where each step is looked at by itself."""
-        return np.isnan(ahead.scalar("val_loss")) & (self.every == 1)
-
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""
+        if self.every == 1 and math.isnan(history.run.newest("val_loss")[0]):  # the usual step, at 0.3 us
+            return
         if np.isnan(history.scalar("val_loss", self.every)).all():
             return
         steps_T, val_T = history.steps("val_loss"), history["val_loss"]
@@ -97,7 +94,7 @@ class Overfitting:
         best = int(np.argmin(val_V)) if len(val_V) else 0
         if len(val_V) - best <= self.patience or _is_best_now(history):
             return
-        first = float(median(beginning(history, "loss")))
+        first = float(median(first_steps(history, "loss")))
         is_by_heart = self._is_by_heart(history, val_V, first) and val_V[0] < 2 * _around(history, steps_V[0])
         if not is_by_heart and not self._has_risen(val_V, best):
             return
@@ -116,7 +113,7 @@ class Overfitting:
             Quantity(key="val_loss.best_step", label="step of the best", value=float(steps_V[best])),
             Quantity(key="loss.at_best", label="loss around the best", value=before),
             Quantity(key="loss", value=train),
-            severity=settled(history, self.kind),
+            severity=severity_after(history, self.kind),
         )
 
     def _is_by_heart(self, history: History, val_V: Floats, first: float) -> bool:

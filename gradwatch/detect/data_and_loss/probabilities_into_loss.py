@@ -6,14 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from gradwatch.detect import Example
-from gradwatch.detect.features.events import noted
+from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.events import CONSTANT_SOFTMAX, LOG_OF_SOFTMAX, PROBABILITIES, SCORES, SOFTMAX_OVER_BATCH
-from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Event, Finding, Quantity
@@ -58,16 +54,10 @@ class ProbabilitiesIntoLoss:
     kind: ClassVar[str] = "probabilities-into-loss"
     every: int = 5
 
-    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
-        """Say that nothing is found where the tape said nothing."""
-        return np.full(
-            len(ahead), not any(event.kind in {kind.name for kind in KINDS} for event in ahead.history.events)
-        )
-
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each place where the tape says so."""
         for kind in KINDS:
-            for event in noted(history, kind):
+            for event in events_of(history, kind):
                 yield self._finding(history, event)
 
     def _finding(self, history: History, event: Event) -> Finding:

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect.features.events import noted
+from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.robust_stats import median
 from gradwatch.events import (
@@ -27,7 +26,6 @@ from gradwatch.events import (
     NORM_STUCK,
     VALIDATIONS_DIFFER,
 )
-from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Event, Finding, Quantity, Severity
@@ -100,35 +98,29 @@ class TrainEvalMismatch:
     spread: float = 4.0
     worse: float = 2.0
 
-    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
-        """Say that nothing is found where nothing was noted."""
-        return np.full(
-            len(ahead), not any(event.kind in {kind.name for kind in NOTED} for event in ahead.history.events)
-        )
-
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the modes and for the statistics."""
         if not any(event.kind in {kind.name for kind in NOTED} for event in history.events):
             return
         ratio = _validation_over_training(history)
-        for event in noted(history, MODE_TRAINING):
+        for event in events_of(history, MODE_TRAINING):
             yield self._finding(history, event, _severity(event, is_harmful=ratio >= self.worse), event.text)
-        for event in noted(history, FUNCTION_ACTIVE):
+        for event in events_of(history, FUNCTION_ACTIVE):
             is_sampling = event.values["evaluations of the same inputs"] > 0
             severity = Severity.INFO if is_sampling else Severity.WARNING
             yield self._finding(history, event, severity, f"{event.text} (in {event.layer or 'the model'})")
-        for event in noted(history, VALIDATIONS_DIFFER):
+        for event in events_of(history, VALIDATIONS_DIFFER):
             yield self._finding(history, event, Severity.INFO, event.text)
-        for event in noted(history, MODE_FROZEN):
+        for event in events_of(history, MODE_FROZEN):
             yield self._finding(history, event, Severity.INFO, f"{event.text}: frozen, if that is meant")
-        for event in noted(history, MODE_VALIDATION):
+        for event in events_of(history, MODE_VALIDATION):
             yield self._finding(history, event, Severity.WARNING, event.text)
-        for event in (*noted(history, NORM_STUCK), *noted(history, NORM_HASTY)):
+        for event in (*events_of(history, NORM_STUCK), *events_of(history, NORM_HASTY)):
             yield self._finding(history, event, Severity.WARNING, f"{event.text} (in {event.layer})")
-        for event in noted(history, INPUTS_DIFFER):
+        for event in events_of(history, INPUTS_DIFFER):
             if self._is_far(event) and min(ratio, _validation_over_training(history, first=True)) >= self.worse:
                 yield self._finding(history, event, Severity.WARNING, event.text, ratio=ratio)
-        far = [event for event in noted(history, NORM_DISTANCE) if self._is_far(event)]
+        far = [event for event in events_of(history, NORM_DISTANCE) if self._is_far(event)]
         if len(far) >= 2 and ratio >= self.worse:
             text = f"validation is normalised by statistics that are not those of the batches (in {far[-1].layer})"
             yield self._finding(history, far[-1], Severity.WARNING, text, ratio=ratio)

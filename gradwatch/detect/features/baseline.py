@@ -1,4 +1,4 @@
-"""What the run was like when it began: its first steps are kept for good, so they need to be looked up only once."""
+"""Look up what the run was like when it began. Its first steps are kept for good, so each is read only once."""
 
 from __future__ import annotations
 
@@ -7,46 +7,50 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from gradwatch.detect.features.events import noted
+from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.robust_stats import Floats, median
 from gradwatch.events import CHANCE
 from gradwatch.history.store import History
 
-STEPS = 16
-"""First recorded steps that count as the beginning."""
+BASELINE_STEPS = 16
+"""First recorded steps that count as the beginning of the run."""
 
 _known: WeakKeyDictionary[History, dict[str, Floats]] = WeakKeyDictionary()
 
 
-def beginning(history: History, statistic: str, length: int = STEPS) -> Floats:
-    """Return a statistic over the first recorded steps: shape (at most length,), with L behind it for one of layers.
+def first_steps(history: History, statistic: str, length: int = BASELINE_STEPS) -> Floats:
+    """Return a statistic over the first recorded steps.
 
     Args:
-        history: Of which at least one step is recorded.
+        history: Of the run, with at least one recorded step.
         statistic: Such as `loss`.
-        length: At most `STEPS`.
+        length: At most `BASELINE_STEPS`.
+
+    Returns:
+        Values of shape (at most length,), or (at most length, L) for a statistic of layers.
     """
     found = _known.setdefault(history, {})
-    if len(found.get(statistic, ())) < STEPS:
-        found[statistic] = np.array(history[statistic][:STEPS])
+    if len(found.get(statistic, ())) < BASELINE_STEPS:
+        found[statistic] = np.array(history[statistic][:BASELINE_STEPS])
     return found[statistic][:length]
 
 
 def is_learned(history: History, *, left: float = 0.02) -> bool:
-    """Say whether next to nothing of the first loss is left, so that what is odd about gradients does no harm."""
-    first, newest = float(median(beginning(history, "loss"))), float(median(history.scalar("loss", STEPS)))
+    """Return whether next to nothing of the first loss is left, so that odd gradients do no harm."""
+    first = float(median(first_steps(history, "loss")))
+    newest = float(median(history.scalar("loss", BASELINE_STEPS)))
     return 0 <= newest < left * first
 
 
-def start(history: History) -> tuple[float, str]:
-    """Return the loss from which learning begins, and what it is.
+def baseline_loss(history: History) -> tuple[float, str]:
+    """Return the loss from which learning begins, and a phrase that says where it comes from.
 
-    That of the first steps, or, of a cross entropy, that of knowing nothing where it is less: a network begins above
-    it, and has learned nothing when it has come there.
+    It is the loss of the first steps. For a cross entropy it is the chance-level loss if that is smaller: a network
+    may begin above that level, and has learned nothing by the time it comes down to it.
     """
-    first = float(median(beginning(history, "loss")))
-    for event in noted(history, CHANCE):
-        knowing_nothing = event.values["nat"] * math.log(event.values["classes"])
-        if knowing_nothing < first:
-            return knowing_nothing, "for who knows nothing"
+    first = float(median(first_steps(history, "loss")))
+    for event in events_of(history, CHANCE):
+        chance_loss = event.values["nat"] * math.log(event.values["classes"])
+        if chance_loss < first:
+            return chance_loss, "at chance level"
     return first, "in the beginning"

@@ -1,4 +1,4 @@
-"""What follows from what: a symptom that an earlier finding explains is told, but it is no illness of its own."""
+"""Decide whether an earlier finding explains a symptom: then the symptom is reported for information only."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from gradwatch.history.store import History
 from gradwatch.records import Severity
 
 OVERSHOT = frozenset({"exploding-gradient", "learning-rate-too-high", "missing-zero-grad", "non-finite"})
-"""Updates that throw the weights far off."""
+"""Kinds of findings whose updates move the weights far away from where they should be."""
 
 FOLLOWS: dict[str, frozenset[str]] = {
-    # units and layers that were thrown to where no gradient is, or that a cut or a swamped part no longer steers
+    # units and layers that an update moved to where no gradient arrives, or that a cut part no longer steers
     "rising-sparsity": OVERSHOT
     | {"dead-layer", "dead-relu", "gradient-spike", "layer-imbalance", "no-gradient", "poor-initialization"},
-    # where signals vanish, biases alone say which units fire
+    # if signals vanish, the biases alone decide which units fire
     "dead-relu": OVERSHOT | {"vanishing-gradient"},
     "dead-layer": OVERSHOT
     | {
@@ -24,30 +24,30 @@ FOLLOWS: dict[str, frozenset[str]] = {
         "vanishing-gradient",
     },
     "saturated-activation": OVERSHOT | {"gradient-spike", "poor-initialization"},
-    # a first loss in the thousands is what a recurrence that explodes computes with any weights
+    # an exploding recurrence computes a first loss in the thousands with any weights
     "poor-initialization": frozenset({"exploding-gradient"}),
-    # a factor of zero that nothing moves, or all of them at zero, keep the gradient from the other; half precision
-    # flushes all of it
+    # a factor of zero that nothing moves, or factors that are all zero, keep the gradient from the other factor; half
+    # precision may flush all of it to zero
     "no-gradient": frozenset({"fp16-underflow", "not-optimized", "poor-initialization"}),
-    # sums of gradients grow, and with them all that is made of them
+    # gradients that add up from step to step grow, and updates with them
     "learning-rate-too-high": frozenset({"missing-zero-grad", "non-finite"}),
     "exploding-gradient": frozenset({"missing-zero-grad"}),
-    # a scale that skip after skip has brought down lifts nothing over the smallest number any more
+    # a loss scale that collapsed no longer lifts gradients over the smallest number of fp16
     "fp16-underflow": frozenset({"loss-scale-collapse"}),
-    # layers that were drawn too small make a signal vanish
+    # layers that were initialised too small make a signal vanish
     "vanishing-gradient": frozenset({"poor-initialization"}),
-    # of a batch that is known by heart the usual gradient is next to nothing
+    # the usual gradient of a memorised batch is next to nothing
     "gradient-spike": frozenset({"constant-batch", "missing-zero-grad", "exploding-gradient"}),
-    # an output that is thrown about, or that nothing moves, predicts one class too, whatever the batches hold
+    # an output that jumps about, or that nothing moves, predicts one class whatever the batches hold
     "oscillating-gradient": frozenset(
         {"missing-zero-grad", "exploding-gradient", "not-optimized", "poor-initialization"}
     ),
-    # updates that float32 loses beside weights as large as that
+    # float32 loses an update next to weights that large
     "not-optimized": OVERSHOT,
-    # one layer was thrown further than the others, or no optimizer holds it, so that none clears its gradient
+    # one layer moved further than the others, or no optimizer holds it, so that nothing clears its gradient
     "layer-imbalance": OVERSHOT | {"not-optimized"},
-    # a gradient that does not arrive moves nothing, nor does a usual one weights that were thrown far off, nor any what
-    # no optimizer holds; and little does what one layer leaves of a clipping
+    # a gradient that does not arrive moves nothing; a usual gradient hardly moves weights that overshot; nothing moves
+    # a parameter that no optimizer holds; and clipping leaves little if one layer dominates the norm
     "learning-rate-too-low": OVERSHOT
     | frozenset(
         {
@@ -62,9 +62,9 @@ FOLLOWS: dict[str, frozenset[str]] = {
             "vanishing-gradient",
         }
     ),
-    # a validation in the wrong mode, or by statistics of other batches, does not tell how well the model fits
+    # a validation in the wrong mode, or with statistics of other batches, does not measure how well the model fits
     "overfitting": frozenset({"train-eval-mismatch"}),
-    # by its definition what nothing else explains
+    # a plateau is by definition a stall that nothing else explains
     "loss-plateau": OVERSHOT
     | {
         "dead-layer",
@@ -83,21 +83,21 @@ FOLLOWS: dict[str, frozenset[str]] = {
         "vanishing-gradient",
     },
 }
-"""Kinds of findings, and those of which they are a consequence by their mechanism."""
+"""For each kind of finding, the kinds that cause it by their mechanism."""
 
 
-def settled(history: History, kind: str, *, but: frozenset[str] = frozenset()) -> Severity:
-    """Return the severity of a finding as far as it stands by itself: a warning, or info where another explains it.
+def severity_after(history: History, kind: str, *, but: frozenset[str] = frozenset()) -> Severity:
+    """Return the severity that earlier findings leave: a warning, or info if one of them explains this kind.
 
     Args:
         history: Of the run.
         kind: Kind of the finding.
         but: Kinds that do not explain it this time.
     """
-    return Severity.INFO if is_explained(history, kind, but=but) else Severity.WARNING
+    return Severity.INFO if is_consequence(history, kind, but=but) else Severity.WARNING
 
 
-def is_explained(history: History, kind: str, *, but: frozenset[str] = frozenset()) -> bool:
-    """Say whether a kind of finding is a consequence of one that was found before, at warning or above."""
+def is_consequence(history: History, kind: str, *, but: frozenset[str] = frozenset()) -> bool:
+    """Return whether an earlier finding, at warning or above, explains a kind of finding."""
     roots = FOLLOWS[kind] - but
     return any(finding.kind in roots and finding.severity >= Severity.WARNING for finding in history.findings)

@@ -1,4 +1,4 @@
-"""Events of a run up to its newest step."""
+"""Read the events of a run, which describe it besides its statistics."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from gradwatch.history.store import History
 from gradwatch.records import Event
 
 
-def noted(history: History, kind: EventKind) -> Iterator[Event]:
-    """Yield the events of a kind up to the newest step, in the order in which they were noted."""
+def events_of(history: History, kind: EventKind) -> Iterator[Event]:
+    """Yield the events of a kind up to the newest step, in the order in which they were recorded."""
     for event in history.events:
         if event.kind == kind.name and event.step <= history.step:
             yield event

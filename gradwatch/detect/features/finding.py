@@ -2,40 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import ClassVar, NamedTuple, Protocol
 
+from gradwatch.detect.features.consequences import severity_after
 from gradwatch.history.store import History
 from gradwatch.records import Finding, Quantity, Severity
 
 
-class Numbered(Protocol):
-    """What has the number and the name of a kind of finding."""
+class HasCode(Protocol):
+    """Anything with the code and the name of a kind of finding, as detectors have."""
 
     code: ClassVar[str]
     kind: ClassVar[str]
 
 
 class Sign(NamedTuple):
-    """What one idea of a detector has seen: a sentence, named numbers with units, and at which step it began."""
+    """What one mechanism of a detector has seen.
+
+    Attributes:
+        message: One sentence.
+        evidence: Named numbers with units.
+        since: Step at which it began, or None where the mechanism does not say.
+        layer: Module or parameter name, or None for the whole run.
+        severity: Harm to the training, or None for the severity that the earlier findings leave.
+    """
 
     message: str
     evidence: tuple[Quantity, ...]
     since: int | None = None
+    layer: str | None = None
+    severity: Severity | None = None
+
+
+def findings_of(detector: HasCode, history: History, signs: Iterable[Sign | None]) -> Iterator[Finding]:
+    """Yield the finding for each sign that there is, before the next sign is looked for."""
+    for sign in signs:
+        if sign:
+            severity = severity_after(history, detector.kind) if sign.severity is None else sign.severity
+            yield finding_of(detector, history, sign.message, *sign.evidence, layer=sign.layer, severity=severity)
 
 
 def finding_of(
-    detector: Numbered,
+    detector: HasCode,
     history: History,
     message: str,
     *evidence: Quantity,
     layer: str | None = None,
     severity: Severity = Severity.WARNING,
 ) -> Finding:
-    """Return what a detector has found.
+    """Return a finding at the newest step.
 
     Args:
         detector: Whose code and kind it has.
-        history: At whose newest step it was found.
+        history: Of the run.
         message: One sentence.
         evidence: Named numbers with units.
         layer: Module or parameter name, or None for the whole run.
@@ -50,3 +70,8 @@ def finding_of(
         message=message,
         evidence=evidence,
     )
+
+
+def format_factor(ratio: float) -> str:
+    """Format a factor for a message with three significant digits, such as `1.2`, `528` or `2,060`."""
+    return f"{float(f'{ratio:.3g}'):,.10g}"

@@ -1,4 +1,4 @@
-"""What a schedule has done to the learning rate."""
+"""Find jumps in a learning-rate schedule."""
 
 # T = steps of a window
 
@@ -8,15 +8,15 @@ import numpy as np
 
 from gradwatch.detect.features.robust_stats import Floats
 
-SPAN = 64
-"""Steps within which a jump of the rate answers for what follows it."""
+JUMP_WINDOW_STEPS = 64
+"""Steps after a jump of the learning rate in which the jump explains what happens."""
 
-JUMP = 3.0
-"""Rise over the largest rate before that is a jump: milestones fall, warm-ups rise in small steps."""
+MIN_JUMP_FACTOR = 3.0
+"""Rise over the largest rate before that counts as a jump: milestones fall, warm-ups rise in small steps."""
 
 
-def last_jump(rate_T: Floats, factor: float = JUMP) -> int | None:
-    """Return the row at which a rate last rose so many times above all rows before it, or None where it never did.
+def last_jump(rate_T: Floats, factor: float = MIN_JUMP_FACTOR) -> int | None:
+    """Return the row at which a rate last rose by a factor over all rows before it, or None where it never did.
 
     Args:
         rate_T: Learning rates of successive steps, of shape (T,). A rate that starts at zero does not jump.

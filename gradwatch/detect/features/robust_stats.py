@@ -1,4 +1,4 @@
-"""Medians, levels and slopes that one wild step cannot move and that a missing value does not enter."""
+"""Compute medians, levels and slopes that resist single outliers and ignore missing values."""
 
 # T = steps of a window, L = layers, M = points of a profile
 
@@ -15,9 +15,9 @@ Floats = NDArray[np.floating[Any]]
 
 
 def median(values_TL: Floats) -> Floats:
-    """Return the median over time of each layer, leaving nan out.
+    """Return the median over time of each layer, nan left out.
 
-    Sorting is several times faster than `np.nanmedian` on the few rows that a window has.
+    Sorting is several times faster than `np.nanmedian` on the few rows of a window.
 
     Args:
         values_TL: Values of shape (T, L) or (T,), T at least 1.
@@ -62,10 +62,10 @@ def slope(values_M: Floats) -> float:
     return float(place_M @ values_M) / square
 
 
-def climb(values_M: Floats) -> float:
-    """Return by how much a profile climbs along its least-squares line, 0 where it is no line.
+def monotone_rise(values_M: Floats) -> float:
+    """Return by how much a profile rises along its least-squares line, 0 if it is no line.
 
-    It is a line if that explains three quarters of its variance and no single step holds most of the climb.
+    It is a line if the fit explains three quarters of the variance and no single step holds most of the rise.
     """
     rise, rest_M = slope(values_M), values_M - values_M.mean()
     variation = float(rest_M @ rest_M)
@@ -76,7 +76,7 @@ def climb(values_M: Floats) -> float:
 
 
 def trend(values_T: Floats) -> float:
-    """Return the least-squares slope of a series in units of its own standard error: beyond 2 or 3 it is no chance."""
+    """Return the least-squares slope of a series in units of its standard error: beyond 2 or 3 it is not random."""
     place_T, square = _places(len(values_T))
     rise = slope(values_T)
     rest_T = values_T - values_T.mean() - rise * place_T
@@ -86,6 +86,6 @@ def trend(values_T: Floats) -> float:
 
 @functools.lru_cache(maxsize=64)
 def _places(count: int) -> tuple[Floats, float]:
-    """Return so many places around zero, not to be written to, and the sum of their squares."""
+    """Return `count` places around zero, which callers must not change, and the sum of their squares."""
     place_M: Floats = np.arange(count) - (count - 1) / 2
     return place_M, float(place_M @ place_M)

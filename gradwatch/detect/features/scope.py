@@ -1,4 +1,4 @@
-"""Name what is ill as briefly as the model allows: a tensor, the module that holds all of it, or the whole run."""
+"""Name affected tensors as briefly as the model allows: a tensor, a module, or the whole run."""
 
 # L = parameter tensors
 
@@ -10,24 +10,24 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwatch.detect.features.structure import stage
+from gradwatch.detect.features.structure import chain_key
 from gradwatch.history.store import History
 
 Scope = tuple[str | None, list[int]]
-"""A name, None for the whole run, and the tensors it stands for."""
+"""A name, None for the whole run, and the indices of the tensors it stands for."""
 
 
-def scopes(history: History, ill_L: NDArray[np.bool_], *, kind: str, thawed: bool = False) -> list[Scope]:
+def affected_modules(history: History, ill_L: NDArray[np.bool_], *, kind: str, thawed: bool = False) -> list[Scope]:
     """Group ill tensors into the largest modules of which every trainable tensor is ill.
 
-    Thirty findings that say `encoder.layers.0.weight` and so on tell less than one that says `encoder`. For the same
-    reason a group that lies inside one that was named before for the same symptom, or around it, is left out.
+    One finding for `encoder` says more than thirty for `encoder.layers.0.weight` and so on. For the same reason a
+    group is left out if it lies inside or around a group that was named before for the same symptom.
 
     Args:
-        history: Whose tensors.
-        ill_L: Which of them are ill, of shape (L,). Tensors that are not trainable are not counted.
+        history: Of the run.
+        ill_L: Which tensors are ill, of shape (L,). Tensors that are not trainable do not count.
         kind: The symptom.
-        thawed: Whether those that are ill count as trainable, whatever they were when watching began.
+        thawed: Count ill tensors as trainable even if they were frozen when the monitor attached.
 
     Returns:
         The groups in the order of the model. A group of one tensor has that tensor's name.
@@ -56,28 +56,28 @@ def _groups(history: History, ill_L: NDArray[np.bool_], thawed: bool) -> list[Sc
     return [(name if len(group) > 1 else layers[group[0]].name, group) for name, group in groups.items()]
 
 
-def first_scope(history: History, tensor: int) -> str:
-    """Return the name for one tensor's module: the module's, or the tensor's where it is the module's only one.
+def module_of(history: History, tensor: int) -> str:
+    """Return the name of a tensor's module, or of the tensor if the module has no other trainable tensor.
 
-    In a recurrent module of several layers that is the tensor's too: the module stands for all of them.
+    In a recurrent module of several layers it is the tensor's name too: the module's name would stand for all layers.
     """
     layers = history.info.layers
-    if len({stage(layer) for layer in layers if layer.module == layers[tensor].module}) > 1:
+    if len({chain_key(layer) for layer in layers if layer.module == layers[tensor].module}) > 1:
         return layers[tensor].name
     siblings = [layer for layer in layers if layer.module == layers[tensor].module and layer.trainable]
     return layers[tensor].module if len(siblings) > 1 and layers[tensor].module else layers[tensor].name
 
 
 def _overlaps(name: str | None, other: str | None) -> bool:
-    """Say whether one of two different names lies inside the other."""
+    """Return whether one of two different names lies inside the other."""
     if name == other:
-        return False  # the same again may be graver now
+        return False  # the same name again may come with a graver finding
     if name is None or other is None:
         return other is None
     return name.startswith(f"{other}.") or other.startswith(f"{name}.")
 
 
 def _modules(module: str) -> Iterator[str]:
-    """Yield the names of a module and of those that hold it, the largest first, without the root."""
+    """Yield the names of a module and of its parents, the outermost first, without the root."""
     parts = module.split(".") if module else []
     yield from (".".join(parts[: i + 1]) for i in range(len(parts)))

@@ -1,4 +1,4 @@
-"""What is remembered of units that do not fire any more, as evidence."""
+"""Report units that no longer fire, as evidence for findings."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import final
 from gradwatch.history.store import History
 from gradwatch.records import Quantity
 
-HAVE_A_DEAD_SIDE = ("ReLU", "ReLU6", "Threshold")
-"""Activations whose gradient is exactly zero on one side. GELU, SiLU, ELU and LeakyReLU leave some everywhere."""
+DEAD_SIDE_ACTIVATIONS = ("ReLU", "ReLU6", "Threshold")
+"""Activations with an exactly zero slope on one side. GELU, SiLU, ELU and LeakyReLU have a slope everywhere."""
 
 
 @final
@@ -29,7 +29,7 @@ class SilentModule:
 
 
 def silent_units(history: History, activation: int) -> SilentModule | None:
-    """Return how many units of an activation module are silent, or None if none is or an older run did not record it.
+    """Return the silent units of an activation module, or None if there are none or an older run did not record them.
 
     Args:
         history: Of the run.
@@ -44,9 +44,9 @@ def silent_units(history: History, activation: int) -> SilentModule | None:
 
 
 def most_silent(history: History) -> int | None:
-    """Return the index of the module with the largest part of its units silent, or None where no unit is."""
+    """Return the index of the module with the largest fraction of silent units, or None if every unit fires."""
     if not history.info.activations or not len(history.act.steps(1)):
         return None
-    parts = (history.act.newest("act.silent") / history.act.newest("act.units")).tolist()
-    best = max(range(len(parts)), key=lambda i: parts[i] if parts[i] == parts[i] else -1.0)
-    return best if parts[best] > 0 else None
+    fractions = (history.act.newest("act.silent") / history.act.newest("act.units")).tolist()
+    best = max(range(len(fractions)), key=lambda i: fractions[i] if fractions[i] == fractions[i] else -1.0)
+    return best if fractions[best] > 0 else None

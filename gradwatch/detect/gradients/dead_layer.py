@@ -5,40 +5,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect.features.consequences import settled
-from gradwatch.detect.features.events import noted
+from gradwatch.detect.features.consequences import severity_after
 from gradwatch.detect.features.finding import finding_of
-from gradwatch.detect.features.robust_stats import log10, median
-from gradwatch.detect.features.scope import scopes
-from gradwatch.detect.features.structure import depth, matrix_sizes
+from gradwatch.detect.features.robust_stats import median
+from gradwatch.detect.features.scope import affected_modules
+from gradwatch.detect.features.structure import matrix_rms, structure_of
+from gradwatch.detect.gradients.dead_layer_rules.cliff import find_cliffs, gap_below_median
+from gradwatch.detect.gradients.dead_layer_rules.examples import make_collapsed_router
+from gradwatch.detect.gradients.dead_layer_rules.experts import comes_and_goes, live_frac_of_siblings
+from gradwatch.detect.gradients.dead_layer_rules.frozen import find_frozen
 from gradwatch.events import SIDE_BY_SIDE
-from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
 
-MOST = 0.5
-"""Share of modules side by side beyond which those that get something are most of them, 0..1."""
+MIN_LIVE_FRAC = 0.5
+"""Fraction of experts with a gradient, 0..1, above which a dead expert is no collapse of their router."""
 
-GATED = frozenset({"saturated-activation"})
-"""What a router does that has collapsed: its softmax lies in its tails, and that is no other cause."""
-
-SELECTIVE = 3
-"""Times that a gradient went away or came back: what dies goes once, what is chosen by some samples comes and goes."""
-
-GONE = 60
-"""Steps after which what came and went may be gone for good."""
-
-LONGER = 5
-"""Times that it must have been away longer than ever before: what is chosen at random with one chance p at each step
-has been away for 1.5 / p after two absences, and is for 7.5 / p once in two thousand."""
+ROUTER_SYMPTOMS = frozenset({"saturated-activation"})
+"""Symptoms of a collapsed router, whose softmax lies in its tails: they do not explain its dead experts."""
 
 
 @final
@@ -46,29 +37,29 @@ has been away for 1.5 / p after two absences, and is for 7.5 / p once in two tho
 class DeadLayer:
     """One layer whose gradient has frozen at zero, or at next to nothing, while others learn.
 
-    What it measures: (1) tensors whose gradient was not zero before and is exactly zero at each of the newest `steps`
-    steps, while more than half of the others have one; (2) weight matrices whose gradient per element (root mean
-    square, median over the window) is `decades` below the median of all weight matrices, with a cliff of
-    `decades` - 1 to the next layer on one of its sides. Vanishing gradients are as small but have a slope and no cliff.
+    What it measures: two things. (1) Frozen tensors: their gradient was not zero before, and is exactly zero at each of
+    the newest `steps` steps. More than half of the others have a gradient. (2) Tiny matrices: their gradient per
+    element (root mean square, median over the window) is `decades` below the median of all weight matrices. On one side
+    a cliff of `decades` - 1 leads to the next layer. Vanishing gradients are as small, but have a slope and no cliff.
 
-    Why it matters: the layer no longer learns, and everything that has to pass through it is what it was.
+    Why it matters: the layer no longer learns, and the features that pass through it stay what they are.
 
-    When it is wrong: a branch whose gate starts near zero and opens late. An expert that is hardly ever chosen came and
-    went before (info), until it has been away for 60 steps and five times as long as ever. Where the tape says that
-    modules which are built alike stand side by side, as experts do, one that nothing is sent to any more is for
-    information until half of them are like it: then the router has collapsed, however sure of itself its softmax is. A
-    gradient that is None is a choice of the loop's and not counted here (no-gradient tells it from the start). Where
-    all layers go to zero together the loss has: a hinge that is satisfied, a fit without noise.
+    When it is wrong: a branch whose gate starts near zero and opens late. An expert that is hardly ever chosen comes
+    and goes (info), until it has been away for 60 steps and five times as long as ever before. The autograd graph may
+    show modules that are built alike side by side, as experts are. A dead one is for information until half of them are
+    dead. Then the router has collapsed, however confident its softmax is. A gradient that is None is a choice of the
+    training loop and does not count here (see no-gradient). If all layers go to zero together, the loss is zero: a
+    hinge that is satisfied, or a fit without noise.
 
-    What to do: look at what multiplies the layer: a gate with an extreme bias, a norm whose scale is zero and frozen,
+    What to do: look for what multiplies the layer: a gate with an extreme bias, a norm whose scale is zero and frozen,
     a saturated activation, units that died after a large step.
 
     Source: Srivastava et al. 2015, "Highway networks", sec. 2.2 on gate biases, https://arxiv.org/abs/1505.00387;
     He et al. 2015, https://arxiv.org/abs/1502.01852, sec. 2.2 on how much gradients differ between healthy layers.
 
     Args:
-        every: Steps between two looks. 10: half of `steps`.
-        steps: Newest steps at each of which it must hold. 20: warm-up of zero-initialised branches is over by then.
+        every: Steps between two checks. 10: half of `steps`.
+        steps: Newest steps at each of which it must hold. 20: zero-initialised branches have warmed up by then.
         decades: Gap in powers of ten. 5: healthy layers stayed within 1.6 (`scripts/studies/false_alarms.py`); a
             float32 update 5 decades smaller than its neighbours' is negligible.
     """
@@ -79,34 +70,24 @@ class DeadLayer:
     steps: int = 20
     decades: float = 5.0
 
-    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
-        """Say at which steps the weight matrices have gradients of like sizes."""
-        size_DM = matrix_sizes(ahead.history, ahead.newest("grad.l2"))
-        if not size_DM.shape[1]:
-            return np.ones(len(ahead), np.bool_)
-        largest_D = size_DM.max(axis=1)
-        return np.asarray((size_DM.min(axis=1) > largest_D * 10**-self.decades) | (largest_D == 0), np.bool_)
-
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module that has stopped learning."""
         newest_L = history.param.newest("grad.l2")
-        size_M = matrix_sizes(history, newest_L)
-        if not len(size_M) or size_M.min() > size_M.max() * 10**-self.decades or not size_M.any():  # nan: look closer
+        rms_M = matrix_rms(history, newest_L)
+        if not len(rms_M) or rms_M.min() > rms_M.max() * 10**-self.decades or not rms_M.any():  # nan: look closer
             return
         l2_TL = history.param.window("grad.l2", self.steps)
         if len(l2_TL) < self.steps:
             return
-        ill_L = self._frozen(history, newest_L) | self._tiny(history, l2_TL)
-        if not ill_L[depth(history).matrices_M].any() or (history.scalar("skipped", self.steps) == 1).any():
+        ill_L = find_frozen(history, newest_L, steps=self.steps) | find_cliffs(history, l2_TL, decades=self.decades)
+        structure = structure_of(history)
+        if not ill_L[structure.matrices.indices_M].any() or (history.scalar("skipped", self.steps) == 1).any():
             return
-        usual = float(median(newest_L[depth(history).trainable_L]))
-        for layer, group in scopes(history, ill_L, kind=self.kind):
+        usual = float(median(newest_L[structure.is_trainable_L]))
+        for layer, group in affected_modules(history, ill_L, kind=self.kind):
             if layer is None:
-                continue  # nobody is left who learns: that is another illness, or success
+                continue  # no layer learns: that is another illness, or success
             largest = float(np.fmax.reduce(l2_TL[:, group], axis=None))
-            beside = _share_beside(history, layer, newest_L)
-            is_harmless = largest == 0 and (_comes_and_goes(history, group) or (beside or 0) > MOST)
-            severity = settled(history, self.kind, but=frozenset() if beside is None else GATED)
             what = "no gradient any more" if largest == 0 else "next to no gradient"
             yield finding_of(
                 self,
@@ -117,46 +98,19 @@ class DeadLayer:
                 Quantity(
                     key="dead_layer.gap_decades",
                     label="gap below the median layer",
-                    value=self._gap(history, l2_TL, group),
+                    value=gap_below_median(history, l2_TL, group),
                     unit="decades",
                 ),
                 layer=layer,
-                severity=Severity.INFO if is_harmless else severity,
+                severity=self._severity(history, layer, group, is_zero=largest == 0),
             )
 
-    def _frozen(self, history: History, newest_L: NDArray[np.floating]) -> NDArray[np.bool_]:
-        """Say which tensors have gone to exactly zero."""
-        shape = depth(history)
-        zero_L = (newest_L == 0) & shape.trainable_L
-        beside_L = _side_by_side(history)
-        if not zero_L.any() or 2 * (zero_L & ~beside_L).sum() > (shape.trainable_L & ~beside_L).sum():
-            return np.zeros(len(newest_L), np.bool_)
-        l2_TL = history.param.window("grad.l2")
-        zero_L &= (l2_TL[-self.steps :] == 0).all(axis=0)
-        return np.asarray(zero_L & (l2_TL > 0).any(axis=0), np.bool_)
-
-    def _tiny(self, history: History, l2_TL: NDArray[np.floating]) -> NDArray[np.bool_]:
-        """Say which weight matrices lie at the bottom of a cliff."""
-        ill_L = np.zeros(l2_TL.shape[1], np.bool_)
-        newest_M = log10(matrix_sizes(history, l2_TL[-1]))
-        if len(newest_M) < 3 or not np.fmax.reduce(newest_M) - np.fmin.reduce(newest_M) > self.decades:
-            return ill_L
-        level_M = log10(matrix_sizes(history, median(l2_TL)))
-        top_M = log10(matrix_sizes(history, np.fmax.reduce(l2_TL)))
-        tiny_M = top_M < median(level_M) - self.decades  # nan, for zero and for missing, is not
-        for start, end in _runs(tiny_M):
-            sides_M = level_M[[i for i in (start - 1, end) if 0 <= i < len(level_M)]]
-            edges_M = top_M[[i for i in (start, end - 1) if 0 <= i < len(level_M)]]
-            tiny_M[start:end] = bool((sides_M > edges_M.max() + self.decades - 1).any())
-        ill_L[depth(history).matrices_M[tiny_M]] = True
-        return ill_L
-
-    def _gap(self, history: History, l2_TL: NDArray[np.floating], group: list[int]) -> float:
-        """Return by how many decades a gradient element of the group lies below the median matrix's; inf for zero."""
-        shape = depth(history)
-        level = median(log10(matrix_sizes(history, median(l2_TL))))
-        top_L = log10(np.fmax.reduce(l2_TL)[group] / shape.root_numel_L[group])
-        return float(level - np.fmax.reduce(top_L)) if np.isfinite(top_L).any() else np.inf
+    def _severity(self, history: History, layer: str, group: list[int], *, is_zero: bool) -> Severity:
+        """Return the harm of a dead module: an expert that is merely not chosen does none."""
+        live_frac = live_frac_of_siblings(history, layer, history.param.newest("grad.l2"))
+        if is_zero and (comes_and_goes(history, group) or (live_frac or 0) > MIN_LIVE_FRAC):
+            return Severity.INFO
+        return severity_after(history, self.kind, but=frozenset() if live_frac is None else ROUTER_SYMPTOMS)
 
     @classmethod
     def examples(cls) -> Iterator[Example]:
@@ -174,15 +128,13 @@ class DeadLayer:
         )
         expert = Synthetic(steps=120).dead(5, onset=60)
         expert.grad_l2_TL[20:60:7, 5] = 0
-        yield Example("an expert that was chosen now and then is chosen no more", expert.history(), expert.names(5))
+        yield Example("an expert that was chosen now and then is no longer chosen", expert.history(), expert.names(5))
         routed = Synthetic(steps=120).dead(5, onset=60).note(SIDE_BY_SIDE, layer="layers", values={"modules": 12.0})
         yield Example(
-            "one of twelve experts is chosen no more, from one step to the next", routed.history(), routed.names(5)
+            "one of twelve experts is no longer chosen, from one step to the next", routed.history(), routed.names(5)
         )
-        collapsed = _collapsed()
-        yield Example(
-            "all of ten experts but one are chosen no more", collapsed.history(), collapsed.names(range(2, 11))
-        )
+        collapsed = make_collapsed_router()
+        yield Example("nine of ten experts are no longer chosen", collapsed.history(), collapsed.names(range(2, 11)))
         hinge = Synthetic(steps=120)
         hinge.grad_l2_TL[60:] = 0
         yield Example("the loss is zero, and with it every gradient", hinge.history())
@@ -190,45 +142,3 @@ class DeadLayer:
             "a layer without gradient from the start is no-gradient",
             Synthetic(steps=80).no_gradient(5, zero=True).history(),
         )
-
-
-def _collapsed() -> Synthetic:
-    """Return a run of twelve layers, the last ten of which stand side by side, and of which the last is left alone."""
-    made = Synthetic(steps=120).dead(range(2, 11), onset=60)
-    layers = made.info.layers
-    experts = (replace(la, name=f"experts.{la.name}", module=f"experts.{la.module}") for la in layers[2:])
-    made.info = replace(made.info, layers=(*layers[:2], *experts))
-    return made.note(SIDE_BY_SIDE, layer="experts.layers", values={"modules": 10.0})
-
-
-def _share_beside(history: History, name: str, newest_L: NDArray[np.floating]) -> float | None:
-    """Return how many of the modules that stand side by side with one have a gradient, 0..1; None where none stand."""
-    for event in noted(history, SIDE_BY_SIDE):
-        if event.layer is None or not name.startswith(f"{event.layer}."):
-            continue
-        depth_of = event.layer.count(".") + 1
-        inside = [i for i, la in enumerate(history.info.layers) if la.name.startswith(f"{event.layer}.")]
-        alive = {history.info.layers[i].name.split(".")[depth_of] for i in inside if newest_L[i] > 0}
-        return len(alive) / event.values["modules"]
-    return None
-
-
-def _side_by_side(history: History) -> NDArray[np.bool_]:
-    """Say of each tensor whether it lies in one of several modules that stand side by side."""
-    parents = tuple(f"{event.layer}." for event in noted(history, SIDE_BY_SIDE))
-    return np.array([layer.name.startswith(parents) for layer in history.info.layers])
-
-
-def _comes_and_goes(history: History, group: list[int]) -> bool:
-    """Say whether the gradient of a group of tensors went away and came back, and has not been away for far longer."""
-    is_away_T = ~np.any(history.param.window("grad.l2")[:, group] > 0, axis=1)
-    away = [end - start for start, end in _runs(is_away_T)]
-    turns = int(np.count_nonzero(is_away_T[1:] != is_away_T[:-1]))
-    is_gone = is_away_T[-1] and away[-1] >= GONE and away[-1] >= LONGER * max(away[:-1], default=0)
-    return turns >= SELECTIVE and not is_gone
-
-
-def _runs(mask_M: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Return where each unbroken run of True starts, and the place after its end."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask_M, [False]])))
-    return [(int(start), int(end)) for start, end in edges.reshape(-1, 2)]

@@ -1,30 +1,36 @@
 """GW106: a single update whose gradient is of order 100 times the steady state."""
 
-# T = steps of a window, D = windows, W = steps of one, L = parameter tensors
+# T = steps of a window, L = parameter tensors
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect.features.baseline import beginning
-from gradwatch.detect.features.consequences import settled
-from gradwatch.detect.features.finding import finding_of
+from gradwatch.detect.features.baseline import first_steps
+from gradwatch.detect.features.consequences import severity_after
+from gradwatch.detect.features.finding import finding_of, format_factor
 from gradwatch.detect.features.robust_stats import Floats, median
-from gradwatch.detect.features.scope import scopes
-from gradwatch.detect.features.words import factor
-from gradwatch.history.lookahead import Ahead
+from gradwatch.detect.features.scope import affected_modules
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity
 
-PAST = 32
+NORM = "grad_norm.before_clip"
+
+PAST_STEPS = 32
 """Steps that say what is usual: enough for a median, few enough to follow a schedule."""
+
+MIN_ABOVE_FIRST = 2.0
+"""Norm of a spike in units of the first norms, which are large by nature."""
+
+MIN_TENSOR_SHARE = 0.25
+"""Spike of one tensor in units of the spike of the whole: tensors have a part in it by different factors."""
 
 
 @final
@@ -33,30 +39,30 @@ class GradientSpike:
     """Single updates far above the steady state.
 
     What it measures: the norm over all gradients of each new step against the median and the second largest of the 32
-    steps before. Both bounds must be passed: the first says how large the spike is, the second that this run does not
-    do such things all the time, as tiny batches do; the largest may have been the spike before. A spike also has to be
+    steps before. Both bounds must be passed. The first says how large the spike is. The second says that this run has
+    no such norms all the time, as with tiny batches; the largest may have been an earlier spike. A spike also has to be
     twice the largest of the first 16 steps, where gradients are large by nature: late in a run, one hard sample stands
-    far above the rest and does no harm. From the 33rd step on, the second largest of those will do: where one of them
-    was a spike, 32 others say by then whether that is usual.
+    far above the rest and does no harm. From the 33rd step, twice the second largest of the first steps is enough,
+    because one of them may have been a spike.
 
-    Why it matters: one such batch, undone by no later one, can throw the weights far off; with Adam its square stays
-    in the second moment for about 1,000 steps and shrinks every update in that time.
+    Why it matters: no later batch undoes such an update, and it can move the weights far off. With Adam its square
+    stays in the second moment for about 1,000 steps and shrinks every update in that time.
 
-    When it is wrong: the first batch of a new task or of a new stage of a curriculum is a jump and no spike; it is
-    reported all the same, because at that step nobody can know.
+    When it is wrong: the first batch of a new task, or of a new stage of a curriculum, is a jump and no spike. It is
+    reported all the same, because at that step the two look alike.
 
-    What to do: look at the batch of the step (its hash is in the history): samples that were not normalised, broken
-    labels, an extreme outlier. Clip the gradient norm at a few times its median.
+    What to do: look at the batch of the step (its hash is in the history) for samples that were not normalised, broken
+    labels, or an extreme outlier. Clip the gradient norm at a few times its median.
 
     Source: Pascanu et al. 2013, sec. 3.2, https://arxiv.org/abs/1211.5063; Chowdhery et al. 2022 (PaLM), sec. 5.1, on
     spikes that go with data batches, https://arxiv.org/abs/2204.02311.
 
     Args:
-        every: Steps between two looks, each at all steps since the last. 5: nothing can be done about a step gone by.
+        every: Steps between two checks, each of all steps since the last. 5: a past step cannot be changed any more.
         factor: Norm in units of the median of the steps before. 30: a third of the order of 100 that spikes have;
             planted ones reach 100 to 500, and healthy runs without warm-up 19.
-        above_largest: Norm in units of the second largest of the steps before. 20: healthy runs had
-            single steps 8 times above it; noise repeats itself, a spike does not.
+        above_largest: Norm in units of the second largest of the steps before. 20: healthy runs had single steps 8
+            times above it; noise repeats itself, a spike does not.
     """
 
     code: ClassVar[str] = "GW106"
@@ -65,48 +71,46 @@ class GradientSpike:
     factor: float = 30.0
     above_largest: float = 20.0
 
-    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
-        """Say at which steps no norm since the last look is far above the largest of those before."""
-        norm_DW = ahead.scalars("grad_norm.before_clip", PAST + self.every)
-        past_D = second_largest(norm_DW[:, : -self.every])
-        return np.asarray(~(np.fmax.reduce(norm_DW[:, -self.every :], axis=1) > self.above_largest * past_D), np.bool_)
-
     def detect(self, history: History) -> Iterator[Finding]:
-        """Yield a finding for each module, or the run, whose gradient was a spike since the last look."""
-        norm_T = history.scalar("grad_norm.before_clip", PAST + self.every)
+        """Yield a finding for each module, or the run, whose gradient was a spike since the last check."""
+        norm_T = history.scalar(NORM, PAST_STEPS + self.every)
         if len(norm_T) < 2 * self.every + 6:
             return
         past_T, new_T = norm_T[: -self.every], norm_T[-self.every :]
-        highest = float(second_largest(past_T[None])[0])
-        if not np.fmax.reduce(new_T) > self.above_largest * highest:
+        largest = float(np.fmax.reduce(new_T))
+        if all(largest <= self.above_largest * norm for norm in past_T[:2].tolist()):  # cheap: it is below two of them
+            return
+        highest = _second_largest(past_T)
+        if not largest > self.above_largest * highest:
             return
         new_T = np.where(np.isfinite(new_T), new_T, 0)
-        usual = float(median(past_T))
-        if not usual > 0 or not new_T.max() >= self.factor * usual:
+        spike, usual = float(new_T.max()), float(median(past_T))
+        if not usual > 0 or not spike >= self.factor * usual:
             return
-        first_T = beginning(history, "grad_norm.before_clip")
-        early = second_largest(first_T[None])[0] if len(past_T) == PAST else np.fmax.reduce(first_T)
-        if new_T.max() < 2 * float(early):
+        first_T = first_steps(history, NORM)
+        early = _second_largest(first_T) if len(past_T) == PAST_STEPS else float(np.fmax.reduce(first_T))
+        if spike < MIN_ABOVE_FIRST * early:
             return
         age = self.every - int(new_T.argmax())
-        yield from self._findings(history, age=age, spike=float(new_T.max()), usual=usual, highest=highest)
+        yield from self._findings(history, age=age, spike=spike, usual=usual, highest=highest)
 
     def _findings(self, history: History, *, age: int, spike: float, usual: float, highest: float) -> Iterator[Finding]:
-        """Write down a spike `age` rows from the end, with the tensors that have a part in it."""
-        l2_TL = history.param.window("grad.l2", PAST + age)
+        """Yield a finding for each module with a part in the spike `age` rows from the end, or for the run."""
+        l2_TL = history.param.window("grad.l2", PAST_STEPS + age)
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio_L = l2_TL[-age] / median(l2_TL[:-age])
-        ill_L = ratio_L >= self.factor / 4  # a spike of the whole is one of most tensors, by different factors
-        named = scopes(history, ill_L, kind=self.kind) if 2 * ill_L.sum() < len(ill_L) else [(None, [])]
+        ill_L = ratio_L >= self.factor * MIN_TENSOR_SHARE
+        is_part = 2 * ill_L.sum() < len(ill_L)
+        layers = [layer for layer, _ in affected_modules(history, ill_L, kind=self.kind)] if is_part else [None]
         step = int(history.param.steps(age)[0])
-        for layer, _ in named:
+        for layer in layers:
             whose = f" of {layer}" if layer else ""
             yield finding_of(
                 self,
                 history,
-                f"the gradient{whose} at step {step} was {factor(spike / usual)} times the usual",
+                f"the gradient{whose} at step {step} was {format_factor(spike / usual)} times the usual",
                 Quantity(key="spike.step", label="spike at step", value=float(step)),
-                Quantity(key="grad_norm.before_clip", value=spike),
+                Quantity(key=NORM, value=spike),
                 Quantity(key="spike.usual_norm", label="median of the 32 steps before", value=usual),
                 Quantity(key="spike.above_median", label="times the median", value=spike / usual),
                 Quantity(
@@ -115,7 +119,7 @@ class GradientSpike:
                     value=spike / highest,
                 ),
                 layer=layer,
-                severity=settled(history, self.kind),
+                severity=severity_after(history, self.kind),
             )
 
     @classmethod
@@ -131,7 +135,7 @@ class GradientSpike:
         again = Synthetic(steps=120).spike(step=83, factor=150).spike(step=100, factor=200)
         yield Example("a broken sample comes again within an epoch", again.history(), (None,))
         early = Synthetic(steps=120).spike(step=9, factor=150).spike(step=60, factor=150)
-        yield Example("so it does where it came among the first", early.history(), (None,))
+        yield Example("a broken sample of the first steps comes again", early.history(), (None,))
         often = Synthetic(steps=120)
         often.grad_l2_TL[np.flatnonzero(often.t_T % 13 == 5)] *= 100
         yield Example("a few batches of each epoch are a hundred times the others", often.history())
@@ -145,8 +149,7 @@ class GradientSpike:
         yield Example("a new stage of a curriculum has larger gradients", stage.history())
 
 
-def second_largest(norm_DW: Floats) -> Floats:
-    """Return the second largest number of each window, of shape (D,), nan left out; of fewer numbers, nan."""
-    sorted_DW = np.sort(np.where(np.isnan(norm_DW), -np.inf, norm_DW), axis=1)
-    second_D: Floats = sorted_DW[:, -2]
-    return np.where(second_D >= 0, second_D, np.nan)
+def _second_largest(norm_T: Floats) -> float:
+    """Return the second largest number, nan left out; nan if there are fewer numbers."""
+    second = float(np.sort(np.where(np.isnan(norm_T), -np.inf, norm_T))[-2])
+    return second if second >= 0 else math.nan

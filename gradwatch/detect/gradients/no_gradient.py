@@ -13,18 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect.features.baseline import beginning
-from gradwatch.detect.features.consequences import is_explained
+from gradwatch.detect.features.baseline import first_steps
+from gradwatch.detect.features.consequences import is_consequence
 from gradwatch.detect.features.finding import finding_of
-from gradwatch.detect.features.scope import scopes
-from gradwatch.detect.features.structure import depth
-from gradwatch.history.lookahead import Ahead
+from gradwatch.detect.features.scope import affected_modules
+from gradwatch.detect.features.structure import structure_of
 from gradwatch.history.store import WINDOW, History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
 
-INTERMITTENT = 5
-"""How many times longer to wait where other tensors come and go, as heads that train in turn and experts do."""
+PATIENCE_FACTOR = 5
+"""How many times longer to wait if a gradient may still come, as for heads that train in turn and for experts."""
+
+MAX_TURN_FRAC = 0.9
+"""Fraction of the steps with a gradient below which a tensor comes and goes."""
 
 
 @final
@@ -33,21 +35,21 @@ class NoGradient:
     """Parameters that the loss does not reach.
 
     What it measures: trainable tensors whose gradient was None, or exactly zero in every element, at each recorded
-    step so far. A gradient that was once there and then stays away is another symptom (dead-layer).
+    step so far. A gradient that was there and then stays away is another symptom (dead-layer).
 
-    Why it matters: they keep their first values for ever; with weight decay they even shrink to nothing. What the
-    person believes to be trained is not.
+    Why it matters: these parameters keep their first values for ever, or shrink to nothing under weight decay. The
+    model trains less than its author believes.
 
-    When it is wrong: a module that is not used on purpose (the pooler of a language model, a head for another
-    task): freeze it with `requires_grad_(False)` and it is not counted. Where other tensors come and go from step
-    to step, as experts and heads that train in turn do, where it looks like one of several experts, and while the
-    rate warms up, the wait is five times as long. A module that is built like those that come and go is taken for
-    an expert that nothing was sent to (info). A bias with a gradient of zero whose weight has one is reached by a loss
-    that does not change when its outputs shift, as a hinge or a distance between two outputs does not (info). Zeros
-    behind a ReLU that never fires are reported as dead-relu, at the ReLU; those beside weights of zero that nothing
-    moves, as of a factor of LoRA that no optimizer holds, follow from these (info). A target network or an average of
-    the weights gets none by design: what no optimizer holds, and began as a copy of what one does or moves without, is
-    not counted.
+    When it is wrong: a module that is not used on purpose (the pooler of a language model, a head for another task).
+    Freeze it with `requires_grad_(False)` and it does not count. The wait is five times as long if a gradient may still
+    come. It may if other tensors come and go from step to step (experts, heads that train in turn), if the tensor looks
+    like one of several experts, or while the rate warms up. A module of the same shape as tensors that come and go is
+    an expert that no sample was sent to (info). A bias with a gradient of zero whose weight has a gradient does reach
+    the loss, which does not change when its outputs shift: a hinge, or a distance between two outputs (info). Zeros
+    behind a ReLU that never fires are reported as dead-relu, at the ReLU. Zeros next to weights of zero that nothing
+    moves, as in a factor of LoRA that no optimizer holds, follow from those weights (info). A target network or an
+    average of the weights has no gradient by design: tensors that no optimizer holds do not count if they began as a
+    copy of a trained tensor, or move anyway.
 
     What to do: look for `detach()`, `.data`, `.item()`, `.numpy()` or `torch.no_grad()` between the layer and the loss,
     for a module whose output is not used, and for a softmax over a single unit or another constant before the loss.
@@ -56,9 +58,9 @@ class NoGradient:
     https://doi.org/10.1145/3213846.3213866; PyTorch, `torch.autograd.grad`, argument `allow_unused`.
 
     Args:
-        every: Steps between two looks. 10: it is the same at every step.
+        every: Steps between two checks. 10: it is the same at every step.
         patience: Steps without gradient after which to report. 8: a branch that starts at zero (ReZero, LoRA) has a
-            gradient from its second step on, dynamic graphs that skip a layer at every other step have it by then.
+            gradient from its second step, and dynamic graphs that skip a layer at every other step have one by then.
     """
 
     code: ClassVar[str] = "GW108"
@@ -66,33 +68,28 @@ class NoGradient:
     every: int = 10
     patience: int = 8
 
-    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
-        """Say at which steps all have a gradient, and which come after the last look."""
-        reached_D = np.count_nonzero(ahead.newest("grad.l2") > 0, axis=1) >= depth(ahead.history).num_trainable
-        return np.asarray(reached_D | (ahead.steps_D >= WINDOW), np.bool_)
-
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module that no gradient has ever reached."""
-        shape = depth(history)
+        structure = structure_of(history)
         newest_L = history.param.newest("grad.l2")
-        if np.count_nonzero(newest_L > 0) >= shape.num_trainable or history.param.last_step >= WINDOW:
+        if np.count_nonzero(newest_L > 0) >= structure.num_trainable or history.param.last_step >= WINDOW:
             return
         l2_TL = history.param.window("grad.l2")
         reached_TL = ~((l2_TL == 0) | (np.isnan(l2_TL) & ~(history.param.window("grad.nonfinite") > 0)))
-        looked_T = reached_TL.any(axis=1) | (history.scalar("skipped") != 1)
-        if not looked_T.any():
+        updated_T = reached_TL.any(axis=1) | (history.scalar("skipped") != 1)
+        if not updated_T.any():
             return
-        share_L = reached_TL[looked_T].mean(axis=0)
-        in_turn_L = (share_L > 0) & (share_L < 0.9) & shape.trainable_L
-        ill_L = shape.trainable_L & (share_L == 0) & ~_copies(history)
-        steps = int(looked_T.sum())
+        share_L = reached_TL[updated_T].mean(axis=0)
+        in_turn_L = (share_L > 0) & (share_L < MAX_TURN_FRAC) & structure.is_trainable_L
+        ill_L = structure.is_trainable_L & (share_L == 0) & ~_copies(history)
+        steps = int(updated_T.sum())
         if not ill_L.any():
             return
         rate_T = history.scalar("lr.0")
         missing_L = np.isnan(l2_TL).all(axis=0)
         is_in_turn = _is_in_turn(l2_TL, in_turn_L, missing_L & ill_L)
         may_come = is_in_turn or rate_T[-1] > rate_T[0] or _is_routed(history, ill_L & missing_L)
-        if steps < self.patience * (INTERMITTENT if may_come else 1):
+        if steps < self.patience * (PATIENCE_FACTOR if may_come else 1):
             return
         shapes_in_turn = {layer.shape for layer, is_so in zip(history.info.layers, in_turn_L, strict=True) if is_so}
         for value, part_L in (("None", ill_L & missing_L), ("exactly zero", ill_L & ~missing_L)):
@@ -102,10 +99,10 @@ class NoGradient:
     def _findings(
         self, history: History, ill_L: NDArray[np.bool_], steps: int, *, value: str, routed: set[tuple[int, ...]]
     ) -> Iterator[Finding]:
-        for layer, group in scopes(history, ill_L, kind=self.kind):
+        for layer, group in affected_modules(history, ill_L, kind=self.kind):
             is_routed = routed.issuperset(history.info.layers[i].shape for i in group)
             is_harmless = is_routed or (value != "None" and all(_is_cancelled(history, i) for i in group))
-            is_harmless |= value != "None" and is_explained(history, self.kind)
+            is_harmless |= value != "None" and is_consequence(history, self.kind)
             severity = Severity.INFO if is_harmless else Severity.CRITICAL if layer is None else Severity.WARNING
             yield finding_of(
                 self,
@@ -123,7 +120,7 @@ class NoGradient:
         """Yield histories that fire, that stay quiet, and near misses."""
         cut = Synthetic(steps=40).no_gradient((0, 1))
         yield Example("two layers are cut from the graph", cut.history(), cut.names((0, 1)))
-        yield Example("one layer's gradient is exactly zero", *_zero(steps=40))
+        yield Example("one layer's gradient is exactly zero", *_make_zero(steps=40))
         yield Example("nothing reaches the model", Synthetic(steps=40).no_gradient(None, zero=True).history(), (None,))
         yield Example("a healthy run", Synthetic(steps=40).history())
         branch = Synthetic(steps=40)
@@ -138,7 +135,7 @@ class NoGradient:
         named = (replace(layer, name="router" if i == 3 else layer.name) for i, layer in enumerate(masked.info.layers))
         masked.info = replace(masked.info, layers=tuple(named))
         yield Example("a router is cut off, and the experts behind it are masked", masked.history(), ("router",))
-        yield Example("a shift that cancels out, beside a weight with a norm of its own: for information", *_shift())
+        yield Example("a shift that cancels out, next to a weight with weight norm: for information", *_make_shift())
         frozen = Synthetic(steps=40).no_gradient(3)
         layers = tuple(replace(layer, trainable=i != 3) for i, layer in enumerate(frozen.info.layers))
         frozen.info = replace(frozen.info, layers=layers)
@@ -146,19 +143,19 @@ class NoGradient:
         skipped = Synthetic(steps=40).no_gradient(None)
         skipped.skipped_T[:] = 1
         yield Example("every step so far was skipped", skipped.history())
-        yield Example("a target network: a copy that no optimizer holds", _outside(copied=True))
-        yield Example("an average of the weights, which moves without an optimizer", _outside(moves=True))
-        yield Example("a layer that nothing uses and no optimizer holds", _outside(), ("layers.4.weight",))
+        yield Example("a target network: a copy that no optimizer holds", _make_unowned(copied=True))
+        yield Example("an average of the weights, which moves without an optimizer", _make_unowned(moves=True))
+        yield Example("a layer that no module uses and no optimizer holds", _make_unowned(), ("layers.4.weight",))
         blocked = Synthetic(steps=40, activations=3).no_gradient((0, 1), zero=True).dead_relu(0, fraction=1, onset=0)
-        yield Example("zeros behind a dead ReLU are for dead-relu to tell", blocked.history())
+        yield Example("zeros behind a dead ReLU are reported as dead-relu", blocked.history())
 
 
-def _zero(*, steps: int) -> tuple[History, tuple[str, ...]]:
+def _make_zero(*, steps: int) -> tuple[History, tuple[str, ...]]:
     made = Synthetic(steps=steps).no_gradient(4, zero=True)
     return made.history(), made.names(4)
 
 
-def _shift() -> tuple[History, tuple[str, ...]]:
+def _make_shift() -> tuple[History, tuple[str, ...]]:
     made = Synthetic(steps=40).no_gradient(4, zero=True)
     homes = {3: ("critic.parametrizations.weight", "original"), 4: ("critic", "bias")}
     layers = list(made.info.layers)
@@ -168,8 +165,8 @@ def _shift() -> tuple[History, tuple[str, ...]]:
     return made.history(), ("critic.bias",)
 
 
-def _outside(*, copied: bool = False, moves: bool = False) -> History:
-    """Return a run beside a layer that no optimizer holds; all others begin with the same norm."""
+def _make_unowned(*, copied: bool = False, moves: bool = False) -> History:
+    """Return a run with a layer that no optimizer holds; all others begin with the same norm."""
     made = Synthetic(steps=60).no_gradient(4)
     layers = tuple(replace(layer, group=None if i == 4 else 0) for i, layer in enumerate(made.info.layers))
     made.info = replace(made.info, layers=layers)
@@ -178,10 +175,10 @@ def _outside(*, copied: bool = False, moves: bool = False) -> History:
 
 
 def _copies(history: History) -> NDArray[np.bool_]:
-    """Return which tensors no optimizer holds and are a copy of one that it holds at first, or move all the same."""
+    """Return which tensors no optimizer holds, and began as a copy of a trained tensor or move anyway."""
     layers, l2_TL = history.info.layers, history.param.window("weight.l2")
     moved_L = np.fmax.reduce(l2_TL) > np.fmin.reduce(l2_TL)
-    first_L = beginning(history, "weight.l2", 1)[0]
+    first_L = first_steps(history, "weight.l2", 1)[0]
     held = {(layer.shape, first) for layer, first in zip(layers, first_L, strict=True) if layer.group is not None}
     copied_L = np.array(
         [
@@ -195,9 +192,9 @@ def _copies(history: History) -> NDArray[np.bool_]:
 
 
 def _is_routed(history: History, ill_L: NDArray[np.bool_]) -> bool:
-    """Say whether what gets no gradient looks like experts: numbered like others that do, behind layers that do.
+    """Return whether ill tensors look like experts: numbered like tensors with a gradient, and behind some of them.
 
-    A cut in a chain of numbered blocks leaves nothing before it that has a gradient.
+    A cut in a chain of numbered blocks leaves no gradient before it.
     """
     layers = history.info.layers
     reached = [i for i, layer in enumerate(layers) if layer.trainable and not ill_L[i]]
@@ -208,17 +205,17 @@ def _is_routed(history: History, ill_L: NDArray[np.bool_]) -> bool:
 
 
 def _is_in_turn(l2_TL: NDArray[np.floating], in_turn_L: NDArray[np.bool_], missing_L: NDArray[np.bool_]) -> bool:
-    """Say whether the tensors that come and go tell that one which has not come yet may.
+    """Return whether other tensors come and go, so that a missing gradient may still come.
 
-    Where they come and go as exact zeros the graph is the same at every step, as that of experts whose outputs are
-    masked is; what is None in such a graph stays None.
+    If they come and go as exact zeros, the graph is the same at every step, as with experts whose outputs are masked.
+    A gradient that is None in such a graph stays None.
     """
     is_graph_same = not np.isnan(l2_TL[:, in_turn_L]).any()
     return bool(in_turn_L.any()) and not (is_graph_same and missing_L.any())
 
 
 def _is_cancelled(history: History, tensor: int) -> bool:
-    """Say whether a tensor is a bias whose weight is reached: then the loss only does not depend on a shift."""
+    """Return whether a tensor is a bias whose weight has a gradient: the loss does not depend on a shift."""
     layers, l2_L = history.info.layers, history.param.newest("grad.l2")
     module = layers[tensor].module
     homes = module, f"{module}.parametrizations.weight".removeprefix(".")
@@ -227,5 +224,5 @@ def _is_cancelled(history: History, tensor: int) -> bool:
 
 
 def _is_blocked(history: History) -> bool:
-    """Say whether a ReLU that never fires stands in the way of the gradient."""
+    """Return whether a ReLU that never fires blocks the gradient."""
     return len(history.info.activations) > 0 and bool((history.act.window("act.dead_frac", 1) >= 1).any())

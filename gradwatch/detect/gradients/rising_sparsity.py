@@ -1,41 +1,23 @@
 """GW104: the zero fraction of a layer's gradient creeps up for good, as units die one by one."""
 
-# T = steps of a window, B = blocks of it, L = parameter tensors
-
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect.features.baseline import beginning, is_learned
-from gradwatch.detect.features.consequences import settled
-from gradwatch.detect.features.finding import finding_of
-from gradwatch.detect.features.scope import scopes
-from gradwatch.detect.features.silent_units import HAVE_A_DEAD_SIDE, most_silent, silent_units
-from gradwatch.detect.features.structure import depth
+from gradwatch.detect.features.finding import findings_of
+from gradwatch.detect.gradients.rising_sparsity_rules.envelope import BLOCK_STEPS, CreepBounds
+from gradwatch.detect.gradients.rising_sparsity_rules.examples import make_silenced, make_with_bias
+from gradwatch.detect.gradients.rising_sparsity_rules.silencing_units import find_silencing_units
+from gradwatch.detect.gradients.rising_sparsity_rules.zero_gradients import find_sparser_gradients
 from gradwatch.events import CODEBOOK
-from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.records import Finding, Quantity, Severity
-
-BLOCK = 16
-"""Steps per block, of which the smallest zero fraction counts: what is zero in every batch is dead, not selective."""
-
-
-SAMPLES = 64
-"""Sampled steps that are looked at: 640 steps, where every tenth is sampled."""
-
-SHARED = 0.9
-"""Zeros of a layer's weights in units of its bias's from which on its units are silent: they then have as many."""
-
-STILL = 0.03
-"""Rise over the newest third that shows that it goes on: three in a hundred units."""
+from gradwatch.records import Finding
 
 
 @final
@@ -43,46 +25,42 @@ STILL = 0.03
 class RisingSparsity:
     """A gradient that gets sparser and sparser.
 
-    What it measures: the fraction of exact zeros in a gradient, as the smallest value of blocks of 16 steps: a lower
-    envelope that selective units do not move. It is read where one element stands for one unit, in the bias, and in the
-    weight only of modules without one (a weight's zeros multiply those of both its sides). The envelope has to rise by
-    `rise` since the first steps, in nearly all blocks of the window, and to be still rising in its newest third (or
-    half, where most is gone). The same for the fraction of units of a ReLU that fire for no sample, at the sampled
-    steps: where a penalty is part of the loss no gradient is exactly zero, and these tell it alone.
+    What it measures: the fraction of exact zeros in a gradient, as the smallest value of blocks of 16 steps. This lower
+    envelope does not see selective units. It is read where one element stands for one unit: in the bias, or in the
+    weight of a module without a bias. It has to rise by `rise` since the first steps, and in nearly all blocks of the
+    window. It must still rise in the newest third, or half if most is gone. The same is measured for the fraction of
+    units of a ReLU that fire for no sample, at the sampled steps: with a penalty in the loss no gradient is exactly
+    zero. A bias counts only if its weights have as many zeros. A loss that is a difference gives a bias no gradient
+    where both sides answer alike. An embedding counts only if its rows are codes, which the model chooses; which words
+    a batch holds is a matter of the data.
 
-    Why it matters: each unit that falls silent for every batch has no gradient and stays silent. The loss does not
-    show it until little capacity is left.
+    Why it matters: a unit that falls silent for every batch has no gradient and stays silent. The loss does not show it
+    until little capacity is left.
 
-    A table counts where its rows are codes, which the model chooses: what nothing is nearest to gets no gradient and
-    stays where it is. Which words a batch holds is a matter of the data.
-
-    A bias counts only where its weights have as many zeros: a loss that is a difference gives it nothing where units
-    answer alike on both sides.
-
-    When it is wrong: magnitude pruning makes zeros on purpose. A hinge or triplet loss has zeros where samples are
-    satisfied; those come and go, and the envelope does not climb steadily. A network that settles in its first steps
-    loses some units at once and then no more. Where next to nothing of the first loss is left, it does no harm (info).
+    When it is wrong: magnitude pruning makes zeros on purpose. A hinge or triplet loss has zeros for satisfied samples;
+    they come and go, and the envelope does not climb steadily. A network that settles in its first steps loses some
+    units at once and then no more. If next to nothing of the first loss is left, it does no harm (info).
 
     What to do: weaken what pushes units down (an L1 penalty, weight decay on biases, a learning rate too high),
-    resample dead units, or use LeakyReLU or GELU. Put codes that nothing chooses back among what is encoded, or let
-    them follow it by a running mean.
+    resample dead units, or use LeakyReLU or GELU. Move unused codes next to encoded inputs, or let codes follow their
+    inputs by a running mean.
 
     Source: Bricken et al. 2023, "Towards monosemanticity", on neurons that die over a training,
     https://transformer-circuits.pub/2023/monosemantic-features; Lu et al. 2020, https://arxiv.org/abs/1903.06733;
     Dhariwal et al. 2020, https://arxiv.org/abs/2005.00341, sec. 3.1, on codes.
 
     Args:
-        every: Steps between two looks. 10: a creep has no hurry.
+        every: Steps between two checks. 10: a slow rise can wait.
         rise: Rise of the envelope since the first 16 steps, 0..1. 0.35: a third of the units; the envelopes of healthy
-            runs that rose as steadily did so by 0.3 at most.
+            runs that rose as steadily rose by 0.3 at most.
         level: Envelope, 0..1, that must be reached. 0.35: below, it is within what healthy layers have.
         steady: Fraction of pairs of blocks, 0..1, of which the later must be the higher. 0.85: Kendall's tau of 0.7,
             which 6 blocks without trend reach once in 36 tensors and 10 blocks once in 900.
         blocks: Least number of blocks. 6: fewer make no trend.
         creeping: Blocks of the window between a fifth and four fifths of the rise. 5: envelopes of healthy runs that
-            rose by 0.35 to 0.5 went through there in 3 at most.
-        most: Envelope, 0..1, at which it need not creep. 0.75: as many units as fire for random inputs, half of them,
-            are gone, and half of those that were left.
+            rose by 0.35 to 0.5 took 3 at most.
+        most: Envelope, 0..1, at which it need not creep. 0.75: half of the units do not fire for random inputs, and
+            half of the others are gone.
     """
 
     code: ClassVar[str] = "GW104"
@@ -95,120 +73,16 @@ class RisingSparsity:
     creeping: int = 5
     most: float = 0.75
 
-    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
-        """Say at which steps neither a gradient nor a ReLU is sparse."""
-        newest_DL, dead_KA = ahead.newest("grad.zero_frac"), ahead.samples("act.dead_frac")
-        is_sparse_DL = (newest_DL >= self.level) & (newest_DL < 1) & _units(ahead.history)
-        is_sparse_D = is_sparse_DL.any(axis=1) | (dead_KA >= self.level).any()
-        return ~is_sparse_D | (ahead.steps_D < self.blocks * BLOCK)
-
     def detect(self, history: History) -> Iterator[Finding]:
-        """Yield a finding for each module whose gradient gets sparser."""
-        if history.step < self.blocks * BLOCK:
+        """Yield a finding for each module whose gradient gets sparser, and for each ReLU whose units fall silent."""
+        if history.step < self.blocks * BLOCK_STEPS:
             return
-        yield from self._of_gradients(history)
-        yield from self._of_units(history)
-
-    def _of_gradients(self, history: History) -> Iterator[Finding]:
-        """Yield a finding for each module whose gradient gets sparser."""
-        newest_L = history.param.newest("grad.zero_frac")
-        maybe_L = (newest_L >= self.level) & (newest_L < 1) & _units(history)
-        if not maybe_L.any():
-            return
-        zero_TL = history.param.window("grad.zero_frac")
-        first_L = beginning(history, "grad.zero_frac", BLOCK).min(axis=0)
-        low_L = zero_TL[-BLOCK:].min(axis=0)
-        maybe_L &= self._is_high(low_L, first_L)
-        maybe_L[[i for i in np.flatnonzero(maybe_L) if _is_cancelled(history, int(i), low_L)]] = False
-        if not maybe_L.any():
-            return
-        maybe = np.flatnonzero(maybe_L)
-        first_L = first_L[maybe]
-        whole = len(zero_TL) // BLOCK
-        low_BL = zero_TL[len(zero_TL) - whole * BLOCK :, maybe].reshape(whole, BLOCK, -1).min(axis=1)
-        ill_L = np.zeros(len(newest_L), np.bool_)
-        ill_L[maybe] = self._is_rising(low_BL) & self._is_creeping(low_BL, first_L)
-        for layer, group in scopes(history, ill_L, kind=self.kind):
-            mine = np.isin(maybe, group)
-            yield self._finding(history, layer, low_BL[:, mine], rise=float((low_BL[-1] - first_L)[mine].max()))
-
-    def _of_units(self, history: History) -> Iterator[Finding]:
-        """Yield a finding for each ReLU whose units fall silent, unless a gradient has told it."""
-        if not history.info.activations or any(f.kind == self.kind for f in history.findings):
-            return
-        steps_T = history.act.steps(SAMPLES)
-        if len(steps_T) < self.blocks or not np.fmax.reduce(history.act.newest("act.dead_frac")) >= self.level:
-            return
-        ends_T = np.flatnonzero(steps_T[1:] // BLOCK > steps_T[:-1] // BLOCK)  # the last sample of each block of steps
-        dead_TA = history.act.window("act.dead_frac", SAMPLES)
-        low_BA = np.minimum.reduceat(dead_TA, np.concatenate([[0], ends_T + 1]), axis=0)[:-1]  # the newest is not whole
-        if len(low_BA) < self.blocks:
-            return
-        first_A = beginning(history, "act.dead_frac", 2).min(axis=0)
-        if not self._is_high(low_BA[-1], first_A).any():
-            return
-        with np.errstate(invalid="ignore", divide="ignore"):
-            ill_A = self._is_high(low_BA[-1], first_A) & self._is_rising(low_BA) & self._is_creeping(low_BA, first_A)
-        for a in np.flatnonzero(ill_A).tolist():
-            if history.info.activations[a].module_type in HAVE_A_DEAD_SIDE:
-                yield self._silencing(history, a, before=float(first_A[a]), now=float(low_BA[-1, a]))
-
-    def _silencing(self, history: History, activation: int, *, before: float, now: float) -> Finding:
-        layer = history.info.activations[activation].name
-        silent = silent_units(history, activation)
-        return finding_of(
-            self,
-            history,
-            f"units of {layer} fall silent one by one: {100 * now:.0f} % fire for no sample",
-            Quantity(key="act.dead_frac", value=now, unit="0..1"),
-            Quantity(key="act.dead_frac.before", label="act.dead_frac of the first samples", value=before, unit="0..1"),
-            *((silent.quantity(),) if silent else ()),
-            layer=layer,
-            severity=Severity.INFO if is_learned(history) else settled(history, self.kind),
+        bounds = CreepBounds(
+            rise=self.rise, level=self.level, steady=self.steady, creeping=self.creeping, most=self.most
         )
-
-    def _is_high(self, low_L: NDArray[np.floating], first_L: NDArray[np.floating]) -> NDArray[np.bool_]:
-        """Say of which tensors the lower envelope has come far above where it began."""
-        is_high_L: NDArray[np.bool_] = (low_L >= self.level) & (low_L - first_L >= self.rise)
-        return is_high_L
-
-    def _is_rising(self, low_BL: NDArray[np.floating]) -> NDArray[np.bool_]:
-        """Say of which tensors the lower envelope climbs steadily and still does."""
-        earlier, later = np.triu_indices(len(low_BL), 1)
-        steady_L = (low_BL[later] > low_BL[earlier]).mean(axis=0)
-        third, half = (low_BL[-1] - low_BL[-max(2, len(low_BL) // part)] for part in (3, 2))
-        recent_L = np.where(low_BL[-1] >= self.most, half, third)  # what is nearly gone has little left to go
-        is_rising_L: NDArray[np.bool_] = (steady_L >= self.steady) & (recent_L >= STILL)
-        return is_rising_L
-
-    def _is_creeping(self, low_BL: NDArray[np.floating], first_L: NDArray[np.floating]) -> NDArray[np.bool_]:
-        """Say of which tensors the lower envelope took its time, or left hardly a unit."""
-        part_BL = (low_BL - first_L) / (low_BL[-1] - first_L)
-        is_slow_L = np.count_nonzero((part_BL > 0.2) & (part_BL < 0.8), axis=0) >= self.creeping
-        is_creeping_L: NDArray[np.bool_] = is_slow_L | (low_BL[-1] >= self.most)
-        return is_creeping_L
-
-    def _finding(self, history: History, layer: str | None, low_BL: NDArray[np.floating], *, rise: float) -> Finding:
-        low_B = low_BL.mean(axis=1)
-        percent = 100 * low_B[-1]
-        quietest = most_silent(history)
-        silent = None if quietest is None else silent_units(history, quietest)
-        return finding_of(
-            self,
-            history,
-            f"the gradient of {layer or 'the whole model'} gets sparser: {percent:.0f} % are always zero",
-            Quantity(key="grad.zero_frac", value=float(low_B[-1]), unit="0..1"),
-            Quantity(key="zero_frac.rise", label="rise since the first 16 steps", value=rise, unit="0..1"),
-            Quantity(
-                key="grad.zero_frac.before",
-                label=f"grad.zero_frac {BLOCK * (len(low_B) - 1)} steps before",
-                value=float(low_B[0]),
-                unit="0..1",
-            ),
-            *((silent.quantity(),) if silent else ()),
-            layer=layer,
-            severity=Severity.INFO if is_learned(history) else settled(history, self.kind),
-        )
+        yield from findings_of(self, history, find_sparser_gradients(history, bounds, kind=self.kind))
+        units = find_silencing_units(history, bounds, kind=self.kind, blocks=self.blocks)
+        yield from findings_of(self, history, units)
 
     @classmethod
     def examples(cls) -> Iterator[Example]:
@@ -216,10 +90,10 @@ class RisingSparsity:
         sick = Synthetic(steps=200).rising_sparsity(6, onset=10, rate=0.004)
         yield Example("units die one by one", sick.history(), sick.names(6))
         yield Example(
-            "units die one by one under a penalty that leaves no gradient at zero", _silenced(0.004), ("acts.1",)
+            "units die one by one under a penalty, which leaves no gradient at zero", make_silenced(0.004), ("acts.1",)
         )
-        yield Example("half of the units of a ReLU fall silent together", _silenced(0.02, most=0.5))
-        yield Example("a ReLU is as selective as the batch wants it", _silenced(0.002, wave=0.3))
+        yield Example("half of the units of a ReLU fall silent together", make_silenced(0.02, most=0.5))
+        yield Example("the units of a ReLU are selective in waves", make_silenced(0.002, wave=0.3))
         yield Example("a healthy run", Synthetic(steps=200).history())
         early = Synthetic(steps=200).rising_sparsity(6, onset=0, rate=0.02, most=0.5)
         yield Example("a layer settles within its first steps", early.history())
@@ -227,8 +101,10 @@ class RisingSparsity:
         yield Example("half of the units fall silent within eighty steps", places.history())
         gone = Synthetic(steps=200).rising_sparsity(6, onset=40, rate=0.008)
         yield Example("nearly all units fall silent within a hundred", gone.history(), gone.names(6))
-        yield Example("a bias gets as much from either side of a difference", _biased(cancels=True))
-        yield Example("units die with their bias", _biased(cancels=False), ("layers.6.bias",))
+        yield Example(
+            "the gradient of a bias cancels out between the sides of a difference", make_with_bias(cancels=True)
+        )
+        yield Example("units die with their bias", make_with_bias(cancels=False), ("layers.6.bias",))
         codes = Synthetic(steps=200).sparse_embedding(6, zero_frac=0).rising_sparsity(6, onset=10, rate=0.004)
         codes.note(CODEBOOK, layer="layers.6.weight")
         yield Example("codes fall out of use one by one", codes.history(), codes.names(6))
@@ -244,39 +120,3 @@ class RisingSparsity:
             "a quarter of an embedding is never looked up",
             Synthetic(steps=200).rising_sparsity(6, onset=-1000, most=0.9).history(),
         )
-
-
-def _units(history: History) -> NDArray[np.bool_]:
-    """Say of which tensors an element, or a row of a table of codes, stands for one unit."""
-    codes = {event.layer for event in history.events if event.kind == CODEBOOK.name}
-    if not codes:
-        return depth(history).units_L
-    return depth(history).units_L | np.array([layer.name in codes for layer in history.info.layers], np.bool_)
-
-
-def _biased(*, cancels: bool) -> History:
-    """Return a run in which the gradient of a bias gets sparser, with or without that of its weights."""
-    made = Synthetic(steps=200).rising_sparsity(7, onset=10, rate=0.004)
-    weight = made.info.layers[6]
-    bias = replace(weight, name="layers.6.bias", shape=weight.shape[:1])
-    made.info = replace(made.info, layers=(*made.info.layers[:7], bias, *made.info.layers[8:]))
-    if not cancels:
-        made.rising_sparsity(6, onset=10, rate=0.004)
-    return made.history()
-
-
-def _is_cancelled(history: History, tensor: int, zero_L: NDArray[np.floating]) -> bool:
-    """Say whether a bias has zeros that its weights have not: what it gets cancels out, and its units live."""
-    own = history.info.layers[tensor]
-    mates = [i for i, la in enumerate(history.info.layers) if la.module == own.module and len(la.shape) >= 2]
-    if len(own.shape) != 1 or not mates:
-        return False
-    return bool(zero_L[mates].max() < SHARED * zero_L[tensor])
-
-
-def _silenced(rate: float, *, most: float = 0.9, wave: float = 0.0) -> History:
-    """Return a run in which a part of the units of a ReLU falls silent per step from step 20 on, beside a wave."""
-    made = Synthetic(steps=240, activations=3)
-    dead_T = 0.02 + rate * np.maximum(made.t_T - 20, 0) + wave * (1 + np.sin(made.t_T / 15))
-    made.dead_frac_TA[:, 1] = np.minimum(dead_T, most)
-    return made.history()

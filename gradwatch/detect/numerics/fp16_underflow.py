@@ -12,14 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect.features.consequences import is_explained
+from gradwatch.detect.features.consequences import is_consequence
 from gradwatch.detect.features.finding import finding_of
-from gradwatch.detect.features.scope import scopes
-from gradwatch.detect.features.structure import depth
-from gradwatch.history.lookahead import Ahead
+from gradwatch.detect.features.scope import affected_modules
+from gradwatch.detect.features.structure import structure_of
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.history.synthetic.edit import edited
+from gradwatch.history.synthetic.edit import with_statistic
 from gradwatch.history.table import Floats
 from gradwatch.records import Finding, Quantity, Severity
 
@@ -74,16 +73,6 @@ class Fp16Underflow:
     zero_frac: float = 0.1
     rows: int = 3
 
-    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
-        """Say at which steps no largest element is small, and, of other formats, a multiple of the smallest number."""
-        absmax_DL, scale_D = ahead.newest("grad.absmax"), ahead.scalar("loss_scale")
-        unit_D1 = (QUANTUM / np.where(scale_D > 0, scale_D, 1.0))[:, None]
-        may_DL = absmax_DL < 64 * self.units * unit_D1
-        if ahead.history.info.precision != "fp16":
-            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-                may_DL &= _on_grid(absmax_DL / unit_D1)
-        return np.asarray(~may_DL.any(axis=1), np.bool_)
-
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module whose gradients underflow."""
         scale = history.run.newest("loss_scale")[0]
@@ -97,22 +86,23 @@ class Fp16Underflow:
             return
         flushed_TL, zero_TL = self._flushed(history, unit)
         ill_L = np.count_nonzero(flushed_TL, axis=0) >= self.rows
-        if not ill_L[depth(history).matrices_M].any():  # a bias before a normalisation has rounding errors for gradient
+        matrices_M = structure_of(history).matrices.indices_M
+        if not ill_L[matrices_M].any():  # the gradient of a bias before a normalisation is rounding error
             return
         ill_L |= (zero_TL & flushed_TL.any(axis=1, keepdims=True)).sum(axis=0) >= self.rows
-        for layer, group in scopes(history, ill_L, kind=self.kind):
+        for layer, group in affected_modules(history, ill_L, kind=self.kind):
             yield self._finding(history, layer, group, unit)
 
     def _nothing_left(self, history: History, absmax_L: Floats, unit: float) -> Iterator[Finding]:
         """Yield what has no gradient at all, behind gradients that are next to nothing already."""
-        info, matrices_M = history.info, depth(history).matrices_M
+        info, matrices_M = history.info, structure_of(history).matrices.indices_M
         if info.precision != "fp16" or history.step < 4 or not len(matrices_M):
             return
         zero_L = (history.param.window("grad.zero_frac", 5) == 1).all(axis=0)
         num_zero, is_faint = np.count_nonzero(zero_L[matrices_M]), np.fmax.reduce(absmax_L) < FAINT * unit
         if not len(matrices_M) <= 2 * num_zero < 2 * len(matrices_M) or not is_faint or _is_silent(history):
             return
-        for layer, group in scopes(history, zero_L, kind=self.kind):
+        for layer, group in affected_modules(history, zero_L, kind=self.kind):
             yield self._finding(history, layer, group, unit)
 
     def _flushed(self, history: History, unit: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -120,7 +110,7 @@ class Fp16Underflow:
         zero_TL = history.param.window("grad.zero_frac", 5)
         absmax_TL = history.param.window("grad.absmax", 5) / unit
         with np.errstate(invalid="ignore", divide="ignore"):
-            survivors_TL = depth(history).root_numel_L * np.sqrt(1 - zero_TL)
+            survivors_TL = structure_of(history).rms_scale_L * np.sqrt(1 - zero_TL)
             size_TL = history.param.window("grad.l2", 5) / survivors_TL / unit
             flushed_TL = _on_grid(absmax_TL) & (size_TL <= self.units) & (zero_TL >= self.zero_frac)
         return flushed_TL, zero_TL == 1
@@ -137,7 +127,7 @@ class Fp16Underflow:
             Quantity(key="grad.absmax", value=absmax),
             Quantity(key="fp16.smallest", label="smallest float16 / loss_scale", value=unit),
             layer=layer,
-            severity=Severity.INFO if is_explained(history, self.kind) else grave,
+            severity=Severity.INFO if is_consequence(history, self.kind) else grave,
         )
 
     @classmethod
@@ -185,4 +175,4 @@ def _underflow(layers: tuple[int, ...], *, scale: float, grid: bool = True) -> H
     unit = QUANTUM / scale
     made.grad_l2_TL[:, layers] = 2.0 * unit * np.sqrt(0.4 * made.numel)
     made.zero_frac_TL[:, layers] = 0.6
-    return edited(made.history(), "grad.absmax", (9.0 if grid else 9.37) * unit, layers=layers)
+    return with_statistic(made.history(), "grad.absmax", (9.0 if grid else 9.37) * unit, layers=layers)

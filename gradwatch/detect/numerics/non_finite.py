@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect.features.finding import finding_of
-from gradwatch.detect.features.scope import first_scope
+from gradwatch.detect.features.scope import module_of
 from gradwatch.events import LOSS_NAN, LOSS_WITHHELD
-from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -56,12 +55,10 @@ class NonFinite:
     kind: ClassVar[str] = "non-finite"
     every: int = 1
 
-    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
-        """Say at which steps loss and gradients are finite, where each step is looked at by itself."""
-        return np.isfinite(ahead.scalar("loss")) & np.isfinite(ahead.scalar(NORM)) & (self.every == 1)
-
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield where NaN or Inf entered, at the step it did; steps after it that are as sick are no news."""
+        if self.every == 1 and math.isfinite(history.run.newest("loss")[0] + history.run.newest(NORM)[0]):
+            return  # the usual step, at 0.5 us
         missing_T = _missing(history, self.every + 1)
         sick_T = _sick(history, missing_T)
         first = int(np.argmax(sick_T))
@@ -76,7 +73,7 @@ class NonFinite:
         sick = np.flatnonzero(nonfinite_L > 0)
         skipped = history.scalar("skipped", age)[0] == 1
         if math.isfinite(loss) or not has_loss:
-            layer: str | None = first_scope(history, int(sick[-1]))
+            layer: str | None = module_of(history, int(sick[-1]))
             message = f"the gradient turned non-finite at {layer}" + (" while the loss was finite" if has_loss else "")
         else:
             layer, message = None, f"the loss became {loss}"

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect.features.finding import finding_of
-from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -51,10 +49,6 @@ class LossScaleCollapse:
     every: int = 5
     skips: int = 14
     scale: float = 16.0
-
-    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
-        """Say at which steps the update was not skipped."""
-        return np.asarray((ahead.scalar("skipped") != 1) | (not ahead.history.info.loss_scaling), np.bool_)
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""

@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect.features.events import noted
+from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.robust_stats import log10
 from gradwatch.events import GRADIENTS_CLEARED, GRADIENTS_KEPT, GRADIENTS_KEPT_LATER
-from gradwatch.history.lookahead import Ahead
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Event, Finding, Quantity
@@ -74,14 +72,9 @@ class MissingZeroGrad:
     first: float = 1.25
     noise: float = 0.1
 
-    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
-        """Say which steps come after all looks at the first ones, where no later look found anything."""
-        is_noted = any(event.kind == GRADIENTS_KEPT_LATER.name for event in ahead.history.events)
-        return (ahead.steps_D >= STEPS - 1 + self.every) & (not is_noted)
-
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run, or for the end of an optimizer that is not cleared."""
-        later = {event.layer: event.text for event in noted(history, GRADIENTS_KEPT_LATER)}
+        later = {event.layer: event.text for event in events_of(history, GRADIENTS_KEPT_LATER)}
         for layer, text in ({None: later[None]} if None in later else later).items():
             yield self._finding(history, f"{text} ({layer})" if layer else text, layer=layer, kept=self.kept)
         if history.step >= STEPS - 1 + self.every:

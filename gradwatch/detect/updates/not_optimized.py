@@ -1,6 +1,6 @@
 """GW301: parameters that get gradients but are in no optimizer group, or never move."""
 
-# T = steps of a window, L = parameter tensors
+# L = parameter tensors
 
 from __future__ import annotations
 
@@ -10,41 +10,17 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect.features.consequences import settled
-from gradwatch.detect.features.events import noted
-from gradwatch.detect.features.finding import finding_of
-from gradwatch.detect.features.scope import scopes
-from gradwatch.detect.features.structure import depth
+from gradwatch.detect.features.structure import structure_of
+from gradwatch.detect.updates.not_optimized_rules.measurements import MIN_USUAL_RATIO
+from gradwatch.detect.updates.not_optimized_rules.stuck import stuck
+from gradwatch.detect.updates.not_optimized_rules.undone import undone
+from gradwatch.detect.updates.not_optimized_rules.unowned import left_out, thawed, unregistered
 from gradwatch.events import EMPTY_GROUP, UNREGISTERED, WEIGHTS_MOVED
-from gradwatch.history.lookahead import Ahead
-from gradwatch.history.store import WINDOW, Floats, History
+from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.records import Finding, Quantity, Severity
-
-USUAL = 1e-5
-"""Update/weight ratio that some tensor must have: where none has, the learning rate is too low for all."""
-
-SMALL = 256
-"""Elements of a tensor whose norm an update of any direction changes."""
-
-ROUND = 1e-4
-"""Distance from a number of one digit, in units of that digit, up to which it is that number: one in 5,000 is."""
-
-VISIBLE = 2e-6
-"""Update/weight ratio, by the root of the number of elements, that changes a norm by 30 roundings of float32."""
-
-SEVERAL = 2
-"""Such tensors that must agree."""
-
-NEGLIGIBLE = 1e-4
-"""Size of a gradient element, in units of the largest tensor's, below which it need not move anything.
-
-The gradient of a bias that a normalisation cancels is rounding error, 7 decades below the others; where gradients
-vanish over depth, an update that is lost in rounding is what follows, and not the illness.
-"""
+from gradwatch.records import Finding
 
 
 @final
@@ -52,40 +28,40 @@ vanish over depth, an update that is lost in rounding is what follows, and not t
 class NotOptimized:
     """Parameters that get gradients and never move.
 
-    What it measures: (1) trainable tensors with a gradient that no optimizer held when the monitor attached, unless
-    they move: their update is measured and is not zero, or their sum or norm is another at step 1, 8, 10 and so on than
-    it was at step 0 (another optimizer moves them, a master copy, or the loop by hand); so also those that were frozen
-    then and get gradients now; (2) tensors that an optimizer holds, with a gradient and a learning rate, whose measured
-    updates are exactly zero, one after the other, and whose norm stays what it was, while others' are not; (3)
-    parameters on the tape of the loss that the model holds in a plain list, tuple or dict, or as a tensor that is no
-    nn.Parameter, where `parameters()` does not see them, and that nothing has moved from step 0 to step 8; (4) updates
-    that something takes back: between `samples` + 1 measurements the norms of all small tensors change by less than
-    `kept` of a single update, though ten lie between two of them, or that of a tensor by nothing at all; (5) a group of
-    which the rate is zero, while others move.
+    What it measures: five ways in which a gradient moves nothing. (1) A trainable tensor has a gradient, and no
+    optimizer held it when the monitor attached. It is left out if something else moves it, such as another optimizer, a
+    master copy, or the loop by hand: its measured update is not zero, or its sum or norm at step 1, 8, 10 and so on
+    differs from step 0. A tensor that was frozen at that time and gets gradients now counts too. (2) An optimizer holds
+    a tensor with a gradient and a learning rate. Its measured updates are exactly zero and its norm stays the same,
+    while other tensors move. (3) The autograd graph of the loss reaches parameters that the model keeps in a plain
+    list, tuple or dict, or as a tensor that is no nn.Parameter. `parameters()` does not list them, and nothing moved
+    them between steps 0 and 8. (4) Something undoes the updates. Over `samples` + 1 measurements, the norms of all
+    small tensors change by less than `kept` of a single update, though ten updates lie between two measurements. Or one
+    tensor returns to exactly the same norm. (5) A group has a learning rate of zero, while others move.
 
     Why it matters: the gradient is computed, shown and clipped like any other, and then thrown away.
 
-    When it is wrong: a backbone left out on purpose without freezing it. Where what is left out, or has a rate of zero,
-    comes first in the model and everything behind it is optimized, that is how fine-tuning a head looks: info, with the
-    advice to freeze; but for a group that holds no parameter, which nobody makes on purpose, and where more than that
-    is frozen: who freezes what is not to move has forgotten the rest. Weights that are clipped after each step, as
-    those of a critic are, may all come to the bound, and are left out where that is a round number.
+    When it is wrong: a backbone may be left out on purpose without freezing it. Fine-tuning a head looks like this: the
+    tensors come first in the model, and an optimizer holds everything after them. That is reported as info, with the
+    advice to freeze them. It stays a warning if a group holds no parameter, which is never intended, or if a larger
+    part of the model is frozen: whoever froze that part forgot these tensors. Weights that are clipped after each step,
+    as in a critic, may all reach the bound; they are left out if the bound is a round number.
 
-    What to do: build the optimizer after the last change to the model (a replaced head is the usual reason); compare
-    the parameters of the groups with the model's; make sure that every tensor matches one rule of a grouping by name;
-    keep layers in nn.ModuleList or nn.ModuleDict, parameters in nn.ParameterList.
-    Look at what is done between two steps: a target network or an average that is copied the wrong way round.
-    Updates that are lost in rounding need float32 master weights, or stochastic rounding.
+    What to do: build the optimizer after the last change to the model; a replaced head is the usual reason. Compare the
+    parameters of the groups with those of the model. If parameters are grouped by name, check that every tensor matches
+    one rule. Keep layers in nn.ModuleList or nn.ModuleDict, and parameters in nn.ParameterList. Check the code between
+    two steps: a target network or an average may be copied in the wrong direction. Updates that are lost in rounding
+    need float32 master weights, or stochastic rounding.
 
     Source: pytorch/pytorch documentation of torch.optim ("construct the optimizer after moving or changing the
     model"), https://pytorch.org/docs/stable/optim.html; minGPT, `configure_optimizers`, which asserts it.
 
     Args:
-        every: Steps between two looks. 10: updates are measured that often. What no optimizer holds is judged at the
-            second look.
-        samples: Measured updates in a row that must be zero for (2), or taken back for (4). 3: no accident.
-        kept: Change of a norm between two measurements, in units of an update, for (4). 0.02: an update that points
-            anywhere changes the norm of n numbers by one divided by the root of n of itself, 0.06 for 256.
+        every: Steps between two calls. 10: updates are measured that often. Tensors that no optimizer holds are judged
+            at the second call.
+        samples: Measured updates in a row that must be zero for (2), or undone for (4). 3: no accident.
+        kept: Change of a norm between two measurements, in units of an update, for (4). 0.02: an update of any
+            direction changes the norm of n numbers by 1 / sqrt(n) of its size, which is 0.06 for 256.
     """
 
     code: ClassVar[str] = "GW301"
@@ -94,152 +70,20 @@ class NotOptimized:
     samples: int = 3
     kept: float = 0.02
 
-    def rules_out(self, ahead: Ahead) -> NDArray[np.bool_]:
-        """Say at which steps no update was measured."""
-        is_noted = any(event.kind == UNREGISTERED.name for event in ahead.history.events)
-        if is_noted or depth(ahead.history).unowned:
-            return np.zeros(len(ahead), np.bool_)
-        ratio_DL = ahead.newest("update.ratio")
-        return np.asarray(~((ratio_DL > USUAL) | (ratio_DL == 0)).any(axis=1), np.bool_)
-
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module that is not optimized."""
-        yield from self._unregistered(history)
-        shape = depth(history)
-        ratio_L = history.param.newest("update.ratio")
-        if (ratio_L > USUAL).any():
-            measured = _measured(history, self.samples + 1)
-            yield from self._taken_back(history, *measured)
-            yield from self._put_back(history, *measured)
-        yield from self._thawed(history, ratio_L)
-        if not shape.unowned and np.count_nonzero(ratio_L > 0) >= shape.num_trainable:
-            return
-        if shape.unowned and history.step - history.param.steps()[0] >= self.every:  # by then it may have moved
-            yield from self._left_out(history, ratio_L)
-        if (ratio_L == 0).any():
-            yield from self._stuck(history)
-
-    def _unregistered(self, history: History) -> Iterator[Finding]:
-        """Yield what the model computes with and does not know."""
-        for event in noted(history, UNREGISTERED):
-            yield finding_of(
-                self,
-                history,
-                f"{event.text}: nothing updates them",
-                Quantity(key="tensors", value=event.values["tensors"]),
-                layer=event.layer,
-            )
-
-    def _left_out(self, history: History, ratio_L: NDArray[np.floating]) -> Iterator[Finding]:
-        moved_L = _moved_by_others(history)
-        left = [i for i in depth(history).unowned if not moved_L[i]]
-        left_L = np.zeros(len(ratio_L), np.bool_)
-        left_L[left] = True
-        left_L &= (history.param.newest("grad.l2") > 0) & ~(ratio_L > 0)
-        held = [i for i, layer in enumerate(history.info.layers) if layer.group is not None or moved_L[i]]
-        if not left:
-            return
-        if not held:
-            severity, why = Severity.CRITICAL, "no optimizer holds any parameter of the model"
-        elif empty := [event.text for event in history.events if event.kind == EMPTY_GROUP.name]:
-            severity, why = Severity.WARNING, empty[0]
-        elif _is_probe(history, left, held):
-            severity, why = Severity.INFO, "everything behind it is: freeze it if that is meant"
-        else:
-            severity, why = Severity.WARNING, "no optimizer holds it"
-        yield from self._findings(history, left_L, severity, f"gets gradients but is not optimized: {why}")
-
-    def _thawed(self, history: History, ratio_L: NDArray[np.floating]) -> Iterator[Finding]:
-        """Yield what is no longer frozen, and still held by no optimizer."""
-        frozen = list(depth(history).frozen)
-        if not frozen:
-            return
-        thawed_L = np.zeros(len(ratio_L), np.bool_)
-        l2_TL = history.param.window("grad.l2", 2)[:, frozen]
-        is_stale_L = (l2_TL == l2_TL[0]).all(axis=0)  # left from before it was frozen
-        thawed_L[frozen] = (l2_TL[-1] > 0) & ~is_stale_L & (ratio_L[frozen] == 0)
-        thawed_L &= _has_size(history) & ~_moved_by_others(history)
-        why = "it was frozen when the optimizer was built, and has not been added since"
-        told = f"gets gradients but is not optimized: {why}"
-        yield from self._findings(history, thawed_L, Severity.WARNING, told, thawed=True)
-
-    def _stuck(self, history: History) -> Iterator[Finding]:
-        """Yield what an optimizer holds and does not move."""
-        ratio_TL, norm_TL = _measured(history, self.samples)
-        matrices_M = depth(history).matrices_M
-        usual_TM = ratio_TL[:, matrices_M] if len(matrices_M) else ratio_TL  # what began at zero moves by any rate
-        if len(ratio_TL) < self.samples or not (usual_TM > USUAL).any(axis=1).all():
-            return
-        rate_G = np.array([np.fmax.reduce(history.scalar(f"lr.{g}")) for g in range(history.groups)])
-        group_L = np.array([history.groups if la.group is None else la.group for la in history.info.layers])
-        rate_L = np.append(rate_G, np.nan)[group_L]
-        stuck_L = (ratio_TL == 0).all(axis=0) & (norm_TL == norm_TL[0]).all(axis=0)
-        stuck_L &= _has_size(history) & ~_is_at_bounds(history)
-        yield from self._findings(
-            history,
-            stuck_L & (rate_L > 0),
-            settled(history, self.kind),
-            "has a gradient and a learning rate but never moves",
-        )
-        is_first = not stuck_L.any() or np.flatnonzero(rate_L == 0).max(initial=-1) < np.argmax(rate_L > 0)
-        severity = Severity.INFO if is_first else Severity.WARNING
-        yield from self._findings(history, stuck_L & (rate_L == 0), severity, "gets gradients at a learning rate of 0")
-
-    def _taken_back(self, history: History, ratio_TL: Floats, norm_TL: Floats) -> Iterator[Finding]:
-        """Yield the run where updates are made and nothing comes of them."""
-        small_L = depth(history).trainable_L & (depth(history).root_numel_L <= SMALL**0.5)
-        ratio_TL, norm_TL = ratio_TL[:, small_L], norm_TL[:, small_L]
-        moved_L = (ratio_TL > USUAL).all(axis=0)
-        if len(ratio_TL) <= self.samples or np.count_nonzero(moved_L) < SEVERAL:
-            return
-        change_TL = np.abs(np.diff(norm_TL[:, moved_L], axis=0)) / (ratio_TL * norm_TL)[:-1, moved_L]
-        if not (change_TL < self.kept).all():
-            return
-        yield finding_of(
-            self,
-            history,
-            "the weights are back after each update to what they were before: something overwrites them",
-            Quantity(
-                key="weight.l2.change_by_updates",
-                label="largest change of a norm within ten steps, in updates",
-                value=float(change_TL.max()),
-            ),
-            Quantity(key="update.ratio.median", label="update.ratio, median", value=float(np.nanmedian(ratio_TL[-1]))),
-        )
-
-    def _put_back(self, history: History, ratio_TL: Floats, norm_TL: Floats) -> Iterator[Finding]:
-        """Yield what is before each update exactly as large as it was before all others, though each moves it."""
-        back_L = (norm_TL == norm_TL[0]).all(axis=0)
-        if len(ratio_TL) <= self.samples or not back_L.any():
-            return
-        back_L &= (ratio_TL > USUAL).all(axis=0)
-        back_L &= ratio_TL.min(axis=0) > VISIBLE * depth(history).root_numel_L
-        if back_L.any():
-            ill_L = back_L & ~_is_normed(history)
-            yield from self._findings(
-                history, ill_L, Severity.WARNING, "is back after each update to what it was before"
-            )
-
-    def _findings(
-        self, history: History, ill_L: NDArray[np.bool_], severity: Severity, what: str, *, thawed: bool = False
-    ) -> Iterator[Finding]:
-        for layer, group in scopes(history, ill_L, kind=self.kind, thawed=thawed):
-            yield finding_of(
-                self,
-                history,
-                f"{layer or 'the whole model'} {what}",
-                Quantity(key="tensors", value=float(len(group))),
-                Quantity(
-                    key="grad.l2.largest",
-                    label="largest grad.l2",
-                    value=float(history.param.newest("grad.l2")[group].max()),
-                ),
-                Quantity(
-                    key="update.ratio", value=float(np.nan_to_num(history.param.newest("update.ratio")[group]).max())
-                ),
-                layer=layer,
-                severity=severity,
-            )
+        yield from unregistered(self, history)
+        structure = structure_of(history)
+        ratio_L = history.param.newest("update.ratio")  # nan where updates were not measured
+        largest = np.fmax.reduce(ratio_L)
+        if largest > MIN_USUAL_RATIO:
+            yield from undone(self, history, samples=self.samples, kept=self.kept)
+        if structure.frozen:
+            yield from thawed(self, history, ratio_L)
+        if structure.unowned and history.step - history.param.steps()[0] >= self.every:  # by then it may have moved
+            yield from left_out(self, history, ratio_L)
+        if largest >= 0 and np.count_nonzero(ratio_L > 0) < structure.num_trainable and (ratio_L == 0).any():
+            yield from stuck(self, history, samples=self.samples)
 
     @classmethod
     def examples(cls) -> Iterator[Example]:
@@ -277,81 +121,12 @@ class NotOptimized:
         yield Example("updates that are skipped move nothing", skipped.history())
 
 
-def _moved_by_others(history: History) -> NDArray[np.bool_]:
-    """Say which tensors were seen to move though no watched optimizer holds them."""
-    moved_L = np.zeros(len(history.info.layers), np.bool_)
-    for event in history.events:
-        if event.kind == WEIGHTS_MOVED.name:
-            moved_L[int(event.values["first"]) : int(event.values["last"]) + 1] = True
-    return moved_L
-
-
-def _measured(history: History, count: int) -> tuple[Floats, Floats]:
-    """Return `update.ratio` and `weight.l2` at the newest steps that measured them, at most so many: (T, L) each."""
-    ratio_TL = history.param.window("update.ratio", min(16 * count, WINDOW))  # which mostly holds them
-    known = np.flatnonzero(~np.isnan(ratio_TL).all(axis=1))
-    if len(known) < count:
-        ratio_TL = history.param.window("update.ratio")
-        known = np.flatnonzero(~np.isnan(ratio_TL).all(axis=1))
-    newest = known[-count:]
-    return ratio_TL[newest], history.param.window("weight.l2", len(ratio_TL))[newest]
-
-
-def _has_size(history: History) -> NDArray[np.bool_]:
-    """Say which tensors have a gradient that is more than rounding error beside the largest."""
-    size_L = history.param.newest("grad.l2") / depth(history).root_numel_L
-    return np.asarray(size_L > NEGLIGIBLE * np.fmax.reduce(size_L))
-
-
-def _is_at_bounds(history: History) -> NDArray[np.bool_]:
-    """Say which tensors have moved until each of their numbers was at a bound, as those of a clipped critic do.
-
-    Then their root mean square is that bound, which is a round number.
-    """
-    has_moved_L = (history.param.window("update.ratio") > 0).any(axis=0)
-    size_L = history.param.newest("weight.l2").astype(np.float64) / depth(history).root_numel_L
-    return np.asarray(has_moved_L & _is_round(size_L))
-
-
-def _is_normed(history: History) -> NDArray[np.bool_]:
-    """Say which tensors, or their rows or columns, have a norm that is a round number, as those kept on a sphere have.
-
-    Then what is left of a norm is rounding error, whatever the weights do.
-    """
-    shapes = [(*info.shape, 1, 1) for info in history.info.layers]
-    parts_3L = np.sqrt(
-        [[1.0] * len(shapes), [float(shape[0]) for shape in shapes], [float(shape[1]) for shape in shapes]]
-    )
-    return np.asarray(_is_round(history.param.newest("weight.l2").astype(np.float64) / parts_3L).any(axis=0))
-
-
-def _is_round(size: NDArray[np.floating]) -> NDArray[np.bool_]:
-    """Say which sizes are a number of one digit, up to `ROUND`."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        unit = 10 ** np.floor(np.log10(size * (1 + ROUND)))
-        return np.asarray(np.abs(size / unit - np.round(size / unit)) < ROUND)
-
-
-def _is_probe(history: History, left: list[int], held: list[int]) -> bool:
-    """Say whether what is left out may be meant to be frozen: it comes first, and nobody has frozen the most part."""
-    infos = history.info.layers
-    frozen = sum(math.prod(info.shape) for info in infos if not info.trainable)
-    is_frozen_otherwise = frozen > sum(math.prod(infos[i].shape) for i in left)
-    return max(left) < min(held) and not is_frozen_otherwise and not all(_is_own(history, i, held) for i in left)
-
-
-def _is_own(history: History, tensor: int, held: list[int]) -> bool:
-    """Say whether a tensor stands first for being the own parameter of a module that holds all the others."""
-    module = history.info.layers[tensor].module
-    return all(history.info.layers[i].module.startswith(f"{module}." if module else "") for i in held)
-
-
 def _left_out(*layers: int, moves: bool) -> History:
     return _made_without(*layers, moves=moves).history()
 
 
 def _moved(first: int, last: int, *left: int) -> History:
-    """Return a run of which some layers are in no group, and those from the first to the last are seen to move."""
+    """Return a run of which some layers are in no group, and the layers from `first` to `last` are seen to move."""
     made = _made_without(*(left or range(first, last + 1)), moves=False)
     return made.note(WEIGHTS_MOVED, step=1, values={"first": float(first), "last": float(last)}).history()
 
@@ -438,6 +213,6 @@ def _stuck(layer: int, *, moves: bool = False) -> History:
 
 
 def _still(made: Synthetic, layer: int) -> Synthetic:
-    """Leave the weights of a layer what they were."""
+    """Keep the weights of a layer constant."""
     made.weight_l2_TL[:, layer] = made.weight_l2_TL[0, layer]
     return made

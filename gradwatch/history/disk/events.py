@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gradwatch.events import read_event
-from gradwatch.history.disk.jsonl import Lines, number
+from gradwatch.history.disk.jsonl import JsonLines, number
 from gradwatch.records import Event
 
 
@@ -18,4 +18,4 @@ def _decode(data: dict[str, Any]) -> Event:
     return read_event(data | {"values": {str(name): float(value) for name, value in data["values"].items()}})
 
 
-EVENTS = Lines(name="events.jsonl", noun="event", encode=_encode, decode=_decode)
+EVENTS = JsonLines(name="events.jsonl", noun="event", encode=_encode, decode=_decode)

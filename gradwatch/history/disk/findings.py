@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gradwatch.history.disk.aliases import key_of
-from gradwatch.history.disk.jsonl import Lines, number
+from gradwatch.history.disk.jsonl import JsonLines, number
 from gradwatch.records import Finding
 
 
@@ -25,4 +25,4 @@ def _upgraded(quantity: dict[str, Any]) -> dict[str, Any]:
     return quantity if "key" in quantity else quantity | {"key": key_of(quantity["name"])}
 
 
-FINDINGS = Lines(name="findings.jsonl", noun="finding", encode=_encode, decode=_decode)
+FINDINGS = JsonLines(name="findings.jsonl", noun="finding", encode=_encode, decode=_decode)

@@ -17,7 +17,7 @@ Noun = TypeVar("Noun", Finding, Event)
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lines(Generic[Noun]):
+class JsonLines(Generic[Noun]):
     """How one kind of noun is kept in a run directory.
 
     Args:

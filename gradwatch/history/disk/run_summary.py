@@ -1,4 +1,4 @@
-"""A run at a glance: verdict, steps and final metrics, read from its header and the ends of its files alone."""
+"""Summarize a run from its header and the ends of its files alone: health, steps, final metrics and findings."""
 
 # T = records of a file
 
@@ -39,7 +39,7 @@ Ending = Status | Literal["killed"]
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Glance:
+class RunSummary:
     """What a list of runs shows of one.
 
     Args:
@@ -78,7 +78,7 @@ def directories(folder: Path) -> Iterator[Path]:
     yield from _directories(str(folder), DEPTH)
 
 
-def glance(directory: Path) -> Glance:
+def summarize(directory: Path) -> RunSummary:
     """Read what a list shows of a run.
 
     Raises:
@@ -106,7 +106,7 @@ def _directories(folder: str, depth: int) -> Iterator[Path]:
                 yield from _directories(entry.path, depth - 1)
 
 
-def _read(directory: Path) -> Glance:
+def _read(directory: Path) -> RunSummary:
     if not (directory / NAME).is_file():
         raise RunError(f"{directory}: it holds no {NAME}")
     header = json.loads((directory / NAME).read_bytes())
@@ -118,7 +118,7 @@ def _read(directory: Path) -> Glance:
     status = header["status"]
     if status == "running" and not _is_held(directory / "history" / "lock"):
         status = "killed"
-    return Glance(
+    return RunSummary(
         path=directory,
         name=str(info["name"]),
         created=created if created.tzinfo else created.replace(tzinfo=datetime.UTC),

@@ -1,4 +1,4 @@
-"""A made-up history with some of its numbers replaced, for examples that `Synthetic` has no illness for."""
+"""Replace numbers in a made-up history, for examples that `Synthetic` has no illness for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 from gradwatch.history.store import History
 
 
-def edited(
+def with_statistic(
     history: History,
     statistic: str,
     values: ArrayLike,
@@ -19,11 +19,11 @@ def edited(
     """Return a copy of a history with a statistic replaced.
 
     Args:
-        history: Made by `Synthetic`, none of its steps thinned.
+        history: Made by `Synthetic`, without thinned steps.
         statistic: Name in the catalogue, of a parameter, an activation or the run.
-        values: Numbers that broadcast to (steps, layers). Steps on which the statistic was not measured stay nan.
+        values: Numbers that broadcast to (steps, layers). Steps that did not measure the statistic stay nan.
         layers: Which layers to change; None for all.
-        missing: Replace what was not measured as well.
+        missing: Also replace steps that did not measure the statistic.
     """
     param_TSL, act_TSL, run_TSL = (table.rows()[1].copy() for table in (history.param, history.act, history.run))
     of_table = {id(history.param): param_TSL, id(history.act): act_TSL, id(history.run): run_TSL}

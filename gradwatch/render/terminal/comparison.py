@@ -27,7 +27,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from gradwatch.history.compare import Comparison, Gap, Parting
+from gradwatch.history.compare import Comparison, FirstDifference, GradientGap
 from gradwatch.history.store import History
 from gradwatch.records import Finding
 from gradwatch.render.common import format as units
@@ -138,7 +138,7 @@ def _differences(found: Comparison, signs: Glyphs) -> Iterator[Text]:
             yield Text("  bit-identical before it")
 
 
-def _where(parting: Parting) -> Text:
+def _where(parting: FirstDifference) -> Text:
     text = Text.assemble((f"step {parting.step:,}", "bold"), f" in {parting.statistic}")
     if parting.layer:
         text.append(f" of {parting.layer}")
@@ -231,7 +231,7 @@ def _layers(found: Comparison, runs: tuple[History, History], signs: Glyphs, wid
     return Group(*lines) if lines else None
 
 
-def _times(gap: Gap) -> str:
+def _times(gap: GradientGap) -> str:
     if np.isinf(gap.decades):
         return f"zero in {'A' if gap.decades > 0 else 'B'}"
     if abs(gap.decades) < gap.spread / 2:

@@ -22,7 +22,7 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from gradwatch.history.disk.run_summary import FINAL, Glance
+from gradwatch.history.disk.run_summary import FINAL, RunSummary
 from gradwatch.render.common import format as units
 from gradwatch.render.common.sparkline import ASCII, Glyphs, glyphs
 from gradwatch.render.common.style import OK, SEVERITY, mark
@@ -37,7 +37,7 @@ NAME, FOUND, GAP = 20, 20, 2
 """Least columns for a name, wished ones for the kinds of findings, and those between two cells."""
 WHOLE = 10**6
 
-KEYS: dict[str, Callable[[Glance], Any]] = {
+KEYS: dict[str, Callable[[RunSummary], Any]] = {
     "created": lambda run: run.created,
     "name": lambda run: run.name,
     "verdict": lambda run: (run.steps > 0, -1 if run.worst_severity is None else int(run.worst_severity)),
@@ -52,7 +52,7 @@ FALLING = ("created", "verdict", "steps", "val_accuracy")
 """Of those, what begins with the greatest: the newest, the worst, the longest, the best."""
 
 
-def ordered(runs: Sequence[Glance], key: str, *, reverse: bool = False) -> list[Glance]:
+def ordered(runs: Sequence[RunSummary], key: str, *, reverse: bool = False) -> list[RunSummary]:
     """Return runs in order, those without the value last whichever way round.
 
     Args:
@@ -67,7 +67,7 @@ def ordered(runs: Sequence[Glance], key: str, *, reverse: bool = False) -> list[
     return [run for _, run in known] + missing
 
 
-def dumps(runs: Sequence[Glance], damaged: Sequence[tuple[str, str]], *, now: datetime.datetime) -> str:
+def dumps(runs: Sequence[RunSummary], damaged: Sequence[tuple[str, str]], *, now: datetime.datetime) -> str:
     """Return runs as one JSON document, in the format that this file describes."""
     data = {
         "version": VERSION,
@@ -77,7 +77,7 @@ def dumps(runs: Sequence[Glance], damaged: Sequence[tuple[str, str]], *, now: da
     return json.dumps(strict(data), indent=2, allow_nan=False)
 
 
-def print_runs(console: Console, runs: Sequence[Glance], *, now: datetime.datetime) -> None:
+def print_runs(console: Console, runs: Sequence[RunSummary], *, now: datetime.datetime) -> None:
     """Print runs as a table that fits the terminal: names and kinds of findings are cut where it is narrow."""
     signs, wide = glyphs(console), console.width >= WIDE
     least = "val loss" if any(run.val_accuracy == run.val_accuracy for run in runs) else "accuracy"
@@ -97,7 +97,7 @@ def print_runs(console: Console, runs: Sequence[Glance], *, now: datetime.dateti
     console.print(table)
 
 
-def lines(runs: Sequence[Glance], *, now: datetime.datetime) -> str:
+def lines(runs: Sequence[RunSummary], *, now: datetime.datetime) -> str:
     """Return runs as lines, their columns separated by tabs: path, status, verdict, and those of the table."""
     rows = []
     for run in runs:
@@ -116,7 +116,7 @@ def age(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s"
 
 
-def _cells(run: Glance, now: datetime.datetime, signs: Glyphs) -> tuple[Text, ...]:
+def _cells(run: RunSummary, now: datetime.datetime, signs: Glyphs) -> tuple[Text, ...]:
     return (
         _health(run, signs),
         _name(run, WHOLE),
@@ -129,7 +129,7 @@ def _cells(run: Glance, now: datetime.datetime, signs: Glyphs) -> tuple[Text, ..
     )
 
 
-def _health(run: Glance, signs: Glyphs) -> Text:
+def _health(run: RunSummary, signs: Glyphs) -> Text:
     health = word(run.worst_severity, steps=run.steps)
     if health == UNKNOWN:
         return Text(f"? {health}", "dim")
@@ -137,13 +137,13 @@ def _health(run: Glance, signs: Glyphs) -> Text:
     return Text.assemble(mark(run.worst_severity, signs), (f" {health}", style))
 
 
-def _name(run: Glance, width: int) -> Text:
+def _name(run: RunSummary, width: int) -> Text:
     """Return the name, and how the run ended where it did not finish."""
     ended = "" if run.status == "finished" else f"  {run.status}"
     return Text.assemble((units.shorten(run.name, max(8, width - len(ended))), "bold"), (ended, "dim"))
 
 
-def _found(run: Glance, width: int) -> Text:
+def _found(run: RunSummary, width: int) -> Text:
     """Return the kinds, the gravest first, as many as fit, and how many more there are."""
     text, rest = Text(), list(run.found.items())
     while rest:
@@ -158,7 +158,7 @@ def _found(run: Glance, width: int) -> Text:
     return text
 
 
-def _plain(run: Glance, now: datetime.datetime) -> dict[str, Any]:
+def _plain(run: RunSummary, now: datetime.datetime) -> dict[str, Any]:
     return {
         "path": str(run.path),
         "name": run.name,

@@ -56,7 +56,7 @@ def handle_final_step(session: Session) -> None:
 
 def take_critical_findings(session: Session) -> list[Finding]:
     """Return what is critical and nobody has acted on yet."""
-    news = session.pipeline.news
+    news = session.pipeline.unhandled_findings
     return [finding for finding in iter(lambda: news.pop(0) if news else None, None) if warrants_incident(finding)]
 
 

@@ -7,7 +7,7 @@ import pytest
 from gradwatch.detect.activations.poor_initialization import PoorInitialization
 from gradwatch.events import MATRIX
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.history.synthetic.edit import edited
+from gradwatch.history.synthetic.edit import with_statistic
 from gradwatch.records import Severity
 
 
@@ -20,8 +20,8 @@ def test_weights_of_one_module_count_each(large, severity, replay):
     made.info = replace(made.info, layers=tuple(infos))
     for i in range(12):
         made.note(MATRIX, layer=infos[i].name, values={"weight": i, "inputs": 64})
-    history = edited(made.history(), "weight.l2", 8.0 * 8, layers=large)
-    history = edited(history, "weight.l2", 8.0, layers=tuple(i for i in range(12) if i not in large))
+    history = with_statistic(made.history(), "weight.l2", 8.0 * 8, layers=large)
+    history = with_statistic(history, "weight.l2", 8.0, layers=tuple(i for i in range(12) if i not in large))
 
     found = replay(history, [PoorInitialization()])
 

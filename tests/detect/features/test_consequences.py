@@ -1,4 +1,4 @@
-"""Symptoms that an earlier finding explains are told, and do not count as illnesses of their own."""
+"""Symptoms that an earlier finding explains are reported, and do not count as illnesses of their own."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 
 from gradwatch.detect import detectors
 from gradwatch.detect.activations.dead_relu import DeadRelu
-from gradwatch.detect.features.consequences import FOLLOWS, is_explained, settled
+from gradwatch.detect.features.consequences import FOLLOWS, is_consequence, severity_after
 from gradwatch.detect.updates.learning_rate_too_high import LearningRateTooHigh
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Severity
@@ -21,20 +21,20 @@ def history():
 
 
 def test_a_symptom_that_nothing_explains_is_a_warning(history):
-    assert settled(history, "rising-sparsity") == Severity.WARNING
+    assert severity_after(history, "rising-sparsity") == Severity.WARNING
 
 
 def test_a_symptom_that_an_earlier_finding_explains_is_for_information(history):
     history.report(SICK)
 
-    assert settled(history, "rising-sparsity") == Severity.INFO
-    assert settled(history, "gradient-spike") == Severity.WARNING, "a large head makes no single spike"
+    assert severity_after(history, "rising-sparsity") == Severity.INFO
+    assert severity_after(history, "gradient-spike") == Severity.WARNING, "a large head makes no single spike"
 
 
 def test_what_is_for_information_explains_nothing(history):
     history.report(replace(SICK, severity=Severity.INFO))
 
-    assert not is_explained(history, "rising-sparsity")
+    assert not is_consequence(history, "rising-sparsity")
 
 
 @pytest.mark.parametrize(("step", "severity"), [(4, Severity.WARNING), (0, Severity.INFO)])
@@ -123,10 +123,10 @@ def test_a_plateau_behind_a_rate_that_is_too_low_is_for_information(replay):
 
 
 def test_what_a_collapsed_scale_flushes_is_for_information(history):
-    assert settled(history, "fp16-underflow") == Severity.WARNING
+    assert severity_after(history, "fp16-underflow") == Severity.WARNING
     history.report(replace(SICK, kind="loss-scale-collapse", layer=None))
 
-    assert settled(history, "fp16-underflow") == Severity.INFO
+    assert severity_after(history, "fp16-underflow") == Severity.INFO
 
 
 @pytest.mark.parametrize(("dead", "severity"), [(0.9, Severity.INFO), (1.0, Severity.CRITICAL)])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwatch.detect.features.robust_stats import block_medians, climb, log10, median, slope, trend
+from gradwatch.detect.features.robust_stats import block_medians, log10, median, monotone_rise, slope, trend
 
 
 @given(st.lists(st.lists(st.one_of(st.just(np.nan), st.floats(-9, 9)), min_size=4, max_size=4), min_size=1, max_size=9))
@@ -40,16 +40,16 @@ def test_a_slope_is_that_of_a_least_squares_fit():
     assert slope(values) == pytest.approx(np.polyfit(np.arange(12), values, 1)[0])
 
 
-def test_a_line_climbs_and_a_cliff_or_a_cloud_does_not():
+def test_a_line_rises_and_a_cliff_or_a_cloud_does_not():
     line = np.arange(8.0) + 0.2 * np.random.default_rng(0).standard_normal(8)
     cliff = np.array([0.0, 0, 0, 0, 8, 8, 8, 8])
     cloud = np.array([0.0, 5, -4, 6, 1, 8, -2, 7])
 
-    assert climb(line) == pytest.approx(7, abs=0.5)
-    assert climb(-line) == pytest.approx(-7, abs=0.5)
-    assert climb(cliff) == 0
-    assert climb(cloud) == 0
-    assert climb(np.ones(5)) == 0
+    assert monotone_rise(line) == pytest.approx(7, abs=0.5)
+    assert monotone_rise(-line) == pytest.approx(-7, abs=0.5)
+    assert monotone_rise(cliff) == 0
+    assert monotone_rise(cloud) == 0
+    assert monotone_rise(np.ones(5)) == 0
 
 
 def test_a_trend_is_in_standard_errors():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradwatch.detect.features.scope import first_scope, scopes
+from gradwatch.detect.features.scope import affected_modules, module_of
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.probe.parameters import list_parameters
@@ -41,7 +41,7 @@ def history() -> History:
 
 
 def name(history: History, *ill: str) -> list[str | None]:
-    return [layer for layer, _ in scopes(history, np.isin(NAMES, ill), kind="dead-layer")]
+    return [layer for layer, _ in affected_modules(history, np.isin(NAMES, ill), kind="dead-layer")]
 
 
 def test_one_tensor_has_its_own_name(history):
@@ -81,14 +81,14 @@ def test_what_was_named_before_is_not_named_again_in_other_words(history):
 
 
 def test_a_tensor_stands_for_its_module_where_that_has_more(history):
-    assert first_scope(history, NAMES.index("body.0.fc.bias")) == "body.0.fc"
-    assert first_scope(history, NAMES.index("stem.weight")) == "stem.weight"
-    assert first_scope(history, NAMES.index("scale")) == "scale"
+    assert module_of(history, NAMES.index("body.0.fc.bias")) == "body.0.fc"
+    assert module_of(history, NAMES.index("stem.weight")) == "stem.weight"
+    assert module_of(history, NAMES.index("scale")) == "scale"
 
 
 def test_a_layer_of_a_recurrent_module_is_named_by_its_tensor():
     model = torch.nn.ModuleDict({"encoder": torch.nn.LSTM(3, 4, num_layers=2), "gate": torch.nn.GRU(4, 4)})
     info = dataclasses.replace(Synthetic(layers=1, steps=1).info, layers=list_parameters(model)[1])
 
-    assert first_scope(History(info), 4) == "encoder.weight_ih_l1"
-    assert first_scope(History(info), 8) == "gate", "it has one layer, and stands for it"
+    assert module_of(History(info), 4) == "encoder.weight_ih_l1"
+    assert module_of(History(info), 8) == "gate", "it has one layer, and stands for it"

@@ -1,16 +1,21 @@
-"""Sequential tests: on series of the kind that they must not report they err as seldom as they state."""
+"""Sequential tests: on series that they must not report, they err no more often than they state."""
 
 import numpy as np
 import pytest
 
-from gradwatch.detect.features.sequential_test import aligned_blocks, stall
+from gradwatch.detect.features.sequential_test import aligned_blocks, stall_likelihood_ratio
 
 SERIES, BLOCKS = 4000, 40
 
 
 def ever(series_SB, *, bound):
     """Return the fraction of series whose evidence reaches a bound after any block."""
-    return np.mean([any(stall(series_B[:b], rate=0.5) >= bound for b in range(2, BLOCKS)) for series_B in series_SB])
+    return np.mean(
+        [
+            any(stall_likelihood_ratio(series_B[:b], rate=0.5) >= bound for b in range(2, BLOCKS))
+            for series_B in series_SB
+        ]
+    )
 
 
 def falling(rng, *, rate):
@@ -21,7 +26,7 @@ def falling(rng, *, rate):
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.01])
-def test_a_series_that_falls_every_second_time_is_taken_for_flat_as_seldom_as_stated(alpha):
+def test_a_series_that_falls_every_second_time_is_hardly_ever_taken_for_flat(alpha):
     rng = np.random.default_rng(0)
 
     wrong = ever([falling(rng, rate=0.5) for _ in range(SERIES)], bound=1 / alpha)
@@ -30,7 +35,7 @@ def test_a_series_that_falls_every_second_time_is_taken_for_flat_as_seldom_as_st
 
 
 @pytest.mark.parametrize("noise", ["normal", "cauchy", "uniform"])
-def test_a_flat_series_is_told_whatever_its_noise(noise):
+def test_a_flat_series_is_found_whatever_its_noise(noise):
     rng = np.random.default_rng(1)
     draw = {"normal": rng.standard_normal, "cauchy": rng.standard_cauchy, "uniform": rng.random}[noise]
 
@@ -40,7 +45,7 @@ def test_a_flat_series_is_told_whatever_its_noise(noise):
 
 
 def test_a_steady_fall_is_never_evidence_of_a_stall():
-    assert max(stall(-np.arange(b, dtype=float), rate=0.5) for b in range(2, BLOCKS)) <= 1
+    assert max(stall_likelihood_ratio(-np.arange(b, dtype=float), rate=0.5) for b in range(2, BLOCKS)) <= 1
 
 
 def test_a_block_is_the_same_at_every_look():

@@ -1,6 +1,7 @@
-"""A router that has collapsed is told by the experts that it has left alone."""
+"""Dead experts show a router that has collapsed."""
 
-from gradwatch.detect.gradients.dead_layer import DeadLayer, _collapsed
+from gradwatch.detect.gradients.dead_layer import DeadLayer
+from gradwatch.detect.gradients.dead_layer_rules.examples import make_collapsed_router
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Severity
 
@@ -13,8 +14,8 @@ def found(made, kind):
 
 
 def test_a_saturated_router_does_not_explain_the_experts_that_it_leaves_alone():
-    assert found(_collapsed(), "saturated-activation") == {Severity.WARNING}
-    assert found(_collapsed(), "exploding-gradient") == {Severity.INFO}
+    assert found(make_collapsed_router(), "saturated-activation") == {Severity.WARNING}
+    assert found(make_collapsed_router(), "exploding-gradient") == {Severity.INFO}
 
 
 def test_a_saturated_activation_explains_a_layer_that_stands_by_itself():

@@ -1,11 +1,12 @@
 """A recurrence that forgets is ill where nothing is learned."""
 
-from gradwatch.detect.gradients.vanishing_gradient import VanishingGradient, _forgetful
+from gradwatch.detect.gradients.vanishing_gradient import VanishingGradient
+from gradwatch.detect.gradients.vanishing_gradient_rules.examples import make_forgetful
 from gradwatch.records import Finding, Severity
 
 
-def test_a_recurrence_that_forgets_is_told_of_once_nothing_is_learned():
-    history = _forgetful().history()
+def test_a_recurrence_that_forgets_is_reported_once_nothing_is_learned():
+    history = make_forgetful().history()
     assert list(VanishingGradient().detect(history)) == []
 
     history.report(

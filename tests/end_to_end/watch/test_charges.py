@@ -11,7 +11,7 @@ import gradwatch
 from gradwatch import optim
 from gradwatch.monitor import Schedule
 from gradwatch.optim.instrumented import InstrumentedOptimizer
-from gradwatch.pipeline.pipeline import Intake
+from gradwatch.pipeline.ingest import Ingest
 from gradwatch.probe.activations.accumulator import ActivationAccumulator
 from gradwatch.probe.updates.from_moments import MomentUpdateProbe
 
@@ -60,15 +60,15 @@ def test_the_steps_that_measure_more_are_charged_for_it(owner, name, kind, is_sl
 
 
 def test_what_the_training_waits_for_is_charged_once(tmp_path, monkeypatch):
-    take = Intake.take
+    ingest = Ingest.ingest
 
     def slow(self, rows, **options):
         until = time.thread_time() + SLOW_S
         while time.thread_time() < until:
             pass
-        return take(self, rows, **options)
+        return ingest(self, rows, **options)
 
-    monkeypatch.setattr(Intake, "take", slow)
+    monkeypatch.setattr(Ingest, "ingest", slow)
 
     spent_T = watched_ms(torch.optim.AdamW, run=tmp_path / "run", record=True)[2:]
 

@@ -10,7 +10,8 @@ from gradwatch.history.disk.events import EVENTS
 from gradwatch.history.disk.writer import Writer, read
 from gradwatch.history.store import MAX_EVENTS, History
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.pipeline.pipeline import Intake, redetect
+from gradwatch.pipeline.ingest import Ingest
+from gradwatch.pipeline.redetect import redetect
 from gradwatch.records import Event
 
 
@@ -97,7 +98,7 @@ def json_trip(state):
 def test_what_is_noted_is_on_disk_at_once_and_once(tmp_path, run_info, append):
     history = History(run_info())
     with Writer(tmp_path / "run", history) as writer:
-        pipeline = Intake(history, recorder=writer)
+        pipeline = Ingest(history, writer=writer)
         pipeline.note(event(0))
         append(history, 0)
         writer.append()
@@ -111,7 +112,7 @@ def test_what_is_noted_is_on_disk_at_once_and_once(tmp_path, run_info, append):
 def test_a_resumed_run_has_the_events_up_to_its_step(tmp_path, run_info, append):
     history = History(run_info())
     with Writer(tmp_path / "run", history) as writer:
-        pipeline = Intake(history, recorder=writer)
+        pipeline = Ingest(history, writer=writer)
         for step in range(8):
             pipeline.note(event(step))
             append(history, step)

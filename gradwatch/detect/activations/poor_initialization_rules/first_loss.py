@@ -1,0 +1,66 @@
+"""Find a first loss far above chance level, which only badly scaled outputs explain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from gradwatch.detect.features.consequences import severity_after
+from gradwatch.detect.features.events import events_of
+from gradwatch.detect.features.finding import HasCode, finding_of
+from gradwatch.detect.features.scope import module_of
+from gradwatch.events import CHANCE
+from gradwatch.history.store import History
+from gradwatch.records import Finding, Quantity, Severity
+
+MIN_DOMINANCE = 5.0
+"""How many times more the loss depends on the scale of one layer than of any other, for the layer to be named."""
+
+MAX_FLOAT32_NATS = 103.3
+"""Loss in nats above which float32 has no probability for the right class: its smallest number is 1.4e-45."""
+
+
+def loss_by_chance(history: History) -> float:
+    """Return the loss of step 0 in units of the chance loss of a cross entropy; nan for other losses."""
+    for event in events_of(history, CHANCE):
+        return float(history.scalar("loss")[0]) / (event.values["nat"] * math.log(event.values["classes"]))
+    return math.nan
+
+
+def high_first_loss(detector: HasCode, history: History, *, surprise: float) -> Iterator[Finding]:
+    """Yield the run if its first loss is at least `surprise` chance losses, and no layer is known to be the reason."""
+    units = loss_by_chance(history)
+    if not surprise <= units < math.inf or any(f.kind == detector.kind for f in history.findings):
+        return
+    (event, *_) = events_of(history, CHANCE)
+    layer = _dominant_module(history)
+    whose = f", most of all that of {layer}" if layer else ""
+    loss, log_classes = float(history.scalar("loss")[0]), math.log(event.values["classes"])
+    is_impossible = units * log_classes > MAX_FLOAT32_NATS
+    yield finding_of(
+        detector,
+        history,
+        f"the loss of step 0 is {loss:.4g}, {units:.3g} times that of knowing nothing: scales are off{whose}",
+        Quantity(key="loss.step_0", label="loss at step 0", value=loss),
+        Quantity(key="loss.log_classes", label="logarithm of the number of classes", value=log_classes),
+        layer=layer,
+        severity=severity_after(history, detector.kind) if is_impossible else Severity.INFO,
+    )
+
+
+def _dominant_module(history: History) -> str | None:
+    """Return the module whose scale moves the first loss more than any other module's scale, or None.
+
+    The norm of a weight times the norm of its gradient bounds the change of the loss if the weight grows by a factor
+    of e. Layers in a row that only multiply have similar products; a layer whose output is exponentiated has a far
+    larger one.
+    """
+    infos = history.info.layers
+    size_L = history.param.window("weight.l2")[0] * history.param.window("grad.l2")[0]
+    by_module: dict[str, float] = {}
+    for info, size in zip(infos, np.nan_to_num(size_L).tolist(), strict=True):
+        by_module[info.module] = max(by_module.get(info.module, 0.0), size)
+    *_, second, largest = sorted([0.0, 0.0, *by_module.values()])
+    return module_of(history, int(np.nanargmax(size_L))) if second > 0 and largest >= MIN_DOMINANCE * second else None

@@ -1,0 +1,35 @@
+"""Find weights that begin all equal, so that their units stay identical, or all zero, so that no gradient arrives."""
+
+# M = weight matrices and kernels
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gradwatch.detect.features.events import events_of
+from gradwatch.detect.features.finding import HasCode, finding_of
+from gradwatch.detect.features.structure import structure_of
+from gradwatch.events import WEIGHTS_ALIKE
+from gradwatch.history.store import History
+from gradwatch.records import Finding, Quantity
+
+
+def identical_units(detector: HasCode, history: History) -> Iterator[Finding]:
+    """Yield the layers whose units all get the same gradient, and so stay copies of each other."""
+    for event in events_of(history, WEIGHTS_ALIKE):
+        deviation = Quantity(key="weight.std", label="deviation of the weights", value=0.0)
+        yield finding_of(detector, history, f"{event.text} (in {event.layer})", deviation, layer=event.layer)
+
+
+def zero_weights(detector: HasCode, history: History, *, layers: int) -> Iterator[Finding]:
+    """Yield the run if all its matrices, at least `layers`, begin at zero: each keeps the gradient from all others."""
+    infos, matrices_M = history.info.layers, structure_of(history).matrices.indices_M
+    weight_M, grad_M = (history.param.window(name)[0, matrices_M] for name in ("weight.l2", "grad.l2"))
+    if len(weight_M) < layers or weight_M.any() or grad_M.any() or not all(info.trainable for info in infos):
+        return
+    yield finding_of(
+        detector,
+        history,
+        "all weights begin at zero, and get no gradient: each keeps it from all others",
+        Quantity(key="init.zero_matrices", label="matrices of zeros", value=float(len(weight_M))),
+    )

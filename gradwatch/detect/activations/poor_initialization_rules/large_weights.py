@@ -1,0 +1,76 @@
+"""Find weights and embeddings that were initialised too large."""
+
+# L = parameter tensors
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.detect.activations.poor_initialization_rules.first_loss import loss_by_chance
+from gradwatch.detect.activations.poor_initialization_rules.gains import (
+    RECURRENT_PREFIXES,
+    embedding_gains,
+    weight_gains,
+)
+from gradwatch.detect.features.finding import HasCode, finding_of
+from gradwatch.detect.features.scope import affected_modules, module_of
+from gradwatch.detect.features.structure import structure_of
+from gradwatch.history.store import History
+from gradwatch.records import Finding, LayerInfo, Quantity, Severity
+
+
+def large_weights(
+    detector: HasCode, history: History, *, gain: float, layers: int, surprise: float
+) -> Iterator[Finding]:
+    """Yield the modules with weights of at least this gain.
+
+    Args:
+        detector: Whose findings these are.
+        history: At step 0 or shortly after.
+        gain: Gain at which a layer counts as too large.
+        layers: Number of such layers that makes a warning.
+        surprise: First loss, in units of the chance loss, that makes a warning of a single layer.
+    """
+    infos = history.info.layers
+    embedding_L = embedding_gains(history)
+    gain_L = np.fmax(weight_gains(history), embedding_L)
+    large = np.flatnonzero(gain_L >= gain)  # False for nan
+    if not len(large):
+        return
+    units = loss_by_chance(history)
+    is_alone = len(large) < layers and not any(_is_recurrent(infos[i]) for i in large)
+    is_harmful = not is_alone or bool((embedding_L >= gain).any()) or units >= surprise
+    is_harmful |= math.isnan(units) and _is_worth_several(history, gain_L, at_least=gain**layers)
+    modules = {infos[i].module for i in large}
+    ill_L = np.array([info.module in modules for info in infos]) & ~(gain_L < gain)
+    tables = [(infos[i].name, [int(i)]) for i in np.flatnonzero(embedding_L >= gain)]
+    ill_L &= np.isnan(embedding_L)  # an embedding is named as such even if the model has nothing else
+    for layer, group in (*tables, *affected_modules(history, ill_L, kind=detector.kind)):
+        largest = float(np.fmax.reduce(gain_L[group]))
+        most = module_of(history, group[int(np.nanargmax(gain_L[group]))])
+        whole = "" if layer else f"the whole model was drawn too large, most of all {most}: "
+        yield finding_of(
+            detector,
+            history,
+            f"{whole}{layer or most} was drawn with a gain of {largest:.1f} (1 to 1.4 keeps the signal)",
+            Quantity(key="gain", value=largest),
+            Quantity(key="init.large_layers", label="layers drawn too large", value=float(len(large))),
+            Quantity(key="loss.step_0", label="loss at step 0", value=float(history.scalar("loss")[0])),
+            layer=layer or most,
+            severity=Severity.WARNING if is_harmful else Severity.INFO,
+        )
+
+
+def _is_worth_several(history: History, gain_L: NDArray[np.float64], *, at_least: float) -> bool:
+    """Return whether a weight after the first has the gain of several layers in a row."""
+    later_M = structure_of(history).matrices.indices_M[1:]
+    return bool((gain_L[later_M] >= at_least).any())
+
+
+def _is_recurrent(info: LayerInfo) -> bool:
+    """Return whether a weight multiplies its own result at each step of a sequence."""
+    return info.module_type.startswith(RECURRENT_PREFIXES) and "weight_hh" in info.name

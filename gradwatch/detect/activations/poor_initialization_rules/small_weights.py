@@ -1,0 +1,57 @@
+"""Find hidden layers that were initialised so small that neither the signal nor its gradient passes."""
+
+# L = parameter tensors, M = weight matrices and kernels
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gradwatch.detect.activations.poor_initialization_rules.gains import weight_gains
+from gradwatch.detect.features.finding import HasCode, finding_of
+from gradwatch.detect.features.robust_stats import median
+from gradwatch.detect.features.scope import affected_modules
+from gradwatch.detect.features.structure import structure_of
+from gradwatch.history.store import History
+from gradwatch.records import Finding, Quantity
+
+
+def small_weights(detector: HasCode, history: History, *, faint: float, lost: float, layers: int) -> Iterator[Finding]:
+    """Yield the hidden layers with a small gain, if the gradient of the median weight is lost too.
+
+    Args:
+        detector: Whose findings these are.
+        history: At step 0 or shortly after, of a model without normalisation.
+        faint: Gain below which a hidden layer counts as too small.
+        lost: Powers of ten by which the median weight's gradient is below that of the output's bias.
+        layers: Number of such layers at least.
+    """
+    infos, structure = history.info.layers, structure_of(history)
+    hidden_M = structure.matrices.indices_M[:-1]
+    if structure.chain.output_bias is None or any("Norm" in info.module_type for info in infos):
+        return
+    gain_L = weight_gains(history)
+    small = [int(i) for i in hidden_M if 0 < gain_L[i] < faint]
+    if len(small) < layers:
+        return
+    l2_L = history.param.newest("grad.l2")
+    share = float(median(l2_L[hidden_M]) / l2_L[structure.chain.output_bias])
+    if not share <= 10**-lost:
+        return
+    ill_L = np.isin([info.module for info in infos], [infos[i].module for i in small])
+    for layer, group in affected_modules(history, ill_L, kind=detector.kind):
+        smallest = float(np.nanmin(gain_L[group]))
+        yield finding_of(
+            detector,
+            history,
+            f"{layer or 'the whole model'} was drawn with a gain of {smallest:.1g} (1 to 1.4 keeps the signal)",
+            Quantity(key="gain", value=smallest),
+            Quantity(key="init.small_layers", label="layers drawn too small", value=float(len(small))),
+            Quantity(
+                key="init.median_by_output_bias",
+                label="gradient of the median weight by that of the output's bias",
+                value=share,
+            ),
+            layer=layer,
+        )

@@ -1,0 +1,17 @@
+"""Make a run whose router collapses, as an example for `dead_layer`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gradwatch.events import SIDE_BY_SIDE
+from gradwatch.history.synthetic.builder import Synthetic
+
+
+def make_collapsed_router() -> Synthetic:
+    """Return a run of twelve layers, ten of which are experts, and of which only the last keeps a gradient."""
+    made = Synthetic(steps=120).dead(range(2, 11), onset=60)
+    layers = made.info.layers
+    experts = (replace(la, name=f"experts.{la.name}", module=f"experts.{la.module}") for la in layers[2:])
+    made.info = replace(made.info, layers=(*layers[:2], *experts))
+    return made.note(SIDE_BY_SIDE, layer="experts.layers", values={"modules": 10.0})

@@ -1,0 +1,67 @@
+"""Find a backward pass that multiplies the gradient: the weights get far more than the loss sends in.
+
+The gradient of the output layer's bias is what the loss sends in, whatever its units. The gain is the gradient norm of
+the median weight matrix over the norm of that bias. Wrong if the bias is not part of the loss: if the loss is made of
+derivatives by the inputs (a physics-informed network), or does not change when all outputs shift by the same amount.
+"""
+
+# T = steps of a window, L = parameter tensors, O = matrices that an optimizer holds
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.detect.features.events import events_of
+from gradwatch.detect.features.finding import Sign, format_factor
+from gradwatch.detect.features.robust_stats import log10, median
+from gradwatch.detect.features.scope import module_of
+from gradwatch.detect.features.structure import structure_of
+from gradwatch.detect.gradients.exploding_gradient_rules.climb import BLOCK_STEPS, NORM
+from gradwatch.events import DERIVATIVE
+from gradwatch.history.store import History
+from gradwatch.records import Quantity, Severity
+
+CANCELLED_RATIO = 1e-5
+"""Gradient of the output's bias, in units of its weight's, below which it is rounding error: the loss is a distance
+between two outputs, or a softmax over the batch, and does not change when all outputs shift."""
+
+
+def find_backward_gain(history: History, *, kind: str, decades: float) -> Sign | None:
+    """Return a sign if the backward pass multiplies what the loss sends in.
+
+    Args:
+        history: Of the run.
+        kind: Kind of the finding that follows; an earlier one of this kind says enough.
+        decades: Least gain at each of the newest steps, in powers of ten.
+    """
+    structure = structure_of(history)
+    optimized_O, output_bias = structure.matrices.optimized_O, structure.chain.output_bias
+    if output_bias is None or len(optimized_O) < 2:
+        return None
+    l2_L = history.param.newest("grad.l2")
+    inflow = float(l2_L[output_bias])
+    if (
+        not inflow * 10**decades < np.fmax.reduce(l2_L[optimized_O])
+        or len(history.run.steps(BLOCK_STEPS)) < BLOCK_STEPS
+    ):
+        return None
+    if any(f.kind == kind for f in history.findings) or any(events_of(history, DERIVATIVE)):
+        return None
+    if inflow < CANCELLED_RATIO * l2_L[optimized_O[-1]]:
+        return None
+    l2_TL = history.param.window("grad.l2", BLOCK_STEPS)
+    gain_T = log10(median(l2_TL[:, optimized_O].T)) - log10(l2_TL[:, output_bias])
+    gain = float(gain_T.min())  # nan: a step without gradient is not enough
+    if not gain >= decades:
+        return None
+    layer = module_of(history, int(optimized_O[np.nanargmax(median(l2_TL[:, optimized_O]))]))
+    return Sign(
+        f"the backward pass multiplies what the loss sends in by {format_factor(10**gain)}, most at {layer}",
+        (
+            Quantity(key="backward.gain_decades", label="gain of the backward pass", value=gain, unit="decades"),
+            Quantity(key="grad.l2.output_bias", label="grad.l2 of the output's bias", value=inflow),
+            Quantity(key=NORM, value=float(history.run.newest(NORM)[0])),
+        ),
+        layer=layer,
+        severity=Severity.WARNING,
+    )

@@ -1,0 +1,87 @@
+"""Find norms that climb exponentially: norm and loss leave everything that they were in the first half of the window.
+
+The loss has to climb too, because norms also rise at the end of a plateau while the loss falls. A curriculum that gets
+harder raises both, but by less. A loss that is the value of a game may rise for good reasons.
+"""
+
+# T = steps of a window, L = parameter tensors
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gradwatch.detect.features.baseline import first_steps
+from gradwatch.detect.features.consequences import is_consequence
+from gradwatch.detect.features.finding import Sign, format_factor
+from gradwatch.detect.features.lr_schedule import JUMP_WINDOW_STEPS, last_jump
+from gradwatch.detect.features.robust_stats import Floats, block_medians, median
+from gradwatch.detect.features.scope import affected_modules
+from gradwatch.detect.features.structure import structure_of
+from gradwatch.history.store import History
+from gradwatch.records import Quantity, Severity
+
+NORM = "grad_norm.before_clip"
+
+BLOCK_STEPS = 8
+"""Steps per block median: one wild batch, or three, do not make a climb."""
+
+MIN_BLOCKS = 5
+"""Blocks of history before which there is no past to climb above."""
+
+
+def find_climb(history: History, norm_T: Floats, *, kind: str, factor: float, loss_factor: float) -> Iterator[Sign]:
+    """Yield a sign for the run, or for each module that climbs while others do not.
+
+    Args:
+        history: Of the run.
+        norm_T: Total gradient norms of the newest steps.
+        kind: Kind of the findings that follow.
+        factor: Climb of the norm over the largest block median of the first half of the window.
+        loss_factor: The same for the loss, which must also be so far above its first steps.
+    """
+    if len(norm_T) < MIN_BLOCKS * BLOCK_STEPS:
+        return
+    half = len(norm_T) // 2
+    newest = float(np.sort(norm_T[-BLOCK_STEPS:])[BLOCK_STEPS // 2 - 1])
+    if not newest > factor * np.fmin.reduce(norm_T[:half]):  # cheap: above the smallest
+        return
+    before = float(np.fmax.reduce(block_medians(norm_T[:half], BLOCK_STEPS)))
+    if not newest >= factor * before or not _is_loss_rising(history, half, loss_factor=loss_factor):
+        return
+    l2_TL = history.param.window("grad.l2")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ill_L = median(l2_TL[-BLOCK_STEPS:]) >= factor * median(l2_TL[:half])
+    is_whole = 2 * np.count_nonzero(ill_L) >= structure_of(history).num_trainable
+    severity = Severity.INFO if _is_known(history, kind) else Severity.CRITICAL
+    for layer, _ in [(None, [])] if is_whole else affected_modules(history, ill_L, kind=kind):
+        whose = f" of {layer}" if layer else ""
+        yield Sign(
+            f"the gradient norm{whose} has climbed {format_factor(newest / before)} times above its past, the loss too",
+            (
+                Quantity(key="grad_norm.climb", label="climb of grad_norm.before_clip", value=newest / before),
+                Quantity(key=NORM, value=float(norm_T[-1])),
+                Quantity(key="loss", value=float(history.run.newest("loss")[0])),
+            ),
+            layer=layer,
+            severity=severity,
+        )
+
+
+def _is_loss_rising(history: History, half: int, *, loss_factor: float) -> bool:
+    """Return whether the loss is far above the first half of the window, and above its start."""
+    loss_T = history.scalar("loss")
+    newest, past = float(median(loss_T[-BLOCK_STEPS:])), block_medians(loss_T[:half], BLOCK_STEPS)
+    low, high = float(np.fmin.reduce(past)), float(np.fmax.reduce(past))
+    first = float(np.fmax.reduce(first_steps(history, "loss", BLOCK_STEPS)))
+    if low <= 0:  # a loss around zero has no factor: it must rise as far above the past as the past is wide
+        return newest > high + (loss_factor - 1) * (high - low) and newest > first
+    return newest > loss_factor * max(high, first)
+
+
+def _is_known(history: History, kind: str) -> bool:
+    """Return whether the climb is only for information: reported as such before, or explained."""
+    was_for_information = any(f.kind == kind and f.severity == Severity.INFO for f in history.findings)
+    has_jumped = last_jump(history.scalar("lr.0", JUMP_WINDOW_STEPS)) is not None
+    return was_for_information or has_jumped or is_consequence(history, kind)

@@ -1,0 +1,33 @@
+"""Make runs with exploding gradients, and near misses, as examples for `exploding_gradient`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from gradwatch.events import DERIVATIVE
+from gradwatch.history.store import History
+from gradwatch.history.synthetic.builder import Synthetic
+
+
+def make_falling_loss(*, power: float, norm: float = 1.5, held: int = 1000, grown: float = 0.01) -> History:
+    """Return a run whose loss falls below zero while gradients and weights grow, until it is held."""
+    made = Synthetic(steps=200)
+    time_T = np.minimum(made.t_T, held) + 1.0
+    made.loss_T = -0.01 * time_T**power
+    made.weight_l2_TL *= 1 + grown * time_T[:, None]
+    made.grad_l2_TL *= (time_T**norm / made.signal_T)[:, None]
+    return made.history()
+
+
+def make_gain(decades: float, *, by_inputs: bool = False) -> tuple[History, tuple[str, ...]]:
+    """Return a run whose last tensor is the output's bias, with a gradient some decades below the others'."""
+    made = Synthetic(steps=30)
+    bias = replace(made.info.layers[-1], name="layers.10.bias", module="layers.10", shape=(64,))
+    made.info = replace(made.info, layers=(*made.info.layers[:-1], bias))
+    made.grad_l2_TL[:, -1] = np.median(made.grad_l2_TL[:, :-1], axis=1) * 10**-decades
+    made.grad_l2_TL[:, 4] *= 10
+    if by_inputs:
+        made.note(DERIVATIVE, values={"tensors": 1})
+    return made.history(), made.names(4)

@@ -1,0 +1,58 @@
+"""Find gradients that grow geometrically on their way back through the layers, the mirror image of vanishing.
+
+The size of a gradient element is taken in each module, without the output layer. A line through the logarithms has to
+rise towards the input; the levels of parallel layers, as in a mixture of experts, have no depth and make no line.
+"""
+
+# D = modules that have a weight matrix, input side first
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.detect.features.finding import Sign
+from gradwatch.detect.features.robust_stats import median, monotone_rise
+from gradwatch.detect.features.scope import module_of
+from gradwatch.detect.features.structure import module_levels, module_ratio, structure_of
+from gradwatch.detect.gradients.exploding_gradient_rules.climb import BLOCK_STEPS, NORM
+from gradwatch.history.store import History
+from gradwatch.records import Quantity, Severity
+
+CRITICAL_RISE = 1.5
+"""Rise, in units of the rise that is reported, at which a finding is critical."""
+
+
+def find_growth_over_depth(history: History, *, modules: int, decades: float) -> Sign | None:
+    """Return a sign for the module at the input end of a line that rises towards it.
+
+    Args:
+        history: Of the run.
+        modules: Least number of modules with a weight matrix.
+        decades: Least rise over depth, in powers of ten.
+    """
+    chain = structure_of(history).chain
+    if len(chain.starts_D) < modules or module_ratio(history) < 10 ** (decades / 2):
+        return None
+    level_D = module_levels(history, median(history.param.window("grad.l2", BLOCK_STEPS)))[:-1]
+    places = np.flatnonzero(~np.isnan(level_D))
+    if len(places) < modules - 1:
+        return None
+    rise = -monotone_rise(level_D[places])
+    if rise < decades:
+        return None
+    layer = module_of(history, int(chain.indices_K[chain.starts_D[places[0]]]))
+    return Sign(
+        f"gradients grow by {rise:.1f} decades on their way back to {layer}",
+        (
+            Quantity(key="depth.rise_decades", label="rise over depth", value=rise, unit="decades"),
+            Quantity(
+                key="depth.rise_per_module_decades",
+                label="rise per module",
+                value=rise / (len(places) - 1),
+                unit="decades",
+            ),
+            Quantity(key=NORM, value=float(history.run.newest(NORM)[0])),
+        ),
+        layer=layer,
+        severity=Severity.CRITICAL if rise >= CRITICAL_RISE * decades else Severity.WARNING,
+    )

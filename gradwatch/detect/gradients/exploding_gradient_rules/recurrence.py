@@ -1,0 +1,45 @@
+"""Find gradients that grow on their way back through the uses of one parameter, one after another.
+
+A forward pass uses one parameter on its own result again and again, as cells in a loop and solvers of equations do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gradwatch.detect.features.events import events_of
+from gradwatch.detect.features.finding import Sign
+from gradwatch.events import RECURRENCE
+from gradwatch.history.store import History
+from gradwatch.records import Quantity, Severity
+
+CRITICAL_GROWTH = 2.0
+"""Growth, in units of the growth that is reported, at which a finding is critical."""
+
+
+def find_growth_over_time(history: History, *, decades: float) -> Iterator[Sign]:
+    """Yield a sign for each parameter through whose uses the gradient grows by at least `decades`."""
+    for event in events_of(history, RECURRENCE):
+        growth, uses = event.values["growth"], event.values["uses"]
+        if growth < decades:
+            continue
+        yield Sign(
+            f"the gradient grows by {growth:.1f} decades on its way back through {uses:.0f} uses of {event.layer}, "
+            "one after another",
+            (
+                Quantity(
+                    key="recurrence.growth_decades",
+                    label="growth from the last use to the first",
+                    value=growth,
+                    unit="decades",
+                ),
+                Quantity(
+                    key="recurrence.factor_per_use",
+                    label="growth at each use",
+                    value=10 ** (growth / uses),
+                    unit="times",
+                ),
+            ),
+            layer=event.layer,
+            severity=Severity.CRITICAL if growth >= CRITICAL_GROWTH * decades else Severity.WARNING,
+        )

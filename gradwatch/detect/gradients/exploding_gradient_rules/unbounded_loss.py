@@ -1,0 +1,88 @@
+"""Find a loss without a least value: it falls below zero faster and faster, and gradient and weights grow with it.
+
+A loss with a least value flattens out, and its gradient shrinks on the way there. A loss without one grows with its
+own gradient: the dual of a distance over functions that nothing bounds, or an error with the wrong sign. Wrong for a
+model with an adversary between it and its loss, which may let the loss fall.
+"""
+
+# T = steps of a window, B = quarters of it, M = weight matrices and kernels
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.detect.features.baseline import first_steps
+from gradwatch.detect.features.consequences import is_consequence
+from gradwatch.detect.features.events import events_of
+from gradwatch.detect.features.finding import Sign, format_factor
+from gradwatch.detect.features.robust_stats import block_medians, median
+from gradwatch.detect.features.structure import NEAR_ZERO_GAIN, structure_of
+from gradwatch.detect.gradients.exploding_gradient_rules.climb import NORM
+from gradwatch.events import ADVERSARY
+from gradwatch.history.store import History
+from gradwatch.history.table import WINDOW
+from gradwatch.records import Quantity, Severity
+
+FIRST_STEPS = 8
+"""Steps that say how large the loss and the gradient were."""
+
+MIN_STEPS = 64
+"""Steps before which a fall that gathers speed may be the end of a plateau."""
+
+MIN_ACCELERATION = 2.0
+"""Fall in the second half of the window, in units of the fall in the first half, that gathers speed: a straight line
+has 1, and a loss that approaches a bound has less. The gradient has to grow by as much between the two."""
+
+MIN_WEIGHT_GROWTH = 1.5
+"""Size of the median weight matrix, in units of its first, that shows the weights to grow too: a model that leaves a
+saddle grows out of one small layer, and the other layers stay what they are."""
+
+
+def find_unbounded_loss(history: History, *, kind: str, growth: float) -> Sign | None:
+    """Return a sign if the loss falls ever faster below zero, far out of proportion to the first steps.
+
+    Args:
+        history: Of the run.
+        kind: Kind of the finding that follows.
+        growth: Least size of the loss, and of the gradient norm, in units of the first ones.
+    """
+    if not history.run.newest("loss")[0] < 0 or any(events_of(history, ADVERSARY)):
+        return None
+    loss_T, norm_T = history.scalar("loss", WINDOW), history.scalar(NORM, WINDOW)
+    if len(loss_T) < MIN_STEPS:
+        return None
+    first_loss, first_norm = (float(median(np.abs(first_steps(history, name, FIRST_STEPS)))) for name in ("loss", NORM))
+    loss_B, norm_B = (block_medians(values_T, len(values_T) // 4)[-4:] for values_T in (loss_T, norm_T))
+    loss, norm = float(loss_B[-1]), float(norm_B[-1])
+    if not (-loss >= growth * first_loss > 0 and norm >= growth * first_norm > 0):
+        return None
+    is_faster = loss_B[1] - loss >= MIN_ACCELERATION * (loss_B[0] - loss_B[1]) > 0 and (np.diff(loss_B) < 0).all()
+    weights = _growth(history)
+    if not is_faster or norm < MIN_ACCELERATION * norm_B[1] or not weights >= MIN_WEIGHT_GROWTH:
+        return None
+    return Sign(
+        "the loss falls below zero ever faster, and the gradient norm has grown "
+        f"{format_factor(norm / first_norm)} times on the way: nothing bounds it",
+        (
+            Quantity(key="loss.newest_quarter", label="loss, median of the newest quarter", value=loss),
+            Quantity(key="loss.by_first_size", label="loss, by the size of the first", value=loss / first_loss),
+            Quantity(key="grad_norm.newest_quarter", label=f"{NORM}, median of the newest quarter", value=norm),
+            Quantity(key="grad_norm.first", label=f"{NORM}, median of the first 8", value=first_norm),
+            Quantity(
+                key="weight.l2.growth", label="weight.l2, by the first, median of the weight matrices", value=weights
+            ),
+        ),
+        severity=Severity.INFO if is_consequence(history, kind) else Severity.CRITICAL,
+    )
+
+
+def _growth(history: History) -> float:
+    """Return the size of the median weight matrix in units of its first, nan if all began near zero."""
+    structure = structure_of(history)
+    first_M = first_steps(history, "weight.l2", 1)[0, structure.matrices.indices_M]  # measured at the first step
+    size_TM = history.param.window("weight.l2")[:, structure.matrices.indices_M]
+    has_size_M = first_M > NEAR_ZERO_GAIN * structure.matrices.signal_norm_M
+    known_T = np.flatnonzero(~np.isnan(size_TM).all(axis=1))
+    if not has_size_M.any() or not len(known_T):
+        return float("nan")
+    return float(median(size_TM[known_T[-1], has_size_M] / first_M[has_size_M]))

@@ -1,0 +1,48 @@
+"""Make runs in which one part of the model gets far more gradient than others: examples for `layer_imbalance`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from gradwatch.history.store import History
+from gradwatch.history.synthetic.builder import Synthetic
+from gradwatch.history.synthetic.edit import with_statistic
+
+
+def make_clipped(*, others: float) -> tuple[History, tuple[str, ...]]:
+    """Return a run whose gradients are clipped to a norm of 1, with the part of it that is not the output layer's."""
+    made = Synthetic(steps=40)
+    made.grad_l2_TL[:, :-1], made.grad_l2_TL[:, -1] = others / math.sqrt(11), math.sqrt(1 - others**2)
+    return made.history(), made.names(11)
+
+
+def make_large_embedding(*, factor: float) -> tuple[History, tuple[str, ...]]:
+    """Return a run whose first layer is an embedding with a gradient that is larger by a factor."""
+    made = Synthetic(steps=40).sparse_embedding(zero_frac=0.1).imbalance(0, factor=factor)
+    return made.history(), made.names(0)
+
+
+def make_unscaled_inputs(size: float, *, others: float, least: float | None = None) -> tuple[History, tuple[str, ...]]:
+    """Return a run with a layer whose inputs have a size, with the norm of all other gradients and the smallest."""
+    made = Synthetic(steps=40)
+    made.grad_l2_TL[:] = others / math.sqrt(10) * np.linspace(0.9, 1.1, 40)[:, None]
+    weight = made.info.layers[0]
+    bias = replace(weight, name="layers.0.bias", shape=weight.shape[:1])
+    made.info = replace(made.info, layers=(weight, bias, *made.info.layers[2:]))
+    made.grad_l2_TL[:, 5] = made.grad_l2_TL[:, 5] if least is None else least
+    made.grad_l2_TL[:, :2] = 1.0, 1 / (size * math.sqrt(weight.shape[1]))
+    return made.history(), ("layers.0",)
+
+
+def make_coefficient(*, is_unstable: bool) -> tuple[History, tuple[str, ...]]:
+    """Return a run with a coefficient of 1e-5 that grows until updates of 5e-3 are all of it, or a hundredth of it."""
+    made = Synthetic(steps=80)
+    first, *rest = made.info.layers
+    made.info = replace(made.info, layers=(replace(first, name="nu", module="", shape=()), *rest))
+    history = with_statistic(made.history(), "grad.l2", 50.0, layers=(0,))
+    weight_T = np.where(made.t_T > 0, 5e-3 if is_unstable else 0.5, 1e-5)
+    history = with_statistic(history, "weight.l2", weight_T[:, None], layers=(0,))
+    return with_statistic(history, "update.ratio", 5e-3 / weight_T[:, None], layers=(0,)), ("nu",)

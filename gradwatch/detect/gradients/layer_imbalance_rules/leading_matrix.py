@@ -1,0 +1,111 @@
+"""Find the weight matrix whose gradient elements are far larger than in every other matrix.
+
+Biases, norms, scalars and embeddings are left out: their gradients differ in size by nature. So does the output layer
+of a deeper network: if it leads, the other matrices are compared instead. The largest of them has to stand out from a
+group, rather than be the upper end of a slope.
+
+Wrong for a head that is zero-initialised, or has a much larger loss weight, on purpose.
+"""
+
+# T = steps of a window, M = weight matrices and kernels
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.detect.features.finding import Sign, format_factor
+from gradwatch.detect.features.robust_stats import Floats, log10, median
+from gradwatch.detect.features.scope import module_of
+from gradwatch.detect.features.structure import matrix_rms, structure_of
+from gradwatch.detect.gradients.layer_imbalance_rules.own_rate import has_lower_rate
+from gradwatch.history.store import History
+from gradwatch.records import Quantity, Severity
+
+MIN_MATRICES = 3
+"""Weight matrices to compare: with two, each may well be the larger one."""
+
+MAX_SHALLOW_MATRICES = 4
+"""Weight matrices up to which the output layer counts as well: in deeper networks it leads by nature."""
+
+MIN_OUTPUT_INPUT_SIZE = 0.1
+"""Size of an output layer's inputs (its weight's gradient in units of its bias's) below which it does not lead: the
+other layers lag behind, and pass on next to nothing."""
+
+
+def find_leading_matrix(history: History, *, decades: float, steps: int) -> Sign | None:
+    """Return a sign for the matrix whose gradient dwarfs all others.
+
+    Args:
+        history: Of the run, with at least `MIN_MATRICES` weight matrices.
+        decades: Least lead over the second largest, in powers of ten.
+        steps: Newest steps, the smallest lead of which counts.
+    """
+    newest_M = np.sort(matrix_rms(history, history.param.newest("grad.l2")))  # nan comes last
+    if float(newest_M[-1]) < 10**decades * float(newest_M[-3]):  # cheap: the leader is not far above the third
+        return None
+    known_M = newest_M if newest_M[-1] == newest_M[-1] else newest_M[~np.isnan(newest_M)]
+    if len(known_M) < MIN_MATRICES or not 0 < known_M[-2] <= known_M[-1] < np.inf:
+        return None
+    if not (known_M[-2:] >= 10**decades * known_M[-3:-1]).any():
+        return None
+    l2_TL = history.param.window("grad.l2", steps)
+    level_M = log10(matrix_rms(history, median(l2_TL)))
+    if len(l2_TL) < steps or np.isnan(level_M).all():
+        return None
+    top, lead = _pick_leader(history, l2_TL, level_M, decades=decades)
+    if not lead >= decades:
+        return None
+    tensor = int(structure_of(history).matrices.indices_M[top])
+    layer = module_of(history, tensor)
+    others = "layer" if level_M[top] == np.nanmax(level_M) else "layer before the output"
+    return Sign(
+        f"the gradient of {layer} is at least {format_factor(10**lead)} times that of any other {others}",
+        (
+            Quantity(
+                key="imbalance.lead_over_second_decades",
+                label="smallest lead over the second largest",
+                value=lead,
+                unit="decades",
+            ),
+            Quantity(
+                key="imbalance.lead_over_median_decades",
+                label="lead over the median layer",
+                value=float(level_M[top] - median(level_M)),
+                unit="decades",
+            ),
+            Quantity(key="grad.element", label="gradient element", value=float(10 ** level_M[top])),
+        ),
+        layer=layer,
+        severity=Severity.INFO if has_lower_rate(history, tensor) else None,
+    )
+
+
+def _pick_leader(history: History, l2_TL: Floats, level_M: Floats, *, decades: float) -> tuple[int, float]:
+    """Return the matrix with the largest gradient and its smallest lead over the second largest, in decades."""
+    log_TM = log10(matrix_rms(history, l2_TL))
+    top, lead = _lead(log_TM, level_M)
+    if top < len(level_M) - 1:
+        return top, lead
+    if lead >= decades and len(level_M) <= MAX_SHALLOW_MATRICES and not _has_small_inputs(history, l2_TL):
+        return top, lead
+    rest_M = np.sort(level_M[:-1][~np.isnan(level_M[:-1])])
+    if len(rest_M) < MIN_MATRICES or rest_M[-1] - rest_M[-2] < rest_M[-2] - rest_M[0]:
+        return top, 0.0
+    return _lead(log_TM[:, :-1], level_M[:-1])
+
+
+def _lead(log_TM: Floats, level_M: Floats) -> tuple[int, float]:
+    """Return the matrix with the highest level, and its smallest lead over the largest other one."""
+    top = int(np.nanargmax(level_M))
+    rest_T = np.fmax.reduce(np.delete(log_TM, top, axis=1), axis=1)
+    return top, float(np.fmin.reduce(log_TM[:, top] - rest_T))
+
+
+def _has_small_inputs(history: History, l2_TL: Floats) -> bool:
+    """Return whether the gradient of the output layer's weight is far below the gradient of its bias."""
+    structure = structure_of(history)
+    if structure.chain.output_bias is None:
+        return False
+    pair = [int(structure.matrices.indices_M[-1]), structure.chain.output_bias]
+    weight, bias = median(l2_TL[:, pair]) / structure.rms_scale_L[pair]
+    return bool(weight < MIN_OUTPUT_INPUT_SIZE * bias)

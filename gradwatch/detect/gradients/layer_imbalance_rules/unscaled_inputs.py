@@ -1,0 +1,105 @@
+"""Find the layer whose inputs are of another unit, so that its gradient dwarfs the others.
+
+The gradient of a weight is the gradient of the outputs times the inputs. The gradient of the bias is the gradient of
+the outputs alone. Their ratio is the usual size of the inputs. Other layers suffer if the layer makes up nearly all of
+the total norm, or if another matrix gets next to nothing.
+"""
+
+# T = steps of a window, L = parameter tensors, M = weight matrices and kernels, B = the ones with a bias
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.detect.features.finding import Sign, format_factor
+from gradwatch.detect.features.robust_stats import Floats
+from gradwatch.detect.features.scope import module_of
+from gradwatch.detect.features.structure import matrix_rms, structure_of
+from gradwatch.detect.gradients.layer_imbalance_rules.own_rate import has_lower_rate
+from gradwatch.history.store import History
+from gradwatch.records import Quantity, Severity
+
+MAX_STARVED_SIZE = 10.0
+"""Gradient of another matrix in units of 1 / input size, which a normalisation that the inputs swamp leaves for it."""
+
+DRAWN_TOO_LARGE = "poor-initialization"
+"""Kind of finding of layers with too large weights, whose outputs are too large for the layers behind them."""
+
+ROUNDING = 1e-6
+"""Relative error of a float32 quotient, with room to spare."""
+
+
+def find_unscaled_inputs(history: History, *, decades: float, steps: int, raw: float) -> Sign | None:
+    """Return a sign for the layer that swamps others because its inputs are of another unit.
+
+    Args:
+        history: Of the run.
+        decades: Least size of the inputs, in powers of ten, and how far below the layer another matrix may lie.
+        steps: Newest steps at each of which it must hold.
+        raw: Largest norm of all other gradients, in units of the layer's own.
+    """
+    l2_TL = history.param.window("grad.l2", steps)
+    if len(l2_TL) < steps or not _may_be_large(history, l2_TL[-1], size=10**decades):
+        return None
+    matrices = structure_of(history).matrices
+    least_B = _input_sizes(history, l2_TL).min(axis=0)
+    rms_TM = matrix_rms(history, l2_TL.astype(np.float64))
+    for b in np.flatnonzero((least_B >= 10**decades) & (rms_TM[:, matrices.biased_B] > 0).all(axis=0)).tolist():
+        place, size = int(matrices.biased_B[b]), float(least_B[b])
+        tensor, bias = int(matrices.indices_M[place]), int(matrices.bias_M[place])
+        own_T = l2_TL[:, tensor].astype(np.float64)
+        others_TL = np.delete(l2_TL.astype(np.float64), [tensor, bias], axis=1)
+        rest = float((np.sqrt(np.nansum(others_TL**2, axis=1)) / own_T).max())
+        weakest = float((np.fmin.reduce(rms_TM, axis=1) / rms_TM[:, place]).max())
+        is_starving = 0 < weakest <= min(10**-decades, MAX_STARVED_SIZE / size)
+        if 0 < rest <= raw or is_starving:
+            return _sign(history, tensor, size=size, rest=rest, weakest=weakest, is_swamped=rest <= raw)
+    return None
+
+
+def _sign(history: History, tensor: int, *, size: float, rest: float, weakest: float, is_swamped: bool) -> Sign:
+    layer = module_of(history, tensor)
+    effect = (
+        f"all other gradients together have {100 * rest:.2g} % of the norm of its own at most"
+        if is_swamped
+        else f"another layer gets {weakest:.1g} of its gradient at most"
+    )
+    is_drawn = any(f.kind == DRAWN_TOO_LARGE and f.severity >= Severity.WARNING for f in history.findings)
+    return Sign(
+        f"the inputs of {layer} are about {format_factor(size)} in size: {effect}",
+        (
+            Quantity(key="input_scale.weight_by_bias", label="gradient of the weight, by that of the bias", value=size),
+            Quantity(key="imbalance.others_by_own", label="norm of all other gradients, by its own", value=rest),
+            Quantity(
+                key="input_scale.weakest_by_own",
+                label="smallest gradient of another matrix, by its own",
+                value=weakest,
+            ),
+        ),
+        layer=layer,
+        severity=Severity.INFO if is_drawn or has_lower_rate(history, tensor) else None,
+    )
+
+
+def _may_be_large(history: History, l2_L: Floats, *, size: float) -> bool:
+    """Return whether the inputs of a layer with a bias may have a size at the newest step: cheap, without division."""
+    structure = structure_of(history)
+    matrices = structure.matrices
+    if not len(matrices.biased_B):
+        return False
+    weight, bias = matrices.indices_M[matrices.biased_B], matrices.bias_M[matrices.biased_B]
+    scale_L = structure.rms_scale_L
+    bias_B = (l2_L[bias] / scale_L[bias]).astype(np.float64)
+    may_B = l2_L[weight] / scale_L[weight] >= size * (1 - ROUNDING) * bias_B
+    return bool(may_B.any()) and bool((may_B & (bias_B > 0)).any() and np.isfinite(l2_L).any())
+
+
+def _input_sizes(history: History, l2_TL: Floats) -> Floats:
+    """Return the usual size of the inputs of each layer with a bias, of shape (T, B); 0 if the bias has no gradient."""
+    structure = structure_of(history)
+    matrices = structure.matrices
+    bias = matrices.bias_M[matrices.biased_B]
+    bias_TB = (l2_TL[:, bias] / structure.rms_scale_L[bias]).astype(np.float64)
+    weight_TB = matrix_rms(history, l2_TL)[:, matrices.biased_B]
+    sizes_TB: Floats = np.divide(weight_TB, bias_TB, out=np.zeros(bias_TB.shape), where=bias_TB > 0)
+    return sizes_TB

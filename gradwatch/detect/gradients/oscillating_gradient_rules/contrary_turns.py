@@ -1,0 +1,113 @@
+"""Find turns that contradict each other: one batch pulls the weights one way, the next ones pull them back.
+
+The mean of a gradient's elements, in units of their root mean square, is the cosine of its angle with a fixed
+direction. If batches take turns, this cosine has a part that returns with the turn. Two sources that merely differ pull
+the same way for the most part while there is something left to learn.
+
+Wrong for an optimizer that swings by itself, which may happen at any period. Its spectrum has a hump instead of a
+line, and a period of four or six steps counts only while nothing is learned.
+"""
+
+# T = steps of a window, L = parameter tensors, K = frequencies
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.detect.features.baseline import baseline_loss
+from gradwatch.detect.features.finding import Sign
+from gradwatch.detect.features.robust_stats import Floats, median
+from gradwatch.detect.features.structure import structure_of
+from gradwatch.detect.gradients.oscillating_gradient_rules.window import (
+    PATIENCE_STEPS,
+    UNLEARNED_FRAC,
+    WINDOW_STEPS,
+    is_alternating,
+)
+from gradwatch.history.store import History
+from gradwatch.records import Quantity
+
+CHECK_EVERY_STEPS = 40
+"""Steps between two checks, which read many gradients."""
+
+MIN_LEFT_FRAC = 0.2
+"""Fraction of the baseline loss above which much is left to learn."""
+
+TURN_PERIODS_STEPS = (2, 3, 4, 6)
+"""Steps until a turn comes again: two or three sources, or two with two or three batches each."""
+
+MAX_OWN_PERIOD_STEPS = 3
+"""Steps beyond which an optimizer may swing at just that period by itself; it learns meanwhile."""
+
+MAX_TENSORS = 64
+"""Tensors to look at, evenly spread over the model."""
+
+
+def find_contrary_turns(history: History, *, contrary: float) -> Sign | None:
+    """Return a sign if batches in turn pull against each other while much of the loss is left.
+
+    Args:
+        history: Of the run.
+        contrary: Least share of the gradients, 0..1, that the turns take from each other; half of it counts if nothing
+            is learned.
+    """
+    if history.step < PATIENCE_STEPS or history.step % CHECK_EVERY_STEPS or "+" in history.info.optimizer:
+        return None
+    loss, begun = float(median(history.scalar("loss", WINDOW_STEPS))), baseline_loss(history)[0]
+    if not loss >= MIN_LEFT_FRAC * begun > 0 or is_alternating(history):
+        return None
+    mean_TL, l2_TL = (history.param.window(name, 2 * WINDOW_STEPS) for name in ("grad.mean", "grad.l2"))
+    if len(mean_TL) < 2 * WINDOW_STEPS:
+        return None
+    period, share = opposing_share(mean_TL, l2_TL, np.square(structure_of(history).rms_scale_L))
+    is_unlearned = loss >= UNLEARNED_FRAC * begun
+    if share < contrary / (1 + is_unlearned) or (period > MAX_OWN_PERIOD_STEPS and not is_unlearned):
+        return None
+    return Sign(
+        f"every {period} steps gradients pull against the gradients between, so that updates undo each other",
+        (
+            Quantity(
+                key="contrary.share",
+                label="share of the gradients that the turns take from each other",
+                value=share,
+                unit="0..1",
+            ),
+            Quantity(key="contrary.period", label="steps until a turn comes again", value=float(period), unit="steps"),
+            Quantity(key="loss.median", label="loss, median of 48 steps", value=loss),
+            Quantity(key="loss.start", label="loss where learning began", value=begun),
+        ),
+    )
+
+
+def opposing_share(mean_TL: Floats, l2_TL: Floats, numel_L: Floats) -> tuple[int, float]:
+    """Return the period at which gradients repeat, and which share of them the other turns take back.
+
+    The common part of all turns moves the weights. The rest of a turn's own mean is taken back by the other turns. In
+    the spectrum it is a line at just that period. The swing of an optimizer is a hump, and noise is everywhere, so that
+    the height of the line above the largest of its neighbours counts.
+
+    Args:
+        mean_TL: Mean of the elements of each gradient, of shape (T, L), T being a multiple of 12.
+        l2_TL: Norms of the gradients. Tensors without a gradient at some step are left out.
+        numel_L: Numbers of elements.
+
+    Returns:
+        The number of steps, and the share of the squared cosines, 0..1, as the mean over tensors (a weight before a
+        softmax shows nothing); it is below 0 for random batches.
+    """
+    every = -(-mean_TL.shape[1] // MAX_TENSORS)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        cosine_TL = mean_TL[:, ::every] * np.sqrt(numel_L[::every]) / l2_TL[:, ::every]
+    cosine_TL = cosine_TL[:, np.isfinite(cosine_TL).all(axis=0) & cosine_TL.any(axis=0)]
+    if not cosine_TL.size:
+        return 1, 0.0
+    power_KL = np.square(np.abs(np.fft.rfft(cosine_TL / np.abs(cosine_TL).max(axis=0), axis=0)))
+    power_KL[1:-1] *= 2  # negative frequencies hold as much again
+    share_K = (power_KL / power_KL.sum(axis=0)).mean(axis=1)
+    found = []
+    for period in TURN_PERIODS_STEPS:
+        line = len(cosine_TL) // period
+        neighbours = [share_K[k] for k in (line - 2, line - 1, line + 1, line + 2) if k < len(share_K)]
+        found.append((float(share_K[line] - max(neighbours)), period))
+    share, period = max(found)
+    return period, share

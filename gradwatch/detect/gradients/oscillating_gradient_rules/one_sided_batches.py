@@ -1,0 +1,73 @@
+"""Find batches of a single class: each batch undoes what the batch before taught about its class.
+
+The loss must be a cross entropy of several classes. The gradient of the output's bias is then the mean over the batch
+of predicted probabilities minus labels. For n random samples it falls to 1 / root n as soon as the frequencies of the
+classes are learned. Near 1, nearly all of the batch are of one class, and of a class that was not predicted.
+
+Wrong if one class stays rare for long: then the loss is below chance level, and the batches do not count.
+"""
+
+# T = steps of a window
+
+from __future__ import annotations
+
+import math
+
+from gradwatch.detect.features.baseline import first_steps
+from gradwatch.detect.features.finding import Sign
+from gradwatch.detect.features.robust_stats import median
+from gradwatch.detect.gradients.oscillating_gradient_rules.window import WINDOW_STEPS
+from gradwatch.history.store import History
+from gradwatch.records import Event, Quantity
+
+MIN_CLASSES = 3
+"""Of two classes, a batch of one looks like a share of 97 % that is not learned yet."""
+
+MIN_SAMPLES = 16
+"""Samples from which a random batch is hardly ever of one class."""
+
+
+def find_one_sided_batches(history: History, event: Event, *, one_sided: float, share: float) -> Sign | None:
+    """Return a sign if the batches hold one class each, and rarely the class that was predicted.
+
+    Args:
+        history: Of the run.
+        event: Of kind `CLASSES`.
+        one_sided: Least gradient of the output's bias, in units of the gradient of a batch of one class.
+        share: Fraction of the newest steps, 0..1, at which gradient and loss must be so.
+    """
+    values, loss_T = event.values, history.scalar("loss", WINDOW_STEPS)
+    chance_loss = _chance_loss(history, event)
+    if values["samples"] < MIN_SAMPLES or values["classes"] < MIN_CLASSES or not loss_T.max() > chance_loss > 0:
+        return None
+    bias = history.param.layers.index(event.layer or "")
+    one_class = chance_loss / math.log(values["classes"])  # gradient of a batch of one class
+    size_T = history.param.window("grad.l2", WINDOW_STEPS)[:, bias] / one_class
+    is_ill_T = (size_T >= one_sided) & (loss_T >= chance_loss)
+    if not is_ill_T.mean() >= share:
+        return None
+    return Sign(
+        "nearly all samples of a batch are of one class, and rarely of the class that the last batches taught",
+        (
+            Quantity(
+                key="batch.one_sided",
+                label="labels minus predictions, mean over the batch",
+                value=float(median(size_T)),
+            ),
+            Quantity(
+                key="batch.one_sided_random",
+                label="largest for as many random samples",
+                value=values["samples"] ** -0.5,
+            ),
+            Quantity(key="loss.chance", label="loss at chance level", value=chance_loss),
+            Quantity(key="loss.median", label="loss, median of 48 steps", value=float(median(loss_T))),
+        ),
+    )
+
+
+def _chance_loss(history: History, event: Event) -> float:
+    """Return the loss of a model that has learned nothing: the first loss if its unit is not known."""
+    values = event.values
+    if "nat" in values:
+        return math.log(values["classes"]) * values["nat"]
+    return float(first_steps(history, "loss", 1)[0])

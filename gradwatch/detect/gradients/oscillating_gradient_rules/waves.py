@@ -1,0 +1,114 @@
+"""Find waves: the gradient norm swings up and down, and the loss comes back to where it began with each swing.
+
+Small batches make norms as wide, but uncorrelated from step to step. An optimizer that overshoots alternates, so that
+the correlation is near -1. Data in a bad order swing slowly, so that it is near 1.
+
+Wrong for tasks in turn whose losses differ, which `is_alternating` recognises by their own layers, and for targets that
+move, as values in Q-learning do: their swings grow, and are left out.
+"""
+
+# T = steps of a window
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.detect.features.finding import Sign
+from gradwatch.detect.features.robust_stats import Floats, log10
+from gradwatch.detect.gradients.oscillating_gradient_rules.window import (
+    NORM,
+    WINDOW_STEPS,
+    is_alternating,
+    max_first_loss,
+)
+from gradwatch.history.store import History
+from gradwatch.records import Quantity
+
+WAVE_WINDOWS_STEPS = (WINDOW_STEPS, 2 * WINDOW_STEPS)
+"""Windows in which norms swing several times: the longer one is for waves of up to thirty steps."""
+
+MIN_LOSS_RATIO = 3.0
+"""Ratio of high to low losses, and of the peaks to the valleys between them, in a wave."""
+
+MIN_RETURNS = 2
+"""Times that the loss has to come back up within the window."""
+
+MAX_PEAK_GROWTH = 1.25
+"""Growth of the loss's peaks from one window to the next beyond which they do not return to where they were."""
+
+
+def find_waves(
+    history: History, *, length: int, decades: float, correlation: float, crossings: int, return_to: float
+) -> Sign | None:
+    """Return a sign if norm and loss swing in waves over the newest steps.
+
+    Args:
+        history: Of the run.
+        length: Steps to look at, one of `WAVE_WINDOWS_STEPS`.
+        decades: Least spread of the norm, in powers of ten.
+        correlation: Least size of the correlation of the log norm from step to step.
+        crossings: Least number of crossings of the middle.
+        return_to: Loss that the peaks must reach, in units of the largest of the first steps.
+    """
+    loss_T = history.scalar("loss", length)
+    if len(loss_T) < length:
+        return None
+    low, high = _low_high(np.sort(loss_T))
+    if not high > MIN_LOSS_RATIO * abs(low):  # also if one is nan
+        return None
+    spread, steady, crossed = oscillation(log10(history.scalar(NORM, length)))
+    if not (spread >= decades and abs(steady) >= correlation and crossed >= crossings):
+        return None
+    if not _comes_back(loss_T, peak=return_to * max_first_loss(history)):
+        return None
+    if _is_growing(history, high) or is_alternating(history):
+        return None
+    return Sign(
+        f"the gradient norm swings by a factor of {10**spread:.3g}, and the loss bounces back to its start",
+        (
+            Quantity(
+                key="grad_norm.spread_decades", label="spread of grad_norm.before_clip", value=spread, unit="decades"
+            ),
+            Quantity(key="grad_norm.autocorrelation", label="correlation from step to step", value=steady),
+            Quantity(
+                key="grad_norm.crossings", label=f"crossings of the middle in {length} steps", value=float(crossed)
+            ),
+            Quantity(key="loss.low", label="loss, 10 % quantile", value=low),
+            Quantity(key="loss.high", label="loss, 90 % quantile", value=high),
+        ),
+    )
+
+
+def oscillation(log_T: Floats) -> tuple[float, float, int]:
+    """Return the spread, the correlation from step to step and the number of crossings, without the trend."""
+    place_T = np.arange(len(log_T)) - (len(log_T) - 1) / 2
+    rest_T = log_T - log_T.mean() - place_T * (place_T @ log_T) / (place_T @ place_T)
+    low, high = _low_high(np.sort(rest_T))
+    above_T = rest_T > (low + high) / 2
+    power = float(rest_T @ rest_T)
+    correlation = float(rest_T[1:] @ rest_T[:-1]) / power if power > 0 else 0.0
+    return high - low, correlation, int(np.count_nonzero(above_T[1:] != above_T[:-1]))
+
+
+def _low_high(sorted_T: Floats) -> tuple[float, float]:
+    """Return the 10 % and the 90 % quantile of a window that is sorted."""
+    return float(sorted_T[len(sorted_T) // 10]), float(sorted_T[-len(sorted_T) // 10])
+
+
+def _comes_back(loss_T: Floats, *, peak: float) -> bool:
+    """Return whether the loss has been far below a peak and back up there again and again."""
+    was_low, returns = False, 0
+    for loss in loss_T.tolist():
+        if was_low and loss >= peak:
+            was_low, returns = False, returns + 1
+        was_low = was_low or loss < peak / MIN_LOSS_RATIO
+    return returns >= MIN_RETURNS
+
+
+def _is_growing(history: History, high: float) -> bool:
+    """Return whether the loss also swung in the window before, but clearly less."""
+    loss_T = np.sort(history.scalar("loss", 2 * WINDOW_STEPS)[:-WINDOW_STEPS])
+    if len(loss_T) < WINDOW_STEPS:
+        return False
+    low_before, high_before = _low_high(loss_T)
+    return high_before > MIN_LOSS_RATIO * abs(low_before) and high > MAX_PEAK_GROWTH * high_before

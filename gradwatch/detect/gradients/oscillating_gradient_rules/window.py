@@ -1,0 +1,38 @@
+"""Say which steps the mechanisms look at, and what they share: the first loss, and tasks that alternate."""
+
+# T = steps of a window, L = parameter tensors
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.detect.features.baseline import first_steps
+from gradwatch.history.store import History
+
+NORM = "grad_norm.before_clip"
+
+WINDOW_STEPS = 48
+"""Steps of the window: four waves of a dozen steps, and few enough for an early finding."""
+
+FIRST_LOSS_STEPS = 8
+"""First steps of the run, whose largest loss says where the loss began."""
+
+PATIENCE_STEPS = 120
+"""Steps after which a run that has learned nothing does not merely start slowly."""
+
+UNLEARNED_FRAC = 0.9
+"""Fraction of the first loss that is still there if nothing was learned."""
+
+MIN_TASK_FRAC, MAX_TASK_FRAC = 0.2, 0.8
+"""Fractions of the steps between which a tensor that has a gradient belongs to one of several tasks."""
+
+
+def max_first_loss(history: History) -> float:
+    """Return the largest loss of the first steps."""
+    return float(np.fmax.reduce(first_steps(history, "loss", FIRST_LOSS_STEPS)))
+
+
+def is_alternating(history: History) -> bool:
+    """Return whether a tensor has a gradient at some steps and not at others: tasks with losses of their own."""
+    moved_frac_L = (history.param.window("grad.l2", WINDOW_STEPS) > 0).mean(axis=0)
+    return bool(((moved_frac_L > MIN_TASK_FRAC) & (moved_frac_L < MAX_TASK_FRAC)).any())

@@ -1,0 +1,96 @@
+"""Find modules whose gradient gets sparser: more and more of its elements are zero in every batch.
+
+The zeros are read where one element stands for one unit: in the bias, or in the weight of a module without a bias. A
+bias counts only if its weights have as many zeros. A loss that is a difference gives a bias no gradient where both
+sides answer alike. An embedding counts only if its rows are codes, which the model chooses; which words a batch holds
+is a matter of the data.
+"""
+
+# T = steps of a window, B = blocks of it, L = parameter tensors
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.detect.features.baseline import first_steps, is_learned
+from gradwatch.detect.features.finding import Sign
+from gradwatch.detect.features.robust_stats import Floats
+from gradwatch.detect.features.scope import affected_modules
+from gradwatch.detect.features.silent_units import most_silent, silent_units
+from gradwatch.detect.features.structure import structure_of
+from gradwatch.detect.gradients.rising_sparsity_rules.envelope import BLOCK_STEPS, CreepBounds
+from gradwatch.events import CODEBOOK
+from gradwatch.history.store import History
+from gradwatch.records import Quantity, Severity
+
+MIN_SHARED_ZEROS = 0.9
+"""Zeros of a layer's weights in units of its bias's from which its units are silent: the weights then have as many."""
+
+
+def find_sparser_gradients(history: History, bounds: CreepBounds, *, kind: str) -> Iterator[Sign]:
+    """Yield a sign for each module whose gradient gets sparser."""
+    newest_L = history.param.newest("grad.zero_frac")
+    maybe_L = (newest_L >= bounds.level) & (newest_L < 1)
+    if not maybe_L.any():
+        return
+    maybe_L &= _is_per_unit(history)
+    zero_TL = history.param.window("grad.zero_frac")
+    first_L = first_steps(history, "grad.zero_frac", BLOCK_STEPS).min(axis=0)
+    low_L = zero_TL[-BLOCK_STEPS:].min(axis=0)
+    maybe_L &= bounds.is_high(low_L, first_L)
+    maybe_L[[i for i in np.flatnonzero(maybe_L) if _is_cancelled(history, int(i), low_L)]] = False
+    if not maybe_L.any():
+        return
+    maybe = np.flatnonzero(maybe_L)
+    first_L = first_L[maybe]
+    whole = len(zero_TL) // BLOCK_STEPS
+    low_BL = zero_TL[len(zero_TL) - whole * BLOCK_STEPS :, maybe].reshape(whole, BLOCK_STEPS, -1).min(axis=1)
+    ill_L = np.zeros(len(newest_L), np.bool_)
+    ill_L[maybe] = bounds.is_rising(low_BL) & bounds.is_creeping(low_BL, first_L)
+    for layer, group in affected_modules(history, ill_L, kind=kind):
+        mine = np.isin(maybe, group)
+        yield _sign(history, layer, low_BL[:, mine], rise=float((low_BL[-1] - first_L)[mine].max()))
+
+
+def _sign(history: History, layer: str | None, low_BL: Floats, *, rise: float) -> Sign:
+    low_B = low_BL.mean(axis=1)
+    percent = 100 * low_B[-1]
+    quietest = most_silent(history)
+    silent = None if quietest is None else silent_units(history, quietest)
+    return Sign(
+        f"the gradient of {layer or 'the whole model'} gets sparser: {percent:.0f} % are always zero",
+        (
+            Quantity(key="grad.zero_frac", value=float(low_B[-1]), unit="0..1"),
+            Quantity(key="zero_frac.rise", label="rise since the first 16 steps", value=rise, unit="0..1"),
+            Quantity(
+                key="grad.zero_frac.before",
+                label=f"grad.zero_frac {BLOCK_STEPS * (len(low_B) - 1)} steps before",
+                value=float(low_B[0]),
+                unit="0..1",
+            ),
+            *((silent.quantity(),) if silent else ()),
+        ),
+        layer=layer,
+        severity=Severity.INFO if is_learned(history) else None,
+    )
+
+
+def _is_per_unit(history: History) -> NDArray[np.bool_]:
+    """Return of which tensors an element, or a row of a table of codes, stands for one unit."""
+    codes = {event.layer for event in history.events if event.kind == CODEBOOK.name}
+    is_per_unit_L = structure_of(history).is_per_unit_L
+    if not codes:
+        return is_per_unit_L
+    return is_per_unit_L | np.array([layer.name in codes for layer in history.info.layers], np.bool_)
+
+
+def _is_cancelled(history: History, tensor: int, zero_L: Floats) -> bool:
+    """Return whether a bias has zeros that its weights do not have: its gradient cancels out, and its units live."""
+    own = history.info.layers[tensor]
+    mates = [i for i, la in enumerate(history.info.layers) if la.module == own.module and len(la.shape) >= 2]
+    if len(own.shape) != 1 or not mates:
+        return False
+    return bool(zero_L[mates].max() < MIN_SHARED_ZEROS * zero_L[tensor])

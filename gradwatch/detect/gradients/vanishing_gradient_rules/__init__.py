@@ -1,0 +1,1 @@
+"""Mechanisms of `vanishing_gradient`, one per file: functions of a history that return what they have seen."""

@@ -1,0 +1,24 @@
+"""Make runs with vanishing gradients, and near misses, as examples for `vanishing_gradient`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gradwatch.events import RECURRENCE
+from gradwatch.history.synthetic.builder import Synthetic
+
+
+def make_gated() -> Synthetic:
+    """Return a run of layers of a filter and a gate each, in which gradients vanish, and gates get a hundredth."""
+    made = Synthetic(steps=40).vanishing(decades=5)
+    made.grad_l2_TL[:, 1:-1:2] *= 0.01
+    names = [f"blocks.{i // 2}.{('filter', 'gate')[i % 2]}" for i in range(11)]
+    layers = (replace(la, name=f"{n}.weight", module=n) for la, n in zip(made.info.layers, names, strict=False))
+    made.info = replace(made.info, layers=(*layers, made.info.layers[-1]))
+    return made
+
+
+def make_forgetful() -> Synthetic:
+    """Return a run of a recurrence whose gradients vanish on their way back."""
+    values = {"uses": 80.0, "growth": -20.0}
+    return Synthetic(steps=80).note(RECURRENCE, layer="layers.3.weight", values=values)

@@ -1,0 +1,72 @@
+"""Find gradients that shrink geometrically towards the input.
+
+The size of a gradient element (root mean square) is taken in each module with a weight matrix, as median over some
+steps. The output layer is left out: few units share all of the loss there, so that its elements are the largest by
+nature. The same is done over blocks, each by its largest module, because a gate may get far less than the filter next
+to it. Blocks do not count if the model has several heads, whose blocks make no line.
+
+The line has to explain three quarters of the variance, and no step between two modules may hold most of the fall: a
+cliff is a dead layer or a cut graph. Wrong for networks of parallel towers, which have no single depth.
+"""
+
+# D = modules that have a weight matrix, input side first
+
+from __future__ import annotations
+
+from operator import itemgetter
+
+import numpy as np
+
+from gradwatch.detect.features.events import events_of
+from gradwatch.detect.features.finding import Sign
+from gradwatch.detect.features.robust_stats import median, monotone_rise
+from gradwatch.detect.features.scope import module_of
+from gradwatch.detect.features.structure import block_levels, module_levels, module_ratio, structure_of
+from gradwatch.detect.gradients.vanishing_gradient_rules.stuck import MEDIAN_STEPS, is_stuck, severity_of_fall
+from gradwatch.events import HEADS
+from gradwatch.history.store import History
+from gradwatch.records import Quantity
+
+
+def find_fall_over_depth(history: History, *, modules: int, decades: float, at_once: float) -> Sign | None:
+    """Return a sign for the module at the input end of a line that falls towards it.
+
+    Args:
+        history: Of the run.
+        modules: Least number of modules with a weight matrix, with the output layer.
+        decades: Fall in powers of ten that counts if the loss is stuck.
+        at_once: Fall that counts without waiting for the loss.
+    """
+    chain = structure_of(history).chain
+    if len(chain.starts_D) < modules or module_ratio(history) < 10 ** (min(decades, at_once) / 2):
+        return None
+    l2_TL = history.param.window("grad.l2", MEDIAN_STEPS)
+    if len(l2_TL) < MEDIAN_STEPS:
+        return None
+    level_D = module_levels(history, median(l2_TL))
+    levels = [level_D] if any(events_of(history, HEADS)) else [level_D, block_levels(history, level_D)]
+    lines = [line[~np.isnan(line)] for line in (level[:-1] for level in levels)]
+    long = [line for line in lines if len(line) >= modules - 1]
+    if not long:
+        return None
+    fall, line = max(((monotone_rise(line), line) for line in long), key=itemgetter(0))
+    if fall < decades or (fall < at_once and not is_stuck(history)):
+        return None
+    layer = module_of(history, int(chain.indices_K[chain.starts_D[np.flatnonzero(~np.isnan(level_D))[0]]]))
+    return Sign(
+        f"gradients shrink by {fall:.1f} decades towards {layer}",
+        (
+            Quantity(key="depth.fall_decades", label="fall over depth", value=fall, unit="decades"),
+            Quantity(
+                key="depth.fall_per_module_decades",
+                label="fall per module",
+                value=fall / (len(line) - 1),
+                unit="decades",
+            ),
+            Quantity(key="modules", value=float(len(line))),
+            Quantity(key="grad.element.first", label="gradient element at the input", value=float(10 ** line[0])),
+            Quantity(key="grad.element.last", label="gradient element before the output", value=float(10 ** line[-1])),
+        ),
+        layer=layer,
+        severity=severity_of_fall(fall),
+    )

@@ -1,0 +1,48 @@
+"""Find gradients that vanish on their way back through the uses of one parameter, if nothing is learned.
+
+A forward pass uses one parameter on its own result again and again. Only a plateau of the loss makes this an illness:
+what lies far back in a sequence need not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gradwatch.detect.features.events import events_of
+from gradwatch.detect.features.finding import Sign
+from gradwatch.events import RECURRENCE
+from gradwatch.history.store import History
+from gradwatch.records import Quantity, Severity
+
+PLATEAU = "loss-plateau"
+"""Kind of finding that says that nothing is learned."""
+
+
+def find_fall_over_time(history: History, *, decades: float) -> Iterator[Sign]:
+    """Yield a sign for each parameter through whose uses the gradient shrinks by at least `decades`."""
+    if not any(f.kind == PLATEAU and f.severity >= Severity.WARNING for f in history.findings):
+        return
+    for event in events_of(history, RECURRENCE):
+        fall, uses = -event.values["growth"], event.values["uses"]
+        if fall < decades:
+            continue
+        yield Sign(
+            f"nothing is learned, and gradients shrink by {fall:.1f} decades on their way back through "
+            f"{uses:.0f} uses of {event.layer}",
+            (
+                Quantity(
+                    key="recurrence.fall_decades",
+                    label="fall from the last use to the first",
+                    value=fall,
+                    unit="decades",
+                ),
+                Quantity(
+                    key="recurrence.factor_per_use",
+                    label="factor of each use",
+                    value=10 ** (-fall / uses),
+                    unit="times",
+                ),
+            ),
+            layer=event.layer,
+            severity=Severity.WARNING,
+        )

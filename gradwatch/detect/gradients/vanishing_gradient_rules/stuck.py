@@ -1,0 +1,33 @@
+"""Say whether a mild fall over depth does harm: it heals by itself unless the loss stays where it began."""
+
+from __future__ import annotations
+
+from gradwatch.detect.features.baseline import first_steps
+from gradwatch.detect.features.robust_stats import median
+from gradwatch.history.store import History
+from gradwatch.records import Severity
+
+MEDIAN_STEPS = 10
+"""Steps of which the median is taken: more than the noise of single batches needs, few enough for an early finding."""
+
+HEALING_STEPS = 50
+"""Steps after which a mild fall that comes from the initialisation is gone, if it goes."""
+
+STUCK_FRAC = 0.9
+"""Fraction of the first loss above which the loss is still where it began."""
+
+CRITICAL_DECADES = 6.0
+"""Fall at which a common learning rate moves the first layers by less than float32 resolves (2^-24 = 6e-8)."""
+
+
+def is_stuck(history: History) -> bool:
+    """Return whether the loss is still where it began after the steps in which a mild fall heals by itself."""
+    if history.step < HEALING_STEPS:
+        return False
+    first = float(median(first_steps(history, "loss")))
+    return float(median(history.scalar("loss", MEDIAN_STEPS))) > STUCK_FRAC * first
+
+
+def severity_of_fall(fall: float) -> Severity:
+    """Return how much harm a fall over depth does, in powers of ten."""
+    return Severity.CRITICAL if fall >= CRITICAL_DECADES else Severity.WARNING

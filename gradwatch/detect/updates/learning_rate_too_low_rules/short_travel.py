@@ -1,0 +1,41 @@
+"""Find weights that have hardly moved over the whole run, while the loss stands where it began."""
+
+# T = steps that measured the updates
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.detect.features.baseline import first_steps
+from gradwatch.detect.features.finding import Sign
+from gradwatch.detect.features.robust_stats import Floats, median, trend
+from gradwatch.detect.updates.learning_rate_too_low_rules.negligible_updates import small_update_evidence
+from gradwatch.history.store import History
+from gradwatch.history.table import WINDOW, Steps
+
+MIN_STEPS = 100
+"""Steps after which a loss that stands where it began is conclusive."""
+
+MIN_STANDING_FRAC = 0.99
+"""Part of the first loss above which the loss stands where it began: medians of 16 and of 50 losses differ by noise as
+much."""
+
+MAX_FALLING_TREND = -1.5
+"""Slope of the loss in its standard errors below which it is falling, as in `loss-plateau`."""
+
+
+def short_travel(history: History, steps_T: Steps, level_T: Floats, *, travel: float) -> Sign | None:
+    """Return a sum of all update/weight ratios below `travel`, if the loss stands where it began."""
+    length = min(history.step + 1, WINDOW)
+    total = float(level_T @ np.diff(steps_T, append=history.step) + level_T.max() * steps_T[0])
+    if not history.step >= MIN_STEPS or total >= travel or (history.scalar("skipped", length) == 1).any():
+        return None
+    loss_T = history.scalar("loss", length)
+    first, newest = float(median(first_steps(history, "loss"))), float(median(loss_T[-MIN_STEPS // 2 :]))
+    if not newest > MIN_STANDING_FRAC * first > 0 or not trend(loss_T) > MAX_FALLING_TREND:
+        return None
+    return Sign(
+        f"in {history.step} steps the weights have moved by {100 * total:.1g} % of themselves at most, "
+        "and the loss stands where it began",
+        small_update_evidence(history, float(level_T.max())),
+    )

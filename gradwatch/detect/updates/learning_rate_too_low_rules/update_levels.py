@@ -1,0 +1,72 @@
+"""Compute by how much of themselves the weights move per step."""
+
+# T = steps of a window, W = weight matrices and kernels, or embeddings if there are no others
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.detect.features.baseline import first_steps
+from gradwatch.detect.features.robust_stats import Floats, median
+from gradwatch.detect.features.structure import NEAR_ZERO_GAIN, structure_of
+from gradwatch.history.store import History
+
+MAX_SPREAD = 10
+"""Ratio of the largest update to the median up to which all layers move alike; it is larger if gradients vanish."""
+
+GONE_FRAC = 1e-3
+"""Size of an update, in units of the first at the same rate, below which its gradient is gone. The gradient of a
+problem that is being learned falls by tens, and an update of Adagrad by the root of the number of steps."""
+
+BASELINE_STEPS = 8
+"""First steps whose median loss is the loss of the beginning."""
+
+LOSS_STEPS = 16
+"""Newest steps whose median loss counts."""
+
+
+def update_levels(history: History) -> Floats:
+    """Return the update/weight ratio of each step of the window, of shape (T,); nan if it was not measured.
+
+    For embeddings, the ratio is that of the rows that the batch looked up.
+    """
+    structure = structure_of(history)
+    ratio_TW: Floats = history.param.window("update.ratio")[:, structure.rate_weights.indices_W] * _is_known(history)
+    if len(structure.matrices.indices_M):
+        return _level(ratio_TW)
+    read_TW = 1 - history.param.window("grad.zero_frac")[:, structure.rate_weights.indices_W]
+    return _level(ratio_TW / np.sqrt(np.where(read_TW > 0, read_TW, np.nan)))
+
+
+def may_learn(history: History) -> bool:
+    """Return whether an optimizer holds parameters of the model, and a weight has a gradient."""
+    is_held = any(layer.group is not None for layer in history.info.layers)
+    return is_held and bool((history.param.newest("grad.l2")[structure_of(history).rate_weights.indices_W] > 0).any())
+
+
+def is_gradient_gone(history: History, newest_level: float) -> bool:
+    """Return whether updates are tiny next to the first at the same rate, so that the rate is not the reason."""
+    first_W = first_steps(history, "update.ratio", 1)[:, structure_of(history).rate_weights.indices_W]
+    first_level = _level(first_W * _is_known(history))[0]
+    first_rate, rate = first_steps(history, "lr.0", 1)[0], history.run.newest("lr.0")[0]
+    return bool(newest_level * first_rate < GONE_FRAC * first_level * rate)
+
+
+def is_loss_left(history: History, *, left: float) -> bool:
+    """Return whether the loss is above the fraction `left` of the loss in the beginning."""
+    first = float(median(first_steps(history, "loss", BASELINE_STEPS)))
+    return float(median(history.scalar("loss", LOSS_STEPS))) > left * first
+
+
+def _level(ratio_TW: Floats) -> Floats:
+    """Return the median ratio of each step, or 1 / `MAX_SPREAD` of the largest if that is more."""
+    level_T: Floats = np.fmax(median(ratio_TW.T), np.fmax.reduce(ratio_TW, axis=1) / MAX_SPREAD)
+    return level_T
+
+
+def _is_known(history: History) -> Floats:
+    """Return 1 for weights whose ratio says something, and nan for weights that began near zero: shape (W,)."""
+    structure = structure_of(history)
+    first_W = first_steps(history, "weight.l2", 1)[0, structure.rate_weights.indices_W]  # measured at the first step
+    least = NEAR_ZERO_GAIN if len(structure.matrices.indices_M) else 0
+    return np.where(first_W > least * structure.rate_weights.unit_norm_W, 1, np.nan)

@@ -1,0 +1,90 @@
+"""Read measured updates and weight norms, and report the tensors that do not move."""
+
+# T = steps that measured the updates, L = parameter tensors
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.detect.features.finding import HasCode, finding_of
+from gradwatch.detect.features.scope import affected_modules
+from gradwatch.detect.features.structure import structure_of
+from gradwatch.history.store import WINDOW, Floats, History
+from gradwatch.records import Finding, Quantity, Severity
+
+MIN_USUAL_RATIO = 1e-5
+"""Update/weight ratio that some tensor must have. If none has, the learning rate is too low for all of them."""
+
+MIN_GRADIENT_FRAC = 1e-4
+"""Size of a gradient element, as a fraction of the largest tensor's, below which a tensor need not move.
+
+The gradient of a bias that a normalisation cancels is rounding error, 7 decades below the others. If gradients vanish
+over depth, an update that is lost in rounding is a consequence of that.
+"""
+
+MAX_DIGIT_ERROR = 1e-4
+"""Relative distance to a number of one digit up to which a size is that number. 1 in 5,000 sizes is by chance."""
+
+STEPS_PER_MEASUREMENT = 16
+"""Steps in which the default schedule measures updates at least once, so that a short window mostly suffices."""
+
+
+def measured_updates(history: History, count: int) -> tuple[Floats, Floats]:
+    """Return `update.ratio` and `weight.l2` at the newest `count` steps that measured them at most: (T, L) each."""
+    ratio_TL = history.param.window("update.ratio", min(STEPS_PER_MEASUREMENT * count, WINDOW))
+    known = np.flatnonzero(~np.isnan(ratio_TL).all(axis=1))
+    if len(known) < count:
+        ratio_TL = history.param.window("update.ratio")
+        known = np.flatnonzero(~np.isnan(ratio_TL).all(axis=1))
+    newest = known[-count:]
+    return ratio_TL[newest], history.param.window("weight.l2", len(ratio_TL))[newest]
+
+
+def has_gradient(history: History) -> NDArray[np.bool_]:
+    """Return which tensors have a gradient above the rounding error of the largest, of shape (L,)."""
+    size_L = history.param.newest("grad.l2") / structure_of(history).rms_scale_L
+    return np.asarray(size_L > MIN_GRADIENT_FRAC * np.fmax.reduce(size_L))
+
+
+def is_round(size: NDArray[np.floating]) -> NDArray[np.bool_]:
+    """Return which sizes are a number of one digit, up to `MAX_DIGIT_ERROR`."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        unit = 10 ** np.floor(np.log10(size * (1 + MAX_DIGIT_ERROR)))
+        return np.asarray(np.abs(size / unit - np.round(size / unit)) < MAX_DIGIT_ERROR)
+
+
+def findings_of(
+    detector: HasCode,
+    history: History,
+    ill_L: NDArray[np.bool_],
+    *,
+    severity: Severity,
+    what: str,
+    thawed: bool = False,
+) -> Iterator[Finding]:
+    """Yield a finding for each module whose tensors do not move.
+
+    Args:
+        detector: Whose finding it is.
+        history: At whose newest step it was found.
+        ill_L: Which tensors do not move.
+        severity: Harm to the training.
+        what: The message after the name of the module.
+        thawed: Whether these tensors were not trainable when watching began.
+    """
+    for layer, group in affected_modules(history, ill_L, kind=detector.kind, thawed=thawed):
+        largest = float(history.param.newest("grad.l2")[group].max())
+        ratio = float(np.nan_to_num(history.param.newest("update.ratio")[group]).max())
+        yield finding_of(
+            detector,
+            history,
+            f"{layer or 'the whole model'} {what}",
+            Quantity(key="tensors", value=float(len(group))),
+            Quantity(key="grad.l2.largest", label="largest grad.l2", value=largest),
+            Quantity(key="update.ratio", value=ratio),
+            layer=layer,
+            severity=severity,
+        )

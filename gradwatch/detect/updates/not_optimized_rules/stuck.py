@@ -1,0 +1,76 @@
+"""Find parameters that an optimizer holds and that never move."""
+
+# T = steps that measured the updates, L = parameter tensors, M = weight matrices and kernels, G = optimizer groups
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.detect.features.consequences import severity_after
+from gradwatch.detect.features.finding import HasCode
+from gradwatch.detect.features.structure import structure_of
+from gradwatch.detect.updates.not_optimized_rules.measurements import (
+    MIN_USUAL_RATIO,
+    findings_of,
+    has_gradient,
+    is_round,
+    measured_updates,
+)
+from gradwatch.history.store import Floats, History
+from gradwatch.records import Finding, Severity
+
+
+def stuck(detector: HasCode, history: History, *, samples: int) -> Iterator[Finding]:
+    """Yield the tensors with a gradient whose last `samples` updates were zero, and those at a learning rate of 0.
+
+    Their norms stay the same too: else something other than the optimizer moves them.
+    """
+    ratio_TL, norm_TL = measured_updates(history, samples)
+    if len(ratio_TL) < samples or not _others_move(history, ratio_TL):
+        return
+    stuck_L = (ratio_TL == 0).all(axis=0) & (norm_TL == norm_TL[0]).all(axis=0)
+    stuck_L &= has_gradient(history) & ~_is_clipped(history)
+    rate_L = _learning_rates(history)
+    yield from findings_of(
+        detector,
+        history,
+        stuck_L & (rate_L > 0),
+        severity=severity_after(history, detector.kind),
+        what="has a gradient and a learning rate but never moves",
+    )
+    is_first = not stuck_L.any() or np.flatnonzero(rate_L == 0).max(initial=-1) < np.argmax(rate_L > 0)
+    yield from findings_of(
+        detector,
+        history,
+        stuck_L & (rate_L == 0),
+        severity=Severity.INFO if is_first else Severity.WARNING,  # first layers may be frozen on purpose
+        what="gets gradients at a learning rate of 0",
+    )
+
+
+def _others_move(history: History, ratio_TL: Floats) -> bool:
+    """Return whether a weight matrix moved at each of the steps; other tensors may start at 0 and move at any rate."""
+    matrices_M = structure_of(history).matrices.indices_M
+    ratio_TM = ratio_TL[:, matrices_M] if len(matrices_M) else ratio_TL
+    return bool((ratio_TM > MIN_USUAL_RATIO).any(axis=1).all())
+
+
+def _learning_rates(history: History) -> Floats:
+    """Return the largest learning rate in the window of each tensor's group, of shape (L,); nan without a group."""
+    rate_G = np.array([np.fmax.reduce(history.scalar(f"lr.{g}")) for g in range(history.groups)])
+    group_L = np.array([history.groups if la.group is None else la.group for la in history.info.layers])
+    rate_L: Floats = np.append(rate_G, np.nan)[group_L]
+    return rate_L
+
+
+def _is_clipped(history: History) -> NDArray[np.bool_]:
+    """Return which tensors have moved until all their elements reached a bound, as the weights of a clipped critic do.
+
+    Their root mean square is that bound, which is a round number.
+    """
+    has_moved_L = (history.param.window("update.ratio") > 0).any(axis=0)
+    size_L = history.param.newest("weight.l2").astype(np.float64) / structure_of(history).rms_scale_L
+    return np.asarray(has_moved_L & is_round(size_L))

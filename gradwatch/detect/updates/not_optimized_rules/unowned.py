@@ -1,0 +1,89 @@
+"""Find parameters that get gradients and that no optimizer holds."""
+
+# L = parameter tensors
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.detect.features.events import events_of
+from gradwatch.detect.features.finding import HasCode, finding_of
+from gradwatch.detect.features.structure import structure_of
+from gradwatch.detect.updates.not_optimized_rules.measurements import findings_of, has_gradient
+from gradwatch.events import EMPTY_GROUP, UNREGISTERED, WEIGHTS_MOVED
+from gradwatch.history.store import Floats, History
+from gradwatch.records import Finding, Quantity, Severity
+
+
+def unregistered(detector: HasCode, history: History) -> Iterator[Finding]:
+    """Yield the tensors that the model computes with and does not register as parameters."""
+    for event in events_of(history, UNREGISTERED):
+        tensors = Quantity(key="tensors", value=event.values["tensors"])
+        yield finding_of(detector, history, f"{event.text}: nothing updates them", tensors, layer=event.layer)
+
+
+def left_out(detector: HasCode, history: History, ratio_L: Floats) -> Iterator[Finding]:
+    """Yield the trainable tensors with a gradient that no optimizer held when the monitor attached."""
+    moved_L = _is_moved_by_others(history)
+    left = [i for i in structure_of(history).unowned if not moved_L[i]]
+    if not left:
+        return
+    left_L = np.zeros(len(ratio_L), np.bool_)
+    left_L[left] = True
+    left_L &= (history.param.newest("grad.l2") > 0) & ~(ratio_L > 0)  # a measured update: something else moves it
+    held = [i for i, layer in enumerate(history.info.layers) if layer.group is not None or moved_L[i]]
+    if not held:
+        severity, why = Severity.CRITICAL, "no optimizer holds any parameter of the model"
+    elif empty := [event.text for event in history.events if event.kind == EMPTY_GROUP.name]:
+        severity, why = Severity.WARNING, empty[0]
+    elif _is_probe(history, left, held):
+        severity, why = Severity.INFO, "everything behind it is: freeze it if that is meant"
+    else:
+        severity, why = Severity.WARNING, "no optimizer holds it"
+    what = f"gets gradients but is not optimized: {why}"
+    yield from findings_of(detector, history, left_L, severity=severity, what=what)
+
+
+def thawed(detector: HasCode, history: History, ratio_L: Floats) -> Iterator[Finding]:
+    """Yield the tensors that were frozen when the monitor attached, get gradients now, and are in no optimizer."""
+    frozen = list(structure_of(history).frozen)
+    if not frozen:
+        return
+    thawed_L = np.zeros(len(ratio_L), np.bool_)
+    l2_TL = history.param.window("grad.l2", 2)[:, frozen]
+    is_stale_L = (l2_TL == l2_TL[0]).all(axis=0)  # a gradient from before the tensor was frozen
+    thawed_L[frozen] = (l2_TL[-1] > 0) & ~is_stale_L & (ratio_L[frozen] == 0)
+    thawed_L &= has_gradient(history) & ~_is_moved_by_others(history)
+    why = "it was frozen when the optimizer was built, and has not been added since"
+    what = f"gets gradients but is not optimized: {why}"
+    yield from findings_of(detector, history, thawed_L, severity=Severity.WARNING, what=what, thawed=True)
+
+
+def _is_moved_by_others(history: History) -> NDArray[np.bool_]:
+    """Return which tensors were seen to move though no watched optimizer holds them, of shape (L,)."""
+    moved_L = np.zeros(len(history.info.layers), np.bool_)
+    for event in history.events:
+        if event.kind == WEIGHTS_MOVED.name:
+            moved_L[int(event.values["first"]) : int(event.values["last"]) + 1] = True
+    return moved_L
+
+
+def _is_probe(history: History, left: list[int], held: list[int]) -> bool:
+    """Return whether the tensors may be left out on purpose, as in fine-tuning a head.
+
+    They come first in the model, and no larger part of it is frozen: whoever freezes tensors has forgotten the others.
+    """
+    infos = history.info.layers
+    num_frozen = sum(math.prod(info.shape) for info in infos if not info.trainable)
+    is_frozen_otherwise = num_frozen > sum(math.prod(infos[i].shape) for i in left)
+    return max(left) < min(held) and not is_frozen_otherwise and not all(_is_own(history, i, held) for i in left)
+
+
+def _is_own(history: History, tensor: int, held: list[int]) -> bool:
+    """Return whether a tensor comes first only because the module that holds all others has it as its own parameter."""
+    module = history.info.layers[tensor].module
+    return all(history.info.layers[i].module.startswith(f"{module}." if module else "") for i in held)

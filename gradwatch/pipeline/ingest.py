@@ -1,0 +1,179 @@
+"""Append rows to the history in order, write them to disk, run the detectors and notify the sinks. No torch."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Protocol, final
+
+import numpy as np
+
+from gradwatch.detect import Detector
+from gradwatch.diagnose.rank import diagnose
+from gradwatch.events import NOT_SHOWN
+from gradwatch.history.disk.header import Status
+from gradwatch.history.store import WINDOW, History, Rows
+from gradwatch.records import Diagnosis, Event, Finding
+from gradwatch.render import Sink
+
+MAX_UNSHOWN_STEPS = 4096
+"""Steps that may be in flight while sinks still see every row; if more are, sinks see only the newest."""
+MAX_UNWRITTEN_S = 1.0
+"""Longest time for which a recorded row stays unwritten while slow sinks show other rows."""
+
+
+class RunWriter(Protocol):
+    """Writes a history to disk while it grows: see `gradwatch.history.disk.writer.Writer`."""
+
+    def append(self) -> None:
+        """Write the steps of the history that are not on disk yet."""
+        ...
+
+    def report(self, finding: Finding) -> None:
+        """Write a finding."""
+        ...
+
+    def note(self, event: Event) -> None:
+        """Write an event."""
+        ...
+
+    def close(self, status: Status) -> None:
+        """Write how the run ended, and close the files."""
+        ...
+
+
+@final
+class Ingest:
+    """Append rows to a history in order, write them to disk, run the detectors and notify the sinks.
+
+    A detector or a sink that raises is disabled with one warning: a bug in the monitor must not stop a training.
+    Errors that the user can fix, such as a full disk under the writer, are raised.
+
+    Args:
+        history: Receives the rows and the findings.
+        detectors: Each runs at the steps that are a multiple of its `every`.
+        sinks: Each sees every finding, and every step that is a multiple of its `every` if it has one.
+        writer: Writes the history to disk, or None.
+
+    Attributes:
+        unhandled_findings: Findings that nothing has acted on; the caller that acts on them clears the list.
+        max_rows_at_once: Rows per call of `ingest` at most. The more rows, the less each of them costs.
+    """
+
+    def __init__(
+        self,
+        history: History,
+        *,
+        detectors: Sequence[Detector] = (),
+        sinks: Sequence[Sink] = (),
+        writer: RunWriter | None = None,
+    ) -> None:
+        self.history = history
+        self.writer = writer
+        self.unhandled_findings: list[Finding] = []
+        self.max_rows_at_once = max(WINDOW, history.param.slack)
+        self._detectors = list(detectors)
+        self._sinks = list(sinks)
+        self._num_unshown = self._num_unwritten = 0
+        self._unwritten_since_s = 0.0
+
+    def ingest(self, rows: Rows, *, num_in_flight: int = 0) -> None:
+        """Append optimizer steps, and inspect the history after each step at which a detector or a sink is due.
+
+        Args:
+            rows: The steps.
+            num_in_flight: Steps that wait behind them. If there are too many, sinks skip these rows, and an event
+                reports the number.
+        """
+        num_left = rows.num_steps
+        for chunk in self._plan(rows):
+            if self._num_unwritten > WINDOW:  # rows that leave the window could not be written any more
+                self.write()
+            self.history.extend(chunk)
+            num_left -= chunk.num_steps
+            self._process(chunk.num_steps, num_in_flight=num_in_flight + num_left)
+
+    def _plan(self, rows: Rows) -> Iterator[Rows]:
+        """Yield the rows in chunks, each of which ends at a step to inspect. Rows between two of these come in bulk."""
+        everys = {d.every for d in self._detectors} | {getattr(sink, "every", 1) for sink in self._sinks}
+        is_due_T = np.zeros(rows.num_steps, np.bool_)
+        for every in everys - {0}:  # 0 is a sink that asks for no step
+            is_due_T |= rows.steps_T % every == 0
+        is_due_T[[sample.place for sample in rows.samples if sample.histograms]] = True
+        is_due_T[-1] = True
+        first = 0
+        for last in is_due_T.nonzero()[0].tolist():
+            yield rows.part(first, last + 1)
+            first = last + 1
+
+    def _process(self, num_steps: int, *, num_in_flight: int) -> None:
+        """Run the detectors that are due at the newest step, and show it, after `num_steps` were appended."""
+        if not self._num_unwritten:
+            self._unwritten_since_s = time.monotonic()
+        self._num_unwritten += num_steps
+        for finding in self._detect():
+            self.unhandled_findings.append(finding)
+            if self.writer:
+                self.write()
+                self.writer.report(finding)
+            self._show("report", finding)
+        if num_in_flight > MAX_UNSHOWN_STEPS:
+            self._num_unshown += num_steps
+        elif self._sinks:
+            self._show("write", self.history)
+            if time.monotonic() - self._unwritten_since_s > MAX_UNWRITTEN_S:
+                self.write()
+            if self._num_unshown:
+                self._report_skipped()
+
+    def write(self) -> None:
+        """Write the appended steps that are not on disk yet."""
+        if self.writer and self._num_unwritten:
+            self.writer.append()
+        self._num_unwritten = 0
+
+    def note(self, event: Event) -> None:
+        """Append an event to the history and, if there is a writer, to the file on disk."""
+        kept = self.history.note(event)
+        if kept and self.writer:
+            self.write()
+            self.writer.note(kept)
+
+    def end_sinks(self) -> tuple[Diagnosis, ...]:
+        """Diagnose the run, let every sink show its end, once, and return the diagnoses."""
+        diagnoses = diagnose(self.history)
+        self._show("close", self.history, diagnoses)
+        self._sinks.clear()
+        return diagnoses
+
+    def _report_skipped(self) -> None:
+        """Emit an event with the number of steps that the sinks did not see."""
+        self.note(NOT_SHOWN.emit(step=self.history.step, values={"steps": self._num_unshown}))
+        self._num_unshown = 0
+
+    def _detect(self) -> list[Finding]:
+        """Run the detectors that are due at the newest step, and return their new or graver findings."""
+        step = self.history.step
+        news: list[Finding] = []
+        for detector in [d for d in self._detectors if not step % d.every]:
+            try:
+                for finding in detector.detect(self.history):
+                    if self.history.report(finding):
+                        news.append(finding)
+            except Exception as error:  # whatever a plugin raises must not stop the training
+                self._detectors.remove(detector)
+                _warn_disabled(f"detector {detector.kind}", error)
+        return news
+
+    def _show(self, method: str, *args: object) -> None:
+        for sink in tuple(self._sinks):
+            try:
+                getattr(sink, method)(*args)
+            except Exception as error:  # as above: a sink shows, it does not decide
+                self._sinks.remove(sink)
+                _warn_disabled(f"sink {type(sink).__name__}", error)
+
+
+def _warn_disabled(part: str, error: Exception) -> None:
+    warnings.warn(f"gradwatch: {part} is switched off: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=3)

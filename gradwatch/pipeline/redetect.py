@@ -1,0 +1,46 @@
+"""Run detectors again over the stored rows of a run."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from gradwatch.detect import Detector
+from gradwatch.history.store import History, Rows, SampledStep
+from gradwatch.pipeline.ingest import Ingest
+
+
+def redetect(stored: History, detectors: Sequence[Detector]) -> History:
+    """Return a new history of the stored rows and events, with the findings of these detectors.
+
+    Over the steps that are kept at full detail, these are the findings of a live run with these detectors.
+    """
+    ingest = Ingest(History(stored.info, groups=stored.groups), detectors=detectors)
+    rows = _all_rows(stored)
+    events = deque(sorted(stored.events, key=lambda event: event.step))
+    first = 0
+    for i, step in enumerate(rows.steps_T.tolist()):
+        has_event = bool(events) and events[0].step <= step
+        if i > first and (has_event or i - first == ingest.max_rows_at_once):
+            ingest.ingest(rows.part(first, i))
+            first = i
+        while events and events[0].step <= step:
+            ingest.note(events.popleft())
+    if first < rows.num_steps:
+        ingest.ingest(rows.part(first, rows.num_steps))
+    ingest.history.events.extend(events)
+    return ingest.history
+
+
+def _all_rows(stored: History) -> Rows:
+    """Return all stored rows of a history as one batch."""
+    param_steps_T, param_TSL = stored.param.rows()
+    run_steps_T, run_TS1 = stored.run.rows()
+    assert np.array_equal(param_steps_T, run_steps_T), "both tables have a row per optimizer step"
+    act_steps_T, act_TSL = stored.act.rows()
+    act_at_step = dict(zip(act_steps_T.tolist(), act_TSL, strict=True))
+    steps = run_steps_T.tolist()
+    samples = tuple(SampledStep(i, act_at_step[step]) for i, step in enumerate(steps) if step in act_at_step)
+    return Rows(run_steps_T, run_TS1[:, :, 0], param_TSL, samples)

@@ -1,0 +1,188 @@
+"""The pipeline: rows that come together are taken in as if each had come by itself."""
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+
+from gradwatch.detect import detectors
+from gradwatch.detect.features.finding import finding_of
+from gradwatch.history.store import WINDOW, Histograms, History, SampledStep, concatenate
+from gradwatch.history.synthetic.builder import Synthetic
+from gradwatch.history.table import MAX_APPENDED_STEPS
+from gradwatch.pipeline.ingest import Ingest
+
+ALL = detectors()
+EXAMPLES = [(d.kind, example) for d in ALL for example in type(d).examples()]
+
+
+def rows(history):
+    """The rows of a history, as they were fed."""
+    steps_T, param_TSL = history.param.rows()
+    _, run_TS1 = history.run.rows()
+    act_steps_T, act_TSL = history.act.rows()
+    act = dict(zip(act_steps_T.tolist(), act_TSL, strict=True))
+    for step, param_SL, run_S1 in zip(steps_T.tolist(), param_TSL, run_TS1, strict=True):
+        run = dict(zip(history.run.statistics, run_S1[:, 0].tolist(), strict=True))
+        yield history.row(step, run=run, param_SL=param_SL, act_SL=act.get(step))
+
+
+def blocks(rows, length=MAX_APPENDED_STEPS):
+    """The same rows, as many together as may be."""
+    return (concatenate(part) for part in batched(rows, length))
+
+
+def batched(rows, length):
+    """The same rows in lists of at most so many."""
+    rows = iter(rows)
+    return iter(lambda: list(itertools.islice(rows, length)), [])
+
+
+def ingest_of(history, **parts):
+    ingest = Ingest(History(history.info, groups=history.groups), **parts)
+    ingest.history.events.extend(history.events)
+    return ingest
+
+
+@pytest.mark.parametrize(("kind", "example"), EXAMPLES, ids=[f"{kind}: {example.name}" for kind, example in EXAMPLES])
+def test_rows_that_come_together_give_the_findings_of_rows_that_come_one_by_one(kind, example):
+    together, apart = ingest_of(example.history, detectors=ALL), ingest_of(example.history, detectors=ALL)
+
+    for block in blocks(rows(example.history)):
+        together.ingest(block)
+    for row in rows(example.history):
+        apart.ingest(row)
+
+    assert repr(together.history.findings) == repr(apart.history.findings)  # nan equals nothing
+
+
+class Listening:
+    """A sink that keeps what it was shown."""
+
+    every = 0
+
+    def __init__(self):
+        self.steps, self.histograms = [], []
+
+    def write(self, history):
+        self.steps.append(history.step)
+        self.histograms.append(history.histograms_step)
+
+    def report(self, finding):
+        pass
+
+    def close(self, history, diagnoses):
+        pass
+
+
+def test_sinks_see_each_step_at_which_detectors_are_asked_and_each_histogram(monkeypatch):
+    history, sink = EXAMPLES[0][1].history, Listening()
+    made = list(rows(history))
+    for i in (11, 12):
+        counts_KB = np.zeros((1, 2))
+        seen = Histograms(step=i, edges_B=np.arange(3), places_K=np.array([0]), grad_KB=counts_KB, weight_KB=counts_KB)
+        made[i] = made[i]._replace(samples=(SampledStep(0, histograms=seen),))
+
+    ingest = ingest_of(history, detectors=[d for d in ALL if d.every == 5], sinks=[sink])
+    for block in blocks(made):
+        ingest.ingest(block)
+
+    assert {5, 10, 11, 12, 15, history.step} <= set(sink.steps)
+    seen = dict(zip(sink.steps, sink.histograms, strict=True))
+    assert (seen[11], seen[12], seen[15]) == (11, 12, 12)
+
+
+@pytest.mark.parametrize("every", [1, 3, 20])
+def test_sinks_see_each_step_that_they_ask_for(every):
+    history, sink = EXAMPLES[0][1].history, Listening()
+    sink.every = every
+
+    ingest = ingest_of(history, sinks=[sink])
+    for block in blocks(rows(history)):
+        ingest.ingest(block)
+
+    assert set(range(0, history.step + 1, every)) <= set(sink.steps)
+
+
+def test_a_sink_that_asks_for_nothing_sees_each_step():
+    class Plain(Listening):
+        every = property()
+
+    history, sink = EXAMPLES[0][1].history, Plain()
+
+    ingest = ingest_of(history, sinks=[sink])
+    for block in blocks(rows(history)):
+        ingest.ingest(block)
+
+    assert sink.steps == list(range(history.step + 1))
+
+
+@pytest.mark.parametrize("length", [1, WINDOW // 2 - 1, WINDOW, MAX_APPENDED_STEPS - 1, MAX_APPENDED_STEPS])
+def test_what_waits_on_the_way_to_the_disk_is_still_there_when_it_is_written(length):
+    written = []
+
+    class Writer:
+        def append(self):
+            before = written[-1] if written else -1
+            written.extend(ingest.history.param.since(before)[0].tolist())
+
+    history = Synthetic(steps=3000).history()
+    ingest = ingest_of(history, writer=Writer())
+    for block in blocks(rows(history), length=length):
+        ingest.ingest(block)
+    ingest.write()
+
+    assert written == list(range(3000))
+
+
+def test_rows_do_not_wait_for_a_slow_sink_to_be_written(monkeypatch):
+    written_before_shown, now = [], 0.0
+
+    class Writer:
+        written = -1
+
+        def append(self):
+            self.written = ingest.history.step
+
+    class Slow(Listening):
+        every = 1
+
+        def write(self, history):
+            nonlocal now
+            now += 0.3
+            written_before_shown.append((writer.written, history.step))
+
+    monkeypatch.setattr("gradwatch.pipeline.ingest.time.monotonic", lambda: now)
+    history, writer = Synthetic(steps=40).history(), Writer()
+    ingest = ingest_of(history, sinks=[Slow()], writer=writer)
+    for block in blocks(rows(history)):
+        ingest.ingest(block)
+
+    behind = [shown - written for written, shown in written_before_shown]
+    assert 1 < max(behind) <= 5, "rows of more than a second are never unwritten, and none is written by itself"
+
+
+def test_a_detector_that_raises_is_disabled_and_the_findings_before_it_stay():
+    class Broken:
+        code, kind, every = "GW999", "broken", 1
+
+        def detect(self, history):
+            yield finding_of(self, history, "something is wrong")
+            raise RuntimeError("out of order")
+
+        @classmethod
+        def examples(cls):
+            return iter(())
+
+    history = EXAMPLES[0][1].history
+    ingest = ingest_of(history, detectors=[Broken()])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for block in blocks(rows(history)):
+            ingest.ingest(block)
+
+    expected = ["gradwatch: detector broken is switched off: RuntimeError: out of order"]
+    assert [str(w.message) for w in caught] == expected
+    assert [f.kind for f in ingest.history.findings] == ["broken"]
+    assert ingest.unhandled_findings == ingest.history.findings
