@@ -325,8 +325,7 @@ class ActivationProbe:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the result of `state`; call `expect` before, with the watched activations."""
-        saved = state.get("readers", ())  # an older gradwatch saved none
-        for reader, its_state in zip(self._readers, saved, strict=False):
+        for reader, its_state in zip(self._readers, state.get("readers", ()), strict=False):  # older states have none
             reader.restore(its_state)
 
     def arm(self) -> None:
