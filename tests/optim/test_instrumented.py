@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rounding import RoundingBounds
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gradwatch import optim
@@ -71,11 +72,19 @@ def assert_same(theirs, ours):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 
 
-def assert_same_state(torchs, ours):
-    for a, b in zip(torchs.state.values(), ours.state.values(), strict=True):
-        assert a.keys() == b.keys(), "the names and order of torch's state"
+def assert_rounds_alike(theirs, ours, bound, *, equal_nan=False):
+    """Assert equal bits where torch has fused multiply-add, elsewhere a distance that is within the bound."""
+    is_same = (theirs == ours) | (theirs.isnan() & ours.isnan() & equal_nan)
+    distance = (theirs.double() - ours.double()).abs()
+    is_near = is_same if HAS_SAME_BITS else is_same | ((distance <= bound) & bound.isfinite())
+    assert is_near.all(), f"{distance[~is_near]} where rounding explains {bound[~is_near]}"
+
+
+def assert_same_state(torchs, ours, bounds):
+    for (param, a), b in zip(torchs.state.items(), ours.state.values(), strict=True):
+        assert [*a] == [*b], "the names and order of torch's state"
         for name in a:
-            assert_same([a[name]], [b[name]])
+            assert_rounds_alike(a[name], b[name], bounds.state[param][name])
 
 
 def watching(optimizer, params):
@@ -92,15 +101,17 @@ def assert_equal_rows(got, expected):
 @pytest.mark.parametrize(("name", "options"), OPTIONS, ids=lambda v: v if isinstance(v, str) else str(v))
 def test_weights_and_state_are_those_of_torch(name, options):
     (theirs, torchs), (ours, own) = pair(name, lr=1e-2, **options)
+    bounds = RoundingBounds(torchs)
 
     for step in range(12):
         give_gradients(theirs, ours, seed=step, scale=10.0 ** (step % 5 - 2))
         torchs.step()
         own.step()
 
-    assert_same(theirs, ours)
+    for a, b in zip(theirs, ours, strict=True):
+        assert_rounds_alike(a, b, bounds.weights[a])
     if name != "SGD":
-        assert_same_state(torchs, own)
+        assert_same_state(torchs, own, bounds)
 
 
 @every_kind
@@ -167,6 +178,7 @@ def test_statistics_have_the_bits_of_the_probes(grad, name, order):
     probed = ours[:: -1 if order else 1]
     ours[0].grad, theirs[0].grad = grad.clone(), grad.clone()
     gradient_probe, update_probe = GradientProbe(probed), CopyUpdateProbe(probed)
+    bounds = RoundingBounds(torchs)
 
     expected_SL = gradient_probe.read()
     update_probe.before()
@@ -175,7 +187,7 @@ def test_statistics_have_the_bits_of_the_probes(grad, name, order):
 
     assert_equal_rows(row_SL[:6], expected_SL)
     assert_equal_rows(row_SL[6:], update_probe.after())
-    torch.testing.assert_close(ours[0], theirs[0], rtol=0 if HAS_SAME_BITS else 1e-5, atol=0, equal_nan=True)
+    assert_rounds_alike(theirs[0], ours[0], bounds.weights[theirs[0]], equal_nan=True)
 
 
 @every_kind
