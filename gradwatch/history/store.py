@@ -209,17 +209,14 @@ class History:
         self.param.append(rows.steps_T, rows.param_TSL)
         self.run.append(rows.steps_T, rows.run_TS[:, :, None])
         for sample in rows.samples:
-            self._add_sample(int(rows.steps_T[sample.place]), sample)
+            if sample.act_SL is not None:
+                self.act.append([int(rows.steps_T[sample.place])], sample.act_SL[None])
+            if seen := sample.histograms:
+                self.histograms |= {place: (seen, k) for k, place in enumerate(seen.places_K.tolist())}
+                self.histograms_step = seen.step
         self.trained_s += self._step_timer.training_s(*(rows.run_TS[:, self._step_ms] / 1e3).tolist())
         for place in self._validations(rows.run_TS):
             self._mark(rows.steps_T, rows.run_TS, place)
-
-    def _add_sample(self, step: int, sample: SampledStep) -> None:
-        if sample.act_SL is not None:
-            self.act.append([step], sample.act_SL[None])
-        if seen := sample.histograms:
-            self.histograms |= {place: (seen, k) for k, place in enumerate(seen.places_K.tolist())}
-            self.histograms_step = seen.step
 
     def report(self, finding: Finding) -> bool:
         """Take in a finding, where it is news: the first of its kind and layer, or graver than before.

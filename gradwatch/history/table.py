@@ -116,7 +116,7 @@ class Table:
         return {"steps": self._steps_T[newest].copy(), "values": self._values_TSL[newest].copy()}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Put the steps that `state` gave in the place of all that was recorded since the first of them."""
+        """Replace everything recorded since the first step of `state` by the steps of `state`."""
         if not len(state["steps"]):
             return
         steps_T, values_TSL = self.rows(thin=False)
@@ -156,7 +156,7 @@ class Table:
         i = self._index[statistic]
         steps_T = self._all_steps()
         values_TL = np.concatenate([*(v[:, i] for _, v in self._old.values()), self._values_TSL[: self._len, i]])
-        keep_T = self._kept(steps_T)
+        keep_T = _select(self._keep, steps_T)
         return steps_T[keep_T], values_TL[keep_T]
 
     def rows(self, *, thin: bool = True) -> tuple[Steps, Floats]:
@@ -169,13 +169,13 @@ class Table:
         values_TSL = np.concatenate([*(v for _, v in self._old.values()), self._values_TSL[: self._len]])
         if not thin:
             return steps_T, values_TSL
-        keep_T = self._kept(steps_T)
+        keep_T = _select(self._keep, steps_T)
         return steps_T[keep_T], values_TSL[keep_T]
 
     def kept_steps(self) -> Steps:
         """Return the steps that are kept, of shape (T,)."""
         steps_T = self._all_steps()
-        return steps_T[self._kept(steps_T)]
+        return steps_T[_select(self._keep, steps_T)]
 
     def segment(self, index: int) -> tuple[Steps, Floats]:
         """Return what is here of one segment: steps (T,) and values (T, S, L), also those not kept any more."""
@@ -189,9 +189,6 @@ class Table:
 
     def _all_steps(self) -> Steps:
         return np.concatenate([*(s for s, _ in self._old.values()), self._steps_T[: self._len]])
-
-    def _kept(self, steps_T: Steps) -> NDArray[np.bool_]:
-        return self._keep(steps_T) if len(steps_T) else np.zeros(0, np.bool_)
 
     def _make_room(self, count: int) -> None:
         """See to it that so many steps fit behind the newest."""
@@ -229,7 +226,7 @@ class Table:
     def _thin(self) -> None:
         """Drop older steps that need not be kept any more; only the segments that lose some are touched."""
         steps_T = self._all_steps()
-        dropped_T = steps_T[~self._kept(steps_T)]
+        dropped_T = steps_T[~_select(self._keep, steps_T)]
         for index in set((dropped_T // self.segment_length).tolist()):
             if index in self._old:
                 steps, values = self._old[index]
@@ -244,3 +241,8 @@ class Table:
         self._len = 0
         self.last_step = -1
         self._thinned_at = 0
+
+
+def _select(keep: Callable[[Steps], NDArray[np.bool_]], steps_T: Steps) -> NDArray[np.bool_]:
+    """Return which steps a policy keeps; none of no steps."""
+    return keep(steps_T) if len(steps_T) else np.zeros(0, np.bool_)

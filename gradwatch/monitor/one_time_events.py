@@ -46,7 +46,7 @@ class OneTimeEvents:
 
         Args:
             value: The validation loss.
-            step: Optimizer step that is under way.
+            step: Current optimizer step.
             updates: How often an optimizer has stepped.
         """
         before, updates_before = self._validated or (value, updates)
@@ -58,7 +58,7 @@ class OneTimeEvents:
             self._emit(VALIDATIONS_DIFFER.emit(step=step, values=values, before=before, after=value))
 
     def thinned(self, factor: int, *, step: int, budget: float) -> None:
-        """Note that what is sampled is measured more seldom than ever before in this run."""
+        """Emit that sampling became less often than ever before in this run."""
         if factor > self._factor:
             self._factor = factor
             self._emit(THINNED.emit(step=step, values={"factor": factor, "budget": budget}))

@@ -35,7 +35,7 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
 """The dtypes that every version of the format knows."""
 
 
-class Sink(Protocol):
+class ByteSink(Protocol):
     """Where bytes go."""
 
     def write(self, data: bytes | memoryview) -> object:
@@ -43,7 +43,7 @@ class Sink(Protocol):
         ...
 
 
-def write(file: Sink, tensors: Mapping[str, Tensor]) -> None:
+def write(file: ByteSink, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors of the dtypes in `DTYPE_NAMES`, on whatever device, in the safetensors format."""
     # the widest first, so that each tensor begins at a multiple of its element size
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))

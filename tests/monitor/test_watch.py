@@ -70,7 +70,7 @@ FAULTS = {
     "the peak memory": [(host_stats, "peak_memory")],
     "the loss": [(host_stats, "to_number")],
     "the reading of updates": [(parameter_readings.LearningRates, "read")],
-    "the recording": [(History, "taking"), (Pipeline, "feed")],
+    "the recording": [(History, "extend"), (Pipeline, "feed")],
     "the diagnosis": [(Pipeline, "close")],
 }
 PLACES = [(name, *place) for name, places in FAULTS.items() for place in places]

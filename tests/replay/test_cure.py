@@ -94,7 +94,7 @@ def test_a_try_without_a_cure_says_what_to_do(tmp_path, monkeypatch, capsys):
     assert code == 2
     assert "name a change with --with FILE" in told
     assert healthy == 0
-    assert "nothing to prove" in capsys.readouterr().out
+    assert "nothing to verify" in capsys.readouterr().out
 
 
 CURE = Cure(

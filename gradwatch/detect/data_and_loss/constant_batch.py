@@ -51,7 +51,7 @@ class ConstantBatch:
     each of them. Augmentation that is not small, or comes after the batch was handed over, is not seen.
 
     What to do: look for `next(iter(loader))` inside the loop, a generator that is seeded in every step, a sampler or
-    stream that is made anew each time, or an index that is never advanced.
+    stream that is created again each time, or an index that is never advanced.
 
     Source: pytorch/pytorch#1917, `next(iter(loader))`, https://github.com/pytorch/pytorch/issues/1917.
 
@@ -130,7 +130,7 @@ class ConstantBatch:
         yield self._finding(history, text, evidence, is_chosen=is_chosen)
 
     def _is_alike(self, history: History, values: Mapping[str, float]) -> bool:
-        """Say whether samples that come again are what somebody chose: mostly where equal ones are made anew."""
+        """Return whether repeated samples look chosen: mostly if equal ones are created again."""
         if values.get("exact", 0.0) > values.get("held", 0.0):
             return not self._is_all_there_is(history, values["samples"])
         return self._is_chosen(history, values["samples"])
@@ -164,7 +164,7 @@ class ConstantBatch:
         """Yield histories that fire, that stay quiet, and near misses."""
         stuck = Synthetic(steps=40)
         stuck.batch_hash_T[:] = stuck.batch_hash_T[0]
-        yield Example("an iterator is made anew at every step", stuck.history(), (None,))
+        yield Example("an iterator is created again at every step", stuck.history(), (None,))
         halted = Synthetic(steps=40)
         halted.batch_hash_T[20:] = halted.batch_hash_T[20]
         yield Example("a loader stops in the middle of a run", halted.history(), (None,))

@@ -76,7 +76,7 @@ class TrainEvalMismatch:
 
     What to do: call model.train() before each training pass and model.eval() before each evaluation, in the loop rather
     than once; a model from a hub comes in evaluation mode. PyTorch's momentum is one minus TensorFlow's. Where batches
-    are too small or too mixed for their statistics, use GroupNorm or LayerNorm, or estimate the statistics anew.
+    are too small or too mixed for their statistics, use GroupNorm or LayerNorm, or estimate the statistics again.
 
     Source: Ioffe & Szegedy 2015, sec. 3.1, https://arxiv.org/abs/1502.03167; Wu & Johnson 2021, "Rethinking Batch in
     BatchNorm", sec. 3 and 4, https://arxiv.org/abs/2105.07576.

@@ -93,8 +93,13 @@ class NoGradient:
             return
         shapes_in_turn = {layer.shape for layer, is_so in zip(history.info.layers, in_turn_L, strict=True) if is_so}
         for value, part_L in (("None", ill_L & missing_L), ("exactly zero", ill_L & ~missing_L)):
-            if value == "None" or not _is_blocked(history):
+            is_open = value != "None" and (_is_blocked(history) or self._may_be_explained(history))
+            if not is_open:
                 yield from self._findings(history, part_L, steps, value=value, routed=shapes_in_turn)
+
+    def _may_be_explained(self, history: History) -> bool:
+        """Return whether `not-optimized` is still to judge parameters that no optimizer holds: now."""
+        return bool(structure_of(history).unowned) and history.step - history.param.steps()[0] <= self.every
 
     def _findings(
         self, history: History, ill_L: NDArray[np.bool_], steps: int, *, value: str, routed: set[tuple[int, ...]]

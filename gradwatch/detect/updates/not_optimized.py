@@ -44,7 +44,7 @@ class NotOptimized:
     When it is wrong: a backbone may be left out on purpose without freezing it. Fine-tuning a head looks like this: the
     tensors come first in the model, and an optimizer holds everything after them. That is reported as info, with the
     advice to freeze them. It stays a warning if a group holds no parameter, which is never intended, or if a larger
-    part of the model is frozen: whoever froze that part forgot these tensors. Weights that are clipped after each step,
+    part of the model is frozen: freezing that part left these tensors out. Weights that are clipped after each step,
     as in a critic, may all reach the bound; they are left out if the bound is a round number.
 
     What to do: build the optimizer after the last change to the model; a replaced head is the usual reason. Compare the

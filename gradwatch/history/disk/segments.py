@@ -135,8 +135,8 @@ class SegmentWriter:
 
     def _adopt(self) -> None:
         """Make the files hold what the tables keep, whatever is there."""
-        for leftover in self._folder.glob("*.tmp"):
-            leftover.unlink()
+        for unfinished in self._folder.glob("*.tmp"):
+            unfinished.unlink()
         for index, path in _segments(self._folder, self._layout.segment_length).items():
             rows, torn = divmod(path.stat().st_size, self._record.itemsize)
             self._rows[index] = rows if not torn else TORN
@@ -162,7 +162,7 @@ class SegmentWriter:
                 self._rewrite(index, kept_T)
 
     def _rewrite(self, index: int, kept_T: Steps) -> None:
-        """Write a segment anew with the steps that are kept. Of others, one table may have more here than the next."""
+        """Rewrite a segment with the steps that are kept. Of others, one table may have more here than the next."""
         steps_T = self._tables[0].segment(index)[0]
         stay_T = steps_T[among(steps_T, kept_T)]
         if not len(stay_T):

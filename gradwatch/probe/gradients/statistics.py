@@ -21,7 +21,7 @@ from gradwatch.probe.gradients import histograms
 class GradientProbe:
     """Statistics of every gradient of a model, in one call.
 
-    Gradients may be of any dtype, layout and device and may come and go between calls: each is looked up anew.
+    Gradients may be of any dtype, layout and device and may come and go between calls: each call looks them up again.
 
     Args:
         params: Parameters in the order of the columns.

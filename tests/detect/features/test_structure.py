@@ -9,7 +9,7 @@ import torch
 from gradwatch.detect.features.structure import matrix_rms, module_levels, structure_of
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.probe.parameters import describe
+from gradwatch.probe.parameters import list_parameters
 from gradwatch.records import LayerInfo
 
 
@@ -81,7 +81,9 @@ def test_a_model_without_weight_matrices_has_no_depth():
 
 def test_a_recurrent_module_counts_by_its_layers():
     model = torch.nn.Sequential(torch.nn.GRU(3, 4, num_layers=3, bidirectional=True), torch.nn.Linear(8, 2))
-    structure = structure_of(History(dataclasses.replace(Synthetic(layers=1, steps=1).info, layers=describe(model)[1])))
+    structure = structure_of(
+        History(dataclasses.replace(Synthetic(layers=1, steps=1).info, layers=list_parameters(model)[1]))
+    )
 
     assert structure.chain.starts_D.tolist() == [0, 8, 16, 24], (
         "eight tensors each: two weights and two biases per direction"

@@ -11,6 +11,7 @@ import pytest
 import gradwatch
 from gradwatch.detect import detectors
 from gradwatch.diagnose.rank import diagnose
+from gradwatch.events import CHANCE
 from gradwatch.history.disk.run_summary import summarize
 from gradwatch.history.disk.writer import read
 from gradwatch.pipeline.redetect import redetect
@@ -69,7 +70,7 @@ def test_evidence_of_an_older_run_keeps_the_words_for_people(run):
 
 
 def test_events_of_an_older_run_are_read(run):
-    (chance,) = (e for e in read(run).events if e.kind == "tape-chance")
+    (chance,) = (e for e in read(run).events if e.kind == CHANCE.name)
 
     assert chance.values["classes"] in (4, 10)
 

@@ -343,11 +343,11 @@ class Deep(nn.Module):
 class Attention(nn.Module):
     def __init__(self):
         super().__init__()
-        self.handle_step = nn.MultiheadAttention(4, 1, batch_first=True)
+        self.attend = nn.MultiheadAttention(4, 1, batch_first=True)
 
     def forward(self, h):
         nothing = torch.ones(1, len(h), dtype=torch.bool)
-        return self.handle_step(h[None], h[None], h[None], key_padding_mask=nothing)[0]  # here
+        return self.attend(h[None], h[None], h[None], key_padding_mask=nothing)[0]  # here
 
 
 class Penalised(nn.Module):

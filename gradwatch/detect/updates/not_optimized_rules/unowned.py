@@ -75,7 +75,7 @@ def _is_moved_by_others(history: History) -> NDArray[np.bool_]:
 def _is_probe(history: History, left: list[int], held: list[int]) -> bool:
     """Return whether the tensors may be left out on purpose, as in fine-tuning a head.
 
-    They come first in the model, and no larger part of it is frozen: whoever freezes tensors has forgotten the others.
+    They come first in the model, and no larger part of it is frozen: freezing left the others out.
     """
     infos = history.info.layers
     num_frozen = sum(math.prod(info.shape) for info in infos if not info.trainable)

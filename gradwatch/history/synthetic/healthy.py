@@ -1,0 +1,184 @@
+"""A synthetic run that is healthy: arrays of every statistic, from which a history is made. Seeded."""
+
+# T = steps, L = parameter tensors, A = activation modules
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Self
+
+import numpy as np
+
+from gradwatch.events import EventKind
+from gradwatch.history.store import History
+from gradwatch.history.synthetic import dynamics
+from gradwatch.history.synthetic.dynamics import Optimizer, Precision
+from gradwatch.records import Event, LayerInfo
+
+Layers = int | Sequence[int] | None
+"""One layer, several, or all of them (None); counted from the input side, from the end where negative."""
+
+
+class HealthyRun:
+    """A healthy synthetic run. Edit its arrays, then ask for the history; `Synthetic` adds faults by method.
+
+    The loss falls as a power law towards a floor; the gradient of every layer is a signal that follows the root of
+    the excess loss plus the constant noise of the batch, times log-normal noise, part of it common to all layers.
+    What follows from these (absmax, mean, std, total norm, update ratio) is computed when the history is made.
+
+    Args:
+        layers: Parameter tensors, called `layers.<i>.weight`, the input side first.
+        steps: Optimizer steps.
+        seed: Seed of all randomness.
+        noise: Standard deviation of the natural logarithm of gradient norms from step to step.
+        activations: ReLU modules, called `acts.<i>`.
+        optimizer: How updates follow from gradients.
+        precision: Format of the forward pass; fp16 has a loss scale of 65536.
+        width: Side of the square weights.
+        lr: Learning rate.
+
+    Attributes:
+        loss_T, val_loss_T, val_accuracy_T, lr_T, loss_scale_T, skipped_T, batch_hash_T: Statistics of the run.
+        grad_l2_TL: Gradient norms. nan is a gradient that is None; see nonfinite_TL for one that holds nan.
+        zero_frac_TL: Fraction of exact zeros in the gradients.
+        nonfinite_TL: Number of non-finite elements; where it is not 0, grad_l2_TL should be nan or inf.
+        weight_l2_TL: Weight norms.
+        update_factor_TL: Factor on the update that follows from gradient, learning rate and optimizer.
+        dead_frac_TA, saturated_frac_TA, act_mean_TA, act_std_TA: Statistics of the activations.
+        silent_TA, silent_since_TA: Units that do not fire any more, and since which step.
+        events: What happens besides; `note` adds to it.
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: int = 12,
+        steps: int = 200,
+        seed: int = 0,
+        noise: float = 0.3,
+        activations: int = 0,
+        optimizer: Optimizer = "AdamW",
+        precision: Precision = "fp32",
+        width: int = 64,
+        lr: float = 1e-3,
+    ) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.steps, self.layers, self.activations = steps, layers, activations
+        self.width, self.numel = width, width * width
+        self.t_T = np.arange(steps)
+        self.events: list[Event] = []
+        self.rates: list[float] = []
+        self.info = dynamics.describe(
+            layers=layers,
+            activations=activations,
+            width=width,
+            steps=steps,
+            optimizer=optimizer,
+            precision=precision,
+        )
+        self.signal_T = dynamics.learning_curve(steps)
+        self._begin_run(lr)
+        self.grad_l2_TL = dynamics.gradient_norms(self.signal_T, layers=layers, noise=noise, rng=self.rng)
+        self.zero_frac_TL = np.zeros((steps, layers))
+        self.nonfinite_TL = np.zeros((steps, layers))
+        # the norm of a square weight with variance 1 / fan_in, growing as a random walk
+        self.weight_l2_TL = np.sqrt(width * (1 + 1e-4 * self.t_T[:, None] * np.ones((steps, layers))))
+        self.update_factor_TL = np.exp(0.1 * self.rng.standard_normal((steps, layers)))
+        of_relus = dynamics.relu_statistics(steps, activations=activations, width=width, rng=self.rng)
+        self.dead_frac_TA, self.saturated_frac_TA, self.act_mean_TA, self.act_std_TA = of_relus
+        self.silent_TA = np.zeros(self.dead_frac_TA.shape)
+        self.silent_since_TA = np.full(self.dead_frac_TA.shape, np.nan)
+
+    def names(self, layers: Layers = None) -> tuple[str, ...]:
+        """Return the names of some layers, as `Example.layers` wants them."""
+        return tuple(self.info.layers[i].name for i in self._pick(layers))
+
+    def history(self, until: int | None = None) -> History:
+        """Return the history of all steps, or of those before `until`."""
+        history = History(self.info)
+        for grown in self.replay(until):
+            history = grown
+        return history
+
+    def note(
+        self,
+        kind: EventKind,
+        *,
+        step: int = 0,
+        layer: str | None = None,
+        text: str = "",
+        values: Mapping[str, float] = MappingProxyType({}),
+    ) -> Self:
+        """Let an event happen at a step."""
+        floats = {name: float(value) for name, value in values.items()}
+        self.events.append(Event(kind=kind.name, step=step, layer=layer, text=text, values=floats))
+        return self
+
+    def replay(self, until: int | None = None) -> Iterator[History]:
+        """Yield one growing history after each of its steps, as a live run would see it."""
+        history = History(self.info, groups=1 + len(self.rates))
+        run, param_TSL = self._run(), self._param_TSL()
+        remembered = (self.silent_TA, self.silent_since_TA, np.full(self.silent_TA.shape, self.width))
+        measured = (self.dead_frac_TA, self.saturated_frac_TA, self.act_mean_TA, self.act_std_TA)
+        act_TSA = np.stack([*measured, *remembered], axis=1)
+        for t in range(self.steps if until is None else until):
+            sampled = t % dynamics.SAMPLE_EVERY == 0 and self.activations > 0
+            row = {name: float(values_T[t]) for name, values_T in run.items()}
+            for event in (e for e in self.events if e.step == t):
+                history.note(event)
+            history.append(t, run=row, param_SL=param_TSL[t], act_SL=act_TSA[t] if sampled else None)
+            yield history
+
+    def _pick(self, layers: Layers) -> list[int]:
+        if layers is None:
+            return list(range(self.layers))
+        return [layers % self.layers] if isinstance(layers, int) else [i % self.layers for i in layers]
+
+    def _change(self, layer: int, **changes: object) -> None:
+        layers: list[LayerInfo] = list(self.info.layers)
+        layers[layer] = replace(layers[layer], **changes)  # type: ignore[arg-type]  # fields of LayerInfo
+        self.info = replace(self.info, layers=tuple(layers))
+
+    def _begin_run(self, lr: float) -> None:
+        excess_T = (dynamics.START_LOSS - dynamics.FLOOR_LOSS) * self.signal_T
+        self.loss_T = (dynamics.FLOOR_LOSS + excess_T) * np.exp(0.03 * self.rng.standard_normal(self.steps))
+        self.val_loss_T = np.full(self.steps, np.nan)
+        self.val_accuracy_T = np.full(self.steps, np.nan)
+        self.lr_T = np.full(self.steps, lr)
+        self.loss_scale_T = np.full(self.steps, dynamics.INITIAL_SCALE if self.info.loss_scaling else 1.0)
+        self.skipped_T = np.zeros(self.steps)
+        self.batch_hash_T = self.rng.integers(0, 1 << 48, self.steps).astype(np.float64)
+
+    def _run(self) -> dict[str, dynamics.Array]:
+        measured = {
+            "loss": self.loss_T,
+            "val_loss": self.val_loss_T,
+            "val_accuracy": self.val_accuracy_T,
+            "loss_scale": self.loss_scale_T,
+            "skipped": self.skipped_T,
+            "batch_hash": self.batch_hash_T,
+            "lr.0": self.lr_T,
+            **{f"lr.{i}": factor * self.lr_T for i, factor in enumerate(self.rates, start=1)},
+        }
+        return dynamics.run_statistics(grad_l2_TL=self.grad_l2_TL, nonfinite_TL=self.nonfinite_TL, measured=measured)
+
+    def _param_TSL(self) -> dynamics.Floats32:
+        rms_TL = self.grad_l2_TL / np.sqrt(self.numel)
+        moved_lr_T = self.lr_T * (1 - self.skipped_T)
+        update_TL = dynamics.updates(
+            rms_TL,
+            lr_T=moved_lr_T,
+            factor_TL=self.update_factor_TL,
+            numel=self.numel,
+            optimizer=self.info.optimizer,
+        )
+        return dynamics.parameter_statistics(
+            self.grad_l2_TL,
+            zero_frac_TL=self.zero_frac_TL,
+            nonfinite_TL=self.nonfinite_TL,
+            weight_l2_TL=self.weight_l2_TL,
+            update_TL=update_TL,
+            numel=self.numel,
+        )
