@@ -73,7 +73,7 @@ def watch(
         scaler: The loop's GradScaler, if it has one.
         accumulate: Micro-batches per optimizer step. `monitor.step` may be called for each of them.
         loss_fn: The loss function: its name stands in the run, and where it is a module and the loop hands its loss
-            over as a plain number, the tape is read behind it.
+            over as a plain number, the autograd graph behind it is read.
         total_steps: Planned optimizer steps, where known.
         schedule: When the sampled statistics are measured.
         detect: Thresholds by kind, as in a config's `detect` section.

@@ -1,4 +1,4 @@
-"""Measure what reading tape and modes costs: a look at the tape, and a step on which it is not looked at."""
+"""Measure what reading the graph and modes costs: a step that reads the graph, and one that does not."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--tensors", type=int, nargs="*", default=[20, 200, 1000])
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    print("| parameter tensors | a look at the tape, ms | any later step, us |\n|---|---|---|")
+    print("| parameter tensors | reading the graph, ms | any later step, us |\n|---|---|---|")
     for tensors in parser.parse_args().tensors:
         print(measure(tensors))
 

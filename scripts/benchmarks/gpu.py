@@ -36,7 +36,7 @@ from gradwatch.records import DataSpec
 
 MODES = ("eager", "compile", "graph")
 ARMS = ("bare", "stock", "watched")
-SETTLING = 12  # steps before a capture or a profile: tables are on the device then, and the tape has been read
+SETTLING = 12  # steps before a capture or a profile: tables are on the device then, and the graph has been read
 PROFILED = 16
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
 

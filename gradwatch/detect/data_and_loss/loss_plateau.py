@@ -53,11 +53,10 @@ SETTLED = 32
 class LossPlateau:
     """A loss that has not fallen since the run began.
 
-    What it measures: three things. (1) The tape: predictions (n, 1) against targets (n) make n x n differences, and
-    what is learned of them is the mean, whatever the loss does meanwhile; and a softmax that goes over other values
-    than the outputs of one place, since `view` was used where axes should be swapped, has classes mixed with time. (2)
-    The
-    median loss of the newest 48 steps against that of the first 16 (or, of a cross entropy of C classes, against log C
+    What it measures: three things. (1) The autograd graph: predictions (n, 1) against targets (n) make n x n
+    differences, and only their mean is learned, whatever the loss does meanwhile. A softmax over other values than the
+    outputs of one place, because `view` was used where axes should be swapped, mixes classes with time. (2) The median
+    loss of the newest 48 steps against that of the first 16 (or, of a cross entropy of C classes, against log C
     where that is less), and its trend over the window (up to 256 steps, without the first 32), which counts if four
     more windows like it would bring a fall, and in any case for half of `patience` more. After at least `patience`
     steps, and a twentieth of the planned ones, at a rate that is not rising any more, the loss is neither lower than in
@@ -88,7 +87,7 @@ class LossPlateau:
     Wald 1945, "Sequential tests of statistical hypotheses", https://doi.org/10.1214/aoms/1177731118.
 
     Args:
-        every: Steps between two looks. 10: the tape says so at once, and otherwise nothing happens.
+        every: Steps between two looks. 10: the graph shows it at once, and otherwise nothing happens.
         patience: Steps after which to report at the earliest. 128: healthy runs that started slowly had a falling trend
             by then.
         error: Chance, 0..1, at most, that the test takes a loss for flat which sets a new low in every second block.

@@ -22,7 +22,7 @@ KINDS = (PROBABILITIES, SCORES, SOFTMAX_OVER_BATCH)
 class ProbabilitiesIntoLoss:
     """The loss is given something other than it expects: probabilities, mostly.
 
-    What it measures: nothing. It reads the tape, the autograd graph of the loss at the first steps: cross entropy whose
+    What it measures: nothing. It reads the autograd graph of the loss at the first steps: cross entropy whose
     scores come out of a softmax or sigmoid; a binary cross entropy with logits that get a sigmoid; a softmax or
     sigmoid of what is one already, as losses by hand have it; a negative
     log-likelihood or a KL divergence of probabilities without a logarithm, or of the raw scores of a linear layer; a
@@ -36,7 +36,7 @@ class ProbabilitiesIntoLoss:
     falls without end.
 
     When it is wrong: a loss of one's own that squeezes twice on purpose. What a compiled graph or an autograd function
-    of one's own does is not seen, nor the tape of a loss that the loop hands over as a plain number, unless
+    of one's own does is not seen, nor the graph of a loss that the loop hands over as a plain number, unless
     `watch(loss_fn=...)` is given the module.
 
     What to do: take the softmax or sigmoid out of the model's forward pass, and apply it where predictions are read;
@@ -47,7 +47,7 @@ class ProbabilitiesIntoLoss:
     https://github.com/Lightning-Universe/lightning-bolts/issues/654.
 
     Args:
-        every: Steps between two looks. 5: the tape is read at steps 0, 1 and 8, and says the same at each.
+        every: Steps between two looks. 5: the graph is read at steps 0, 1 and 8, and says the same at each.
     """
 
     code: ClassVar[str] = "GW502"
@@ -55,7 +55,7 @@ class ProbabilitiesIntoLoss:
     every: int = 5
 
     def detect(self, history: History) -> Iterator[Finding]:
-        """Yield a finding for each place where the tape says so."""
+        """Yield a finding for each place where the graph shows it."""
         for kind in KINDS:
             for event in events_of(history, kind):
                 yield self._finding(history, event)

@@ -18,7 +18,7 @@ Floats = NDArray[np.floating[Any]]
 
 SHORT_S = 10.0
 """Runs up to which a share of the time says little of a longer one: what each run pays once at its start, some 0.1 s
-for the tape, the first samples and the opening of files, is a percent of it and more."""
+for the graph, the first samples and the opening of files, is a percent of it and more."""
 
 
 @final
