@@ -75,6 +75,14 @@ def test_reading_and_showing_a_run_takes_no_torch(saved):
     assert done.stdout == "set()\n", done.stderr
 
 
+def test_every_public_name_is_found_at_the_root():
+    assert {name: getattr(gradwatch, name) for name in gradwatch.__all__}.keys() == set(gradwatch.__all__)
+
+
+def test_a_run_without_micro_batches_has_no_noise_scale(saved):
+    assert gradwatch.noise_scale(gradwatch.load_run(saved[1]).history) is None
+
+
 def test_a_run_that_is_not_there_is_a_mistake(tmp_path):
     with pytest.raises(RunError, match="there is no such run directory"):
         gradwatch.load_run(tmp_path / "none")

@@ -74,10 +74,10 @@ class Incident:
             raise CheckpointError(f"{self.path} is damaged: {error}") from error
 
 
-def incidents(run: Path) -> tuple[Incident, ...]:
+def incidents(run: str | Path) -> tuple[Incident, ...]:
     """Return the incidents of a run directory, by step; one that cannot be read is named in a warning."""
     found = []
-    for path in sorted((run / FOLDER).glob("step-*")):
+    for path in sorted((Path(run) / FOLDER).glob("step-*")):
         if path.suffix:  # unfinished
             continue
         try:

@@ -51,7 +51,7 @@ def test_what_is_critical_or_not_finite_matters(severity, kind, expected):
 def test_an_incident_reads_back_as_it_was_written(tmp_path):
     path = write(recorder(tmp_path))
 
-    (incident,) = incidents(tmp_path)
+    (incident,) = incidents(str(tmp_path))
     assert (incident.path, incident.step, incident.snapshot_step) == (path, 7, None)
     assert incident.findings == (finding(),)
     assert torch.equal(incident.state()["window"][0], torch.ones(2))
