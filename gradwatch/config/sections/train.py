@@ -133,12 +133,14 @@ class TrainSection(Section):
     checkpoint: CheckpointSection = Field(default=CheckpointSection(), description="When to save, and what to keep.")
     early_stop: EarlyStopSection | None = Field(default=None, description="When to end early; null is never.")
     on_nonfinite: Literal["skip", "stop", "continue"] = Field(
-        default="skip", description="What to do with an update whose loss or gradient is NaN or Inf."
+        default="skip",
+        description="What to do with an update whose loss or gradient is NaN or Inf. It comes first, within the step: "
+        "stop ends the run before on_critical acts.",
     )
     on_critical: Literal["continue", "stop", "skip", "rewind"] = Field(
         default="continue",
-        description="What to do after a critical finding: skip leaves the step's batches out from then on, rewind goes "
-        "back to the last good state.",
+        description="What to do after a critical finding, once the step is over and on_nonfinite has acted: skip "
+        "leaves the step's batches out from then on, rewind goes back to the last good state.",
     )
     rewind: RewindSection = Field(default=RewindSection(), description="How on_critical: rewind goes on.")
     scaler: ScalerSection = Field(default=ScalerSection(), description="Loss scaling; only fp16 needs it.")

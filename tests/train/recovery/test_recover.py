@@ -231,6 +231,16 @@ def poisoned_often(folder, *overrides):
     return config
 
 
+@pytest.mark.parametrize("on_critical", ["rewind", "skip", "stop"])
+def test_a_run_that_stops_at_nan_stops_before_anything_critical_is_handled(tmp_path, on_critical):
+    config = poisoned(tmp_path, "train.on_nonfinite=stop", f"train.on_critical={on_critical}")
+
+    outcome = train(config, log_format="plain")
+
+    assert outcome.ending == "non-finite"
+    assert outcome.history.step == STEP, "no step comes after it, and none is taken back"
+
+
 def test_of_many_batches_that_are_left_out_only_the_first_are_warned_of(tmp_path):
     config = poisoned_often(tmp_path)
 
