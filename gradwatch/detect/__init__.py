@@ -6,8 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gradwatch import plugins
-from gradwatch.history.store import History
+from gradwatch.history.store import History, Rows
 from gradwatch.records import Finding
 
 FAMILIES = ("numerics", "gradients", "activations", "updates", "optimizer", "data_and_loss")
@@ -49,6 +52,15 @@ class Detector(Protocol):
     @classmethod
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
+        ...
+
+
+@runtime_checkable
+class TriggeredDetector(Detector, Protocol):
+    """A detector that runs after the steps it selects, instead of every `every` steps."""
+
+    def triggers_T(self, rows: Rows, history: History) -> NDArray[np.bool_]:
+        """Return at which of the rows, before the history holds them, the detector must run: shape (T,)."""
         ...
 
 

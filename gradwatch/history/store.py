@@ -138,8 +138,8 @@ class History:
         self.act = self._table(tuple(a.name for a in info.activations), catalogue.ACT_NAMES, "<f4")
         self.run = self._table(("",), catalogue.run_names(groups), "<f8")
         self._blank_run = dict.fromkeys(self.run.statistics, math.nan)
-        self._step_ms = self.run.statistics.index("step_ms")
-        self._validation = {name: self.run.statistics.index(name) for name in VALIDATION}
+        self._step_ms = self.run.columns["step_ms"]
+        self._validation = {name: self.run.columns[name] for name in VALIDATION}
 
     @property
     def step(self) -> int:

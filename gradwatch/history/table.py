@@ -55,7 +55,8 @@ class Table:
         self.last_step = -1
         """The newest recorded step, or -1 before the first."""
         self._keep = keep
-        self._index = {name: i for i, name in enumerate(self.statistics)}
+        self.columns = {name: i for i, name in enumerate(self.statistics)}
+        """Place of each statistic in the values of a step."""
         row_bytes = self.shape[0] * self.shape[1] * self.dtype.itemsize
         self.slack = min(max(SLACK_BYTES // max(row_bytes, 1), LEAST_SLACK), MAX_APPENDED_STEPS)
         """Steps for which there is room behind the window."""
@@ -87,8 +88,8 @@ class Table:
         first = int(steps_T[0])
         if first <= self.last_step:
             raise ValueError(f"step {first} does not follow step {self.last_step}: recorded steps must grow")
-        if len(steps_T) > 1 and (falls := np.flatnonzero(np.diff(steps_T) <= 0)).size:
-            before, step = steps_T[falls[0] : falls[0] + 2].tolist()
+        if (falls_T := steps_T[1:] <= steps_T[:-1]).any():
+            before, step = steps_T[falls_T.argmax() :][:2].tolist()
             raise ValueError(f"step {step} does not follow step {before}: recorded steps must grow")
         if values_TSL.shape[1:] != self.shape:
             raise ValueError(f"step {first} has values of shape {values_TSL.shape[1:]}, expected {self.shape}")
@@ -135,11 +136,11 @@ class Table:
     def window(self, statistic: str, length: int = WINDOW) -> Floats:
         """Return a statistic over the newest recorded steps, of shape (at most length, L), oldest first."""
         assert length <= WINDOW, f"a window has at most {WINDOW} steps"
-        return self._values_TSL[max(0, self._len - length) : self._len, self._index[statistic]]
+        return self._values_TSL[max(0, self._len - length) : self._len, self.columns[statistic]]
 
     def newest(self, statistic: str) -> Floats:
         """Return a statistic at the newest step, of shape (L,)."""
-        newest_L: Floats = self._values_TSL[self._len - 1, self._index[statistic]]
+        newest_L: Floats = self._values_TSL[self._len - 1, self.columns[statistic]]
         return newest_L
 
     def since(self, step: int) -> tuple[Steps, Floats]:
@@ -153,7 +154,7 @@ class Table:
 
     def series(self, statistic: str) -> tuple[Steps, Floats]:
         """Return all that is kept of a statistic: steps (T,) and values (T, L), oldest first."""
-        i = self._index[statistic]
+        i = self.columns[statistic]
         steps_T = self._all_steps()
         values_TL = np.concatenate([*(v[:, i] for _, v in self._old.values()), self._values_TSL[: self._len, i]])
         keep_T = _select(self._keep, steps_T)

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol, final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gradwatch.detect import Detector
+from gradwatch.detect import Detector, TriggeredDetector
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.events import NOT_SHOWN
 from gradwatch.history.disk.header import Status
@@ -74,6 +75,8 @@ class Ingest:
         self.unhandled_findings: list[Finding] = []
         self.max_rows_at_once = max(WINDOW, history.param.slack)
         self._detectors = list(detectors)
+        self._disabled: set[int] = set()
+        self._triggers = {id(d): d.triggers_T for d in detectors if isinstance(d, TriggeredDetector)}
         self._sinks = list(sinks)
         self._num_unshown = self._num_unwritten = 0
         self._unwritten_since_s = 0.0
@@ -86,33 +89,47 @@ class Ingest:
             num_in_flight: Steps that wait behind them. If there are too many, sinks skip these rows, and an event
                 reports the number.
         """
-        num_left = rows.num_steps
-        for chunk in self._plan(rows):
+        num_left, first = rows.num_steps, 0
+        for last, detectors in self._plan(rows):
             if self._num_unwritten > WINDOW:  # rows that leave the window could not be written any more
                 self.write()
+            chunk = rows.part(first, last + 1)
             self.history.extend(chunk)
             num_left -= chunk.num_steps
-            self._process(chunk.num_steps, num_in_flight=num_in_flight + num_left)
-
-    def _plan(self, rows: Rows) -> Iterator[Rows]:
-        """Yield the rows in chunks, each of which ends at a step to inspect. Rows between two of these come in bulk."""
-        everys = {d.every for d in self._detectors} | {getattr(sink, "every", 1) for sink in self._sinks}
-        is_due_T = np.zeros(rows.num_steps, np.bool_)
-        for every in everys - {0}:  # 0 is a sink that asks for no step
-            is_due_T |= rows.steps_T % every == 0
-        is_due_T[[sample.place for sample in rows.samples if sample.histograms]] = True
-        is_due_T[-1] = True
-        first = 0
-        for last in is_due_T.nonzero()[0].tolist():
-            yield rows.part(first, last + 1)
+            self._process(detectors, chunk.num_steps, num_in_flight=num_in_flight + num_left)
             first = last + 1
 
-    def _process(self, num_steps: int, *, num_in_flight: int) -> None:
+    def _plan(self, rows: Rows) -> Iterator[tuple[int, list[Detector]]]:
+        """Yield the places of the rows after which something runs, and the detectors that do."""
+        detectors = tuple(self._detectors)
+        due_DT = np.zeros((len(detectors), rows.num_steps), np.bool_)
+        for is_due_T, detector in zip(due_DT, detectors, strict=True):
+            is_due_T[:] = self._due_T(detector, rows)
+        is_stop_T: NDArray[np.bool_] = np.logical_or.reduce(due_DT)
+        for every in {getattr(sink, "every", 1) for sink in self._sinks} - {0}:  # 0 is a sink that asks for no step
+            is_stop_T |= rows.steps_T % every == 0
+        is_stop_T[[sample.place for sample in rows.samples if sample.histograms]] = True
+        is_stop_T[-1] = True
+        for place in is_stop_T.nonzero()[0].tolist():
+            yield place, [d for d, is_due in zip(detectors, due_DT[:, place].tolist(), strict=True) if is_due]
+
+    def _due_T(self, detector: Detector, rows: Rows) -> NDArray[np.bool_]:
+        """Return after which of the rows a detector is due; after none if it raises."""
+        triggers_T = self._triggers.get(id(detector))
+        if triggers_T is None:
+            return np.asarray(rows.steps_T % detector.every == 0)
+        try:
+            return triggers_T(rows, self.history)
+        except Exception as error:  # as in `_detect`
+            self._disable(detector, error)
+            return np.zeros(rows.num_steps, np.bool_)
+
+    def _process(self, detectors: Sequence[Detector], num_steps: int, *, num_in_flight: int) -> None:
         """Run the detectors that are due at the newest step, and show it, after `num_steps` were appended."""
         if not self._num_unwritten:
             self._unwritten_since_s = time.monotonic()
         self._num_unwritten += num_steps
-        for finding in self._detect():
+        for finding in self._detect(detectors):
             self.unhandled_findings.append(finding)
             if self.writer:
                 self.write()
@@ -152,19 +169,24 @@ class Ingest:
         self.note(NOT_SHOWN.emit(step=self.history.step, values={"steps": self._num_unshown}))
         self._num_unshown = 0
 
-    def _detect(self) -> list[Finding]:
-        """Run the detectors that are due at the newest step, and return their new or graver findings."""
-        step = self.history.step
+    def _detect(self, detectors: Sequence[Detector]) -> list[Finding]:
+        """Run detectors at the newest step, and return their new or graver findings."""
         news: list[Finding] = []
-        for detector in [d for d in self._detectors if not step % d.every]:
+        for detector in detectors:
+            if id(detector) in self._disabled:  # at a step of the same chunk
+                continue
             try:
                 for finding in detector.detect(self.history):
                     if self.history.report(finding):
                         news.append(finding)
             except Exception as error:  # whatever a plugin raises must not stop the training
-                self._detectors.remove(detector)
-                _warn_disabled(f"detector {detector.kind}", error)
+                self._disable(detector, error)
         return news
+
+    def _disable(self, detector: Detector, error: Exception) -> None:
+        self._detectors = [d for d in self._detectors if d is not detector]
+        self._disabled.add(id(detector))
+        _warn_disabled(f"detector {detector.kind}", error)
 
     def _show(self, method: str, *args: object) -> None:
         for sink in tuple(self._sinks):

@@ -4,19 +4,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradwatch.detect import Example
 from gradwatch.detect.features.baseline import first_steps
 from gradwatch.detect.features.consequences import severity_after
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.robust_stats import Floats, median
-from gradwatch.history.store import History
+from gradwatch.history.store import History, Rows
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity
 
@@ -56,8 +56,6 @@ class Overfitting:
     loss); Zhang et al. 2017, https://arxiv.org/abs/1611.03530.
 
     Args:
-        every: Steps between two looks, each at all validations since the last. 1: only a step that was validated is
-            looked at, and the last one of a run is too.
         patience: Validations in a row above the best. 4: noise seldom agrees so often.
         rise: Rise above the best, as a fraction of it. 0.2: those that did not go on rising stayed below
             0.1 (`scripts/studies/false_alarms.py`).
@@ -73,7 +71,7 @@ class Overfitting:
 
     code: ClassVar[str] = "GW504"
     kind: ClassVar[str] = "overfitting"
-    every: int = 1
+    every: ClassVar[int] = 1
     patience: int = 4
     rise: float = 0.2
     streak: int = 6
@@ -82,12 +80,12 @@ class Overfitting:
     by_heart: float = 0.1
     missed: float = 0.5
 
+    def triggers_T(self, rows: Rows, history: History) -> NDArray[np.bool_]:
+        """Select the steps with a validation loss."""
+        return ~np.isnan(rows.run_TS[:, history.run.columns["val_loss"]])
+
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""
-        if self.every == 1 and math.isnan(history.run.newest("val_loss")[0]):  # the usual step, at 0.3 us
-            return
-        if np.isnan(history.scalar("val_loss", self.every)).all():
-            return
         steps_T, val_T = history.steps("val_loss"), history["val_loss"]
         known_T = np.isfinite(val_T)
         steps_V, val_V = steps_T[known_T], val_T[known_T]

@@ -16,7 +16,7 @@ from gradwatch.detect import Example
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.scope import module_of
 from gradwatch.events import LOSS_NAN, LOSS_WITHHELD
-from gradwatch.history.store import History
+from gradwatch.history.store import History, Rows
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
 
@@ -46,32 +46,29 @@ class NonFinite:
 
     Source: Goldberg 1991, "What every computer scientist should know about floating-point arithmetic"; PyTorch notes
     on numerical accuracy, https://pytorch.org/docs/stable/notes/numerical_accuracy.html.
-
-    Args:
-        every: Steps between two looks. 1: the weights are lost with the first NaN, and looking costs two comparisons.
     """
 
     code: ClassVar[str] = "GW001"
     kind: ClassVar[str] = "non-finite"
-    every: int = 1
+    every: ClassVar[int] = 1
+
+    def triggers_T(self, rows: Rows, history: History) -> NDArray[np.bool_]:
+        """Select the steps whose loss or gradient norm is not finite."""
+        loss, norm = history.run.columns["loss"], history.run.columns[NORM]
+        return ~np.isfinite(rows.run_TS[:, loss] + rows.run_TS[:, norm])
 
     def detect(self, history: History) -> Iterator[Finding]:
-        """Yield where NaN or Inf entered, at the step it did; steps after it that are as sick are no news."""
-        if self.every == 1 and math.isfinite(history.run.newest("loss")[0] + history.run.newest(NORM)[0]):
-            return  # the usual step, at 0.5 us
-        missing_T = _missing(history, self.every + 1)
+        """Yield the layer where NaN or Inf entered, at the first step that has any."""
+        missing_T = _missing(history, 2)
         sick_T = _sick(history, missing_T)
-        first = int(np.argmax(sick_T))
-        if not sick_T[first] or (first == 0 and len(sick_T) > self.every):  # sick already at the last look
-            return
-        yield self._finding(history, age=len(sick_T) - first, has_loss=not missing_T[first])
+        if sick_T[-1] and not sick_T[:-1].any():
+            yield self._finding(history, has_loss=not missing_T[-1])
 
-    def _finding(self, history: History, *, age: int, has_loss: bool) -> Finding:
-        """Write down what entered at the row that is `age` rows from the end."""
-        nonfinite_L = history.param.window("grad.nonfinite", age)[0]
-        loss = float(history.scalar("loss", age)[0])
+    def _finding(self, history: History, *, has_loss: bool) -> Finding:
+        nonfinite_L = history.param.newest("grad.nonfinite")
+        loss = float(history.run.newest("loss")[0])
         sick = np.flatnonzero(nonfinite_L > 0)
-        skipped = history.scalar("skipped", age)[0] == 1
+        skipped = history.run.newest("skipped")[0] == 1
         if math.isfinite(loss) or not has_loss:
             layer: str | None = module_of(history, int(sick[-1]))
             message = f"the gradient turned non-finite at {layer}" + (" while the loss was finite" if has_loss else "")

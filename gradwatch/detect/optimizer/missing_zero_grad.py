@@ -54,7 +54,7 @@ class MissingZeroGrad:
     https://pytorch.org/tutorials/recipes/recipes/zeroing_out_gradients.html; Jiang et al. 2025 (TrainCheck), OSDI.
 
     Args:
-        every: Steps between two looks. 4: the first is as early as `kept` allows, the third has all nine steps.
+        every: Steps between two checks. 5: the first is soon after `kept` allows, the second has all nine steps.
         kept: Updates from the second on, all of them, before which nothing was cleared. 3: not once by mistake.
         power: Exponent that nine in ten tensors must reach. 0.35: the root of t, less the noise of nine points.
         at_most: Exponent that none in ten may pass. 1.2: a sum cannot grow faster than t while gradients do not grow.
@@ -65,7 +65,7 @@ class MissingZeroGrad:
 
     code: ClassVar[str] = "GW401"
     kind: ClassVar[str] = "missing-zero-grad"
-    every: int = 4
+    every: int = 5
     kept: int = 3
     power: float = 0.35
     at_most: float = 1.2
@@ -141,8 +141,8 @@ class MissingZeroGrad:
         """Yield histories that fire, that stay quiet, and near misses."""
         yield Example("gradients that agree add up", _summed(power=0.9), (None,))
         yield Example("gradients that are noise add up", _summed(power=0.55), (None,))
-        yield Example("no backward finds the gradients cleared", _kept(3), (None,))
-        yield Example("one end of the model is left out", _kept(3, layer="encoder"), ("encoder",))
+        yield Example("no backward finds the gradients cleared", _kept(4), (None,))
+        yield Example("one end of the model is left out", _kept(4, layer="encoder"), ("encoder",))
         yield Example("they are kept once, for a reason", _kept(1))
         later = Synthetic(steps=40).note(GRADIENTS_KEPT_LATER, step=20, text="nothing clears the gradients any more")
         yield Example("a loop clears them in its first epoch only", later.history(), (None,))
