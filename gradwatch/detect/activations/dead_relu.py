@@ -1,6 +1,6 @@
 """GW201: units whose ReLU fires for no sample of a batch, batch after batch."""
 
-# T = samples of the activations, A = activation modules
+# A = activation modules
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-import numpy as np
-
 from gradwatch.detect import Example
-from gradwatch.detect.features.consequences import severity_after
-from gradwatch.detect.features.finding import finding_of
-from gradwatch.detect.features.silent_units import DEAD_SIDE_ACTIVATIONS, SilentModule, silent_units
+from gradwatch.detect.features.finding import Sign, findings_of
+from gradwatch.detect.features.lasting_frac import lasting_frac
+from gradwatch.detect.features.silent_units import DEAD_SIDE_ACTIVATIONS, silent_units
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
+
+JUMP_SAMPLES = 5
+"""Sampled batches, before the ones that count, within which half of the dead units must have died for a jump."""
 
 
 @final
@@ -24,32 +25,33 @@ from gradwatch.records import Finding, Quantity, Severity
 class DeadRelu:
     """Units whose ReLU never fires.
 
-    What it measures: per ReLU, module or function (`fc1.relu` is the `torch.relu` behind `fc1`), the fraction of units
-    (channels of a convolution, features elsewhere) that are zero for every sample of the batch, as the smallest value
-    over successive sampled batches: a unit that is silent in one batch and not in the next is selective, not dead. The
-    evidence says how many units have fired at no sampled step since which step, which the probe remembers at a few bits
-    per unit.
+    What it measures: the fraction of units of each ReLU, module or function, that are zero for every sample of the
+    batch. `fc1.relu` is the `torch.relu` that is called behind `fc1`.
 
-    Why it matters: a unit that never fires gets no gradient and can never come back. Where all units of a module are
-    dead the signal ends there: everything before it stops learning.
+    Why it matters: a unit that never fires gets no gradient and cannot recover. If all units of a module are dead, the
+    signal ends there, and everything before it stops learning.
 
-    When it is wrong: tiny batches silence selective units by chance; wide, sparse layers (mixtures, dictionaries) are
-    meant to be silent mostly. Of functional calls, those in a compiled or a checkpointed region are not seen.
+    When it is wrong: tiny batches silence selective units by chance. Wide, sparse layers (mixtures, dictionaries) are
+    mostly silent on purpose. Functional calls in a compiled or checkpointed region are not seen.
 
-    What to do: find what pushed the inputs below zero: a bias initialised far below zero, a large step (learning rate
-    too high or without warm-up), inputs that were not normalised. LeakyReLU or GELU let a gradient through; He
-    initialisation and normalisation keep half of the inputs positive.
+    What to do: find out why the inputs fell below zero. Usual reasons are a bias that was initialized far below zero, a
+    large step (learning rate too high, no warm-up), and inputs that are not normalized. LeakyReLU and GELU let a
+    gradient through. He initialization and normalization keep half of the inputs positive.
+
+    How it is detected: units are channels in a convolution, features elsewhere. The fraction is the smallest of
+    successive sampled batches, because a unit that is silent in one batch only is selective, not dead. The evidence
+    also counts the units that have not fired at any sampled step since a given step. The finding is critical if all
+    units are dead, and info if the fraction only jumped.
 
     Source: Lu et al. 2020, "Dying ReLU and initialization", https://arxiv.org/abs/1903.06733; Maas et al. 2013
     (LeakyReLU), sec. 2.
 
     Args:
-        every: Steps between two looks. 10: activations are sampled that often.
-        fraction: Dead fraction, 0..1, at which to report. 0.85: a layer with that many dead units has the capacity of
-            one a seventh as wide; healthy ones stay below 0.6 (`scripts/studies/false_alarms.py`), with two samples
-            per batch below 0.8.
-        jump: Dead fraction at which to say so (info) where half of it came within the newest 5 samples. 0.6: that many
-            die at once only after a push; some healthy narrow layers lose as many and still learn.
+        every: Steps between two calls. 10: activations are sampled that often.
+        fraction: Dead fraction, 0..1, at which to report. 0.85: such a layer has the capacity of one a seventh as wide.
+            Healthy layers stay below 0.6 (`scripts/studies/false_alarms.py`), with two samples per batch below 0.8.
+        jump: Dead fraction to report as info if half of it came within the newest 5 samples. 0.6: that many units die
+            at once only after a push. Some healthy narrow layers lose as many and still learn.
         samples: Successive samples of which the smallest counts. 2: two batches that agree.
     """
 
@@ -61,68 +63,51 @@ class DeadRelu:
     samples: int = 2
 
     def detect(self, history: History) -> Iterator[Finding]:
-        """Yield a finding for each ReLU module with dead units."""
-        if not history.info.activations or len(history.act.steps(self.samples)) < self.samples:
-            return
-        if not np.fmax.reduce(history.act.newest("act.dead_frac")) >= min(self.jump, self.fraction):
-            return
-        dead_TA = history.act.window("act.dead_frac", 5 + self.samples)
-        now_A = dead_TA[-self.samples :].min(axis=0)  # nan where it was not measured
-        for a, activation in enumerate(history.info.activations):
-            has_jumped = now_A[a] >= self.jump and dead_TA[0, a] <= now_A[a] / 2
-            if activation.module_type in DEAD_SIDE_ACTIVATIONS and (now_A[a] >= self.fraction or has_jumped):
-                silent = silent_units(history, a)
-                dead, before = float(now_A[a]), float(dead_TA[0, a])
-                yield self._finding(history, activation.name, dead=dead, before=before, silent=silent)
+        """Yield a finding for each ReLU with dead units."""
+        yield from findings_of(self, history, self._signs(history))
 
-    def _finding(
-        self, history: History, layer: str, *, dead: float, before: float, silent: SilentModule | None
-    ) -> Finding:
-        since = f"; {silent.count} of {silent.units} units since step {silent.since}" if silent else ""
+    def _signs(self, history: History) -> Iterator[Sign]:
+        bound = min(self.jump, self.fraction)
+        dead_A = lasting_frac(history, "act.dead_frac", samples=self.samples, at_least=bound)
+        if dead_A is None:
+            return
+        before_A = history.act.window("act.dead_frac", JUMP_SAMPLES + self.samples)[0]
+        for a, activation in enumerate(history.info.activations):
+            has_jumped = dead_A[a] >= self.jump and before_A[a] <= dead_A[a] / 2
+            if activation.module_type in DEAD_SIDE_ACTIVATIONS and (dead_A[a] >= self.fraction or has_jumped):
+                yield self._sign(history, a, dead=float(dead_A[a]), before=float(before_A[a]))
+
+    def _sign(self, history: History, activation: int, *, dead: float, before: float) -> Sign:
+        layer, silent = history.info.activations[activation].name, silent_units(history, activation)
+        since = f"; {silent.count} of {silent.units} have not fired since step {silent.since}" if silent else ""
         share = "all" if dead == 1 else f"{100 * dead:.0f} %"
-        severity = severity_after(history, self.kind) if dead >= self.fraction else Severity.INFO
-        severity = Severity.CRITICAL if dead == 1 else severity  # nothing passes any more
-        return finding_of(
-            self,
-            history,
-            f"{share} of the units of {layer} fire for no sample{since}",
-            Quantity(key="act.dead_frac", value=dead, unit="0..1"),
-            Quantity(
-                key="act.dead_frac.before",
-                label=f"act.dead_frac {4 + self.samples} samples before",
-                value=before,
-                unit="0..1",
+        label = f"act.dead_frac {JUMP_SAMPLES + self.samples - 1} samples before"
+        is_jump = dead < self.fraction
+        return Sign(
+            f"{share} of the units of {layer} are zero for every sample{since}",
+            (
+                Quantity(key="act.dead_frac", value=dead, unit="0..1"),
+                Quantity(key="act.dead_frac.before", label=label, value=before, unit="0..1"),
+                *((silent.quantity(),) if silent else ()),
             ),
-            *((silent.quantity(),) if silent else ()),
             layer=layer,
-            severity=severity,
+            severity=Severity.CRITICAL if dead == 1 else Severity.INFO if is_jump else None,
         )
 
     @classmethod
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
-        yield Example(
-            "all units die at step 60",
-            Synthetic(steps=100, activations=3).dead_relu(1, fraction=1, onset=60).history(),
-            ("acts.1",),
-        )
-        yield Example(
-            "nine of ten never fired",
-            Synthetic(steps=40, activations=3).dead_relu(2, fraction=0.9, onset=0).history(),
-            ("acts.2",),
-        )
-        yield Example(
-            "two thirds die after a large step",
-            Synthetic(steps=100, activations=3).dead_relu(0, fraction=0.66, onset=60).history(),
-            ("acts.0",),
-        )
+        yield Example("all units die at step 60", _with_dead(1, fraction=1), ("acts.1",))
+        yield Example("nine of ten never fired", _with_dead(2, fraction=0.9, onset=0), ("acts.2",))
+        yield Example("two thirds die after a large step", _with_dead(0, fraction=0.66), ("acts.0",))
         yield Example("a healthy run", Synthetic(steps=100, activations=3).history())
-        yield Example(
-            "half of the units of a wide layer are silent",
-            Synthetic(steps=100, activations=3).dead_relu(1, fraction=0.5, onset=60).history(),
-        )
+        yield Example("half of the units of a wide layer are silent", _with_dead(1, fraction=0.5))
         batch = Synthetic(steps=100, activations=3)
         batch.dead_frac_TA[50:51] = 1
         yield Example("one batch is blank", batch.history())
         gelu = Synthetic(steps=100, activations=3).dead_relu(1, fraction=0.95, onset=0).saturated(1, module_type="GELU")
         yield Example("a GELU has no dead side", gelu.history())
+
+
+def _with_dead(act: int, *, fraction: float, onset: int = 60) -> History:
+    return Synthetic(steps=100, activations=3).dead_relu(act, fraction=fraction, onset=onset).history()

@@ -35,11 +35,19 @@ def first_steps(history: History, statistic: str, length: int = BASELINE_STEPS) 
     return found[statistic][:length]
 
 
+def first_loss(history: History) -> float:
+    """Return the median loss of the first `BASELINE_STEPS` steps."""
+    return float(median(first_steps(history, "loss")))
+
+
+def newest_loss(history: History, steps: int = BASELINE_STEPS) -> float:
+    """Return the median loss of the newest steps, in which the noise of single batches is gone."""
+    return float(median(history.scalar("loss", steps)))
+
+
 def is_learned(history: History, *, left: float = 0.02) -> bool:
     """Return whether next to nothing of the first loss is left, so that odd gradients do no harm."""
-    first = float(median(first_steps(history, "loss")))
-    newest = float(median(history.scalar("loss", BASELINE_STEPS)))
-    return 0 <= newest < left * first
+    return 0 <= newest_loss(history) < left * first_loss(history)
 
 
 def baseline_loss(history: History) -> tuple[float, str]:
@@ -48,7 +56,7 @@ def baseline_loss(history: History) -> tuple[float, str]:
     It is the loss of the first steps. For a cross entropy it is the chance-level loss if that is smaller: a network
     may begin above that level, and has learned nothing by the time it comes down to it.
     """
-    first = float(median(first_steps(history, "loss")))
+    first = first_loss(history)
     for event in events_of(history, CHANCE):
         chance_loss = event.values["nat"] * math.log(event.values["classes"])
         if chance_loss < first:
