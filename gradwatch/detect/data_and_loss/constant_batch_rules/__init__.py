@@ -1,0 +1,1 @@
+"""Mechanisms of `constant_batch`, one per file: functions of a history that return what they have seen."""

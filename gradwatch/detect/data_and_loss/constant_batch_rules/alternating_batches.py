@@ -1,0 +1,27 @@
+"""Find two batches that alternate: each batch is the one of two steps before.
+
+Wrong for policies that are updated on both halves of what they collected, which alternate for some epochs, and for
+data of two batches. The second counts only if the size of the batch shows that it is a part of the data.
+"""
+
+from __future__ import annotations
+
+from gradwatch.detect.data_and_loss.constant_batch_rules.batch_size import batch_size, is_surely_part
+from gradwatch.detect.features.finding import Sign
+from gradwatch.history.store import History
+from gradwatch.records import Quantity, Severity
+
+
+def find_alternating_batches(history: History, *, turns: int, chosen: int) -> Sign | None:
+    """Return a sign if two batches have alternated for `turns` steps, in batches of at most `chosen` samples."""
+    hash_T = history.scalar("batch_hash", turns)
+    if len(hash_T) < turns or hash_T[-1] == hash_T[-2] or not (hash_T[2:] == hash_T[:-2]).all():
+        return None
+    if not is_surely_part(history, batch_size(history), chosen=chosen):
+        return None
+    label = "steps in which two batches alternated"
+    return Sign(
+        f"two batches alternated for {turns} steps",
+        (Quantity(key="batch.alternating_steps", label=label, value=float(turns), unit="steps"),),
+        severity=Severity.WARNING,
+    )

@@ -1,0 +1,49 @@
+"""Judge from its size whether a batch is a part of the data: batch sizes are chosen, sizes of data sets are not."""
+
+from __future__ import annotations
+
+import math
+
+from gradwatch.history.store import History
+
+LBFGS = "LBFGS"
+"""Optimizer whose line searches need the same batch at every step."""
+
+MAX_FREE_SIZE = 12
+"""Samples up to which a batch of any size may be chosen."""
+
+ROUND_FACTORS = (8, 10, 25)
+"""Factors of sizes that may be chosen; data sets of 34 or 178 samples have none of them."""
+
+LARGE_SIZE_FACTOR = 64
+"""Factor of the large sizes that may be chosen."""
+
+
+def batch_size(history: History) -> float:
+    """Return the number of samples of the newest batch, nan if it is unknown."""
+    return float(history.run.newest("samples_per_s")[0] * history.run.newest("step_ms")[0]) / 1e3
+
+
+def is_surely_part(history: History, size: float, *, chosen: int) -> bool:
+    """Return whether a size is at most `chosen` and typical of batches only: a power of two, or 24, 48, 96."""
+    if history.info.optimizer == LBFGS or not size <= chosen:  # nan, an unknown size, is not
+        return False
+    number = round(size)
+    return number.bit_count() == 1 or (number % 8 == 0 and number % 10 > 0)
+
+
+def may_be_part(history: History, size: float, *, chosen: int) -> bool:
+    """Return whether a batch may be a part of the data, rather than all of it or what the optimizer needs.
+
+    Args:
+        history: Of the run.
+        size: Samples of the batch; nan if unknown.
+        chosen: Samples up to which each round size may be chosen.
+    """
+    if history.info.optimizer == LBFGS:
+        return False
+    if math.isnan(size):
+        return True
+    number = round(size)
+    is_round = number <= MAX_FREE_SIZE or any(number % factor == 0 for factor in ROUND_FACTORS)
+    return is_round and (size <= chosen or number % LARGE_SIZE_FACTOR == 0)

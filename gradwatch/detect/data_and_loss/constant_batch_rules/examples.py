@@ -1,0 +1,38 @@
+"""Make runs whose batches come again, as examples for `constant_batch`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from gradwatch.events import TENSOR_HELD, EventKind
+from gradwatch.history.store import History
+from gradwatch.history.synthetic.builder import Synthetic
+from gradwatch.history.synthetic.edit import with_statistic
+from gradwatch.records import Event
+
+
+def make_batches(numbers_T: ArrayLike, *, size: int = 32, is_held: bool = False, optimizer: str = "AdamW") -> History:
+    """Return a run with the given batches, by number, of a size; `is_held` if the first tensor is handed over again."""
+    numbers_T = np.asarray(numbers_T)
+    made = Synthetic(steps=len(numbers_T))
+    made.info = replace(made.info, optimizer=optimizer)
+    made.batch_hash_T = made.batch_hash_T[numbers_T]
+    history = with_statistic(made.history(), "step_ms", 1.0, missing=True)
+    if is_held:
+        history.note(Event(kind=TENSOR_HELD.name, step=1))
+    return with_statistic(history, "samples_per_s", 1e3 * size, missing=True)
+
+
+def make_alike(
+    kind: EventKind, *, step: int = 30, is_handed_over: bool = True, values: Mapping[str, float] | None = None
+) -> History:
+    """Return a run in which the probe saw the same 32 samples again, of which values may differ."""
+    values = {"distance": 0.1, "samples": 32.0, **(values or {})}
+    made = Synthetic(steps=40).note(kind, step=step, text="the same samples", values=values)
+    if not is_handed_over:
+        made.batch_hash_T[:] = np.nan
+    return made.history()
