@@ -1,0 +1,1 @@
+"""Mechanisms of `loss_plateau`, one per file: functions of a history that return what they have seen."""

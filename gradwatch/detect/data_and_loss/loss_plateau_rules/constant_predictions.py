@@ -1,0 +1,42 @@
+"""Find a loss that fell only by what a constant prediction can learn: the mean of the targets, or the class shares.
+
+For cross entropies and squared errors of the model's output, the gradient of that output reveals the targets. The probe
+checks whether predictions fit their own sample better than any other sample of the batch. It reports that they do not
+if eight checks in a row show together that pairing explains less than 0.03 of what a constant leaves open.
+"""
+
+# E = embeddings
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.detect.data_and_loss.loss_plateau_rules.progress import WINDOW_STEPS, loss_evidence, severity_of_game
+from gradwatch.detect.features.baseline import newest_loss
+from gradwatch.detect.features.finding import Sign
+from gradwatch.detect.features.robust_stats import median
+from gradwatch.detect.features.structure import structure_of
+from gradwatch.events import PAIRED, UNPAIRED
+from gradwatch.history.store import History
+
+
+def find_constant_predictions(history: History, *, patience: int) -> Sign | None:
+    """Return a sign if predictions fitted other samples as well as their own when they were last checked.
+
+    Args:
+        history: Of the run.
+        patience: Steps for which the rows of each embedding must have learned. If a batch reads a third of the rows,
+            each row learns in a third of the steps.
+    """
+    checks = [e.kind for e in history.events if e.kind in (UNPAIRED.name, PAIRED.name) and e.step <= history.step]
+    if not checks or checks[-1] == PAIRED.name or history.step * _min_read_frac(history) < patience:
+        return None
+    newest = newest_loss(history, WINDOW_STEPS)
+    text = f"the loss is {newest:.4g} after {history.step} steps, and predictions fit any other sample as well"
+    return Sign(text, loss_evidence(history), severity=severity_of_game(history))
+
+
+def _min_read_frac(history: History) -> float:
+    """Return the fraction of its rows that a batch reads of an embedding; the smallest of all embeddings."""
+    zero_frac_TE = history.param.window("grad.zero_frac", WINDOW_STEPS)[:, structure_of(history).embeddings_E]
+    return 1 - float(np.fmax.reduce(median(zero_frac_TE), initial=0.0))

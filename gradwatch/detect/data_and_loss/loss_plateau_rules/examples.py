@@ -1,0 +1,38 @@
+"""Make runs whose loss stands still, as examples for `loss_plateau`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from gradwatch.events import EMBEDDING_PRODUCT, EventKind
+from gradwatch.history.store import History
+from gradwatch.history.synthetic.builder import Synthetic
+
+
+def make_flat(*, fall: float = 0.0) -> Synthetic:
+    """Return a run whose loss falls by a fraction only."""
+    made = Synthetic(steps=200)
+    made.loss_T = 2.3 * (1 - fall * made.t_T / 160) * np.exp(0.03 * made.rng.standard_normal(made.steps))
+    return made
+
+
+def make_constant_predictions(*kinds: EventKind, unread: float = 0.0) -> History:
+    """Return a run whose loss falls by half at once and then stands, with events about its predictions."""
+    made = make_flat()
+    made.loss_T[20:] *= 0.5
+    made.info = replace(made.info, layers=tuple(replace(i, module_type="Embedding") for i in made.info.layers))
+    made.zero_frac_TL[:] = unread
+    for kind in kinds:
+        made.note(kind, step=100)
+    return made.history()
+
+
+def make_growing_product() -> History:
+    """Return a flat run in which two embeddings that are multiplied grow, and nothing else does."""
+    made = make_flat().note(EMBEDDING_PRODUCT, values={"first": 0.0, "second": 1.0, "dimension": 16.0})
+    tables = (replace(layer, module_type="Embedding") for layer in made.info.layers[:2])
+    made.info = replace(made.info, layers=(*tables, *made.info.layers[2:]))
+    made.weight_l2_TL[:, :2] *= 1 + 0.002 * made.t_T[:, None]
+    return made.history()

@@ -1,0 +1,41 @@
+"""Find a loss that has not fallen since the run began.
+
+How long it must stand follows from the losses: the evidence of a sequential test adds up over blocks of 4 steps, and a
+block of a loss that stands still seldom sets a new low. Of runs whose blocks set a new low every second time, noise
+included, the test lets at most a given fraction pass within a window, however often it is asked (Ville's inequality).
+
+Wrong for a loss that does not measure success, as in policy gradients, and for tasks that are learned in a sudden
+transition after a long plateau.
+"""
+
+# T = steps of a window
+
+from __future__ import annotations
+
+from gradwatch.detect.data_and_loss.loss_plateau_rules.progress import WINDOW_STEPS, loss_evidence, severity_of_game
+from gradwatch.detect.features.baseline import baseline_loss, newest_loss
+from gradwatch.detect.features.finding import Sign
+from gradwatch.detect.features.sequential_test import aligned_blocks, stall_likelihood_ratio
+from gradwatch.history.store import History
+
+BLOCK_STEPS = 4
+"""Steps per block of which the median counts in the sequential test."""
+
+SETTLING_STEPS = 32
+"""First steps that are left out of the trend and of the test: a network that learns nothing first learns the mean."""
+
+NEW_LOW_RATE = 0.5
+"""Probability of a new low in each block at which a loss counts as falling."""
+
+
+def find_stall(history: History, *, error: float) -> Sign | None:
+    """Return a sign if losses like these come from a falling loss with a probability of at most `error`."""
+    loss_T = history.scalar("loss")
+    steps_T = history.run.steps(len(loss_T))
+    is_settled_T = steps_T >= SETTLING_STEPS
+    blocks = aligned_blocks(loss_T[is_settled_T], int(steps_T[is_settled_T][0]), BLOCK_STEPS)
+    if stall_likelihood_ratio(blocks, rate=NEW_LOW_RATE) < 1 / error:
+        return None
+    newest, (first, where) = newest_loss(history, WINDOW_STEPS), baseline_loss(history)
+    text = f"the loss is {newest:.4g} after {history.step} steps and {first:.4g} {where}"
+    return Sign(text, loss_evidence(history), severity=severity_of_game(history))

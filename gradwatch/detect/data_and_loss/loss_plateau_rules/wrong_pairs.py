@@ -1,0 +1,25 @@
+"""Find losses that compare the wrong numbers, in the events of the probe that reads the autograd graph.
+
+Predictions (n, 1) against targets (n,) make n x n differences, of which the model can only learn the mean. A softmax
+over other values than the outputs of one place, because `view` was called instead of `transpose`, mixes classes with
+time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gradwatch.detect.data_and_loss.loss_plateau_rules.progress import loss_evidence
+from gradwatch.detect.features.events import events_of
+from gradwatch.detect.features.finding import Sign
+from gradwatch.events import BROADCAST, MIXED_AXES
+from gradwatch.history.store import History
+from gradwatch.records import Severity
+
+
+def find_wrong_pairs(history: History) -> Iterator[Sign]:
+    """Yield a sign for each loss that compares every prediction with every target, or classes with places."""
+    for kind in (BROADCAST, MIXED_AXES):
+        for event in events_of(history, kind):
+            text = f"the loss cannot fall as it should: {event.text}"
+            yield Sign(text, loss_evidence(history), layer=event.layer, severity=Severity.WARNING)
