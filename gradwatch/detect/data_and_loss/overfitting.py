@@ -12,19 +12,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
-from gradwatch.detect.features.baseline import first_steps
-from gradwatch.detect.features.consequences import severity_after
-from gradwatch.detect.features.finding import finding_of
+from gradwatch.detect.features.baseline import first_loss, newest_loss
+from gradwatch.detect.features.finding import Sign, findings_of
 from gradwatch.detect.features.robust_stats import Floats, median
 from gradwatch.history.store import History, Rows
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity
 
-NOISE_OF_SECOND = 1.65
-"""Median size of a second difference of values that are noise, in their deviations: 0.6745 times the root of 6."""
+SECOND_DIFFERENCE_SIGMAS = 1.65
+"""Median size of the second differences of pure noise, in its standard deviations: 0.6745 times the root of 6."""
 
-CLEAR = 2.5
-"""Deviations by which means of three and more differ by chance once in a thousand times."""
+MIN_CLEAR_SIGMAS = 2.5
+"""Standard deviations by which two means of at least 3 values differ by chance once in 1,000 times."""
+
+MAX_FIRST_RATIO = 2.0
+"""First validation loss, in units of the training loss around it, up to which both losses have one unit."""
+
+MAX_PEAK_RATIO = 1.05
+"""Highest validation loss since the best, in units of the newest, up to which the newest still counts as highest."""
+
+NEAR_STEPS = 8
+"""Steps before and after a validation whose training losses belong to it."""
 
 
 @final
@@ -32,41 +40,41 @@ CLEAR = 2.5
 class Overfitting:
     """A training loss that falls while the validation loss rises.
 
-    What it measures: the validation losses of the whole run: how far and for how many validations in a row they have
-    been above the best one, the newest of them the highest, while the training loss went on falling. Half of that rise
-    and a little more will do where `streak` validations in a row were each above the one before: of values without a
-    trend so many are in rising order once in (streak + 1)!, 5040 times, whatever their noise. Validation that is noisy
-    (a large rate before a normalisation's averages, few samples) goes up and down again: what came since the best must
-    be above those around it by 2.5 deviations of that noise.
+    What it measures: how far, and for how many validations in a row, the validation loss has been above its best, while
+    the training loss went on falling.
 
-    A training loss that is down to a tenth of the first counts as having fallen; and where the validation loss then
-    still is at half of the first, it need not rise, but only fall no more: the training data are known by heart, and
-    that tells nothing of others. (Both must be of one unit: the first validation is no more than twice the training
-    loss around it.)
+    Why it matters: after the best validation, the model learns only what holds for its training data.
 
-    Why it matters: from the best validation on, the model learns what holds for its training data only.
+    When it is wrong: the loss can rise (fewer but more confident mistakes) while the accuracy rises too. Nothing is
+    reported if the validation accuracy is at its best.
 
-    When it is wrong: the loss can rise (fewer, surer mistakes) while accuracy does too; where the validation accuracy
-    is at its best, nothing is reported.
+    What to do: keep the checkpoint of the best validation and stop early. Use more or augmented data, weight decay,
+    dropout, or a smaller model. Look for wrong labels, which are learned last.
 
-    What to do: keep the checkpoint of the best validation and stop early; more or augmented data; weight decay,
-    dropout, a smaller model; look for wrong labels, which are learned last.
+    How it is detected: (1) The newest `patience` validation losses are above the best by half of `rise`, the newest is
+    the highest and above it by `rise`, and the rise is clear from the noise. Noisy validations, from few samples or a
+    large learning rate before a normalization, go up and down again. So the mean since the best must be 2.5 standard
+    deviations above the mean around it. (2) `streak` validations in a row were each above the one before. A rise of
+    `steady` then suffices, because values without a trend are in rising order once in (streak + 1)!, which is 5,040.
+    (3) The training loss is below `by_heart` of the first, and the validation loss is above `missed` of it and falls no
+    more: the training data are memorized. Both losses must have one unit: the first validation loss is at most twice
+    the training loss around it.
 
-    Source: Prechelt 1998, "Early stopping - but when?", https://doi.org/10.1007/3-540-49430-8_3 (generalisation
+    Source: Prechelt 1998, "Early stopping - but when?", https://doi.org/10.1007/3-540-49430-8_3 (generalization
     loss); Zhang et al. 2017, https://arxiv.org/abs/1611.03530.
 
     Args:
         patience: Validations in a row above the best. 4: noise seldom agrees so often.
-        rise: Rise above the best, as a fraction of it. 0.2: those that did not go on rising stayed below
-            0.1 (`scripts/studies/false_alarms.py`).
-        streak: Validations in a row, each above the one before. 6: by chance once in 5040.
+        rise: Rise above the best, as a fraction of it. 0.2: losses that did not go on rising stayed below 0.1
+            (`scripts/studies/false_alarms.py`).
+        streak: Validations in a row, each above the one before. 6: by chance once in 5,040.
         steady: Rise above the best, as a fraction of it, after such a streak. 0.15: between 0.1 and 0.2.
-        fall: Training loss, in units of that around the best validation, below which it counts as falling.
-            0.8: a plateau's noise stays above.
-        by_heart: Training loss, in units of the first, below which the training data are known. 0.1: who has that much
-            by what all data have in common does not miss half of it in others.
-        missed: Validation loss, in the same unit, above which that is no help to other data. 0.5: of what learning the
-            training data took off, less than half was learned of what they have in common with others.
+        fall: Training loss, in units of the one around the best validation, below which it counts as falling. 0.8: the
+            noise of a plateau stays above.
+        by_heart: Training loss, in units of the first, below which the training data are memorized. 0.1: a model that
+            learned so much of what all data have in common has learned more than half of other data.
+        missed: Validation loss, in units of the first training loss, above which memorizing is no help to other data.
+            0.5: less than half of what training took off was learned for other data too.
     """
 
     code: ClassVar[str] = "GW504"
@@ -86,48 +94,53 @@ class Overfitting:
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""
-        steps_T, val_T = history.steps("val_loss"), history["val_loss"]
-        known_T = np.isfinite(val_T)
-        steps_V, val_V = steps_T[known_T], val_T[known_T]
-        best = int(np.argmin(val_V)) if len(val_V) else 0
-        if len(val_V) - best <= self.patience or _is_best_now(history):
-            return
-        first = float(median(first_steps(history, "loss")))
-        is_by_heart = self._is_by_heart(history, val_V, first) and val_V[0] < 2 * _around(history, steps_V[0])
-        if not is_by_heart and not self._has_risen(val_V, best):
-            return
-        train, before = float(median(history.scalar("loss", 16))), _around(history, steps_V[best])
+        yield from findings_of(self, history, [self._sign(history)])
+
+    def _sign(self, history: History) -> Sign | None:
+        val_T = history["val_loss"]
+        is_known_T = np.isfinite(val_T)
+        steps_V, val_V = history.steps("val_loss")[is_known_T], val_T[is_known_T]
+        if len(val_V) <= self.patience:
+            return None
+        best = int(np.argmin(val_V))
+        if len(val_V) - best <= self.patience or _is_accuracy_best(history):
+            return None
+        first, train, before = first_loss(history), newest_loss(history), _loss_around(history, steps_V[best])
+        is_one_unit = val_V[0] < MAX_FIRST_RATIO * _loss_around(history, steps_V[0])
+        is_memorized = is_one_unit and self._is_memorized(val_V, train=train, first=first)
+        if not (is_memorized or self._has_risen(val_V, best)):
+            return None
         if not train < max(self.fall * before, self.by_heart * first):
-            return
-        rise = 100 * float(val_V[-1] / val_V[best] - 1)
-        yield finding_of(
-            self,
-            history,
-            f"the validation loss is {rise:.0f} % above that of step {steps_V[best]}, the training loss fell"
-            + (f" to {100 * train / first:.2g} % of the first" if is_by_heart else ""),
-            Quantity(key="val_loss.best", label="best val_loss", value=float(val_V[best])),
-            Quantity(key="val_loss", value=float(val_V[-1])),
-            Quantity(key="val_loss.rise_frac", label="rise above the best", value=rise / 100, unit="0..1"),
-            Quantity(key="val_loss.best_step", label="step of the best", value=float(steps_V[best])),
-            Quantity(key="loss.at_best", label="loss around the best", value=before),
-            Quantity(key="loss", value=train),
-            severity=severity_after(history, self.kind),
+            return None
+        rise = float(val_V[-1] / val_V[best] - 1)
+        share = f" to {100 * train / first:.2g} % of the first" if is_memorized else ""
+        return Sign(
+            f"the validation loss is {100 * rise:.0f} % above step {steps_V[best]}, and the training loss fell{share}",
+            (
+                Quantity(key="val_loss.best", label="best val_loss", value=float(val_V[best])),
+                Quantity(key="val_loss", value=float(val_V[-1])),
+                Quantity(key="val_loss.rise_frac", label="rise above the best", value=rise, unit="0..1"),
+                Quantity(key="val_loss.best_step", label="step of the best", value=float(steps_V[best])),
+                Quantity(key="loss.at_best", label="loss around the best", value=before),
+                Quantity(key="loss", value=train),
+            ),
         )
 
-    def _is_by_heart(self, history: History, val_V: Floats, first: float) -> bool:
-        """Say whether next to nothing of the training loss is left, and of the validation loss most."""
-        newest_V, train = val_V[-self.patience :], float(median(history.scalar("loss", 16)))
-        return 0 <= train < self.by_heart * first and bool(newest_V.min() > self.missed * first)
+    def _is_memorized(self, val_V: Floats, *, train: float, first: float) -> bool:
+        """Return whether next to nothing of the training loss is left, and most of the validation loss."""
+        return 0 <= train < self.by_heart * first and bool(val_V[-self.patience :].min() > self.missed * first)
 
     def _has_risen(self, val_V: Floats, best: int) -> bool:
-        """Say whether the newest validations are clearly above the best, and nearly each above the one before."""
+        """Return whether the newest validations are clearly above the best, or each of them above the one before."""
+        lowest, newest = val_V[best], val_V[-1]
+        if lowest <= 0:  # a rise in units of it means nothing
+            return False
         is_steady = len(val_V) > self.streak and bool((np.diff(val_V[-self.streak - 1 :]) > 0).all())
-        if is_steady and val_V[-1] > val_V[best] * (1 + self.steady) > 0:
+        if is_steady and newest > lowest * (1 + self.steady):
             return True
-        newest_V = val_V[-self.patience :]
-        is_above = val_V[best] > 0 and newest_V.min() > val_V[best] * (1 + self.rise / 2)
-        is_rising = newest_V[-1] >= val_V[best:].max() / 1.05
-        return bool(is_above and is_rising and newest_V[-1] > val_V[best] * (1 + self.rise)) and _is_clear(val_V, best)
+        is_above = val_V[-self.patience :].min() > lowest * (1 + self.rise / 2) and newest > lowest * (1 + self.rise)
+        is_highest = newest >= val_V[best:].max() / MAX_PEAK_RATIO
+        return bool(is_above and is_highest) and _is_clear(val_V, best)
 
     @classmethod
     def examples(cls) -> Iterator[Example]:
@@ -139,31 +152,37 @@ class Overfitting:
             "it rises by a sixth, at each of many validations", _validated(turn=60, slope=0.0012, noise=0), (None,)
         )
         yield Example("it rises by a sixth, up and down", _validated(turn=60, slope=0.0012, noise=0.05))
-        yield Example("it rises by a twentieth", _validated(turn=80, slope=0.0004))
+        yield Example("it rises by 5 %", _validated(turn=80, slope=0.0004))
         yield Example("it rises, and the training loss does too", _validated(turn=80, slope=0.01, train=0.01))
-        yield Example("the training data are known by heart, and others are not", _by_heart(level=0.8), (None,))
-        yield Example("they are known by heart, and others nearly so", _by_heart(level=0.3))
+        yield Example("the training data are memorized, and other data are not known", _memorized(level=0.8), (None,))
+        yield Example("they are memorized, and other data are known nearly as well", _memorized(level=0.3))
         yield Example("it is noisy", _validated(turn=80, slope=0, noise=0.15))
 
 
 def _is_clear(val_V: Floats, best: int) -> bool:
-    """Say whether validations since the best one differ from those around it by more than their noise.
+    """Return whether the validations since the best differ from the ones around it by more than their noise.
 
-    The best of many noisy ones is a lucky one. Second differences leave trends out: their median is 1.65 deviations.
+    The best of many noisy validations is a lucky one. Second differences leave trends out.
     """
-    noise = float(median(np.abs(np.diff(val_V[best:], 2)))) / NOISE_OF_SECOND
-    return bool(val_V[best + 1 :].mean() - val_V[max(0, best - 1) : best + 2].mean() > CLEAR * noise)
+    sigma = float(median(np.abs(np.diff(val_V[best:], 2)))) / SECOND_DIFFERENCE_SIGMAS
+    around = val_V[max(0, best - 1) : best + 2]
+    return bool(val_V[best + 1 :].mean() - around.mean() > MIN_CLEAR_SIGMAS * sigma)
 
 
-def _is_best_now(history: History) -> bool:
-    """Say whether the newest validation accuracy is the best there was."""
+def _is_accuracy_best(history: History) -> bool:
+    """Return whether the newest validation accuracy is the best of the run."""
     accuracy_T = history["val_accuracy"]
     accuracy_V = accuracy_T[~np.isnan(accuracy_T)]
     return len(accuracy_V) > 1 and bool(accuracy_V[-1] >= accuracy_V.max())
 
 
-def _by_heart(*, level: float) -> History:
-    """Return a run that has learned its training data, and whose validation loss stops at a level of the first."""
+def _loss_around(history: History, step: int) -> float:
+    """Return the median training loss around a step."""
+    return float(median(history["loss"][np.abs(history.steps("loss") - step) <= NEAR_STEPS]))
+
+
+def _memorized(*, level: float) -> History:
+    """Return a run that memorizes its training data, and whose validation loss stops at a fraction of the first."""
     made = Synthetic(steps=240)
     made.loss_T = 2.3 * np.maximum(np.exp(-made.t_T / 40), 0.01)
     at_T = made.t_T % 20 == 19
@@ -171,13 +190,8 @@ def _by_heart(*, level: float) -> History:
     return made.history()
 
 
-def _around(history: History, step: int) -> float:
-    """Return the median training loss around a step."""
-    return float(median(history["loss"][np.abs(history.steps("loss") - step) <= 8]))
-
-
 def _validated(*, turn: int, slope: float, noise: float = 0.01, train: float = 0.0) -> History:
-    """Return a run that is validated every 20 steps, with a validation loss that rises from a step on."""
+    """Return a run with a validation every 20 steps, whose validation loss rises after a step."""
     made = Synthetic(steps=240)
     rng = np.random.default_rng(0)
     after_T = np.maximum(made.t_T - turn, 0)

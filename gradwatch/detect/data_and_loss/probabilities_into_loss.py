@@ -9,45 +9,47 @@ from typing import ClassVar, final
 from gradwatch.detect import Example
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import finding_of
-from gradwatch.events import CONSTANT_SOFTMAX, LOG_OF_SOFTMAX, PROBABILITIES, SCORES, SOFTMAX_OVER_BATCH
+from gradwatch.events import CONSTANT_SOFTMAX, LOG_OF_SOFTMAX, PROBABILITIES, SCORES, SOFTMAX_OVER_BATCH, EventKind
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.records import Event, Finding, Quantity
+from gradwatch.records import Finding, Quantity
 
-KINDS = (PROBABILITIES, SCORES, SOFTMAX_OVER_BATCH)
+WRONG_INPUTS = (PROBABILITIES, SCORES, SOFTMAX_OVER_BATCH)
+"""Events of a loss that gets probabilities, raw scores or a softmax over samples instead of what it expects."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbabilitiesIntoLoss:
-    """The loss is given something other than it expects: probabilities, mostly.
+    """The loss gets something other than it expects, mostly probabilities.
 
-    What it measures: nothing. It reads the autograd graph of the loss at the first steps: cross entropy whose
-    scores come out of a softmax or sigmoid; a binary cross entropy with logits that get a sigmoid; a softmax or
-    sigmoid of what is one already, as losses by hand have it; a negative
-    log-likelihood or a KL divergence of probabilities without a logarithm, or of the raw scores of a linear layer; a
-    negative log-likelihood of a log-softmax that goes over the samples of the batch (`dim=0`), not over the classes.
-    Only operations that move values about, clamp or average them may lie between, so that the softmax of an
-    attention, a gate or a target is none of it.
+    What it measures: nothing. It reads the autograd graph of the loss at the first steps.
 
-    Why it matters: a softmax over C probabilities gives the right class at most e / (e + C - 1): with 10 classes the
-    cross entropy cannot fall below 1.46, and its gradient is squeezed twice. The accuracy still rises, so that it is
-    taken for a hard task. A likelihood without its logarithm rewards confidence hardly at all, one of raw scores
+    Why it matters: a softmax over C probabilities gives the right class at most e / (e + C - 1). With 10 classes the
+    cross entropy cannot fall below 1.46, and two softmaxes shrink its gradient. The accuracy still rises, so that it
+    looks like a hard task. A likelihood without its logarithm hardly rewards confidence. A likelihood of raw scores
     falls without end.
 
-    When it is wrong: a loss of one's own that squeezes twice on purpose. What a compiled graph or an autograd function
-    of one's own does is not seen, nor the graph of a loss that the loop hands over as a plain number, unless
-    `watch(loss_fn=...)` is given the module.
+    When it is wrong: a custom loss that takes two softmaxes on purpose. Compiled graphs and custom autograd functions
+    are not seen. Neither is the graph of a loss that the loop hands over as a plain number, unless
+    `watch(loss_fn=...)` gets the module.
 
-    What to do: take the softmax or sigmoid out of the model's forward pass, and apply it where predictions are read;
-    or use NLLLoss on log_softmax, BCELoss on the sigmoid.
+    What to do: take the softmax or sigmoid out of the model's forward pass, and apply it where predictions are read. Or
+    use NLLLoss on log_softmax, or BCELoss on the sigmoid.
+
+    How it is detected: the graph shows one of five mistakes. (1) The scores of a cross entropy are the output of a
+    softmax or sigmoid. (2) The logits of a binary cross entropy are the output of a sigmoid. (3) A loss written by hand
+    takes the softmax or sigmoid of a probability. (4) A negative log-likelihood or a KL divergence gets probabilities
+    without a logarithm, or the raw scores of a linear layer. (5) A negative log-likelihood gets a log-softmax over the
+    samples of the batch (`dim=0`), not over the classes. Only operations that rearrange, clamp or average values may
+    lie in between, so the softmax of an attention, a gate or a target does not count.
 
     Source: PyTorch, CrossEntropyLoss ("unnormalized logits"),
     https://pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html; Lightning-Universe/lightning-bolts#654,
     https://github.com/Lightning-Universe/lightning-bolts/issues/654.
 
     Args:
-        every: Steps between two looks. 5: the graph is read at steps 0, 1 and 8, and says the same at each.
+        every: Steps between two calls. 5: the graph is read at steps 0, 1 and 8, and says the same each time.
     """
 
     code: ClassVar[str] = "GW502"
@@ -56,44 +58,33 @@ class ProbabilitiesIntoLoss:
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each place where the graph shows it."""
-        for kind in KINDS:
-            for event in events_of(history, kind):
-                yield self._finding(history, event)
-
-    def _finding(self, history: History, event: Event) -> Finding:
-        loss = float(history.scalar("loss", 1)[0])
-        evidence = [Quantity(key="loss", value=loss)]
-        if "floor" in event.values:
-            evidence.append(
-                Quantity(key="loss.floor", label="lowest loss that it can reach", value=event.values["floor"])
-            )
-        if "classes" in event.values:
-            evidence.append(Quantity(key="classes", value=event.values["classes"]))
-        return finding_of(
-            self,
-            history,
-            f"{event.text} (from {event.layer})" if event.layer else event.text,
-            *tuple(evidence),
-            layer=event.layer,
-        )
+        for event in (event for kind in WRONG_INPUTS for event in events_of(history, kind)):
+            evidence = [Quantity(key="loss", value=float(history.run.newest("loss")[0]))]
+            if "floor" in event.values:
+                label = "lowest loss that it can reach"
+                evidence.append(Quantity(key="loss.floor", label=label, value=event.values["floor"]))
+            if "classes" in event.values:
+                evidence.append(Quantity(key="classes", value=event.values["classes"]))
+            message = f"{event.text} (from {event.layer})" if event.layer else event.text
+            yield finding_of(self, history, message, *evidence, layer=event.layer)
 
     @classmethod
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
         text = "the loss applies a softmax to what is a probability already: it cannot fall below 1.46"
-        layer = "layers.11"
-        softmax = Synthetic(steps=20).note(PROBABILITIES, layer=layer, text=text, values={"classes": 10, "floor": 1.46})
-        yield Example("a softmax before a cross entropy", softmax.history(), (layer,))
-        text = "the loss expects log-probabilities and gets raw scores"
-        raw = Synthetic(steps=20).note(SCORES, step=1, layer=layer, text=text)
-        yield Example("raw scores into a negative log-likelihood", raw.history(), (layer,))
+        softmax = _with_event(PROBABILITIES, text, classes=10, floor=1.46)
+        yield Example("a softmax before a cross entropy", softmax, ("layers.11",))
+        raw = _with_event(SCORES, "the loss expects log-probabilities and gets raw scores")
+        yield Example("raw scores into a negative log-likelihood", raw, ("layers.11",))
         text = "the softmax goes over the 64 samples of the batch, not over the classes"
-        batch = Synthetic(steps=20).note(SOFTMAX_OVER_BATCH, layer=layer, text=text, values={"samples": 64.0})
-        yield Example("a log-softmax over dimension 0", batch.history(), (layer,))
+        batch = _with_event(SOFTMAX_OVER_BATCH, text, samples=64)
+        yield Example("a log-softmax over dimension 0", batch, ("layers.11",))
         yield Example("a healthy run", Synthetic(steps=20).history())
-        text = "the log of a softmax or sigmoid rounds to log(0)"
-        logarithm = Synthetic(steps=20).note(LOG_OF_SOFTMAX, layer=layer, text=text)
-        yield Example("the log of a softmax is right, if not stable", logarithm.history())
-        text = "a softmax over a single value is 1, whatever the value"
-        single = Synthetic(steps=20).note(CONSTANT_SOFTMAX, layer="layers.3", text=text)
-        yield Example("an attention over a single position", single.history())
+        logarithm = _with_event(LOG_OF_SOFTMAX, "the log of a softmax or sigmoid rounds to log(0)")
+        yield Example("the log of a softmax is right, but not stable", logarithm)
+        single = _with_event(CONSTANT_SOFTMAX, "a softmax over a single value is 1, whatever the value")
+        yield Example("an attention over a single position", single)
+
+
+def _with_event(kind: EventKind, text: str, **values: float) -> History:
+    return Synthetic(steps=20).note(kind, layer="layers.11", text=text, values=values).history()

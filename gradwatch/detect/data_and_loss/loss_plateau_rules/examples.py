@@ -12,7 +12,7 @@ from gradwatch.history.synthetic.builder import Synthetic
 
 
 def make_flat(*, fall: float = 0.0) -> Synthetic:
-    """Return a run whose loss falls by a fraction only."""
+    """Return a run whose loss stands still, or falls by a fraction in 160 steps."""
     made = Synthetic(steps=200)
     made.loss_T = 2.3 * (1 - fall * made.t_T / 160) * np.exp(0.03 * made.rng.standard_normal(made.steps))
     return made
