@@ -10,13 +10,13 @@ from typing import ClassVar, final
 import numpy as np
 
 from gradwatch.detect import Example
-from gradwatch.detect.activations.poor_initialization_rules.first_loss import high_first_loss
+from gradwatch.detect.activations.poor_initialization_rules.first_loss import find_high_first_loss
 from gradwatch.detect.activations.poor_initialization_rules.identical_weights import (
-    identical_units,
-    zero_weights,
+    find_identical_units,
+    find_zero_weights,
 )
-from gradwatch.detect.activations.poor_initialization_rules.large_weights import large_weights
-from gradwatch.detect.activations.poor_initialization_rules.small_weights import small_weights
+from gradwatch.detect.activations.poor_initialization_rules.large_weights import find_large_weights
+from gradwatch.detect.activations.poor_initialization_rules.small_weights import find_small_weights
 from gradwatch.events import CHANCE, EMBEDDING_PRODUCT, MATRIX, WEIGHTS_ALIKE, WEIGHTS_OFFSET
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
@@ -29,38 +29,34 @@ from gradwatch.records import Finding
 class PoorInitialization:
     """Weights, or the embeddings that do their work, badly scaled at step 0.
 
-    What it measures: six signs, before the first update. (1) The gain of each linear and convolutional weight: the root
-    mean square of its elements times the root of its fan-in. The gain is the factor by which a weight multiplies a
-    signal of independent parts. 1 keeps the variance (Xavier), 1.41 does so behind a ReLU (He), 0.58 is PyTorch's
-    default. Layers with a normalisation right behind them are left out, because it cancels the gain. If the elements
-    have a mean other than zero, they add up the common part of their inputs: the gain is the mean times the fan-in. A
-    matrix of a user's own module counts if the autograd graph shows that the model multiplies by it. (2) The gain of
-    embeddings that the autograd graph shows in the role of a matrix. If rows of two embeddings are multiplied and
-    summed over d dimensions, it is the product of both deviations times the root of d. If an embedding is the output
-    layer too, behind a normalisation, it is the deviation times the root of d. (3) Two matrices in a row that are each
-    filled with one number. Then all units get the same gradient and stay identical (Goodfellow et al. 2016, Deep
-    Learning, sec. 8.4). (4) The loss of step 0, if it is a cross entropy of C classes. A model that knows nothing has a
-    loss of log C. A loss far above it was sure of the wrong class before it had seen any data, because weights or
-    inputs are too large. That is info, because shortcuts over many layers add up to it too, and training corrects it
-    within some steps. It is a warning above 103.3 nats, where float32 has no probability left for the right class.
-    (5) In a model without normalisation, hidden layers with gains below `faint`, if the gradient of the median weight
-    is `lost` decades below that of the output's bias. (6) Matrices that are all zero: each keeps the gradient from all
-    others.
+    What it measures: the gain of each weight before the first update, and the loss of step 0. The gain is the factor by
+    which a weight multiplies a signal of independent parts.
 
     Why it matters: gains multiply. Three layers of 17 make 5,000: logits and losses in the hundreds, saturated units,
     and thousands of steps that only undo it. A product of two embeddings from N(0, 1) over 48 dimensions has a standard
     deviation of 7, whatever the targets are.
 
     When it is wrong: a first layer may be scaled up on purpose (sinusoidal networks, random features), and a trained
-    network may have sharp weights. So one such layer alone is reported as info. It is a warning if the layer is
-    recurrent and multiplies at each step of a sequence, or if the first loss is a `surprise` too. It is also a warning
-    if the loss has no chance level, as in policy gradients, and a layer after the first has the gain of `layers` in a
-    row. Weights of zero that open a branch are left out. So are small weights that a normalisation or a shortcut makes
-    up for: their gradient shows it.
+    network may have sharp weights. One such layer alone is reported as info. Weights of zero that open a branch are
+    left out, and so are small weights that a normalization or a shortcut makes up for.
 
     What to do: use kaiming_normal_ or kaiming_uniform_ for ReLU, xavier for tanh and sigmoid, or PyTorch's default,
     instead of normal_ with standard deviation 1. `nn.Embedding` draws from N(0, 1). Give embeddings that are multiplied
     or tied to the output a standard deviation of 0.02 to 0.1.
+
+    How it is detected: (1) The gain of a linear or convolutional weight is `gain` or more. It is the root mean square
+    of its elements times the root of its fan-in. 1 keeps the variance (Xavier), 1.41 does so behind a ReLU (He), 0.58
+    is PyTorch's default. If the elements have a mean other than zero, the gain is the mean times the fan-in. Layers
+    right before a normalization are left out. A matrix of a custom module counts if the autograd graph shows that the
+    model multiplies by it. (2) Embeddings that the graph shows in the role of a matrix have such a gain: the product of
+    both deviations times the root of the dimension if rows are multiplied, the deviation times that root for a tied
+    output behind a normalization. One layer alone makes a warning if it is recurrent, an embedding, or comes with a
+    first loss that is a `surprise`; without a chance level, if it has the gain of `layers` in a row. (3) Two matrices
+    in a row are each filled with one number, so that all units stay identical (Goodfellow et al. 2016, Deep Learning,
+    sec. 8.4). (4) The loss of step 0, for a cross entropy of C classes, is far above log C. That is info, because
+    training corrects it within some steps, and a warning above 103.3 nats, where float32 has no probability left for
+    the right class. (5) In a model without normalization, hidden layers have gains below `faint`, and the gradient of
+    the median weight is `lost` decades below the gradient of the output's bias. (6) All matrices are zero.
 
     Source: He et al. 2015, sec. 2.2, https://arxiv.org/abs/1502.01852; Glorot & Bengio 2010, sec. 4.2.1,
     https://proceedings.mlr.press/v9/glorot10a.html; pytorch/pytorch#3121 on embeddings,
@@ -94,11 +90,11 @@ class PoorInitialization:
         """Yield a finding for each module whose weights are badly scaled at step 0."""
         if history.step >= self.every or history.param.steps()[0] != 0:
             return
-        yield from identical_units(self, history)
-        yield from zero_weights(self, history, layers=self.layers)
-        yield from small_weights(self, history, faint=self.faint, lost=self.lost, layers=self.layers)
-        yield from large_weights(self, history, gain=self.gain, layers=self.layers, surprise=self.surprise)
-        yield from high_first_loss(self, history, surprise=self.surprise)
+        yield from find_identical_units(self, history)
+        yield from find_zero_weights(self, history, layers=self.layers)
+        yield from find_small_weights(self, history, faint=self.faint, lost=self.lost, layers=self.layers)
+        yield from find_large_weights(self, history, gain=self.gain, layers=self.layers, surprise=self.surprise)
+        yield from find_high_first_loss(self, history, surprise=self.surprise)
 
     @classmethod
     def examples(cls) -> Iterator[Example]:
@@ -112,7 +108,7 @@ class PoorInitialization:
         exponent = with_statistic(_guessed(loss=2e3), "grad.l2", 1e5, layers=(3,))
         yield Example("a first loss that is the exponential of what one layer gives", exponent, ("layers.3.weight",))
         yield Example("a trained network meets new labels", _guessed(loss=12.0))
-        yield Example("weights drawn from 0 to 1 in a layer of one's own", *_one_sided(mean=0.5))
+        yield Example("weights drawn from 0 to 1 in a custom layer", *_one_sided(mean=0.5))
         yield Example("both weights of one module are", _one_sided(mean=0.5, is_one=True)[0], ("layers.3",))
         yield Example("factors of a matrix, drawn from 0 to 1", _one_sided(mean=0.5, inputs=4)[0])
         yield Example("all is zero", _zeros(*range(12)), (None,))
@@ -122,16 +118,15 @@ class PoorInitialization:
             "the first has, as random features do: for information", _drawn(100.0, (0,)), ("layers.0.weight",)
         )
         yield Example("a healthy run", Synthetic(steps=20).history())
-        yield Example("He initialisation, and a little more", _drawn(2.0, None))
-        drawn = (1.0, 1.0)
-        yield Example("embeddings from N(0, 1) that are multiplied", *_multiplied(*drawn))
+        yield Example("He initialization, and a little more", _drawn(2.0, None))
+        yield Example("embeddings from N(0, 1) that are multiplied", *_multiplied(1.0, 1.0))
         copies = Synthetic(steps=20).note(WEIGHTS_ALIKE, layer="layers.3", text="all weights are equal")
         yield Example("units that are copies of each other", copies.history(), ("layers.3",))
         yield Example("embeddings that are multiplied, drawn for it", _multiplied(0.1, 0.1)[0])
-        yield Example("embeddings from N(0, 1) that are looked up only", _multiplied(*drawn, is_noted=False)[0])
+        yield Example("embeddings from N(0, 1) that are looked up only", _multiplied(1.0, 1.0, is_noted=False)[0])
         grown = Synthetic(steps=60)
         grown.weight_l2_TL *= np.exp(0.05 * grown.t_T)[:, None]
-        yield Example("weights that grow later are no initialisation", grown.history())
+        yield Example("weights that grow later are no initialization", grown.history())
 
 
 def _faint(*, gain: float, lost: float) -> tuple[History, tuple[str, ...]]:

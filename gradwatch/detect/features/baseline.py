@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -50,6 +51,12 @@ def is_learned(history: History, *, left: float = 0.02) -> bool:
     return 0 <= newest_loss(history) < left * first_loss(history)
 
 
+def chance_losses(history: History) -> Iterator[float]:
+    """Yield the loss of a model that knows nothing, for each cross entropy of the run: the log of its classes."""
+    for event in events_of(history, CHANCE):
+        yield event.values["nat"] * math.log(event.values["classes"])
+
+
 def baseline_loss(history: History) -> tuple[float, str]:
     """Return the loss from which learning begins, and a phrase that says where it comes from.
 
@@ -57,8 +64,5 @@ def baseline_loss(history: History) -> tuple[float, str]:
     may begin above that level, and has learned nothing by the time it comes down to it.
     """
     first = first_loss(history)
-    for event in events_of(history, CHANCE):
-        chance_loss = event.values["nat"] * math.log(event.values["classes"])
-        if chance_loss < first:
-            return chance_loss, "at chance level"
-    return first, "in the beginning"
+    chance = next((loss for loss in chance_losses(history) if loss < first), None)
+    return (first, "in the beginning") if chance is None else (chance, "at chance level")

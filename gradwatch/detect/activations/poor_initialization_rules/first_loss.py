@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from gradwatch.detect.features.baseline import chance_losses
 from gradwatch.detect.features.consequences import severity_after
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import HasCode, finding_of
@@ -24,25 +25,23 @@ MAX_FLOAT32_NATS = 103.3
 
 def loss_by_chance(history: History) -> float:
     """Return the loss of step 0 in units of the chance loss of a cross entropy; nan for other losses."""
-    for event in events_of(history, CHANCE):
-        return float(history.scalar("loss")[0]) / (event.values["nat"] * math.log(event.values["classes"]))
-    return math.nan
+    return float(history.scalar("loss")[0]) / next(chance_losses(history), math.nan)
 
 
-def high_first_loss(detector: HasCode, history: History, *, surprise: float) -> Iterator[Finding]:
+def find_high_first_loss(detector: HasCode, history: History, *, surprise: float) -> Iterator[Finding]:
     """Yield the run if its first loss is at least `surprise` chance losses, and no layer is known to be the reason."""
     units = loss_by_chance(history)
     if not surprise <= units < math.inf or any(f.kind == detector.kind for f in history.findings):
         return
     (event, *_) = events_of(history, CHANCE)
     layer = _dominant_module(history)
-    whose = f", most of all that of {layer}" if layer else ""
+    whose = f", mostly because of the scale of {layer}" if layer else ""
     loss, log_classes = float(history.scalar("loss")[0]), math.log(event.values["classes"])
     is_impossible = units * log_classes > MAX_FLOAT32_NATS
     yield finding_of(
         detector,
         history,
-        f"the loss of step 0 is {loss:.4g}, {units:.3g} times that of knowing nothing: scales are off{whose}",
+        f"the loss of step 0 is {loss:.4g}, {units:.3g} times the loss of a model that knows nothing{whose}",
         Quantity(key="loss.step_0", label="loss at step 0", value=loss),
         Quantity(key="loss.log_classes", label="logarithm of the number of classes", value=log_classes),
         layer=layer,

@@ -14,14 +14,14 @@ from gradwatch.history.store import History
 from gradwatch.records import Finding, Quantity
 
 
-def identical_units(detector: HasCode, history: History) -> Iterator[Finding]:
+def find_identical_units(detector: HasCode, history: History) -> Iterator[Finding]:
     """Yield the layers whose units all get the same gradient, and so stay copies of each other."""
     for event in events_of(history, WEIGHTS_ALIKE):
         deviation = Quantity(key="weight.std", label="deviation of the weights", value=0.0)
         yield finding_of(detector, history, f"{event.text} (in {event.layer})", deviation, layer=event.layer)
 
 
-def zero_weights(detector: HasCode, history: History, *, layers: int) -> Iterator[Finding]:
+def find_zero_weights(detector: HasCode, history: History, *, layers: int) -> Iterator[Finding]:
     """Yield the run if all its matrices, at least `layers`, begin at zero: each keeps the gradient from all others."""
     infos, matrices_M = history.info.layers, structure_of(history).matrices.indices_M
     weight_M, grad_M = (history.param.window(name)[0, matrices_M] for name in ("weight.l2", "grad.l2"))
@@ -30,6 +30,6 @@ def zero_weights(detector: HasCode, history: History, *, layers: int) -> Iterato
     yield finding_of(
         detector,
         history,
-        "all weights begin at zero, and get no gradient: each keeps it from all others",
+        "all weights begin at zero and get no gradient: each matrix keeps it from all others",
         Quantity(key="init.zero_matrices", label="matrices of zeros", value=float(len(weight_M))),
     )

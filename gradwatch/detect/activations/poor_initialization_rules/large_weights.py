@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradwatch.detect.activations.poor_initialization_rules.first_loss import loss_by_chance
 from gradwatch.detect.activations.poor_initialization_rules.gains import (
@@ -23,7 +22,7 @@ from gradwatch.history.store import History
 from gradwatch.records import Finding, LayerInfo, Quantity, Severity
 
 
-def large_weights(
+def find_large_weights(
     detector: HasCode, history: History, *, gain: float, layers: int, surprise: float
 ) -> Iterator[Finding]:
     """Yield the modules with weights of at least this gain.
@@ -44,7 +43,8 @@ def large_weights(
     units = loss_by_chance(history)
     is_alone = len(large) < layers and not any(_is_recurrent(infos[i]) for i in large)
     is_harmful = not is_alone or bool((embedding_L >= gain).any()) or units >= surprise
-    is_harmful |= math.isnan(units) and _is_worth_several(history, gain_L, at_least=gain**layers)
+    later_M = structure_of(history).matrices.indices_M[1:]
+    is_harmful |= math.isnan(units) and bool((gain_L[later_M] >= gain**layers).any())  # one is worth several in a row
     modules = {infos[i].module for i in large}
     ill_L = np.array([info.module in modules for info in infos]) & ~(gain_L < gain)
     tables = [(infos[i].name, [int(i)]) for i in np.flatnonzero(embedding_L >= gain)]
@@ -63,12 +63,6 @@ def large_weights(
             layer=layer or most,
             severity=Severity.WARNING if is_harmful else Severity.INFO,
         )
-
-
-def _is_worth_several(history: History, gain_L: NDArray[np.float64], *, at_least: float) -> bool:
-    """Return whether a weight after the first has the gain of several layers in a row."""
-    later_M = structure_of(history).matrices.indices_M[1:]
-    return bool((gain_L[later_M] >= at_least).any())
 
 
 def _is_recurrent(info: LayerInfo) -> bool:

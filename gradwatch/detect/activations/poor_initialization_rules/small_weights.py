@@ -17,7 +17,9 @@ from gradwatch.history.store import History
 from gradwatch.records import Finding, Quantity
 
 
-def small_weights(detector: HasCode, history: History, *, faint: float, lost: float, layers: int) -> Iterator[Finding]:
+def find_small_weights(
+    detector: HasCode, history: History, *, faint: float, lost: float, layers: int
+) -> Iterator[Finding]:
     """Yield the hidden layers with a small gain, if the gradient of the median weight is lost too.
 
     Args:
@@ -48,10 +50,6 @@ def small_weights(detector: HasCode, history: History, *, faint: float, lost: fl
             f"{layer or 'the whole model'} was drawn with a gain of {smallest:.1g} (1 to 1.4 keeps the signal)",
             Quantity(key="gain", value=smallest),
             Quantity(key="init.small_layers", label="layers drawn too small", value=float(len(small))),
-            Quantity(
-                key="init.median_by_output_bias",
-                label="gradient of the median weight by that of the output's bias",
-                value=share,
-            ),
+            Quantity(key="init.median_by_output_bias", label="gradient, median weight by output's bias", value=share),
             layer=layer,
         )
