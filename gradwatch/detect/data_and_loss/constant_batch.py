@@ -99,7 +99,7 @@ class ConstantBatch:
         yield Example("an epoch of three batches that is not shuffled", make_batches(np.arange(60) % 3))
         yield Example("two batches that are all the data", make_batches(np.arange(60) % 2, size=75))
         yield Example("the same samples, with noise", make_alike(BATCH_ALIKE), (None,))
-        seeded = make_alike(INPUTS_ALIKE, step=10, is_handed_over=False, values={"samples": 40, "exact": 1})
+        seeded = make_alike(INPUTS_ALIKE, step=10, is_handed_over=False, size=40, exact=1)
         yield Example("forty states of an environment that is seeded again", seeded, (None,))
         yield Example("the model gets the same samples, and the loop hands over others", make_alike(INPUTS_ALIKE))
         given = make_alike(INPUTS_ALIKE, is_handed_over=False)

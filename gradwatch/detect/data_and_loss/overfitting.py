@@ -107,7 +107,8 @@ class Overfitting:
             return None
         first, train, before = first_loss(history), newest_loss(history), _loss_around(history, steps_V[best])
         is_one_unit = val_V[0] < MAX_FIRST_RATIO * _loss_around(history, steps_V[0])
-        is_memorized = is_one_unit and self._is_memorized(val_V, train=train, first=first)
+        is_known = 0 <= train < self.by_heart * first
+        is_memorized = is_one_unit and is_known and val_V[-self.patience :].min() > self.missed * first
         if not (is_memorized or self._has_risen(val_V, best)):
             return None
         if not train < max(self.fall * before, self.by_heart * first):
@@ -125,10 +126,6 @@ class Overfitting:
                 Quantity(key="loss", value=train),
             ),
         )
-
-    def _is_memorized(self, val_V: Floats, *, train: float, first: float) -> bool:
-        """Return whether next to nothing of the training loss is left, and most of the validation loss."""
-        return 0 <= train < self.by_heart * first and bool(val_V[-self.patience :].min() > self.missed * first)
 
     def _has_risen(self, val_V: Floats, best: int) -> bool:
         """Return whether the newest validations are clearly above the best, or each of them above the one before."""

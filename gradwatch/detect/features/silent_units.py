@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple
+
+import numpy as np
 
 from gradwatch.history.store import History
 from gradwatch.records import Quantity
@@ -12,9 +13,7 @@ DEAD_SIDE_ACTIVATIONS = ("ReLU", "ReLU6", "Threshold")
 """Activations with an exactly zero slope on one side. GELU, SiLU, ELU and LeakyReLU have a slope everywhere."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class SilentModule:
+class SilentModule(NamedTuple):
     """An activation module of which `count` of `units` units have not fired since step `since`."""
 
     name: str
@@ -35,18 +34,15 @@ def silent_units(history: History, activation: int) -> SilentModule | None:
         history: Of the run.
         activation: Index of the module.
     """
-    count, since, units = (
-        history.act.newest(f"act.{name}")[activation] for name in ("silent", "silent_since", "units")
-    )
-    if not count > 0:
-        return None
-    return SilentModule(history.info.activations[activation].name, int(count), int(units), int(since))
+    statistics = ("act.silent", "act.units", "act.silent_since")
+    count, units, since = (history.act.newest(name)[activation] for name in statistics)
+    name = history.info.activations[activation].name
+    return SilentModule(name, int(count), int(units), int(since)) if count > 0 else None
 
 
-def most_silent(history: History) -> int | None:
-    """Return the index of the module with the largest fraction of silent units, or None if every unit fires."""
+def most_silent(history: History) -> SilentModule | None:
+    """Return the module with the largest fraction of silent units, or None if every unit fires."""
     if not history.info.activations or not len(history.act.steps(1)):
         return None
-    fractions = (history.act.newest("act.silent") / history.act.newest("act.units")).tolist()
-    best = max(range(len(fractions)), key=lambda i: fractions[i] if fractions[i] == fractions[i] else -1.0)
-    return best if fractions[best] > 0 else None
+    fraction_A = history.act.newest("act.silent") / history.act.newest("act.units")
+    return silent_units(history, int(np.argmax(np.nan_to_num(fraction_A))))

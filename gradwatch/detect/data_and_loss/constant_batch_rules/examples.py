@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -28,10 +27,10 @@ def make_batches(numbers_T: ArrayLike, *, size: int = 32, is_held: bool = False,
 
 
 def make_alike(
-    kind: EventKind, *, step: int = 30, is_handed_over: bool = True, values: Mapping[str, float] | None = None
+    kind: EventKind, *, step: int = 30, size: int = 32, exact: float = 0.0, is_handed_over: bool = True
 ) -> History:
-    """Return a run in which the probe saw the same 32 samples again, of which values may differ."""
-    values = {"distance": 0.1, "samples": 32.0, **(values or {})}
+    """Return a run in which the probe saw the same samples again, `exact` or with noise, in batches of a size."""
+    values = {"distance": 0.1, "samples": size, "exact": exact}
     made = Synthetic(steps=40).note(kind, step=step, text="the same samples", values=values)
     if not is_handed_over:
         made.batch_hash_T[:] = np.nan

@@ -13,12 +13,10 @@ Wrong for full-batch training, which is reported as info if the size of the batc
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradwatch.detect.data_and_loss.constant_batch_rules.batch_size import batch_size, may_be_part
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import Sign
-from gradwatch.detect.features.robust_stats import Floats
 from gradwatch.events import TENSOR_HELD
 from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
@@ -34,27 +32,19 @@ def find_repeated_batch(history: History, *, repeats: int, held: int, longest: i
         longest: Times that count if it is the very same tensor, of more than `chosen` samples.
         chosen: Samples up to which a batch of each round size counts as chosen.
     """
-    times_R = run_lengths(history.scalar("batch_hash"))
-    size = batch_size(history)
-    is_first = len(times_R) == 1
-    if not is_first:
-        least = max(repeats, 2 * int(times_R[:-1].max()))
+    hash_T, size, least = history.scalar("batch_hash"), batch_size(history), repeats
+    changes = np.flatnonzero(hash_T[1:] != hash_T[:-1]) + 1
+    *before_R, times = np.diff([0, *changes, len(hash_T)]).tolist()  # the first run as far as the window shows it
+    if before_R:
+        least = max(least, 2 * max(before_R))
     elif any(events_of(history, TENSOR_HELD)):
-        least = max(repeats, longest if size > chosen else held)
-    else:
-        least = repeats
-    if times_R[-1] < least:
+        least = max(least, longest if size > chosen else held)
+    if times < least:
         return None
-    is_part = not is_first or may_be_part(history, size, chosen=chosen)
+    is_part = bool(before_R) or may_be_part(history, size, chosen=chosen)
     label = "equal batches in a row, at least"
     return Sign(
         f"the same batch came in each of the last {least} steps",
         (Quantity(key="batch.equal_run", label=label, value=float(least), unit="steps"),),
         severity=Severity.WARNING if is_part else Severity.INFO,
     )
-
-
-def run_lengths(hash_T: Floats) -> NDArray[np.integer]:
-    """Return how many times in a row each batch came, of shape (R,); the first as far as the window shows."""
-    starts = np.flatnonzero(hash_T[1:] != hash_T[:-1]) + 1
-    return np.diff(np.concatenate([[0], starts, [len(hash_T)]]))

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.detect.data_and_loss.loss_plateau_rules.progress import WINDOW_STEPS, loss_evidence, severity_of_game
-from gradwatch.detect.features.baseline import newest_loss
+from gradwatch.detect.data_and_loss.loss_plateau_rules.progress import WINDOW_STEPS, make_sign
 from gradwatch.detect.features.finding import Sign
 from gradwatch.detect.features.robust_stats import median
 from gradwatch.detect.features.structure import structure_of
@@ -31,9 +30,7 @@ def find_constant_predictions(history: History, *, patience: int) -> Sign | None
     checks = [e.kind for e in history.events if e.kind in (UNPAIRED.name, PAIRED.name) and e.step <= history.step]
     if not checks or checks[-1] == PAIRED.name or history.step * _min_read_frac(history) < patience:
         return None
-    newest = newest_loss(history, WINDOW_STEPS)
-    text = f"the loss is {newest:.4g} after {history.step} steps, and predictions fit any other sample as well"
-    return Sign(text, loss_evidence(history), severity=severity_of_game(history))
+    return make_sign(history, "predictions fit any other sample as well as their own")
 
 
 def _min_read_frac(history: History) -> float:

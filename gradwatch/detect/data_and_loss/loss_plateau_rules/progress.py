@@ -8,6 +8,7 @@ import numpy as np
 
 from gradwatch.detect.features.baseline import baseline_loss, first_loss, first_steps, newest_loss
 from gradwatch.detect.features.events import events_of
+from gradwatch.detect.features.finding import Sign
 from gradwatch.detect.features.robust_stats import median, slope, trend
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.events import ADVERSARY, EMBEDDING_PRODUCT
@@ -41,12 +42,21 @@ first, falls steadily and by 0.1 %."""
 
 def loss_evidence(history: History) -> tuple[Quantity, ...]:
     """Return the first and the newest loss, and the number of steps between them."""
-    newest = newest_loss(history, WINDOW_STEPS)
     return (
         Quantity(key="loss.first", label="loss, first 16 steps", value=first_loss(history)),
-        Quantity(key="loss.newest", label="loss, newest 48 steps", value=newest),
+        Quantity(key="loss.newest", label="loss, newest 48 steps", value=newest_loss(history, WINDOW_STEPS)),
         Quantity(key="steps", value=float(history.step), unit="steps"),
     )
+
+
+def make_sign(history: History, why: str) -> Sign:
+    """Return the sign of a loss that stands, with the reason why that is too high.
+
+    It is for information if the loss is the value of a game between several learners, which may stand still.
+    """
+    text = f"the loss is {newest_loss(history, WINDOW_STEPS):.4g} after {history.step} steps and {why}"
+    is_game = "+" in history.info.optimizer or any(events_of(history, ADVERSARY))
+    return Sign(text, loss_evidence(history), severity=Severity.INFO if is_game else None)
 
 
 def has_fallen(history: History, *, fall: float) -> bool:
@@ -54,12 +64,6 @@ def has_fallen(history: History, *, fall: float) -> bool:
     least = (1 - fall) * baseline_loss(history)[0]
     lowest = np.fmin.reduce(history.scalar("loss", WINDOW_STEPS))
     return bool(least <= 0 or newest_loss(history, WINDOW_STEPS) < least or lowest < MAX_SINGLE_LOSS_FRAC * least)
-
-
-def severity_of_game(history: History) -> Severity | None:
-    """Return info if the loss is the value of a game between several learners, which may stand still; else None."""
-    is_game = "+" in history.info.optimizer or any(events_of(history, ADVERSARY))
-    return Severity.INFO if is_game else None
 
 
 def is_standing(history: History, since: int, *, fall: float, max_trend: float, is_slow: bool) -> bool:

@@ -8,12 +8,12 @@ Wrong for a loss that does not measure success, as in policy gradients, and for 
 transition after a long plateau.
 """
 
-# T = steps of a window
+# T = steps of a window, B = blocks of steps
 
 from __future__ import annotations
 
-from gradwatch.detect.data_and_loss.loss_plateau_rules.progress import WINDOW_STEPS, loss_evidence, severity_of_game
-from gradwatch.detect.features.baseline import baseline_loss, newest_loss
+from gradwatch.detect.data_and_loss.loss_plateau_rules.progress import make_sign
+from gradwatch.detect.features.baseline import baseline_loss
 from gradwatch.detect.features.finding import Sign
 from gradwatch.detect.features.sequential_test import aligned_blocks, stall_likelihood_ratio
 from gradwatch.history.store import History
@@ -33,9 +33,7 @@ def find_stall(history: History, *, error: float) -> Sign | None:
     loss_T = history.scalar("loss")
     steps_T = history.run.steps(len(loss_T))
     is_settled_T = steps_T >= SETTLING_STEPS
-    blocks = aligned_blocks(loss_T[is_settled_T], int(steps_T[is_settled_T][0]), BLOCK_STEPS)
-    if stall_likelihood_ratio(blocks, rate=NEW_LOW_RATE) < 1 / error:
-        return None
-    newest, (first, where) = newest_loss(history, WINDOW_STEPS), baseline_loss(history)
-    text = f"the loss is {newest:.4g} after {history.step} steps and {first:.4g} {where}"
-    return Sign(text, loss_evidence(history), severity=severity_of_game(history))
+    blocks_B = aligned_blocks(loss_T[is_settled_T], int(steps_T[is_settled_T][0]), BLOCK_STEPS)
+    first, where = baseline_loss(history)
+    is_stalled = stall_likelihood_ratio(blocks_B, rate=NEW_LOW_RATE) >= 1 / error
+    return make_sign(history, f"{first:.4g} {where}") if is_stalled else None

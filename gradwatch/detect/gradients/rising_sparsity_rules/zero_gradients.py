@@ -19,7 +19,7 @@ from gradwatch.detect.features.baseline import first_steps, is_learned
 from gradwatch.detect.features.finding import Sign
 from gradwatch.detect.features.robust_stats import Floats
 from gradwatch.detect.features.scope import affected_modules
-from gradwatch.detect.features.silent_units import most_silent, silent_units
+from gradwatch.detect.features.silent_units import most_silent
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.detect.gradients.rising_sparsity_rules.envelope import BLOCK_STEPS, CreepBounds
 from gradwatch.events import CODEBOOK
@@ -58,8 +58,7 @@ def find_sparser_gradients(history: History, bounds: CreepBounds, *, kind: str) 
 def _sign(history: History, layer: str | None, low_BL: Floats, *, rise: float) -> Sign:
     low_B = low_BL.mean(axis=1)
     percent = 100 * low_B[-1]
-    quietest = most_silent(history)
-    silent = None if quietest is None else silent_units(history, quietest)
+    silent = most_silent(history)
     return Sign(
         f"the gradient of {layer or 'the whole model'} gets sparser: {percent:.0f} % are always zero",
         (

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gradwatch.detect.features.baseline import first_steps
-from gradwatch.detect.features.robust_stats import median
+from gradwatch.detect.features.baseline import first_loss, newest_loss
 from gradwatch.history.store import History
 from gradwatch.records import Severity
 
@@ -22,10 +21,7 @@ CRITICAL_DECADES = 6.0
 
 def is_stuck(history: History) -> bool:
     """Return whether the loss is still where it began after the steps in which a mild fall heals by itself."""
-    if history.step < HEALING_STEPS:
-        return False
-    first = float(median(first_steps(history, "loss")))
-    return float(median(history.scalar("loss", MEDIAN_STEPS))) > STUCK_FRAC * first
+    return history.step >= HEALING_STEPS and newest_loss(history, MEDIAN_STEPS) > STUCK_FRAC * first_loss(history)
 
 
 def severity_of_fall(fall: float) -> Severity:
