@@ -10,11 +10,8 @@ from typing import ClassVar, final
 import numpy as np
 
 from gradwatch.detect import Example
+from gradwatch.detect.activations.poor_initialization_rules.equal_weights import find_equal_units, find_zero_weights
 from gradwatch.detect.activations.poor_initialization_rules.first_loss import find_high_first_loss
-from gradwatch.detect.activations.poor_initialization_rules.identical_weights import (
-    find_identical_units,
-    find_zero_weights,
-)
 from gradwatch.detect.activations.poor_initialization_rules.large_weights import find_large_weights
 from gradwatch.detect.activations.poor_initialization_rules.small_weights import find_small_weights
 from gradwatch.events import CHANCE, EMBEDDING_PRODUCT, MATRIX, WEIGHTS_ALIKE, WEIGHTS_OFFSET
@@ -90,7 +87,7 @@ class PoorInitialization:
         """Yield a finding for each module whose weights are badly scaled at step 0."""
         if history.step >= self.every or history.param.steps()[0] != 0:
             return
-        yield from find_identical_units(self, history)
+        yield from find_equal_units(self, history)
         yield from find_zero_weights(self, history, layers=self.layers)
         yield from find_small_weights(self, history, faint=self.faint, lost=self.lost, layers=self.layers)
         yield from find_large_weights(self, history, gain=self.gain, layers=self.layers, surprise=self.surprise)
@@ -114,9 +111,7 @@ class PoorInitialization:
         yield Example("all is zero", _zeros(*range(12)), (None,))
         yield Example("branches of zeros", _zeros(3, 5, 11))
         yield Example("the last layer of a policy has a gain of 100", _drawn(100.0, (11,)), ("layers.11.weight",))
-        yield Example(
-            "the first has, as random features do: for information", _drawn(100.0, (0,)), ("layers.0.weight",)
-        )
+        yield Example("the first has, as random features do (info)", _drawn(100.0, (0,)), ("layers.0.weight",))
         yield Example("a healthy run", Synthetic(steps=20).history())
         yield Example("He initialization, and a little more", _drawn(2.0, None))
         yield Example("embeddings from N(0, 1) that are multiplied", *_multiplied(1.0, 1.0))

@@ -10,11 +10,7 @@ import numpy as np
 
 from gradwatch.detect import Example
 from gradwatch.detect.data_and_loss.loss_plateau_rules.constant_predictions import find_constant_predictions
-from gradwatch.detect.data_and_loss.loss_plateau_rules.examples import (
-    make_constant_predictions,
-    make_flat,
-    make_growing_product,
-)
+from gradwatch.detect.data_and_loss.loss_plateau_rules.examples import make_constant, make_flat, make_product
 from gradwatch.detect.data_and_loss.loss_plateau_rules.progress import has_fallen, is_standing
 from gradwatch.detect.data_and_loss.loss_plateau_rules.stall import SETTLING_STEPS, find_stall
 from gradwatch.detect.data_and_loss.loss_plateau_rules.wrong_pairs import find_wrong_pairs
@@ -114,13 +110,13 @@ class LossPlateau:
         saddle = make_flat()
         saddle.weight_l2_TL *= 1 + 0.002 * saddle.t_T[:, None]
         yield Example("the weights grow: the run leaves a saddle", saddle.history())
-        yield Example("two embeddings that are multiplied leave a saddle, and the rest waits", make_growing_product())
+        yield Example("two embeddings that are multiplied leave a saddle, and the rest waits", make_product())
         guessing = make_flat().note(CHANCE, values={"nat": 1.0, "classes": 6.0})
         guessing.loss_T[20:] *= 1.8 / 2.3
         yield Example("a loss that falls to log C and stays there", guessing.history(), (None,))
-        yield Example("what fell was the mean of the targets", make_constant_predictions(UNPAIRED), (None,))
-        yield Example("predictions began to fit", make_constant_predictions(UNPAIRED, PAIRED))
-        rare = make_constant_predictions(UNPAIRED, unread=0.9)
+        yield Example("what fell was the mean of the targets", make_constant(UNPAIRED), (None,))
+        yield Example("predictions began to fit", make_constant(UNPAIRED, PAIRED))
+        rare = make_constant(UNPAIRED, unread=0.9)
         yield Example("embeddings of which a batch reads a tenth of the rows", rare)
         yield Example("a critic keeps up: for information", make_flat().note(ADVERSARY).history(), (None,))
         floor = Synthetic(steps=240)

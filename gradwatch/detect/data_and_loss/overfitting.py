@@ -145,9 +145,7 @@ class Overfitting:
         yield Example("the validation loss turns at step 80", _validated(turn=80, slope=0.01), (None,))
         yield Example("a healthy run", Synthetic(steps=240).history())
         yield Example("the validation loss follows the training loss down", _validated(turn=240, slope=0))
-        yield Example(
-            "it rises by a sixth, at each of many validations", _validated(turn=60, slope=0.0012, noise=0), (None,)
-        )
+        yield Example("it rises by a sixth, step by step", _validated(turn=60, slope=0.0012, noise=0), (None,))
         yield Example("it rises by a sixth, up and down", _validated(turn=60, slope=0.0012, noise=0.05))
         yield Example("it rises by 5 %", _validated(turn=80, slope=0.0004))
         yield Example("it rises, and the training loss does too", _validated(turn=80, slope=0.01, train=0.01))

@@ -18,7 +18,7 @@ def make_flat(*, fall: float = 0.0) -> Synthetic:
     return made
 
 
-def make_constant_predictions(*kinds: EventKind, unread: float = 0.0) -> History:
+def make_constant(*kinds: EventKind, unread: float = 0.0) -> History:
     """Return a run whose loss falls by half at once and then stands, with events about its predictions."""
     made = make_flat()
     made.loss_T[20:] *= 0.5
@@ -29,7 +29,7 @@ def make_constant_predictions(*kinds: EventKind, unread: float = 0.0) -> History
     return made.history()
 
 
-def make_growing_product() -> History:
+def make_product() -> History:
     """Return a flat run in which two embeddings that are multiplied grow, and nothing else does."""
     made = make_flat().note(EMBEDDING_PRODUCT, values={"first": 0.0, "second": 1.0, "dimension": 16.0})
     tables = (replace(layer, module_type="Embedding") for layer in made.info.layers[:2])

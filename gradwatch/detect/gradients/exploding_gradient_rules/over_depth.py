@@ -40,17 +40,13 @@ def find_growth_over_depth(history: History, *, modules: int, decades: float) ->
     rise = -monotone_rise(level_D[places])
     if rise < decades:
         return None
+    per_module = rise / (len(places) - 1)
     layer = module_of(history, int(chain.indices_K[chain.starts_D[places[0]]]))
     return Sign(
         f"gradients grow by {rise:.1f} decades on their way back to {layer}",
         (
             Quantity(key="depth.rise_decades", label="rise over depth", value=rise, unit="decades"),
-            Quantity(
-                key="depth.rise_per_module_decades",
-                label="rise per module",
-                value=rise / (len(places) - 1),
-                unit="decades",
-            ),
+            Quantity(key="depth.rise_per_module_decades", label="rise per module", value=per_module, unit="decades"),
             Quantity(key=NORM, value=float(history.run.newest(NORM)[0])),
         ),
         layer=layer,

@@ -52,17 +52,13 @@ def find_fall_over_depth(history: History, *, modules: int, decades: float, at_o
     fall, line = max(((monotone_rise(line), line) for line in long), key=itemgetter(0))
     if fall < decades or (fall < at_once and not is_stuck(history)):
         return None
+    per_module = fall / (len(line) - 1)
     layer = module_of(history, int(chain.indices_K[chain.starts_D[np.flatnonzero(~np.isnan(level_D))[0]]]))
     return Sign(
         f"gradients shrink by {fall:.1f} decades towards {layer}",
         (
             Quantity(key="depth.fall_decades", label="fall over depth", value=fall, unit="decades"),
-            Quantity(
-                key="depth.fall_per_module_decades",
-                label="fall per module",
-                value=fall / (len(line) - 1),
-                unit="decades",
-            ),
+            Quantity(key="depth.fall_per_module_decades", label="fall per module", value=per_module, unit="decades"),
             Quantity(key="modules", value=float(len(line))),
             Quantity(key="grad.element.first", label="gradient element at the input", value=float(10 ** line[0])),
             Quantity(key="grad.element.last", label="gradient element before the output", value=float(10 ** line[-1])),

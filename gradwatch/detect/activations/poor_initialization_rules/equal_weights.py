@@ -14,7 +14,7 @@ from gradwatch.history.store import History
 from gradwatch.records import Finding, Quantity
 
 
-def find_identical_units(detector: HasCode, history: History) -> Iterator[Finding]:
+def find_equal_units(detector: HasCode, history: History) -> Iterator[Finding]:
     """Yield the layers whose units all get the same gradient, and so stay copies of each other."""
     for event in events_of(history, WEIGHTS_ALIKE):
         deviation = Quantity(key="weight.std", label="deviation of the weights", value=0.0)
