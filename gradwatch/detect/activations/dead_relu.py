@@ -79,7 +79,7 @@ class DeadRelu:
 
     def _sign(self, history: History, activation: int, *, dead: float, before: float) -> Sign:
         layer, silent = history.info.activations[activation].name, silent_units(history, activation)
-        since = f"; {silent.count} of {silent.units} units since step {silent.since}" if silent else ""
+        since = f"; {silent.num_silent} of {silent.num_units} units since step {silent.since}" if silent else ""
         share = "all" if dead == 1 else f"{100 * dead:.0f} %"
         label = f"act.dead_frac {JUMP_SAMPLES + self.samples - 1} samples before"
         is_jump = dead < self.fraction

@@ -12,7 +12,7 @@ from gradwatch.detect import Example
 from gradwatch.detect.data_and_loss.loss_plateau_rules.constant_predictions import find_constant_predictions
 from gradwatch.detect.data_and_loss.loss_plateau_rules.examples import make_constant, make_flat, make_product
 from gradwatch.detect.data_and_loss.loss_plateau_rules.progress import has_fallen, is_standing
-from gradwatch.detect.data_and_loss.loss_plateau_rules.stall import SETTLING_STEPS, find_stall
+from gradwatch.detect.data_and_loss.loss_plateau_rules.stall import MIN_WAIT_STEPS, SETTLING_STEPS, find_stall
 from gradwatch.detect.data_and_loss.loss_plateau_rules.wrong_pairs import find_wrong_pairs
 from gradwatch.detect.features.finding import Sign, findings_of
 from gradwatch.events import ADVERSARY, BROADCAST, CHANCE, PAIRED, UNPAIRED
@@ -81,7 +81,8 @@ class LossPlateau:
     def _signs(self, history: History) -> Iterator[Sign]:
         """Yield what each mechanism has seen, in a fixed order."""
         yield from find_wrong_pairs(history)
-        if history.step < max(self.patience, (history.info.total_steps or 0) // PLANNED_STEPS_PER_WAIT):
+        planned = history.info.total_steps or 0
+        if history.step < max(self.patience, MIN_WAIT_STEPS, planned // PLANNED_STEPS_PER_WAIT):
             return
         if has_fallen(history, fall=self.fall):
             sign = find_constant_predictions(history, patience=self.patience)

@@ -14,17 +14,17 @@ DEAD_SIDE_ACTIVATIONS = ("ReLU", "ReLU6", "Threshold")
 
 
 class SilentModule(NamedTuple):
-    """An activation module of which `count` of `units` units have not fired since step `since`."""
+    """An activation module of which some units have not fired since step `since`."""
 
     name: str
-    count: int
-    units: int
+    num_silent: int
+    num_units: int
     since: int
 
     def quantity(self) -> Quantity:
         """Return the count as evidence."""
         label = f"act.silent of {self.name} since step {self.since}"
-        return Quantity(key="act.silent", label=label, value=float(self.count), unit=f"of {self.units} units")
+        return Quantity(key="act.silent", label=label, value=float(self.num_silent), unit=f"of {self.num_units} units")
 
 
 def silent_units(history: History, activation: int) -> SilentModule | None:

@@ -24,6 +24,9 @@ BLOCK_STEPS = 4
 SETTLING_STEPS = 32
 """First steps that are left out of the trend and of the test: a network that learns nothing first learns the mean."""
 
+MIN_WAIT_STEPS = SETTLING_STEPS + BLOCK_STEPS
+"""Steps before the first report however short the patience is: a trend needs some settled losses."""
+
 NEW_LOW_RATE = 0.5
 """Probability of a new low in each block at which a loss counts as falling."""
 

@@ -1,0 +1,31 @@
+"""Batch sizes are chosen by people, sizes of data sets are not: the size says which of both a batch is."""
+
+import math
+
+import pytest
+
+from gradwatch.detect.data_and_loss.constant_batch_rules.batch_size import is_surely_part, may_be_part
+from gradwatch.detect.data_and_loss.constant_batch_rules.examples import make_batches
+
+
+@pytest.mark.parametrize("size", [1, 7, 12, 24, 30, 75, 200, 256, 512, 4096, math.nan])
+def test_round_sizes_may_be_chosen(size):
+    assert may_be_part(make_batches([0]), size, chosen=256)
+
+
+@pytest.mark.parametrize("size", [34, 178, 257, 300, 1000, 60_001])
+def test_odd_sizes_and_large_ones_off_the_grid_are_all_the_data(size):
+    assert not may_be_part(make_batches([0]), size, chosen=256)
+
+
+@pytest.mark.parametrize(("size", "is_sure"), [(32, True), (96, True), (40, False), (75, False), (512, False)])
+def test_powers_of_two_and_their_like_are_surely_chosen(size, is_sure):
+    assert is_surely_part(make_batches([0]), size, chosen=256) is is_sure
+    assert not is_surely_part(make_batches([0]), math.nan, chosen=256), "an unknown size is no evidence"
+
+
+def test_every_size_is_what_lbfgs_needs():
+    history = make_batches([0], optimizer="LBFGS")
+
+    assert not may_be_part(history, 32, chosen=256)
+    assert not is_surely_part(history, 32, chosen=256)

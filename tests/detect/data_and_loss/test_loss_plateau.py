@@ -1,0 +1,32 @@
+"""A plateau is reported after as many steps as its settings ask for, and never before a trend can be seen."""
+
+from dataclasses import replace
+
+import pytest
+
+from gradwatch.detect.data_and_loss.loss_plateau import LossPlateau
+from gradwatch.detect.data_and_loss.loss_plateau_rules.examples import make_flat
+from gradwatch.detect.data_and_loss.loss_plateau_rules.stall import MIN_WAIT_STEPS
+
+
+@pytest.mark.parametrize("patience", [0, 1, 31, 33])
+def test_a_short_patience_waits_for_settled_losses(patience):
+    detector = LossPlateau(patience=patience, error=1.0)
+    run = make_flat()
+
+    early = [list(detector.detect(run.history(until=steps))) for steps in range(1, MIN_WAIT_STEPS + 1)]
+
+    assert early == [[]] * MIN_WAIT_STEPS
+    assert any(list(detector.detect(run.history(until=steps))) for steps in range(MIN_WAIT_STEPS + 1, 60))
+
+
+@pytest.mark.parametrize(("planned", "steps"), [(3200, [160]), (4000, [])])
+def test_a_long_run_waits_for_one_in_twenty_of_its_planned_steps(planned, steps, replay):
+    run = make_flat()
+    (usual,) = replay(run.history(), [LossPlateau()])
+    run.info = replace(run.info, total_steps=planned)
+
+    found = replay(run.history(), [LossPlateau()])
+
+    assert usual.step < 160
+    assert [finding.step for finding in found] == steps
