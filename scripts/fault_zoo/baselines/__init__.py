@@ -1,0 +1,1 @@
+"""Monitors with the published rules of other tools."""

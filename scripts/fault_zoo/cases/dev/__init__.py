@@ -1,0 +1,1 @@
+"""Scripts that were open while gradwatch was written."""

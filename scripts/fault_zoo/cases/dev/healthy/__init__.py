@@ -1,0 +1,1 @@
+"""Training scripts without a fault, however unusual."""

@@ -1,0 +1,1 @@
+"""Scripts that judged an earlier version of gradwatch before they were opened."""

@@ -1,0 +1,1 @@
+"""Scripts of bugs that people reported, each with a repaired twin."""
