@@ -122,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     options = parse(argv)
     try:
-        cases = select_cases(dict.fromkeys(options.set or ["dev"]), options.only)
+        cases = select_cases([*dict.fromkeys(options.set or ["dev"])], options.only)
         monitors = {name: factory_of(name) for name in options.monitor or ["gradwatch"]}
         if options.jobs < 1:
             raise UsageError(f"--jobs: got {options.jobs}, expected at least 1")

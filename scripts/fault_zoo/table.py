@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scripts.fault_zoo.protocol import Finding
 from scripts.fault_zoo.score import Row, Totals
 
 COLUMNS = (
@@ -44,8 +43,7 @@ def _share(part: int, whole: int) -> str:
 
 
 def format_misses(rows: Sequence[Row]) -> list[str]:
-    """Return lines with the cases that one monitor missed, alarms on healthy scripts, and runs that did not end well.
-    """
+    """Return lines that name the missed cases, the alarms on healthy scripts, and the runs that failed."""
     groups = {
         "missed": [f"{r.case} ({r.fault})" for r in rows if r.fault and not r.judgement.is_found],
         "alarms": [f"{r.case} ({', '.join(r.judgement.wrong_kinds)})" for r in rows if not r.fault and is_alarm(r)],
@@ -85,8 +83,3 @@ def format_row(row: Row) -> str:
     facts += [row.status] if row.status != "ok" else []
     facts += ["perturbed"] if row.is_perturbed else []
     return f"{outcome:6} {row.set:9} {row.monitor:12} {row.case:40} {'; '.join(facts)}"
-
-
-def format_finding(finding: Finding) -> str:
-    """Return a finding in one line."""
-    return f"{finding.severity} {finding.kind} step {finding.step} {finding.layer or ''}".rstrip()

@@ -63,7 +63,7 @@ class AutoTrainer(Baseline):
 
     def judge(self) -> None:
         grads = self.grads
-        broken = [n for n, g in grads.items() if not torch.isfinite(g).all()]
+        broken: list[str | None] = [n for n, g in grads.items() if not torch.isfinite(g).all()]
         broken += [n for n, p in self.parameters.items() if not torch.isfinite(p).all()]
         if self.bad or broken:
             for name in broken or [None]:

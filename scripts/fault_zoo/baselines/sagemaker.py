@@ -115,7 +115,7 @@ class SageMaker(Baseline):
         if self.due("vanishing"):
             self.fire("vanishing", "vanishing-gradient", [n for n, g in grads.items() if g.abs().mean() < VANISHING])
         if self.due("exploding"):
-            bad = [n for n, g in grads.items() if not torch.isfinite(g).all()]
+            bad: list[str | None] = [n for n, g in grads.items() if not torch.isfinite(g).all()]
             bad += [n for n, p in self.parameters.items() if not torch.isfinite(p).all()] + (
                 [] if finite(loss) else [None]
             )

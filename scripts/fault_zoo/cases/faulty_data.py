@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from sklearn import datasets
 from torch import Tensor
 
@@ -51,7 +50,7 @@ def standardize(x: torch.Tensor) -> torch.Tensor:
 
 
 @lru_cache(None)
-def _bunch(name: str) -> dict[str, NDArray[Any] | list[str] | str | None] | dict[str, NDArray[Any] | str | None]:
+def _bunch(name: str) -> Any:
     return getattr(datasets, f"load_{name}")()
 
 

@@ -119,7 +119,7 @@ class BasicBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(outer)
         self.conv2 = nn.Conv2d(outer, outer, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(outer)
-        self.shortcut = nn.Identity()
+        self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inner != outer:
             self.shortcut = nn.Sequential(nn.Conv2d(inner, outer, 1, stride, bias=False), nn.BatchNorm2d(outer))
 
@@ -273,7 +273,7 @@ def windows(text: Tensor, batch: int, context: int) -> tuple[Tensor, Tensor]:
     return chunk[:, :-1], chunk[:, 1:]
 
 
-def pretrained_gpt(seed: int, steps: int = 80, **options: int) -> tuple[GPT, Tensor, int]:
+def pretrained_gpt(seed: int, steps: int = 80, **options: Any) -> tuple[GPT, Tensor, int]:
     torch.manual_seed(seed)
     text, vocabulary = characters(seed=seed)
     model = GPT(vocabulary, **options)

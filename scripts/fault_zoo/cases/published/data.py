@@ -20,8 +20,13 @@ def setup(seed: int) -> None:
 
 
 def loader(
-    *tensors: Tensor, size: int, epochs: Any = None, steps: int | None = None, seed: int = 0, drop_last: bool = True
-) -> Iterator[tuple[Tensor, Tensor]]:
+    *tensors: Tensor,
+    size: int,
+    epochs: int | None = None,
+    steps: int | None = None,
+    seed: int = 0,
+    drop_last: bool = True,
+) -> Iterator[tuple[Tensor, ...]]:
     """Mini-batches in a new order every epoch, for so many epochs or so many batches."""
     generator = torch.Generator().manual_seed(seed)
     n, done, epoch = len(tensors[0]), 0, 0
@@ -38,7 +43,7 @@ def loader(
         epoch += 1
 
 
-def split(*tensors: Tensor, held_out: int, seed: int = 0) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def split(*tensors: Tensor, held_out: int, seed: int = 0) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """(training tensors), (held-out tensors)"""
     order = torch.randperm(len(tensors[0]), generator=torch.Generator().manual_seed(seed))
     return tuple(t[order[held_out:]] for t in tensors), tuple(t[order[:held_out]] for t in tensors)

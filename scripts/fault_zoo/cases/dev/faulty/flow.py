@@ -103,7 +103,7 @@ def community_gcn(attach: Attach) -> None:
 
 
 def sigmoid_mlp(sizes: list[int]) -> nn.Sequential:
-    layers = [nn.Flatten()]
+    layers: list[nn.Module] = [nn.Flatten()]
     for a, b in itertools.pairwise(sizes):
         layers += [nn.Linear(a, b), nn.Sigmoid()]
     return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))

@@ -23,7 +23,7 @@ from scripts.fault_zoo.protocol import Attach, case
     source="StackOverflow 33712178 ('Tensorflow NaN bug?': a cross entropy written out with log(0)), ported",
 )
 def tumour_log_likelihood(attach: Attach) -> None:
-    """The likelihood is written out with log(p) and log(1 - p); once a sigmoid rounds to exactly 1, 0 * log 0 is NaN."""
+    """The likelihood is written with log(p) and log(1 - p); once a sigmoid rounds to exactly 1, 0 * log 0 is NaN."""
     setup(30)
     x, y = table("breast_cancer")
     x, y = standardize(x), y.float()

@@ -35,7 +35,7 @@ class SparseAutoencoder(nn.Module):
     source="Bricken et al. 2023 ('Towards Monosemanticity') and Gao et al. 2024 on dead latents of sparse autoencoders",
 )
 def activation_dictionary(attach: Attach) -> None:
-    """A sparse autoencoder with an L1 penalty that is too strong and no resampling: its latents die one after another."""
+    """A sparse autoencoder with an L1 penalty too strong and no resampling: its latents die one after another."""
     setup(10)
     atoms = F.normalize(torch.randn(160, 48), dim=1)
     model = SparseAutoencoder(48, 384)
@@ -69,7 +69,8 @@ class PointDetector(nn.Module):
         for m in [*list(self.tower), self.score]:
             if isinstance(m, nn.Conv2d):
                 nn.init.normal_(m.weight, std=0.03)
-                nn.init.constant_(m.bias, -math.log((1 - prior) / prior))
+                if m.bias is not None:
+                    nn.init.constant_(m.bias, -math.log((1 - prior) / prior))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.score(self.tower(self.backbone(x)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -234,9 +236,10 @@ class CharGPT(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         t = ids.shape[1]
+        mask: Any = self.mask
         x = self.tok(ids) + self.pos.weight[:t]
         for block in self.blocks:
-            x = block(x, self.mask[:t, :t])
+            x = block(x, mask[:t, :t])
         return self.head(self.ln_f(x))
 
 

@@ -56,11 +56,15 @@ def reinforce_cartpole(attach: Attach) -> None:
     lengths = []
     for _ in range(80):
         state, alive = 0.05 * (torch.rand(24, 4) * 2 - 1), torch.ones(24, dtype=torch.bool)
-        states, actions, masks = [], [], []
+        states: Any = []
+        actions: Any = []
+        masks: Any = []
         for _ in range(120):
             with torch.no_grad():
                 action = torch.distributions.Categorical(logits=model(state)).sample()
-            states.append(state), actions.append(action), masks.append(alive)
+            states.append(state)
+            actions.append(action)
+            masks.append(alive)
             state, fell = cartpole_step(state, action)
             alive = alive & ~fell
             if not alive.any():

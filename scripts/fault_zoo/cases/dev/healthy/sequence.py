@@ -229,7 +229,8 @@ def lora_finetuning(attach: Attach) -> None:
     model, text, vocabulary = pretrained_gpt(12, dim=48, context=32)
     torch.manual_seed(120)
     model.requires_grad_(False)
-    for block in model.blocks:
+    blocks: Any = model.blocks
+    for block in blocks:
         block.attn.qkv = LoRALinear(block.attn.qkv)
         block.mlp[0] = LoRALinear(block.mlp[0])
     text = torch.tensor([(int(c) * 7 + 3) % vocabulary for c in text])  # a simple cipher of the same language

@@ -105,8 +105,8 @@ def click_prediction_rare_categories(attach: Attach) -> None:
     rng = np.random.RandomState(5)
     sizes = [3000, 1500, 800, 200, 50, 10]
     n = 30000
-    categories = np.stack([np.minimum(rng.zipf(1.3, n) - 1, s - 1) for s in sizes], 1)
-    dense = rng.normal(size=(n, 8)).astype("float32")
+    categories: Any = np.stack([np.minimum(rng.zipf(1.3, n) - 1, s - 1) for s in sizes], 1)
+    dense: Any = rng.normal(size=(n, 8)).astype("float32")
     effect = [rng.normal(size=s) * 0.8 for s in sizes]
     logit = sum(e[categories[:, i]] for i, e in enumerate(effect)) + dense[:, 0] - 0.7 * dense[:, 1] * dense[:, 2] - 0.5
     y = torch.tensor((rng.rand(n) < 1 / (1 + np.exp(-logit))).astype("float32"))
@@ -302,7 +302,7 @@ def full_batch_gradient_descent(attach: Attach) -> None:
     """The whole table at every step, on purpose: the batch never changes because it is all there is."""
     torch.manual_seed(21)
     rng = np.random.RandomState(21)
-    x = rng.normal(size=(3000, 12)).astype("float32")
+    x: Any = rng.normal(size=(3000, 12)).astype("float32")
     y = torch.tensor((np.sin(x[:, 0]) + x[:, 1] ** 2 - x[:, 2] + 0.3 * rng.normal(size=3000)).astype("float32"))
     x = torch.tensor(x)
     model = nn.Sequential(nn.Linear(12, 96), nn.ReLU(), nn.Linear(96, 96), nn.ReLU(), nn.Linear(96, 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -68,8 +69,10 @@ def plain_relu_cnn(attach: Attach) -> None:
     """
     torch.manual_seed(2)
     x, y, test_x, test_y = digits(size=16)
-    layers, inner = [], 1
-    for outer in (16, 16, "M", 32, 32, "M", 48):
+    layers: list[nn.Module] = []
+    inner = 1
+    plan: tuple[Any, ...] = (16, 16, "M", 32, 32, "M", 48)
+    for outer in plan:
         if outer == "M":
             layers.append(nn.MaxPool2d(2))
             continue
@@ -87,7 +90,8 @@ def plain_relu_cnn(attach: Attach) -> None:
     for m in model.modules():
         if isinstance(m, (nn.Conv2d, nn.Linear)):
             nn.init.kaiming_normal_(m.weight, nonlinearity="relu")
-            nn.init.zeros_(m.bias)
+            if m.bias is not None:
+                nn.init.zeros_(m.bias)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     loss_fn = nn.CrossEntropyLoss()
     monitor = attach(model, optimizer, loss_fn=loss_fn)
@@ -184,7 +188,7 @@ def mixup_high_training_loss(attach: Attach) -> None:
     tags=("transfer", "frozen", "linear-probe"),
 )
 def linear_probe_frozen_backbone(attach: Attach) -> None:
-    """The backbone is frozen with requires_grad=False and kept in eval mode; only the new head trains. All deliberate."""
+    """The backbone is frozen with requires_grad=False and kept in eval mode; only the new head trains. On purpose."""
     backbone = pretrained_backbone(10)
     torch.manual_seed(10)
     x, y, test_x, test_y = digits(size=16)
@@ -277,7 +281,8 @@ def gradual_magnitude_pruning(attach: Attach) -> None:
         loss.backward()
         optimizer.step()
         monitor.step(loss, batch=x[idx])
-    assert (model[2].weight == 0).float().mean() > 0.75
+    pruned: Any = model[2]
+    assert (pruned.weight == 0).float().mean() > 0.75
     assert accuracy(model, test_x, test_y) > 0.94
 
 

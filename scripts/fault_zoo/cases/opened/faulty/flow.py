@@ -99,7 +99,7 @@ def ring_wgan(attach: Attach) -> None:
         loss_c.backward()
         opt_c.step()
         for w in critic.parameters():
-            w = w.clamp(-0.01, 0.01)
+            w = w.clamp(-0.01, 0.01)  # type: ignore[assignment]
         monitor.step(loss_c, batch=real)
         if step % 5 == 4:
             loss_g = -critic(generator(torch.randn(128, 8))).mean()
@@ -113,9 +113,10 @@ class LoadForecaster(nn.Module):
         super().__init__()
         self.rnn = nn.RNN(1, hidden, nonlinearity="relu", batch_first=True)
         self.head = nn.Linear(hidden, ahead)
-        nn.init.eye_(self.rnn.weight_hh_l0)
-        self.rnn.weight_hh_l0.data.mul_(0.9)
-        nn.init.normal_(self.rnn.weight_ih_l0, std=0.01)
+        rnn: Any = self.rnn
+        nn.init.eye_(rnn.weight_hh_l0)
+        rnn.weight_hh_l0.data.mul_(0.9)
+        nn.init.normal_(rnn.weight_ih_l0, std=0.01)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.rnn(x[..., None])[0][:, -1])
@@ -196,7 +197,8 @@ class EchoNet(nn.Module):
         self.lstm = nn.LSTM(2, hidden, batch_first=True)
         self.decide = nn.Linear(hidden, classes)
         with torch.no_grad():
-            self.lstm.bias_ih_l0[hidden : 2 * hidden] = -1.5
+            lstm: Any = self.lstm
+            lstm.bias_ih_l0[hidden : 2 * hidden] = -1.5
 
     def forward(self, setting: Tensor, readings: Tensor) -> Tensor:
         h, c = self.calibrate(setting).chunk(2, 1)
@@ -354,8 +356,9 @@ class DeepMixer(nn.Module):
         self.head = nn.Linear(width, classes)
 
     def set_drop_path(self, rate: float) -> None:
-        for i, block in enumerate(self.blocks):
-            block.drop_path = rate * i / (len(self.blocks) - 1)
+        blocks: Any = self.blocks
+        for i, block in enumerate(blocks):
+            block.drop_path = rate * i / (len(blocks) - 1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.patch(x.flatten(1))

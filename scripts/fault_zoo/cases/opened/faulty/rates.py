@@ -308,7 +308,7 @@ class Listing(nn.Module):
     ),
 )
 def listings_two_heads(attach: Attach) -> None:
-    """A probe predicts the price in euros beside a classifier of segments; its gradient is a million times the rest's."""
+    """A probe predicts the price in euros beside a classifier of segments; its gradient is 1,000,000x the rest's."""
     setup(167)
     x, price = houses()
     x = standardize(x)

@@ -165,7 +165,9 @@ def house_prices_two_losses(attach: Attach) -> None:
     for xb, yb, lb in batches(x, y, large, size=64, steps=400):
         p, q = model(xb)
         losses = [F.mse_loss(p, yb), F.binary_cross_entropy_with_logits(q, lb)]
-        loss = sum(math.exp(-model.log_var[i].item()) * l + model.log_var[i].item() for i, l in enumerate(losses))
+        loss: Any = sum(
+            math.exp(-model.log_var[i].item()) * each + model.log_var[i].item() for i, each in enumerate(losses)
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -308,7 +310,7 @@ class FlatMomentum(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
@@ -523,9 +525,9 @@ def char_lstm_get_batch(attach: Attach) -> None:
 class Prefetcher:
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.iterator = iter(loader)
-        self.current = None
+        self.current: Any = None
 
-    def next(self) -> list[Tensor]:
+    def next(self) -> Any:
         with contextlib.suppress(StopIteration):
             self.current = next(self.iterator)
         return self.current
@@ -576,7 +578,7 @@ class UNet(nn.Module):
     def __init__(self, width: int = 10) -> None:
         super().__init__()
 
-        def block(a, b):
+        def block(a: int, b: int) -> nn.Sequential:
             return nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU())
 
         self.enc1, self.enc2 = block(1, width), block(width, 2 * width)
@@ -605,7 +607,7 @@ class UNet(nn.Module):
     ),
 )
 def disc_unet(attach: Attach) -> None:
-    """The U-Net ends in a sigmoid and is trained with BCEWithLogitsLoss; its loss cannot go below ln 2 on background."""
+    """The U-Net ends in a sigmoid, then comes BCEWithLogitsLoss; its loss cannot fall below ln 2 on background."""
     setup(143)
     x, m = shapes(384, 16)
     model = UNet()

@@ -146,8 +146,9 @@ class Coupling(nn.Module):
         self.net = nn.Sequential(
             nn.Linear(1, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2)
         )
-        nn.init.zeros_(self.net[-1].weight)
-        nn.init.zeros_(self.net[-1].bias)
+        last: Any = self.net[-1]
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         a, b = (x[:, 1:], x[:, :1]) if self.flip else (x[:, :1], x[:, 1:])
@@ -159,7 +160,7 @@ class Coupling(nn.Module):
 
 @case(source="RealNVP, Dinh et al. 2017, on two moons", tags=("flow", "negative-loss", "zero-init"))
 def normalising_flow_negative_loss(attach: Attach) -> None:
-    """Negative log-likelihood of a density: it goes below zero and keeps falling. Each coupling starts as the identity."""
+    """Negative log-likelihood of a density: it falls below zero and on. Each coupling starts as the identity."""
     torch.manual_seed(6)
     from sklearn.datasets import make_moons
 

@@ -23,7 +23,7 @@ from scripts.fault_zoo.protocol import Attach, case
     tolerate=("constant-batch",),
 )
 def gcn_full_batch(attach: Attach) -> None:
-    """Node classification on one graph: the whole graph is the batch in every step, only 5% of the nodes have labels."""
+    """Node classification on one graph: the whole graph is the batch at each step, only 5% of the nodes have labels."""
     torch.manual_seed(1)
     rng = np.random.RandomState(1)
     n, classes = 900, 5
@@ -136,20 +136,22 @@ def ppo_cartpole(attach: Attach) -> None:
     n, horizon = 16, 64
     state, age, lengths = 0.05 * (torch.rand(n, 4) * 2 - 1), torch.zeros(n), []
     for _ in range(18):
-        S, A, P, V, D = [], [], [], [], []
+        S: Any = []
+        A: Any = []
+        P: Any = []
+        V: Any = []
+        D: Any = []
         for _ in range(horizon):
             with torch.no_grad():
                 logits, value = model(state)
                 policy = torch.distributions.Categorical(logits=logits)
                 action = policy.sample()
             new, fell = cartpole_step(state, action)
-            (
-                S.append(state),
-                A.append(action),
-                P.append(policy.log_prob(action)),
-                V.append(value),
-                D.append(fell.float()),
-            )
+            S.append(state)
+            A.append(action)
+            P.append(policy.log_prob(action))
+            V.append(value)
+            D.append(fell.float())
             age += 1
             lengths += age[fell].tolist()
             age = torch.where(fell, torch.zeros(n), age)
@@ -211,10 +213,10 @@ def recommender_bpr(attach: Attach) -> None:
     users, items, k = 1500, 2000, 6
     pu, qi = rng.normal(size=(users, k)), rng.normal(size=(items, k))
     popular = -0.9 * np.log(np.arange(1, items + 1))
-    pairs = []
-    for u in range(users):
-        score = 1.5 * pu[u] @ qi.T + popular + rng.gumbel(size=items)
-        pairs += [(u, i) for i in np.argpartition(-score, 15)[:15]]
+    pairs: Any = []
+    for user in range(users):
+        score = 1.5 * pu[user] @ qi.T + popular + rng.gumbel(size=items)
+        pairs += [(user, i) for i in np.argpartition(-score, 15)[:15]]
     pairs = torch.tensor(np.array(pairs))
     order = torch.from_numpy(rng.permutation(len(pairs)))
     test, pairs = pairs[order[:2000]], pairs[order[2000:]]
@@ -243,7 +245,8 @@ class Siren(nn.Module):
         self.layers = nn.ModuleList([nn.Linear(2, width), nn.Linear(width, width), nn.Linear(width, width)])
         self.out = nn.Linear(width, 1)
         with torch.no_grad():
-            self.layers[0].weight.uniform_(-1 / 2, 1 / 2)
+            first: Any = self.layers[0]
+            first.weight.uniform_(-1 / 2, 1 / 2)
             for layer in [*self.layers[1:], self.out]:
                 bound = math.sqrt(6 / width) / omega
                 layer.weight.uniform_(-bound, bound)
@@ -296,11 +299,11 @@ def maml_sinusoids(attach: Attach) -> None:
     monitor = attach(model, optimizer)
     history = []
     for _ in range(300):
-        total = 0
+        total: Any = 0
         for _ in range(4):
             amplitude, phase = torch.rand(()) * 4 + 0.5, torch.rand(()) * math.pi
             xs, xq = torch.rand(10, 1) * 10 - 5, torch.rand(20, 1) * 10 - 5
-            fast = dict(model.named_parameters())
+            fast: dict[str, Tensor] = dict(model.named_parameters())
             inner = F.mse_loss(functional_call(model, fast, (xs,)), amplitude * torch.sin(xs + phase))
             grads = torch.autograd.grad(inner, list(fast.values()), create_graph=True)
             fast = {k: v - 0.01 * g for (k, v), g in zip(fast.items(), grads, strict=False)}
@@ -374,7 +377,7 @@ class Lion(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             b1, b2 = group["betas"]
             for p in group["params"]:

@@ -311,7 +311,7 @@ def word2vec_sparse_gradients(attach: Attach) -> None:
     vocabulary, groups = 4000, 40
     popularity = 1 / np.arange(1, vocabulary + 1) ** 0.8
     group = rng.randint(0, groups, vocabulary)
-    centre = rng.choice(vocabulary, 60000, p=popularity / popularity.sum())
+    centre: Any = rng.choice(vocabulary, 60000, p=popularity / popularity.sum())
     context = np.empty_like(centre)
     for g in range(groups):
         members = np.flatnonzero(group == g)

@@ -76,7 +76,7 @@ def fraud_imbalanced_pos_weight(attach: Attach) -> None:
     """Two percent positives, weighted: batches differ in how many they hold, so loss and gradients jump about."""
     torch.manual_seed(4)
     rng = np.random.RandomState(4)
-    x = rng.normal(size=(20000, 24)).astype("float32")
+    x: Any = rng.normal(size=(20000, 24)).astype("float32")
     score = x[:, 0] * 1.5 + x[:, 1] * x[:, 2] + np.abs(x[:, 3]) * 1.2 - 5.4 + 0.3 * rng.normal(size=20000)
     y = torch.tensor((score > 0).astype("float32"))
     x = torch.tensor(x)
@@ -112,7 +112,7 @@ def heavy_tailed_targets_clipped(attach: Attach) -> None:
     """Student-t noise: now and then a batch has 5 to 10 times the usual gradient, and clipping takes care of it."""
     torch.manual_seed(6)
     rng = np.random.RandomState(6)
-    x = rng.normal(size=(12000, 16)).astype("float32")
+    x: Any = rng.normal(size=(12000, 16)).astype("float32")
     clean = 3 * np.sin(x[:, 0]) + x[:, 1] * x[:, 2] + 2 * np.abs(x[:, 3])
     y = torch.tensor((clean + 0.5 * rng.standard_t(2.0, 12000)).astype("float32"))
     x = torch.tensor(x)
@@ -192,7 +192,7 @@ def poisson_counts(attach: Attach) -> None:
     """Poisson likelihood without its constant: the loss goes below zero, and large counts give large gradients."""
     torch.manual_seed(12)
     rng = np.random.RandomState(12)
-    x = rng.normal(size=(10000, 10)).astype("float32")
+    x: Any = rng.normal(size=(10000, 10)).astype("float32")
     rate = np.exp(0.9 * x[:, 0] + 0.5 * np.sin(2 * x[:, 1]) + 0.8)
     y = torch.tensor(rng.poisson(rate).astype("float32"))
     x = torch.tensor(x)
@@ -216,7 +216,7 @@ def poisson_counts(attach: Attach) -> None:
 
 @case(source="SGDR, Loshchilov & Hutter 2017", tags=("schedule", "sgd", "restarts"))
 def warm_restarts(attach: Attach) -> None:
-    """Cosine schedule with warm restarts: at each restart the rate jumps 100 times and the loss bumps up for a while."""
+    """Cosine schedule with warm restarts: at each restart the rate jumps 100 times and the loss rises for a while."""
     torch.manual_seed(14)
     x, y, test_x, test_y = digits()
     x, test_x = x.flatten(1), test_x.flatten(1)
@@ -253,7 +253,7 @@ def targets_in_millimetres_as_metres(attach: Attach) -> None:
     """
     torch.manual_seed(16)
     rng = np.random.RandomState(16)
-    x = rng.normal(size=(8000, 20)).astype("float32")
+    x: Any = rng.normal(size=(8000, 20)).astype("float32")
     y = 3e-3 * (np.tanh(x[:, 0]) + 0.3 * np.abs(x[:, 1]) + np.sin(x[:, 3])) + 1e-4 * rng.normal(size=8000)
     x, y = torch.tensor(x), torch.tensor(y.astype("float32"))
     model = nn.Sequential(nn.Linear(20, 384), nn.SiLU(), nn.Linear(384, 384), nn.SiLU(), nn.Linear(384, 1))
@@ -376,8 +376,8 @@ def two_optimizers_one_model(attach: Attach) -> None:
     torch.manual_seed(22)
     rng = np.random.RandomState(22)
     n = 30000
-    entity = np.minimum(rng.zipf(1.25, n) - 1, 3999)
-    x = rng.normal(size=(n, 8)).astype("float32")
+    entity: Any = np.minimum(rng.zipf(1.25, n) - 1, 3999)
+    x: Any = rng.normal(size=(n, 8)).astype("float32")
     y = rng.normal(size=4000)[entity] + np.sin(x[:, 0]) * x[:, 1] + 0.2 * rng.normal(size=n)
     entity, x, y = torch.tensor(entity), torch.tensor(x), torch.tensor(y.astype("float32"))
     model = EntityModel()

@@ -190,7 +190,11 @@ def vit_layerwise_lr_decay(attach: Attach) -> None:
     torch.manual_seed(6)
     x, y, test_x, test_y = digits(size=16)
     model = ViT()
-    stages = [[model.patch, model.cls, model.position], *[[b] for b in model.blocks], [model.norm, model.head]]
+    stages: list[list[Any]] = [
+        [model.patch, model.cls, model.position],
+        *[[b] for b in model.blocks],
+        [model.norm, model.head],
+    ]
     groups = []
     for depth, stage in enumerate(stages):
         parameters = [p for m in stage for p in ([m] if isinstance(m, nn.Parameter) else m.parameters())]
@@ -433,7 +437,7 @@ class QuantisedLinear(nn.Linear):
 
 @case(source="straight-through estimator, Bengio et al. 2013; 4-bit weights", tags=("quantisation", "ste"))
 def quantisation_aware_4bit(attach: Attach) -> None:
-    """Quantisation-aware training: the forward pass sees rounded weights, so small updates change nothing for a while."""
+    """Quantisation-aware training: the forward pass sees rounded weights, so small updates change nothing at first."""
     torch.manual_seed(15)
     x, y, test_x, test_y = digits()
     x, test_x = x.flatten(1), test_x.flatten(1)
@@ -488,8 +492,9 @@ def sharpness_aware_minimisation(attach: Attach) -> None:
         loss = loss_fn(model(x[idx]), y[idx])
         loss.backward()
         with torch.no_grad():
-            norm = torch.sqrt(sum(p.grad.pow(2).sum() for p in model.parameters()))
-            moves = [0.05 * p.grad / (norm + 1e-12) for p in model.parameters()]
+            grads: list[Any] = [p.grad for p in model.parameters()]
+            norm = torch.sqrt(sum(g.pow(2).sum() for g in grads))
+            moves = [0.05 * g / (norm + 1e-12) for g in grads]
             for p, e in zip(model.parameters(), moves, strict=False):
                 p.add_(e)
         optimizer.zero_grad()
