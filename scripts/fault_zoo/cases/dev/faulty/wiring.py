@@ -58,7 +58,7 @@ NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
     ),
 )
 def digit_captions(attach: Attach) -> None:
-    """A leftover detach() keeps the image encoder out of the graph while the language part learns letter statistics."""
+    """A stale detach() keeps the image encoder out of the graph while the language part learns letter statistics."""
     setup(20)
     letters = sorted(set("".join(NAMES)))
     code = {c: i + 2 for i, c in enumerate(letters)}  # 0 pads and ends, 1 starts
