@@ -104,7 +104,7 @@ def community_gcn(attach: Attach) -> None:
 
 def sigmoid_mlp(sizes: list[int]) -> nn.Sequential:
     layers: list[nn.Module] = [nn.Flatten()]
-    for a, b in itertools.pairwise(sizes):
+    for a, b in itertools.pairwise(sizes[:-1]):
         layers += [nn.Linear(a, b), nn.Sigmoid()]
     return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))
 
