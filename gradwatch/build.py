@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import inspect
 import pkgutil
 from collections.abc import Callable, Mapping
@@ -121,17 +122,22 @@ def schedule(
 
 
 def loss(config: Config, spec: DataSpec) -> Callable[..., Any]:
-    """Return the loss of a config: a torch loss, by default the usual one for the data, or the target's function."""
+    """Return the loss of a config: a torch loss, by default the usual one for the data, or the target's.
+
+    A target that is a class is made with the section's settings; a function is the loss, and takes them at each call.
+    """
     section = config.loss
     if section.target:
         made = plugins.target(section.target, key="loss.target")
         if inspect.isclass(made):
             made = _made(section.target, "loss.target", section.options)
-        elif misfit := _misfit(made, None, None):
+            return made
+        if misfit := _misfit(made, None, None, **section.options):
+            given = f", with the settings {', '.join(section.options)}" if section.options else ""
             raise GradwatchError(
-                f"loss.target: '{section.target}' is called with the model's outputs and the targets: {misfit}"
+                f"loss.target: '{section.target}' is called with the model's outputs and the targets{given}: {misfit}"
             )
-        return made
+        return functools.partial(made, **section.options) if section.options else made
     name = section.name or DEFAULT_LOSS[spec.kind]
     options = dict(section.options)
     for key in TENSOR_OPTIONS & options.keys():
