@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from gradwatch.cli.options import FINDINGS, FailOn, Format, exit_code
+from gradwatch.cli.options import FINDINGS, FailOn, FormatOption, exit_code
 from gradwatch.cli.output.console import output, write
 
 if TYPE_CHECKING:
     from gradwatch.history.compare import Comparison
 
 
-class Agreement(StrEnum):
-    """How far two runs must agree."""
-
-    BITS = "bits"
-    ROUNDING = "rounding"
-    NOTHING = "nothing"
+Agreement = Literal["bits", "rounding", "nothing"]
+"""How far two runs must agree."""
 
 
 def command(
     first: Annotated[Path, typer.Argument(metavar="A", help="Run directory.", show_default=False)],
     second: Annotated[Path, typer.Argument(metavar="B", help="Run directory to compare with it.", show_default=False)],
-    form: Annotated[Format, typer.Option("--format", help="For people, or for programs.")] = Format.TEXT,
+    form: FormatOption = "text",
     fail_on: Annotated[
         FailOn,
         typer.Option("--fail-on", help="Exit with 1 where B has a finding, at least this severe, that A has not."),
-    ] = FailOn.WARNING,
+    ] = "warning",
     require: Annotated[
         Agreement,
         typer.Option("--require", help="Exit with 1 if the histories differ in a bit, or beyond rounding."),
-    ] = Agreement.NOTHING,
+    ] = "nothing",
     tolerance: Annotated[
         float | None,
         typer.Option(min=0.0, help="Relative difference that is rounding; by default what the number format allows."),
@@ -52,7 +47,7 @@ def command(
     runs = read(first), read(second)
     found = compare(*runs, tolerance=tolerance)
     changed = comparison.settings(*runs, (_config(first), _config(second)))
-    if form is Format.JSON:
+    if form == "json":
         write(comparison.dumps(found, runs, changed) + "\n")
     else:
         comparison.print_comparison(output(), found, runs, changed)
@@ -63,9 +58,9 @@ def command(
 
 def _is_apart(found: Comparison, require: Agreement) -> bool:
     """Say whether two histories agree less than is required. Without a step in common, nobody knows: they do not."""
-    if require is Agreement.NOTHING:
+    if require == "nothing":
         return False
-    return not found.steps or (found.bits if require is Agreement.BITS else found.rounding) is not None
+    return not found.steps or (found.bits if require == "bits" else found.rounding) is not None
 
 
 def _config(run: Path) -> dict[str, Any]:

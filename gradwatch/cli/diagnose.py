@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from gradwatch.cli.options import FailOn, FailOnOption, exit_code
+from gradwatch.cli.options import FailOnOption, exit_code
 from gradwatch.cli.output.console import output, print_message, write
 from gradwatch.cli.verify import VerifyOptions, verify_run
 
@@ -17,18 +16,12 @@ if TYPE_CHECKING:
     from gradwatch.records import Diagnosis
 
 
-class DiagnosisFormat(StrEnum):
-    """How the diagnosis is written."""
-
-    TEXT = "text"
-    JSON = "json"
-    HTML = "html"
-
-
 VERIFY = "Verify and cure"
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, finished or not.", show_default=False)]
-FormatOption = Annotated[DiagnosisFormat, typer.Option("--format", help="Text, JSON for programs, or an HTML page.")]
+FormatOption = Annotated[
+    Literal["text", "json", "html"], typer.Option("--format", help="Text, JSON for programs, or an HTML page.")
+]
 OutputOption = Annotated[
     Path | None,
     typer.Option(
@@ -98,9 +91,9 @@ WithinOption = Annotated[
 
 def command(
     run: RunArgument,
-    form: FormatOption = DiagnosisFormat.TEXT,
+    form: FormatOption = "text",
     target: OutputOption = None,
-    fail_on: FailOnOption = FailOn.WARNING,
+    fail_on: FailOnOption = "warning",
     redetect: RedetectOption = False,
     overrides: SetOption = None,
     verify: VerifyOption = False,
@@ -120,7 +113,7 @@ def command(
     from gradwatch.errors import GradwatchError
     from gradwatch.history.disk.writer import read
 
-    if target and form is not DiagnosisFormat.HTML:
+    if target and form != "html":
         raise GradwatchError(f"--output: got {target} with --format {form}, which is printed; add --format html")
     history = read(run)
     if ending := _ending(run):
@@ -130,11 +123,11 @@ def command(
     diagnoses = diagnose(history)
     options = VerifyOptions(verify=verify, within_s=within, patch=patch, steps=steps, seeds=seeds, change=change)
     answer = verify_run(run, history, diagnoses, options) if options.is_any else None
-    if form is DiagnosisFormat.JSON:
+    if form == "json":
         from gradwatch.render import json_document
 
         write(json_document.dumps(history, diagnoses, answer.to_json() if answer else {}, run=run) + "\n")
-    elif form is DiagnosisFormat.HTML:
+    elif form == "html":
         _write_report(target, run, history, diagnoses)
     else:
         from gradwatch.render.terminal.sink import print_diagnosis

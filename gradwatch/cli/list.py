@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,18 +13,9 @@ if TYPE_CHECKING:
     from gradwatch.config.names.signatures import Parameter
 
 
-class Listing(StrEnum):
-    """What there is to list."""
-
-    MODELS = "models"
-    DATA = "data"
-    TRANSFORMS = "transforms"
-    OPTIMIZERS = "optimizers"
-    SCHEDULES = "schedules"
-    LOSSES = "losses"
-    DETECTORS = "detectors"
-    SINKS = "sinks"
-    STATISTICS = "statistics"
+Listing = Literal[
+    "models", "data", "transforms", "optimizers", "schedules", "losses", "detectors", "sinks", "statistics"
+]
 
 
 def command(what: Annotated[Listing, typer.Argument(help="What to list.", show_default=False)]) -> None:
@@ -33,7 +23,7 @@ def command(what: Annotated[Listing, typer.Argument(help="What to list.", show_d
 
     A table on a terminal; elsewhere a line each, its columns separated by tabs.
     """
-    if what is Listing.STATISTICS:
+    if what == "statistics":
         _print(("statistic", "unit", "meaning", "measured"), _statistics())
     else:
         _print(("name", "keyword arguments", "what it is"), _entries(what))

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gradwatch.cli.options import FINDINGS, Format
+from gradwatch.cli.options import FINDINGS, FormatOption
 from gradwatch.cli.output.console import output, write
 
 
@@ -34,7 +34,7 @@ def command(
             show_default=False,
         ),
     ] = None,
-    form: Annotated[Format, typer.Option("--format", help="For people, or for programs.")] = Format.TEXT,
+    form: FormatOption = "text",
 ) -> None:
     """Run a step of a training again, from the state that was kept before it, and compare it with what was recorded.
 
@@ -51,7 +51,7 @@ def command(
         if locate or (locate is None and bad is not None)
         else None
     )
-    if form is Format.JSON:
+    if form == "json":
         import json
 
         located = {"located": searched.to_json()} if searched else {}

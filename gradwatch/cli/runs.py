@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import datetime
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from gradwatch.cli.options import Format
+from gradwatch.cli.options import FormatOption
 from gradwatch.cli.output.console import output, print_message, write
 
-
-class SortKey(StrEnum):
-    """What runs are sorted by."""
-
-    CREATED = "created"
-    NAME = "name"
-    VERDICT = "verdict"
-    STATUS = "status"
-    STEPS = "steps"
-    LOSS = "loss"
-    VAL_LOSS = "val_loss"
-    VAL_ACCURACY = "val_accuracy"
+SortKey = Literal["created", "name", "verdict", "status", "steps", "loss", "val_loss", "val_accuracy"]
 
 
 def command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of runs, or one run.")] = Path("runs"),
     sort: Annotated[
         SortKey, typer.Option(help="Newest, worst, longest, most accurate or lowest loss first; names from a to z.")
-    ] = SortKey.CREATED,
+    ] = "created",
     reverse: Annotated[bool, typer.Option("--reverse", help="Turn the order round.")] = False,
-    form: Annotated[Format, typer.Option("--format", help="For people, or for programs.")] = Format.TEXT,
+    form: FormatOption = "text",
 ) -> None:
     """List the saved runs with health, steps, final metrics, age, and what was found.
 
@@ -53,8 +41,8 @@ def command(
         except RunError as error:
             damaged.append((str(directory), str(error)))
             print_message("warning", f"damaged run, left out: {error}")
-    rows, now = runs.ordered(seen, sort.value, reverse=reverse), datetime.datetime.now(datetime.UTC)
-    if form is Format.JSON:
+    rows, now = runs.ordered(seen, sort, reverse=reverse), datetime.datetime.now(datetime.UTC)
+    if form == "json":
         write(runs.dumps(rows, damaged, now=now) + "\n")
         return
     if not rows:

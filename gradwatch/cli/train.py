@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from gradwatch.cli.options import INTERRUPTED, FailOn, FailOnOption, exit_code
+from gradwatch.cli.options import INTERRUPTED, FailOnOption, exit_code
 from gradwatch.cli.output.console import print_message
 from gradwatch.cli.output.errors import show_notes
 from gradwatch.errors import RunError, did_you_mean
-
-
-class LogFormat(StrEnum):
-    """How the training shows itself."""
-
-    AUTO = "auto"
-    RICH = "rich"
-    PLAIN = "plain"
-    JSON = "json"
 
 
 def command(
@@ -38,10 +28,11 @@ def command(
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Run directory to go on with from its last checkpoint.")
     ] = None,
-    fail_on: FailOnOption = FailOn.CRITICAL,
+    fail_on: FailOnOption = "critical",
     log_format: Annotated[
-        LogFormat, typer.Option(help="`auto` is `rich` on a terminal, `plain` elsewhere.")
-    ] = LogFormat.AUTO,
+        Literal["auto", "rich", "plain", "json"],
+        typer.Option(help="`auto` is `rich` on a terminal, `plain` elsewhere."),
+    ] = "auto",
 ) -> None:
     """Train a model as a YAML config says, under watch, into a run directory.
 
@@ -57,7 +48,7 @@ def command(
 
         from gradwatch.train.loop import train  # torch, now that the config is known to be right
 
-        outcome = train(checked, resume=resume, log_format=log_format.value)
+        outcome = train(checked, resume=resume, log_format=log_format)
     except KeyboardInterrupt as quit_at_once:  # the second Ctrl-C, or one before training
         if not hasattr(quit_at_once, "__notes__"):
             quit_at_once.add_note("interrupted before the training began; nothing was lost")
