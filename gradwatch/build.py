@@ -15,7 +15,8 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from gradwatch import data, optim, plugins
-from gradwatch.config.sections.root import Config, DataSection, OptimSection, ScheduleSection
+from gradwatch.config.sections.named import DataSection, OptimSection, ScheduleSection
+from gradwatch.config.sections.root import Config
 from gradwatch.data import Splits
 from gradwatch.data import _torchvision as torchvision_data
 from gradwatch.data import _transforms as transforms
@@ -131,13 +132,14 @@ def loss(config: Config, spec: DataSpec) -> Callable[..., Any]:
         made = plugins.target(section.target, key="loss.target")
         if inspect.isclass(made):
             made = _made(section.target, "loss.target", section.options)
-            return made
-        if misfit := _misfit(made, None, None, **section.options):
+        elif misfit := _misfit(made, None, None, **section.options):
             given = f", with the settings {', '.join(section.options)}" if section.options else ""
             raise GradwatchError(
                 f"loss.target: '{section.target}' is called with the model's outputs and the targets{given}: {misfit}"
             )
-        return functools.partial(made, **section.options) if section.options else made
+        elif section.options:
+            made = functools.partial(made, **section.options)
+        return made
     name = section.name or DEFAULT_LOSS[spec.kind]
     options = dict(section.options)
     for key in TENSOR_OPTIONS & options.keys():

@@ -40,7 +40,8 @@ def command(
     and can be resumed.
     """
     try:
-        from gradwatch.config.load import ineffective_settings, load_config
+        from gradwatch.config.ineffective import ineffective_settings
+        from gradwatch.config.load import load_config
 
         checked = load_config(_file(config, resume), overrides or [], changes=set_files or [])
         for warning in ineffective_settings(checked):

@@ -2,161 +2,128 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from pydantic import BaseModel
 
 from gradwatch.config.sections.root import Config
 
+Warnings = Iterator[tuple[Iterable[str], str]]
+"""Keys of settings without effect, and the rest of the sentence on each: the reason and the remedy."""
+
 
 def ineffective_settings(config: Config) -> tuple[str, ...]:
     """Return a sentence for each changed setting without effect: the setting, the reason and the remedy."""
-    rules = (
-        _scaler,
-        _nonfinite,
-        _pinning,
-        _watching,
-        _switched_off,
-        _histograms,
-        _warmup,
-        _evaluation,
-        _early_stop,
-        _record,
-        _critical,
-        _watched_step,
-    )
-    return tuple(sentence for rule in rules for sentence in rule(config))
+    found = (*_in_numerics(config), *_in_watching(config), *_in_switches(config), *_in_length(config))
+    return tuple(f"{key}: {text}" for keys, text in found for key in keys)
 
 
-def _scaler(config: Config) -> Iterator[str]:
-    train = config.train
-    for name in _changed(train.scaler):
-        key = f"train.scaler.{name}"
-        if train.precision != "fp16":
-            why = f"only fp16 scales the loss, and train.precision is {train.precision}"
-            yield f"{key}: has no effect: {why}; remove it, or set train.precision: fp16"
-        elif not train.scaler.enabled and name != "enabled":
-            yield f"{key}: has no effect while train.scaler.enabled is false; remove it, or enable the scaler"
-
-
-def _nonfinite(config: Config) -> Iterator[str]:
-    train = config.train
-    if train.on_nonfinite == "continue" and train.precision == "fp16" and train.scaler.enabled:
+def _in_numerics(config: Config) -> Warnings:
+    """Yield what precision and device leave without effect."""
+    train, device = config.train, config.train.device
+    if train.precision != "fp16":
         yield (
-            "train.on_nonfinite: 'continue' has no effect on gradients that overflow: the loss scaler of fp16 skips "
-            "these updates itself; remove it, or set train.scaler.enabled: false"
+            _changed(train.scaler, "train.scaler"),
+            f"has no effect: only fp16 scales the loss, and train.precision is {train.precision}; remove it, or set "
+            "train.precision: fp16",
+        )
+    elif not train.scaler.enabled:
+        yield (
+            _changed(train.scaler, "train.scaler", but="enabled"),
+            "has no effect while train.scaler.enabled is false; remove it, or enable the scaler",
+        )
+    elif train.on_nonfinite == "continue":
+        yield (
+            ["train.on_nonfinite"],
+            "'continue' has no effect on gradients that overflow: the loss scaler of fp16 skips these updates itself; "
+            "remove it, or set train.scaler.enabled: false",
+        )
+    if config.data.pin_memory and not device.startswith(("auto", "cuda")):
+        yield (
+            ["data.pin_memory"],
+            f"has no effect: it speeds up copies to a CUDA device, and train.device is {device}; remove it",
+        )
+    if config.optim.watched and device.startswith(("mps", "xpu")):
+        yield (
+            ["optim.watched"],
+            f"has no effect on {device}, where torch.optim.{config.optim.name} makes the step; remove it, or set "
+            "train.device: cpu",
         )
 
 
-def _pinning(config: Config) -> Iterator[str]:
-    device = config.train.device
-    if config.data.pin_memory and device != "auto" and not device.startswith("cuda"):
+def _in_watching(config: Config) -> Warnings:
+    """Yield what has no effect on watching, and on what follows a critical finding."""
+    train, watch = config.train, config.watch
+    if not watch.enabled:
+        keys = [*_changed(watch, "watch", but="enabled"), *(f"detect.{kind}" for kind in config.detect)]
+        yield keys, "has no effect while watch.enabled is false; remove it, or set watch.enabled: true"
+    elif not config.sinks.get("tensorboard", {}).get("enabled", True):
         yield (
-            f"data.pin_memory: has no effect: it speeds up copies to a CUDA device, and train.device is {device}; "
-            "remove it"
+            [key for key in _changed(watch, "watch") if key == "watch.histograms_every"],
+            "has no effect: only TensorBoard shows histograms, and sinks.tensorboard.enabled is false; remove it, or "
+            "enable that sink",
         )
-
-
-def _watching(config: Config) -> Iterator[str]:
-    if config.watch.enabled:
-        return
-    keys = [f"watch.{name}" for name in _changed(config.watch) if name != "enabled"]
-    keys += [f"detect.{kind}" for kind in config.detect]
-    for key in keys:
-        yield f"{key}: has no effect while watch.enabled is false; remove it, or set watch.enabled: true"
-
-
-def _record(config: Config) -> Iterator[str]:
-    if not config.watch.record.enabled:
-        for name in _changed(config.watch.record):
-            if name != "enabled" and config.train.on_critical != "rewind":
-                yield f"watch.record.{name}: has no effect while watch.record.enabled is false; remove one of both"
-
-
-def _critical(config: Config) -> Iterator[str]:
-    train = config.train
     if train.on_critical != "rewind":
-        for name in _changed(train.rewind):
-            yield (
-                f"train.rewind.{name}: has no effect while train.on_critical is {train.on_critical}; remove it, or set "
-                "train.on_critical: rewind"
-            )
-    elif train.rewind.remedy == "skip" and "lr_factor" in _changed(train.rewind):
+        if not watch.record.enabled:
+            keys = _changed(watch.record, "watch.record", but="enabled")
+            yield keys, "has no effect while watch.record.enabled is false; remove one of both"
         yield (
-            "train.rewind.lr_factor: has no effect while train.rewind.remedy is skip; remove it, or set "
-            "train.rewind.remedy: lower_lr"
+            _changed(train.rewind, "train.rewind"),
+            f"has no effect while train.on_critical is {train.on_critical}; remove it, or set train.on_critical: "
+            "rewind",
+        )
+    elif train.rewind.remedy == "skip":
+        yield (
+            [key for key in _changed(train.rewind, "train.rewind") if key == "train.rewind.lr_factor"],
+            "has no effect while train.rewind.remedy is skip; remove it, or set train.rewind.remedy: lower_lr",
         )
 
 
-def _switched_off(config: Config) -> Iterator[str]:
+def _in_switches(config: Config) -> Warnings:
+    """Yield the settings of detectors and sinks that are switched off."""
     for section, switches in (("detect", config.detect), ("sinks", config.sinks)):
         for name, options in switches.items():
-            if options.get("enabled", True):
-                continue
-            for key in options.keys() - {"enabled"}:
-                yield (
-                    f"{section}.{name}.{key}: has no effect while {section}.{name}.enabled is false; remove one of both"
-                )
+            if not options.get("enabled", True):
+                path = f"{section}.{name}"
+                keys = [f"{path}.{key}" for key in options if key != "enabled"]
+                yield keys, f"has no effect while {path}.enabled is false; remove one of both"
 
 
-def _histograms(config: Config) -> Iterator[str]:
-    shown = config.sinks.get("tensorboard", {}).get("enabled", True)
-    if config.watch.enabled and not shown and "histograms_every" in _changed(config.watch):
-        yield (
-            "watch.histograms_every: has no effect: only TensorBoard shows histograms, and sinks.tensorboard.enabled "
-            "is false; remove it, or enable that sink"
-        )
-
-
-def _warmup(config: Config) -> Iterator[str]:
-    schedule = config.schedule
-    unit = f"{schedule.per}s"
-    length = getattr(config.train, unit)
+def _in_length(config: Config) -> Warnings:
+    """Yield what a run is too short for."""
+    train, schedule, unit = config.train, config.schedule, f"{config.schedule.per}s"
+    length = getattr(train, unit)
     if schedule.name and length and schedule.warmup_steps >= length:
         yield (
-            f"schedule.name: {schedule.name} has no effect: its warm-up of {schedule.warmup_steps} {unit} fills all "
-            f"{length} of train.{unit}; set schedule.warmup_steps below that"
+            ["schedule.name"],
+            f"{schedule.name} has no effect: its warm-up of {schedule.warmup_steps} {unit} fills all {length} of "
+            f"train.{unit}; set schedule.warmup_steps below that",
         )
     elif length and schedule.warmup_steps > length:
         yield (
-            f"schedule.warmup_steps: {schedule.warmup_steps} is more than train.{unit} ({length}): the run ends within "
-            f"its warm-up, at {length / (schedule.warmup_steps + 1):.2g} of optim.lr; lower it"
+            ["schedule.warmup_steps"],
+            f"{schedule.warmup_steps} is more than train.{unit} ({length}): the run ends within its warm-up, at "
+            f"{length / (schedule.warmup_steps + 1):.2g} of optim.lr; lower it",
         )
     if schedule.per == "epoch" and not schedule.name and not schedule.warmup_steps:
-        yield "schedule.per: has no effect without a schedule; remove it, or set schedule.name"
-
-
-def _evaluation(config: Config) -> Iterator[str]:
-    train = config.train
-    if train.eval_every and train.steps and train.eval_every > train.steps:
-        yield (
-            f"train.eval_every: {train.eval_every} has no effect: it is more than train.steps ({train.steps}), so that "
-            "only the end is evaluated; lower it"
-        )
-
-
-def _early_stop(config: Config) -> Iterator[str]:
-    train = config.train
-    if not (train.early_stop and train.eval_every and train.steps):
+        yield ["schedule.per"], "has no effect without a schedule; remove it, or set schedule.name"
+    if not (train.eval_every and train.steps):
         return
-    evaluations = train.steps // train.eval_every
-    if evaluations <= train.early_stop.patience:
+    if train.eval_every > train.steps:
         yield (
-            f"train.early_stop: has no effect: {train.early_stop.patience} evaluations without improvement cannot come "
-            f"before the end, with one every {train.eval_every} of {train.steps} steps; lower patience or "
-            "train.eval_every"
+            ["train.eval_every"],
+            f"{train.eval_every} has no effect: it is more than train.steps ({train.steps}), so that only the end is "
+            "evaluated; lower it",
+        )
+    if train.early_stop and train.steps // train.eval_every <= train.early_stop.patience:
+        yield (
+            ["train.early_stop"],
+            f"has no effect: {train.early_stop.patience} evaluations without improvement cannot come before the end, "
+            f"with one every {train.eval_every} of {train.steps} steps; lower patience or train.eval_every",
         )
 
 
-def _watched_step(config: Config) -> Iterator[str]:
-    device = config.train.device
-    if config.optim.watched and device.startswith(("mps", "xpu")):
-        yield (
-            f"optim.watched: has no effect on {device}, where torch.optim.{config.optim.name} makes the step; remove "
-            "it, or set train.device: cpu"
-        )
-
-
-def _changed(section: BaseModel) -> list[str]:
-    """Return the names of a section's settings that differ from their defaults."""
-    return [name for name, field in type(section).model_fields.items() if getattr(section, name) != field.default]
+def _changed(section: BaseModel, path: str, *, but: str = "") -> list[str]:
+    """Return the keys of a section's settings that differ from their defaults, but for one."""
+    fields = type(section).model_fields.items()
+    return [f"{path}.{name}" for name, field in fields if getattr(section, name) != field.default and name != but]

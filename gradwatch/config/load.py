@@ -9,15 +9,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from gradwatch.config import yaml_document
-from gradwatch.config.ineffective import ineffective_settings
 from gradwatch.config.names.checks import check_switches
 from gradwatch.config.names.registry import DETECTORS
 from gradwatch.config.problems import problems_of
 from gradwatch.config.sections.root import Config
 from gradwatch.config.yaml_document import Document
 from gradwatch.errors import ConfigError, Key, Problem
-
-__all__ = ["ineffective_settings", "load_config", "load_detect"]
 
 _PAIRS: tuple[tuple[Key, Key], ...] = (
     (("train", "steps"), ("train", "epochs")),

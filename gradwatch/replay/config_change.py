@@ -12,7 +12,8 @@ from typing import Any, final
 from gradwatch import plugins
 from gradwatch.config.load import load_config
 from gradwatch.config.sections.base import NamedSection, TargetSection
-from gradwatch.config.sections.root import Config, ModelSection
+from gradwatch.config.sections.named import ModelSection
+from gradwatch.config.sections.root import Config
 from gradwatch.errors import GradwatchError, RunError
 from gradwatch.records import Remedy
 

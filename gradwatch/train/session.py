@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradwatch import build
-from gradwatch.config.sections.root import Config, TrainSection
+from gradwatch.config.sections.root import Config
+from gradwatch.config.sections.train import TrainSection
 from gradwatch.detect import detectors
 from gradwatch.errors import CheckpointError
 from gradwatch.history.disk.header import Status

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from gradwatch import build
-from gradwatch.config.sections.root import Config, TrainSection
+from gradwatch.config.sections.root import Config
+from gradwatch.config.sections.train import TrainSection
 from gradwatch.data import Splits
 from gradwatch.errors import CheckpointError, GradwatchError
 from gradwatch.monitor import total_norm

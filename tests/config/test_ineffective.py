@@ -2,7 +2,8 @@
 
 import pytest
 
-from gradwatch.config.load import ineffective_settings, load_config
+from gradwatch.config.ineffective import ineffective_settings
+from gradwatch.config.load import load_config
 
 
 def found(write, *overrides):

@@ -2,7 +2,6 @@
 
 import pytest
 
-from gradwatch.config import load
 from gradwatch.config.load import load_config, load_detect
 from gradwatch.errors import ConfigError
 
@@ -298,9 +297,3 @@ def test_a_wrong_override_of_detect_alone_is_a_mistake(package, override, messag
         load_detect(None, [override])
 
     assert str(caught.value).startswith(message)
-
-
-def test_warnings_are_found_where_configs_are_loaded(write):
-    config = load_config(write(), ["train.scaler.init_scale=2"])
-
-    assert len(load.ineffective_settings(config)) == 1

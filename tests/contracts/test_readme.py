@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from gradwatch.cli import main
-from gradwatch.config.load import ineffective_settings, load_config
+from gradwatch.config.ineffective import ineffective_settings
+from gradwatch.config.load import load_config
 from gradwatch.detect import detectors
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from real_formats import write_cifar, write_mnist
 
-from gradwatch.config.load import ineffective_settings, load_config
+from gradwatch.config.ineffective import ineffective_settings
+from gradwatch.config.load import load_config
 from gradwatch.train.loop import train
 
 ROOT = Path(__file__).parents[2]

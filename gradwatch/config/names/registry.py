@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Literal
@@ -46,7 +45,8 @@ UNUSABLE = {
 }
 """Names that cannot work from a config for a reason that is not in their signatures."""
 
-DEPRECATED = ("NLLLoss2d",)
+NOT_OFFERED = ("LRScheduler", "NLLLoss2d", "Optimizer", "Transform", "VisionDataset")
+"""Base classes, and a deprecated one."""
 
 
 @cache
@@ -87,7 +87,7 @@ def _torchvision_models(package: str) -> tuple[Entry, ...]:
     # from the modules that define them: `torchvision.models.alexnet` is one, and hides the function of its name
     modules = sorted(load_module("torchvision.models").modules.items())
     return tuple(
-        Entry(name=name, read=partial(_read_wrapped, function, "model", f"{package}.models._torchvision"))
+        Entry(name=name, read=partial(_read, function, "model", wrapper=f"{package}.models._torchvision"))
         for _, module in modules
         for name, function in module.functions.items()
         if not function.is_alias and any("register_model" in str(d.value) for d in function.decorators)
@@ -95,28 +95,23 @@ def _torchvision_models(package: str) -> tuple[Entry, ...]:
 
 
 @cache
-def _classes(
-    module: str, noun: str, *, base: str = "", used: tuple[str, ...] = (), wrapper: str = ""
-) -> tuple[Entry, ...]:
-    """Return the classes that a module or package defines and offers, but for the base of them all.
+def _classes(module: str, noun: str, *, used: tuple[str, ...] = (), wrapper: str = "") -> tuple[Entry, ...]:
+    """Return the classes that a module or package defines and offers.
 
     Args:
         module: Dotted name.
         noun: What the classes are.
-        base: Name of the base class.
         used: Other parts of the same package that annotations name.
         wrapper: Our module that builds them, whose settings they take too.
     """
     return tuple(
-        Entry(name=name, read=partial(_read_wrapped, found, noun, wrapper) if wrapper else partial(_read, found, noun))
-        for name, found in _members(load_module(module, *used))
-        if isinstance(found, griffe.Class) and found.path.startswith(f"{module}.") and name not in (base, *DEPRECATED)
+        Entry(name=name, read=partial(_read, found, noun, wrapper=wrapper))
+        for name, member in load_module(module, *used).members.items()
+        if isinstance(found := final_object(member), griffe.Class)
+        and found.path.startswith(f"{module}.")
+        and name[0] != "_"
+        and name not in NOT_OFFERED
     )
-
-
-def _members(module: griffe.Module) -> Iterator[tuple[str, griffe.Object | None]]:
-    """Yield the public names in a module and the objects that they lead to."""
-    return ((name, final_object(member)) for name, member in module.members.items() if name[0] != "_")
 
 
 def _read_class(place: str, noun: str, *, called: str) -> Signature:
@@ -127,24 +122,18 @@ def _read_class(place: str, noun: str, *, called: str) -> Signature:
     return _read(found, noun, called=called)
 
 
-def _read(found: griffe.Object, noun: str, *, called: str = "") -> Signature:
-    """Return the signature as far as a config is concerned."""
+def _read(found: griffe.Object, noun: str, *, called: str = "", wrapper: str = "") -> Signature:
+    """Return the signature as far as a config is concerned, with the settings that our builder of it adds."""
     signature = read_signature(found, called=called, hidden=GIVEN_BY_HARNESS[noun], types=TYPES.get(noun, {}))
-    filled = FILLED_IN.get(found.name)
-    parameters = tuple(replace(p, required=p.required and p.name != filled) for p in signature.parameters)
+    added = _read(load_module(wrapper).functions["build"], noun).parameters if wrapper else ()
+    by_name = {p.name: p for p in (*added, *signature.parameters, *added)}  # of two the builder's, which come first
+    if filled := by_name.get(FILLED_IN.get(found.name, "")):
+        by_name[filled.name] = replace(filled, required=False)
     reason = signature.unusable or UNUSABLE.get(found.name, "")
     inputs = required_inputs(found) if noun == "loss" else ()
     if len(inputs) > 2:
         reason = f"takes {len(inputs)} inputs ({', '.join(inputs)}), but a model has outputs and targets to give"
-    return replace(signature, parameters=parameters, unusable=reason)
-
-
-def _read_wrapped(found: griffe.Object, noun: str, wrapper: str) -> Signature:
-    """Return the signature of something of torchvision's, with the settings that our builder of it adds."""
-    signature = _read(found, noun)
-    added = _read(load_module(wrapper).functions["build"], noun).parameters
-    names = {p.name for p in added}
-    return replace(signature, parameters=(*added, *(p for p in signature.parameters if p.name not in names)))
+    return replace(signature, parameters=tuple(by_name.values()), unusable=reason)
 
 
 MODELS = Vocabulary(
@@ -158,9 +147,7 @@ DATA = Vocabulary(
     noun="dataset",
     plural="data",
     own=lambda: _plugins(f"{PACKAGE}.data", "dataset"),
-    library=lambda: _classes(
-        "torchvision.datasets", "dataset", base="VisionDataset", wrapper=f"{PACKAGE}.data._torchvision"
-    ),
+    library=lambda: _classes("torchvision.datasets", "dataset", wrapper=f"{PACKAGE}.data._torchvision"),
     library_noun="a dataset of torchvision",
 )
 TRANSFORMS = Vocabulary(
@@ -169,7 +156,6 @@ TRANSFORMS = Vocabulary(
     library=lambda: _classes(
         "torchvision.transforms.v2",
         "transform",
-        base="Transform",
         used=("torchvision.transforms", "torchvision.transforms.v2.functional", "torchvision.tv_tensors"),
     ),
     library_noun="a class of torchvision.transforms.v2",
@@ -177,12 +163,12 @@ TRANSFORMS = Vocabulary(
 OPTIMIZERS = Vocabulary(
     noun="optimizer",
     plural="optimizers",
-    library=lambda: _classes("torch.optim", "optimizer", base="Optimizer"),
+    library=lambda: _classes("torch.optim", "optimizer"),
 )
 SCHEDULES = Vocabulary(
     noun="schedule",
     plural="schedules",
-    library=lambda: _classes("torch.optim.lr_scheduler", "schedule", base="LRScheduler"),
+    library=lambda: _classes("torch.optim.lr_scheduler", "schedule"),
     suffix="LR",
 )
 LOSSES = Vocabulary(

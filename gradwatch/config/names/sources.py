@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from functools import cache
 from pathlib import Path
 from typing import final
@@ -37,14 +36,8 @@ def load_module(path: str, *used: str) -> griffe.Module:
     """
     loader = griffe.GriffeLoader(allow_inspection=False)
     loader.finder = _PartOfPackage((path, *used))
-    is_collecting = gc.isenabled()
-    gc.disable()  # a tree has no garbage, and looking for some takes half of the time
-    try:
-        with griffe.logger.disable():  # about details of a library that it cannot read
-            found = loader.load(path, try_relative_path=False)
-    finally:
-        if is_collecting:
-            gc.enable()
+    with griffe.logger.disable():  # about details of a library that it cannot read
+        found = loader.load(path, try_relative_path=False)
     assert isinstance(found, griffe.Module)
     return found
 

@@ -18,19 +18,6 @@ from gradwatch.config.sections.named import Count, DataSection, LossSection, Mod
 from gradwatch.config.sections.train import TrainSection
 from gradwatch.config.wording import Expected
 
-__all__ = [
-    "Config",
-    "DataSection",
-    "LossSection",
-    "ModelSection",
-    "OptimSection",
-    "RecordSection",
-    "RunSection",
-    "ScheduleSection",
-    "TrainSection",
-    "WatchSection",
-]
-
 Name = Annotated[str, Field(pattern=r"^[^/\\]+$"), Expected("text without slashes")]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # the range of NumPy's generator
 Switches = dict[str, dict[str, Any]]

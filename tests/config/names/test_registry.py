@@ -163,7 +163,7 @@ def test_every_keyword_of_every_plugin_can_be_set_from_a_config(kind, name):
 
 @pytest.mark.parametrize(("kind", "name"), PLUGINS)
 def test_no_keyword_of_a_plugin_is_hidden_by_a_setting_of_its_section(kind, name):
-    from gradwatch.config.sections.root import DataSection, ModelSection
+    from gradwatch.config.sections.named import DataSection, ModelSection
 
     section: type[Section] = ModelSection if kind == "models" else DataSection
     keywords = inspect.signature(plugins.load(f"gradwatch.{kind}", name).build).parameters

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from gradwatch.config.load import load_config
 from gradwatch.config.names import registry
 from gradwatch.config.sections.base import Section
-from gradwatch.config.sections.root import Config, TrainSection
-from gradwatch.config.sections.train import ClipSection
+from gradwatch.config.sections.root import Config
+from gradwatch.config.sections.train import ClipSection, TrainSection
 
 
 def test_what_is_left_out_has_its_default(write):
