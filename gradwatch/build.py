@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from gradwatch import data, optim, plugins
-from gradwatch.config.sections.named import DataSection, OptimSection, ScheduleSection
+from gradwatch.config.sections.named import DataSection, ModelSection, OptimSection, ScheduleSection
 from gradwatch.config.sections.root import Config
 from gradwatch.data import Splits
 from gradwatch.data import _torchvision as torchvision_data
@@ -47,12 +47,9 @@ def device(name: str) -> torch.device:
 
 def splits(section: DataSection) -> Splits:
     """Return the training and validation data of a config, with its transforms around them."""
+    made = _built("data", "gradwatch.data", torchvision_data.build, section)
     if section.target:
-        made = data.from_target(_made(section.target, "data.target", section.options))
-    elif section.name in plugins.names("gradwatch.data"):
-        made = _call(plugins.load("gradwatch.data", section.name).build, "data", section.options)
-    else:
-        made = _call(torchvision_data.build, "data", {"name": section.name} | section.options)
+        made = data.from_target(made)
     made = transforms.apply(made, transform=section.transform, augment=section.augment)
     data.check(made, section.target or section.name or "")
     return made
@@ -61,12 +58,7 @@ def splits(section: DataSection) -> Splits:
 def model(config: Config, spec: DataSpec) -> nn.Module:
     """Return the model of a config, on the CPU and in training mode."""
     section = config.model
-    if section.target:
-        made = _made(section.target, "model.target", section.options)
-    elif section.name in plugins.names("gradwatch.models"):
-        made = _call(plugins.load("gradwatch.models", section.name).build, "model", section.options, spec)
-    else:
-        made = _call(torchvision_models.build, "model", {"name": section.name} | section.options, spec)
+    made = _built("model", "gradwatch.models", torchvision_models.build, section, spec)
     if not isinstance(made, nn.Module):
         raise GradwatchError(f"model.target: '{section.target}' returned a {type(made).__name__}, expected a nn.Module")
     if not any(p.requires_grad for p in made.parameters()):
@@ -213,6 +205,17 @@ def hparams(config: Config) -> dict[str, bool | int | float | str]:
     return {key: value if isinstance(value, (bool, int, float, str)) else str(value) for key, value in chosen.items()}
 
 
+def _built(
+    key: str, package: str, of_library: Callable[..., Any], section: ModelSection | DataSection, *args: Any
+) -> Any:
+    """Call the target of a section, the plugin of its name in a package, or else our builder of torchvision's."""
+    if section.target:
+        return _made(section.target, f"{key}.target", section.options)
+    if section.name in plugins.names(package):
+        return _call(plugins.load(package, section.name).build, key, section.options, *args)
+    return _call(of_library, key, {"name": section.name} | section.options, *args)
+
+
 def _group_of(name: str, section: OptimSection) -> int:
     for i, group in enumerate(section.groups):
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in group.patterns):
@@ -236,7 +239,7 @@ def _main_schedule(section: ScheduleSection, optimizer: torch.optim.Optimizer, l
 
 
 def _made(target: str, key: str, options: Mapping[str, Any]) -> Any:
-    """Call a user's own factory; what it raises is told with its place in the user's code."""
+    """Call a user's own factory; an exception becomes a message with its place in the user's code."""
     function = plugins.target(target, key=key)
     if misfit := _misfit(function, **options):
         raise GradwatchError(f"{key}: '{target}' does not accept these settings: {misfit}")

@@ -57,7 +57,7 @@ def command(
 
 
 def _is_apart(found: Comparison, require: Agreement) -> bool:
-    """Say whether two histories agree less than is required. Without a step in common, nobody knows: they do not."""
+    """Return whether two histories agree less than is required; without a step in common they do not agree."""
     if require == "nothing":
         return False
     return not found.steps or (found.bits if require == "bits" else found.rounding) is not None

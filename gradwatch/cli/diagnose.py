@@ -156,13 +156,13 @@ def _ending(run: Path) -> str:
     """Return how a run ended that is not finished, and how to go on with it; an empty string for one that is."""
     from gradwatch.history.disk.writer import status
 
-    told = {
+    ending = {
         "running": "the run is going on, or its process was killed",
         "interrupted": "the run was interrupted",
         "failed": "the run ended with an error",
     }.get(status(run), "")
-    can_resume = told and any((run / "checkpoints").glob("step-*"))
-    return f"{told}; to go on with it: gradwatch train --resume {run}" if can_resume else told
+    can_resume = ending and any((run / "checkpoints").glob("step-*"))
+    return f"{ending}; to go on with it: gradwatch train --resume {run}" if can_resume else ending
 
 
 def _redetected(history: History, run: Path, overrides: list[str]) -> History:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOptions:
-    """What is asked for beside the diagnosis.
+    """What to do in addition to the diagnosis.
 
     Args:
         verify: Verify the causes.
@@ -41,14 +41,14 @@ class VerifyOptions:
 
     @property
     def is_any(self) -> bool:
-        """Whether anything is asked for."""
+        """Whether there is anything to do."""
         return self.verify or self.patch is not None or self.steps is not None
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
-    """What came of it."""
+    """The results of the further trainings."""
 
     run: Path
     options: VerifyOptions
@@ -57,7 +57,7 @@ class VerifyReport:
     comparison: ConfigComparison | None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data, keys to add to those of a diagnosis."""
+        """Return plain data, to add to the JSON of a diagnosis."""
         return {
             "proofs": [p.to_json() for p in self.verifications],
             "cure": self.cure.to_json() if self.cure else None,
@@ -80,7 +80,7 @@ class VerifyReport:
 
 
 def verify_run(run: Path, history: History, diagnoses: Sequence[Diagnosis], options: VerifyOptions) -> VerifyReport:
-    """Do what is wished for. Nothing in the run directory changes, unless the patch is to be written there.
+    """Train again as the options say. Nothing in the run directory changes, unless the patch is to be written there.
 
     Raises:
         GradwatchError: The run cannot be trained again, or there is nothing to try or to write.

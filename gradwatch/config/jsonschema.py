@@ -123,7 +123,7 @@ def _switches(vocabulary: Vocabulary) -> Schema:
 
 
 def _transforms() -> Schema:
-    """Return the definition of a transform, `Transform`, and those of the keyword arguments of each."""
+    """Return the definition `Transform`, and one of the keyword arguments of each transform."""
     definitions: Schema = {}
     alone: list[str] = []
     mapped: Schema = {}

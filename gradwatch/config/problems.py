@@ -13,19 +13,21 @@ from gradwatch.config.wording import describe, describe_unknown, fields, setting
 from gradwatch.errors import Key, Problem
 
 
-def raise_problems(found: Sequence[Problem], *, in_parent: bool = False) -> NoReturn:
-    """Raise, in a validator, problems at keys below the value that it validates.
+def raise_problems(found: Sequence[Problem], *, in_parent: bool = False) -> None:
+    """Raise, in a validator, problems at keys below the value that it validates, if there are any.
 
     Args:
-        found: Never empty.
+        found: The problems.
         in_parent: Whether the keys are of the mapping that holds the value, not below the value.
     """
-    raise PydanticCustomError("problems", "see its context", {"found": tuple(found), "in_parent": in_parent})
+    if found:
+        raise PydanticCustomError("problems", "see its context", {"found": tuple(found), "in_parent": in_parent})
 
 
 def raise_problem(text: str, *, in_parent: bool = False) -> NoReturn:
     """Raise, in a validator, one problem with the value that it validates, or with the mapping that holds it."""
     raise_problems([Problem((), text)], in_parent=in_parent)
+    raise AssertionError("one problem is always raised")
 
 
 def problems_of(error: ValidationError, *, data: Any, model: type[BaseModel]) -> list[Problem]:

@@ -26,7 +26,7 @@ _RESOLVERS = (  # https://yaml.org/spec/1.2.2/#1032-tag-resolution; YAML 1.1 has
 
 
 class _Reader(yaml.SafeLoader):
-    """Composes nodes whose tags are those of YAML 1.2."""
+    """Composes nodes with the tags of YAML 1.2."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  # PyYAML's own name
 

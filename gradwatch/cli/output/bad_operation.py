@@ -66,10 +66,10 @@ def located_rows(located: Located, since: int | None, *, brief: bool = False) ->
     if not brief:
         yield from (("in", _value(value)) for value in operation.inputs)
         yield from (("out", _value(value)) for value in operation.outputs if value.size)
-    told = Text.assemble((str(located.blame), "bold"), f": {located.because}")
+    blame = Text.assemble((str(located.blame), "bold"), f": {located.because}")
     if since is not None:
-        told.append(f"; since the update of step {since:,}")
-    yield "blame", told
+        blame.append(f"; since the update of step {since:,}")
+    yield "blame", blame
     if located.samples and (not brief or located.blame.name == "DATA"):
         yield "samples", _few([str(i) for i in located.samples], 12) + " of the batch"
         if located.in_data:

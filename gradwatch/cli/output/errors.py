@@ -24,7 +24,7 @@ def print_mistake(error: GradwatchError) -> None:
 
 
 def print_crash(error: Exception) -> None:
-    """Show an exception that no one expected: from the user's own code on, where it went through that."""
+    """Show an unexpected exception; its traceback begins in the user's own code if it passed through that."""
     notes = getattr(error, "__notes__", [])
     trace = TracebackException.from_exception(error)
     trace.__notes__ = None  # they follow, each as a line of its own
@@ -44,7 +44,7 @@ def show_notes(error: BaseException) -> None:
 
 
 def _frames_that_tell(stack: traceback.StackSummary) -> list[FrameSummary]:
-    """Return the frames from the user's own code on; without any, all but those of the command line."""
+    """Return the frames from the user's first one to the end; without one, all below the command line's own."""
     ours = str(PACKAGE / "cli")
     first = next((i for i, f in enumerate(stack) if is_users(f.filename)), None)
     if first is None:

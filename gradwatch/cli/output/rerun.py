@@ -30,11 +30,11 @@ def print_rerun(console: Console, rerun: Rerun) -> None:
     signs = glyphs(console)
     which = f"step {rerun.step:,}" if rerun.step == rerun.until else f"steps {rerun.step:,} to {rerun.until:,}"
     if rerun.is_same:
-        blame = Text.assemble((f"{signs.ok} {which} of {rerun.run.name}: bit-identical", OK))
+        line = Text.assemble((f"{signs.ok} {which} of {rerun.run.name}: bit-identical", OK))
     else:
         sign = f"{signs.marks[Severity.WARNING]} {which} of {rerun.run.name}: not the same"
-        blame = Text.assemble((sign, SEVERITY[Severity.WARNING]))
-    console.print(blame)
+        line = Text.assemble((sign, SEVERITY[Severity.WARNING]))
+    console.print(line)
     console.print()
     for finding in rerun.findings:
         console.print(sentence(finding, signs))
@@ -57,11 +57,11 @@ def _rows(rerun: Rerun) -> Iterator[Row]:
         yield "data", "a batch is not what it was: the data or how it is read has changed since"
     for name, (then, now) in rerun.machine.items():
         yield "machine", f"{name} was {then}, is {now}"
-    told = [difference for difference in rerun.differences if difference.statistic != "batch_hash"]
-    for i, difference in enumerate(told[:DIFFERENCES]):
+    shown = [difference for difference in rerun.differences if difference.statistic != "batch_hash"]
+    for i, difference in enumerate(shown[:DIFFERENCES]):
         yield "" if i else "differs", _difference(difference)
-    if len(told) > DIFFERENCES:
-        yield "", f"and {len(told) - DIFFERENCES:,} more"
+    if len(shown) > DIFFERENCES:
+        yield "", f"and {len(shown) - DIFFERENCES:,} more"
 
 
 def _difference(difference: ValueDifference) -> str:

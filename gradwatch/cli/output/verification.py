@@ -26,13 +26,13 @@ STATUS = {"confirmed": OK, "refuted": "dim", "open": SEVERITY[Severity.WARNING]}
 
 
 def print_verifications(console: Console, verifications: Sequence[Verification]) -> None:
-    """Print what became of each diagnosis, with the numbers."""
+    """Print whether each diagnosis was confirmed, with the numbers."""
     for verification in verifications:
         finding = verification.finding
         where = f" in {finding.layer}" if finding.layer else ""
         console.print()
         console.print(Text.assemble((f"verification of {finding.kind}", "bold"), f"{where}, step {finding.step:,}"))
-        console.print(grid(_proof(verification)))
+        console.print(grid(_verification_rows(verification)))
 
 
 def print_cure(console: Console, cure: Cure | None, text: str, *, path: Path | None) -> None:
@@ -49,12 +49,12 @@ def print_cure(console: Console, cure: Cure | None, text: str, *, path: Path | N
         console.print("no cure: no change that the config can express was confirmed")
         return
     state = "healthy" if not cure.left else f"still {', '.join(cure.left)}"
-    told = Text.assemble(("cure", "bold"), f"  {cure.steps:,} steps with it: ")
-    told.append(state, OK if not cure.left else SEVERITY[Severity.WARNING])
-    told.append(f", final loss {_loss(cure.before)} -> {_loss(cure.after)}")
+    line = Text.assemble(("cure", "bold"), f"  {cure.steps:,} steps with it: ")
+    line.append(state, OK if not cure.left else SEVERITY[Severity.WARNING])
+    line.append(f", final loss {_loss(cure.before)} -> {_loss(cure.after)}")
     if not math.isnan(cure.accuracy):
-        told.append(f", validation accuracy {units.percent(cure.accuracy)}")
-    console.print(told)
+        line.append(f", validation accuracy {units.percent(cure.accuracy)}")
+    console.print(line)
     lines = [line for line in text.splitlines() if not line.startswith("# ")]
     console.print(grid([("", Text("\n".join(lines), CODE))]))
     if path:
@@ -62,7 +62,7 @@ def print_cure(console: Console, cure: Cure | None, text: str, *, path: Path | N
 
 
 def print_comparison(console: Console, comparison: ConfigComparison) -> None:
-    """Print two configs side by side, seed by seed, and what it comes to."""
+    """Print two configs side by side, seed by seed, and the conclusions."""
     seeds = f"{len(comparison.pairs)} seed{'s' if len(comparison.pairs) > 1 else ''}"
     console.print()
     console.print(Text.assemble(("tried", "bold"), f"  {comparison.steps:,} steps from {seeds}, as it was and changed"))
@@ -78,7 +78,7 @@ def print_comparison(console: Console, comparison: ConfigComparison) -> None:
 
 
 def conclusions(comparison: ConfigComparison) -> Iterator[str]:
-    """Yield what a tried change comes to: is the finding gone, is it better, by how much."""
+    """Yield the conclusions on a change: is the finding gone, is the loss better, and by how much."""
     for kind, (seeds, gone) in comparison.resolved.items():
         yield f"{kind}: gone in {gone} of {seeds}"
     if not comparison.resolved:
@@ -109,7 +109,7 @@ def _pair(pair: SeedPair) -> Iterator[str]:
     yield f"{', '.join(sorted(old)) or 'none'} -> {', '.join(sorted(new)) or 'none'}"
 
 
-def _proof(verification: Verification) -> Iterator[Row]:
+def _verification_rows(verification: Verification) -> Iterator[Row]:
     yield "unchanged", verification.control
     if not verification.reproduced:
         yield "", Text("the symptom did not reproduce, so nothing can be verified", STATUS["open"])

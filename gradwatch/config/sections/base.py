@@ -87,16 +87,14 @@ class NamedSection(OptionsSection):
         assert entry, "a name that was validated is known"
         others = [key for key in settings(cls) if key not in ("name", "target")]
         checked, found = check_options(entry.read(), options, others=others)
-        if found:
-            raise_problems(found)
+        raise_problems(found)
         return checked
 
     @classmethod
     def _refuse_options_of_nothing(cls, options: Mapping[str, Any]) -> None:
         """Raise an error for options that nothing takes, since the section names nothing."""
         text = f"unknown setting while no {cls.vocabulary.noun} is named, expected {list_choices(settings(cls))}"
-        if options:
-            raise_problems([Problem((key,), text) for key in options], in_parent=True)
+        raise_problems([Problem((key,), text) for key in options], in_parent=True)
 
 
 class TargetSection(NamedSection):

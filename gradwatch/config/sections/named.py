@@ -52,8 +52,7 @@ class DataSection(TargetSection):
         if not isinstance(given, list | tuple):
             raise_problem(f"got {show(given)}, expected a list of transforms, such as [RandomHorizontalFlip]")
         checked, found = check_transforms(given)
-        if found:
-            raise_problems(found)
+        raise_problems(found)
         return checked
 
 
@@ -116,8 +115,7 @@ class OptimSection(NamedSection):
             options, below = check_options(entry.read(), group.options, others=["match"], partial=True)
             found += [p.below(i) for p in below]
             checked.append(group.model_copy(update={"options": options}))
-        if found:
-            raise_problems(found)
+        raise_problems(found)
         return tuple(checked)
 
 

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, PositiveInt, Strict, field_validator, model_validator
+from pydantic import Field, PositiveInt, Strict, ValidationInfo, field_validator, model_validator
 
 from gradwatch.config import yaml12
 from gradwatch.config.names import registry
 from gradwatch.config.names.checks import check_switches
-from gradwatch.config.names.vocabulary import Vocabulary
 from gradwatch.config.problems import raise_problems
 from gradwatch.config.sections.base import Section
 from gradwatch.config.sections.named import Count, DataSection, LossSection, ModelSection, OptimSection, ScheduleSection
@@ -99,23 +98,14 @@ class Config(Section):
             return data
         return {key: {} if value is None and key in cls.model_fields else value for key, value in data.items()}
 
-    @field_validator("detect", mode="before")
+    @field_validator("detect", "sinks", mode="before")
     @classmethod
-    def _check_detectors(cls, given: Any) -> Switches:
-        return _switches(registry.DETECTORS, given)
-
-    @field_validator("sinks", mode="before")
-    @classmethod
-    def _check_sinks(cls, given: Any) -> Switches:
-        return _switches(registry.SINKS, given)
+    def _check_switches(cls, given: Any, info: ValidationInfo) -> Switches:
+        vocabulary = registry.DETECTORS if info.field_name == "detect" else registry.SINKS
+        checked, found = check_switches(vocabulary, given)
+        raise_problems(found)
+        return checked
 
     def to_yaml(self) -> str:
         """Return the config with every default written out, as text that loads back equal."""
         return yaml12.write(self.model_dump(mode="json"))
-
-
-def _switches(vocabulary: Vocabulary, given: Any) -> Switches:
-    checked, found = check_switches(vocabulary, given)
-    if found:
-        raise_problems(found)
-    return checked
