@@ -1,5 +1,6 @@
 """The names that a config may use, and the settings that each takes.
 
-griffe reads them from the sources: `list`, `explain` and a mistake in a config need no torch, which takes seconds to
-import, and torchvision's builders hide their keywords behind `**kwargs`, which `inspect.signature` does not follow.
+griffe reads them from the sources, because `list` and `explain` answer without torch, which takes seconds to import.
+`inspect.signature` would need torch, and would still need the sources: it does not follow `**kwargs`, which hide the
+keywords of torchvision's builders.
 """
