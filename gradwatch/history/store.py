@@ -139,7 +139,9 @@ class History:
         self.run = self._table(("",), catalogue.run_names(groups), "<f8")
         self._blank_run = dict.fromkeys(self.run.statistics, math.nan)
         self._step_ms = self.run.columns["step_ms"]
-        self._validation = {name: self.run.columns[name] for name in VALIDATION}
+        first = self.run.columns[VALIDATION[0]]
+        self._validation_columns = slice(first, first + len(VALIDATION))
+        assert self.run.statistics[self._validation_columns] == VALIDATION, "the catalogue lists them together"
 
     @property
     def step(self) -> int:
@@ -210,13 +212,12 @@ class History:
         self.run.append(rows.steps_T, rows.run_TS[:, :, None])
         for sample in rows.samples:
             if sample.act_SL is not None:
-                self.act.append([int(rows.steps_T[sample.place])], sample.act_SL[None])
+                self.act.append(rows.steps_T[sample.place : sample.place + 1], sample.act_SL[None])
             if seen := sample.histograms:
                 self.histograms |= {place: (seen, k) for k, place in enumerate(seen.places_K.tolist())}
                 self.histograms_step = seen.step
-        self.trained_s += self._step_timer.training_s(*(rows.run_TS[:, self._step_ms] / 1e3).tolist())
-        for place in self._validations(rows.run_TS):
-            self._mark(rows.steps_T, rows.run_TS, place)
+        self.trained_s += self._step_timer.training_s(*[ms / 1e3 for ms in rows.run_TS[:, self._step_ms].tolist()])
+        self._collect_validations(rows.steps_T, rows.run_TS)
 
     def report(self, finding: Finding) -> bool:
         """Take in a finding, where it is news: the first of its kind and layer, or graver than before.
@@ -290,23 +291,18 @@ class History:
         steps_T, values_TSL = self.run.rows(thin=False)
         self._marked.clear()
         self._validated.clear()
-        for place in self._validations(values_TSL[:, :, 0]):
-            self._mark(steps_T, values_TSL[:, :, 0], place)
+        self._collect_validations(steps_T, values_TSL[:, :, 0])
 
-    def _validations(self, run_TS: Floats) -> list[int]:
-        """Return the places of the rows that a validation came with."""
-        if all(math.isnan(np.fmax.reduce(run_TS[:, column], initial=np.nan)) for column in self._validation.values()):
-            return []  # nearly all rows, at a fifth of the time
-        known_TV = ~np.isnan(run_TS[:, [*self._validation.values()]])
-        places: list[int] = np.flatnonzero(known_TV.any(1)).tolist()
-        return places
-
-    def _mark(self, steps_T: NDArray[np.int64], run_TS: Floats, place: int) -> None:
-        """Note that a validation came with a step, and what it gave."""
-        step = int(steps_T[place])
-        self._marked.append(step)
-        given = {name: float(run_TS[place, column]) for name, column in self._validation.items()}
-        self._validated |= {name: (step, value) for name, value in given.items() if not math.isnan(value)}
+    def _collect_validations(self, steps_T: NDArray[np.int64], run_TS: Floats) -> None:
+        """Remember the steps on which validation was measured, and the newest values."""
+        values_TV = run_TS[:, self._validation_columns]
+        if math.isnan(np.fmax.reduce(values_TV, axis=None, initial=math.nan)):
+            return  # almost all rows, in 1 us
+        for step, values in zip(steps_T.tolist(), values_TV.tolist(), strict=True):
+            known = {name: (step, x) for name, x in zip(VALIDATION, values, strict=True) if not math.isnan(x)}
+            if known:
+                self._marked.append(step)
+                self._validated |= known
 
     def scalar(self, statistic: str, length: int = WINDOW) -> NDArray[np.float64]:
         """Return a statistic of the run over the newest steps, of shape (at most length,)."""

@@ -71,9 +71,8 @@ class Table:
         """Return how many steps are kept."""
         return len(self.kept_steps())
 
-    def append(self, steps: Sequence[int] | Steps, rows: Sequence[Floats] | Floats) -> None:
-        """Record at most `MAX_APPENDED_STEPS` steps, with values of shape (S, L) each. Steps must grow."""
-        steps_T, values_TSL = np.asarray(steps), np.asarray(rows)
+    def append(self, steps_T: Steps, values_TSL: Floats) -> None:
+        """Append at most `MAX_APPENDED_STEPS` steps, which must increase, with values of shape (T, S, L)."""
         self._check(steps_T, values_TSL)
         end = self._len + len(steps_T)
         if end > len(self._steps_T):

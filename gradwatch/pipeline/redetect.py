@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Sequence
 
@@ -20,16 +21,12 @@ def redetect(stored: History, detectors: Sequence[Detector]) -> History:
     ingest = Ingest(History(stored.info, groups=stored.groups), detectors=detectors)
     rows = _all_rows(stored)
     events = deque(sorted(stored.events, key=lambda event: event.step))
-    first = 0
-    for i, step in enumerate(rows.steps_T.tolist()):
-        has_event = bool(events) and events[0].step <= step
-        if i > first and (has_event or i - first == ingest.max_rows_at_once):
-            ingest.ingest(rows.part(first, i))
-            first = i
-        while events and events[0].step <= step:
+    before_events = np.searchsorted(rows.steps_T, [event.step for event in events]).tolist()
+    every_max = range(0, rows.num_steps, ingest.max_rows_at_once)
+    for first, stop in itertools.pairwise(sorted({0, *before_events, *every_max, rows.num_steps})):
+        while events and events[0].step <= rows.steps_T[first]:
             ingest.note(events.popleft())
-    if first < rows.num_steps:
-        ingest.ingest(rows.part(first, rows.num_steps))
+        ingest.ingest(rows.part(first, stop))
     ingest.history.events.extend(events)
     return ingest.history
 

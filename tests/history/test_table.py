@@ -27,7 +27,7 @@ def row(step):
 def filled(steps, **kwargs):
     t = table(**kwargs)
     for step in range(steps):
-        t.append([step], [row(step)])
+        t.append(np.array([step]), row(step)[None])
     return t
 
 
@@ -57,7 +57,7 @@ def test_a_table_of_wide_rows_has_little_room_to_slide_in_and_holds_the_same(mos
     empty = narrow._values_TSL.nbytes
     while first < 1500:
         steps = np.arange(first, min(first + int(counts.integers(1, most + 1)), 1500))
-        narrow.append(steps, [row(step) for step in steps])
+        narrow.append(steps, np.stack([row(step) for step in steps]))
         first += len(steps)
 
     assert empty < 0.6 * usual._values_TSL.nbytes
@@ -92,12 +92,12 @@ def test_memory_is_bounded_not_only_what_is_shown():
 def test_table_rejects_a_step_that_does_not_grow():
     t = filled(5)
     with pytest.raises(ValueError, match="step 4 does not follow step 4"):
-        t.append([4], [row(4)])
+        t.append(np.array([4]), row(4)[None])
 
 
 def test_table_rejects_values_that_would_be_broadcast():
     with pytest.raises(ValueError, match=r"shape \(2, 1\), expected \(2, 2\)"):
-        table().append([0], [row(0)[:, :1]])
+        table().append(np.array([0]), row(0)[None, :, :1])
 
 
 def test_an_empty_table_has_empty_answers():
@@ -114,7 +114,7 @@ def test_extend_equals_appending():
     two.extend(*one.rows())
     for t in (one, two):
         for step in range(1500, 2200):
-            t.append([step], [row(step)])
+            t.append(np.array([step]), row(step)[None])
 
     assert np.array_equal(one.rows()[0], two.rows()[0])
     assert np.array_equal(one.rows()[1], two.rows()[1])
@@ -124,7 +124,7 @@ def test_steps_with_gaps_are_thinned_alike():
     sampled = range(0, 30_000, 10)
     t = table()
     for step in sampled:
-        t.append([step], [row(step)])
+        t.append(np.array([step]), row(step)[None])
     all_T = np.array(sampled)
 
     assert np.array_equal(t.kept_steps(), all_T[thinning.kept(all_T, newest=29_990, length=LENGTH)])
@@ -135,7 +135,7 @@ def test_truncate_forgets_what_came_after():
     t.truncate(700)
     assert t.last_step == 700
     assert t.newest("x")[0] == 700
-    t.append([701], [row(701)])
+    t.append(np.array([701]), row(701)[None])
     assert t.steps(2).tolist() == [700, 701]
 
 
@@ -143,7 +143,7 @@ def test_truncate_before_the_first_step_empties():
     t = filled(10)
     t.truncate(-1)
     assert (len(t), t.last_step) == (0, -1)
-    t.append([0], [row(0)])
+    t.append(np.array([0]), row(0)[None])
     assert len(t) == 1
 
 
@@ -165,7 +165,7 @@ def test_state_is_a_copy():
     state = t.state()
     before = state["values"].copy()
     for step in range(300, 900):
-        t.append([step], [row(step)])
+        t.append(np.array([step]), row(step)[None])
     assert np.array_equal(state["values"], before)
 
 
