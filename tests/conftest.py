@@ -24,7 +24,7 @@ def replay() -> Replay:
         act_row = {int(step): row for row, step in enumerate(act_steps_T)}
         for t, step in enumerate(steps_T.tolist()):
             for event in (e for e in stored.events if e.step == step):
-                history.note(event)
+                history.add_event(event)
             row = dict(zip(stored.run.statistics, run_TSL[t, :, 0].tolist(), strict=True))
             history.append(
                 step, run=row, param_SL=param_TSL[t], act_SL=act_TSL[act_row[step]] if step in act_row else None

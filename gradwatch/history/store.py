@@ -1,6 +1,6 @@
-"""The history in memory: per statistic, layer and step. Recent steps lie in one piece, older ones are thinned."""
+"""Hold the history of a run in memory: recorded statistics per step and layer, findings, events and histograms."""
 
-# T = recorded steps, L = layers (rows of a table), S = statistics, K = layers with histograms, B = their bins
+# T = recorded steps, L = layers of a table, S = statistics, K = layers with histograms, B = their bins
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["WINDOW", "Floats", "Histograms", "History", "Rows", "SampledStep", "Table"]
 
 MAX_EVENTS = 1000
-"""Events that a history holds: enough for a person to read, and bounded however many are emitted."""
+"""Events that a history holds, so that a loop which emits an event per step cannot fill the memory."""
 
 VALIDATION = ("val_loss", "val_accuracy")
+"""Statistics of the run that a validation measures."""
 
 
 @final
@@ -38,10 +39,10 @@ class Histograms:
 
     Args:
         step: Optimizer step.
-        edges_B: Edges of the bins, growing.
-        places_K: Which tensors, by their places in `RunInfo.layers`.
-        grad_KB: Elements of each gradient per bin.
-        weight_KB: Elements of each weight per bin.
+        edges_B: Edges of the bins, increasing.
+        places_K: Indices of the tensors in `RunInfo.layers`.
+        grad_KB: Number of gradient elements in each bin.
+        weight_KB: Number of weight elements in each bin.
     """
 
     step: int
@@ -52,12 +53,12 @@ class Histograms:
 
 
 class SampledStep(NamedTuple):
-    """What a step holds that not every step does.
+    """Values that only some steps measure.
 
     Args:
-        place: Which of the rows it belongs to, counted from 0.
-        act_SL: Statistics of the activations, where it sampled them.
-        histograms: Histograms, where it has them.
+        place: Index of the step in `Rows.steps_T`.
+        act_SL: Statistics of the activations, or None if the step did not sample them.
+        histograms: Histograms, or None if the step has none.
     """
 
     place: int
@@ -66,13 +67,13 @@ class SampledStep(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Optimizer steps on their way into the history.
+    """Optimizer steps to append to a history.
 
     Args:
-        steps_T: The steps, growing.
+        steps_T: The steps, increasing.
         run_TS: Statistics of the run, float64, in the order of `History.run.statistics`.
         param_TSL: Statistics of every layer, in the order of `catalogue.PARAM` and `RunInfo.layers`.
-        samples: What some of the steps hold besides, in their order.
+        samples: Values that only some of the steps measured, in the order of the steps.
     """
 
     steps_T: NDArray[np.int64]
@@ -82,17 +83,17 @@ class Rows(NamedTuple):
 
     @property
     def num_steps(self) -> int:
-        """How many steps there are."""
+        """Number of steps."""
         return len(self.steps_T)
 
     def part(self, first: int, stop: int) -> Rows:
-        """Return the rows from `first` up to `stop`, which is left out. The arrays are views."""
+        """Return the rows from index `first` to before `stop`. The arrays are views."""
         samples = tuple(s._replace(place=s.place - first) for s in self.samples if first <= s.place < stop)
         return Rows(self.steps_T[first:stop], self.run_TS[first:stop], self.param_TSL[first:stop], samples)
 
 
 def concatenate(parts: Sequence[Rows]) -> Rows:
-    """Return rows that follow each other as one."""
+    """Join successive rows. A single part is returned as it is."""
     if len(parts) == 1:
         return parts[0]
     steps_T, run_TS, param_TSL = (np.concatenate(arrays) for arrays in zip(*(p[:3] for p in parts), strict=True))
@@ -103,20 +104,23 @@ def concatenate(parts: Sequence[Rows]) -> Rows:
 
 @final
 class History:
-    """All that was recorded of a run: three tables, the findings and the events.
+    """All recorded data of a run: three tables, the findings and the events.
 
-    `param` has a row per parameter tensor and step, `act` a row per activation module and sampled step, `run` one row
-    per step for the run as a whole. Missing is nan. `param` and `run` always hold the same steps.
+    `param` holds the statistics of each parameter tensor at each step, `act` the statistics of each activation module
+    at each sampled step, and `run` the statistics of the whole run at each step. A missing value is nan. `param` and
+    `run` always hold the same steps.
 
     Args:
-        info: What it is a history of.
+        info: Description of the run.
         groups: Number of optimizer groups, each with a learning rate.
 
     Attributes:
-        histograms: Where the newest histograms of each parameter tensor are: these, and its place in them, by its place
-            in `RunInfo.layers`. They are not saved with the run.
-        histograms_step: Step of the newest of them, -1 before the first.
-        trained_s: Seconds that the steps took which were appended here, pauses between them left out.
+        findings: Findings in the order in which they were made. `report` adds to them.
+        events: Events in the order in which they were emitted. `add_event` adds to them.
+        histograms: The newest histograms of each parameter tensor, and its index in them, by its index in
+            `RunInfo.layers`. They are not saved with the run.
+        histograms_step: Step of the newest histograms, or -1 before the first.
+        trained_s: Seconds that the appended steps took, without the pauses between them.
     """
 
     def __init__(self, info: RunInfo, *, groups: int = 1) -> None:
@@ -126,14 +130,14 @@ class History:
         self.histograms_step = -1
         self.trained_s = 0.0
         self._step_timer = StepTimer()
-        self._findings: list[Finding] = []
-        self._events: list[Event] = []
-        self._place: dict[tuple[str, str | None], int] = {}
-        self._marked: list[int] = []
-        self._validated: dict[str, tuple[int, float]] = {}
-        # one length for all: a step that is kept in one table is kept in the others
+        self.findings: list[Finding] = []
+        self.events: list[Event] = []
+        self._finding_index: dict[tuple[str, str | None], int] = {}
+        self._validation_steps: list[int] = []
+        self._latest_validations: dict[str, tuple[int, float]] = {}
+        # one segment length for all tables, so that all of them keep the same steps
         row_bytes = len(info.layers) * len(catalogue.PARAM_NAMES) * np.dtype(np.float32).itemsize
-        self._length = thinning.segment_length(row_bytes)
+        self._segment_length = thinning.choose_segment_length(row_bytes)
         self.param = self._table(tuple(layer.name for layer in info.layers), catalogue.PARAM_NAMES, "<f4")
         self.act = self._table(tuple(a.name for a in info.activations), catalogue.ACT_NAMES, "<f4")
         self.run = self._table(("",), catalogue.run_names(groups), "<f8")
@@ -148,32 +152,22 @@ class History:
         """The newest recorded optimizer step, or -1 before the first."""
         return self.run.last_step
 
-    @property
-    def findings(self) -> list[Finding]:
-        """What was found, in the order of its finding. `report` adds to it."""
-        return self._findings
-
-    @property
-    def events(self) -> list[Event]:
-        """What happened besides the statistics, in the order in which it was noted. `note` adds to it."""
-        return self._events
-
-    def validated(self, statistic: str) -> tuple[int, float]:
-        """Return step and value of the newest validation that gave a statistic; (-1, nan) where none has.
+    def latest_validation(self, statistic: str) -> tuple[int, float]:
+        """Return step and value of the newest validation that measured a statistic, or (-1, nan) if there is none.
 
         Args:
             statistic: One of `VALIDATION`.
         """
-        return self._validated.get(statistic, (-1, math.nan))
+        return self._latest_validations.get(statistic, (-1, math.nan))
 
-    def lay_out(self, activations: tuple[ActivationInfo, ...]) -> bool:
-        """Settle which activations there are, and say whether that could be done: before the first row."""
+    def set_activations(self, activations: tuple[ActivationInfo, ...]) -> bool:
+        """Replace the activation modules. Return False, and change nothing, if a step is recorded already."""
         if len(self.param):
             return False
-        begins_after = self.act.last_step
+        last_step = self.act.last_step
         self.info = replace(self.info, activations=activations)
         self.act = self._table(tuple(a.name for a in activations), catalogue.ACT_NAMES, "<f4")
-        self.act.last_step = begins_after
+        self.act.last_step = last_step
         return True
 
     def row(
@@ -185,14 +179,17 @@ class History:
         act_SL: Floats | None = None,
         histograms: Histograms | None = None,
     ) -> Rows:
-        """Return one optimizer step as it goes into the history; the arrays are not copied.
+        """Return one optimizer step as `Rows`. The arrays are not copied.
 
         Args:
             step: Optimizer step, from 0.
-            run: Statistics of the run by name; those left out are nan.
+            run: Statistics of the run by name; missing ones are nan.
             param_SL: Values of shape (S, L) in the order of `catalogue.PARAM` and `info.layers`.
-            act_SL: The same for activations, on the steps that sampled them.
-            histograms: Histograms, on the steps that have them.
+            act_SL: Values of the activations, or None if the step did not sample them.
+            histograms: Histograms, or None if the step has none.
+
+        Raises:
+            ValueError: `run` has a name that is no statistic.
         """
         whole = {**self._blank_run, **run}  # in the order of the statistics
         if len(whole) > len(self._blank_run):
@@ -203,11 +200,11 @@ class History:
         return Rows(np.array([step]), run_TS, param_SL[None], samples)
 
     def append(self, step: int, *, run: Mapping[str, float], param_SL: Floats, act_SL: Floats | None = None) -> None:
-        """Record one optimizer step. Arguments as for `row`; the step must grow."""
+        """Append one optimizer step, later than all before. Arguments as for `row`."""
         self.extend(self.row(step, run=run, param_SL=param_SL, act_SL=act_SL))
 
     def extend(self, rows: Rows) -> None:
-        """Record optimizer steps, which must grow."""
+        """Append optimizer steps, in increasing order and later than all before."""
         self.param.append(rows.steps_T, rows.param_TSL)
         self.run.append(rows.steps_T, rows.run_TS[:, :, None])
         for sample in rows.samples:
@@ -220,89 +217,90 @@ class History:
         self._collect_validations(rows.steps_T, rows.run_TS)
 
     def report(self, finding: Finding) -> bool:
-        """Take in a finding, where it is news: the first of its kind and layer, or graver than before.
+        """Add a finding if it is the first of its kind and layer, or more severe than the earlier one.
 
-        A graver one takes the place of the earlier one and keeps its step.
+        A more severe finding replaces the earlier one and keeps its step.
 
         Returns:
-            Whether it was news.
+            Whether the finding was added.
         """
-        if len(self._place) != len(self._findings):  # somebody appended to the list itself
-            self._place = {(f.kind, f.layer): i for i, f in enumerate(self._findings)}
-        i = self._place.get((finding.kind, finding.layer))
+        if len(self._finding_index) != len(self.findings):  # the list itself was changed
+            self._finding_index = {(f.kind, f.layer): i for i, f in enumerate(self.findings)}
+        i = self._finding_index.get((finding.kind, finding.layer))
         if i is None:
-            self._place[finding.kind, finding.layer] = len(self._findings)
-            self._findings.append(finding)
+            self._finding_index[finding.kind, finding.layer] = len(self.findings)
+            self.findings.append(finding)
             return True
-        earlier = self._findings[i]
+        earlier = self.findings[i]
         if finding.severity > earlier.severity:
-            self._findings[i] = replace(finding, step=earlier.step)
+            self.findings[i] = replace(finding, step=earlier.step)
         return finding.severity > earlier.severity
 
-    def note(self, event: Event) -> Event | None:
-        """Take in an event.
+    def add_event(self, event: Event) -> Event | None:
+        """Add an event, unless `MAX_EVENTS` are there.
 
         Returns:
-            What was added: the event, or in the last place one that says that there were more; None where it is full.
+            The added event, or None. The last one that fits is replaced by an event which says that more were dropped.
         """
-        if len(self._events) >= MAX_EVENTS:
+        if len(self.events) >= MAX_EVENTS:
             return None
-        kept = event if len(self._events) < MAX_EVENTS - 1 else _events_dropped(event.step)
-        self._events.append(kept)
-        return kept
+        is_last = len(self.events) == MAX_EVENTS - 1
+        added = EVENTS_DROPPED.emit(step=event.step, limit=MAX_EVENTS) if is_last else event
+        self.events.append(added)
+        return added
 
-    def begin(self, step: int) -> None:
-        """Let an empty history start at a step, for the rerun of a part of a run."""
-        for table in (self.param, self.act, self.run):
+    def start_at(self, step: int) -> None:
+        """Let an empty history start at a later step, to run a part of a run again."""
+        for table in self._tables:
             table.last_step = step - 1
 
     def truncate(self, step: int) -> None:
-        """Forget all that was recorded, noted or first found after a step."""
-        for table in (self.param, self.act, self.run):
+        """Delete all rows, findings, events and histograms after a step."""
+        for table in self._tables:
             table.truncate(step)
-        self._findings[:] = [f for f in self._findings if f.step <= step]
-        self._events[:] = [e for e in self._events if e.step <= step]
+        self.findings[:] = [f for f in self.findings if f.step <= step]
+        self.events[:] = [e for e in self.events if e.step <= step]
         self.histograms = {place: (seen, k) for place, (seen, k) in self.histograms.items() if seen.step <= step}
         self.histograms_step = max((seen.step for seen, _ in self.histograms.values()), default=-1)
-        self._place.clear()
-        self.mark_validation()
+        self._finding_index.clear()
+        self.find_validations()
 
     def state(self) -> dict[str, Any]:
-        """Return what detectors may look at: the newest steps at full detail, the findings and the events.
+        """Return all data that detectors may read: the newest steps unthinned, the findings and the events.
 
-        It is plain data and arrays, for a checkpoint: on disk a long run may have been thinned since.
+        The state is plain data and arrays, for a checkpoint. The run on disk may be thinned after the checkpoint.
         """
         tables = {"param": self.param.state(), "act": self.act.state(), "run": self.run.state()}
-        noted = [e.to_json() for e in self._events]
-        return tables | {"findings": [f.to_json() for f in self._findings], "events": noted}
+        events = [e.to_json() for e in self.events]
+        return tables | {"findings": [f.to_json() for f in self.findings], "events": events}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state` gave, on top of the older steps that this history holds."""
+        """Restore the result of `state`. Older steps of this history stay."""
         self.param.restore(state["param"])
         self.act.restore(state["act"])
         self.run.restore(state["run"])
-        self._findings[:] = [Finding.from_json(f) for f in state["findings"]]
-        self._events[:] = [read_event(e) for e in state.get("events", ())]  # older checkpoints have none
-        self._place.clear()
-        self.mark_validation()
+        self.findings[:] = [Finding.from_json(f) for f in state["findings"]]
+        self.events[:] = [read_event(e) for e in state.get("events", ())]  # older checkpoints have none
+        self._finding_index.clear()
+        self.find_validations()
 
-    def mark_validation(self) -> None:
-        """Look up the steps on which validation was measured, after rows were put in that `append` did not see."""
+    def find_validations(self) -> None:
+        """Find the steps with a validation, after the tables were changed directly rather than by `extend`."""
         steps_T, values_TSL = self.run.rows(thin=False)
-        self._marked.clear()
-        self._validated.clear()
+        self._validation_steps.clear()
+        self._latest_validations.clear()
         self._collect_validations(steps_T, values_TSL[:, :, 0])
 
     def _collect_validations(self, steps_T: NDArray[np.int64], run_TS: Floats) -> None:
-        """Remember the steps on which validation was measured, and the newest values."""
+        """Remember which of the rows have a validation, and its values."""
         values_TV = run_TS[:, self._validation_columns]
         if math.isnan(np.fmax.reduce(values_TV, axis=None, initial=math.nan)):
             return  # almost all rows, in 1 us
         for step, values in zip(steps_T.tolist(), values_TV.tolist(), strict=True):
             known = {name: (step, x) for name, x in zip(VALIDATION, values, strict=True) if not math.isnan(x)}
             if known:
-                self._marked.append(step)
-                self._validated |= known
+                self._validation_steps.append(step)
+                self._latest_validations |= known
 
     def scalar(self, statistic: str, length: int = WINDOW) -> NDArray[np.float64]:
         """Return a statistic of the run over the newest steps, of shape (at most length,)."""
@@ -311,24 +309,24 @@ class History:
 
     def table(self, statistic: str) -> Table:
         """Return the table that holds a statistic."""
-        for table in (self.param, self.act, self.run):
+        for table in self._tables:
             if statistic in table.statistics:
                 return table
-        known = ", ".join((*self.param.statistics, *self.act.statistics, *self.run.statistics))
+        known = ", ".join(name for table in self._tables for name in table.statistics)
         raise KeyError(f"no statistic is called '{statistic}'; there are {known}")
 
     def __getitem__(self, statistic: str) -> Floats:
-        """Return all that is kept of a statistic: shape (T, L), or (T,) for one of the run."""
+        """Return a statistic at all kept steps: shape (T, L), or (T,) for a statistic of the run."""
         table = self.table(statistic)
         values_TL = table.series(statistic)[1]
         return values_TL[:, 0] if table is self.run else values_TL
 
     def steps(self, statistic: str) -> NDArray[np.int64]:
-        """Return the steps at which a statistic is kept, of shape (T,)."""
+        """Return the kept steps of the table that holds a statistic, of shape (T,)."""
         return self.table(statistic).series(statistic)[0]
 
     def frame(self, statistic: str) -> pandas.DataFrame:
-        """Return a statistic as a pandas frame: steps down, layers across. Needs pandas."""
+        """Return a statistic as a pandas frame with a row per step and a column per layer. Needs pandas."""
         import pandas
 
         table = self.table(statistic)
@@ -336,14 +334,18 @@ class History:
         columns = [statistic] if table is self.run else list(table.layers)
         return pandas.DataFrame(values_TL, index=pandas.Index(steps_T, name="step"), columns=columns)
 
+    @property
+    def _tables(self) -> tuple[Table, Table, Table]:
+        return self.param, self.act, self.run
+
     def _table(self, layers: tuple[str, ...], statistics: tuple[str, ...], dtype: str) -> Table:
-        return Table(layers, statistics, dtype=dtype, segment_length=self._length, keep=self._kept)
+        return Table(layers, statistics, dtype=dtype, segment_length=self._segment_length, keep=self._is_kept)
 
-    def _kept(self, steps_T: NDArray[np.int64]) -> NDArray[np.bool_]:
-        found = [f.step for f in self._findings]
-        return thinning.kept(steps_T, newest=int(steps_T[-1]), length=self._length, findings=found, marked=self._marked)
-
-
-def _events_dropped(step: int) -> Event:
-    """Return the event that says that there were more than a history holds."""
-    return EVENTS_DROPPED.emit(step=step, limit=MAX_EVENTS)
+    def _is_kept(self, steps_T: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return thinning.is_kept(
+            steps_T,
+            newest=int(steps_T[-1]),
+            length=self._segment_length,
+            findings=[f.step for f in self.findings],
+            validations=self._validation_steps,
+        )

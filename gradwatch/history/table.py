@@ -1,6 +1,6 @@
-"""One table of the history: statistics by step and layer, the newest steps in one piece, older ones by segments."""
+"""Hold statistics by step and layer: the newest steps in one array, older ones in segments that are thinned."""
 
-# T = recorded steps, L = layers (rows of the table), S = statistics
+# T = recorded steps, L = layers of the table, S = statistics
 
 from __future__ import annotations
 
@@ -10,32 +10,37 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from gradwatch.history.thinning import among
+from gradwatch.history.thinning import is_among
 
 Floats = NDArray[np.floating[Any]]
 Steps = NDArray[np.int64]
 
 WINDOW = 256
-"""Newest recorded steps that are always in memory, at full detail: the longest window that a detector may ask for."""
+"""Newest recorded steps that are always in memory unthinned: the longest window that a detector may read."""
 MAX_APPENDED_STEPS = 1024
-"""Steps per call of `Table.append` at most."""
-SLACK_BYTES = 1 << 19
-"""Memory behind the window for steps that come: each time that it is full, all of the window slides back. Wide rows
-get little, since moving them takes nothing beside the steps that make them."""
-LEAST_SLACK = 32
-"""Steps for which there is room behind the window however wide they are."""
+"""Maximum number of steps per call of `Table.append`."""
+MAX_SLACK_BYTES = 1 << 19
+"""Memory after the window for further steps. When it is full, the window moves back to the start of the array. Wide
+rows get fewer steps of slack: moving them is cheap compared with the training steps that they describe."""
+MIN_SLACK_STEPS = 32
+"""Steps of slack after the window, whatever the width of the rows."""
 
 
 @final
 class Table:
-    """Statistics of some layers over the recorded steps. Its arrays are views: read them, do not write to them.
+    """Statistics of some layers over the recorded steps. The returned arrays are views: never write to them.
 
     Args:
-        layers: Names of the rows, such as parameter names; one empty name for the run as a whole.
+        layers: Names of the layers, such as parameter names; one empty name for the whole run.
         statistics: Names of the statistics, as in the catalogue.
         dtype: Floating dtype of the values.
         segment_length: Steps that are thinned, and stored on disk, together.
-        keep: Says which of all recorded steps are kept, given the steps; see `thinning`.
+        keep: Returns which of all recorded steps to keep, given the steps; see `thinning`.
+
+    Attributes:
+        columns: Index of each statistic in the values of a step.
+        last_step: The newest recorded step, or -1 before the first.
+        slack: Steps that fit after the window.
     """
 
     def __init__(
@@ -53,26 +58,27 @@ class Table:
         self.shape = (len(self.statistics), len(self.layers))
         self.segment_length = segment_length
         self.last_step = -1
-        """The newest recorded step, or -1 before the first."""
         self._keep = keep
         self.columns = {name: i for i, name in enumerate(self.statistics)}
-        """Place of each statistic in the values of a step."""
         row_bytes = self.shape[0] * self.shape[1] * self.dtype.itemsize
-        self.slack = min(max(SLACK_BYTES // max(row_bytes, 1), LEAST_SLACK), MAX_APPENDED_STEPS)
-        """Steps for which there is room behind the window."""
-        room = WINDOW + self.slack
-        self._steps_T = np.empty(room, np.int64)
-        self._values_TSL: Floats = np.empty((room, *self.shape), self.dtype)
+        self.slack = min(max(MAX_SLACK_BYTES // max(row_bytes, 1), MIN_SLACK_STEPS), MAX_APPENDED_STEPS)
+        capacity = WINDOW + self.slack
+        self._steps_T = np.empty(capacity, np.int64)
+        self._values_TSL: Floats = np.empty((capacity, *self.shape), self.dtype)
         self._len = 0
         self._old: dict[int, tuple[Steps, Floats]] = {}
         self._thinned_at = 0
 
     def __len__(self) -> int:
-        """Return how many steps are kept."""
+        """Return the number of kept steps."""
         return len(self.kept_steps())
 
     def append(self, steps_T: Steps, values_TSL: Floats) -> None:
-        """Append at most `MAX_APPENDED_STEPS` steps, which must increase, with values of shape (T, S, L)."""
+        """Append at most `MAX_APPENDED_STEPS` steps, increasing and later than all before.
+
+        Raises:
+            ValueError: A step does not follow the one before it, or the values do not have the shape (T, S, L).
+        """
         self._check(steps_T, values_TSL)
         end = self._len + len(steps_T)
         if end > len(self._steps_T):
@@ -93,9 +99,9 @@ class Table:
         if values_TSL.shape[1:] != self.shape:
             raise ValueError(f"step {first} has values of shape {values_TSL.shape[1:]}, expected {self.shape}")
 
-    def extend(self, steps_T: Steps, values_TSL: Floats) -> None:
-        """Take over many recorded steps at once, as they were read from disk. The table must be empty."""
-        assert self._len == 0, "only an empty table takes over rows"
+    def fill(self, steps_T: Steps, values_TSL: Floats) -> None:
+        """Fill an empty table with any number of steps, such as those read from disk."""
+        assert self._len == 0, "the table must be empty"
         recent = min(len(steps_T), WINDOW)
         split = len(steps_T) - recent
         self._archive(steps_T[:split], values_TSL[:split])
@@ -104,11 +110,11 @@ class Table:
         self.last_step = int(steps_T[-1]) if len(steps_T) else -1
 
     def truncate(self, step: int) -> None:
-        """Forget the steps after `step`."""
+        """Delete the steps after `step`."""
         steps_T, values_TSL = self.rows(thin=False)
-        stay_T = steps_T <= step
+        is_kept_T = steps_T <= step
         self._clear()
-        self.extend(steps_T[stay_T], values_TSL[stay_T])
+        self.fill(steps_T[is_kept_T], values_TSL[is_kept_T])
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return a copy of the newest steps and their values."""
@@ -116,19 +122,19 @@ class Table:
         return {"steps": self._steps_T[newest].copy(), "values": self._values_TSL[newest].copy()}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Replace everything recorded since the first step of `state` by the steps of `state`."""
+        """Replace all steps from the first step of `state` on by the steps of `state`."""
         if not len(state["steps"]):
             return
         steps_T, values_TSL = self.rows(thin=False)
-        older_T = steps_T < state["steps"][0]
+        is_older_T = steps_T < state["steps"][0]
         self._clear()
-        self.extend(
-            np.concatenate([steps_T[older_T], state["steps"]]),
-            np.concatenate([values_TSL[older_T], state["values"]]),
+        self.fill(
+            np.concatenate([steps_T[is_older_T], state["steps"]]),
+            np.concatenate([values_TSL[is_older_T], state["values"]]),
         )
 
     def steps(self, length: int = WINDOW) -> Steps:
-        """Return the newest recorded steps, at most `length` of them, oldest first."""
+        """Return at most `length` of the newest recorded steps, oldest first."""
         assert length <= WINDOW, f"a window has at most {WINDOW} steps"
         return self._steps_T[max(0, self._len - length) : self._len]
 
@@ -143,16 +149,15 @@ class Table:
         return newest_L
 
     def since(self, step: int) -> tuple[Steps, Floats]:
-        """Return what was recorded after a step, which must lie in the window before the last `append`.
+        """Return the steps (T,) and values (T, S, L) after a step.
 
-        Returns:
-            Steps (T,) and values (T, S, L).
+        The step must not be older than the window was before the last `append`.
         """
         first = int(np.searchsorted(self._steps_T[: self._len], step, side="right"))
         return self._steps_T[first : self._len], self._values_TSL[first : self._len]
 
     def series(self, statistic: str) -> tuple[Steps, Floats]:
-        """Return all that is kept of a statistic: steps (T,) and values (T, L), oldest first."""
+        """Return the kept steps (T,) and the values (T, L) of a statistic at them, oldest first."""
         i = self.columns[statistic]
         steps_T = self._all_steps()
         values_TL = np.concatenate([*(v[:, i] for _, v in self._old.values()), self._values_TSL[: self._len, i]])
@@ -160,10 +165,10 @@ class Table:
         return steps_T[keep_T], values_TL[keep_T]
 
     def rows(self, *, thin: bool = True) -> tuple[Steps, Floats]:
-        """Return all that is kept: steps (T,) and values (T, S, L), oldest first.
+        """Return the kept steps (T,) and all values (T, S, L) at them, oldest first.
 
         Args:
-            thin: Leave out what is still here but need not be kept any more.
+            thin: Leave out steps that are still in memory but no longer kept.
         """
         steps_T = self._all_steps()
         values_TSL = np.concatenate([*(v for _, v in self._old.values()), self._values_TSL[: self._len]])
@@ -173,12 +178,12 @@ class Table:
         return steps_T[keep_T], values_TSL[keep_T]
 
     def kept_steps(self) -> Steps:
-        """Return the steps that are kept, of shape (T,)."""
+        """Return the kept steps, of shape (T,)."""
         steps_T = self._all_steps()
         return steps_T[_select(self._keep, steps_T)]
 
     def segment(self, index: int) -> tuple[Steps, Floats]:
-        """Return what is here of one segment: steps (T,) and values (T, S, L), also those not kept any more."""
+        """Return the steps (T,) and values (T, S, L) of a segment that are in memory, including those not kept."""
         first, last = index * self.segment_length, (index + 1) * self.segment_length
         recent = slice(*np.searchsorted(self._steps_T[: self._len], [first, last]).tolist())
         steps_T, values_TSL = self._steps_T[recent], self._values_TSL[recent]
@@ -191,19 +196,19 @@ class Table:
         return np.concatenate([*(s for s, _ in self._old.values()), self._steps_T[: self._len]])
 
     def _make_room(self, count: int) -> None:
-        """See to it that so many steps fit behind the newest."""
+        """Make room for `count` steps after the newest."""
         if self._len > WINDOW:
             self._slide()
         more = self._len + count - len(self._steps_T)
-        if more > 0:  # many at once
+        if more > 0:  # more steps at once than the slack, which is small for wide rows
             self._steps_T = np.concatenate([self._steps_T, np.empty(more, np.int64)])
             self._values_TSL = np.concatenate([self._values_TSL, np.empty((more, *self.shape), self.dtype)])
 
     def _slide(self) -> None:
-        """Move all but the newest window to the older part."""
+        """Move all steps before the newest window to the segments, and the window to the start of the array."""
         shift = self._len - WINDOW
         self._archive(self._steps_T[:shift].copy(), self._values_TSL[:shift].copy())
-        for first in range(0, WINDOW, shift):  # in pieces that overlap with nothing, and so need no copy
+        for first in range(0, WINDOW, shift):  # source and target of a piece never overlap: NumPy needs no copy
             piece = slice(first, min(first + shift, WINDOW))
             source = slice(piece.start + shift, piece.stop + shift)
             self._steps_T[piece], self._values_TSL[piece] = self._steps_T[source], self._values_TSL[source]
@@ -212,7 +217,7 @@ class Table:
             self._thin()
 
     def _archive(self, steps_T: Steps, values_TSL: Floats) -> None:
-        """Put steps that are no longer recent into their segments."""
+        """Add steps older than the window to their segments."""
         if not len(steps_T):
             return
         segments, starts = np.unique(steps_T // self.segment_length, return_index=True)
@@ -224,15 +229,15 @@ class Table:
             self._old[index] = part
 
     def _thin(self) -> None:
-        """Drop older steps that need not be kept any more; only the segments that lose some are touched."""
+        """Drop steps of old segments that are no longer kept. Segments that lose no step are not copied."""
         steps_T = self._all_steps()
         dropped_T = steps_T[~_select(self._keep, steps_T)]
         for index in set((dropped_T // self.segment_length).tolist()):
             if index in self._old:
                 steps, values = self._old[index]
-                stay = ~among(steps, dropped_T)
-                self._old[index] = (steps[stay], values[stay])
-                if not stay.any():
+                is_kept = ~is_among(steps, dropped_T)
+                self._old[index] = (steps[is_kept], values[is_kept])
+                if not is_kept.any():
                     del self._old[index]
         self._thinned_at = self.last_step // self.segment_length
 
@@ -244,5 +249,5 @@ class Table:
 
 
 def _select(keep: Callable[[Steps], NDArray[np.bool_]], steps_T: Steps) -> NDArray[np.bool_]:
-    """Return which steps a policy keeps; none of no steps."""
+    # a policy reads the newest step, so it needs at least one
     return keep(steps_T) if len(steps_T) else np.zeros(0, np.bool_)

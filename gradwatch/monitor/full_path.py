@@ -257,5 +257,5 @@ class FullPath:
         self._pipeline.finish()
         waited_s = time.perf_counter() - began
         if event := keeper.conclude(self._counter.step, self._pipeline.unhandled_findings):
-            self._pipeline.note(event)
+            self._pipeline.add_event(event)
         return waited_s

@@ -91,7 +91,7 @@ class Monitor:
             pipeline=pipeline,
             budget=Budget(schedule),
             meter=OverheadMeter(lambda: pipeline.cpu_s),
-            events=OneTimeEvents(pipeline.note),
+            events=OneTimeEvents(pipeline.add_event),
             facts=facts,
             accumulate=accumulate,
             measure_clipped=measure_clipped,

@@ -95,7 +95,7 @@ class RowQueue:
         if (facts := self._context.facts) is not None:
             step = row.builder.step
             for event in facts.read(row.loss, step=step, is_validated=is_validated, is_non_finite=is_non_finite):
-                self._context.pipeline.note(event)
+                self._context.pipeline.add_event(event)
 
     def _feed(self, step: int, row: StepRow, cost: RowCost, *, device_s: float) -> None:
         watch_s = max(cost.host_s, device_s) + self._meter.pipeline_s()

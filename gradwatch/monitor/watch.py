@@ -231,17 +231,17 @@ class BestEffortWriter:
         """Write a finding."""
         self._attempt(functools.partial(self._writer.report, finding))
 
-    def note(self, event: Event) -> None:
+    def add_event(self, event: Event) -> None:
         """Write an event."""
-        self._attempt(functools.partial(self._writer.note, event))
+        self._attempt(functools.partial(self._writer.add_event, event))
 
     def close(self, status: Status) -> None:
         """Write how the run ended, and close its files."""
         self._attempt(functools.partial(self._writer.close, status), always=True)
 
-    def lay_out(self) -> None:
+    def update_layout(self) -> None:
         """Write the layout of the history's rows."""
-        self._attempt(self._writer.lay_out)
+        self._attempt(self._writer.update_layout)
 
     def rewrite_header(self) -> None:
         """Write the description of the run again."""

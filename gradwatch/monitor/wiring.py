@@ -34,7 +34,7 @@ T = TypeVar("T")
 class LayoutWriter(Protocol):
     """Writes the layout of a history's rows to disk: see `gradwatch.history.disk.writer.Writer`."""
 
-    def lay_out(self) -> None:
+    def update_layout(self) -> None:
         """Write the layout again."""
         ...
 
@@ -124,7 +124,7 @@ def build_monitor(
         loss_fn=loss_fn,
         recurrences=activations.recurrences if activations else None,
         target_match=activations.target_match if activations else None,
-        zero_grad=ZeroGradCheck(optimizers, pipeline.note, names=names) if hooked else None,
+        zero_grad=ZeroGradCheck(optimizers, pipeline.add_event, names=names) if hooked else None,
         known=history.events,
         hooked=hooked,
     )
@@ -150,9 +150,9 @@ def lay_out(
 ) -> bool:
     """Add columns to a history for activations that the first step has shown; return whether it still can."""
     is_row_pending = pipeline.next_step > history.step + 1
-    has_room = not is_row_pending and history.lay_out(activations)
+    has_room = not is_row_pending and history.set_activations(activations)
     if has_room and writer:
-        writer.lay_out()
+        writer.update_layout()
     return has_room
 
 

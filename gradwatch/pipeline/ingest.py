@@ -35,7 +35,7 @@ class RunWriter(Protocol):
         """Write a finding."""
         ...
 
-    def note(self, event: Event) -> None:
+    def add_event(self, event: Event) -> None:
         """Write an event."""
         ...
 
@@ -150,12 +150,12 @@ class Ingest:
             self.writer.append()
         self._num_unwritten = 0
 
-    def note(self, event: Event) -> None:
+    def add_event(self, event: Event) -> None:
         """Append an event to the history and, if there is a writer, to the file on disk."""
-        kept = self.history.note(event)
+        kept = self.history.add_event(event)
         if kept and self.writer:
             self.write()
-            self.writer.note(kept)
+            self.writer.add_event(kept)
 
     def end_sinks(self) -> tuple[Diagnosis, ...]:
         """Diagnose the run, let every sink show its end, once, and return the diagnoses."""
@@ -166,7 +166,7 @@ class Ingest:
 
     def _report_skipped(self) -> None:
         """Emit an event with the number of steps that the sinks did not see."""
-        self.note(NOT_SHOWN.emit(step=self.history.step, values={"steps": self._num_unshown}))
+        self.add_event(NOT_SHOWN.emit(step=self.history.step, values={"steps": self._num_unshown}))
         self._num_unshown = 0
 
     def _detect(self, detectors: Sequence[Detector]) -> list[Finding]:

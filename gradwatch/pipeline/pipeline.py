@@ -96,7 +96,7 @@ class Pipeline:
         """Wait until all rows and events so far are ingested."""
         self._worker.finish()
 
-    def note(self, event: Event) -> None:
+    def add_event(self, event: Event) -> None:
         """Pass an event to the worker, after the rows before it."""
         self._worker.put(event)
 
@@ -131,7 +131,7 @@ class Pipeline:
                 self._ingest_rows(parts)
                 num_rows = 0
             if isinstance(item, Event):
-                self._ingest.note(item)
+                self._ingest.add_event(item)
             else:
                 parts.append(item)
                 num_rows += more

@@ -25,7 +25,7 @@ def redetect(stored: History, detectors: Sequence[Detector]) -> History:
     every_max = range(0, rows.num_steps, ingest.max_rows_at_once)
     for first, stop in itertools.pairwise(sorted({0, *before_events, *every_max, rows.num_steps})):
         while events and events[0].step <= rows.steps_T[first]:
-            ingest.note(events.popleft())
+            ingest.add_event(events.popleft())
         ingest.ingest(rows.part(first, stop))
     ingest.history.events.extend(events)
     return ingest.history

@@ -124,7 +124,7 @@ class Session:
             self.monitor.restart()
         for event in events:
             if event not in history.events:
-                self.pipeline.note(event)
+                self.pipeline.add_event(event)
         self.pipeline.finish()
 
     def close(self, status: Status) -> tuple[Diagnosis, ...]:
@@ -214,7 +214,7 @@ class Session:
             return self._past, None
         if self.is_rerun:
             history = History(info, groups=len(self.optimizer.param_groups))
-            history.begin(self.progress.step)
+            history.start_at(self.progress.step)
             return history, None
         if not saved:
             history = History(info, groups=len(self.optimizer.param_groups))

@@ -78,7 +78,7 @@ def test_dead_relus_behind_zero_weights_are_laid_to_the_weights():
 )
 def test_what_was_seen_of_the_inputs_decides_between_data_and_formula(event, cause):
     history = Synthetic(steps=60).non_finite(step=40, lasting=True).history()
-    history.note(Event(kind=event, step=40))
+    history.add_event(Event(kind=event, step=40))
 
     assert top(history, found("non-finite", 40, severity=Severity.CRITICAL)) == cause
 
@@ -107,7 +107,7 @@ def test_a_last_activation_in_its_tail_is_laid_to_targets_that_it_cannot_reach()
 
 def test_a_broadcast_on_the_tape_is_told_from_a_plateau_without_one():
     tape, plain = Synthetic(steps=200).history(), Synthetic(steps=200).history()
-    tape.note(Event(kind="graph-broadcast", step=0))
+    tape.add_event(Event(kind="graph-broadcast", step=0))
 
     assert top(tape, found("loss-plateau", 0)) == "broadcast-targets"
     assert top(plain, found("loss-plateau", 160)) == "unrelated-loss"

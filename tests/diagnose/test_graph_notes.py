@@ -20,7 +20,9 @@ def test_the_formula_behind_a_nan_is_told_and_raises_the_certainty():
         return Synthetic(steps=60).non_finite(step=40, lasting=True)
 
     plain = told(sick(), NonFinite())
-    with_tape = told(sick().note(SINGULAR, step=40, text=ROOT).note(SINGULAR, step=41, text="later"), NonFinite())
+    with_tape = told(
+        sick().add_event(SINGULAR, step=40, text=ROOT).add_event(SINGULAR, step=41, text="later"), NonFinite()
+    )
 
     assert with_tape.cause_id == "singular-formula"
     assert f"The autograd graph of the loss shows: {ROOT}." in with_tape.because
@@ -30,10 +32,10 @@ def test_the_formula_behind_a_nan_is_told_and_raises_the_certainty():
 
 
 def test_the_log_of_a_softmax_is_told_where_nothing_more_telling_was_read():
-    made = Synthetic(steps=60).non_finite(step=40, lasting=True).note(LOG_OF_SOFTMAX, step=0, text="log(0)")
+    made = Synthetic(steps=60).non_finite(step=40, lasting=True).add_event(LOG_OF_SOFTMAX, step=0, text="log(0)")
     assert "The autograd graph of the loss shows: log(0)." in told(made, NonFinite()).because
 
-    made.note(SINGULAR, step=40, text=ROOT)
+    made.add_event(SINGULAR, step=40, text=ROOT)
     because = told(made, NonFinite()).because
     assert ROOT in because
     assert "log(0)" not in because.partition("The autograd graph of the loss shows")[2]
@@ -41,8 +43,8 @@ def test_the_log_of_a_softmax_is_told_where_nothing_more_telling_was_read():
 
 def test_the_cut_is_told_that_the_silent_layers_lie_in():
     made = Synthetic(steps=40).no_gradient((0, 1))
-    made.note(CUT, text="cut between layers.1 and layers.2", values={"first": 0, "last": 1})
-    made.note(CUT, text="cut behind layers.9", values={"first": 9, "last": 9})
+    made.add_event(CUT, text="cut between layers.1 and layers.2", values={"first": 0, "last": 1})
+    made.add_event(CUT, text="cut behind layers.9", values={"first": 9, "last": 9})
     because = [d.because for d in diagnose(redetect(made.history(), [NoGradient()]))]
 
     assert all("cut between layers.1 and layers.2" in text for text in because)

@@ -72,7 +72,7 @@ def finding():
 @pytest.fixture
 def short_segments(monkeypatch):
     """Segments of 64 steps, the shortest there are."""
-    monkeypatch.setattr(thinning, "SEGMENT_BYTES", 1)
+    monkeypatch.setattr(thinning, "MAX_SEGMENT_BYTES", 1)
 
 
 @pytest.fixture

@@ -55,21 +55,23 @@ def test_validation_is_kept_when_the_steps_around_it_are_thinned(run_info, appen
 
 def test_the_newest_validation_is_known_however_far_back_it_lies(run_info, append, short_segments):
     history = History(run_info())
-    assert history.validated("val_loss")[0] == -1
+    assert history.latest_validation("val_loss")[0] == -1
     given = {20: {"val_loss": 0.5, "val_accuracy": 0.7}, 30: {"val_loss": 0.4}}
     for step in range(4000):
         append(history, step, **given.get(step, {}))
 
-    assert history.validated("val_loss") == (30, 0.4)
-    assert history.validated("val_accuracy") == (20, 0.7), "what only some validations give"
+    assert history.latest_validation("val_loss") == (30, 0.4)
+    assert history.latest_validation("val_accuracy") == (20, 0.7), "what only some validations give"
 
     copy = History(run_info())
     copy.restore(history.state())
-    assert copy.validated("val_loss")[0] == -1, "the rows that a state leaves out are those of the history restored"
+    assert copy.latest_validation("val_loss")[0] == -1, (
+        "the rows that a state leaves out are those of the history restored"
+    )
     history.restore(history.state())
-    assert history.validated("val_loss") == (30, 0.4)
+    assert history.latest_validation("val_loss") == (30, 0.4)
     history.truncate(29)
-    assert history.validated("val_loss") == (20, 0.5)
+    assert history.latest_validation("val_loss") == (20, 0.5)
 
 
 def test_report_takes_in_a_finding_once(recorded, finding):

@@ -8,14 +8,14 @@ from reference import newest_row
 
 from gradwatch.history import table as history_table
 from gradwatch.history import thinning
-from gradwatch.history.table import LEAST_SLACK, MAX_APPENDED_STEPS, WINDOW, Table
+from gradwatch.history.table import MAX_APPENDED_STEPS, MIN_SLACK_STEPS, WINDOW, Table
 
 LENGTH = 64
 
 
 def table(findings=()):
     def keep(steps_T):
-        return thinning.kept(steps_T, newest=int(steps_T[-1]), length=LENGTH, findings=findings)
+        return thinning.is_kept(steps_T, newest=int(steps_T[-1]), length=LENGTH, findings=findings)
 
     return Table(["a", "b"], ["x", "y"], dtype="<f4", segment_length=LENGTH, keep=keep)
 
@@ -49,10 +49,10 @@ def test_window_is_never_thinned(steps):
     assert np.array_equal(t.window("x")[:, 0], expected)
 
 
-@pytest.mark.parametrize("most", [1, 7, LEAST_SLACK, LEAST_SLACK + 1, 100, WINDOW, MAX_APPENDED_STEPS])
+@pytest.mark.parametrize("most", [1, 7, MIN_SLACK_STEPS, MIN_SLACK_STEPS + 1, 100, WINDOW, MAX_APPENDED_STEPS])
 def test_a_table_of_wide_rows_has_little_room_to_slide_in_and_holds_the_same(most, monkeypatch):
     usual = filled(1500)
-    monkeypatch.setattr(history_table, "SLACK_BYTES", 1)
+    monkeypatch.setattr(history_table, "MAX_SLACK_BYTES", 1)
     narrow, first, counts = table(), 0, np.random.default_rng(0)
     empty = narrow._values_TSL.nbytes
     while first < 1500:
@@ -74,7 +74,7 @@ def test_a_table_of_wide_rows_has_little_room_to_slide_in_and_holds_the_same(mos
 def test_series_is_what_the_rule_keeps_with_its_own_values(steps, findings):
     t = filled(steps, findings=findings)
     all_T = np.arange(steps)
-    expected_T = all_T[thinning.kept(all_T, newest=steps - 1, length=LENGTH, findings=findings)]
+    expected_T = all_T[thinning.is_kept(all_T, newest=steps - 1, length=LENGTH, findings=findings)]
 
     steps_T, values_TL = t.series("y")
     assert np.array_equal(steps_T, expected_T)
@@ -111,7 +111,7 @@ def test_an_empty_table_has_empty_answers():
 def test_extend_equals_appending():
     one = filled(1500)
     two = table()
-    two.extend(*one.rows())
+    two.fill(*one.rows())
     for t in (one, two):
         for step in range(1500, 2200):
             t.append(np.array([step]), row(step)[None])
@@ -127,7 +127,7 @@ def test_steps_with_gaps_are_thinned_alike():
         t.append(np.array([step]), row(step)[None])
     all_T = np.array(sampled)
 
-    assert np.array_equal(t.kept_steps(), all_T[thinning.kept(all_T, newest=29_990, length=LENGTH)])
+    assert np.array_equal(t.kept_steps(), all_T[thinning.is_kept(all_T, newest=29_990, length=LENGTH)])
 
 
 def test_truncate_forgets_what_came_after():
@@ -152,7 +152,7 @@ def test_restore_gives_back_the_full_window_that_thinning_took():
     state = live.state()
     thinned = table()
     steps_T, values_TSL = filled(3000).rows()
-    thinned.extend(steps_T[steps_T < 1000], values_TSL[steps_T < 1000])
+    thinned.fill(steps_T[steps_T < 1000], values_TSL[steps_T < 1000])
     assert len(thinned.steps()) < WINDOW, "the test needs a window with gaps"
 
     thinned.restore(state)

@@ -115,7 +115,7 @@ class PoorInitialization:
         yield Example("a healthy run", Synthetic(steps=20).history())
         yield Example("He initialization, and a little more", _drawn(2.0, None))
         yield Example("embeddings from N(0, 1) that are multiplied", *_multiplied(1.0, 1.0))
-        copies = Synthetic(steps=20).note(WEIGHTS_ALIKE, layer="layers.3", text="all weights are equal")
+        copies = Synthetic(steps=20).add_event(WEIGHTS_ALIKE, layer="layers.3", text="all weights are equal")
         yield Example("units that are copies of each other", copies.history(), ("layers.3",))
         yield Example("embeddings that are multiplied, drawn for it", _multiplied(0.1, 0.1)[0])
         yield Example("embeddings from N(0, 1) that are looked up only", _multiplied(1.0, 1.0, is_noted=False)[0])
@@ -138,7 +138,7 @@ def _faint(*, gain: float, lost: float) -> tuple[History, tuple[str, ...]]:
 def _guessed(*, loss: float) -> History:
     """Return a run over ten classes that begins at a loss."""
     made = Synthetic(steps=20)
-    made.note(CHANCE, values={"classes": 10.0, "nat": 1.0})
+    made.add_event(CHANCE, values={"classes": 10.0, "nat": 1.0})
     made.loss_T[0] = loss
     return made.history()
 
@@ -150,8 +150,8 @@ def _one_sided(*, mean: float, inputs: int = 64, is_one: bool = False) -> tuple[
     infos[4] = replace(infos[4], module=infos[3].module) if is_one else infos[4]
     made.info = replace(made.info, layers=tuple(infos))
     for i in weights:
-        made.note(WEIGHTS_OFFSET, layer=infos[i].name, values={"place": i, "mean": mean})
-        made.note(MATRIX, layer=infos[i].name, values={"weight": i, "inputs": inputs})
+        made.add_event(WEIGHTS_OFFSET, layer=infos[i].name, values={"place": i, "mean": mean})
+        made.add_event(MATRIX, layer=infos[i].name, values={"weight": i, "inputs": inputs})
     return with_statistic(made.history(), "weight.l2", 0.577 * 64, layers=weights), made.names(weights)
 
 
@@ -173,5 +173,5 @@ def _multiplied(one: float, other: float, *, is_noted: bool = True) -> tuple[His
     infos = tuple(replace(info, module_type="Embedding") for info in made.info.layers)
     made.info = replace(made.info, layers=infos)
     if is_noted:
-        made.note(EMBEDDING_PRODUCT, values={"first": 0.0, "second": 1.0, "dimension": 64.0})
+        made.add_event(EMBEDDING_PRODUCT, values={"first": 0.0, "second": 1.0, "dimension": 64.0})
     return with_statistic(made.history(), "weight.l2", [[64 * one, 64 * other]]), made.names()

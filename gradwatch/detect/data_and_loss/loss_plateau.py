@@ -98,7 +98,7 @@ class LossPlateau:
         """Yield histories that fire, that stay quiet, and near misses."""
         yield Example("the loss stays where it was", make_flat().history(), (None,))
         text = "prediction and target of shapes (16, 1) and (16,) make 16 x 16 differences"
-        broadcast = Synthetic(steps=20).note(BROADCAST, layer="layers.11", text=text)
+        broadcast = Synthetic(steps=20).add_event(BROADCAST, layer="layers.11", text=text)
         yield Example("targets are broadcast against predictions", broadcast.history(), ("layers.11",))
         drift = Synthetic(steps=240)
         drift.loss_T[:] = 2.3 * (1 - 2e-5 * drift.t_T) * np.exp(0.003 * drift.rng.standard_normal(drift.steps))
@@ -112,14 +112,14 @@ class LossPlateau:
         saddle.weight_l2_TL *= 1 + 0.002 * saddle.t_T[:, None]
         yield Example("the weights grow: the run leaves a saddle", saddle.history())
         yield Example("two embeddings that are multiplied leave a saddle, and the rest waits", make_product())
-        guessing = make_flat().note(CHANCE, values={"nat": 1.0, "classes": 6.0})
+        guessing = make_flat().add_event(CHANCE, values={"nat": 1.0, "classes": 6.0})
         guessing.loss_T[20:] *= 1.8 / 2.3
         yield Example("a loss that falls to log C and stays there", guessing.history(), (None,))
         yield Example("what fell was the mean of the targets", make_constant(UNPAIRED), (None,))
         yield Example("predictions began to fit", make_constant(UNPAIRED, PAIRED))
         rare = make_constant(UNPAIRED, unread=0.9)
         yield Example("embeddings of which a batch reads a tenth of the rows", rare)
-        yield Example("a critic keeps up: for information", make_flat().note(ADVERSARY).history(), (None,))
+        yield Example("a critic keeps up: for information", make_flat().add_event(ADVERSARY).history(), (None,))
         floor = Synthetic(steps=240)
         floor.loss_T[60:] = 0.9 * np.exp(0.02 * floor.rng.standard_normal(180))
         yield Example("a floor after a fall, as label smoothing has", floor.history())

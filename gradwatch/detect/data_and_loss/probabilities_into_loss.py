@@ -87,4 +87,4 @@ class ProbabilitiesIntoLoss:
 
 
 def _with_event(kind: EventKind, text: str, **values: float) -> History:
-    return Synthetic(steps=20).note(kind, layer="layers.11", text=text, values=values).history()
+    return Synthetic(steps=20).add_event(kind, layer="layers.11", text=text, values=values).history()

@@ -149,31 +149,37 @@ class TrainEvalMismatch:
         off = dict.fromkeys(("dropouts", "normalisations", "trained before", "whole model"), 1.0) | {
             "never measured": 0
         }
-        forgotten = Synthetic(steps=60).note(MODE_TRAINING, step=33, text="1 dropout is off", values=off)
+        forgotten = Synthetic(steps=60).add_event(MODE_TRAINING, step=33, text="1 dropout is off", values=off)
         yield Example("nothing puts the model back after a validation", forgotten.history(), (None,))
         encoder = {"dropouts": 1.0} | dict.fromkeys(
             ("normalisations", "trained before", "whole model", "never measured"), 0.0
         )
         overfits = _distant(spread=0.4, gap=3.0)
-        overfits.note(Event(kind=MODE_TRAINING.name, step=7, layer="layers.2", text="1 dropout is off", values=encoder))
+        overfits.add_event(
+            Event(kind=MODE_TRAINING.name, step=7, layer="layers.2", text="1 dropout is off", values=encoder)
+        )
         yield Example("an encoder overfits, and its dropout is off", overfits, ("layers.2",))
-        twice = Synthetic(steps=60).note(VALIDATIONS_DIFFER, step=40, text="0.7 and 0.9", values={"difference": 0.2})
+        twice = Synthetic(steps=60).add_event(
+            VALIDATIONS_DIFFER, step=40, text="0.7 and 0.9", values={"difference": 0.2}
+        )
         yield Example("two validations of the same weights disagree", twice.history(), (None,))
         values = {"evaluations of the same inputs": 0.0}
-        dropping = Synthetic(steps=60).note(FUNCTION_ACTIVE, step=40, layer="layers.2", text="dropout", values=values)
+        dropping = Synthetic(steps=60).add_event(
+            FUNCTION_ACTIVE, step=40, layer="layers.2", text="dropout", values=values
+        )
         yield Example("a function drops in evaluation", dropping.history(), ("layers.2",))
-        noisy = Synthetic(steps=60).note(
+        noisy = Synthetic(steps=60).add_event(
             MODE_VALIDATION, step=40, text="measured in training mode", values={"calls": 1.0}
         )
         yield Example("validation in training mode", noisy.history(), (None,))
-        stuck = Synthetic(steps=40).note(NORM_STUCK, layer="layers.2", text="momentum 0", values={"momentum": 0.0})
+        stuck = Synthetic(steps=40).add_event(NORM_STUCK, layer="layers.2", text="momentum 0", values={"momentum": 0.0})
         yield Example("statistics that never move", stuck.history(), ("layers.2",))
         yield Example("statistics that lag behind", _distant(spread=3.0, gap=5.0), ("layers.2",))
         raw = {"shift": 0.8, "log of spread": 5.5}
         yield Example("validation inputs are not scaled as those of training", _distant(gap=5.0, inputs=raw), (None,))
         yield Example("they are not, and the model does not mind", _distant(gap=1.2, inputs=raw))
         yield Example("a healthy run", Synthetic(steps=40).history())
-        pretrained = Synthetic(steps=40).note(
+        pretrained = Synthetic(steps=40).add_event(
             MODE_FROZEN, layer="layers.2", text="1 normalisation is off", values={"normalisations": 1.0}
         )
         yield Example("normalisations frozen on purpose are for information", pretrained.history(), ("layers.2",))
@@ -206,9 +212,9 @@ def _distant(*, gap: float, spread: float = 0.0, times: int = 2, inputs: Mapping
     made = Synthetic(steps=100)
     for step in (39, 79)[:times]:
         made.val_loss_T[step] = gap * made.loss_T[step]
-        made.note(
+        made.add_event(
             NORM_DISTANCE, step=step + 1, layer="layers.2", text="far", values={"shift": 0.2, "log of spread": spread}
         )
     if inputs:
-        made.note(INPUTS_DIFFER, step=40, text="of another scale", values=inputs)
+        made.add_event(INPUTS_DIFFER, step=40, text="of another scale", values=inputs)
     return made.history()

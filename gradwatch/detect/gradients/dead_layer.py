@@ -129,7 +129,9 @@ class DeadLayer:
         expert = Synthetic(steps=120).dead(5, onset=60)
         expert.grad_l2_TL[20:60:7, 5] = 0
         yield Example("an expert that was chosen now and then is no longer chosen", expert.history(), expert.names(5))
-        routed = Synthetic(steps=120).dead(5, onset=60).note(SIDE_BY_SIDE, layer="layers", values={"modules": 12.0})
+        routed = (
+            Synthetic(steps=120).dead(5, onset=60).add_event(SIDE_BY_SIDE, layer="layers", values={"modules": 12.0})
+        )
         yield Example(
             "one of twelve experts is no longer chosen, from one step to the next", routed.history(), routed.names(5)
         )

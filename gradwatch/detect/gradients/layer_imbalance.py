@@ -102,9 +102,9 @@ class LayerImbalance:
         sick = Synthetic(steps=40).imbalance(4, factor=1e4)
         yield Example("a layer has raw inputs", sick.history(), sick.names(4))
         heads = {"layers.10": 10.0, "layers.11": 11.0}
-        tasks = Synthetic(steps=40).imbalance(11, factor=1e4).note(HEADS, values=heads)
+        tasks = Synthetic(steps=40).imbalance(11, factor=1e4).add_event(HEADS, values=heads)
         yield Example("one of two heads has targets in millimetres", tasks.history(), tasks.names(11))
-        even = Synthetic(steps=40).imbalance(11, factor=50).note(HEADS, values=heads)
+        even = Synthetic(steps=40).imbalance(11, factor=50).add_event(HEADS, values=heads)
         yield Example("two heads, one with fifty times the gradient", even.history())
         rates = Synthetic(steps=40)
         rates.update_factor_TL[:, 4] = 1e4

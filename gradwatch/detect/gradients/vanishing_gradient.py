@@ -86,11 +86,13 @@ class VanishingGradient:
         yield Example(
             "six gated layers lose five decades, and their gates have far less", filters.history(), filters.names(0)
         )
-        actor = make_gated().note(HEADS, values={"blocks.2.filter.weight": 4, "blocks.5.filter.weight": 10})
+        actor = make_gated().add_event(HEADS, values={"blocks.2.filter.weight": 4, "blocks.5.filter.weight": 10})
         yield Example("an actor next to its critics, whose gradients are larger", actor.history())
         late = Synthetic(steps=80).vanishing(decades=5, onset=40)
         yield Example("saturation sets in at step 40", late.history(), late.names(0))
-        flat = Synthetic(steps=80).note(HIDDEN_SOFTMAX, layer="layers.9.weight", values={"before": 9, "behind": 11})
+        flat = Synthetic(steps=80).add_event(
+            HIDDEN_SOFTMAX, layer="layers.9.weight", values={"before": 9, "behind": 11}
+        )
         flat.grad_l2_TL[:, 9] *= 1e-5
         yield Example("a softmax in a hidden layer divides gradients by its units", flat.history(), flat.names(9))
         yield Example("a recurrent cell forgets, which does no harm without a plateau", make_forgetful().history())
@@ -99,7 +101,9 @@ class VanishingGradient:
         bias = replace(small.info.layers[-1], name="layers.11.bias", module="layers.10", shape=(64,))
         small.info = replace(small.info, layers=(*small.info.layers[:-1], bias))
         yield Example("signal and gradient vanish, and only the output's bias learns", small.history(), small.names(0))
-        learns = Synthetic(steps=80).note(HIDDEN_SOFTMAX, layer="layers.9.weight", values={"before": 9, "behind": 11})
+        learns = Synthetic(steps=80).add_event(
+            HIDDEN_SOFTMAX, layer="layers.9.weight", values={"before": 9, "behind": 11}
+        )
         yield Example("a softmax over a few prototypes is no obstacle", learns.history())
         yield Example("a healthy run", Synthetic(steps=40).history())
         yield Example("a fall of 1.5 decades is usual", Synthetic(steps=40).vanishing(decades=1.5).history())

@@ -111,9 +111,9 @@ class NonFinite:
         yield Example("a loop hands over no loss", silent.history())
         ended = Synthetic(steps=60)
         ended.loss_T[20:] = np.nan
-        ended.note(LOSS_WITHHELD, step=20)
+        ended.add_event(LOSS_WITHHELD, step=20)
         yield Example("a loop stops to hand over its loss, and says so", ended.history())
-        given = Synthetic(steps=60).note(LOSS_NAN, step=0)
+        given = Synthetic(steps=60).add_event(LOSS_NAN, step=0)
         given.loss_T[:] = np.nan
         yield Example("a loss is NaN from the first step on, with gradients that are finite", given.history(), (None,))
         rare = Synthetic(steps=60)

@@ -144,7 +144,9 @@ class MissingZeroGrad:
         yield Example("no backward finds the gradients cleared", _kept(4), (None,))
         yield Example("one end of the model is left out", _kept(4, layer="encoder"), ("encoder",))
         yield Example("they are kept once, for a reason", _kept(1))
-        later = Synthetic(steps=40).note(GRADIENTS_KEPT_LATER, step=20, text="nothing clears the gradients any more")
+        later = Synthetic(steps=40).add_event(
+            GRADIENTS_KEPT_LATER, step=20, text="nothing clears the gradients any more"
+        )
         yield Example("a loop clears them in its first epoch only", later.history(), (None,))
         yield Example("a healthy run", Synthetic(steps=40).history())
         yield Example("they grow like a sum, and were seen to be cleared", _cleared())
@@ -166,14 +168,14 @@ def _kept(updates: int, *, layer: str | None = None) -> History:
     """Return a run of which so many updates repeat the one before."""
     history = Synthetic(steps=updates + 2).history()
     for update in range(updates):
-        history.note(Event(kind=GRADIENTS_KEPT.name, step=update + 1, layer=layer))
+        history.add_event(Event(kind=GRADIENTS_KEPT.name, step=update + 1, layer=layer))
     return history
 
 
 def _cleared() -> History:
     """Return a run whose gradients grow as a sum would, though they are cleared."""
     history = _summed(power=0.9)
-    history.note(Event(kind=GRADIENTS_CLEARED.name, step=1))
+    history.add_event(Event(kind=GRADIENTS_CLEARED.name, step=1))
     return history
 
 

@@ -93,7 +93,7 @@ class NotOptimized:
         yield Example("no parameter is", _left_out(*range(12), moves=False), (None,))
         yield Example("an update is lost in rounding", _stuck(4), ("layers.4.weight",))
         text = "the loss reaches 8 tensors in `convs`, a plain container that parameters() does not see"
-        hidden = Synthetic(steps=20).note(UNREGISTERED, layer="convs", text=text, values={"tensors": 8.0})
+        hidden = Synthetic(steps=20).add_event(UNREGISTERED, layer="convs", text=text, values={"tensors": 8.0})
         yield Example("layers are kept in a plain list", hidden.history(), ("convs",))
         yield Example("weights stop in the middle of a run", _stopped(at=0.123), ("layers.4.weight",))
         yield Example("all weights of a critic have come to the bound that they are clipped at", _stopped(at=0.01))
@@ -128,12 +128,14 @@ def _left_out(*layers: int, moves: bool) -> History:
 def _moved(first: int, last: int, *left: int) -> History:
     """Return a run of which some layers are in no group, and the layers from `first` to `last` are seen to move."""
     made = _made_without(*(left or range(first, last + 1)), moves=False)
-    return made.note(WEIGHTS_MOVED, step=1, values={"first": float(first), "last": float(last)}).history()
+    return made.add_event(WEIGHTS_MOVED, step=1, values={"first": float(first), "last": float(last)}).history()
 
 
 def _used_up() -> History:
     made = _made_without(0, moves=False)
-    return made.note(EMPTY_GROUP, text="group 0 of the optimizer holds no parameter", values={"group": 0.0}).history()
+    return made.add_event(
+        EMPTY_GROUP, text="group 0 of the optimizer holds no parameter", values={"group": 0.0}
+    ).history()
 
 
 def _made_without(*layers: int, moves: bool) -> Synthetic:

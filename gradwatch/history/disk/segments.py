@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gradwatch.history.disk import atomic
 from gradwatch.history.table import Steps, Table
-from gradwatch.history.thinning import among
+from gradwatch.history.thinning import is_among
 
 SUFFIX = ".bin"
 TORN = -1
@@ -164,7 +164,7 @@ class SegmentWriter:
     def _rewrite(self, index: int, kept_T: Steps) -> None:
         """Rewrite a segment with the steps that are kept. Of others, one table may have more here than the next."""
         steps_T = self._tables[0].segment(index)[0]
-        stay_T = steps_T[among(steps_T, kept_T)]
+        stay_T = steps_T[is_among(steps_T, kept_T)]
         if not len(stay_T):
             self._name(index).unlink(missing_ok=True)
             self._rows.pop(index, None)
@@ -173,7 +173,7 @@ class SegmentWriter:
         records_T["step"] = stay_T
         for name, table in zip(self._names, self._tables, strict=True):
             steps_T, values_TSL = table.segment(index)
-            records_T[name] = values_TSL[among(steps_T, stay_T)]
+            records_T[name] = values_TSL[is_among(steps_T, stay_T)]
         atomic.replace(self._name(index), records_T.tobytes())
         self._rows[index] = len(records_T)
 
@@ -230,7 +230,7 @@ def fill(table: Table, parts: list[NDArray[np.void]], *, name: str, layout: Layo
         for i in (i for i, statistic in enumerate(table.statistics) if statistic in recorded):
             column = recorded.index(table.statistics[i])
             np.concatenate([values_TSL[:0, i], *(p[name][:, column] for p in parts)], out=values_TSL[:, i])
-    table.extend(steps_T, values_TSL)
+    table.fill(steps_T, values_TSL)
 
 
 def _segments(folder: Path, length: int) -> dict[int, Path]:

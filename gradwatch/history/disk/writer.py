@@ -107,7 +107,7 @@ class Writer:
         for writer in self._writers:
             writer.append()
 
-    def lay_out(self) -> None:
+    def update_layout(self) -> None:
         """Write down how the rows of the history lie, which changed before the first of them."""
         Header.of(self._history, "running").write(self._directory)
         for writer in self._writers:
@@ -120,7 +120,7 @@ class Writer:
         size = os.fstat(self._findings).st_size
         atomic.append(self._findings, line, path=self._directory / FINDINGS.name, size=size)
 
-    def note(self, event: Event) -> None:
+    def add_event(self, event: Event) -> None:
         """Write an event, as noted at the newest step of the history."""
         line = EVENTS.line(event, at=self._history.step)
         atomic.append(self._events, line, path=self._directory / EVENTS.name, size=os.fstat(self._events).st_size)
@@ -189,7 +189,7 @@ def _load(directory: Path, header: Header, *, until: int | None = None) -> Histo
         history.act.truncate(history.step)
     if until is not None:
         history.truncate(until)
-    history.mark_validation()
+    history.find_validations()
     found, damage = FINDINGS.read(directory, until=until)
     for finding in found:
         history.report(finding)

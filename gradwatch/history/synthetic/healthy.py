@@ -48,7 +48,7 @@ class HealthyRun:
         update_factor_TL: Factor on the update that follows from gradient, learning rate and optimizer.
         dead_frac_TA, saturated_frac_TA, act_mean_TA, act_std_TA: Statistics of the activations.
         silent_TA, silent_since_TA: Units that do not fire any more, and since which step.
-        events: What happens besides; `note` adds to it.
+        events: What happens besides; `add_event` adds to it.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class HealthyRun:
             history = grown
         return history
 
-    def note(
+    def add_event(
         self,
         kind: EventKind,
         *,
@@ -127,7 +127,7 @@ class HealthyRun:
             sampled = t % dynamics.SAMPLE_EVERY == 0 and self.activations > 0
             row = {name: float(values_T[t]) for name, values_T in run.items()}
             for event in (e for e in self.events if e.step == t):
-                history.note(event)
+                history.add_event(event)
             history.append(t, run=row, param_SL=param_TSL[t], act_SL=act_TSA[t] if sampled else None)
             yield history
 

@@ -88,4 +88,4 @@ class BatchReader:
     @best_effort("the comparison of batches")
     def _compare(self, batch: Any, step: int) -> None:
         for event in self._samples.inspect(batch, step=step):
-            self._context.pipeline.note(event)
+            self._context.pipeline.add_event(event)

@@ -65,8 +65,8 @@ def run_stats(history: History) -> RunStats:
         watch_frac=watch_frac,
         watch_s=watch_frac * time_ms / 1e3,
         loss=newest(history, "loss"),
-        val_loss=history.validated("val_loss")[1],
-        val_accuracy=history.validated("val_accuracy")[1],
+        val_loss=history.latest_validation("val_loss")[1],
+        val_accuracy=history.latest_validation("val_accuracy")[1],
     )
 
 

@@ -146,7 +146,7 @@ def run_points(history: History, of: Sequence[Layer], rows: int) -> dict[str, fl
 
 def validation_points(history: History, after: int) -> list[tuple[int, dict[str, float]]]:
     """Return the validations that were measured after a step: each with its step and its values by tag."""
-    if all(history.validated(chart.statistic)[0] <= after for chart in VALIDATION):
+    if all(history.latest_validation(chart.statistic)[0] <= after for chart in VALIDATION):
         return []
     steps_T = history.run.steps()
     values: dict[str, Floats] = {chart.tag: history.scalar(chart.statistic) for chart in VALIDATION}

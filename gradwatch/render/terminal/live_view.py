@@ -91,8 +91,8 @@ def _loss(history: History, trend: int, signs: Glyphs) -> Text:
     loss = newest(history, "loss")
     text = _label("loss").append(f" {units.value(loss):<9}", _alarm(loss))
     text.append(sparkline(broken(history["loss"]), width=trend, signs=signs))
-    step, accuracy = history.validated("val_accuracy")
-    val_step, val_loss = history.validated("val_loss")
+    step, accuracy = history.latest_validation("val_accuracy")
+    val_step, val_loss = history.latest_validation("val_loss")
     if max(step, val_step) >= 0:
         run_stats = [f"{val_loss:.3g}"] * (val_step >= 0) + [units.percent(accuracy)] * (step >= 0)
         text.append(f"  validation {', '.join(run_stats)}")

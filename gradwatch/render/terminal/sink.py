@@ -133,7 +133,10 @@ class Terminal:
         for label, statistic in (("loss", "loss"), ("grad norm", "grad_norm.before_clip"), ("lr", "lr.0")):
             if statistic in history.run.statistics:
                 run_stats.append(f"{label} {units.value(newest(history, statistic))}")
-        (loss_step, val_loss), (step, accuracy) = history.validated("val_loss"), history.validated("val_accuracy")
+        (loss_step, val_loss), (step, accuracy) = (
+            history.latest_validation("val_loss"),
+            history.latest_validation("val_accuracy"),
+        )
         if max(loss_step, step) > self._val_step:
             self._val_step = max(loss_step, step)
             run_stats.append(f"validation {units.number(val_loss)} {units.percent(accuracy)}".removesuffix(" -"))

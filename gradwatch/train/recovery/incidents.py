@@ -66,7 +66,7 @@ def keep(session: Session) -> None:
     began = time.perf_counter()
     try:
         if refused := session.recorder.keep(session.progress.step, session.state()):
-            session.pipeline.note(NOT_RECORDED.emit(step=session.progress.step, reason=refused))
+            session.pipeline.add_event(NOT_RECORDED.emit(step=session.progress.step, reason=refused))
     except Exception as error:  # an optimizer of the user's own, too little memory: the training can do without
         session.recorder.give_up(error)
     if session.monitor:
@@ -140,4 +140,4 @@ def _write(session: Session, recorder: Snapshotter, findings: Sequence[Finding])
     written = recorder.write(step=step, findings=findings, facts=facts, state=state)
     if written:
         path, content = written.relative_to(session.directory), f"the state that reproduces step {step}"
-        session.pipeline.note(INCIDENT.emit(step=step, path=path, content=content))
+        session.pipeline.add_event(INCIDENT.emit(step=step, path=path, content=content))

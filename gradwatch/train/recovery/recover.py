@@ -126,7 +126,7 @@ def _leave_out(session: Session, position: Position) -> None:
 
 def _emit(session: Session, event: Event, *, times: int = 0) -> None:
     """Note an event, and warn of it unless it has been so often that a warning says nothing new."""
-    session.pipeline.note(event)
+    session.pipeline.add_event(event)
     if times <= MAX_WARNINGS:
         more = "; further ones are noted without a warning" if times == MAX_WARNINGS else ""
         warnings.warn(f"gradwatch: {event.text}{more}", RuntimeWarning, stacklevel=2)

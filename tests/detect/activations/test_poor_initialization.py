@@ -19,7 +19,7 @@ def test_weights_of_one_module_count_each(large, severity, replay):
     infos = [replace(info, module="mixer", module_type="Mixer") for info in made.info.layers]
     made.info = replace(made.info, layers=tuple(infos))
     for i in range(12):
-        made.note(MATRIX, layer=infos[i].name, values={"weight": i, "inputs": 64})
+        made.add_event(MATRIX, layer=infos[i].name, values={"weight": i, "inputs": 64})
     history = with_statistic(made.history(), "weight.l2", 8.0 * 8, layers=large)
     history = with_statistic(history, "weight.l2", 8.0, layers=tuple(i for i in range(12) if i not in large))
 

@@ -64,7 +64,7 @@ def test_a_run_of_an_older_gradwatch_has_no_events(tmp_path):
 
 def test_a_history_holds_only_so_many_and_the_last_says_that_there_were_more(run_info):
     history = History(run_info())
-    kept = [history.note(event(step)) for step in range(MAX_EVENTS + 7)]
+    kept = [history.add_event(event(step)) for step in range(MAX_EVENTS + 7)]
 
     assert len(history.events) == MAX_EVENTS
     assert history.events[: MAX_EVENTS - 1] == [event(step) for step in range(MAX_EVENTS - 1)]
@@ -74,15 +74,15 @@ def test_a_history_holds_only_so_many_and_the_last_says_that_there_were_more(run
 
 def test_truncate_forgets_events_after_a_step(recorded):
     history = recorded(40)
-    history.note(event(10))
-    history.note(event(30))
+    history.add_event(event(10))
+    history.add_event(event(30))
     history.truncate(20)
     assert history.events == [event(10)]
 
 
 def test_state_restores_events_and_that_of_an_older_gradwatch_has_none(recorded, run_info):
     history = recorded(9)
-    history.note(event(5))
+    history.add_event(event(5))
     copy = History(run_info())
     copy.restore(json_trip(history.state()))
     assert copy.events == [event(5)]
@@ -99,12 +99,12 @@ def test_what_is_noted_is_on_disk_at_once_and_once(tmp_path, run_info, append):
     history = History(run_info())
     with Writer(tmp_path / "run", history) as writer:
         pipeline = Ingest(history, writer=writer)
-        pipeline.note(event(0))
+        pipeline.add_event(event(0))
         append(history, 0)
         writer.append()
         assert read(tmp_path / "run").events == [event(0)]
         for step in range(MAX_EVENTS + 3):
-            pipeline.note(event(step))
+            pipeline.add_event(event(step))
 
     assert read(tmp_path / "run").events == history.events
 
@@ -114,7 +114,7 @@ def test_a_resumed_run_has_the_events_up_to_its_step(tmp_path, run_info, append)
     with Writer(tmp_path / "run", history) as writer:
         pipeline = Ingest(history, writer=writer)
         for step in range(8):
-            pipeline.note(event(step))
+            pipeline.add_event(event(step))
             append(history, step)
             writer.append()
 
@@ -139,9 +139,12 @@ class Listens:
 
 def test_detectors_that_run_anew_see_each_event_at_its_step():
     stored = (
-        Synthetic(steps=6).note(CHANCE, step=0).note(MODE_TRAINING, step=3, layer="drop", values={"p": 0.5}).history()
+        Synthetic(steps=6)
+        .add_event(CHANCE, step=0)
+        .add_event(MODE_TRAINING, step=3, layer="drop", values={"p": 0.5})
+        .history()
     )
-    stored.note(event(99))
+    stored.add_event(event(99))
     listens = Listens()
 
     again = redetect(stored, [listens])

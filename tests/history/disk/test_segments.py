@@ -47,7 +47,7 @@ def test_files_hold_what_the_history_keeps(tmp_path, run_info, append, steps_tab
     assert np.isin(history.run.kept_steps(), found_T).all(), "rows are missing on disk"
     at_rollover = (steps - 1) // 64 * 64
     rollover_T = np.arange(at_rollover + 1)
-    kept_T = rollover_T[history._kept(rollover_T)]
+    kept_T = rollover_T[history._is_kept(rollover_T)]
     assert np.array_equal(found_T[found_T < at_rollover], kept_T[kept_T < at_rollover])
 
 

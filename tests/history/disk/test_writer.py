@@ -25,7 +25,7 @@ from gradwatch.history.disk.header import Header
 from gradwatch.history import thinning
 from gradwatch.records import Finding, RunInfo, Severity
 
-thinning.SEGMENT_BYTES = 1
+thinning.MAX_SEGMENT_BYTES = 1
 directory = Path(sys.argv[1])
 history = History(Header.read(directory.parent / "template").info)
 param_SL = np.ones((len(catalogue.PARAM), 3), np.float32)
@@ -288,9 +288,9 @@ def test_a_long_run_stays_small(tmp_path, run_info):
     layers, steps = 200, 100_000
     history = History(run_info(layers=layers, activations=100))
     kept_T = np.arange(steps)
-    kept_T = kept_T[history._kept(kept_T)]
+    kept_T = kept_T[history._is_kept(kept_T)]
     for table in (history.param, history.run):
-        table.extend(kept_T, np.ones((len(kept_T), *table.shape), table.dtype))
+        table.fill(kept_T, np.ones((len(kept_T), *table.shape), table.dtype))
     Writer(tmp_path / "run", history).close()
 
     opened = read(tmp_path / "run")

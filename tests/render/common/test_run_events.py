@@ -29,7 +29,7 @@ def eventful():
     """Return a healthy history in which something was done about two steps."""
     history = Synthetic(layers=3, steps=60).history()
     for event in (SOFTMAX, incident(21), REWIND, LEFT_OUT):
-        history.note(event)
+        history.add_event(event)
     return history
 
 
@@ -48,7 +48,7 @@ def test_what_a_run_did_is_told_in_order_and_observations_of_the_graph_are_not(e
 
 def test_a_loss_that_came_without_its_graph_is_told_with_what_to_hand_over(make_console, written):
     history = Synthetic(layers=3, steps=60).history()
-    history.note(UNREAD.emit(step=1))
+    history.add_event(UNREAD.emit(step=1))
 
     console = make_console(width=80)
 
@@ -68,7 +68,7 @@ def test_a_step_of_ones_own_loop_is_told_without_a_command(eventful, tmp_path):
 def test_of_many_the_first_and_the_last_are_told_one_by_one(trained):
     history = Synthetic(layers=3, steps=60).history()
     for step in range(10, 26):
-        history.note(incident(step))
+        history.add_event(incident(step))
 
     told = list(run_events(history, run=trained))
 

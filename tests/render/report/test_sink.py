@@ -117,7 +117,7 @@ def _long_run(*, steps=100_000, layers=200, noise=1.0):
     acts = tuple(ActivationInfo(name=f"blocks.{i}.act", module_type="ReLU") for i in range(layers // 2))
     history = History(RunInfo(name="long", created="", layers=params, activations=acts, total_steps=steps))
     all_T = np.arange(steps)
-    steps_T = all_T[thinning.kept(all_T, newest=steps - 1, length=history.param.segment_length)]
+    steps_T = all_T[thinning.is_kept(all_T, newest=steps - 1, length=history.param.segment_length)]
     param_TSL = np.exp(noise * rng.standard_normal((len(steps_T), len(catalogue.PARAM), layers))).astype(np.float32)
     param_TSL[:, catalogue.PARAM_NAMES.index("grad.zero_frac")] %= 1
     param_TSL[:, catalogue.PARAM_NAMES.index("grad.nonfinite")] = 0
@@ -180,7 +180,7 @@ def test_names_settings_and_texts_are_never_read_as_markup(attack, vanishing, ma
     found = [replace(f, layer=f"{attack}{i}", message=attack) for i, f in enumerate(vanishing.history.findings)]
     for finding in found:
         history.report(finding)
-    history.note(Event(kind=attack, step=1, layer=attack, text=attack))
+    history.add_event(Event(kind=attack, step=1, layer=attack, text=attack))
     diagnosis = replace(vanishing.diagnoses[0], cause=attack, because=attack, confirm=attack, findings=tuple(found))
 
     elements = Elements(page(history, (diagnosis,), config_text=attack))
@@ -338,7 +338,7 @@ def test_what_happened_besides_is_listed(healthy):
     grown = History(history.info)
     grown.run.extend(*history.run.rows())
     grown.param.extend(*history.param.rows())
-    grown.note(Event(kind="rewind", step=7, text="back to step 3"))
+    grown.add_event(Event(kind="rewind", step=7, text="back to step 3"))
 
     assert re.search(r"1 event</summary><ul><li>step 7: <b>rewind</b> back to step 3", page(grown, ()))
 

@@ -22,7 +22,7 @@ def make_batches(numbers_T: ArrayLike, *, size: int = 32, is_held: bool = False,
     made.batch_hash_T = made.batch_hash_T[numbers_T]
     history = with_statistic(made.history(), "step_ms", 1.0, missing=True)
     if is_held:
-        history.note(Event(kind=TENSOR_HELD.name, step=1))
+        history.add_event(Event(kind=TENSOR_HELD.name, step=1))
     return with_statistic(history, "samples_per_s", 1e3 * size, missing=True)
 
 
@@ -31,7 +31,7 @@ def make_alike(
 ) -> History:
     """Return a run in which the probe saw the same samples again, `exact` or with noise, in batches of a size."""
     values = {"distance": 0.1, "samples": size, "exact": exact}
-    made = Synthetic(steps=40).note(kind, step=step, text="the same samples", values=values)
+    made = Synthetic(steps=40).add_event(kind, step=step, text="the same samples", values=values)
     if not is_handed_over:
         made.batch_hash_T[:] = np.nan
     return made.history()

@@ -25,13 +25,13 @@ def make_constant(*kinds: EventKind, unread: float = 0.0) -> History:
     made.info = replace(made.info, layers=tuple(replace(i, module_type="Embedding") for i in made.info.layers))
     made.zero_frac_TL[:] = unread
     for kind in kinds:
-        made.note(kind, step=100)
+        made.add_event(kind, step=100)
     return made.history()
 
 
 def make_product() -> History:
     """Return a flat run in which two embeddings that are multiplied grow, and nothing else does."""
-    made = make_flat().note(EMBEDDING_PRODUCT, values={"first": 0.0, "second": 1.0, "dimension": 16.0})
+    made = make_flat().add_event(EMBEDDING_PRODUCT, values={"first": 0.0, "second": 1.0, "dimension": 16.0})
     tables = (replace(layer, module_type="Embedding") for layer in made.info.layers[:2])
     made.info = replace(made.info, layers=(*tables, *made.info.layers[2:]))
     made.weight_l2_TL[:, :2] *= 1 + 0.002 * made.t_T[:, None]

@@ -14,4 +14,4 @@ def make_collapsed_router() -> Synthetic:
     layers = made.info.layers
     experts = (replace(la, name=f"experts.{la.name}", module=f"experts.{la.module}") for la in layers[2:])
     made.info = replace(made.info, layers=(*layers[:2], *experts))
-    return made.note(SIDE_BY_SIDE, layer="experts.layers", values={"modules": 10.0})
+    return made.add_event(SIDE_BY_SIDE, layer="experts.layers", values={"modules": 10.0})

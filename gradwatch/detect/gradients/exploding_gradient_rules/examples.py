@@ -29,5 +29,5 @@ def make_gain(decades: float, *, by_inputs: bool = False) -> tuple[History, tupl
     made.grad_l2_TL[:, -1] = np.median(made.grad_l2_TL[:, :-1], axis=1) * 10**-decades
     made.grad_l2_TL[:, 4] *= 10
     if by_inputs:
-        made.note(DERIVATIVE, values={"tensors": 1})
+        made.add_event(DERIVATIVE, values={"tensors": 1})
     return made.history(), made.names(4)

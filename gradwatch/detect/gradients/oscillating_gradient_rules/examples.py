@@ -13,7 +13,7 @@ from gradwatch.history.synthetic.edit import with_statistic
 def make_sorted_classes(*, gradient: float, loss: float) -> History:
     """Return a run over ten classes with a given gradient of the output's bias, and a loss in units of the first."""
     made = Synthetic(steps=80)
-    made.note(CLASSES, layer=made.names(11)[0], text="of ten", values={"samples": 32.0, "classes": 10.0})
+    made.add_event(CLASSES, layer=made.names(11)[0], text="of ten", values={"samples": 32.0, "classes": 10.0})
     made.loss_T[:] = 2.3 * np.where(made.t_T > 0, loss, 1.0)
     made.grad_l2_TL[:, 11] = gradient
     return made.history()

@@ -21,4 +21,4 @@ def make_gated() -> Synthetic:
 def make_forgetful() -> Synthetic:
     """Return a run of a recurrence whose gradients vanish on their way back."""
     values = {"uses": 80.0, "growth": -20.0}
-    return Synthetic(steps=80).note(RECURRENCE, layer="layers.3.weight", values=values)
+    return Synthetic(steps=80).add_event(RECURRENCE, layer="layers.3.weight", values=values)
