@@ -1,4 +1,4 @@
-"""Write files so that neither a kill nor a full disk takes what is already there."""
+"""Write files so that neither a killed process nor a full disk loses data that are already on disk."""
 
 from __future__ import annotations
 
@@ -14,61 +14,61 @@ OUT_OF_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all: into a neighbour first, then renamed over the old one.
+    """Replace a file atomically: write a temporary file next to it, then rename that.
 
     Raises:
-        RunError: It could not be written; what was there before is still there.
+        RunError: The file could not be written; its old content is still there.
     """
-    neighbour = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(path.name + ".tmp")
     try:
-        neighbour.write_bytes(data)
-        neighbour.replace(path)
+        temporary.write_bytes(data)
+        temporary.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):
-            neighbour.unlink()
-        raise unwritten(path, needed=len(data), error=error) from error
+            temporary.unlink()
+        raise write_error(path, needed=len(data), error=error) from error
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, where they are missing."""
+    """Create a folder and its missing parents."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise unwritten(path, needed=0, error=error) from error
+        raise write_error(path, needed=0, error=error) from error
 
 
 def open_at_end(path: Path) -> int:
-    """Open a file for `append`, new where it is missing, and return its descriptor."""
+    """Open a file for `append`, create it if it is missing, and return its descriptor."""
     try:
         return os.open(path, APPENDING, 0o666)
     except OSError as error:
-        raise unwritten(path, needed=0, error=error) from error
+        raise write_error(path, needed=0, error=error) from error
 
 
 def append(file: int, data: bytes, *, path: Path, size: int) -> None:
-    """Append to a file all of the data or nothing.
+    """Append all of the data to a file, or nothing.
 
     Args:
-        file: Descriptor, opened for appending.
-        data: What to write.
-        path: Its name, for the error.
+        file: Descriptor from `open_at_end`.
+        data: Bytes to append.
+        path: Path of the file, for the error.
         size: Bytes in the file so far.
 
     Raises:
-        RunError: It could not be written; the file is as long as before.
+        RunError: The data could not be written; the file is as long as before.
     """
     try:
         done = os.write(file, data)
-        while done < len(data):  # a nearly full disk takes a part, and says why at the next call
+        while done < len(data):  # a nearly full disk takes a part, and raises at the next call
             done += os.write(file, data[done:])
     except OSError as error:
         with contextlib.suppress(OSError):
             os.ftruncate(file, size)
-        raise unwritten(path, needed=len(data), error=error) from error
+        raise write_error(path, needed=len(data), error=error) from error
 
 
-def unwritten(path: Path, *, needed: int, error: OSError) -> RunError:
-    """Return the error that tells a user why a file was not written, and the way out."""
+def write_error(path: Path, *, needed: int, error: OSError) -> RunError:
+    """Return an error for the user: which file was not written, why, and what to do."""
     reason = os.strerror(error.errno).lower() if error.errno else str(error)
     if error.errno not in OUT_OF_SPACE:
         return RunError(f"{path}: cannot be written: {reason}")

@@ -1,17 +1,17 @@
-"""findings.jsonl: a finding per line, with the step at which it was written; a later, graver one supersedes."""
+"""Read and write findings.jsonl, one finding per line. A later, more severe finding replaces an earlier one."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from gradwatch.history.disk.aliases import key_of
-from gradwatch.history.disk.jsonl import JsonLines, number
+from gradwatch.history.disk.jsonl import JsonLines, encode_number
 from gradwatch.records import Finding
 
 
 def _encode(finding: Finding) -> dict[str, Any]:
     data = finding.to_json()
-    data["evidence"] = [quantity | {"value": number(quantity["value"])} for quantity in data["evidence"]]
+    data["evidence"] = [quantity | {"value": encode_number(quantity["value"])} for quantity in data["evidence"]]
     return data
 
 
@@ -21,7 +21,7 @@ def _decode(data: dict[str, Any]) -> Finding:
 
 
 def _upgraded(quantity: dict[str, Any]) -> dict[str, Any]:
-    """Return evidence with its key, which gradwatch 0.1 did not write."""
+    """Add the key of a quantity, which gradwatch 0.1 did not write."""
     return quantity if "key" in quantity else quantity | {"key": key_of(quantity["name"])}
 
 

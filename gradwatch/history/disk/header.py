@@ -1,4 +1,4 @@
-"""run.json: what a run directory holds, in which format, and how the run ended."""
+"""Read and write run.json: the description of a run, the layout of its records, and how it ended."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gradwatch.history.table import Table
 from gradwatch.records import RunInfo
 
 FORMAT = 1
-"""Grows with every change after which an older gradwatch could not read a run."""
+"""Version of the format, increased by every change that an older gradwatch cannot read."""
 NAME = "run.json"
 SHARED = {"steps": ("run", "param"), "samples": ("act",)}
-"""Tables that share records, by the folder of their files: those of every step, and those of the sampled ones."""
+"""Tables that share records, by folder: one record for each step, or one for each step that sampled activations."""
 
 Status = Literal["running", "finished", "interrupted", "failed"]
 
@@ -26,13 +26,13 @@ Status = Literal["running", "finished", "interrupted", "failed"]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What run.json says.
+    """The content of run.json.
 
     Args:
-        status: How the run ended; `running` also where its process was killed.
+        status: How the run ended, or `running` if it runs or its process was killed.
         groups: Number of optimizer groups.
         layouts: Layout of the records by folder.
-        info: What the history is a history of.
+        info: Description of the run.
     """
 
     status: Status
@@ -42,12 +42,12 @@ class Header:
 
     @classmethod
     def of(cls, history: History, status: Status) -> Self:
-        """Return the header of a history as this version writes it."""
+        """Return the header that this version writes for a history."""
         layouts = {folder: Layout.of(tables) for folder, tables in shared_tables(history).items()}
         return cls(status=status, groups=history.groups, layouts=layouts, info=history.info)
 
     def write(self, directory: Path) -> None:
-        """Write it, atomically."""
+        """Write the header atomically."""
         data = {
             "format": FORMAT,
             "status": self.status,
@@ -59,7 +59,7 @@ class Header:
 
     @classmethod
     def read(cls, directory: Path) -> Self:
-        """Read it.
+        """Read the header of a run directory.
 
         Raises:
             RunError: There is no run, or this version cannot read it.
@@ -97,7 +97,7 @@ def shared_tables(history: History) -> dict[str, dict[str, Table]]:
 
 
 def _find(directory: Path) -> Path:
-    """Return the path of run.json, or say what is there instead of a run."""
+    """Return the path of run.json; raise an error that suggests near names and the runs inside the directory."""
     if not directory.exists():
         near = did_you_mean(directory.name, (p.name for p in _folders(directory.parent)))
         raise RunError(f"{directory}: there is no such run directory{near}")

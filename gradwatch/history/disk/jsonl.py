@@ -1,4 +1,4 @@
-"""A file of one noun per line in JSON, each with the step at which it was written."""
+"""Read and write files of one JSON object per line, each with the step at which it was written."""
 
 from __future__ import annotations
 
@@ -12,57 +12,58 @@ from typing import Any, Generic, TypeVar, final
 from gradwatch.history.disk import atomic
 from gradwatch.records import Event, Finding
 
-Noun = TypeVar("Noun", Finding, Event)
+Item = TypeVar("Item", Finding, Event)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JsonLines(Generic[Noun]):
-    """How one kind of noun is kept in a run directory.
+class JsonLines(Generic[Item]):
+    """A file of findings or events in a run directory.
 
     Args:
-        name: File, in the run directory.
-        noun: What it holds, in a word, for the message about a damaged line.
-        encode: Gives the plain data of one, in which no number is infinite or nan: JSON has none.
-        decode: Gives the noun back. It raises ValueError, TypeError, KeyError or AttributeError where it is damaged.
+        name: File name in the run directory.
+        noun: Word for an item, for the message about a damaged line.
+        encode: Returns an item as plain data without infinite or nan numbers, which JSON does not have.
+        decode: Returns the item of such data. Raises ValueError, TypeError, KeyError or AttributeError if the data are
+            damaged.
     """
 
     name: str
     noun: str
-    encode: Callable[[Noun], dict[str, Any]]
-    decode: Callable[[dict[str, Any]], Noun]
+    encode: Callable[[Item], dict[str, Any]]
+    decode: Callable[[dict[str, Any]], Item]
 
-    def line(self, item: Noun, *, at: int) -> bytes:
-        """Return one as a line of JSON.
+    def line(self, item: Item, *, at: int) -> bytes:
+        """Return an item as a line of JSON.
 
         Args:
-            item: What is to be kept.
-            at: Newest step of the history when it was made, which need not be the step that it carries.
+            item: A finding or an event.
+            at: Newest step of the history when the item was made, which may be later than the step of the item.
         """
         data = {"at": at} | self.encode(item) | {"step": int(item.step)}
         return json.dumps(data, allow_nan=False).encode() + b"\n"
 
-    def read(self, directory: Path, *, until: int | None = None) -> tuple[list[Noun], list[str]]:
-        """Read all in the order of their making. One that a kill has cut off is left out, without a word.
+    def read(self, directory: Path, *, until: int | None = None) -> tuple[list[Item], list[str]]:
+        """Read all items, in the order in which they were made. An unfinished last line is ignored.
 
         Args:
-            directory: A run directory. One of an older gradwatch may lack the file.
-            until: Leave out those of later steps, and those written after this step.
+            directory: A run directory. The directory of an older gradwatch may lack the file.
+            until: Leave out items of later steps, and items written after this step.
 
         Returns:
-            What was read, and what is damaged, a sentence each.
+            The items, and a sentence about each damaged line.
         """
         kept, problems = self._parse(directory / self.name, until)
         return [item for _, item in kept], problems
 
     def truncate(self, directory: Path, *, until: int) -> None:
-        """Delete what is of later steps than one, what was written after it, and lines that are none."""
+        """Delete the items of steps after `until`, the items written after it, and damaged lines."""
         path = directory / self.name
         kept, _ = self._parse(path, until)
         if path.exists():
             atomic.replace(path, b"".join(self.line(item, at=at) for at, item in kept))
 
-    def _parse(self, path: Path, until: int | None) -> tuple[list[tuple[int, Noun]], list[str]]:
+    def _parse(self, path: Path, until: int | None) -> tuple[list[tuple[int, Item]], list[str]]:
         if not path.exists():
             return [], []
         *texts, _unfinished = path.read_bytes().split(b"\n")
@@ -80,7 +81,7 @@ class JsonLines(Generic[Noun]):
         return kept, problems
 
 
-def number(value: float) -> float | str:
-    """Return a number as JSON can hold it: `nan`, `inf` and `-inf` as words, which `float` reads back."""
+def encode_number(value: float) -> float | str:
+    """Return a number for JSON: `nan`, `inf` and `-inf` become strings, which `float` reads back."""
     value = float(value)
     return value if math.isfinite(value) else str(value)

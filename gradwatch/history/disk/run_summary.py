@@ -1,38 +1,32 @@
-"""Summarize a run from its header and the ends of its files alone: health, steps, final metrics and findings."""
+"""Summarize a run for a list, from its header and the ends of its files: health, steps, metrics and findings."""
 
 # T = records of a file
 
 from __future__ import annotations
 
 import datetime
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.errors import RunError
+from gradwatch.history.disk import lock
 from gradwatch.history.disk.findings import FINDINGS
-from gradwatch.history.disk.header import FORMAT, NAME, Status
+from gradwatch.history.disk.header import NAME, Header, Status
 from gradwatch.history.disk.segments import SUFFIX, Layout
 from gradwatch.records import Severity
 
-fcntl: ModuleType | None
-try:
-    import fcntl
-except ImportError:  # not on Windows: there, a killed run cannot be told from one that goes on
-    fcntl = None
-
-DEPTH = 3
-"""Folders below the named one that are searched for runs: `runs/sweep/first/`."""
+MAX_DEPTH = 3
+"""Levels of folders that are searched for runs, such as `runs/sweep/first/`."""
 FINAL = ("loss", "val_loss", "val_accuracy")
-_HELD = ("history", "config.yaml", FINDINGS.name)
-"""What a run directory holds besides its header: one of them without a header is a damaged run."""
+"""Metrics whose newest value a list of runs shows."""
+RUN_FILES = ("history", "config.yaml", FINDINGS.name)
+"""Other contents of a run directory. A folder that has one of them but no header is a damaged run."""
 
 Ending = Status | Literal["killed"]
 
@@ -40,19 +34,19 @@ Ending = Status | Literal["killed"]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """What a list of runs shows of one.
+    """The entry of a run in a list of runs.
 
     Args:
-        path: Its directory.
-        name: Its name.
-        created: When it began, with time zone.
-        status: How it ended; `killed` where it says `running` and no process writes to it.
+        path: Run directory.
+        name: Name of the run.
+        created: When the run started, with time zone.
+        status: How the run ended; `killed` if its header says `running` and no process writes to it.
         steps: Optimizer steps done.
-        total_steps: Planned ones, or None where nobody knew.
-        loss: Training loss at the newest step; nan where it was not finite or there is none.
-        val_loss: Newest validation loss, else nan.
-        val_accuracy: Newest validation accuracy, 0..1, else nan.
-        found: The gravest severity of each kind of finding, the gravest kinds first.
+        total_steps: Planned optimizer steps, or None if unknown.
+        loss: Training loss at the newest step; nan if it was not finite or there is no step.
+        val_loss: Newest validation loss, or nan.
+        val_accuracy: Newest validation accuracy, 0..1, or nan.
+        found: Highest severity of each kind of finding, the most severe kinds first.
     """
 
     path: Path
@@ -68,37 +62,48 @@ class RunSummary:
 
     @property
     def worst_severity(self) -> Severity | None:
-        """The gravest finding above info; None is healthy, where there are steps at all."""
+        """Highest severity of the findings, or None if no finding is above info."""
         worst = max(self.found.values(), default=Severity.INFO)
         return worst if worst > Severity.INFO else None
 
 
 def directories(folder: Path) -> Iterator[Path]:
-    """Yield the run directories in a folder or, where it is one itself, that: whole ones and damaged ones."""
-    yield from _directories(str(folder), DEPTH)
+    """Yield the run directories in a folder, damaged ones included; a folder that is a run yields itself."""
+    yield from _directories(str(folder), MAX_DEPTH)
 
 
 def summarize(directory: Path) -> RunSummary:
-    """Read what a list shows of a run.
+    """Return the summary of a run.
 
     Raises:
-        RunError: It is damaged, with what is.
+        RunError: The run is damaged; the message names the damage.
     """
+    if not (directory / NAME).is_file():
+        raise RunError(f"{directory}: it holds no {NAME}")
+    header = Header.read(directory)
+    info, status = header.info, header.status
     try:
-        return _read(directory)
-    except RunError:
-        raise
-    except KeyError as error:
-        raise RunError(f"{directory / NAME}: {error} is missing") from error
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+        created = datetime.datetime.fromisoformat(info.created)
+        steps, final = _newest(directory / "history" / "steps", header.layouts["steps"])
+    except (OSError, ValueError) as error:
         raise RunError(f"{directory}: {error}") from error
+    return RunSummary(
+        path=directory,
+        name=info.name,
+        created=created if created.tzinfo else created.replace(tzinfo=datetime.UTC),
+        status="killed" if status == "running" and not lock.is_held(directory) else status,
+        steps=steps,
+        total_steps=info.total_steps,
+        found=_worst_severities(directory),
+        **final,
+    )
 
 
 def _directories(folder: str, depth: int) -> Iterator[Path]:
     with os.scandir(folder) as entries:
         found = sorted(entries, key=lambda entry: entry.name)
     names = {entry.name for entry in found}
-    if NAME in names or names.intersection(_HELD):
+    if NAME in names or names.intersection(RUN_FILES):
         yield Path(folder)
     elif depth:
         for entry in found:
@@ -106,32 +111,8 @@ def _directories(folder: str, depth: int) -> Iterator[Path]:
                 yield from _directories(entry.path, depth - 1)
 
 
-def _read(directory: Path) -> RunSummary:
-    if not (directory / NAME).is_file():
-        raise RunError(f"{directory}: it holds no {NAME}")
-    header = json.loads((directory / NAME).read_bytes())
-    if int(header["format"]) > FORMAT:
-        raise RunError(f"{directory}: format {header['format']} is newer than this gradwatch reads ({FORMAT})")
-    info = header["info"]
-    created = datetime.datetime.fromisoformat(info["created"])
-    steps, final = _newest(directory / "history" / "steps", Layout.from_json(header["records"]["steps"]))
-    status = header["status"]
-    if status == "running" and not _is_held(directory / "history" / "lock"):
-        status = "killed"
-    return RunSummary(
-        path=directory,
-        name=str(info["name"]),
-        created=created if created.tzinfo else created.replace(tzinfo=datetime.UTC),
-        status=status,
-        steps=steps,
-        total_steps=info["total_steps"],
-        found=_found(directory),
-        **final,
-    )
-
-
 def _newest(folder: Path, layout: Layout) -> tuple[int, dict[str, float]]:
-    """Return the number of steps, and the newest known value of each final metric; nan where there is none."""
+    """Return the number of steps, and the newest value of each final metric, nan if there is none."""
     final = dict.fromkeys(FINAL, float("nan"))
     wanted = {name: layout.fields["run"].statistics.index(name) for name in FINAL}
     steps = 0
@@ -146,43 +127,23 @@ def _newest(folder: Path, layout: Layout) -> tuple[int, dict[str, float]]:
             known_T = np.flatnonzero(~np.isnan(values_TS[:, column]))
             if known_T.size:
                 final[name] = float(values_TS[known_T[-1], wanted.pop(name)])
-        if not wanted or "val_loss" not in wanted:  # where it is measured, so is the accuracy, if there is one
+        if "val_loss" not in wanted:  # a validation that measures an accuracy measures a loss as well
             break
     return steps, final
 
 
 def _records(path: Path, layout: Layout) -> NDArray[np.void]:
-    """Return the whole records of a file. It is mapped rather than read: little of each is touched."""
+    """Return the complete records of a file. The file is mapped, because only a few columns are read."""
     record = layout.record
     count = path.stat().st_size // record.itemsize
     return np.memmap(path, record, mode="r", shape=(count,)) if count else np.empty(0, record)
 
 
-def _found(directory: Path) -> dict[str, Severity]:
-    path = directory / FINDINGS.name
-    if not path.exists() or not path.stat().st_size:
-        return {}
-    worst: dict[str, Severity] = {}
-    known, problems = FINDINGS.read(directory)
+def _worst_severities(directory: Path) -> dict[str, Severity]:
+    findings, problems = FINDINGS.read(directory)
     if problems:
         raise RunError("; ".join(problems))
-    for finding in known:
+    worst: dict[str, Severity] = {}
+    for finding in findings:
         worst[finding.kind] = max(finding.severity, worst.get(finding.kind, finding.severity))
     return dict(sorted(worst.items(), key=lambda item: -item[1]))
-
-
-def _is_held(lock: Path) -> bool:
-    """Say whether another process is writing to a run; taken for granted where there is no way to know."""
-    if fcntl is None:
-        return True
-    try:
-        file = os.open(lock, os.O_RDWR)
-    except OSError:
-        return True
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(file)
-    return False

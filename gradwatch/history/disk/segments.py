@@ -1,6 +1,6 @@
-"""Segment files: raw little-endian records, a step and the values of some tables, named by their first step."""
+"""Read and write segment files: raw little-endian records of a step and the values of some tables at it."""
 
-# T = recorded steps, L = layers (rows of a table), S = statistics
+# T = recorded steps, L = layers of a table, S = statistics
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from gradwatch.history.table import Steps, Table
 from gradwatch.history.thinning import is_among
 
 SUFFIX = ".bin"
-TORN = -1
-"""Rows of a file whose last record is not whole."""
+INCOMPLETE = -1
+"""Number of rows of a file whose last record is incomplete, so that the file is always rewritten."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """How the values of one table lie in a record: S by L.
+    """The values of one table in a record, of shape (S, L).
 
     Args:
         statistics: Names of the S statistics.
-        layers: Number of layers.
+        layers: Number of layers L.
         dtype: Type of the values, such as `<f4`.
     """
 
@@ -38,17 +38,17 @@ class Field:
     dtype: str
 
     def __post_init__(self) -> None:
-        np.dtype(self.dtype)  # raises where it is none
+        np.dtype(self.dtype)  # raises TypeError if the dtype does not exist
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How records are laid out: the step as int64, then the values of each table.
+    """The layout of a record: the step as int64, then the values of each table.
 
     Args:
         segment_length: Steps that share a file.
-        fields: Values by the name of their table, in the order of the record.
+        fields: Values of each table by its name, in the order of the record.
     """
 
     segment_length: int
@@ -56,7 +56,7 @@ class Layout:
 
     @classmethod
     def of(cls, tables: Mapping[str, Table]) -> Self:
-        """Return the layout of tables as this version writes them. They must have the same steps."""
+        """Return the layout that this version writes for tables. They must have the same steps."""
         lengths = {table.segment_length for table in tables.values()}
         assert len(lengths) == 1, "tables that share records share their segments"
         fields = {
@@ -67,7 +67,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        """Return the layout that `to_json` gave."""
+        """Return the layout from the result of `to_json`."""
         fields = {name: Field(**f | {"statistics": tuple(f["statistics"])}) for name, f in data["fields"].items()}
         length = int(data["segment_length"])
         if length < 1:
@@ -87,11 +87,11 @@ class Layout:
 
 @final
 class SegmentWriter:
-    """Writes tables down while they grow. What is appended goes to the kernel at once, so that a kill loses none of it.
+    """Write tables to segment files while they grow. Rows are passed to the kernel at once, so that a kill loses none.
 
     Args:
-        folder: Where the files are; made where it is missing.
-        tables: What is written, by name. All of them have the same steps.
+        folder: Folder of the files, created if it is missing.
+        tables: Tables by name. All of them have the same steps.
     """
 
     def __init__(self, folder: Path, tables: Mapping[str, Table]) -> None:
@@ -100,94 +100,91 @@ class SegmentWriter:
         self._tables = tuple(tables.values())
         self._layout = Layout.of(tables)
         self._record = self._layout.record
-        self._rows: dict[int, int] = {}
+        self._num_rows: dict[int, int] = {}
         self._file = -1
         self._path = folder
         self._segment = -1
-        self._written = self._tables[0].last_step
+        self._written_step = self._tables[0].last_step
         atomic.make_folder(folder)
-        self._adopt()
+        self._repair()
 
     def append(self) -> None:
-        """Write the rows that have not been written yet; before the last ones were laid, they were in the windows."""
+        """Write the rows that are not on disk yet. Before the last append to the tables, they were in the windows."""
         length = self._layout.segment_length
-        while self._written < self._tables[0].last_step:
-            steps_T, _ = self._tables[0].since(self._written)
+        while self._written_step < self._tables[0].last_step:
+            steps_T, _ = self._tables[0].since(self._written_step)
             segment = int(steps_T[0]) // length
             if segment != self._segment:
-                self._begin(segment)
+                self._start_segment(segment)
             count = int(np.searchsorted(steps_T, (segment + 1) * length))
             records_T = np.empty(count, self._record)
             records_T["step"] = steps_T[:count]
             for name, table in zip(self._names, self._tables, strict=True):
-                records_T[name] = table.since(self._written)[1][:count]
-            rows = self._rows[segment]
-            data = records_T.tobytes()
-            atomic.append(self._file, data, path=self._path, size=rows * self._record.itemsize)
-            self._rows[segment] = rows + count
-            self._written = int(steps_T[count - 1])
+                records_T[name] = table.since(self._written_step)[1][:count]
+            size = self._num_rows[segment] * self._record.itemsize
+            atomic.append(self._file, records_T.tobytes(), path=self._path, size=size)
+            self._num_rows[segment] += count
+            self._written_step = int(steps_T[count - 1])
 
     def close(self) -> None:
-        """Let go of the open file."""
+        """Close the open file."""
         if self._file >= 0:
             os.close(self._file)
         self._file = self._segment = -1
 
-    def _adopt(self) -> None:
-        """Make the files hold what the tables keep, whatever is there."""
+    def _repair(self) -> None:
+        """Rewrite existing files until they hold exactly the rows that the tables keep."""
         for unfinished in self._folder.glob("*.tmp"):
             unfinished.unlink()
         for index, path in _segments(self._folder, self._layout.segment_length).items():
-            rows, torn = divmod(path.stat().st_size, self._record.itemsize)
-            self._rows[index] = rows if not torn else TORN
+            num_rows, num_extra_bytes = divmod(path.stat().st_size, self._record.itemsize)
+            self._num_rows[index] = INCOMPLETE if num_extra_bytes else num_rows
         self._thin(except_for=-1)
 
-    def _begin(self, segment: int) -> None:
-        """Go on to the file of a segment, and thin those of older ones."""
+    def _start_segment(self, segment: int) -> None:
+        """Open the file of a new segment, and thin the files of older segments."""
         self.close()
         self._thin(except_for=segment)
         self._path = self._name(segment)
         self._file = atomic.open_at_end(self._path)
-        self._rows.setdefault(segment, 0)
+        self._num_rows.setdefault(segment, 0)
         self._segment = segment
 
     def _thin(self, *, except_for: int) -> None:
-        """Rewrite the segments that do not hold the rows that are kept; only a few at a time do not."""
+        """Rewrite the segments whose number of rows is not the number of kept rows."""
         kept_T = self._tables[0].kept_steps()
         indices, counts = np.unique(kept_T // self._layout.segment_length, return_counts=True)
         wanted = dict(zip(indices.tolist(), counts.tolist(), strict=True))
-        # the newest first: a kill on the way leaves no gap behind rows that are to be deleted
-        for index in sorted((self._rows.keys() | wanted.keys()) - {except_for}, reverse=True):
-            if self._rows.get(index, 0) != wanted.get(index, 0):
+        # newest first: if the process is killed meanwhile, no gap is left before rows that are still to be deleted
+        for index in sorted((self._num_rows.keys() | wanted.keys()) - {except_for}, reverse=True):
+            if self._num_rows.get(index, 0) != wanted.get(index, 0):
                 self._rewrite(index, kept_T)
 
     def _rewrite(self, index: int, kept_T: Steps) -> None:
-        """Rewrite a segment with the steps that are kept. Of others, one table may have more here than the next."""
+        """Rewrite a segment with its kept steps. The tables may hold different other steps of the segment."""
         steps_T = self._tables[0].segment(index)[0]
-        stay_T = steps_T[is_among(steps_T, kept_T)]
-        if not len(stay_T):
+        steps_T = steps_T[is_among(steps_T, kept_T)]
+        if not len(steps_T):
             self._name(index).unlink(missing_ok=True)
-            self._rows.pop(index, None)
+            self._num_rows.pop(index, None)
             return
-        records_T = np.empty(len(stay_T), self._record)
-        records_T["step"] = stay_T
+        records_T = np.empty(len(steps_T), self._record)
+        records_T["step"] = steps_T
         for name, table in zip(self._names, self._tables, strict=True):
-            steps_T, values_TSL = table.segment(index)
-            records_T[name] = values_TSL[is_among(steps_T, stay_T)]
+            table_steps_T, values_TSL = table.segment(index)
+            records_T[name] = values_TSL[is_among(table_steps_T, steps_T)]
         atomic.replace(self._name(index), records_T.tobytes())
-        self._rows[index] = len(records_T)
+        self._num_rows[index] = len(records_T)
 
     def _name(self, index: int) -> Path:
         return self._folder / f"{index * self._layout.segment_length:012d}{SUFFIX}"
 
 
 def read(folder: Path, layout: Layout) -> tuple[list[NDArray[np.void]], list[str]]:
-    """Read all segments in a folder.
-
-    A record that was being written when its writer died is left out, without a word.
+    """Read all segments in a folder. An incomplete last record, of a killed writer, is ignored.
 
     Returns:
-        Records by segment, their steps growing, and what is damaged, a sentence each.
+        Records by segment, in order of their steps, and a sentence about each damaged file.
     """
     parts: list[NDArray[np.void]] = []
     problems: list[str] = []
@@ -195,30 +192,30 @@ def read(folder: Path, layout: Layout) -> tuple[list[NDArray[np.void]], list[str
     for index, path in segments:
         try:
             data = path.read_bytes()
-        except FileNotFoundError:  # a live run has just thinned it away
+        except FileNotFoundError:  # thinned by a live run a moment ago
             continue
         except OSError as error:
             problems.append(f"{path} cannot be read: {error.strerror}")
             continue
-        whole, torn = divmod(len(data), layout.record.itemsize)
-        records_T = np.frombuffer(data, layout.record, count=whole)
-        good_T = _in_order(records_T["step"], index, layout.segment_length)
-        if not good_T.all():
-            problems.append(f"{path}: {int((~good_T).sum())} of {whole} records are damaged")
-        if torn and index != segments[-1][0]:
+        num_records, num_extra_bytes = divmod(len(data), layout.record.itemsize)
+        records_T = np.frombuffer(data, layout.record, count=num_records)
+        is_valid_T = _is_in_order(records_T["step"], index, layout.segment_length)
+        if not is_valid_T.all():
+            problems.append(f"{path}: {int((~is_valid_T).sum())} of {num_records} records are damaged")
+        if num_extra_bytes and index != segments[-1][0]:
             problems.append(f"{path} is cut short")
-        parts.append(records_T if good_T.all() else records_T[good_T])
+        parts.append(records_T if is_valid_T.all() else records_T[is_valid_T])
     return parts, problems
 
 
 def fill(table: Table, parts: list[NDArray[np.void]], *, name: str, layout: Layout) -> None:
-    """Put what was read into an empty table. Statistics that were not recorded then are nan.
+    """Fill an empty table with records. Statistics that the records lack become nan.
 
     Args:
-        table: The table, with as many layers as the records have.
-        parts: Records, in order.
+        table: The table, with as many layers as the records.
+        parts: Records in order of their steps.
         name: Name of the table in the records.
-        layout: How the records are laid out.
+        layout: Layout of the records.
     """
     recorded = layout.fields[name].statistics
     steps_T = np.concatenate([np.empty(0, "<i8"), *(part["step"] for part in parts)])
@@ -234,13 +231,13 @@ def fill(table: Table, parts: list[NDArray[np.void]], *, name: str, layout: Layo
 
 
 def _segments(folder: Path, length: int) -> dict[int, Path]:
-    """Return the files in a folder by the index of their segment."""
+    """Return the segment files in a folder by the index of their segment."""
     return {int(p.stem) // length: p for p in folder.glob(f"*{SUFFIX}") if p.stem.isdecimal()}
 
 
-def _in_order(steps_T: Steps, index: int, length: int) -> NDArray[np.bool_]:
-    """Say which steps belong to the segment and are greater than all before them."""
-    good_T: NDArray[np.bool_] = steps_T // length == index
-    before_T = np.maximum.accumulate(np.where(good_T, steps_T, -1))
-    good_T[1:] &= steps_T[1:] > before_T[:-1]
-    return good_T
+def _is_in_order(steps_T: Steps, index: int, length: int) -> NDArray[np.bool_]:
+    """Return which steps belong to the segment and are greater than all valid steps before them."""
+    is_valid_T: NDArray[np.bool_] = steps_T // length == index
+    largest_T = np.maximum.accumulate(np.where(is_valid_T, steps_T, -1))
+    is_valid_T[1:] &= steps_T[1:] > largest_T[:-1]
+    return is_valid_T
