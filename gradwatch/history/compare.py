@@ -1,11 +1,11 @@
-"""Two histories side by side: the first step at which they part, and the layers whose gradients differ most."""
+"""Compare two histories: find the first step at which they differ, and the layers whose gradients differ most."""
 
-# T = steps that both keep, S = statistics that both have, L = layers that both have
+# T = steps in both, S = statistics in both, L = layers in both
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
@@ -14,19 +14,19 @@ from numpy.typing import NDArray
 from gradwatch import catalogue
 from gradwatch.history.store import Floats, History, Table
 
-CANCELLING = ("grad.mean", "act.mean")
-"""Means of numbers of both signs: what is left of them may be rounding alone, so they tell no difference beyond it."""
+CANCELLING_MEANS = ("grad.mean", "act.mean")
+"""Means of numbers of both signs, which may cancel up to the rounding error. Only their bits are compared."""
 EXACT = ("batch_hash",)
-"""Statistics that are equal or not: there is no rounding in them."""
+"""Statistics without rounding error: they are equal or they differ."""
 HISTORY_DEPENDENT = ("act.silent", "act.silent_since")
 """Statistics that depend on all earlier samples: they may differ after a step that only one side sampled."""
 ORDER = ("batch_hash", "lr.", "weight.l2", "loss", "act.", "grad.", "grad_norm.", "loss_scale", "skipped", "update.")
-"""What comes first within a step: of several statistics that part at one, the earliest of these tells why."""
+"""Order in which a step computes the statistics. If several differ at a step, the first one is closest to the cause."""
 ROUNDOFF = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-9}  # IEEE 754, table 3.5; bfloat16 has 8 bits
-SUMMED, STORED = 2.0**10, 2.0**3
-"""Roundings that a number has gone through: sums in fp32 of some thousand terms in any order, and values stored in the
-format of the forward pass through some tens of layers; their errors grow with the root of their number (N. Higham,
-Accuracy and Stability of Numerical Algorithms, 2nd ed., sec. 2.8), so this is generous."""
+SUM_ROUNDINGS, STORE_ROUNDINGS = 2.0**10, 2.0**3
+"""Rounding errors in a number, in units of the roundoff: of fp32 sums of some 1000 terms in any order, and of values
+stored in the format of the forward pass in some 10 layers. Such errors grow with the root of their number (N. Higham,
+Accuracy and Stability of Numerical Algorithms, 2nd ed., sec. 2.8), so both are upper bounds."""
 
 
 @final
@@ -36,11 +36,11 @@ class FirstDifference:
 
     Args:
         step: Optimizer step.
-        statistic: What differs there; of several, what comes first within a step.
+        statistic: Statistic that differs; if several do, the one that a step computes first.
         layer: Parameter tensor or activation module, or None for the run.
         first: Value in the first run.
-        second: Value in the second.
-        others: How many statistics of layers and run differ at that step besides.
+        second: Value in the second run.
+        others: Number of other values of layers and run that differ at the same step.
     """
 
     step: int
@@ -54,13 +54,13 @@ class FirstDifference:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientGap:
-    """How far the gradients of a layer are apart.
+    """The difference between the gradient norms of a layer in two runs.
 
     Args:
         layer: Parameter tensor.
-        decades: Median over the common steps of the power of ten between the norms, the second over the first; infinite
-            where one of them is zero.
-        spread: Median of its size: noise that changes its sign is in it, but not in `decades`.
+        decades: Median over the common steps of the decimal logarithm of the second norm over the first; infinite if
+            one of the norms is zero.
+        spread: Median of the absolute value of that logarithm. Noise of changing sign adds to it, but not to `decades`.
     """
 
     layer: str
@@ -71,11 +71,11 @@ class GradientGap:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueDifference:
-    """A recorded number that differs when its step runs again.
+    """A recorded value that differs in a rerun of its step.
 
     Args:
         step: Optimizer step.
-        statistic: As in the catalogue.
+        statistic: Name in the catalogue.
         layer: Parameter or module, or an empty string for the run.
         recorded: The recorded value.
         again: The value of the rerun.
@@ -89,7 +89,7 @@ class ValueDifference:
 
     @property
     def relative(self) -> float:
-        """The difference relative to the recorded value; infinite if that is 0 or not finite."""
+        """Difference relative to the recorded value; infinite if the recorded value is 0 or not finite."""
         if not self.recorded or not np.isfinite(self.recorded):
             return float("inf")
         return abs(self.again - self.recorded) / abs(self.recorded)
@@ -98,16 +98,16 @@ class ValueDifference:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What two histories have in common, and where they differ.
+    """The common steps and layers of two histories, and where the histories differ.
 
     Args:
-        steps: Steps that both keep.
-        tolerance: Relative difference up to which numbers are equal to rounding.
-        bits: Where they first differ at all, or None.
-        rounding: Where they first differ by more than the tolerance, or None.
-        gaps: The layers that both have, those whose gradients differ most first.
-        only_first: Parameter tensors that the second run has not.
-        only_second: Those that the first has not.
+        steps: Number of steps that both keep.
+        tolerance: Relative difference that counts as rounding error.
+        bits: First difference of any size, or None.
+        rounding: First difference above the tolerance, or None.
+        gaps: Gradient differences of the common layers, the largest first.
+        only_first: Parameter tensors that only the first run has.
+        only_second: Parameter tensors that only the second run has.
     """
 
     steps: int
@@ -123,18 +123,18 @@ def compare(first: History, second: History, *, tolerance: float | None = None) 
     """Compare two histories at the steps that both keep.
 
     Args:
-        first: A run.
-        second: Another.
-        tolerance: Relative difference that is rounding; by default what the coarser format of the two allows.
+        first: History of the first run.
+        second: History of the second run.
+        tolerance: Relative difference that counts as rounding error; None for that of the coarser of both formats.
     """
-    allowed = rounding(first, second) if tolerance is None else tolerance
+    allowed = choose_tolerance(first, second) if tolerance is None else tolerance
     names = (first.param.layers, second.param.layers)
     return Comparison(
         steps=len(np.intersect1d(first.run.kept_steps(), second.run.kept_steps())),
         tolerance=allowed,
         bits=_first_difference(first, second, tolerance=None),
         rounding=_first_difference(first, second, tolerance=allowed),
-        gaps=tuple(_gaps(first.param, second.param)),
+        gaps=tuple(_compare_gradients(first.param, second.param)),
         only_first=tuple(name for name in names[0] if name not in set(names[1])),
         only_second=tuple(name for name in names[1] if name not in set(names[0])),
     )
@@ -151,7 +151,7 @@ def compare_rows(recorded: Mapping[str, Any], again: Mapping[str, Any]) -> tuple
         again: The rows of the rerun.
 
     Returns:
-        The differences, the earliest first and the whole run before its layers; and the number of compared values of
+        The differences, ordered by step, with the whole run before its layers; and the number of compared values of
         each step.
     """
     differences: list[ValueDifference] = []
@@ -185,56 +185,54 @@ def compare_rows(recorded: Mapping[str, Any], again: Mapping[str, Any]) -> tuple
     return sorted(differences, key=lambda difference: (difference.step, difference.layer != "")), counts
 
 
-def rounding(first: History, second: History) -> float:
+def choose_tolerance(first: History, second: History) -> float:
     """Return the relative difference that rounding explains, in the coarser format of two runs."""
     coarser = max(ROUNDOFF.get(history.info.precision, ROUNDOFF["fp32"]) for history in (first, second))
-    return max(SUMMED * ROUNDOFF["fp32"], STORED * coarser if coarser > ROUNDOFF["fp32"] else 0.0)
+    return max(SUM_ROUNDINGS * ROUNDOFF["fp32"], STORE_ROUNDINGS * coarser if coarser > ROUNDOFF["fp32"] else 0.0)
 
 
 def _first_difference(first: History, second: History, *, tolerance: float | None) -> FirstDifference | None:
-    """Return where two histories first differ: bit for bit, or by more than a tolerance."""
-    earliest: list[FirstDifference] = []
-    for statistic, layers, steps_T, a_TL, b_TL in _common(first, second):
-        if tolerance is not None and statistic in CANCELLING:
+    """Return the first difference of two histories: of any size, or above a tolerance."""
+    differences: list[FirstDifference] = []  # the first of each statistic
+    for statistic, layers, steps_T, a_TL, b_TL in _common_statistics(first, second):
+        if tolerance is not None and statistic in CANCELLING_MEANS:
             continue
-        differs_TL = _is_different(a_TL, b_TL, 0.0 if statistic in EXACT else tolerance)
-        hits_T = np.flatnonzero(differs_TL.any(axis=1))
-        if not hits_T.size:
+        is_different_TL = _is_different(a_TL, b_TL, 0.0 if statistic in EXACT else tolerance)
+        if not is_different_TL.any():
             continue
-        t = int(hits_T[0])
-        mine = np.flatnonzero(differs_TL[t])
-        i, step = int(mine[0]), int(steps_T[t])
-        name = layers[i] or None
-        a, b = float(a_TL[t, i]), float(b_TL[t, i])
-        earliest.append(
-            FirstDifference(step=step, statistic=statistic, layer=name, first=a, second=b, others=len(mine) - 1)
+        t = int(is_different_TL.any(axis=1).argmax())
+        i = int(is_different_TL[t].argmax())
+        differences.append(
+            FirstDifference(
+                step=int(steps_T[t]),
+                statistic=statistic,
+                layer=layers[i] or None,
+                first=float(a_TL[t, i]),
+                second=float(b_TL[t, i]),
+                others=int(is_different_TL[t].sum()) - 1,
+            )
         )
-    if not earliest:
+    if not differences:
         return None
-    step = min(p.step for p in earliest)
-    here = [p for p in earliest if p.step == step]
-    told = min(here, key=lambda p: _rank(p.statistic))
-    others = sum(p.others + 1 for p in here) - 1
-    return FirstDifference(
-        step=step, statistic=told.statistic, layer=told.layer, first=told.first, second=told.second, others=others
-    )
+    step = min(d.step for d in differences)
+    at_step = sorted((d for d in differences if d.step == step), key=lambda d: _rank(d.statistic))
+    return replace(at_step[0], others=sum(d.others + 1 for d in at_step) - 1)
 
 
-def _common(
+def _common_statistics(
     first: History, second: History
 ) -> Iterator[tuple[str, tuple[str, ...], NDArray[np.int64], Floats, Floats]]:
-    """Yield each statistic that both record, with its layers, the common steps, and the values of both, (T, L)."""
+    """Yield each statistic that both have, with its layers, the common steps, and the values of both, (T, L)."""
     for a, b in ((first.run, second.run), (first.param, second.param), (first.act, second.act)):
         layers = tuple(name for name in a.layers if name in set(b.layers))
         for statistic in a.statistics:
             if statistic not in b.statistics or statistic in catalogue.CLOCK_NAMES or not layers:
                 continue
-            steps_T, a_TL, b_TL = _aligned(a, b, statistic, layers)
-            yield statistic, layers, steps_T, a_TL, b_TL
+            yield statistic, layers, *_align(a, b, statistic, layers)
 
 
-def _aligned(a: Table, b: Table, statistic: str, layers: tuple[str, ...]) -> tuple[NDArray[np.int64], Floats, Floats]:
-    """Return the steps that two tables have in common, and a statistic of some layers of both at them."""
+def _align(a: Table, b: Table, statistic: str, layers: tuple[str, ...]) -> tuple[NDArray[np.int64], Floats, Floats]:
+    """Return the common steps of two tables, and a statistic of some layers of both tables at these steps."""
     (a_steps, a_TL), (b_steps, b_TL) = a.series(statistic), b.series(statistic)
     steps_T, mine, theirs = np.intersect1d(a_steps, b_steps, assume_unique=True, return_indices=True)
     a_columns, b_columns = ([table.layers.index(name) for name in layers] for table in (a, b))
@@ -242,7 +240,7 @@ def _aligned(a: Table, b: Table, statistic: str, layers: tuple[str, ...]) -> tup
 
 
 def _is_different(a_TL: Floats, b_TL: Floats, tolerance: float | None) -> NDArray[np.bool_]:
-    """Say where values differ: in their bits where there is no tolerance. Two missing ones are the same."""
+    """Return which values differ: by more than the tolerance, or at all if there is none. Two nan are equal."""
     a_TL, b_TL = a_TL.astype(np.float64), b_TL.astype(np.float64)  # exact: it keeps every bit of a float32
     same_TL = (a_TL == b_TL) | (np.isnan(a_TL) & np.isnan(b_TL))
     if tolerance:
@@ -256,11 +254,11 @@ def _rank(statistic: str) -> int:
     return next((i for i, prefix in enumerate(ORDER) if statistic.startswith(prefix)), len(ORDER))
 
 
-def _gaps(first: Table, second: Table) -> list[GradientGap]:
+def _compare_gradients(first: Table, second: Table) -> list[GradientGap]:
     layers = tuple(name for name in first.layers if name in set(second.layers))
     if not layers:
         return []
-    _, a_TL, b_TL = _aligned(first, second, "grad.l2", layers)
+    _, a_TL, b_TL = _align(first, second, "grad.l2", layers)
     with np.errstate(all="ignore"):
         decades_TL: NDArray[Any] = np.log10(b_TL.astype(np.float64)) - np.log10(a_TL.astype(np.float64))
     decades_TL[(a_TL == 0) & (b_TL == 0)] = 0.0

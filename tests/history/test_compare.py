@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gradwatch import catalogue
-from gradwatch.history.compare import compare, rounding
+from gradwatch.history.compare import choose_tolerance, compare
 from gradwatch.history.store import History
 from gradwatch.records import LayerInfo, RunInfo
 
@@ -107,7 +107,7 @@ def test_missing_numbers_are_the_same_and_one_that_is_missing_in_one_run_is_not(
 
 @pytest.mark.parametrize(("precision", "expected"), [("fp32", 2.0**-14), ("fp16", 2.0**-8), ("bf16", 2.0**-6)])
 def test_the_coarser_format_says_what_rounding_is(precision, expected):
-    assert rounding(_run(1), _run(1, precision=precision)) == expected
+    assert choose_tolerance(_run(1), _run(1, precision=precision)) == expected
 
 
 def test_layers_are_matched_by_name_and_ordered_by_how_far_they_are_apart():

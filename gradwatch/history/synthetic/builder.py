@@ -1,4 +1,4 @@
-"""Synthetic runs with faults, or that only look faulty, for the examples and tests of detectors. Seeded."""
+"""Make synthetic runs with faults, or that only look faulty, for the examples and tests of detectors. Seeded."""
 
 # T = steps, L = parameter tensors, A = activation modules
 
@@ -10,9 +10,7 @@ from typing import Self, final
 
 import numpy as np
 
-from gradwatch.history.store import History
 from gradwatch.history.synthetic import dynamics
-from gradwatch.history.synthetic.dynamics import Optimizer, Precision
 from gradwatch.history.synthetic.healthy import HealthyRun, Layers
 
 
@@ -21,14 +19,14 @@ class Synthetic(HealthyRun):
     """A synthetic run with a method per fault; each returns the run, so they chain. Arguments as in `HealthyRun`."""
 
     def vanishing(self, *, decades: float = 8.0, onset: int = 0) -> Self:
-        """Shrink gradients geometrically towards the input, by so many decades in all; the loss stops falling."""
+        """Shrink gradients geometrically towards the input, by `decades` over all layers; the loss stops falling."""
         depth_L = np.linspace(1, 0, self.layers)
         self.grad_l2_TL[onset:] *= 10 ** (-decades * depth_L)
         self.loss_T[onset:] = self.loss_T[onset] * np.exp(0.02 * self.rng.standard_normal(self.steps - onset))
         return self
 
     def exploding(self, *, rate: float = 1.2, onset: int = 100, layers: Layers = None) -> Self:
-        """Grow gradients by a factor per step from onset on, and the loss with them, until they overflow."""
+        """Grow the gradients by a factor per step from `onset`, and the loss with them, until they overflow."""
         growth_T = rate ** np.maximum(self.t_T - onset, 0.0)
         self.grad_l2_TL[:, self._pick(layers)] *= growth_T[:, None]
         self.loss_T *= np.sqrt(growth_T)
@@ -38,14 +36,14 @@ class Synthetic(HealthyRun):
         return self
 
     def dead(self, layer: Layers, *, onset: int = 100, level: float = 0.0) -> Self:
-        """Freeze the gradient norm of a layer at a level, 0 by default; the others go on."""
+        """Hold the gradient norm of a layer at a level."""
         i = self._pick(layer)
         self.grad_l2_TL[onset:, i] = level
         self.zero_frac_TL[onset:, i] = 1.0 if level == 0 else self.zero_frac_TL[onset:, i]
         return self
 
     def rising_sparsity(self, layer: Layers, *, rate: float = 0.005, onset: int = 50, most: float = 0.98) -> Self:
-        """Let the zero fraction of a layer's gradient creep up by so much per step: units die one by one."""
+        """Raise the zero fraction of a layer's gradient by `rate` per step, as if units die one after the other."""
         i = self._pick(layer)
         zero_T = np.clip(rate * (self.t_T - onset), 0, most)[:, None]
         self.zero_frac_TL[:, i] = np.maximum(self.zero_frac_TL[:, i], zero_T)
@@ -53,19 +51,19 @@ class Synthetic(HealthyRun):
         return self
 
     def oscillating(self, *, factor: float = 30.0, onset: int = 50, layers: Layers = None, period: int = 2) -> Self:
-        """Let norms bounce by a factor up and down between updates, and the loss with them."""
+        """Let gradient norms oscillate by a factor, and the loss with them."""
         swing_T = np.where(self.t_T >= onset, np.where(self.t_T % period < period / 2, 0.5, -0.5), 0.0)
         self.grad_l2_TL[:, self._pick(layers)] *= factor ** swing_T[:, None]
         self.loss_T *= 2.0**swing_T
         return self
 
     def spike(self, *, step: int = 150, factor: float = 100.0, layers: Layers = None) -> Self:
-        """Multiply the gradients of a single step."""
+        """Multiply the gradients of one step by a factor."""
         self.grad_l2_TL[step, self._pick(layers)] *= factor
         return self
 
     def no_gradient(self, layer: Layers, *, zero: bool = False) -> Self:
-        """Cut a layer from the graph: its gradient is None at every step, or exactly zero."""
+        """Make the gradient of a layer None at every step, or exactly zero."""
         i = self._pick(layer)
         self.grad_l2_TL[:, i] = 0.0 if zero else np.nan
         self.zero_frac_TL[:, i] = 1.0 if zero else np.nan
@@ -73,7 +71,7 @@ class Synthetic(HealthyRun):
         return self
 
     def imbalance(self, layer: Layers, *, factor: float = 1000.0) -> Self:
-        """Multiply gradient and update of a layer at every step."""
+        """Multiply the gradient of a layer at every step, and its update unless the optimizer is SGD."""
         i = self._pick(layer)
         self.grad_l2_TL[:, i] *= factor
         self.update_factor_TL[:, i] *= factor if self.info.optimizer != "SGD" else 1.0
@@ -82,7 +80,7 @@ class Synthetic(HealthyRun):
     def non_finite(
         self, *, step: int = 150, layers: Layers = None, value: float = np.nan, count: int = 1, lasting: bool = False
     ) -> Self:
-        """Put nan or inf into gradients at one step, or from that step on (the loss too)."""
+        """Put nan or inf into gradients at one step; if `lasting`, at all later steps and into the loss as well."""
         at = slice(step, None) if lasting else slice(step, step + 1)
         for i in self._pick(layers):
             self.grad_l2_TL[at, i] = value
@@ -92,7 +90,7 @@ class Synthetic(HealthyRun):
         return self
 
     def dead_relu(self, act: int, *, fraction: float = 0.95, onset: int = 100) -> Self:
-        """Let a fraction of a ReLU's units never fire again; mean and deviation shrink with them."""
+        """Silence a fraction of the units of a ReLU from `onset`; mean and standard deviation shrink with them."""
         self.dead_frac_TA[onset:, act] = fraction
         self.act_mean_TA[onset:, act] *= 1 - fraction
         self.act_std_TA[onset:, act] *= np.sqrt(1 - fraction)
@@ -101,35 +99,21 @@ class Synthetic(HealthyRun):
         return self
 
     def saturated(self, act: int, *, fraction: float = 0.95, onset: int = 100, module_type: str = "Sigmoid") -> Self:
-        """Push a fraction of a module's outputs into its flat tails; a Sigmoid unless said."""
+        """Saturate a fraction of the outputs of a module, which becomes a module of `module_type`."""
         self.saturated_frac_TA[onset:, act] = fraction
         acts = list(self.info.activations)
         acts[act] = replace(acts[act], module_type=module_type)
         self.info = replace(self.info, activations=tuple(acts))
         return self
 
-    def converging(self, *, decades: float = 4.0) -> Self:
-        """Shrink all gradients together by so many decades while the loss falls with their square: success."""
-        shrink_T = 10 ** (-decades * self.t_T / max(self.steps - 1, 1))
-        self.grad_l2_TL *= shrink_T[:, None]
-        self.loss_T *= shrink_T**2
-        return self
-
     def warm_up(self, *, steps: int = 50, factor: float = 5.0) -> Self:
-        """Raise the learning rate linearly over the first steps; gradients begin larger by a factor and settle."""
+        """Raise the learning rate linearly over the first steps; gradients start larger by a factor and settle."""
         self.lr_T *= np.minimum((self.t_T + 1) / steps, 1.0)
         self.grad_l2_TL *= 1 + (factor - 1) * np.exp(-self.t_T / (steps / 5))[:, None]
         return self
 
-    def learning_rate_drop(self, *, step: int = 100, factor: float = 0.1) -> Self:
-        """Drop the learning rate at a step: the loss falls at once, and gradients a little."""
-        self.lr_T[step:] *= factor
-        self.loss_T[step:] *= 0.6
-        self.grad_l2_TL[step:] *= 0.7
-        return self
-
     def loss_scale_skips(self, steps: Sequence[int] = (0, 1, 2)) -> Self:
-        """Let the scaled gradients of an fp16 run overflow at some steps: skipped, and the scale halved."""
+        """Let the scaled gradients of an fp16 run overflow at some steps, which are skipped and halve the scale."""
         self.info = replace(self.info, precision="fp16", loss_scaling=True)
         at = list(steps)
         self.skipped_T[at] = 1.0
@@ -139,52 +123,21 @@ class Synthetic(HealthyRun):
         return self
 
     def sparse_embedding(self, layer: int = 0, *, zero_frac: float = 0.97) -> Self:
-        """Make a layer an embedding: most of its rows are looked up by no sample of a batch."""
+        """Make a layer an embedding, most of whose rows are used by no sample of a batch."""
         self._change(layer, module_type="Embedding")
         unused_T = zero_frac + 0.2 * (1 - zero_frac) * self.rng.standard_normal(self.steps)
         self.zero_frac_TL[:, layer] = np.clip(unused_T, 0, 1)
         return self
 
-    def zero_initialised(self, layer: int, *, ramp: int = 20) -> Self:
-        """Begin with a layer of zero weights: what lies before it in its branch has no gradient until it grows."""
-        assert layer > 0, "a branch needs a layer before its last one"
-        open_T = np.minimum(self.t_T / ramp, 1.0)
-        self.weight_l2_TL[:, layer] *= open_T
-        self.grad_l2_TL[:, layer - 1] *= open_T
-        self.zero_frac_TL[0, layer - 1] = 1.0
-        return self
-
     def frozen(self, layer: Layers) -> Self:
-        """Freeze a layer on purpose: it requires no gradient, and no optimizer holds it."""
+        """Freeze a layer on purpose: it requires no gradient and is in no optimizer."""
         for i in self._pick(layer):
             self._change(i, trainable=False, group=None)
         return self.no_gradient(layer)
 
     def own_rate(self, layer: int, *, factor: float) -> Self:
-        """Put a layer into a group of its own, whose rate is so many times that of the others."""
+        """Put a layer into another parameter group, with a learning rate that is `factor` times the others'."""
         self.rates.append(factor)
         self._change(layer % self.layers, group=len(self.rates))
         self.update_factor_TL[:, layer] *= factor
         return self
-
-
-def healthy(
-    *,
-    layers: int = 12,
-    steps: int = 200,
-    seed: int = 0,
-    noise: float = 0.3,
-    activations: int = 0,
-    optimizer: Optimizer = "AdamW",
-    precision: Precision = "fp32",
-) -> History:
-    """Return the history of a healthy run; see `Synthetic` for the arguments."""
-    return Synthetic(
-        layers=layers,
-        steps=steps,
-        seed=seed,
-        noise=noise,
-        activations=activations,
-        optimizer=optimizer,
-        precision=precision,
-    ).history()

@@ -1,4 +1,4 @@
-"""Small models of a training for made-up runs: how gradients, updates and times hang together."""
+"""Model the statistics of a synthetic run: how loss, gradients, updates and times depend on each other."""
 
 # T = steps, L = parameter tensors, A = activation modules, S = statistics
 
@@ -18,24 +18,24 @@ Optimizer = Literal["SGD", "Adam", "AdamW"]
 Precision = Literal["fp32", "bf16", "fp16"]
 
 SAMPLE_EVERY = 10
-"""Steps between two measurements of weights, updates and activations, as `watch.updates_every` has it."""
+"""Steps between two measurements of weights, updates and activations, the default of `watch.updates_every`."""
 BATCH = 64
 STEP_MS = 10.0
-START_LOSS, FLOOR_LOSS = 2.3, 0.1  # ten classes at chance: ln 10; labels that nobody can predict
+START_LOSS, FLOOR_LOSS = 2.3, 0.1  # chance level of 10 classes, ln 10; labels that no model can predict
 GRADIENT_NOISE = 0.3
-"""Gradient that the noise of the batches leaves when the loss is at its floor, in units of the first signal."""
+"""Gradient norm that batch noise leaves when the loss is at its floor, in units of the first gradient."""
 ADAM_EPS = 1e-8  # torch.optim.AdamW, default of eps
 ADAM_STEP = 0.3
-"""Size of a typical Adam update in units of the learning rate: the sign of the gradient is not quite steady."""
+"""Size of a typical Adam update in units of the learning rate: below 1, because gradients change their sign."""
 CREST = 1.3
-"""Largest element of a gradient in units of what a normal distribution would give: gradients have heavier tails."""
+"""Largest gradient element relative to that of a normal distribution: gradients have heavier tails."""
 INITIAL_SCALE = 65536.0  # torch.amp.GradScaler, default of init_scale
 
 
 def describe(
     *, layers: int, activations: int, width: int, steps: int, optimizer: Optimizer, precision: Precision
 ) -> RunInfo:
-    """Return what a made-up run is: square linear layers `layers.<i>` and ReLUs `acts.<i>`."""
+    """Return the description of a synthetic run: square linear layers `layers.<i>` and ReLUs `acts.<i>`."""
     return RunInfo(
         name="synthetic",
         created="2026-01-01T00:00:00+00:00",
@@ -60,25 +60,25 @@ def describe(
 
 
 def learning_curve(steps: int) -> Array:
-    """Return the excess of the loss over its floor, from 1: a power law in the step."""
+    """Return the excess of the loss over its floor, a power law in the step that starts at 1."""
     curve_T: Array = (1 + np.arange(steps) / 40) ** -1.0
     return curve_T
 
 
 def gradient_norms(signal_T: Array, *, layers: int, noise: float, rng: np.random.Generator) -> Array:
-    """Return norms of shape (T, L): a signal, the root of the excess loss, and noise, log-normal and partly common."""
+    """Return norms of shape (T, L): the root of the excess loss, with log-normal noise that layers share in part."""
     size_L = 0.1 * np.exp(0.4 * rng.standard_normal(layers))
     level_T = np.sqrt(signal_T + GRADIENT_NOISE**2)
     common_T = rng.standard_normal(len(signal_T))
     own_TL = rng.standard_normal((len(signal_T), layers))
-    # a quarter of the variance is common to all layers: they see the same batch
+    # 1/4 of the variance is common to all layers, because they see the same batch
     norms_TL: Array = size_L * level_T[:, None] * np.exp(noise * (0.5 * common_T[:, None] + 0.866 * own_TL))
     return norms_TL
 
 
 def updates(rms_TL: Array, *, lr_T: Array, factor_TL: Array, numel: int, optimizer: str) -> Array:
-    """Return norms of the update: SGD steps along the gradient, Adam by its sign where it exceeds eps."""
-    with np.errstate(invalid="ignore", over="ignore"):  # an infinite gradient moves nothing where it is skipped
+    """Return norms of the update: SGD steps along the gradient, Adam along its sign if it exceeds eps."""
+    with np.errstate(invalid="ignore", over="ignore"):  # the update of an infinite gradient is skipped
         step_TL = rms_TL if optimizer == "SGD" else ADAM_STEP * rms_TL / (rms_TL + ADAM_EPS)
         update_TL: Array = np.nan_to_num(lr_T[:, None] * np.sqrt(numel) * step_TL, nan=0.0) * factor_TL
     return update_TL
@@ -87,7 +87,7 @@ def updates(rms_TL: Array, *, lr_T: Array, factor_TL: Array, numel: int, optimiz
 def relu_statistics(
     steps: int, *, activations: int, width: int, rng: np.random.Generator
 ) -> tuple[Array, Array, Array, Array]:
-    """Return dead and saturated fraction, mean and deviation of ReLU outputs, each of shape (T, A)."""
+    """Return dead fraction, saturated fraction, mean and standard deviation of ReLU outputs, each of shape (T, A)."""
     shape = (steps, activations)
     dead_frac_TA = rng.binomial(width, 0.02, shape) / width
     saturated_frac_TA = 0.5 + 0.02 * rng.standard_normal(shape)
@@ -100,7 +100,7 @@ def relu_statistics(
 def parameter_statistics(
     l2_TL: Array, *, zero_frac_TL: Array, nonfinite_TL: Array, weight_l2_TL: Array, update_TL: Array, numel: int
 ) -> Floats32:
-    """Return all statistics of the parameters, of shape (T, S, L), as they follow from norms and zeros.
+    """Return all statistics of the parameters, of shape (T, S, L), computed from norms and zeros.
 
     Args:
         l2_TL: Gradient norms.
@@ -130,7 +130,7 @@ def parameter_statistics(
 
 
 def run_statistics(*, grad_l2_TL: Array, nonfinite_TL: Array, measured: dict[str, Array]) -> dict[str, Array]:
-    """Return the statistics of the run by name: those that are given, the total norm, and plausible times."""
+    """Return the statistics of the run by name: the measured ones, the total norm, and plausible times."""
     rng = np.random.default_rng(1)
     steps = len(grad_l2_TL)
     norm_T = np.sqrt(np.nansum(grad_l2_TL**2, axis=1))
@@ -148,6 +148,5 @@ def run_statistics(*, grad_l2_TL: Array, nonfinite_TL: Array, measured: dict[str
 
 
 def _sampled(values_TL: Array) -> Array:
-    """Return values on the steps that measure them; nan on the others."""
-    measured_T = np.arange(len(values_TL)) % SAMPLE_EVERY == 0
-    return np.where(measured_T[:, None], values_TL, np.nan)
+    is_measured_T = np.arange(len(values_TL)) % SAMPLE_EVERY == 0
+    return np.where(is_measured_T[:, None], values_TL, np.nan)

@@ -1,4 +1,4 @@
-"""Replace numbers in a made-up history, for examples that `Synthetic` has no illness for."""
+"""Replace statistics in a synthetic history, for examples that no method of `Synthetic` makes."""
 
 from __future__ import annotations
 
@@ -19,23 +19,20 @@ def with_statistic(
     """Return a copy of a history with a statistic replaced.
 
     Args:
-        history: Made by `Synthetic`, without thinned steps.
-        statistic: Name in the catalogue, of a parameter, an activation or the run.
+        history: History of a `Synthetic`, without thinned steps.
+        statistic: Name in the catalogue.
         values: Numbers that broadcast to (steps, layers). Steps that did not measure the statistic stay nan.
-        layers: Which layers to change; None for all.
-        missing: Also replace steps that did not measure the statistic.
+        layers: Indices of the layers to change, or None for all.
+        missing: Also replace the values of steps that did not measure the statistic.
     """
-    param_TSL, act_TSL, run_TSL = (table.rows()[1].copy() for table in (history.param, history.act, history.run))
-    of_table = {id(history.param): param_TSL, id(history.act): act_TSL, id(history.run): run_TSL}
-    table = history.table(statistic)
-    column_TL = of_table[id(table)][:, table.statistics.index(statistic)]
-    where = slice(None) if layers is None else list(layers)
-    column_TL[:, where] = values if missing else np.where(np.isnan(column_TL[:, where]), np.nan, values)
     copy = History(history.info, groups=history.groups)
-    act_at = {step: row for row, step in enumerate(history.act.kept_steps().tolist())}
-    for t, step in enumerate(history.run.kept_steps().tolist()):
-        run = dict(zip(history.run.statistics, run_TSL[t, :, 0].tolist(), strict=True))
-        act_SL = act_TSL[act_at[step]] if step in act_at else None
-        copy.append(step, run=run, param_SL=param_TSL[t], act_SL=act_SL)
+    for source, target in ((history.param, copy.param), (history.act, copy.act), (history.run, copy.run)):
+        steps_T, values_TSL = source.rows()
+        if statistic in source.statistics:
+            column_TL = values_TSL[:, source.statistics.index(statistic)]
+            where = slice(None) if layers is None else list(layers)
+            column_TL[:, where] = values if missing else np.where(np.isnan(column_TL[:, where]), np.nan, values)
+        target.fill(steps_T, values_TSL)
+    copy.find_validations()
     copy.events.extend(history.events)
     return copy

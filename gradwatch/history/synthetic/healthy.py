@@ -1,4 +1,4 @@
-"""A synthetic run that is healthy: arrays of every statistic, from which a history is made. Seeded."""
+"""Make the history of a healthy synthetic run from arrays of every statistic. Seeded."""
 
 # T = steps, L = parameter tensors, A = activation modules
 
@@ -18,37 +18,37 @@ from gradwatch.history.synthetic.dynamics import Optimizer, Precision
 from gradwatch.records import Event, LayerInfo
 
 Layers = int | Sequence[int] | None
-"""One layer, several, or all of them (None); counted from the input side, from the end where negative."""
+"""Index of a layer from the input side, several indices, or None for all layers; negative ones count from the end."""
 
 
 class HealthyRun:
-    """A healthy synthetic run. Edit its arrays, then ask for the history; `Synthetic` adds faults by method.
+    """A healthy synthetic run. Edit its arrays, then call `history`; `Synthetic` has a method for each fault.
 
-    The loss falls as a power law towards a floor; the gradient of every layer is a signal that follows the root of
-    the excess loss plus the constant noise of the batch, times log-normal noise, part of it common to all layers.
-    What follows from these (absmax, mean, std, total norm, update ratio) is computed when the history is made.
+    The loss falls towards a floor as a power law. The gradient norm of a layer is the root of the excess loss plus a
+    constant, times log-normal noise, part of which is common to all layers. Statistics that follow from these arrays
+    (absmax, mean, std, total norm, update ratio) are computed when the history is made.
 
     Args:
-        layers: Parameter tensors, called `layers.<i>.weight`, the input side first.
-        steps: Optimizer steps.
+        layers: Number of parameter tensors, called `layers.<i>.weight`, the input side first.
+        steps: Number of optimizer steps.
         seed: Seed of all randomness.
         noise: Standard deviation of the natural logarithm of gradient norms from step to step.
-        activations: ReLU modules, called `acts.<i>`.
-        optimizer: How updates follow from gradients.
+        activations: Number of ReLU modules, called `acts.<i>`.
+        optimizer: Optimizer that turns gradients into updates.
         precision: Format of the forward pass; fp16 has a loss scale of 65536.
         width: Side of the square weights.
         lr: Learning rate.
 
     Attributes:
         loss_T, val_loss_T, val_accuracy_T, lr_T, loss_scale_T, skipped_T, batch_hash_T: Statistics of the run.
-        grad_l2_TL: Gradient norms. nan is a gradient that is None; see nonfinite_TL for one that holds nan.
+        grad_l2_TL: Gradient norms; nan for a gradient that is None.
         zero_frac_TL: Fraction of exact zeros in the gradients.
-        nonfinite_TL: Number of non-finite elements; where it is not 0, grad_l2_TL should be nan or inf.
+        nonfinite_TL: Number of non-finite gradient elements; if it is not 0, grad_l2_TL should be nan or inf.
         weight_l2_TL: Weight norms.
-        update_factor_TL: Factor on the update that follows from gradient, learning rate and optimizer.
+        update_factor_TL: Factor of the update that follows from gradient, learning rate and optimizer.
         dead_frac_TA, saturated_frac_TA, act_mean_TA, act_std_TA: Statistics of the activations.
-        silent_TA, silent_since_TA: Units that do not fire any more, and since which step.
-        events: What happens besides; `add_event` adds to it.
+        silent_TA, silent_since_TA: Number of silent units, and the step since which they are silent.
+        events: Events of the run; `add_event` adds to them.
     """
 
     def __init__(
@@ -86,17 +86,17 @@ class HealthyRun:
         # the norm of a square weight with variance 1 / fan_in, growing as a random walk
         self.weight_l2_TL = np.sqrt(width * (1 + 1e-4 * self.t_T[:, None] * np.ones((steps, layers))))
         self.update_factor_TL = np.exp(0.1 * self.rng.standard_normal((steps, layers)))
-        of_relus = dynamics.relu_statistics(steps, activations=activations, width=width, rng=self.rng)
-        self.dead_frac_TA, self.saturated_frac_TA, self.act_mean_TA, self.act_std_TA = of_relus
+        relu_arrays = dynamics.relu_statistics(steps, activations=activations, width=width, rng=self.rng)
+        self.dead_frac_TA, self.saturated_frac_TA, self.act_mean_TA, self.act_std_TA = relu_arrays
         self.silent_TA = np.zeros(self.dead_frac_TA.shape)
         self.silent_since_TA = np.full(self.dead_frac_TA.shape, np.nan)
 
     def names(self, layers: Layers = None) -> tuple[str, ...]:
-        """Return the names of some layers, as `Example.layers` wants them."""
+        """Return the names of layers, for `Example.layers`."""
         return tuple(self.info.layers[i].name for i in self._pick(layers))
 
     def history(self, until: int | None = None) -> History:
-        """Return the history of all steps, or of those before `until`."""
+        """Return the history of all steps, or of the steps before `until`."""
         history = History(self.info)
         for grown in self.replay(until):
             history = grown
@@ -111,13 +111,13 @@ class HealthyRun:
         text: str = "",
         values: Mapping[str, float] = MappingProxyType({}),
     ) -> Self:
-        """Let an event happen at a step."""
+        """Emit an event at a step."""
         floats = {name: float(value) for name, value in values.items()}
         self.events.append(Event(kind=kind.name, step=step, layer=layer, text=text, values=floats))
         return self
 
     def replay(self, until: int | None = None) -> Iterator[History]:
-        """Yield one growing history after each of its steps, as a live run would see it."""
+        """Yield the same growing history after each of its steps, as in a live run."""
         history = History(self.info, groups=1 + len(self.rates))
         run, param_TSL = self._run(), self._param_TSL()
         remembered = (self.silent_TA, self.silent_since_TA, np.full(self.silent_TA.shape, self.width))
