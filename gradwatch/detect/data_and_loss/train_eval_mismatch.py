@@ -1,4 +1,4 @@
-"""GW503: dropout or batch normalisation is in the wrong mode for the phase, or its statistics are off."""
+"""GW503: find dropout or batch normalization in the wrong mode for the phase, or with wrong statistics."""
 
 # T = steps of a window
 
@@ -43,52 +43,56 @@ NOTED = frozenset(
         INPUTS_DIFFER,
     }
 )
-"""Kinds of events that tell of it."""
+"""Kinds of events that a finding can follow from."""
 
-RECENT = 16
-"""Steps whose median loss a validation loss is compared with: the noise of single batches is gone from it."""
+LOSS_STEPS = 16
+"""Steps whose median training loss a validation loss is compared with, free of the noise of single batches."""
+
+MIN_FAR_VALIDATIONS = 2
+"""Validations with wrong running statistics from which to report: at the first, they may lag behind the start."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainEvalMismatch:
-    """Dropout or batch normalisation does in one phase what it should do in the other.
+    """Dropout or batch normalization that does in one phase what it should do in the other.
 
-    What it measures: the mode of every dropout and batch normalisation while the optimizer moves the weights around it;
-    the mode of the model in the forward calls that made a validation loss; in the second validation, the functions that
-    are called in evaluation mode, since `F.dropout(x)` drops there too unless it is told `training=self.training`;
-    momentum and running statistics of batch normalisations; whether the numbers of its inputs, all together, have
-    another mean or deviation than those of the first step of training, by `shift` or `spread`, and the validation loss
-    was `worse` from the first one on; and, around each validation, how far the running statistics are from those of the
-    next batch. Two validation losses that differ although no update came between are told too
-    (info: they may be of two data sets).
+    What it measures: the mode of dropout and batch normalization in training and in validation, and how well the
+    running statistics of batch normalization fit the data.
 
-    Why it matters: in evaluation mode nothing is dropped, and activations are normalised by statistics that no longer
-    follow the weights: training drifts, or overfits. In training mode validation is noisy, and leaks into the running
-    statistics. Running statistics that are not those of the data make a good model look, and be, useless in use.
+    Why it matters: in evaluation mode no unit is dropped, and statistics do not follow the weights: training drifts or
+    overfits. In training mode validation is noisy and changes the running statistics. With wrong running statistics, a
+    good model is useless outside of training.
 
-    When it is wrong: freezing is no mistake. Normalisations alone in evaluation mode within a module in training mode,
-    those whose scale is frozen too, and a part that was in evaluation mode from the start, as a pretrained encoder is
-    that somebody put there or a hub sent so, are reported as info; its dropout as a warning once validation is `worse`.
-    Dropout that stays on at test time on purpose (MC dropout) is no mistake either, where only the dropout is in
-    training mode, or where the same inputs are evaluated more than once (info). Evaluation of another object (an
-    averaged copy) is not seen, nor are functions in models that hold torch's own attention or are compiled.
+    When it is wrong: freezing is no mistake, so frozen normalizations and pretrained parts are reported as info.
+    Dropout that is active in evaluation on purpose (MC dropout) is not reported, or as info. The evaluation of another
+    object (an averaged copy) is not seen, nor are functions in compiled models or models with torch's own attention.
 
     What to do: call model.train() before each training pass and model.eval() before each evaluation, in the loop rather
-    than once; a model from a hub comes in evaluation mode. PyTorch's momentum is one minus TensorFlow's. Where batches
-    are too small or too mixed for their statistics, use GroupNorm or LayerNorm, or estimate the statistics again.
+    than once; a model from a hub comes in evaluation mode. PyTorch's momentum is 1 minus TensorFlow's. If batches are
+    too small or too mixed for their statistics, use GroupNorm or LayerNorm, or estimate the statistics again.
+
+    How it is detected: (1) A dropout or batch normalization is in evaluation mode while the optimizer updates the
+    weights around it. This is info if it was so from the start, or if only normalizations are, in a module in training
+    mode or with a frozen scale; but dropout gives a warning once validation is `worse`. (2) The forward calls of a
+    validation loss are in training mode, other than of dropout alone. (3) Functions drop in evaluation mode at the
+    second validation: `F.dropout(x)` does unless it gets `training=self.training`. This is info if the same inputs are
+    evaluated again. (4) A batch normalization has a momentum of 0 or nearly 1. (5) All inputs of validation together
+    have another mean or deviation than those of the first training step, by `shift` or `spread`, and validation was
+    `worse` from the start. (6) Running statistics are as far from the next batch's at two validations. (7) Two
+    validation losses differ without an update between them (info: there may be two data sets).
 
     Source: Ioffe & Szegedy 2015, sec. 3.1, https://arxiv.org/abs/1502.03167; Wu & Johnson 2021, "Rethinking Batch in
     BatchNorm", sec. 3 and 4, https://arxiv.org/abs/2105.07576.
 
     Args:
-        every: Steps between two looks. 5: modes are looked at every 8 updates, and whole models at each.
-        shift: Distance of running and batch mean, in deviations of the batch, in half of the channels. 1: the noise of
-            the mean over 16 values is 0.25.
-        spread: Ratio of running and batch variance in half of the channels. 4: twice the deviation; over 16 values
-            the noise is a factor of 1.4.
-        worse: Validation loss, in units of the training loss, at which statistics do harm. 2: a common gap between
-            training and validation is smaller, and what is larger may be overfitting, without such a distance.
+        every: Steps between two calls. 5: the modes of single modules are read every 8 updates.
+        shift: Distance of running and batch mean, in standard deviations of the batch, in half of the channels. 1: the
+            noise of the mean over 16 values is 0.25.
+        spread: Ratio of running and batch variance in half of the channels. 4: twice the standard deviation; the noise
+            over 16 values is a factor of 1.4.
+        worse: Validation loss, in units of the training loss, from which wrong statistics do harm. 2: the usual gap
+            between training and validation is smaller; a larger one without wrong statistics may be overfitting.
     """
 
     code: ClassVar[str] = "GW503"
@@ -99,7 +103,7 @@ class TrainEvalMismatch:
     worse: float = 2.0
 
     def detect(self, history: History) -> Iterator[Finding]:
-        """Yield a finding for the modes and for the statistics."""
+        """Yield a finding for each wrong mode and for wrong statistics."""
         if not any(event.kind in {kind.name for kind in NOTED} for event in history.events):
             return
         ratio = _validation_over_training(history)
@@ -112,7 +116,7 @@ class TrainEvalMismatch:
         for event in events_of(history, VALIDATIONS_DIFFER):
             yield self._finding(history, event, Severity.INFO, event.text)
         for event in events_of(history, MODE_FROZEN):
-            yield self._finding(history, event, Severity.INFO, f"{event.text}: frozen, if that is meant")
+            yield self._finding(history, event, Severity.INFO, f"{event.text}: frozen, if that is intended")
         for event in events_of(history, MODE_VALIDATION):
             yield self._finding(history, event, Severity.WARNING, event.text)
         for event in (*events_of(history, NORM_STUCK), *events_of(history, NORM_HASTY)):
@@ -121,8 +125,8 @@ class TrainEvalMismatch:
             if self._is_far(event) and min(ratio, _validation_over_training(history, first=True)) >= self.worse:
                 yield self._finding(history, event, Severity.WARNING, event.text, ratio=ratio)
         far = [event for event in events_of(history, NORM_DISTANCE) if self._is_far(event)]
-        if len(far) >= 2 and ratio >= self.worse:
-            text = f"validation is normalised by statistics that are not those of the batches (in {far[-1].layer})"
+        if len(far) >= MIN_FAR_VALIDATIONS and ratio >= self.worse:
+            text = f"validation is normalized by statistics that do not fit the batches (in {far[-1].layer})"
             yield self._finding(history, far[-1], Severity.WARNING, text, ratio=ratio)
 
     def _is_far(self, event: Event) -> bool:
@@ -134,14 +138,7 @@ class TrainEvalMismatch:
         evidence = [Quantity(key=name, value=value) for name, value in event.values.items()]
         if ratio is not None:
             evidence.append(Quantity(key="val_loss.by_loss", label="validation loss by training loss", value=ratio))
-        return finding_of(
-            self,
-            history,
-            message,
-            *tuple(evidence),
-            layer=event.layer,
-            severity=severity,
-        )
+        return finding_of(self, history, message, *evidence, layer=event.layer, severity=severity)
 
     @classmethod
     def examples(cls) -> Iterator[Example]:
@@ -150,7 +147,7 @@ class TrainEvalMismatch:
             "never measured": 0
         }
         forgotten = Synthetic(steps=60).add_event(MODE_TRAINING, step=33, text="1 dropout is off", values=off)
-        yield Example("nothing puts the model back after a validation", forgotten.history(), (None,))
+        yield Example("the model stays in evaluation mode after a validation", forgotten.history(), (None,))
         encoder = {"dropouts": 1.0} | dict.fromkeys(
             ("normalisations", "trained before", "whole model", "never measured"), 0.0
         )
@@ -176,39 +173,41 @@ class TrainEvalMismatch:
         yield Example("statistics that never move", stuck.history(), ("layers.2",))
         yield Example("statistics that lag behind", _distant(spread=3.0, gap=5.0), ("layers.2",))
         raw = {"shift": 0.8, "log of spread": 5.5}
-        yield Example("validation inputs are not scaled as those of training", _distant(gap=5.0, inputs=raw), (None,))
-        yield Example("they are not, and the model does not mind", _distant(gap=1.2, inputs=raw))
+        yield Example(
+            "validation inputs have another scale than training inputs", _distant(gap=5.0, inputs=raw), (None,)
+        )
+        yield Example("validation inputs have another scale, without harm", _distant(gap=1.2, inputs=raw))
         yield Example("a healthy run", Synthetic(steps=40).history())
         pretrained = Synthetic(steps=40).add_event(
             MODE_FROZEN, layer="layers.2", text="1 normalisation is off", values={"normalisations": 1.0}
         )
-        yield Example("normalisations frozen on purpose are for information", pretrained.history(), ("layers.2",))
-        yield Example("statistics that lag behind and do no harm", _distant(spread=3.0, gap=1.2))
-        yield Example("a large gap, and statistics as they should be", _distant(spread=0.4, gap=5.0))
+        yield Example("normalizations frozen on purpose are for information", pretrained.history(), ("layers.2",))
+        yield Example("statistics that lag behind, without harm", _distant(spread=3.0, gap=1.2))
+        yield Example("a large gap, and correct statistics", _distant(spread=0.4, gap=5.0))
         once = _distant(spread=3.0, gap=5.0, times=1)
-        yield Example("statistics that lag behind once, as they do at the start", once)
+        yield Example("statistics that lag behind once, at the start", once)
 
 
 def _severity(event: Event, *, is_harmful: bool) -> Severity:
-    """Return info for a part that was in evaluation mode from the start, while that does no harm: fine-tuning."""
-    of = event.values
-    is_pretrained = not (of["never measured"] or of["trained before"] or of["whole model"])
-    return Severity.INFO if is_pretrained and not (of["dropouts"] and is_harmful) else Severity.WARNING
+    """Return info for a pretrained part that was in evaluation mode from the start, unless its dropout is missed."""
+    values = event.values
+    is_pretrained = not (values["never measured"] or values["trained before"] or values["whole model"])
+    return Severity.INFO if is_pretrained and not (values["dropouts"] and is_harmful) else Severity.WARNING
 
 
 def _validation_over_training(history: History, *, first: bool = False) -> float:
-    """Return the newest validation loss in units of the training loss before it, or the first; nan where none is."""
+    """Return the newest or first validation loss in units of the training loss before it; nan if there is none."""
     val_T, loss_T = (history[name] if first else history.scalar(name) for name in ("val_loss", "loss"))
     measured = np.flatnonzero(np.isfinite(val_T))
     if not len(measured):
         return math.nan
     end = int(measured[0 if first else -1]) + 1
-    usual = float(median(loss_T[max(0, end - RECENT) : end]))
+    usual = float(median(loss_T[max(0, end - LOSS_STEPS) : end]))
     return float(val_T[end - 1]) / usual if usual > 0 else math.nan
 
 
 def _distant(*, gap: float, spread: float = 0.0, times: int = 2, inputs: Mapping[str, float] | None = None) -> History:
-    """Return a run whose validation loss is `gap` times that of training, with statistics off by a logarithm."""
+    """Return a run whose validation loss is `gap` times the training loss, with statistics off by exp(`spread`)."""
     made = Synthetic(steps=100)
     for step in (39, 79)[:times]:
         made.val_loss_T[step] = gap * made.loss_T[step]

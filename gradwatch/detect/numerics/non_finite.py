@@ -1,4 +1,4 @@
-"""GW001: NaN or Inf in the loss or in a gradient, and the layer at which it entered."""
+"""GW001: find NaN or Inf in the loss or in a gradient, and the layer where it entered."""
 
 # T = steps of a window, L = parameter tensors
 
@@ -28,21 +28,21 @@ NORM = "grad_norm.before_clip"
 class NonFinite:
     """NaN or Inf in the loss or in a gradient.
 
-    What it measures: whether the loss and the norm over all gradients are finite, at every step; where one is not,
-    the number of NaN and Inf elements of each gradient. Backward runs from the output to the input, so a NaN that is
-    born there spoils every gradient nearer to the input: the sick layer nearest to the output is where it entered. A
-    loss that is itself not finite spoils all of them and names the whole run. A loss that the loop did not hand over is
-    missing, not NaN: it is told by gradients that stay finite without it.
+    What it measures: whether the loss and the norm over all gradients are finite, at every step.
 
-    Why it matters: one update with a NaN makes NaN of every weight it touches, and nothing after that can mend them.
+    Why it matters: one update with a NaN makes every weight that it touches NaN, and no later update repairs them.
 
-    When it is wrong: a GradScaler finds its scale by overflowing now and then; a step that it skipped for an
-    overflow, with a finite loss, is no finding. A loop that hands over its loss never, or only now and
-    then, is judged by gradients at the other steps: `monitor.step(None)` says so, from the first time on.
+    When it is wrong: a GradScaler overflows from time to time to find its scale. A step that it skipped, with a finite
+    loss, is not reported. If a loop passes its loss rarely or never, steps without a loss are judged by their gradients
+    alone; `monitor.step(None)` says that the loss is missing on purpose.
 
     What to do: look for a logarithm, division, square root or norm at zero, an exponential of a large number, an
-    attention row that is masked entirely, or NaN in the data; go back to the last checkpoint before the step. If the
-    norms climbed before it, the cause is the climb and not the NaN.
+    attention row that is masked entirely, or NaN in the data. Go back to the last checkpoint before the step. If the
+    gradient norms rose before it, look for the cause of that rise instead.
+
+    How it is detected: the backward pass runs from the output to the input, so a NaN makes every gradient nearer to the
+    input NaN. It entered at the affected layer nearest to the output. A loss that is not finite affects all layers, and
+    is reported for the whole run. A loss that was not passed is missing rather than NaN if the gradients are finite.
 
     Source: Goldberg 1991, "What every computer scientist should know about floating-point arithmetic"; PyTorch notes
     on numerical accuracy, https://pytorch.org/docs/stable/notes/numerical_accuracy.html.
@@ -97,9 +97,9 @@ class NonFinite:
         yield Example("a GradScaler skips an overflow while it finds its scale", scaler.history())
         without = Synthetic(steps=60).non_finite(step=40, layers=range(5))
         without.loss_T[:] = np.nan
-        yield Example("a NaN enters in a loop that hands over no loss", without.history(), without.names(4))
+        yield Example("a NaN enters in a loop that passes no loss", without.history(), without.names(4))
         spoilt = Synthetic(steps=60).non_finite(step=0, lasting=True)
-        yield Example("the loss is NaN from the first step on", spoilt.history(), (None,))
+        yield Example("the loss is NaN from the first step", spoilt.history(), (None,))
         masked = Synthetic(steps=60)
         masked.loss_T[40], masked.grad_l2_TL[40] = np.nan, 0
         yield Example("the loss of a batch is a mean over nothing", masked.history(), (None,))
@@ -108,42 +108,41 @@ class NonFinite:
         yield Example("the loss is NaN and every update is skipped before a backward", skipping.history(), (None,))
         silent = Synthetic(steps=60)
         silent.loss_T[:] = np.nan
-        yield Example("a loop hands over no loss", silent.history())
+        yield Example("a loop passes no loss", silent.history())
         ended = Synthetic(steps=60)
         ended.loss_T[20:] = np.nan
         ended.add_event(LOSS_WITHHELD, step=20)
-        yield Example("a loop stops to hand over its loss, and says so", ended.history())
+        yield Example("a loop stops passing its loss, and says so", ended.history())
         given = Synthetic(steps=60).add_event(LOSS_NAN, step=0)
         given.loss_T[:] = np.nan
-        yield Example("a loss is NaN from the first step on, with gradients that are finite", given.history(), (None,))
+        yield Example("the loss is NaN from the first step, with finite gradients", given.history(), (None,))
         rare = Synthetic(steps=60)
         rare.loss_T[rare.t_T % 10 > 0] = np.nan
-        yield Example("a loop hands over every tenth loss", rare.history())
+        yield Example("a loop passes every tenth loss", rare.history())
         unread = Synthetic(steps=60).no_gradient(None)
         unread.loss_T[:] = np.nan
-        yield Example("a loop hands over no loss, and no gradient is read", unread.history())
+        yield Example("a loop passes no loss, and no gradient is read", unread.history())
         silent_scaler = Synthetic(steps=60).loss_scale_skips((20, 40))
         silent_scaler.loss_T[:] = np.nan
-        yield Example("a GradScaler skips an overflow in a loop that hands over no loss", silent_scaler.history())
+        yield Example("a GradScaler skips an overflow in a loop that passes no loss", silent_scaler.history())
         frozen = Synthetic(steps=60).no_gradient(3)
         yield Example("a gradient that is None is missing, not NaN", frozen.history())
 
 
 def _sick(history: History, missing_T: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Say of each of the newest steps whether NaN or Inf in it are worth a report."""
+    """Return for each of the newest steps whether it has NaN or Inf that must be reported."""
     loss_T = history.scalar("loss", len(missing_T))
-    overflow_T = (history.scalar("skipped", len(missing_T)) == 1) & history.info.loss_scaling
-    spoilt_T = ~np.isfinite(loss_T) & ~missing_T
-    return np.asarray(spoilt_T | (_is_spoilt(history, len(missing_T)) & ~overflow_T), np.bool_)
+    is_overflow_T = (history.scalar("skipped", len(missing_T)) == 1) & history.info.loss_scaling
+    is_loss_bad_T = ~np.isfinite(loss_T) & ~missing_T
+    return np.asarray(is_loss_bad_T | (_has_bad_gradient(history, len(missing_T)) & ~is_overflow_T), np.bool_)
 
 
 def _missing(history: History, length: int) -> NDArray[np.bool_]:
-    """Say of each of the newest steps whether its loss is nan because the loop did not hand it over.
+    """Return for each of the newest steps whether its loss is nan because the loop did not pass it.
 
-    A loss that is NaN makes NaN of its gradients, or has the update skipped. A loop whose step went well without a
-    loss does not hand it over at every step, so that it may be missing from later steps too, whatever their gradients.
-    Two losses in a row are a loop that hands them over: what is nan after them is NaN, unless the loop said that it
-    hands over none. The first that was handed over as NaN is noted, and not missing.
+    A NaN loss makes the gradients NaN, or the update is skipped. If a step without a loss has good gradients, the loop
+    does not pass its loss at every step, so it may be missing at later steps as well. After two losses in a row a nan
+    is a NaN, unless the loop said that it passes none. The first NaN that was passed has an event, and is not missing.
     """
     is_nan_T, was_skipped_T = np.isnan(history.scalar("loss")), history.scalar("skipped") == 1
     norm_T = history.scalar(NORM)
@@ -152,11 +151,10 @@ def _missing(history: History, length: int) -> NDArray[np.bool_]:
         is_due_T[2:] = ~is_nan_T[1:-1] & ~is_nan_T[:-2]
     went_well_T = np.isfinite(norm_T) & ((norm_T > 0) | ~was_skipped_T)  # 0 is the norm of no gradients, too
     is_withheld_T = np.logical_or.accumulate(is_nan_T & ~is_due_T & went_well_T)[-length:]
-    is_unread_T = (np.isnan(norm_T) & ~was_skipped_T)[-length:] & ~_is_spoilt(history, length)
+    is_unread_T = (np.isnan(norm_T) & ~was_skipped_T)[-length:] & ~_has_bad_gradient(history, length)
     was_given_T = np.isin(history.run.steps(length), [e.step for e in history.events if e.kind == LOSS_NAN.name])
     return np.asarray((is_nan_T & ~is_due_T)[-length:] & (is_withheld_T | is_unread_T) & ~was_given_T, np.bool_)
 
 
-def _is_spoilt(history: History, length: int) -> NDArray[np.bool_]:
-    """Say of each of the newest steps whether a gradient in it is not finite."""
+def _has_bad_gradient(history: History, length: int) -> NDArray[np.bool_]:
     return np.asarray((history.param.window("grad.nonfinite", length) > 0).any(axis=1), np.bool_)

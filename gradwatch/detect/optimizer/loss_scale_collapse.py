@@ -1,4 +1,4 @@
-"""GW402: the GradScaler skips update after update, and its scale falls towards zero."""
+"""GW402: find a GradScaler that skips many updates in a row, so that its scale falls towards zero."""
 
 # T = steps of a window
 
@@ -16,32 +16,40 @@ from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
 
+WINDOW_STEPS = 64
+"""Newest steps in which skipped updates are counted."""
+
+MIN_SKIPPED_STEPS = 4
+"""Skipped updates in a row from which a low scale is reported. A scaler that has raised its scale too far skips one."""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossScaleCollapse:
-    """A GradScaler that skips one update after the other.
+    """A GradScaler that skips many updates in a row.
 
-    What it measures: how many of the newest steps were skipped without a break, and the loss scale. A scale that is
-    merely too high at the start is halved until it fits, once per step; it fits long before it reaches `scale`.
-    Gradients that are NaN do not become finite at any scale.
+    What it measures: how many of the newest updates were skipped in a row, and the loss scale.
 
-    Why it matters: nothing is learned while updates are skipped, and the loss looks calm.
+    Why it matters: the model learns nothing while updates are skipped, and the loss looks calm.
 
-    When it is wrong: a start at a scale that is absurdly high (2^40) needs as many skips as it has halvings to make.
+    When it is wrong: an extreme scale at the start, such as 2^40, takes one skipped update for each halving.
 
-    What to do: find where NaN or Inf is made, which no loss scale can mend: an attention row that is masked entirely,
+    What to do: find the source of NaN or Inf, which no loss scale can remove: an attention row that is masked entirely,
     a value above 65504 in the forward pass, a division by zero. `gradwatch replay` names the operation.
+
+    How it is detected: `skips` updates were skipped in a row, or 4 were and the loss scale is below `scale`. A scale
+    that is only too high at the start is halved at each step, and fits long before it reaches `scale`. NaN gradients
+    stay NaN at any scale.
 
     Source: Micikevicius et al. 2018, https://arxiv.org/abs/1710.03740, sec. 3.2; PyTorch, torch.amp.GradScaler:
     init_scale 65536, backoff_factor 0.5.
 
     Args:
-        every: Steps between two looks. 5: nothing is lost but time.
-        skips: Skipped updates in a row at which to report. 14: from 2^16 that is a scale of 4; healthy runs that start
-            at 2^24 to find their level skip up to a dozen.
-        scale: Loss scale below which to report after 4 skips in a row. 16: gradients that overflow float16 at such a
-            scale are above 65504 / 16 = 4094 unscaled; losses that are summed over a batch stay below.
+        every: Steps between two calls. 5: skipped updates cost only time.
+        skips: Skipped updates in a row from which to report. 14: a scale of 2^16 has become 4; healthy runs that start
+            at 2^24 skip up to 12 updates.
+        scale: Loss scale below which 4 skips in a row are reported. 16: a gradient that overflows float16 at that scale
+            is above 65504 / 16 = 4094; the gradients of a loss that is summed over a batch are smaller.
     """
 
     code: ClassVar[str] = "GW402"
@@ -54,11 +62,10 @@ class LossScaleCollapse:
         """Yield a finding for the run."""
         if not history.info.loss_scaling:
             return
-        went_T = np.flatnonzero(history.scalar("skipped", 64) != 1)
-        row = int(went_T[-1]) + 1 if len(went_T) else 0
-        skips = len(history.scalar("skipped", 64)) - row
+        is_done_T = history.scalar("skipped", WINDOW_STEPS)[::-1] != 1
+        skips = int(is_done_T.argmax()) if is_done_T.any() else len(is_done_T)
         scale = float(history.run.newest("loss_scale")[0])
-        if skips < 4 or (skips < self.skips and not scale < self.scale):
+        if skips < MIN_SKIPPED_STEPS or (skips < self.skips and not scale < self.scale):
             return
         yield finding_of(
             self,
@@ -73,14 +80,14 @@ class LossScaleCollapse:
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
         yield Example("every update is skipped", _skipping(first=0, last=60, start=2.0**16), (None,))
-        yield Example("it begins in the middle of a run", _skipping(first=30, last=60, start=2.0**14), (None,))
+        yield Example("the skips start in the middle of a run", _skipping(first=30, last=60, start=2.0**14), (None,))
         yield Example("a healthy run", Synthetic(steps=60, precision="fp16").history())
         yield Example("ten skips find the scale at the start", _skipping(first=0, last=10, start=2.0**24))
-        yield Example("single skips when the scale is probed", _skipping(first=40, last=41, start=2.0**17))
+        yield Example("a single skip when the scale is raised", _skipping(first=40, last=41, start=2.0**17))
 
 
 def _skipping(*, first: int, last: int, start: float) -> History:
-    """Return a run that skips the steps from first until last, halving its scale at each."""
+    """Return a run that skips the steps from `first` to before `last` and halves its scale at each of them."""
     made = Synthetic(steps=60, precision="fp16")
     made.skipped_T[first:last] = 1
     made.loss_scale_T = start * 0.5 ** np.cumsum(np.concatenate([[0], made.skipped_T[:-1]]))

@@ -1,4 +1,4 @@
-"""GW401: gradients add up over updates because nothing clears them."""
+"""GW401: find gradients that add up over updates because no code clears them."""
 
 # T = steps of a window, L = parameter tensors
 
@@ -20,12 +20,17 @@ from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Event, Finding, Quantity
 
-STEPS = 9
-"""First steps that are looked at: a sum of nine gradients is at least three times one of them."""
+FIRST_STEPS = 9
+"""First steps that are read: a sum of 9 gradients is at least 3 times as large as one of them."""
 
+NEGLIGIBLE_DECADES = 5.0
+"""Decades below the largest norm from which a norm is rounding error, as for a bias that a normalization cancels."""
 
-NEGLIGIBLE = 5.0
-"""Decades below the largest norm at which a norm is rounding error, as that of a bias that a normalisation cancels."""
+MIN_TENSORS = 2
+"""Tensors that must have a gradient: a single norm may follow a power by chance."""
+
+GROWING_FRAC = 0.9
+"""Fraction of the tensors, 0..1, that must grow as a sum does: some layers may wait for another one to open."""
 
 
 @final
@@ -33,34 +38,35 @@ NEGLIGIBLE = 5.0
 class MissingZeroGrad:
     """Gradients that are never cleared.
 
-    What it measures: two things. (1) What `watch` saw of a parameter at each end of an optimizer between its first
-    updates, and between a few in a row now and then: whether any backward found its gradient cleared, or written over
-    by a loop that makes `p.grad` itself, of what `torch.autograd.grad` returns. (2) Where that was not seen, the
-    gradient norms of the first 9 steps. A sum of t gradients grows as a power of t: t where they agree, the
-    root of t where they are noise, and smoothly, because one more batch changes little. Nearly all tensors have to grow
-    with such a power, from the first update on, without the noise that batches have. Learning can raise norms too, but
-    not in all tensors, not at once, and not slower and slower.
+    What it measures: whether gradients are cleared between updates.
 
-    Why it matters: each update repeats all earlier ones, a momentum of 1 without friction: training overshoots, or
-    blows up.
+    Why it matters: each update repeats all earlier ones, like a momentum of 1. Training overshoots or diverges.
 
-    When it is wrong: gradients kept on purpose across updates. A run that began before it was watched is not judged;
-    nor one whose gradients are cleared now and then, before 9 updates.
+    When it is wrong: gradients that are kept across updates on purpose. A run is not judged if it started before it was
+    watched, or if its gradients are cleared from time to time within 9 updates.
 
-    What to do: call `optimizer.zero_grad()` once per update, before the first backward or after the step; with
-    accumulation, once per group of micro-batches.
+    What to do: call `optimizer.zero_grad()` once per update, before the first backward pass or after the step; if
+    gradients are accumulated, once per group of micro-batches.
+
+    How it is detected: (1) `watch` observes the first and the last parameter of each optimizer, between the first
+    updates and between a few successive updates later. No backward pass found their gradient cleared, or replaced by a
+    loop that writes `p.grad` itself. (2) Without such observations, the gradient norms of the first 9 steps grow as the
+    norms of sums. A sum of t gradients grows as a power of t: with the exponent 1 if they agree, 0.5 if they are noise.
+    It grows smoothly, because one more batch changes it little. Nearly all tensors must grow with such a power from the
+    first update. Learning can raise norms as well, but not in all tensors, not at once, and not ever more slowly.
 
     Source: PyTorch tutorial, "Zeroing out gradients in PyTorch",
     https://pytorch.org/tutorials/recipes/recipes/zeroing_out_gradients.html; Jiang et al. 2025 (TrainCheck), OSDI.
 
     Args:
         every: Steps between two checks. 5: the first is soon after `kept` allows, the second has all nine steps.
-        kept: Updates from the second on, all of them, before which nothing was cleared. 3: not once by mistake.
-        power: Exponent that nine in ten tensors must reach. 0.35: the root of t, less the noise of nine points.
-        at_most: Exponent that none in ten may pass. 1.2: a sum cannot grow faster than t while gradients do not grow.
-        first: Growth from step 0 to step 1 that nine in ten tensors must reach. 1.25: the root of 2, less noise.
-        noise: Deviation from the power, in decades, that the median tensor may have. 0.1: sums are smooth; in healthy
-            runs that grew at once it was 0.13 and more.
+        kept: Successive updates, from the second, before which no gradient was cleared. 3: more than one mistake.
+        power: Exponent that 90 % of the tensors must reach. 0.35: the root of t, minus the noise of 9 points.
+        at_most: Exponent that 90 % of the tensors must not exceed. 1.2: a sum grows no faster than t unless the
+            gradients grow.
+        first: Growth from step 0 to step 1 that 90 % of the tensors must reach. 1.25: the root of 2, minus noise.
+        noise: Deviation of the median tensor from the power, in decades. 0.1: sums are smooth; healthy runs that grew
+            at once deviated by 0.13 or more.
     """
 
     code: ClassVar[str] = "GW401"
@@ -73,38 +79,39 @@ class MissingZeroGrad:
     noise: float = 0.1
 
     def detect(self, history: History) -> Iterator[Finding]:
-        """Yield a finding for the run, or for the end of an optimizer that is not cleared."""
+        """Yield a finding for the run, or for the parameter whose gradient is not cleared."""
         later = {event.layer: event.text for event in events_of(history, GRADIENTS_KEPT_LATER)}
         for layer, text in ({None: later[None]} if None in later else later).items():
             yield self._finding(history, f"{text} ({layer})" if layer else text, layer=layer, kept=self.kept)
-        if history.step >= STEPS - 1 + self.every:
+        if history.step >= FIRST_STEPS - 1 + self.every:
             return
         kept = Counter(event.layer for event in history.events if event.kind == GRADIENTS_KEPT.name)
         never = [layer for layer, count in kept.items() if count >= max(self.kept, history.step - 1)]
         if never:
             layer = None if None in never else never[0]
-            what = f"the gradient of {layer}" if layer else "the gradients"
-            text = f"nothing clears {what} between updates: each update repeats all before it"
+            gradients = f"the gradient of {layer}" if layer else "the gradients"
+            text = f"nothing clears {gradients} between updates: each update repeats all before it"
             yield self._finding(history, text, layer=layer, kept=kept[layer])
         elif not any(event.kind == GRADIENTS_CLEARED.name for event in history.events):
             yield from self._summed(history)
 
     def _summed(self, history: History) -> Iterator[Finding]:
-        """Yield a finding where the norms grow like those of a sum."""
-        if history.step < STEPS - 1 or history.param.steps()[0] != 0 or not _is_optimized(history):
+        """Yield a finding if the gradient norms grow as the norms of sums."""
+        if history.step < FIRST_STEPS - 1 or history.param.steps()[0] != 0 or not _is_optimized(history):
             return
-        log_TL = log10(history.param.window("grad.l2")[:STEPS])
+        log_TL = log10(history.param.window("grad.l2")[:FIRST_STEPS])
         log_TL = log_TL[:, ~np.isnan(log_TL).any(axis=0)]
-        log_TL = log_TL[:, log_TL[-1] > np.fmax.reduce(log_TL[-1], initial=-np.inf) - NEGLIGIBLE]
-        if len(log_TL) < STEPS or log_TL.shape[1] < 2 or (history.scalar("skipped")[:STEPS] == 1).any():
+        log_TL = log_TL[:, log_TL[-1] > np.fmax.reduce(log_TL[-1], initial=-np.inf) - NEGLIGIBLE_DECADES]
+        was_skipped = (history.scalar("skipped")[:FIRST_STEPS] == 1).any()
+        if len(log_TL) < FIRST_STEPS or log_TL.shape[1] < MIN_TENSORS or was_skipped:
             return
-        time_T = np.log10(np.arange(1, STEPS + 1))
+        time_T = np.log10(np.arange(1, FIRST_STEPS + 1))
         time_T -= time_T.mean()
         power_L = time_T @ log_TL / (time_T @ time_T)
         rest_TL = log_TL - log_TL.mean(axis=0) - time_T[:, None] * power_L
         noise = float(np.median(np.sqrt((rest_TL**2).mean(axis=0))))
-        low, high = np.quantile(power_L, [0.1, 0.9])
-        first = float(np.quantile(log_TL[1] - log_TL[0], 0.1))
+        low, high = np.quantile(power_L, [1 - GROWING_FRAC, GROWING_FRAC])
+        first = float(np.quantile(log_TL[1] - log_TL[0], 1 - GROWING_FRAC))
         if not (low >= self.power and high <= self.at_most and 10**first >= self.first and noise <= self.noise):
             return
         yield self._finding(
@@ -141,31 +148,31 @@ class MissingZeroGrad:
         """Yield histories that fire, that stay quiet, and near misses."""
         yield Example("gradients that agree add up", _summed(power=0.9), (None,))
         yield Example("gradients that are noise add up", _summed(power=0.55), (None,))
-        yield Example("no backward finds the gradients cleared", _kept(4), (None,))
-        yield Example("one end of the model is left out", _kept(4, layer="encoder"), ("encoder",))
-        yield Example("they are kept once, for a reason", _kept(1))
+        yield Example("no backward pass finds the gradients cleared", _kept(4), (None,))
+        yield Example("the gradient of one parameter is not cleared", _kept(4, layer="encoder"), ("encoder",))
+        yield Example("the gradients are kept once, on purpose", _kept(1))
         later = Synthetic(steps=40).add_event(
             GRADIENTS_KEPT_LATER, step=20, text="nothing clears the gradients any more"
         )
-        yield Example("a loop clears them in its first epoch only", later.history(), (None,))
+        yield Example("a loop clears the gradients in its first epoch only", later.history(), (None,))
         yield Example("a healthy run", Synthetic(steps=40).history())
-        yield Example("they grow like a sum, and were seen to be cleared", _cleared())
+        yield Example("the gradients grow as a sum does, but are cleared", _cleared())
         branch = Synthetic(steps=40, noise=0.03)
         branch.grad_l2_TL[:, ::2] *= 1 + branch.t_T[:, None]
-        yield Example("branches that start at zero grow with what opens them", branch.history())
+        yield Example("half of the layers grow while their branches open", branch.history())
         escape = Synthetic(steps=40, noise=0.03)
         escape.grad_l2_TL *= 1.4 ** escape.t_T[:, None]
-        yield Example("a run leaves its plateau: faster and faster", escape.history())
-        yield Example("norms that rise and fall by the batch", _summed(power=0.9, noise=0.6))
+        yield Example("the gradients grow ever faster when a run leaves its plateau", escape.history())
+        yield Example("the norms rise and fall with the batch", _summed(power=0.9, noise=0.6))
 
 
 def _is_optimized(history: History) -> bool:
-    """Say whether an optimizer holds anything; one that holds nothing clears nothing, which is another illness."""
+    # an optimizer without parameters clears nothing either, which `not-optimized` reports
     return any(layer.group is not None for layer in history.info.layers)
 
 
 def _kept(updates: int, *, layer: str | None = None) -> History:
-    """Return a run of which so many updates repeat the one before."""
+    """Return a run in which `updates` updates repeat the one before."""
     history = Synthetic(steps=updates + 2).history()
     for update in range(updates):
         history.add_event(Event(kind=GRADIENTS_KEPT.name, step=update + 1, layer=layer))
@@ -173,14 +180,14 @@ def _kept(updates: int, *, layer: str | None = None) -> History:
 
 
 def _cleared() -> History:
-    """Return a run whose gradients grow as a sum would, though they are cleared."""
+    """Return a run whose gradients grow as a sum does although they are cleared."""
     history = _summed(power=0.9)
     history.add_event(Event(kind=GRADIENTS_CLEARED.name, step=1))
     return history
 
 
 def _summed(*, power: float, noise: float = 0.05) -> History:
-    """Return a run whose gradients grow as a power of the number of updates."""
+    """Return a run whose gradients grow with a power of the number of updates."""
     made = Synthetic(steps=40, noise=noise)
     made.grad_l2_TL *= (1.0 + made.t_T[:, None]) ** power
     return made.history()
