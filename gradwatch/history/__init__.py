@@ -1,1 +1,1 @@
-"""What happened, step by step, in memory and on disk. Everything after the probe reads this and nothing else."""
+"""Hold the recorded data of a run, in memory and on disk. All later stages read only the history."""

@@ -125,7 +125,7 @@ def compare(first: History, second: History, *, tolerance: float | None = None) 
     Args:
         first: History of the first run.
         second: History of the second run.
-        tolerance: Relative difference that counts as rounding error; None for that of the coarser of both formats.
+        tolerance: Relative difference that counts as rounding error; by default that of the coarser format.
     """
     allowed = choose_tolerance(first, second) if tolerance is None else tolerance
     names = (first.param.layers, second.param.layers)

@@ -122,7 +122,7 @@ class Table:
         return {"steps": self._steps_T[newest].copy(), "values": self._values_TSL[newest].copy()}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Replace all steps from the first step of `state` on by the steps of `state`."""
+        """Replace the first step of `state` and all later steps by the steps of `state`."""
         if not len(state["steps"]):
             return
         steps_T, values_TSL = self.rows(thin=False)

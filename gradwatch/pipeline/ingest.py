@@ -49,7 +49,7 @@ class Ingest:
     """Append rows to a history in order, write them to disk, run the detectors and notify the sinks.
 
     A detector or a sink that raises is disabled with one warning: a bug in the monitor must not stop a training.
-    Errors that the user can fix, such as a full disk under the writer, are raised.
+    Errors that the user can fix, such as a full disk, are raised.
 
     Args:
         history: Receives the rows and the findings.
@@ -59,7 +59,7 @@ class Ingest:
 
     Attributes:
         unhandled_findings: Findings that nothing has acted on; the caller that acts on them clears the list.
-        max_rows_at_once: Rows per call of `ingest` at most. The more rows, the less each of them costs.
+        max_rows_at_once: Maximum number of rows per call of `ingest`. The cost per row falls with their number.
     """
 
     def __init__(
@@ -86,12 +86,12 @@ class Ingest:
 
         Args:
             rows: The steps.
-            num_in_flight: Steps that wait behind them. If there are too many, sinks skip these rows, and an event
-                reports the number.
+            num_in_flight: Later steps that wait. If there are too many, sinks skip these rows, and an event reports
+                the number.
         """
         num_left, first = rows.num_steps, 0
         for last, detectors in self._plan(rows):
-            if self._num_unwritten > WINDOW:  # rows that leave the window could not be written any more
+            if self._num_unwritten > WINDOW:  # rows that left the window can no longer be written
                 self.write()
             chunk = rows.part(first, last + 1)
             self.history.extend(chunk)
@@ -100,7 +100,7 @@ class Ingest:
             first = last + 1
 
     def _plan(self, rows: Rows) -> Iterator[tuple[int, list[Detector]]]:
-        """Yield the places of the rows after which something runs, and the detectors that do."""
+        """Yield the index of each row after which a detector or a sink is due, and the due detectors."""
         detectors = tuple(self._detectors)
         due_DT = np.zeros((len(detectors), rows.num_steps), np.bool_)
         for is_due_T, detector in zip(due_DT, detectors, strict=True):
@@ -114,7 +114,7 @@ class Ingest:
             yield place, [d for d, is_due in zip(detectors, due_DT[:, place].tolist(), strict=True) if is_due]
 
     def _due_T(self, detector: Detector, rows: Rows) -> NDArray[np.bool_]:
-        """Return after which of the rows a detector is due; after none if it raises."""
+        """Return after which of the rows a detector is due: none if the detector raises."""
         triggers_T = self._triggers.get(id(detector))
         if triggers_T is None:
             return np.asarray(rows.steps_T % detector.every == 0)
@@ -170,7 +170,7 @@ class Ingest:
         self._num_unshown = 0
 
     def _detect(self, detectors: Sequence[Detector]) -> list[Finding]:
-        """Run detectors at the newest step, and return their new or graver findings."""
+        """Run detectors at the newest step, and return their findings that are new or more severe than before."""
         news: list[Finding] = []
         for detector in detectors:
             if id(detector) in self._disabled:  # at a step of the same chunk

@@ -29,7 +29,7 @@ class Pipeline:
     Attributes:
         unhandled_findings: Findings that nothing has acted on; the caller that acts on them clears the list. It grows
             on the worker thread.
-        findings: All findings so far, without those of rows that still wait. It grows on the worker thread.
+        findings: All findings in the ingested rows. It grows on the worker thread.
         row_source: Returns the rows that follow the last `feed`, or None if there are none. Called on any thread.
     """
 
@@ -42,7 +42,7 @@ class Pipeline:
         writer: RunWriter | None = None,
     ) -> None:
         self._ingest = Ingest(history, detectors=detectors, sinks=sinks, writer=writer)
-        self.row_source: Callable[[], Rows | None] = _no_rows
+        self.row_source: Callable[[], Rows | None] = lambda: None
         self.unhandled_findings: list[Finding] = self._ingest.unhandled_findings
         self.findings = history.findings
         row_bytes = len(history.info.layers) * len(catalogue.PARAM) * np.dtype(np.float32).itemsize
@@ -143,7 +143,3 @@ class Pipeline:
             rows = concatenate(parts)
             parts.clear()
             self._ingest.ingest(rows, num_in_flight=max(0, self._newest_step - int(rows.steps_T[-1])))
-
-
-def _no_rows() -> None:
-    return None

@@ -49,7 +49,7 @@ LOSS_STEPS = 16
 """Steps whose median training loss a validation loss is compared with, free of the noise of single batches."""
 
 MIN_FAR_VALIDATIONS = 2
-"""Validations with wrong running statistics from which to report: at the first, they may lag behind the start."""
+"""Validations with wrong running statistics from which to report: the first may come before they have settled."""
 
 
 @final
@@ -77,9 +77,9 @@ class TrainEvalMismatch:
     mode or with a frozen scale; but dropout gives a warning once validation is `worse`. (2) The forward calls of a
     validation loss are in training mode, other than of dropout alone. (3) Functions drop in evaluation mode at the
     second validation: `F.dropout(x)` does unless it gets `training=self.training`. This is info if the same inputs are
-    evaluated again. (4) A batch normalization has a momentum of 0 or nearly 1. (5) All inputs of validation together
-    have another mean or deviation than those of the first training step, by `shift` or `spread`, and validation was
-    `worse` from the start. (6) Running statistics are as far from the next batch's at two validations. (7) Two
+    evaluated again. (4) A batch normalization has a momentum of 0 or nearly 1. (5) The mean or deviation of all
+    validation inputs differs by `shift` or `spread` from the first training step, and validation was `worse` from the
+    start. (6) Running statistics differ as much from the statistics of the next batch at two validations. (7) Two
     validation losses differ without an update between them (info: there may be two data sets).
 
     Source: Ioffe & Szegedy 2015, sec. 3.1, https://arxiv.org/abs/1502.03167; Wu & Johnson 2021, "Rethinking Batch in

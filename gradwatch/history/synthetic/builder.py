@@ -136,7 +136,7 @@ class Synthetic(HealthyRun):
         return self.no_gradient(layer)
 
     def own_rate(self, layer: int, *, factor: float) -> Self:
-        """Put a layer into another parameter group, with a learning rate that is `factor` times the others'."""
+        """Put a layer into another parameter group, with a learning rate that is `factor` times as high."""
         self.rates.append(factor)
         self._change(layer % self.layers, group=len(self.rates))
         self.update_factor_TL[:, layer] *= factor
