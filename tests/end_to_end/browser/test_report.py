@@ -155,8 +155,8 @@ def test_one_nan_in_20_000_steps_is_seen(opened):
     history.report(
         Finding(code="GW001", kind="non-finite", layer=None, step=9_000, severity=Severity.CRITICAL, message="m")
     )
-    history.param.extend(steps_T, param_TSL)
-    history.run.extend(steps_T, np.ones((20_000, *history.run.shape)))
+    history.param.fill(steps_T, param_TSL)
+    history.run.fill(steps_T, np.ones((20_000, *history.run.shape)))
 
     page = opened(history)
 

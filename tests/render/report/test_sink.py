@@ -121,11 +121,11 @@ def _long_run(*, steps=100_000, layers=200, noise=1.0):
     param_TSL = np.exp(noise * rng.standard_normal((len(steps_T), len(catalogue.PARAM), layers))).astype(np.float32)
     param_TSL[:, catalogue.PARAM_NAMES.index("grad.zero_frac")] %= 1
     param_TSL[:, catalogue.PARAM_NAMES.index("grad.nonfinite")] = 0
-    history.param.extend(steps_T, param_TSL)
+    history.param.fill(steps_T, param_TSL)
     sampled_T = steps_T[steps_T % 10 == 0]
-    history.act.extend(sampled_T, rng.random((len(sampled_T), len(catalogue.ACT), layers // 2), np.float32))
+    history.act.fill(sampled_T, rng.random((len(sampled_T), len(catalogue.ACT), layers // 2), np.float32))
     run_TS = np.exp(noise * rng.standard_normal((len(steps_T), len(history.run.statistics), 1)))
-    history.run.extend(steps_T, run_TS)
+    history.run.fill(steps_T, run_TS)
     return history
 
 
@@ -174,9 +174,9 @@ def test_names_settings_and_texts_are_never_read_as_markup(attack, vanishing, ma
     layers = tuple(replace(layer, name=f"{attack}{i}") for i, layer in enumerate(vanishing.history.info.layers))
     info = replace(vanishing.history.info, name=attack, layers=layers, optimizer=attack, versions={attack: attack})
     history = History(info)
-    history.param.extend(*vanishing.history.param.rows())
-    history.act.extend(*vanishing.history.act.rows())
-    history.run.extend(*vanishing.history.run.rows())
+    history.param.fill(*vanishing.history.param.rows())
+    history.act.fill(*vanishing.history.act.rows())
+    history.run.fill(*vanishing.history.run.rows())
     found = [replace(f, layer=f"{attack}{i}", message=attack) for i, f in enumerate(vanishing.history.findings)]
     for finding in found:
         history.report(finding)
@@ -228,8 +228,8 @@ def test_a_single_step_is_seen_however_many_share_its_column(read_back):
     values_TSL[broken, l2, 1], values_TSL[broken, bad, 1] = np.nan, 7
     values_TSL[lull, l2, 2] = 0
     changed = History(history.info)
-    changed.param.extend(steps_T, values_TSL)
-    changed.run.extend(*history.run.rows())
+    changed.param.fill(steps_T, values_TSL)
+    changed.run.fill(*history.run.rows())
 
     _, found = read_back(page(changed, ()))
 
@@ -336,8 +336,8 @@ def test_a_full_disk_leaves_the_earlier_page(tmp_path, healthy, vanishing, monke
 def test_what_happened_besides_is_listed(healthy):
     history = healthy.history
     grown = History(history.info)
-    grown.run.extend(*history.run.rows())
-    grown.param.extend(*history.param.rows())
+    grown.run.fill(*history.run.rows())
+    grown.param.fill(*history.param.rows())
     grown.add_event(Event(kind="rewind", step=7, text="back to step 3"))
 
     assert re.search(r"1 event</summary><ul><li>step 7: <b>rewind</b> back to step 3", page(grown, ()))
