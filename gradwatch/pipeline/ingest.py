@@ -119,7 +119,7 @@ class Ingest:
         if triggers_T is None:
             return np.asarray(rows.steps_T % detector.every == 0)
         try:
-            return triggers_T(rows, self.history)
+            return np.broadcast_to(triggers_T(rows, self.history), rows.steps_T.shape)
         except Exception as error:  # as in `_detect`
             self._disable(detector, error)
             return np.zeros(rows.num_steps, np.bool_)

@@ -186,3 +186,29 @@ def test_a_detector_that_raises_is_disabled_and_the_findings_before_it_stay():
     assert [str(w.message) for w in caught] == expected
     assert [f.kind for f in ingest.history.findings] == ["broken"]
     assert ingest.unhandled_findings == ingest.history.findings
+
+
+@pytest.mark.parametrize("selection", [np.zeros(3, np.bool_), None])
+def test_a_detector_that_selects_no_rows_of_the_batch_is_disabled(selection):
+    class Broken:
+        code, kind, every = "GW999", "broken", 1
+
+        def triggers_T(self, rows, history):
+            return selection if selection is not None else rows.missing
+
+        def detect(self, history):
+            raise AssertionError("no step was selected")
+
+        @classmethod
+        def examples(cls):
+            return iter(())
+
+    history = EXAMPLES[0][1].history
+    ingest = ingest_of(history, detectors=[Broken()])
+    first, *others = blocks(rows(history))
+    with pytest.warns(RuntimeWarning, match="detector broken is switched off"):
+        ingest.ingest(first)
+    for block in others:
+        ingest.ingest(block)
+
+    assert ingest.history.step == history.step
