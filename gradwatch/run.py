@@ -18,7 +18,8 @@ from gradwatch.history.disk.writer import read
 from gradwatch.history.store import Floats, History, Table
 from gradwatch.records import Diagnosis, Event, Finding, RunInfo
 from gradwatch.render.common.format import plural
-from gradwatch.render.notebook import card, plot
+from gradwatch.render.notebook import plot
+from gradwatch.render.terminal.summary import summary_html
 
 if TYPE_CHECKING:
     import pandas
@@ -116,7 +117,7 @@ class Run:
         return f"<Run {self.info.name}: {steps}, {findings}>"
 
     def _repr_html_(self) -> str:
-        return card.card(self.history, self.diagnoses)
+        return summary_html(self.history, self.diagnoses)
 
 
 def load_run(path: str | os.PathLike[str]) -> Run:

@@ -193,11 +193,11 @@ class Monitor:
         return tuple(self.history.findings)
 
     def _repr_html_(self) -> str:
-        """Return the card that a notebook shows for the run so far."""
+        """Return the summary that a notebook shows for the run so far."""
         from gradwatch.diagnose.rank import diagnose
-        from gradwatch.render.notebook.card import card
+        from gradwatch.render.terminal.summary import summary_html
 
-        return card(self.history, diagnose(self.history))
+        return summary_html(self.history, diagnose(self.history))
 
     def detach(self) -> None:
         """Remove all hooks from the model and the optimizers; `step` records nothing any more."""

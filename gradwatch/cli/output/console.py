@@ -29,17 +29,15 @@ def output() -> Console:
 
 def write(text: str) -> None:
     """Write a result as it is, in lines that are never wrapped."""
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _send_nowhere(sys.stdout)
+    _write(sys.stdout, text)
 
 
 def print_message(kind: Literal["error", "warning", "note"], text: str) -> None:
     """Write a message to standard error, in lines as they are: never wrapped, so that they can be searched."""
-    message = Text.assemble((f"{kind}: ", _STYLES[kind]), text)
-    PipeConsole(stderr=True).print(message, soft_wrap=True)
+    console = Console(stderr=True)
+    with console.capture() as captured:
+        console.print(Text.assemble((f"{kind}: ", _STYLES[kind]), text), soft_wrap=True)
+    _write(sys.stderr, captured.get())  # not by the console, which would write into the middle of a live view
 
 
 def show_warning(
@@ -54,6 +52,14 @@ def show_warning(
     text = " ".join(str(message).split()).removeprefix("gradwatch: ")
     place = f" ({shown_path(filename)}, line {lineno})" if is_users(filename) else ""
     print_message("warning", text + place)
+
+
+def _write(stream: TextIO, text: str) -> None:
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError:
+        _send_nowhere(stream)
 
 
 def _send_nowhere(stream: IO[str]) -> None:

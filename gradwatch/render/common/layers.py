@@ -1,4 +1,4 @@
-"""Layers as people know them: the parameter tensors of a module together, with its health and what stands out."""
+"""Combine the parameter tensors of each module into a layer, with its gradient, updates and findings."""
 
 # T = recorded steps, L = parameter tensors, M = layers (modules that own parameters)
 
@@ -135,54 +135,17 @@ def worst_finding(layer: Layer, findings: Iterable[Finding]) -> Finding | None:
     return max(mine, key=lambda f: (f.severity, -f.step), default=None)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Standout:
-    """A layer that is unlike its peers: `what` it is, one number in words, and how extreme it is (0 is not at all)."""
+def median_distances(norms_M: Floats, of: Sequence[Layer]) -> Floats:
+    """Return how far each layer's gradient is from that of the median layer, in powers of ten, of shape (M,).
 
-    layer: Layer
-    column: int
-    what: str
-    value: float
-    interest: float
-
-
-def standouts(history: History, of: Sequence[Layer]) -> list[Standout]:
-    """Return what stands out at the newest step, the most extreme first; each layer at most once.
-
-    Gradients are compared per element, so that layers of different sizes can be: root mean square against the median
-    layer, in powers of ten. A zero fraction counts by what it rose over the window.
+    Gradients are compared by their root mean square, since layers differ in size. A gradient that is missing, zero or
+    not finite is infinitely far.
     """
-    norms_M = norms_now(history, of)
     rms_M = norms_M / np.sqrt([layer.size for layer in of])
     usable_M = rms_M[np.isfinite(rms_M) & (rms_M > 0)]
-    middle = float(np.median(usable_M)) if usable_M.size else 1.0
-    rise_M = _zero_rise(history, of)
-    found = []
-    for m, layer in enumerate(of):
-        candidates = [_gradient_standout(layer, m, float(norms_M[m]), float(rms_M[m]) / middle)]
-        candidates.append(Standout(layer, m, "rising zeros", float(rise_M[m]), 4.0 * float(rise_M[m])))
-        found.append(max(candidates, key=lambda s: s.interest))
-    return sorted(found, key=lambda s: -s.interest)
-
-
-def _gradient_standout(layer: Layer, column: int, norm: float, ratio: float) -> Standout:
-    if np.isinf(norm):
-        return Standout(layer, column, "NaN or Inf", norm, 100.0)
-    if np.isnan(norm):
-        return Standout(layer, column, "no gradient", norm, 20.0)
-    if norm == 0:
-        return Standout(layer, column, "zero gradient", norm, 50.0)
-    return Standout(layer, column, "largest" if ratio >= 1 else "smallest", ratio, abs(float(np.log10(ratio))))
-
-
-def _zero_rise(history: History, of: Sequence[Layer]) -> Floats:
-    """Return by how much each layer's zero fraction rose from the first to the last quarter of the window."""
-    window_TL = history.param.window("grad.zero_frac")[:: WINDOW // 32]  # a few rows tell a rise that lasts
-    zero_TM = zero_fracs(window_TL, of, history.info.layers)
-    quarter = max(1, len(zero_TM) // 4)
-    rise_M: Floats = np.nan_to_num(zero_TM[-quarter:]).mean(axis=0) - np.nan_to_num(zero_TM[:quarter]).mean(axis=0)
-    return rise_M.clip(min=0.0)
+    with np.errstate(all="ignore"):
+        distance_M = np.abs(np.log10(rms_M / (np.median(usable_M) if usable_M.size else np.nan)))
+    return np.nan_to_num(distance_M, nan=np.inf, posinf=np.inf)
 
 
 def _layer(name: str, columns: Sequence[int], params: Sequence[LayerInfo]) -> Layer:

@@ -1,1 +1,1 @@
-"""What a notebook shows of a run: a card and a plot."""
+"""Draw a statistic of a run for a notebook."""

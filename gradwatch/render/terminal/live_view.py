@@ -15,7 +15,7 @@ from rich.text import Text
 from gradwatch.history.store import History
 from gradwatch.records import Severity
 from gradwatch.render.common import format as units
-from gradwatch.render.common.layers import Layer, Standout, norms_now, standouts, worst_finding
+from gradwatch.render.common.layers import Layer, norms_now, worst_finding
 from gradwatch.render.common.run_stats import newest, skipped, throughput
 from gradwatch.render.common.series import broken
 from gradwatch.render.common.sparkline import LEVELS, UNICODE, Glyphs, column, sparkline, strip
@@ -33,8 +33,6 @@ ROOMY = 100
 NEWEST = 3
 """Findings that are shown."""
 DATED = re.compile(r"^\d{8}-\d{6}-")
-TOLD = 0.7
-"""Powers of ten from the median at which a layer is worth a line: five times, the spread of healthy layers."""
 
 
 def panel(history: History, of: Sequence[Layer], *, width: int, signs: Glyphs) -> Text:
@@ -53,7 +51,6 @@ def panel(history: History, of: Sequence[Layer], *, width: int, signs: Glyphs) -
         _gradients(history, trend, signs),
         *_scaler(history),
         *_strip(history, of, width=width, signs=signs),
-        *_extremes(history, of, width=width),
         *_findings(history, width=width, signs=signs),
     ]
     for line in lines:
@@ -161,33 +158,6 @@ def _odd(norms_M: Floats, top: float, signs: Glyphs) -> tuple[tuple[str, str], .
     is_tiny = bool(((norms_M > 0) & (norms_M <= floor)).any())
     low = f"under {units.number(floor, digits=2)}" if is_tiny else "zero"
     return (signs.broken, "NaN"), (signs.zero, low), (signs.absent, "none")
-
-
-def _extremes(history: History, of: Sequence[Layer], *, width: int) -> list[Text]:
-    """Return a line for each way in which layers stand out: the most extreme of them, and how many more there are."""
-    alike: dict[str, list[Standout]] = {}
-    for found in standouts(history, of):
-        if found.interest >= TOLD:
-            alike.setdefault(found.what, []).append(found)
-    shown = list(alike.values())[:3]
-    names = [units.shorten(mine[0].layer.name, max(12, width - 58)) for mine in shown]
-    lines = []
-    for i, (name, mine) in enumerate(zip(names, shown, strict=True)):
-        text = _label("extreme" if i == 0 else "")
-        text.append(f" {name:<{max(map(len, names))}}", "bold")
-        text.append(f"  {_words(mine[0])}")
-        lines.append(text.append(f", {len(mine) - 1} more" if len(mine) > 1 else "", "dim"))
-    return lines
-
-
-def _words(found: Standout) -> str:
-    if found.what == "rising zeros":
-        return f"zero gradients up by {units.percent(found.value)}"
-    if found.what == "largest":
-        return f"gradient {units.times(found.value)} above the median layer"
-    if found.what == "smallest":
-        return f"gradient {units.times(1 / found.value)} below the median layer"
-    return found.what
 
 
 def _findings(history: History, *, width: int, signs: Glyphs) -> list[Text]:

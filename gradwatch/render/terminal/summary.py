@@ -1,16 +1,13 @@
-"""The end of a run on one screen: the verdict, the facts, the layers, what to change, and where to look next."""
+"""Print the end of a run on one screen: its health, its layers, what to change, and where to look next."""
 
 # T = recorded steps, M = layers
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -23,26 +20,28 @@ from gradwatch.render.common.headline import headline
 from gradwatch.render.common.layers import (
     Layer,
     layers,
+    median_distances,
+    norms_now,
     norms_over_run,
-    standouts,
     update_ratios,
     worst_finding,
     zero_fracs,
 )
 from gradwatch.render.common.run_stats import worst_severity
-from gradwatch.render.common.sparkline import Glyphs, glyphs, sparkline
+from gradwatch.render.common.sparkline import UNICODE, Glyphs, glyphs, sparkline
 from gradwatch.render.common.style import SEVERITY, mark
 from gradwatch.render.terminal.diagnosis import blocks, print_run_events
+from gradwatch.render.terminal.display import exported_html, html_console
 
-Floats = NDArray[np.floating[Any]]
-
-MOST_ROWS = 16
+MAX_ROWS = 16
 """Layers up to which each has a row."""
 WIDE = 110
 """Columns from which long names, long trends and steps fit."""
 TREND, TREND_WIDE = 10, 40
 TOP_ROWS = 12
-"""Rows of a larger model: the layers of most interest; those with findings come first."""
+"""Rows of a larger model: layers with findings first, then outliers."""
+HTML_WIDTH = 120
+"""Columns of the summary in a notebook, which scrolls sideways."""
 
 
 def print_summary(console: Console, history: History, diagnoses: Sequence[Diagnosis], *, run_dir: Path | None) -> None:
@@ -83,79 +82,58 @@ def _charts(run_dir: Path) -> Text:
     return Text("  ").append(f"tensorboard --logdir {run_dir.parent}", "bold")
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """What the table shows of each layer."""
-
-    norms_TM: Floats
-    ratios_M: Floats
-    zeros_M: Floats
+def summary_html(history: History, diagnoses: Sequence[Diagnosis]) -> str:
+    """Return the summary of a run as HTML for a notebook, with its layers in any case; all text is escaped."""
+    console = html_console(HTML_WIDTH)
+    print_summary(console, history, diagnoses, run_dir=None)
+    if worst_severity(history) is None and history.step >= 0 and history.info.layers:
+        console.print(_table(history, UNICODE, HTML_WIDTH))
+    return exported_html(console)
 
 
 def _table(history: History, signs: Glyphs, width: int) -> RenderableType:
     known = layers(history.info.layers)
-    shown, rest = _choose(history, known)
+    shown = _choose(history, known)
     norms_TM = norms_over_run(history, known)[1]
+    ratios_M = update_ratios(history, known)
     zeros_M = zero_fracs(history.param.newest("grad.zero_frac")[None], known, history.info.layers)[0]
-    columns = _Columns(norms_TM, update_ratios(history, known), zeros_M)
     wide = width >= WIDE
-    table = _header(wide=wide, notes=bool(history.findings))
+    table = _header(wide=wide)
     for m in shown:
-        finding = worst_finding(known[m], history.findings)
-        name = units.shorten(known[m].name, 48 if wide else 20)
-        bars = sparkline(norms_TM[:, m], width=TREND_WIDE if wide else TREND, signs=signs, log=True)
-        note = _note(finding, wide=wide) if history.findings else ()
-        table.add_row(_health(finding, history, signs), name, *_cells(columns, m, bars), *note)
+        finding, norm = worst_finding(known[m], history.findings), float(norms_TM[-1, m])
+        table.add_row(
+            _health(finding, history, signs),
+            units.shorten(known[m].name, 48 if wide else 20),
+            "none" if np.isnan(norm) else "NaN or Inf" if np.isinf(norm) else units.number(norm),
+            sparkline(norms_TM[:, m], width=TREND_WIDE if wide else TREND, signs=signs, log=True),
+            units.number(float(ratios_M[m]), digits=2),
+            units.percent(float(zeros_M[m])),
+            _note(finding, wide=wide),
+        )
     for row in _activations(history, signs, wide=wide):
         table.add_row(*row)
-    return Group(table, Padding(Text(_others(columns, rest), "dim"), (0, 0, 0, 2))) if rest else table
+    rest = len(known) - len(shown)
+    return Group(table, Padding(Text(f"{rest:,} more layers", "dim"), (0, 0, 0, 2))) if rest else table
 
 
-def _header(*, wide: bool, notes: bool) -> Table:
-    roomy = wide or not notes
-    table = Table(box=None, padding=(0, 2 if roomy else 1, 0, 0), header_style="dim", pad_edge=False)
+def _header(*, wide: bool) -> Table:
+    table = Table(box=None, padding=(0, 2 if wide else 1, 0, 0), header_style="dim", pad_edge=False)
     table.add_column("", width=1)
-    trend, update = ("over the run", "update/weight") if roomy else ("trend", "upd/weight")
-    for name in ("layer", "gradient", trend, update, "zeros", *([""] if notes else [])):
+    trend, update = ("over the run", "update/weight") if wide else ("trend", "upd/weight")
+    for name in ("layer", "gradient", trend, update, "zeros", ""):
         side: JustifyMethod = "right" if name in ("gradient", update, "zeros") else "left"
         table.add_column(name, justify=side, no_wrap=True, overflow="crop")
     return table
 
 
-def _choose(history: History, known: Sequence[Layer]) -> tuple[list[int], list[int]]:
-    """Return which layers get a row, in the order of the model, and which share one."""
-    if len(known) <= MOST_ROWS:
-        return list(range(len(known))), []
+def _choose(history: History, known: Sequence[Layer]) -> list[int]:
+    """Return which layers get a row, in the order of the model: the gravest findings first, then outliers."""
+    if len(known) <= MAX_ROWS:
+        return list(range(len(known)))
     worst = [worst_finding(layer, history.findings) for layer in known]
-    rank = {s.column: i for i, s in enumerate(standouts(history, known))}
     gravity = [-1 if finding is None else finding.severity for finding in worst]
-    top = sorted(range(len(known)), key=lambda m: (-gravity[m], rank[m]))[:TOP_ROWS]
-    return sorted(top), sorted(set(range(len(known))) - set(top))
-
-
-def _cells(columns: _Columns, m: int, bars: str) -> tuple[str, str, str, str]:
-    norm = float(columns.norms_TM[-1, m])
-    gradient = "none" if np.isnan(norm) else "NaN or Inf" if np.isinf(norm) else units.number(norm)
-    return gradient, bars, units.number(float(columns.ratios_M[m]), digits=2), units.percent(float(columns.zeros_M[m]))
-
-
-def _others(columns: _Columns, rest: Sequence[int]) -> str:
-    """Return what the layers without a row of their own have, from the least to the greatest."""
-    norms, ratios, zeros = (_span(v_M[rest]) for v_M in (columns.norms_TM[-1], columns.ratios_M, columns.zeros_M))
-    told = [f"{len(rest)} more layers"]
-    if norms:
-        told.append(f"gradient {units.number(norms[0], digits=2)} to {units.number(norms[1], digits=2)}")
-    if ratios:
-        told.append(f"update/weight {units.number(ratios[0], digits=2)} to {units.number(ratios[1], digits=2)}")
-    if zeros and zeros[1] > 0:
-        told.append(f"zeros up to {units.percent(zeros[1])}")
-    return ", ".join(told)
-
-
-def _span(values_M: Floats) -> tuple[float, float] | None:
-    finite_M = values_M[np.isfinite(values_M)]
-    return (float(finite_M.min()), float(finite_M.max())) if finite_M.size else None
+    distances = median_distances(norms_now(history, known), known)
+    return sorted(sorted(range(len(known)), key=lambda m: (-gravity[m], -distances[m]))[:TOP_ROWS])
 
 
 def _health(finding: Finding | None, history: History, signs: Glyphs) -> Text:
@@ -163,11 +141,11 @@ def _health(finding: Finding | None, history: History, signs: Glyphs) -> Text:
     return Text("") if finding is None and history.findings else mark(finding.severity if finding else None, signs)
 
 
-def _note(finding: Finding | None, *, wide: bool) -> tuple[Text]:
+def _note(finding: Finding | None, *, wide: bool) -> Text:
     if finding is None:
-        return (Text(""),)
+        return Text("")
     at = f", step {finding.step:,}" if wide else ""
-    return (Text(finding.kind + at, SEVERITY[finding.severity]),)
+    return Text(finding.kind + at, SEVERITY[finding.severity])
 
 
 def _activations(history: History, signs: Glyphs, *, wide: bool) -> list[tuple[Text | str, ...]]:
@@ -176,5 +154,5 @@ def _activations(history: History, signs: Glyphs, *, wide: bool) -> list[tuple[T
     for name in dict.fromkeys(f.layer for f in history.findings if f.layer in history.act.layers):
         worst = max((f for f in history.findings if f.layer == name), key=lambda f: f.severity)
         short = units.shorten(str(name), 48 if wide else 20)
-        rows.append((mark(worst.severity, signs), short, "", "", "", "", *_note(worst, wide=wide)))
+        rows.append((mark(worst.severity, signs), short, "", "", "", "", _note(worst, wide=wide)))
     return rows

@@ -10,9 +10,9 @@ from gradwatch.render.common.layers import (
     grad_norms,
     layers,
     matrices,
+    median_distances,
     newest_known,
     norms_now,
-    standouts,
     update_ratios,
     update_ratios_over_run,
     zero_fracs,
@@ -98,29 +98,18 @@ def test_what_was_never_measured_stays_missing():
     assert np.isnan(newest_known(history.act, "act.dead_frac")).tolist() == [True]
 
 
-def test_the_layers_that_matter_most_come_first():
-    run = Synthetic(layers=8, steps=60, noise=0.05).dead(3, onset=20).no_gradient(5).rising_sparsity(1, onset=10)
-    run.grad_l2_TL[:, 6] *= 1e4
-    history = run.history()
+def test_the_distance_from_the_median_layer_is_in_powers_of_ten_per_element():
+    of = layers(tuple(_param(f"{i}.weight", (4, 1 + 24 * (i == 4))) for i in range(7)))
+    norms_M = np.array([1.0, 1.0, 1e-3, 100.0, 5.0, 0.0, np.nan])
 
-    ranked = standouts(history, layers(history.info.layers))
+    distances_M = median_distances(norms_M, of)
 
-    assert [(s.layer.name, s.what) for s in ranked[:3]] == [
-        ("layers.3", "zero gradient"),
-        ("layers.5", "no gradient"),
-        ("layers.6", "largest"),
-    ]
-    assert len(ranked) == 8, "each layer once"
+    assert distances_M == pytest.approx([0, 0, 3, 2, 0, np.inf, np.inf])
+    assert median_distances(np.array([np.inf, 1.0]), of[:2]) == pytest.approx([np.inf, 0])
 
 
-def test_a_rising_zero_fraction_stands_out_while_norms_are_alike():
-    run = Synthetic(layers=6, steps=200, noise=0.05).rising_sparsity(2, rate=0.004, onset=0)
-    history = run.history()
-
-    first = standouts(history, layers(history.info.layers))[0]
-
-    assert (first.layer.name, first.what) == ("layers.2", "rising zeros")
-    assert first.value == pytest.approx(0.6, abs=0.1)
+def test_layers_without_any_gradient_are_all_infinitely_far():
+    assert median_distances(np.array([np.nan, 0.0]), layers(PARAMS)[:2]).tolist() == [np.inf, np.inf]
 
 
 def test_a_model_without_parameters_has_no_layers():
@@ -128,7 +117,6 @@ def test_a_model_without_parameters_has_no_layers():
     history.append(0, run={"loss": 1.0}, param_SL=np.zeros((len(history.param.statistics), 0)))
 
     assert norms_now(history, layers(())).shape == (0,)
-    assert standouts(history, layers(())) == []
 
 
 def test_update_ratios_over_the_run_end_in_the_newest(healthy):

@@ -46,15 +46,6 @@ def test_vanishing_is_seen_as_a_fade_towards_the_input(vanishing):
     assert all(b - a >= -1 for a, b in pairwise(levels)), "noise may cost one notch"
 
 
-def test_the_layers_that_matter_are_named(vanishing, broken):
-    assert re.search(r"layers\.[01] +gradient [\d,]+x below the median layer, \d+ more", _panel(vanishing))
-    assert re.search(r"layers\.23 +gradient [\d,]+x above the median layer, \d+ more", _panel(vanishing))
-    text = _panel(broken)
-    assert re.search(r"extreme +layers\.0 +NaN or Inf", text)
-    assert re.search(r"layers\.3 +zero gradient", text)
-    assert re.search(r"layers\.2 +no gradient", text)
-
-
 def test_skipped_updates_and_the_loss_scale_are_told_where_there_are_any(healthy, broken):
     assert "skipped" not in _panel(healthy)
     assert "loss scale" not in _panel(healthy)
