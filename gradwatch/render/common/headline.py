@@ -1,4 +1,4 @@
-"""The first lines of every account of a run: the verdict, how it learned, and what it cost."""
+"""Write the first lines about a run: its health, how it learned, what watching cost."""
 
 from __future__ import annotations
 
@@ -17,29 +17,33 @@ TREND = 16
 
 
 def headline(history: History, signs: Glyphs) -> list[Text]:
-    """Return three lines: verdict with name and length; loss and validation; throughput and the cost of watching."""
+    """Return three lines: health with name and length; loss and validation; throughput and the cost of watching."""
     if history.step < 0:
-        return [Text.assemble(("nothing was recorded", "bold"), f"  {history.info.name}")]
+        return [Text.assemble((health(history), "bold"), f"  {history.info.name}")]
     run = run_stats(history)
     return [_health(history, run, signs), _learning(history, run, signs), _cost(run)]
 
 
+def health(history: History) -> str:
+    """Return how a run is, in words: healthy or ill, with the number of findings of each severity."""
+    if history.step < 0:
+        return "nothing was recorded"
+    total = history.info.total_steps
+    counts = [(sum(f.severity == severity for f in history.findings), severity) for severity in reversed(Severity)]
+    found = ", ".join(f"{count:,} {severity}" for count, severity in counts if count)
+    if worst_severity(history) is not None:
+        return f"ill: {found}"
+    healthy = "healthy so far" if total and history.step + 1 < total else "healthy"
+    return f"{healthy}, {found}" if found else healthy
+
+
 def _health(history: History, run: RunStats, signs: Glyphs) -> Text:
     found, total = worst_severity(history), history.info.total_steps
-    counts = [(sum(f.severity == severity for f in history.findings), severity) for severity in reversed(Severity)]
-    told = ", ".join(f"{count:,} {severity}" for count, severity in counts if count)
-    text = Text.assemble(mark(found, signs), " ")
-    if found is None:
-        healthy = "healthy so far" if total and run.steps < total else "healthy"
-        text.append(healthy, OK).append(f", {told}" if told else "")
-    else:
-        text.append(f"ill: {told}", SEVERITY[found])
+    style = OK if found is None else SEVERITY[found]
+    text = Text.assemble(mark(found, signs), " ", (health(history), style))
     text.append(f"  {history.info.name}", "bold").append(f"  {units.plural(run.steps, 'step')}")
-    return text.append(f" of {total:,}" if total and total != run.steps else "").append(_time(run.seconds))
-
-
-def _time(seconds: float) -> str:
-    return f" in {units.duration(seconds)}" if np.isfinite(seconds) else ""
+    text.append(f" of {total:,}" if total and total != run.steps else "")
+    return text.append(f" in {units.duration(run.seconds)}" if np.isfinite(run.seconds) else "")
 
 
 def _learning(history: History, run: RunStats, signs: Glyphs) -> Text:

@@ -1,9 +1,10 @@
-"""What a run did, in numbers: time, throughput, loss, validation, cost of watching. Read from the history alone."""
+"""Compute the numbers of a run from its history: time, throughput, loss, validation, cost of watching."""
 
 # T = recorded steps
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.history.store import History
-from gradwatch.records import Severity
+from gradwatch.records import RunInfo, Severity
 from gradwatch.render.common import format as units
 
 Floats = NDArray[np.floating[Any]]
@@ -78,6 +79,22 @@ def watching(run: RunStats) -> str:
     if run.seconds >= SHORT_S:
         return f"{share} of the time"
     return f"{units.duration(run.watch_s)} ({share})"
+
+
+def environment(info: RunInfo) -> dict[str, str]:
+    """Return what was trained and with what, by name, as text."""
+    numel = sum(math.prod(layer.shape) for layer in info.layers)
+    return {
+        "run": info.name,
+        "created": info.created.replace("T", " ").replace("+00:00", " UTC") or units.MISSING,
+        "model": f"{numel:,} parameters in {units.plural(len(info.layers), 'tensor')}",
+        "activation modules": f"{len(info.activations):,}",
+        "optimizer": info.optimizer or units.MISSING,
+        "precision": info.precision + (", loss scaling" if info.loss_scaling else ""),
+        "micro-batches per step": f"{info.accumulate:,}",
+        "device": info.device,
+        **info.versions,
+    }
 
 
 def newest(history: History, statistic: str) -> float:

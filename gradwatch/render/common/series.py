@@ -1,4 +1,4 @@
-"""Which series a finding is about: the statistic, the steps and the values that show it over the run."""
+"""Choose the series that shows a finding over the run: its statistic, steps and values."""
 
 # T = recorded steps
 
@@ -14,6 +14,7 @@ from gradwatch.history.store import History
 from gradwatch.records import Finding
 from gradwatch.render.common import format as units
 from gradwatch.render.common.layers import grad_norms, layers
+from gradwatch.render.common.sparkline import Glyphs, column, sparkline
 
 Floats = NDArray[np.floating[Any]]
 
@@ -47,11 +48,18 @@ class Series:
         """Whether it is drawn in powers of ten."""
         return self.statistic not in LINEAR
 
-    def ends(self) -> str:
-        """Return the first and last value in words."""
+    @property
+    def caption(self) -> str:
+        """Its name, its first and last value, and whether it is drawn in powers of ten."""
         show = units.percent if self.statistic.endswith(("_frac", "_accuracy")) else units.number
         first, last = ("NaN or Inf" if np.isinf(v) else show(float(v)) for v in self.values_T[[0, -1]])
-        return f"{first} to {last}"
+        return f"{self.statistic}, {first} to {last}" + (", log scale" if self.is_log else "")
+
+    def draw(self, step: int, *, width: int, signs: Glyphs) -> tuple[str, int]:
+        """Return it as a line of bars of at most `width` columns, and the column of a step, whose value is kept."""
+        index = min(int(np.searchsorted(self.steps_T, step)), len(self.steps_T) - 1)
+        bars = sparkline(self.values_T, width=width, signs=signs, log=self.is_log, keep=index)
+        return bars, column(index, len(self.steps_T), width)
 
 
 def series_of(finding: Finding, history: History) -> Series | None:

@@ -1,4 +1,4 @@
-"""Diagnoses and findings as HTML: evidence, trend, cause, how to confirm it, the change to make, the manual page."""
+"""Write diagnoses and findings as HTML: evidence, trend, cause, confirmation, remedies, manual page."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gradwatch.render.common import format as units
 from gradwatch.render.common.config_patch import patch_yaml
 from gradwatch.render.common.series import series_of
 from gradwatch.render.common.sparkline import UNICODE
-from gradwatch.render.report.trend import trend
 
-TRENDS = 40
-"""Kinds of findings that get a picture: each reads the history once."""
-MOST_ROWS = 500
+MAX_TRENDS = 40
+"""Kinds of findings whose trend is drawn: each reads the history once."""
+TREND_WIDTH = 64
+MAX_ROWS = 500
 """Findings of a kind that are listed."""
 
 
@@ -37,11 +37,11 @@ def diagnosis_cards(history: History, diagnoses: Sequence[Diagnosis]) -> str:
     return "\n".join(cards)
 
 
-def badge(severity: Severity | None) -> str:
-    """Return the sign and the name of a severity; None is healthy."""
+def badge(severity: Severity | None, text: str) -> str:
+    """Return a text with the sign and the colour of a severity; None is healthy."""
     name = "healthy" if severity is None else str(severity)
     sign = UNICODE.ok if severity is None else UNICODE.marks[severity]
-    return f'<span class="badge {name}"><span aria-hidden="true">{sign}</span> {name}</span>'
+    return f'<span class="badge {name}"><span aria-hidden="true">{sign}</span> {escape(text)}</span>'
 
 
 def code(text: str) -> str:
@@ -51,7 +51,7 @@ def code(text: str) -> str:
 
 def _card(severity: Severity, title: str, aside: str, parts: Sequence[str]) -> str:
     sure = f' <span class="sure">{escape(aside)}</span>' if aside else ""
-    head = f"<header>{badge(severity)}<h3>{escape(title)}</h3>{sure}</header>"
+    head = f"<header>{badge(severity, str(severity))}<h3>{escape(title)}</h3>{sure}</header>"
     return f'<article class="card {severity}">{head}{"".join(parts)}</article>'
 
 
@@ -79,14 +79,14 @@ def _found(findings: Sequence[Finding], history: History, pages: dict[str, str])
     yield "<h4>What was found</h4>"
     for i, mine in enumerate(by_kind.values()):
         first = mine[0]
-        yield f'<section class="finding"><h5>{escape(first.code)} {escape(first.kind)} {badge(first.severity)}</h5>'
+        yield f'<section class="finding"><h5>{escape(first.code)} {escape(first.kind)} {badge(first.severity, str(first.severity))}</h5>'
         yield f"<p>{_place(first)}: {escape(first.message)}</p>"
-        series = series_of(first, history) if i < TRENDS else None
-        yield trend(first, series) if series else ""
+        yield _trend(first, history) if i < MAX_TRENDS else ""
         yield _evidence(first)
         yield _further(mine)
         if page := pages.get(first.code):
-            yield f"<details><summary>Manual page of {escape(first.kind)}</summary>{manual(page)}</details>"
+            manual = f'<pre class="manual" tabindex="0">{_linked(page)}</pre>'
+            yield f"<details><summary>Manual page of {escape(first.kind)}</summary>{manual}</details>"
         yield "</section>"
 
 
@@ -97,6 +97,18 @@ def _place(finding: Finding) -> str:
     at = f' data-step="{finding.step}" data-kind="{escape(finding.kind)}"'
     button = f'<button type="button" class="show" hidden{show}{at}>Show on the map</button>'
     return f"{button}<b>{where}</b>, step {finding.step:,}"
+
+
+def _trend(finding: Finding, history: History) -> str:
+    """Return the series that a finding is about as a line of bars, with its step marked."""
+    series = series_of(finding, history)
+    if series is None:
+        return ""
+    bars, onset = series.draw(finding.step, width=TREND_WIDTH, signs=UNICODE)
+    about = escape(f"{series.caption}; found at step {finding.step:,}")
+    mark = f'{" " * onset}<span class="onset">{UNICODE.onset} step {finding.step:,}</span>'
+    picture = f'<pre class="bars" role="img" aria-label="{about}">{bars}\n{mark}</pre>'
+    return f'<figure class="trend">{picture}<figcaption>{about}</figcaption></figure>'
 
 
 def _evidence(finding: Finding) -> str:
@@ -114,35 +126,15 @@ def _further(findings: Sequence[Finding]) -> str:
     rows = "".join(
         f"<tr><td><code>{escape(f.layer or 'the whole run')}</code></td><td>{f.step:,}</td><td>{f.severity}</td>"
         f"<td>{escape(f.message)}</td></tr>"
-        for f in findings[:MOST_ROWS]
+        for f in findings[:MAX_ROWS]
     )
-    more = f"<p>{len(findings) - MOST_ROWS:,} more are not listed.</p>" if len(findings) > MOST_ROWS else ""
+    more = f"<p>{len(findings) - MAX_ROWS:,} more are not listed.</p>" if len(findings) > MAX_ROWS else ""
     head = "".join(f'<th scope="col">{name}</th>' for name in ("layer", "step", "severity", "what"))
     return (
         f"<details><summary>All {len(findings):,} places of it</summary>"
         f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
         f"{more}</details>"
     )
-
-
-def manual(page: str) -> str:
-    """Return a manual page as HTML: paragraphs with their leading words in bold, and thresholds as a list."""
-    paragraphs = [_paragraph(block) for block in page.partition("\nArgs:\n")[0].split("\n\n")]
-    fields = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", page.partition("\nArgs:\n")[2], re.M)
-    if fields:
-        items = "".join(
-            f"<dt><code>{escape(name)}</code></dt><dd>{_linked(' '.join(text.split()))}</dd>" for name, text in fields
-        )
-        paragraphs.append(f'<h6>Thresholds</h6><dl class="fields">{items}</dl>')
-    return f'<div class="manual">{"".join(paragraphs)}</div>'
-
-
-def _paragraph(block: str) -> str:
-    text = " ".join(block.split())
-    lead, colon, rest = text.partition(":")
-    if colon and len(lead) < 24 and not lead.startswith("http"):
-        return f"<p><b>{escape(lead)}.</b> {_linked(rest.strip()[:1].upper() + rest.strip()[1:])}</p>"
-    return f"<p>{_linked(text)}</p>"
 
 
 def _linked(text: str) -> str:

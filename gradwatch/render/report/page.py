@@ -7,7 +7,7 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
@@ -15,12 +15,13 @@ from string import Template
 import numpy as np
 
 from gradwatch.history.store import History
-from gradwatch.records import Diagnosis, Severity
+from gradwatch.records import Diagnosis
 from gradwatch.render.common import format as units
+from gradwatch.render.common.headline import health
 from gradwatch.render.common.heatmap import draw
 from gradwatch.render.common.layers import layers, norms_over_run
 from gradwatch.render.common.run_events import run_events
-from gradwatch.render.common.run_stats import run_stats, watching, worst_severity
+from gradwatch.render.common.run_stats import environment, run_stats, watching, worst_severity
 from gradwatch.render.json_document import strict
 from gradwatch.render.report.data import packed
 from gradwatch.render.report.findings import badge, code, diagnosis_cards
@@ -47,17 +48,16 @@ def page(history: History, diagnoses: Sequence[Diagnosis], *, run: Path | None =
     script, style = f"\n/*{_asset_text((LICENCE,))}*/{_asset_text(SCRIPTS)}", _asset_text(STYLES)
     return Template((ASSETS / "report.html").read_text(encoding="utf-8")).substitute(
         policy=_policy(script, style),
-        title=escape(f"{history.info.name}: {_health_words(history)}"),
+        title=escape(f"{history.info.name}: {health(history)}"),
         style=style,
         script=script,
         name=escape(history.info.name),
-        badge=badge(worst_severity(history)) if history.step >= 0 else "",
-        health=escape(_health_words(history)),
+        health=badge(worst_severity(history), health(history)) if history.step >= 0 else escape(health(history)),
         run_stats=_definitions(_facts(history)),
         diagnoses=diagnosis_cards(history, diagnoses) or f"<p>{escape(_quiet(history))}</p>",
         picture=_picture(history),
         config=code(config_text) if config_text else "<p>The run has no config of gradwatch.</p>",
-        environment=_definitions(_environment(history)),
+        environment=_definitions(environment(history.info).items()),
         cost=_cost(history),
         run_events=_run_events(history, run),
         events=_events(history),
@@ -88,18 +88,6 @@ def _json(document: Mapping[str, object]) -> str:
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def _health_words(history: History) -> str:
-    if history.step < 0:
-        return "nothing was recorded"
-    found, total = worst_severity(history), history.info.total_steps
-    counts = [(sum(f.severity == severity for f in history.findings), severity) for severity in reversed(Severity)]
-    told = ", ".join(f"{count:,} {severity}" for count, severity in counts if count)
-    if found is None:
-        so_far = " so far" if total and history.step + 1 < total else ""
-        return f"nothing wrong{so_far}" + (f", {told}" if told else "")
-    return f"{units.plural(len(history.findings), 'finding')}: {told}"
-
-
 def _quiet(history: History) -> str:
     if history.step < 0:
         return NOTHING
@@ -121,21 +109,7 @@ def _facts(history: History) -> Iterator[tuple[str, str]]:
     yield "watching took", watching(run)
 
 
-def _environment(history: History) -> Iterator[tuple[str, str]]:
-    info = history.info
-    numel = sum(int(np.prod(layer.shape)) for layer in info.layers)
-    yield "run", info.name
-    yield "created", info.created.replace("T", " ").replace("+00:00", " UTC") or units.MISSING
-    yield "model", f"{numel:,} parameters in {units.plural(len(info.layers), 'tensor')}"
-    yield "activation modules", f"{len(info.activations):,}"
-    yield "optimizer", info.optimizer or units.MISSING
-    yield "precision", info.precision + (", loss scaling" if info.loss_scaling else "")
-    yield "accumulate", units.plural(info.accumulate, "micro-batch").replace("batchs", "batches") + " per step"
-    yield "device", info.device
-    yield from info.versions.items()
-
-
-def _definitions(rows: Iterator[tuple[str, str]]) -> str:
+def _definitions(rows: Iterable[tuple[str, str]]) -> str:
     items = (f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in rows if v != units.MISSING)
     return f"<dl>{''.join(items)}</dl>"
 

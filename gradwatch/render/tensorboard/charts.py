@@ -202,19 +202,12 @@ def _flow(history: History, of: Sequence[Layer]) -> dict[str, float]:
     return points
 
 
-def _quantiles(values_M: Floats, *parts: float) -> list[float]:
-    """Return quantiles with linear interpolation, as `np.quantile` does in ten times the time."""
-    places = np.array(parts) * (len(values_M) - 1)
-    quantiles: list[float] = np.interp(places, np.arange(len(values_M)), np.sort(values_M)).tolist()
-    return quantiles
-
-
 def _updates(history: History, of: Sequence[Layer]) -> dict[str, float]:
     ratios_M = update_ratios(history, of)
     usable_M = ratios_M[np.isfinite(ratios_M) & (ratios_M > 0)]
     if not usable_M.size:
         return {}
-    slow, middle, fast = _quantiles(np.log10(usable_M), 0.1, 0.5, 0.9)
+    slow, middle, fast = np.quantile(np.log10(usable_M), (0.1, 0.5, 0.9)).tolist()
     ratios = {"updates/log10_ratio_slowest": slow, "updates/log10_ratio_median": middle}
     band = {"updates/healthy_from": HEALTHY[0], "updates/healthy_to": HEALTHY[1]}
     return ratios | {"updates/log10_ratio_fastest": fast} | band

@@ -1,4 +1,4 @@
-"""Findings and diagnoses as Markdown, for TensorBoard's text tab."""
+"""Write findings and diagnoses as Markdown for TensorBoard's text tab."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Finding, Severity
 from gradwatch.render.common import format as units
 from gradwatch.render.common.config_patch import patch_yaml
-from gradwatch.render.common.run_stats import run_stats, watching
+from gradwatch.render.common.run_stats import environment, run_stats, watching
 from gradwatch.render.common.sparkline import UNICODE
 
 MOST = 100
@@ -38,8 +38,6 @@ def finding(found: Finding, *, run: str) -> str:
 
 def diagnosis(history: History, diagnoses: Sequence[Diagnosis], *, run: str) -> str:
     """Return the diagnosis of a run: for each cause why, how to confirm it, and the change that mends it."""
-    if not history.findings:
-        return findings((), run=run)
     if not diagnoses:
         return findings(history.findings, run=run)
     return "\n\n".join(_diagnosis(d, run) for d in sorted(diagnoses, key=lambda d: -d.severity))
@@ -47,19 +45,12 @@ def diagnosis(history: History, diagnoses: Sequence[Diagnosis], *, run: str) -> 
 
 def run(history: History) -> str:
     """Return what a run is, as a table."""
-    info, seen = history.info, run_stats(history)
+    total, seen = history.info.total_steps, run_stats(history)
     rows = {
-        "name": info.name,
-        "created": info.created,
-        "steps": f"{seen.steps:,}" + (f" of {info.total_steps:,}" if info.total_steps else ""),
+        "steps": f"{seen.steps:,}" + (f" of {total:,}" if total else ""),
         "time": units.duration(seen.seconds),
-        "model": f"{len(info.layers):,} parameter tensors, {len(info.activations):,} activation modules",
-        "optimizer": info.optimizer,
-        "precision": info.precision + (", loss scaling" if info.loss_scaling else ""),
-        "accumulate": f"{info.accumulate} micro-batches per step",
-        "device": info.device,
         "watching": watching(seen),
-        **info.versions,
+        **environment(history.info),
     }
     return "\n".join(["| | |", "|---|---|", *(f"| {key} | {_cell(value)} |" for key, value in rows.items())])
 

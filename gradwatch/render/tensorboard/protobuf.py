@@ -1,10 +1,9 @@
-"""Values for TensorBoard as its protocol buffers: scalars, histograms, pictures, text, dashboard, settings."""
+"""Build TensorBoard's protocol buffers: scalars, histograms, images, text, dashboard, hyperparameters."""
 
 # K = buckets of a histogram
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, final
@@ -15,7 +14,7 @@ from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.custom_scalar import metadata as layout_metadata
 from tensorboard.plugins.histogram import metadata as histogram_metadata
-from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
+from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2, summary_v2
 from tensorboard.plugins.hparams import metadata as hparams_metadata
 from tensorboard.plugins.image import metadata as image_metadata
 from tensorboard.plugins.scalar import metadata as scalar_metadata
@@ -100,51 +99,26 @@ def dashboard(layout: Layout, *, step: int) -> event_pb2.Event:
 
 
 def hparams_start(hparams: Mapping[str, Any], metrics: Mapping[str, str], *, step: int) -> list[event_pb2.Event]:
-    """Return the events that tell TensorBoard's HPARAMS tab of a run: its columns, and the values of this run.
+    """Return the events that show a run in TensorBoard's HPARAMS tab: the columns, and the values of this run.
 
     Args:
-        hparams: Values by dotted key; what is no number, bool or text becomes text.
-        metrics: Tags of the scalars whose last values are shown beside them, with the names of their columns.
+        hparams: Values by dotted key; a value that is no number, bool or text becomes text.
+        metrics: Tags of the scalars whose last values are shown in further columns, with the names of the columns.
         step: Step of the events.
     """
-    start = plugin_data_pb2.SessionStartInfo(start_time_secs=time.time())
-    experiment = api_pb2.Experiment(
-        metric_infos=[
-            api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag), display_name=name) for tag, name in metrics.items()
-        ]
-    )
-    for name, value in hparams.items():
-        kind = _set(start.hparams[name], value)
-        experiment.hparam_infos.add(name=name, type=kind)
-    columns = plugin_data_pb2.HParamsPluginData(experiment=experiment)
-    values = plugin_data_pb2.HParamsPluginData(session_start_info=start)
-    return [
-        _hparams(step, hparams_metadata.EXPERIMENT_TAG, columns),
-        _hparams(step, hparams_metadata.SESSION_START_INFO_TAG, values),
-    ]
+    plain = {key: value if isinstance(value, int | float | str) else str(value) for key, value in hparams.items()}
+    columns = [summary_v2.HParam(key) for key in plain]
+    shown = [summary_v2.Metric(tag, display_name=name) for tag, name in metrics.items()]
+    # without a trial id, runs with equal settings would be averaged in one row
+    summaries = (summary_v2.hparams_config_pb(columns, shown), summary_v2.hparams_pb(plain, trial_id=""))
+    return [event_pb2.Event(wall_time=time.time(), step=step, summary=summary) for summary in summaries]
 
 
 def hparams_end(*, step: int, status: int) -> event_pb2.Event:
-    """Return the event that says how a run ended."""
+    """Return the event that states how a run ended."""
     end = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=time.time())
-    data = plugin_data_pb2.HParamsPluginData(session_end_info=end)
-    return _hparams(step, hparams_metadata.SESSION_END_INFO_TAG, data)
-
-
-def _set(proto: Any, value: object) -> int:
-    """Put a value into a protocol buffer of any type, and return the type that TensorBoard calls it."""
-    if isinstance(value, bool):
-        proto.bool_value = value
-        return int(api_pb2.DATA_TYPE_BOOL)
-    if isinstance(value, int | float):
-        proto.number_value = value
-        return int(api_pb2.DATA_TYPE_FLOAT64)
-    proto.string_value = str(value)
-    return int(api_pb2.DATA_TYPE_STRING)
-
-
-def _hparams(step: int, tag: str, data: plugin_data_pb2.HParamsPluginData) -> event_pb2.Event:
-    return _event(step, tag, hparams_metadata.NULL_TENSOR, hparams_metadata.create_summary_metadata(data))
+    metadata = hparams_metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(session_end_info=end))
+    return _event(step, hparams_metadata.SESSION_END_INFO_TAG, hparams_metadata.NULL_TENSOR, metadata)
 
 
 def _event(
@@ -155,17 +129,12 @@ def _event(
     return event
 
 
-# What follows is copied into each event: messages take longer to make than to copy.
-
-
-@functools.lru_cache(maxsize=256)
 def _of_scalar(description: str) -> summary_pb2.SummaryMetadata:
     metadata = scalar_metadata.create_summary_metadata("", description)
     metadata.data_class = summary_pb2.DATA_CLASS_SCALAR
     return metadata
 
 
-@functools.lru_cache(maxsize=16)
 def _of_histogram(description: str) -> summary_pb2.SummaryMetadata:
     metadata = histogram_metadata.create_summary_metadata("", description)
     metadata.data_class = summary_pb2.DATA_CLASS_TENSOR

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -17,7 +16,7 @@ from gradwatch.render.common.config_patch import patch_yaml
 from gradwatch.render.common.headline import headline
 from gradwatch.render.common.run_events import run_events
 from gradwatch.render.common.series import series_of
-from gradwatch.render.common.sparkline import Glyphs, column, glyphs, sparkline
+from gradwatch.render.common.sparkline import Glyphs, glyphs
 from gradwatch.render.common.style import SEVERITY, mark
 
 NAMES_BRIEF, NAMES = 3, 12
@@ -132,14 +131,10 @@ def _trend(finding: Finding, history: History, signs: Glyphs, width: int) -> Ite
     series = series_of(finding, history)
     if series is None:
         return
-    caption = f"  {series.statistic}, {series.ends()}" + (", log scale" if series.is_log else "")
-    room = max(12, min(64, width - LABEL - 3 - len(caption)))
-    known = len(series.steps_T)
-    onset = min(int(np.searchsorted(series.steps_T, finding.step)), known - 1)
-    bars = sparkline(series.values_T, width=room, signs=signs, log=series.is_log, keep=onset)
-    indent = " " * column(onset, known, room)
-    yield "trend", Text.assemble(bars, (caption, "dim"))
-    yield "", Text.assemble(indent, (signs.onset, SEVERITY[finding.severity]), f" step {finding.step:,}")
+    room = max(12, min(64, width - LABEL - 5 - len(series.caption)))
+    bars, onset = series.draw(finding.step, width=room, signs=signs)
+    yield "trend", Text.assemble(bars, (f"  {series.caption}", "dim"))
+    yield "", Text.assemble(" " * onset, (signs.onset, SEVERITY[finding.severity]), f" step {finding.step:,}")
 
 
 def _evidence(finding: Finding, signs: Glyphs) -> Iterator[Row]:

@@ -150,7 +150,7 @@ def test_the_config_and_the_facts_are_text(tmp_path, healthy, grow):
     reader = _run(tmp_path, healthy, grow, config_text="model:\n  name: mlp\n")
 
     assert _text(reader, "run/config") == [(0, "```yaml\nmodel:\n  name: mlp\n```")]
-    assert "| name | quick |" in _text(reader, "run/facts")[-1][1]
+    assert "| run | quick |" in _text(reader, "run/facts")[-1][1]
     assert "| steps | 120 of 120 |" in _text(reader, "run/facts")[-1][1]
 
 

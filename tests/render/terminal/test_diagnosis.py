@@ -156,6 +156,6 @@ def test_a_series_leaves_out_what_was_not_measured_and_keeps_what_broke(broken, 
         return series_of(found, run.history)
 
     assert series(healthy, None, "val_loss").steps_T.tolist() == [39, 79, 119]
-    assert series(broken, None, "loss").ends().endswith("to NaN or Inf")
-    assert series(broken, "layers.0.weight", "grad.l2").ends().endswith("to NaN or Inf")
+    assert series(broken, None, "loss").caption.endswith("to NaN or Inf")
+    assert series(broken, "layers.0.weight", "grad.l2").caption.endswith("to NaN or Inf")
     assert series(broken, "layers.2.weight", "grad.l2") is None, "it never had a gradient"
