@@ -130,7 +130,7 @@ def command(
     elif form == "html":
         _write_report(target, run, history, diagnoses)
     else:
-        from gradwatch.render.terminal.sink import print_diagnosis
+        from gradwatch.render.terminal.diagnosis import print_diagnosis
 
         print_diagnosis(output(), history, diagnoses, run=run)
         if answer:

@@ -25,8 +25,7 @@ from gradwatch.errors import GradwatchError, did_you_mean
 from gradwatch.records import DataSpec
 
 VAL_FRACTION = 0.1  # held out where a dataset has no part of its own for validation
-VAL_SPLITS = ("val", "valid", "validation", "test")  # the names that torchvision's classes use
-VAL_FOLDERS = ("val", "valid", "validation", "test")
+VAL_SPLITS = ("val", "valid", "validation", "test")  # the names of torchvision's classes, and of folders
 
 
 @final
@@ -153,7 +152,7 @@ def _folders(cls: type[Any], options: Mapping[str, Any]) -> tuple[str, str] | No
     if not issubclass(cls, datasets.ImageFolder) or "split" in _parameters(cls):
         return None
     root = Path(options["root"]).expanduser()
-    for name in VAL_FOLDERS:
+    for name in VAL_SPLITS:
         if (root / "train").is_dir() and (root / name).is_dir():
             return str(root / "train"), str(root / name)
     return None

@@ -101,20 +101,17 @@ def _recompute(module: nn.Module, *, mode_of: nn.Module | None = None) -> None:
     plain = module.forward
     norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
 
+    def contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
+        return contextlib.nullcontext(), _statistics_untouched(norms)
+
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not (mode_of.training and torch.is_grad_enabled()):
             return plain(*args, **kwargs)
         if torch.compiler.is_compiling():  # there the graph itself is computed again, without its side effects
             return checkpoint(plain, *args, use_reentrant=False, **kwargs)
-        return checkpoint(plain, *args, use_reentrant=False, context_fn=lambda: _contexts(norms), **kwargs)
+        return checkpoint(plain, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
     module.forward = forward
-
-
-def _contexts(
-    norms: Sequence[_BatchNorm],
-) -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
-    return contextlib.nullcontext(), _statistics_untouched(norms)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from gradwatch.data import Batched
@@ -213,13 +214,7 @@ def _collate(samples: list[Any], indices_B: Indices) -> Any:
 
 
 def _pinned(batch: Any) -> Any:
-    if isinstance(batch, Tensor):
-        return batch.pin_memory()
-    if isinstance(batch, dict):
-        return {key: _pinned(value) for key, value in batch.items()}
-    if isinstance(batch, (tuple, list)):
-        return type(batch)(_pinned(value) for value in batch)
-    return batch
+    return tree_map_only(Tensor, lambda tensor: tensor.pin_memory(), batch)
 
 
 def _as_read(batch: Any) -> Any:

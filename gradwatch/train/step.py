@@ -10,6 +10,7 @@ from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from gradwatch.errors import GradwatchError
 from gradwatch.probe.device.sync import to_float
@@ -199,10 +200,4 @@ def to_device(batch: Any, device: torch.device) -> Any:
     """Return a batch, any nest of tuples, lists and dicts of tensors, with its tensors on the device."""
     if device.type == "cpu":
         return batch  # data loaders give CPU tensors
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
-        return {k: to_device(v, device) for k, v in batch.items()}
-    if isinstance(batch, (tuple, list)):
-        return type(batch)(to_device(v, device) for v in batch)
-    return batch
+    return tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)

@@ -21,8 +21,9 @@ from gradwatch.pipeline.redetect import redetect
 from gradwatch.render.common.layers import matrices
 from gradwatch.render.common.sparkline import UNICODE
 from gradwatch.render.report.sink import write_report
+from gradwatch.render.terminal.diagnosis import print_diagnosis
 from gradwatch.render.terminal.live_view import panel
-from gradwatch.render.terminal.sink import print_diagnosis, print_summary
+from gradwatch.render.terminal.summary import print_summary
 from gradwatch.train.loop import train
 
 ROOT = Path(__file__).parents[2]

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, final
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,22 +32,12 @@ GRADIENT = "grad."
 FRACTION = "_frac"
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """What the page computes with.
+def packed(history: History) -> tuple[dict[str, Any], str]:
+    """Return all numbers of a run for the page, in as many columns as fit.
 
-    Args:
-        document: Plain data for JSON.
-        text: The codes of all statistics by layer, deflated, in base64.
+    Returns:
+        Plain data for JSON, and the codes of all statistics by layer, deflated, in base64.
     """
-
-    document: dict[str, Any]
-    text: str
-
-
-def packed(history: History) -> Packed:
-    """Return all numbers of a run for the page, in as many columns as fit."""
     document = {
         "version": VERSION,
         "step": history.step,
@@ -66,7 +56,7 @@ def packed(history: History) -> Packed:
             parts.append(pack.planes(codes_TL, found))
         text = pack.deflated(b"".join(parts))
         if len(text) <= MOST_BYTES or most <= LEAST_COLUMNS:
-            return Packed(document | {"columns": columns, "statistics": described}, text)
+            return document | {"columns": columns, "statistics": described}, text
         most = max(int(0.95 * most * MOST_BYTES / len(text)), LEAST_COLUMNS)
 
 

@@ -79,7 +79,8 @@ def _found(findings: Sequence[Finding], history: History, pages: dict[str, str])
     yield "<h4>What was found</h4>"
     for i, mine in enumerate(by_kind.values()):
         first = mine[0]
-        yield f'<section class="finding"><h5>{escape(first.code)} {escape(first.kind)} {badge(first.severity, str(first.severity))}</h5>'
+        severity = badge(first.severity, str(first.severity))
+        yield f'<section class="finding"><h5>{escape(first.code)} {escape(first.kind)} {severity}</h5>'
         yield f"<p>{_place(first)}: {escape(first.message)}</p>"
         yield _trend(first, history) if i < MAX_TRENDS else ""
         yield _evidence(first)

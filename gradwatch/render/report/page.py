@@ -44,7 +44,7 @@ def page(history: History, diagnoses: Sequence[Diagnosis], *, run: Path | None =
         run: Its directory, or None.
         config_text: Its config, if it has one.
     """
-    numbers = packed(history)
+    document, codes = packed(history)
     script, style = f"\n/*{_asset_text((LICENCE,))}*/{_asset_text(SCRIPTS)}", _asset_text(STYLES)
     return Template((ASSETS / "report.html").read_text(encoding="utf-8")).substitute(
         policy=_policy(script, style),
@@ -61,8 +61,8 @@ def page(history: History, diagnoses: Sequence[Diagnosis], *, run: Path | None =
         cost=_cost(history),
         run_events=_run_events(history, run),
         events=_events(history),
-        data=_json(numbers.document),
-        pack=numbers.text,
+        data=_json(document),
+        pack=codes,
     )
 
 

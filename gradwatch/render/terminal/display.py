@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from typing import Any, Protocol, final
+from typing import Any, final
 
 from rich.console import Console
 from rich.control import Control
@@ -13,23 +13,6 @@ from rich.segment import ControlType
 from rich.text import Text
 
 PAGE = "<pre style=\"line-height:1.2;font-family:Menlo,Consolas,'DejaVu Sans Mono',monospace\">{code}</pre>"
-
-
-class Screen(Protocol):
-    """Something that shows one view at a time."""
-
-    def show(self, view: Text) -> None:
-        """Replace the view."""
-        ...
-
-    def stop(self) -> None:
-        """Remove the view and leave everything as it was."""
-        ...
-
-
-def screen(console: Console) -> Screen:
-    """Return the display on which a console redraws its view."""
-    return Notebook() if console.is_jupyter else PrintedLines(console)
 
 
 @final

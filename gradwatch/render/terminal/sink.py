@@ -16,13 +16,10 @@ from gradwatch.render.common.layers import Layer, matrices
 from gradwatch.render.common.run_stats import newest, throughput
 from gradwatch.render.common.sparkline import glyphs
 from gradwatch.render.common.style import Repeats, sentence
-from gradwatch.render.terminal.diagnosis import print_diagnosis
-from gradwatch.render.terminal.display import Screen, screen
+from gradwatch.render.terminal.display import Notebook, PrintedLines
 from gradwatch.render.terminal.live_view import panel
 from gradwatch.render.terminal.summary import print_summary
 from gradwatch.time_quota import TimeQuota
-
-__all__ = ["Terminal", "print_diagnosis", "print_summary"]
 
 REDRAW_S = 0.25
 """Least time between two redraws."""
@@ -61,7 +58,7 @@ class Terminal:
         self._signs = glyphs(self.console)
         self._repeats = Repeats()
         self._layers: tuple[Layer, ...] = ()
-        self._screen: Screen | None = None
+        self._screen: PrintedLines | Notebook | None = None
         self._due_s = 0.0
         self._quota = TimeQuota(COST_FRAC)
         self._next_step: float = 0 if every else float("inf")
@@ -104,7 +101,7 @@ class Terminal:
         began = time.monotonic()
         if self._screen is None:
             self._layers = matrices(history.info.layers)
-            self._screen = screen(self.console)
+            self._screen = Notebook() if self.console.is_jupyter else PrintedLines(self.console)
         try:
             self._screen.show(panel(history, self._layers, width=self.console.width, signs=self._signs))
         except BaseException:

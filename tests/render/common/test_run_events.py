@@ -11,7 +11,8 @@ from gradwatch.records import Event
 from gradwatch.render.common.run_events import run_events
 from gradwatch.render.json_document import dumps
 from gradwatch.render.report.page import page
-from gradwatch.render.terminal.sink import print_diagnosis, print_summary
+from gradwatch.render.terminal.diagnosis import print_diagnosis
+from gradwatch.render.terminal.summary import print_summary
 
 REWIND = Event(
     kind="rewind", step=16, text="step 21: the loss became <inf>; went back to step 16, its batch is left out"

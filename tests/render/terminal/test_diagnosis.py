@@ -9,7 +9,7 @@ from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Diagnosis, Remedy, Severity
 from gradwatch.render.common.config_patch import patch_yaml
 from gradwatch.render.common.series import series_of
-from gradwatch.render.terminal.sink import print_diagnosis
+from gradwatch.render.terminal.diagnosis import print_diagnosis
 
 
 @pytest.fixture
@@ -157,5 +157,5 @@ def test_a_series_leaves_out_what_was_not_measured_and_keeps_what_broke(broken, 
 
     assert series(healthy, None, "val_loss").steps_T.tolist() == [39, 79, 119]
     assert series(broken, None, "loss").caption.endswith("to NaN or Inf")
-    assert series(broken, "layers.0.weight", "grad.l2").caption.endswith("to NaN or Inf")
+    assert series(broken, "layers.0.weight", "grad.l2").caption.endswith("to NaN or Inf, log scale")
     assert series(broken, "layers.2.weight", "grad.l2") is None, "it never had a gradient"

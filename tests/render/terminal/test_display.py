@@ -9,8 +9,7 @@ import pytest
 from rich.text import Text
 
 from gradwatch.cli.output.console import show_warning
-from gradwatch.render.terminal import display
-from gradwatch.render.terminal.display import PrintedLines, html, screen
+from gradwatch.render.terminal.display import PrintedLines, html
 from gradwatch.render.terminal.sink import Terminal
 
 
@@ -167,11 +166,3 @@ def test_text_as_html_is_escaped_and_keeps_its_colours():
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
     assert re.search(r'style="color: #d70000', page)
-
-
-def test_a_console_in_a_terminal_gets_lines(make_console):
-    shown = screen(make_console(terminal=True))
-
-    assert isinstance(shown, PrintedLines)
-    assert not isinstance(shown, display.Notebook)
-    shown.stop()
