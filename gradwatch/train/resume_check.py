@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from gradwatch.config.load import load_config
 from gradwatch.config.sections.root import Config
 from gradwatch.errors import RunError
 from gradwatch.history.disk import atomic
+from gradwatch.render.common.config_patch import flat
 
 KEPT = ("run.seed", "model", "data", "loss", "optim", "schedule", "watch.enabled")
 """Parts of the config that the checkpoint, the order of the data or the recorded layers depend on."""
@@ -27,7 +27,7 @@ def check(directory: Path, config: Config) -> None:
     Raises:
         RunError: What cannot change is different; each setting with both values.
     """
-    then, now = _flat(load_config(directory / CONFIG).model_dump()), _flat(config.model_dump())
+    then, now = flat(load_config(directory / CONFIG).model_dump()), flat(config.model_dump())
     changed = [key for key in then | now if _is_kept(key) and then.get(key) != now.get(key)]
     if changed:
         told = "; ".join(f"{key}: the run has {_shown(then.get(key))}, got {_shown(now.get(key))}" for key in changed)
@@ -48,14 +48,6 @@ def _is_kept(key: str) -> bool:
 
 def _below(key: str, part: str) -> bool:
     return key == part or key.startswith(f"{part}.")
-
-
-def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the settings by dotted path."""
-    flat: dict[str, Any] = {}
-    for key, value in section.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _shown(value: Any) -> str:

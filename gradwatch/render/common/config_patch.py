@@ -1,4 +1,4 @@
-"""Show a change of the config as YAML."""
+"""Convert between nested settings and settings by dotted key."""
 
 from __future__ import annotations
 
@@ -6,6 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import yaml
+
+
+def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings by dotted key; an empty section is a value."""
+    settings: dict[str, Any] = {}
+    for key, value in section.items():
+        nested = isinstance(value, Mapping) and value
+        settings |= flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+    return settings
 
 
 def patch_yaml(patch: Mapping[str, Any]) -> str:

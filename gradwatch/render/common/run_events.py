@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -18,11 +18,9 @@ LABELS = {
     UNREAD: "not read",
     INCIDENT: "incident",
 }
-"""Kinds of events that are told, in this order, and what they are called."""
-MOST = 3
-"""Events of a kind that are told one by one: the first, and the last."""
-MOST_STEPS = 10
-"""Steps of those between them that are named."""
+"""Kinds of events that are shown, in this order, and their labels."""
+MAX_PER_KIND = 5
+"""Events of a kind that are shown one by one: as many as there are incidents by default."""
 
 
 @final
@@ -50,17 +48,10 @@ def run_events(history: History, *, run: Path | None) -> Iterator[RunEvent]:
     """
     for kind, label in LABELS.items():
         mine = [event for event in history.events if event.kind == kind.name]
-        left = mine[MOST - 1 : -1] if len(mine) > MOST + 1 else []  # one alone is told
-        for event in mine[: MOST - 1] if left else mine:
+        for event in mine[:MAX_PER_KIND]:
             yield _run_event(event, label, run)
-        if left:
-            yield RunEvent(label=label, text=f"and {len(left):,} more" + (_steps(left) if kind is INCIDENT else ""))
-            yield _run_event(mine[-1], label, run)
-
-
-def _steps(events: Sequence[Event]) -> str:
-    steps = ", ".join(f"{event.step:,}" for event in events[:MOST_STEPS])
-    return f", at steps {steps}" + (", ..." if len(events) > MOST_STEPS else "")
+        if len(mine) > MAX_PER_KIND:
+            yield RunEvent(label=label, text=f"and {len(mine) - MAX_PER_KIND:,} more")
 
 
 def _run_event(event: Event, label: str, run: Path | None) -> RunEvent:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import final
-
 from rich.text import Text
 
 from gradwatch.records import Finding, Severity
@@ -27,25 +25,3 @@ def sentence(finding: Finding, signs: Glyphs) -> Text:
     if where not in finding.message:
         text.append(f" {where}", "bold")
     return text.append(f": {finding.message}")
-
-
-@final
-class Repeats:
-    """Lets the first few findings of a kind through, so that thirty sick layers do not fill the screen.
-
-    Args:
-        most: Findings of one kind that are shown one by one.
-    """
-
-    def __init__(self, most: int = 4) -> None:
-        self._most = most
-        self._seen: dict[str, int] = {}
-
-    def admits(self, finding: Finding) -> bool:
-        """Count a finding and say whether it is one of the first of its kind."""
-        count = self._seen[finding.kind] = self._seen.get(finding.kind, 0) + 1
-        return count <= self._most
-
-    def is_last(self, finding: Finding) -> bool:
-        """Say whether this was the last of its kind to be shown one by one."""
-        return self._seen.get(finding.kind) == self._most

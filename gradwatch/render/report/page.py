@@ -12,8 +12,6 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-import numpy as np
-
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis
 from gradwatch.render.common import format as units
@@ -58,7 +56,6 @@ def page(history: History, diagnoses: Sequence[Diagnosis], *, run: Path | None =
         picture=_picture(history),
         config=code(config_text) if config_text else "<p>The run has no config of gradwatch.</p>",
         environment=_definitions(environment(history.info).items()),
-        cost=_cost(history),
         run_events=_run_events(history, run),
         events=_events(history),
         data=_json(document),
@@ -112,18 +109,6 @@ def _facts(history: History) -> Iterator[tuple[str, str]]:
 def _definitions(rows: Iterable[tuple[str, str]]) -> str:
     items = (f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in rows if v != units.MISSING)
     return f"<dl>{''.join(items)}</dl>"
-
-
-def _cost(history: History) -> str:
-    """Return what watching took, in words; the curves beside it show when."""
-    watch_T = history["watch_ms"] if history.step >= 0 else np.empty(0)
-    known_T = watch_T[np.isfinite(watch_T)]
-    if not known_T.size:
-        return "<p>It was not measured.</p>"
-    share = watching(run_stats(history))
-    in_all = f", in all {share}" if share != units.MISSING else ""
-    middle, most = units.number(float(np.median(known_T))), units.number(float(known_T.max()))
-    return f"<p>Watching took {middle} ms in the median step and {most} ms in the slowest{in_all}.</p>"
 
 
 def _run_events(history: History, run: Path | None) -> str:

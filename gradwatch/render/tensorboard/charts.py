@@ -17,7 +17,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwatch.history.store import WINDOW, History
+from gradwatch.history.store import History
 from gradwatch.records import Severity
 from gradwatch.render.common.format import GIB
 from gradwatch.render.common.layers import Layer, newest_known, norms_now, update_ratios
@@ -148,11 +148,8 @@ def validation_points(history: History, after: int) -> list[tuple[int, dict[str,
     """Return the validations that were measured after a step: each with its step and its values by tag."""
     if all(history.latest_validation(chart.statistic)[0] <= after for chart in VALIDATION):
         return []
-    steps_T = history.run.steps()
-    values: dict[str, Floats] = {chart.tag: history.scalar(chart.statistic) for chart in VALIDATION}
-    if len(steps_T) == WINDOW and steps_T[0] > after + 1:  # rarely asked: what is missing lies further back
-        steps_T = history.steps(VALIDATION[0].statistic)
-        values = {chart.tag: history[chart.statistic] for chart in VALIDATION}
+    steps_T = history.steps(VALIDATION[0].statistic)
+    values = {chart.tag: history[chart.statistic] for chart in VALIDATION}
     points = []
     for i in np.flatnonzero(steps_T > after).tolist():
         known = _finite({tag: float(values_T[i]) for tag, values_T in values.items()})

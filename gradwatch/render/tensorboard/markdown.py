@@ -10,7 +10,6 @@ from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Finding, Severity
 from gradwatch.render.common import format as units
 from gradwatch.render.common.config_patch import patch_yaml
-from gradwatch.render.common.run_stats import environment, run_stats, watching
 from gradwatch.render.common.sparkline import UNICODE
 
 MOST = 100
@@ -41,18 +40,6 @@ def diagnosis(history: History, diagnoses: Sequence[Diagnosis], *, run: str) -> 
     if not diagnoses:
         return findings(history.findings, run=run)
     return "\n\n".join(_diagnosis(d, run) for d in sorted(diagnoses, key=lambda d: -d.severity))
-
-
-def run(history: History) -> str:
-    """Return what a run is, as a table."""
-    total, seen = history.info.total_steps, run_stats(history)
-    rows = {
-        "steps": f"{seen.steps:,}" + (f" of {total:,}" if total else ""),
-        "time": units.duration(seen.seconds),
-        "watching": watching(seen),
-        **environment(history.info),
-    }
-    return "\n".join(["| | |", "|---|---|", *(f"| {key} | {_cell(value)} |" for key, value in rows.items())])
 
 
 def code(text: str, language: str) -> str:
@@ -95,7 +82,3 @@ def _link(finding: Finding, run: str) -> str:
     tags = f"^per_layer_.*/{re.escape(finding.layer)}" if finding.layer else "^(loss|gradients|updates|nonfinite)/"
     query = {"tagFilter": tags, "runFilter": f"{re.escape(run)}$|^\\.$", "smoothing": "0"}
     return f"?{urlencode(query, quote_via=quote)}#timeseries"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

@@ -146,10 +146,9 @@ class TensorBoard:
             self._describe(history)
 
     def _describe(self, history: History) -> None:
-        """Write what the run is: layout of the dashboard, facts, config and hyperparameters."""
+        """Write what the run is: layout of the dashboard, config and hyperparameters."""
         step = self._described_at = max(history.step, 0)
         self._file.write(dashboard(layout(history.info), step=step))
-        self._file.write(self._summaries.text(step, "run/facts", markdown.run(history)))
         if self._config_text:
             self._file.write(self._summaries.text(step, "run/config", markdown.code(self._config_text, "yaml")))
         if self._hparams:
@@ -165,7 +164,6 @@ class TensorBoard:
         self._write_findings(history)
         step, text = history.step, self._summaries.text
         self._file.write(text(step, "health/diagnosis", markdown.diagnosis(history, diagnoses, run=self._name)))
-        self._file.write(text(step, "run/facts", markdown.run(history)))
         if self._hparams:
             failed = worst_severity(history) is Severity.CRITICAL
             self._file.write(hparams_end(step=step, status=FAILURE if failed else SUCCESS))

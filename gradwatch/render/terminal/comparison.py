@@ -31,6 +31,7 @@ from gradwatch.history.compare import Comparison, FirstDifference, GradientGap
 from gradwatch.history.store import History
 from gradwatch.records import Finding
 from gradwatch.render.common import format as units
+from gradwatch.render.common.config_patch import flat
 from gradwatch.render.common.run_stats import RunStats, run_stats, watching, worst_severity
 from gradwatch.render.common.sparkline import Glyphs, glyphs, sparkline
 from gradwatch.render.common.style import OK, SEVERITY, mark
@@ -63,14 +64,14 @@ def settings(first: History, second: History, configs: tuple[Mapping[str, Any], 
         second: Another.
         configs: What their config files hold; empty where a run has none.
     """
-    flat = [dict(_flat(config)) for config in configs]
-    for one, history in zip(flat, (first, second), strict=True):
+    flattened = [flat(config) for config in configs]
+    for one, history in zip(flattened, (first, second), strict=True):
         info = history.info
         one |= {"device": info.device, **{f"versions.{name}": version for name, version in info.versions.items()}}
         if not all(configs):
             one |= {"optimizer": info.optimizer, "precision": info.precision, "accumulate": info.accumulate}
-    keys = [key for key in dict.fromkeys((*flat[0], *flat[1])) if key not in OWN]
-    return {key: (a, b) for key in keys if (a := flat[0].get(key)) != (b := flat[1].get(key))}
+    keys = [key for key in dict.fromkeys((*flattened[0], *flattened[1])) if key not in OWN]
+    return {key: (a, b) for key in keys if (a := flattened[0].get(key)) != (b := flattened[1].get(key))}
 
 
 def dumps(found: Comparison, runs: tuple[History, History], changed: Settings) -> str:
@@ -106,14 +107,6 @@ def print_comparison(console: Console, found: Comparison, runs: tuple[History, H
             console.print()
             console.print(title)
             console.print(Padding(part, (0, 0, 0, 2)))
-
-
-def _flat(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
 
 
 def _differences(found: Comparison, signs: Glyphs) -> Iterator[Text]:
@@ -240,29 +233,26 @@ def _times(gap: GradientGap) -> str:
 
 
 def _findings(runs: tuple[History, History], signs: Glyphs) -> Table | None:
-    keyed = [{(f.kind, f.layer): f for f in run.findings} for run in runs]
-    both = [(keyed[0][key], keyed[1][key]) for key in keyed[0] if key in keyed[1]]
+    """Return the findings of one run alone, then those of both, the gravest of each first."""
+    first, second = ({(f.kind, f.layer): f for f in run.findings} for run in runs)
+    groups = {
+        "only in A": [finding for key, finding in first.items() if key not in second],
+        "only in B": [finding for key, finding in second.items() if key not in first],
+        "in both": [max(first[key], second[key], key=lambda f: f.severity) for key in first if key in second],
+    }
     table = _grid(("", ""))
-    for name, mine, others in ((NAMES[0], keyed[0], keyed[1]), (NAMES[1], keyed[1], keyed[0])):
-        alone = sorted((f for key, f in mine.items() if key not in others), key=lambda f: (-f.severity, f.step))
-        for i, finding in enumerate(alone[:MOST]):
-            table.add_row(Text(f"only in {name}" if i == 0 else "", "dim"), _told(finding, signs, f"{finding.step:,}"))
-        if len(alone) > MOST:
-            table.add_row("", Text(f"{len(alone) - MOST:,} more", "dim"))
-    for i, (a, b) in enumerate(sorted(both, key=lambda pair: -max(f.severity for f in pair))[:MOST]):
-        steps = f"{a.step:,}" if a.step == b.step else f"{a.step:,} in A, {b.step:,} in B"
-        table.add_row(
-            Text("in both" if i == 0 else "", "dim"), _told(max(a, b, key=lambda f: f.severity), signs, steps)
-        )
-    if len(both) > MOST:
-        table.add_row("", Text(f"{len(both) - MOST:,} more", "dim"))
+    for title, findings in groups.items():
+        for i, finding in enumerate(sorted(findings, key=lambda f: (-f.severity, f.step))[:MOST]):
+            table.add_row(Text(title if i == 0 else "", "dim"), _told(finding, signs))
+        if len(findings) > MOST:
+            table.add_row("", Text(f"{len(findings) - MOST:,} more", "dim"))
     return table if table.row_count else None
 
 
-def _told(finding: Finding, signs: Glyphs, steps: str) -> Text:
+def _told(finding: Finding, signs: Glyphs) -> Text:
     text = Text.assemble(mark(finding.severity, signs), " ")
     text.append(f"{finding.code} {finding.kind}", SEVERITY[finding.severity])
-    return text.append(f" in {finding.layer or 'the whole run'}, step {steps}")
+    return text.append(f" in {finding.layer or 'the whole run'}, step {finding.step:,}")
 
 
 def _plain(run: History) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Literal, final
 
@@ -15,7 +16,7 @@ from gradwatch.render.common import format as units
 from gradwatch.render.common.layers import Layer, matrices
 from gradwatch.render.common.run_stats import newest, throughput
 from gradwatch.render.common.sparkline import glyphs
-from gradwatch.render.common.style import Repeats, sentence
+from gradwatch.render.common.style import sentence
 from gradwatch.render.terminal.display import Notebook, PrintedLines
 from gradwatch.render.terminal.live_view import panel
 from gradwatch.render.terminal.summary import print_summary
@@ -23,6 +24,8 @@ from gradwatch.time_quota import TimeQuota
 
 REDRAW_S = 0.25
 """Least time between two redraws."""
+MAX_PER_KIND = 4
+"""Findings of one kind that are printed, so that 30 sick layers do not fill the screen."""
 COST_FRAC = 0.01
 """Share of the wall time that redraws may take: after a slow one, the next waits longer."""
 
@@ -56,7 +59,7 @@ class Terminal:
             self.log_format = "rich" if live else "plain"
         self._is_live = self.log_format == "rich"
         self._signs = glyphs(self.console)
-        self._repeats = Repeats()
+        self._seen: Counter[str] = Counter()
         self._layers: tuple[Layer, ...] = ()
         self._screen: PrintedLines | Notebook | None = None
         self._due_s = 0.0
@@ -68,7 +71,8 @@ class Terminal:
         """Redraw or print a line where one is due."""
         step = history.run.last_step
         if step < self._newest:  # the run went back: what is found again is news again
-            self._repeats, self._val_step = Repeats(), min(self._val_step, step - 1)
+            self._seen.clear()
+            self._val_step = min(self._val_step, step - 1)
         self._newest = step
         if self._is_live:
             if time.monotonic() >= self._due_s:
@@ -82,10 +86,11 @@ class Terminal:
         if self.log_format == "json":
             self._out(json_document.line("finding", finding.to_json()))
             return
-        if not self._repeats.admits(finding):
+        self._seen[finding.kind] += 1
+        if self._seen[finding.kind] > MAX_PER_KIND:
             return
         self.console.print(sentence(finding, self._signs), highlight=False, soft_wrap=self._screen is None)
-        if self._repeats.is_last(finding):
+        if self._seen[finding.kind] == MAX_PER_KIND:
             self.console.print(f"  further layers with {finding.kind} are in the summary", style="dim")
 
     def close(self, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:

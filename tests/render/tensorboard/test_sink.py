@@ -146,12 +146,10 @@ def test_a_healthy_run_says_so_in_its_diagnosis(tmp_path, healthy, grow):
     assert "healthy" in _text(_run(tmp_path, healthy, grow), "health/diagnosis")[0][1]
 
 
-def test_the_config_and_the_facts_are_text(tmp_path, healthy, grow):
+def test_the_config_is_text(tmp_path, healthy, grow):
     reader = _run(tmp_path, healthy, grow, config_text="model:\n  name: mlp\n")
 
     assert _text(reader, "run/config") == [(0, "```yaml\nmodel:\n  name: mlp\n```")]
-    assert "| run | quick |" in _text(reader, "run/facts")[-1][1]
-    assert "| steps | 120 of 120 |" in _text(reader, "run/facts")[-1][1]
 
 
 def test_pictures_decode(tmp_path, vanishing, grow):
