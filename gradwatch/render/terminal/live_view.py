@@ -1,9 +1,10 @@
-"""The live view: a few lines of text that show where a training is and how its layers fare."""
+"""Draw the live view: a few lines of text that show the progress of a training and its layers."""
 
 # T = recorded steps, M = layers
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ ROOMY = 100
 """Columns from which the strip's legend has room for its scale."""
 NEWEST = 3
 """Findings that are shown."""
+DATED = re.compile(r"^\d{8}-\d{6}-")
 
 
 def panel(history: History, of: Sequence[Layer], *, width: int, signs: Glyphs) -> Text:
@@ -61,7 +63,7 @@ def progress(history: History, *, width: int, signs: Glyphs) -> Text:
     step, total = history.step + 1, history.info.total_steps
     samples_per_s, steps_per_s = throughput(history)
     speed = f"{samples_per_s:,.0f} samples/s" if samples_per_s == samples_per_s else f"{units.number(steps_per_s)}/s"
-    name = units.shorten(history.info.name or "run", max(8, width // 4))
+    name = units.shorten(_undated(history.info.name or "run", width // 4), max(8, width // 4))
     if not total:
         return Text.assemble((name, "bold"), f"  step {step:,}  {speed}")
     left = units.duration((total - step) / steps_per_s) if steps_per_s > 0 else units.MISSING
@@ -71,6 +73,11 @@ def progress(history: History, *, width: int, signs: Glyphs) -> Text:
     tip = signs.half if done < room else ""
     bar = Text.assemble((signs.full * done + tip, OK), (signs.empty * (room - done - len(tip)), "dim"))
     return Text.assemble((name, "bold"), " ", bar, run_stats)
+
+
+def _undated(name: str, room: int) -> str:
+    """Return the name of a run without the time that its directory begins with, if the whole name does not fit."""
+    return name if len(name) <= room else DATED.sub("", name)
 
 
 def _label(name: str) -> Text:

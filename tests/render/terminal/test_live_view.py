@@ -1,6 +1,7 @@
 """The live view."""
 
 import copy
+import dataclasses
 import re
 from itertools import pairwise
 
@@ -88,6 +89,15 @@ def test_layers_with_findings_are_marked_under_the_strip(broken):
 def test_a_dot_is_called_zero_only_where_it_is(vanishing, broken):
     assert re.search(r"· under [\d.]+e-\d+", _panel(vanishing, width=120))
     assert "· zero" in _panel(broken, width=120)
+
+
+def test_the_time_in_a_name_gives_way_where_it_is_narrow():
+    run = Synthetic(layers=2, steps=30)
+    run.info = dataclasses.replace(run.info, name="20261120-192758-quickstart")
+    history = run.history()
+
+    assert progress(history, width=80, signs=UNICODE).plain.startswith("quickstart ")
+    assert progress(history, width=200, signs=UNICODE).plain.startswith("20261120-192758-quickstart ")
 
 
 def test_broken_numbers_are_drawn_as_broken(broken):
