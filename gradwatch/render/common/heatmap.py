@@ -1,4 +1,7 @@
-"""The layer-by-step picture: the gradient norm of every layer over the run, as a PNG with axes, names and a scale."""
+"""Draw the gradient norm of every layer over the run as a PNG with axes, names and a scale.
+
+Drawn with pillow: matplotlib, which would draw the axes, is an optional dependency.
+"""
 
 # T = recorded steps, M = layers, W = columns of the plot in pixels
 
