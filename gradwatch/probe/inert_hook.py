@@ -1,4 +1,4 @@
-"""Hooks that do nothing in a copy of the model or optimizer that they are on."""
+"""Hooks that do nothing in a copy of their model or optimizer, and their removal."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 
 @final
@@ -30,6 +31,13 @@ class InertHook:
 def inert_hook(callback: Callable[..., Any]) -> InertHook:
     """Return a hook that calls a function, and of which copies do nothing."""
     return InertHook(callback)
+
+
+def remove_hooks(handles: list[RemovableHandle]) -> None:
+    """Remove hooks, and clear the list of their handles."""
+    for handle in handles:
+        handle.remove()
+    handles.clear()
 
 
 def untraced(hook: InertHook) -> Callable[..., Any]:

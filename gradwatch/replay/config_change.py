@@ -1,13 +1,12 @@
-"""A change of a run's config: what it says, what it sets, and the config that comes of it."""
+"""Apply a remedy to the config of a run, and list the remedies that revert its settings to their defaults."""
 
 from __future__ import annotations
 
 import inspect
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 from gradwatch import plugins
 from gradwatch.config.load import load_config
@@ -20,30 +19,11 @@ from gradwatch.records import Remedy
 CONFIG = "config.yaml"
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """A change of a config.
-
-    Args:
-        text: What it does, for people.
-        patch: Dotted keys with their new values.
-    """
-
-    text: str
-    patch: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, remedy: Remedy) -> Change:
-        """Return a remedy as a change."""
-        return cls(text=remedy.text, patch=remedy.patch)
-
-
 def config_of(run: Path, patch: Mapping[str, Any] | None = None) -> Config:
-    """Return the config that a run was trained with, changed.
+    """Return the config of a run, with a patch applied.
 
     Raises:
-        GradwatchError: The run has none, or does not take the change.
+        GradwatchError: The run directory has no config, or the patch is not valid for it.
     """
     path = run / CONFIG
     if not path.is_file():
@@ -53,8 +33,8 @@ def config_of(run: Path, patch: Mapping[str, Any] | None = None) -> Config:
     return load_config(path, [f"{key}={json.dumps(value)}" for key, value in (patch or {}).items()])
 
 
-def is_taken(run: Path, change: Change) -> bool:
-    """Say whether a run's config takes a change, and is another one with it."""
+def is_taken(run: Path, change: Remedy) -> bool:
+    """Return whether a change is valid for the config of a run, and makes a difference."""
     if not all(_is_option(config_of(run), key) for key in change.patch):
         return False
     try:
@@ -63,36 +43,36 @@ def is_taken(run: Path, change: Change) -> bool:
         return False
 
 
-def reverted_settings(config: Config) -> Iterator[Change]:
-    """Yield what sets one setting of a config back to its default: what was set may be what makes it ill.
+def reverted_settings(config: Config) -> Iterator[Remedy]:
+    """Yield changes that each revert one setting of a config to its default: that setting may be the cause.
 
-    Options of the model, the loss and the optimizer first, then what stands around them. How large a model is, and how
-    far its steps go, is nobody's default.
+    Options of the model, the loss and the optimizer come first, then the other sections. The size of the model and the
+    learning rate have no default to revert to.
     """
     for key, section in (("model", config.model), ("loss", config.loss), ("optim", config.optim)):
         for name, default in _defaults(section).items():
             if name in section.options and section.options[name] != default:
                 text = f"set {key}.{name} back to its default, {default}"
-                yield Change(text=text, patch={f"{key}.{name}": default})
+                yield Remedy(text=text, patch={f"{key}.{name}": default})
     if config.loss.target:
-        yield Change(text="use torch's loss instead of your own formula", patch={"loss": None})
+        yield Remedy(text="use torch's loss instead of your own formula", patch={"loss": None})
     elif config.loss.name:
-        yield Change(text="use the usual loss for the data", patch={"loss": None})
+        yield Remedy(text="use the usual loss for the data", patch={"loss": None})
     for name in ("transform", "augment"):
         if getattr(config.data, name):
-            yield Change(text=f"take the data without data.{name}", patch={f"data.{name}": []})
+            yield Remedy(text=f"take the data without data.{name}", patch={f"data.{name}": []})
     if config.optim.groups:
-        yield Change(text="optimize all parameters alike, without groups", patch={"optim.groups": []})
+        yield Remedy(text="optimize all parameters alike, without groups", patch={"optim.groups": []})
     if config.schedule.name:
-        yield Change(text="keep the learning rate as it is, without a schedule", patch={"schedule": None})
+        yield Remedy(text="keep the learning rate as it is, without a schedule", patch={"schedule": None})
     if config.train.clip:
-        yield Change(text="do not clip the gradient", patch={"train.clip": None})
+        yield Remedy(text="do not clip the gradient", patch={"train.clip": None})
     if config.train.precision != "fp32":
-        yield Change(text="compute in float32", patch={"train.precision": "fp32"})
+        yield Remedy(text="compute in float32", patch={"train.precision": "fp32"})
 
 
 def _defaults(section: NamedSection) -> dict[str, Any]:
-    """Return the defaults of what a section names, where they are plain values that say how and not how much."""
+    """Return the plain defaults of the options of a section, without sizes of a model and without the rate."""
     if isinstance(section, TargetSection) and section.target:
         parameters = inspect.signature(plugins.target(section.target, key="target")).parameters.values()
         return {p.name: p.default for p in parameters if _is_plain(p.default)}
@@ -105,7 +85,7 @@ def _defaults(section: NamedSection) -> dict[str, Any]:
 
 
 def _is_option(config: Config, key: str) -> bool:
-    """Say whether a key is one that a model of one's own can take; what others take, the config itself knows."""
+    """Return whether a custom model has the option of a key; the config itself checks all other keys."""
     section, _, name = key.partition(".")
     if section != "model" or not config.model.target:
         return True

@@ -16,8 +16,8 @@ from gradwatch.diagnose.rank import diagnose
 from gradwatch.errors import GradwatchError, RunError
 from gradwatch.history.disk import atomic
 from gradwatch.history.store import History
-from gradwatch.records import Diagnosis, Severity
-from gradwatch.replay.config_change import CONFIG, Change, config_of, is_taken, reverted_settings
+from gradwatch.records import Diagnosis, Remedy, Severity
+from gradwatch.replay.config_change import CONFIG, config_of, is_taken, reverted_settings
 from gradwatch.replay.trials.runner import TrialRunner
 from gradwatch.replay.trials.trial_run import TrialRun, final_loss
 from gradwatch.replay.verify.result import Verification
@@ -52,8 +52,8 @@ class Cure:
         left: Kinds of findings that are left; none where it is healthy.
     """
 
-    changes: tuple[Change, ...]
-    others: tuple[Change, ...]
+    changes: tuple[Remedy, ...]
+    others: tuple[Remedy, ...]
     steps: int
     before: float
     after: float
@@ -92,7 +92,7 @@ def find_cure(runner: TrialRunner, verifications: Sequence[Verification]) -> Cur
     """
     confirmed = sorted((c.change for p in verifications for c in p.confirmed if c.change), key=lambda c: len(c.patch))
     trials: list[_TriedPatch] = []
-    wave: Iterable[tuple[Change, ...]] = [(c,) for c in confirmed]
+    wave: Iterable[tuple[Remedy, ...]] = [(c,) for c in confirmed]
     for _ in range(ROUNDS):
         made = list(_try_wave(runner, wave))
         trials += made
@@ -151,11 +151,11 @@ def write(cure: Cure, path: Path, *, run: Path) -> None:
 class _TriedPatch:
     """Changes, and the training with them; where it was enough, from another seed as well."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[Remedy, ...]
     made: tuple[TrialRun, ...]
 
 
-def _try_wave(runner: TrialRunner, wave: Iterable[tuple[Change, ...]]) -> Iterator[_TriedPatch]:
+def _try_wave(runner: TrialRunner, wave: Iterable[tuple[Remedy, ...]]) -> Iterator[_TriedPatch]:
     """Train with each set of changes that the config takes, up to the first that is enough."""
     for changes in wave:
         try:
@@ -183,27 +183,26 @@ def _train_patch(runner: TrialRunner, patch: dict[str, Any]) -> tuple[TrialRun, 
     return tuple(made)
 
 
-def _extend(runner: TrialRunner, tried: _TriedPatch) -> Iterator[tuple[Change, ...]]:
+def _extend(runner: TrialRunner, tried: _TriedPatch) -> Iterator[tuple[Remedy, ...]]:
     """Yield the changes with one more, which the illness that they leave calls for."""
     left = [d for d in diagnose(tried.made[-1].history) if d.severity >= Severity.WARNING]
-    more = _for_illness(left) if left else _for_learning(runner, tried.made[-1])
+    more = _remedies(left) if left else _for_learning(runner, tried.made[-1])
     for change in more:
         if change.patch and is_taken(runner.run, change):
             kept = (c for c in tried.changes if not set(c.patch) <= set(change.patch))  # a rate that is raised again
             yield (*kept, change)
 
 
-def _for_illness(left: Sequence[Diagnosis]) -> Iterator[Change]:
-    for remedy in itertools.chain.from_iterable(d.remedies for d in left):
-        yield Change.of(remedy)
+def _remedies(diagnoses: Sequence[Diagnosis]) -> Iterator[Remedy]:
+    return itertools.chain.from_iterable(d.remedies for d in diagnoses)
 
 
-def _for_learning(runner: TrialRunner, made: TrialRun) -> Iterator[Change]:
+def _for_learning(runner: TrialRunner, made: TrialRun) -> Iterator[Remedy]:
     """Yield larger remedies of the illness that there was, then larger steps: the rate may have suited the illness."""
-    yield from _for_illness([d for d in diagnose(runner.history) if d.severity >= Severity.WARNING])
+    yield from _remedies([d for d in diagnose(runner.history) if d.severity >= Severity.WARNING])
     for factor in FASTER:
         rate = float(f"{factor * made.history['lr.0'][0]:.1g}")
-        yield Change(text=f"raise the learning rate to {rate:g}", patch={"optim.lr": rate})
+        yield Remedy(text=f"raise the learning rate to {rate:g}", patch={"optim.lr": rate})
 
 
 def _rank(tried: _TriedPatch, runner: TrialRunner) -> tuple[int, int, int] | None:
@@ -237,7 +236,7 @@ def hardly_learns(made: TrialRun) -> bool:
     return first > 0 and made.loss > (1 - LITTLE) * first
 
 
-def _united(changes: Iterable[Change]) -> dict[str, Any]:
+def _united(changes: Iterable[Remedy]) -> dict[str, Any]:
     united: dict[str, Any] = {}
     for change in changes:
         united |= change.patch

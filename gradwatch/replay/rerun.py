@@ -17,9 +17,9 @@ from gradwatch.history.compare import ValueDifference, compare_rows
 from gradwatch.probe.batches.batch_hash import hash_batch
 from gradwatch.records import Finding
 from gradwatch.replay.restore.restored_session import restored_session, run_until
-from gradwatch.replay.restore.start_state import StartState, find_start_state, recorded, rows_of
+from gradwatch.replay.restore.start_state import StartState, find_start_state, recorded
 from gradwatch.train import checkpoint
-from gradwatch.train.recovery.incidents import fingerprint
+from gradwatch.train.recovery.incidents import fingerprint, rows
 from gradwatch.train.training_state import machine
 
 NORM = "grad_norm.before_clip"
@@ -79,7 +79,7 @@ class Rerun:
         run: The run directory.
         step: The first step that was asked for.
         until: The last one.
-        began_at: The step of the kept state; those from there on were run again.
+        start_step: The step of the kept state; those from there on were run again.
         source: `incident`, `checkpoint` or `start`: where the state was from.
         findings: What was found at the step, where it is that of an incident.
         steps: The steps that were asked for.
@@ -141,7 +141,7 @@ def rerun(run: Path, *, step: int | None = None, until: int | None = None) -> Re
             if session.progress.step == number:
                 weights.append(Weights(step=number, recorded=known[number], again=fingerprint(session.training)))
         run_until(session, last + 1)
-        again = rows_of(session.pipeline.history, first=source.begins_at)
+        again = rows(session.pipeline.history, first=source.begins_at)
         differences, counts = compare_rows(recorded(source), again)
         now = machine(session.device)
     changed = {name: (then, now.get(name)) for name, then in source.machine.items() if now.get(name) != then}

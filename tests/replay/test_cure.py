@@ -12,7 +12,8 @@ from gradwatch.config.load import load_config
 from gradwatch.errors import RunError
 from gradwatch.history.disk.writer import read
 from gradwatch.incident import recorder
-from gradwatch.replay.config_change import Change, config_of, is_taken, reverted_settings
+from gradwatch.records import Remedy
+from gradwatch.replay.config_change import config_of, is_taken, reverted_settings
 from gradwatch.replay.cure import Cure, to_yaml, write
 
 ROOT = Path(__file__).parents[2]
@@ -99,11 +100,11 @@ def test_a_try_without_a_cure_says_what_to_do(tmp_path, monkeypatch, capsys):
 
 CURE = Cure(
     changes=(
-        Change(text="use ReLU and residual connections", patch={"model.activation": "relu", "model.residual": True}),
-        Change(text="lower the learning rate", patch={"optim.lr": 1e-5}),
-        Change(text="clip", patch={"train.clip": {"norm": 2.0}}),
+        Remedy(text="use ReLU and residual connections", patch={"model.activation": "relu", "model.residual": True}),
+        Remedy(text="lower the learning rate", patch={"optim.lr": 1e-5}),
+        Remedy(text="clip", patch={"train.clip": {"norm": 2.0}}),
     ),
-    others=(Change(text="keep the rate", patch={"schedule": None}),),
+    others=(Remedy(text="keep the rate", patch={"schedule": None}),),
     steps=60,
     before=2.0,
     after=1.0,
@@ -176,7 +177,7 @@ def test_what_was_set_can_be_taken_back_one_by_one(run, monkeypatch):
 def test_a_change_that_changes_nothing_or_is_not_taken_is_not_tried(run):
     path = run(OWN)
 
-    assert is_taken(path, Change(text="", patch={"model.scale": 2.0}))
-    assert not is_taken(path, Change(text="", patch={"model.scale": 1.0})), "it is so"
-    assert not is_taken(path, Change(text="", patch={"model.normalisation": "batch"})), "the model takes none"
-    assert not is_taken(path, Change(text="", patch={"optim.nesterov": "no"})), "it is no such value"
+    assert is_taken(path, Remedy(text="", patch={"model.scale": 2.0}))
+    assert not is_taken(path, Remedy(text="", patch={"model.scale": 1.0})), "it is so"
+    assert not is_taken(path, Remedy(text="", patch={"model.normalisation": "batch"})), "the model takes none"
+    assert not is_taken(path, Remedy(text="", patch={"optim.nesterov": "no"})), "it is no such value"

@@ -5,16 +5,16 @@ import math
 import pytest
 
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.records import Finding, Severity
-from gradwatch.replay.config_change import Change, config_of, reverted_settings
+from gradwatch.records import Finding, Remedy, Severity
+from gradwatch.replay.config_change import config_of, reverted_settings
 from gradwatch.replay.cure import find_cure
 from gradwatch.replay.trials.trial_run import TrialRun
 from gradwatch.replay.verify.result import Experiment, Verification
 
 STEPS = 60
 FINDING = Finding(code="GW101", kind="non-finite", layer=None, step=9, severity=Severity.WARNING, message="nan")
-LOWER = Change(text="lower the rate", patch={"optim.lr": 1e-4})
-CLIP = Change(text="clip", patch={"train.clip": {"norm": 1.0}})
+LOWER = Remedy(text="lower the rate", patch={"optim.lr": 1e-4})
+CLIP = Remedy(text="clip", patch={"train.clip": {"norm": 1.0}})
 CONFIG = """
 model: {name: mlp, depth: 5, width: 64, activation: tanh, init: normal, init_std: 1.0}
 data: {name: synthetic, kind: values, transform: [{Normalize: {mean: [0.0], std: [0.1]}}]}

@@ -1,4 +1,4 @@
-"""The result of a search for the first bad operation: the operation, the chain that leads to it, and the blame."""
+"""Describe the first bad operation of a step: the operation, the chain that leads to it, and the blame."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gradwatch.replay.locate.records import Operation, Place, Value
 
 
 class Blame(StrEnum):
-    """What is at fault."""
+    """The thing that is at fault."""
 
     DATA = "the data was bad"
     WEIGHTS = "the weights were already bad"
@@ -43,17 +43,17 @@ class Located:
 
     operation: Operation
     forward: Operation | None
-    leaf: Value | None
-    weight: Value | None
-    blame: Blame
-    because: str
-    is_jump: bool
-    reaches: tuple[str, ...]
+    leaf: Value | None = None
+    weight: Value | None = None
+    blame: Blame = Blame.FORMULA
+    because: str = ""
+    is_jump: bool = False
+    reaches: tuple[str, ...] = ()
     chain: tuple[Operation, ...]
-    samples: tuple[int, ...]
+    samples: tuple[int, ...] = ()
     in_data: tuple[int, ...] = ()
     followed: int
-    runs: int
+    runs: int = 1
 
     @property
     def name(self) -> str:

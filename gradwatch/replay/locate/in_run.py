@@ -55,14 +55,9 @@ def locate_in_run(run: Path, step: int) -> Search:
     return Search(step=step, located=located, since=bad_since(read(run), weight.name) if weight else None)
 
 
-def locate_step(restored: RestoredStep, *, stepper: Stepper | None = None) -> Located | None:
-    """Return the first bad operation of a restored step, or None if there is none; the state is restored.
-
-    Args:
-        restored: The training, restored to the step.
-        stepper: How to run it, where that is not as the run did.
-    """
-    stepper = stepper or restored.stepper()
+def locate_step(restored: RestoredStep) -> Located | None:
+    """Return the first bad operation of a restored step, or None if there is none; the state is restored."""
+    stepper = restored.stepper()
     restored.restore()
     try:
         shares = stepper.objective.shares(restored.window)

@@ -1,4 +1,4 @@
-"""Name the first bad operation of a step: where it is called, what leads there, and whose fault it is."""
+"""Locate the first bad operation of a step: the line that calls it, the chain that leads to it, and the blame."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from gradwatch.replay.locate.bad_operation import Blame, Located
+from gradwatch.replay.locate.bad_operation import Located
 from gradwatch.replay.locate.blame import attribute_cause
 from gradwatch.replay.locate.nan_origin import jumps, upstream
 from gradwatch.replay.locate.records import Operation
@@ -41,22 +41,12 @@ def locate(step: Step, *batch: Any, model: nn.Module | None = None, jump: float 
 
 def _located(run: TracedStep, operation: Operation, **known: Any) -> Located:
     """Return what is known of an operation before blame is attributed."""
-    nothing: dict[str, Any] = {
-        "leaf": None,
-        "weight": None,
-        "because": "",
-        "is_jump": False,
-        "reaches": (),
-        "samples": (),
-    }
     return Located(
         operation=operation,
         forward=run.forward_of(operation),
         chain=tuple(upstream(run.operations, operation)),
-        blame=Blame.FORMULA,
         followed=len(run.operations),
-        runs=1,
-        **nothing | known,
+        **known,
     )
 
 

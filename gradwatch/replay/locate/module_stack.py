@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 from torch.utils._pytree import tree_leaves
 
+from gradwatch.probe.inert_hook import remove_hooks
 from gradwatch.probe.parameters import without_wrappers
 from gradwatch.replay.locate.records import Origin
 
@@ -44,8 +45,7 @@ class ModuleStack:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
+        remove_hooks(self._handles)
         self.running.clear()
 
     def current(self) -> tuple[str, str]:

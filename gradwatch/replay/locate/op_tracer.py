@@ -65,8 +65,8 @@ class OpTracer(TorchDispatchMode):
         changed = _changed(func, args, kwargs)
         returned = [t for t in tree_leaves(out) if isinstance(t, Tensor) and all(t is not c for c in changed)]
         before = {storage(t) for t in given}
-        operation.is_view = not changed and all(storage(t) in before for t in returned)
-        if not operation.is_view and operation.name not in UNWRITTEN:
+        is_view = not changed and all(storage(t) in before for t in returned)
+        if not is_view and operation.name not in UNWRITTEN:
             operation.outputs = tuple(self._wrote(t, operation.index) for t in (*returned, *changed))
             scalars = [a for a in tree_leaves((args, kwargs)) if isinstance(a, float)]
             operation.on_purpose = is_on_purpose(operation, self.operations, scalars)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass
 from typing import Any, Literal, final
 
 Phase = Literal["forward", "backward"]
@@ -60,10 +61,7 @@ class Value:
     @property
     def size(self) -> int:
         """Number of values."""
-        product = 1
-        for n in self.shape:
-            product *= n
-        return product
+        return math.prod(self.shape)
 
     @property
     def magnitude(self) -> float:
@@ -94,7 +92,6 @@ class Operation:
         forward: For the backward pass: index of the operation that made the node, or None where that is not known.
         inputs: Tensors that went in, as they were before it.
         outputs: Tensors that came out of it, or were changed by it.
-        is_view: Whether it only looks at its input in another shape.
         on_purpose: Whether its infinities were asked for, as those of a mask are.
         leaf: For an addition to a parameter's gradient: the name of the parameter.
     """
@@ -108,8 +105,7 @@ class Operation:
     node: str = ""
     forward: int | None = None
     inputs: tuple[Value, ...] = ()
-    outputs: tuple[Value, ...] = field(default=())
-    is_view: bool = False
+    outputs: tuple[Value, ...] = ()
     on_purpose: bool = False
     leaf: str = ""
 

@@ -1,4 +1,4 @@
-"""Set a training up again at a recorded state, in memory, and run it on exactly as the loop does."""
+"""Build a training at a recorded state, in memory, and run it exactly as the loop does."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from gradwatch.train.session import Session
 
 @contextlib.contextmanager
 def restored_session(source: StartState, config: Config) -> Iterator[Session]:
-    """Yield a session that stands where the source's state does; this process' own random numbers stay as they were.
+    """Yield a session in the state of the source.
 
     Args:
-        source: Where it begins.
-        config: The run's, or one with a change to be tried.
+        source: State at which the session begins.
+        config: Config of the run.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_kept_threads(source, config))
-        stack.enter_context(reproducible(config.run.seed) if config.run.deterministic else _kept_generators())
-        # workers make no difference to what is read, and to begin with them takes a second
+        # as many threads as the run used: the last bits of a sum may depend on it
+        stack.enter_context(isolated_process(config, threads=source.machine.get("threads")))
+        # workers do not change the batches, and starting them takes a second
         data = config.data.model_copy(update={"workers": 0})
-        watch = config.watch.model_copy(update={"budget": 0.0})  # all that the run may have measured is measured
+        watch = config.watch.model_copy(update={"budget": 0.0})  # measure everything that the run may have measured
         quiet = config.model_copy(update={"data": data, "watch": watch})
         if not source.state:
             seed_all(config.run.seed)
@@ -41,7 +41,7 @@ def restored_session(source: StartState, config: Config) -> Iterator[Session]:
 
 
 def run_until(session: Session, step: int) -> None:
-    """Run a session on until it stands before a step, or until it ends by itself."""
+    """Run a session up to a step, which it does not make, or until it ends by itself."""
     if session.progress.step < step:
         loop.run(session, _Until(session, step))
 
@@ -49,7 +49,7 @@ def run_until(session: Session, step: int) -> None:
 @final
 @dataclass(frozen=True, slots=True)
 class _Until:
-    """Asks the loop to end before a step."""
+    """Interrupts the loop before a step."""
 
     session: Session
     step: int
@@ -60,20 +60,18 @@ class _Until:
 
 
 @contextlib.contextmanager
-def _kept_generators() -> Iterator[None]:
-    state = random_state()
-    try:
-        yield
-    finally:
-        set_random_state(state)
+def isolated_process(config: Config, *, threads: int | None) -> Iterator[None]:
+    """Use the threads and algorithms of a config, and restore those and the random generators of this process.
 
-
-@contextlib.contextmanager
-def _kept_threads(source: StartState, config: Config) -> Iterator[None]:
-    """Use as many threads as the run did: a sum's last bits may depend on it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(config.train.threads or source.machine.get("threads", before))
+    Args:
+        config: Config of the training.
+        threads: Threads if the config does not set them; None for those of this process.
+    """
+    threads_before, generators_before = torch.get_num_threads(), random_state()
+    torch.set_num_threads(config.train.threads or threads or threads_before)
     try:
-        yield
+        with reproducible(config.run.seed) if config.run.deterministic else contextlib.nullcontext():
+            yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads_before)
+        set_random_state(generators_before)

@@ -8,10 +8,10 @@ from typing import Any, final
 
 from gradwatch.errors import RunError
 from gradwatch.history.disk.writer import read
-from gradwatch.history.store import History
 from gradwatch.incident import Incident, incidents
 from gradwatch.train import checkpoint
 from gradwatch.train.data_position import Identity
+from gradwatch.train.recovery.incidents import rows
 
 
 @final
@@ -86,24 +86,9 @@ def find_start_state(run: Path, step: int | None = None) -> StartState:
 def recorded(source: StartState) -> dict[str, Any]:
     """Return the rows recorded from the state on, by table: its statistics, steps (T,) and values (T, S, L)."""
     if source.incident is not None and source.kind == "incident":
-        rows: dict[str, Any] = source.incident.state()["rows"]
-        return rows
-    return rows_of(read(source.run), first=source.begins_at)
-
-
-def rows_of(history: History, *, first: int) -> dict[str, Any]:
-    """Return all that is kept of a history from a step on, by table."""
-    found = {}
-    for name, table in (("param", history.param), ("act", history.act), ("run", history.run)):
-        steps_T, values_TSL = table.rows()
-        later_T = steps_T >= first
-        found[name] = {
-            "statistics": list(table.statistics),
-            "layers": list(table.layers),
-            "steps": steps_T[later_T],
-            "values": values_TSL[later_T],
-        }
-    return found
+        kept: dict[str, Any] = source.incident.state()["rows"]
+        return kept
+    return rows(read(source.run), first=source.begins_at)
 
 
 def _of_incident(run: Path, step: int, incident: Incident | None, holder: Incident) -> StartState:

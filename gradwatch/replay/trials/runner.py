@@ -57,7 +57,7 @@ class TrialRunner:
         Args:
             patch: The change.
             steps: The step before which to end.
-            midway: The state to begin at; None is the start.
+            warm_start: The state to begin at; None is the start.
         """
         start_step = warm_start.step if warm_start else 0
         key = (repr(sorted(patch.items())), start_step, steps)

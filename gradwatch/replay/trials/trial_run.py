@@ -1,4 +1,4 @@
-"""Train a config for some steps in a temporary folder, with detectors and without anything to see: did it get ill?"""
+"""Train a config for some steps in a temporary folder, with detectors and without output."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from gradwatch.config.sections.root import Config
 from gradwatch.history.store import History
 from gradwatch.records import Finding, Severity
+from gradwatch.replay.restore.restored_session import isolated_process, run_until
 from gradwatch.replay.restore.warm_start import WarmStart
-from gradwatch.state.rng import random_state, set_random_state
 from gradwatch.train.evaluate import evaluate
-from gradwatch.train.loop import run
 from gradwatch.train.recovery import failures
-from gradwatch.train.reproducible import reproducible, seed_all
+from gradwatch.train.reproducible import seed_all
 from gradwatch.train.session import Session
 
 NON_FINITE = ("non-finite", "loss-scale-collapse")
@@ -46,7 +44,7 @@ class TrialRun:
         val_loss: Validation loss at the end; nan without validation data.
         val_accuracy: Fraction of validation labels predicted right at the end; nan where there are none.
         seconds: Time that it took.
-        began_at: Its first step: 0, or that of a recorded state.
+        start_step: Its first step: 0, or that of a recorded state.
     """
 
     history: History
@@ -104,28 +102,23 @@ def threads_for(history: History) -> int | None:
 def run_trial(
     config: Config, *, steps: int, threads: int | None = None, warm_start: WarmStart | None = None
 ) -> TrialRun:
-    """Train a config; nothing is left of it but what is returned.
+    """Train a config in a temporary folder.
 
     Args:
         config: What to train. Checkpoints, sinks, incidents and compilation are left out.
         steps: The step before which to end, as counted from the start; the schedule goes on as if the training did.
         threads: On the CPU, where the config leaves that open.
-        midway: The state to begin at; None is the start.
+        warm_start: The state to begin at; None is the start.
     """
-    began, before, threads_before = time.perf_counter(), random_state(), torch.get_num_threads()
-    if threads and not config.train.threads:
-        torch.set_num_threads(threads)
-    try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(warnings.catch_warnings())
-            warnings.simplefilter("ignore")  # they were said of the run itself
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradwatch-")))
-            session, val_loss, val_accuracy = _trained(_quiet(config, folder), folder, steps, warm_start, stack)
-            session.close("finished")
-            history = session.pipeline.history
-    finally:
-        torch.set_num_threads(threads_before)
-        set_random_state(before)
+    began = time.perf_counter()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(isolated_process(config, threads=threads))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # the run itself has shown them
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradwatch-")))
+        session, val_loss, val_accuracy = _trained(_quiet(config, folder), folder, steps, warm_start, stack)
+        session.close("finished")
+        history = session.pipeline.history
     seconds = time.perf_counter() - began
     start_step = warm_start.step if warm_start else 0
     return TrialRun(
@@ -136,15 +129,10 @@ def run_trial(
 def _trained(
     config: Config, folder: Path, steps: int, warm_start: WarmStart | None, stack: contextlib.ExitStack
 ) -> tuple[Session, float, float]:
-    if config.run.deterministic:
-        stack.enter_context(reproducible(config.run.seed))
-    else:
-        seed_all(config.run.seed)
-    if config.train.threads:
-        torch.set_num_threads(config.train.threads)
+    seed_all(config.run.seed)
     stack.enter_context(failures.explained())
     session = warm_start.open(config, folder, stack=stack) if warm_start else Session(config, folder, stack=stack)
-    run(session, _StopAfter(session, steps))
+    run_until(session, steps)
     val_loss = val_accuracy = math.nan
     if session.validation:
         result = evaluate(session.stepper, session.validation)
@@ -153,21 +141,8 @@ def _trained(
     return session, val_loss, val_accuracy
 
 
-@final
-class _StopAfter:
-    """Ends a training after so many steps."""
-
-    def __init__(self, session: Session, steps: int) -> None:
-        self._session = session
-        self._steps = steps
-
-    @property
-    def requested(self) -> bool:
-        return self._session.progress.step >= self._steps
-
-
 def _quiet(config: Config, folder: Path) -> Config:
-    """Return a config that leaves no trace."""
+    """Return a config without checkpoints, incidents, sinks and compilation."""
     train = config.train.model_copy(
         update={
             "compile": False,

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, final
 
 from gradwatch.diagnose.causes import CauseId
-from gradwatch.records import Finding
-from gradwatch.replay.config_change import Change
+from gradwatch.records import Finding, Remedy
 from gradwatch.replay.locate.bad_operation import Located
 
 Status = Literal["confirmed", "refuted", "open"]
@@ -26,13 +25,13 @@ class Experiment:
         causes: Ids of the causes that it speaks for.
         axis: What it varied: `data`, `state`, `numerics`, `chance`, `mode`, `formula`, `config`; `look`: nothing.
         is_healthy: Whether no other alarm came in its place.
-        began_at: Step of the recorded state from which was trained; 0 is the start, None is no training.
+        start_step: Step of the recorded state from which was trained; 0 is the start, None is no training.
     """
 
     text: str
     result: str
     gone: bool | None
-    change: Change | None = None
+    change: Remedy | None = None
     causes: tuple[CauseId, ...] = ()
     axis: str = "config"
     is_healthy: bool = True

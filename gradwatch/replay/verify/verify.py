@@ -15,7 +15,7 @@ from gradwatch.diagnose.run_numbers import RunNumbers, measure_run
 from gradwatch.errors import GradwatchError
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Finding, Remedy, Severity
-from gradwatch.replay.config_change import Change, config_of, is_taken, reverted_settings
+from gradwatch.replay.config_change import config_of, is_taken, reverted_settings
 from gradwatch.replay.locate import bad_samples
 from gradwatch.replay.locate.bad_operation import Located
 from gradwatch.replay.locate.in_run import locate_step
@@ -154,7 +154,7 @@ def _span(made: TrialRun) -> str:
 def _try_other_seed(runner: TrialRunner, finding: Finding) -> Experiment:
     """Train with another seed: other first weights, another order of the data, other draws."""
     seed = config_of(runner.run).run.seed + 1
-    change = Change(text=f"another seed, {seed}", patch={"run.seed": seed})
+    change = Remedy(text=f"another seed, {seed}", patch={"run.seed": seed})
     return replace(_train_with(runner, finding, change, None), change=None, axis="chance")
 
 
@@ -163,19 +163,15 @@ def _run_intervention(intervention: Intervention, symptom: Symptom) -> Iterator[
     try:
         outcomes = intervention.run()
     except (RuntimeError, ValueError, TypeError) as error:  # a change that the model cannot take
-        yield _experiment(intervention, gone=None, result=f"cannot be run: {str(error).splitlines()[0]}")
-        return
-    if not outcomes:
-        return
-    ill = [o for o in outcomes if symptom.is_in(o)]
-    told = symptom.told((ill or outcomes)[0])
-    if len(outcomes) > 1:
-        told = f"ill in {len(ill)} of {len(outcomes)}; {told}"
-    yield _experiment(intervention, gone=not ill, result=told)
-
-
-def _experiment(intervention: Intervention, *, gone: bool | None, result: str) -> Experiment:
-    return Experiment(
+        gone, result = None, f"cannot be run: {str(error).splitlines()[0]}"
+    else:
+        if not outcomes:
+            return
+        ill = [o for o in outcomes if symptom.is_in(o)]
+        gone, result = not ill, symptom.told((ill or outcomes)[0])
+        if len(outcomes) > 1:
+            result = f"ill in {len(ill)} of {len(outcomes)}; {result}"
+    yield Experiment(
         text=intervention.text, result=result, gone=gone, causes=intervention.causes, axis=intervention.axis
     )
 
@@ -226,12 +222,12 @@ def _try_remedies(
     runner: TrialRunner, finding: Finding, made: Sequence[Remedy], seen: _Reproduction
 ) -> list[Experiment]:
     """Return what comes of training with each remedy that a config can express, up to the first that heals."""
-    changes = [Change.of(r) for r in made if r.patch] if seen.reproduced else []
+    changes = [r for r in made if r.patch] if seen.reproduced else []
     return _try_until_healed(runner, finding, changes, seen.warm_start)
 
 
 def _try_until_healed(
-    runner: TrialRunner, finding: Finding, changes: Sequence[Change], warm_start: WarmStart | None
+    runner: TrialRunner, finding: Finding, changes: Sequence[Remedy], warm_start: WarmStart | None
 ) -> list[Experiment]:
     made: list[Experiment] = []
     for change in changes:
@@ -242,7 +238,7 @@ def _try_until_healed(
     return made
 
 
-def _try_change(runner: TrialRunner, finding: Finding, change: Change, warm_start: WarmStart | None) -> Experiment:
+def _try_change(runner: TrialRunner, finding: Finding, change: Remedy, warm_start: WarmStart | None) -> Experiment:
     """Train with one change from the recorded state, where it can be made there.
 
     What does not help that late may have helped from the start, and is tried from there before it counts as refuted.
@@ -256,7 +252,7 @@ def _try_change(runner: TrialRunner, finding: Finding, change: Change, warm_star
     return late if late and early.gone is None else early
 
 
-def _train_with(runner: TrialRunner, finding: Finding, change: Change, warm_start: WarmStart | None) -> Experiment:
+def _train_with(runner: TrialRunner, finding: Finding, change: Remedy, warm_start: WarmStart | None) -> Experiment:
     """Train with one change, and look for the finding."""
     steps = runner.steps_for(finding)
     try:

@@ -96,13 +96,13 @@ def rows(history: History, *, first: int) -> dict[str, Any]:
     """Return the recorded rows from a step on, as plain data and arrays."""
     kept = {}
     for name, table in (("param", history.param), ("act", history.act), ("run", history.run)):
-        state = table.state()
-        later_T = state["steps"] >= first
+        steps_T, values_TSL = table.rows()
+        later_T = steps_T >= first
         kept[name] = {
             "statistics": list(table.statistics),
             "layers": list(table.layers),
-            "steps": state["steps"][later_T],
-            "values": state["values"][later_T],
+            "steps": steps_T[later_T],
+            "values": values_TSL[later_T],
         }
     return kept
 

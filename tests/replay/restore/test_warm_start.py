@@ -15,8 +15,8 @@ from gradwatch.diagnose.rank import diagnose
 from gradwatch.history.disk.writer import read
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.incident import incidents, recorder
-from gradwatch.records import Finding, Severity
-from gradwatch.replay.config_change import Change, config_of
+from gradwatch.records import Finding, Remedy, Severity
+from gradwatch.replay.config_change import config_of
 from gradwatch.replay.restore.warm_start import find_warm_start
 from gradwatch.replay.trials.runner import STEPS_AFTER, TrialRunner
 from gradwatch.replay.trials.trial_run import TrialRun, run_trial
@@ -218,7 +218,7 @@ def test_a_cause_is_refuted_only_where_its_change_does_not_help_from_the_start_e
     stage, warm_start = Stage(ill_from=ill_from), SimpleNamespace(step=50, supports=lambda patch: True)
 
     check = verifying._try_change(
-        stage, found("exploding-gradient", 90), Change(text="lower", patch={"optim.lr": 1}), warm_start
+        stage, found("exploding-gradient", 90), Remedy(text="lower", patch={"optim.lr": 1}), warm_start
     )
 
     assert check.gone is gone
