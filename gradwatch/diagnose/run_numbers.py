@@ -29,14 +29,12 @@ class RunNumbers:
     """The numbers that remedies are computed from; nan where unknown.
 
     Args:
-        rate: Newest learning rate of the first group.
         steady_rate: The largest rate before it jumped; the largest of all where it did not.
         jumped_at: Step at which it jumped, or None.
         usual_norm: Median of the finite gradient norms of the first `USUAL_STEPS` steps.
         update_ratio: Median update/weight ratio of the newest sample.
     """
 
-    rate: float
     steady_rate: float
     jumped_at: int | None
     usual_norm: float
@@ -59,7 +57,6 @@ def measure_run(history: History, *, until: int) -> RunNumbers:
     ratio_T = ratio_TL[np.isfinite(ratio_TL).any(axis=1)]
     newest = ratio_T[-1][np.isfinite(ratio_T[-1])] if len(ratio_T) else ratio_T
     return RunNumbers(
-        rate=float(rate_T[-1]),
         steady_rate=float(np.fmax.reduce(rate_T[: len(rate_T) if jump is None else jump])),
         jumped_at=None if jump is None else int(steps_T[jump]),
         usual_norm=float(np.median(usual_T)) if len(usual_T) else math.nan,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self, final
 
 from gradwatch.errors import CheckpointError, RunError
+from gradwatch.history.disk.findings import FINDINGS
 from gradwatch.incident.writing import FACTS, FOLDER, FORMAT
 from gradwatch.records import Finding
 from gradwatch.state import checkpoint_folder
@@ -46,10 +47,7 @@ class Incident:
             data = json.loads((path / FACTS).read_bytes())
             if data.pop("format") > FORMAT:
                 raise RunError(f"{path}: a newer gradwatch wrote this incident: update gradwatch")
-            findings = data.pop("findings")
-            for quantity in (quantity for finding in findings for quantity in finding["evidence"]):
-                quantity["value"] = float(quantity["value"])
-            found = tuple(Finding.from_json(finding) for finding in findings)
+            found = tuple(FINDINGS.decode(finding) for finding in data.pop("findings"))
             return cls(path=path, step=int(data.pop("step")), findings=found, facts=data)
         except RunError:
             raise

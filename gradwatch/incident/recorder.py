@@ -99,11 +99,6 @@ class Snapshotter:
         return step - step % self._every + self._every
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes of host memory that the snapshot takes."""
-        return self._snapshot.num_bytes
-
-    @property
     def is_full(self) -> bool:
         """Whether no further incident would be written."""
         return self._left <= 0

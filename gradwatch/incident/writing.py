@@ -1,4 +1,4 @@
-"""Write the folder of an incident: whole or not at all, JSON and safetensors only."""
+"""Write the folder of an incident, atomically, as JSON and safetensors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gradwatch.history.disk.findings import FINDINGS
 from gradwatch.records import Finding
 from gradwatch.state import checkpoint_folder, codec
 
@@ -39,7 +40,7 @@ def write(
     final_path = directory / FOLDER / f"step-{step:06d}"
     work = final_path.with_name(final_path.name + UNFINISHED)
     data, tensors = codec.encode(dict(state), name="incident")
-    found = [_plain(finding) for finding in findings]
+    found = [FINDINGS.encode(finding) for finding in findings]
     named = {"format": FORMAT, "step": step, "findings": found} | dict(facts)
     lines = [f"{json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in named.items()]
     text = "{\n" + ",\n".join(lines) + "\n}\n"
@@ -55,12 +56,3 @@ def write(
         shutil.rmtree(work, ignore_errors=True)
         raise
     return final_path
-
-
-def _plain(finding: Finding) -> dict[str, Any]:
-    """Return a finding as JSON, which has no nan and no infinity: they are text there."""
-    data = finding.to_json()
-    for quantity in data["evidence"]:
-        value = float(quantity["value"])
-        quantity["value"] = value if value - value == 0 else str(value)
-    return data

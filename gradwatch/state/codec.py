@@ -20,24 +20,13 @@ from gradwatch.state.safetensors_file import DTYPE_NAMES
 MARK = "!"
 """Key that tells an encoded value from a mapping; a mapping that has the key itself is encoded as well."""
 RESERVED = {"__metadata__"}  # safetensors keeps this name for itself
-LONG_INT_BITS = 1024  # Python refuses to read decimal integers of more than 4300 digits
-FACTORIES: dict[str, Callable[[], Any] | None] = {
-    "none": None,
-    "bool": bool,
-    "int": int,
-    "float": float,
-    "str": str,
-    "list": list,
-    "tuple": tuple,
-    "dict": dict,
-}
 
 
 def encode(state: Any, *, name: str = "state") -> tuple[Any, dict[str, Tensor]]:
     """Return a state as JSON data and the tensors that it refers to.
 
-    Known are dict, OrderedDict, defaultdict and Counter with str or int keys, list, tuple, strided tensors of any
-    dtype, NumPy arrays and scalars, int, float, bool, str and None. Tensors that are the same view stay one.
+    Known are dict, OrderedDict and Counter with str or int keys, list, tuple, strided tensors of any dtype, NumPy
+    arrays and scalars, int, float, bool, str and None. Tensors that are the same view stay one.
 
     Args:
         state: The tree.
@@ -75,17 +64,15 @@ class _Encoder:
 
     def encode(self, value: Any, path: tuple[Any, ...]) -> Any:
         kind = type(value)  # exact: a subclass would come back as something else
-        if value is None or kind in (bool, str):
+        if value is None or kind in (bool, int, str):
             return value
-        if kind is int:
-            return value if value.bit_length() <= LONG_INT_BITS else {MARK: "int", "hex": hex(value)}
         if kind is float:
             return value if math.isfinite(value) else {MARK: "float", "bits": struct.pack(">d", value).hex()}
         if kind is list:
             return [self.encode(item, (*path, i)) for i, item in enumerate(value)]
         if kind is tuple:
             return {MARK: "tuple", "items": [self.encode(item, (*path, i)) for i, item in enumerate(value)]}
-        if kind in (dict, collections.OrderedDict, collections.defaultdict, collections.Counter):
+        if kind in (dict, collections.OrderedDict, collections.Counter):
             return self._mapping(value, path)
         if kind is Tensor:
             return self._tensor(value, path)
@@ -101,11 +88,6 @@ class _Encoder:
             return {key: self.encode(item, (*path, key)) for key, item in value.items()}
         items = [[key, self.encode(item, (*path, key))] for key, item in value.items()]
         data: dict[str, Any] = {MARK: type(value).__name__, "items": items}
-        if isinstance(value, collections.defaultdict):
-            names = [name for name, factory in FACTORIES.items() if factory is value.default_factory]
-            if not names:
-                raise self._unknown(path, f"a defaultdict of {value.default_factory!r}, which a checkpoint cannot hold")
-            data["factory"] = names[0]
         if isinstance(value, collections.OrderedDict) and hasattr(value, "_metadata"):
             # where nn.Module.state_dict puts the versions of its modules
             data["metadata"] = self.encode(value._metadata, (*path, "_metadata"))
@@ -147,7 +129,7 @@ class _Encoder:
         return {MARK: kind, "name": name, "dtype": dtype.str, "shape": list(array.shape)}
 
     def _add(self, tensor: Tensor, path: tuple[Any, ...]) -> str:
-        """Take in a tensor, and return its name: its path, as other readers of the file will see it."""
+        """Add a tensor, and return its name: its path, which other readers of the file see."""
         name = "/".join(str(key) for key in path).encode(errors="replace").decode()
         while name in self.tensors or name in RESERVED or not name:
             name += "_"
@@ -192,14 +174,10 @@ def _decode_array(data: dict[str, Any], tensors: Mapping[str, Tensor]) -> NDArra
 
 
 _DECODERS: dict[str, Callable[[dict[str, Any], Mapping[str, Tensor]], Any]] = {
-    "int": lambda data, _: int(data["hex"], 16),
     "float": lambda data, _: struct.unpack(">d", bytes.fromhex(data["bits"]))[0],
     "tuple": lambda data, tensors: tuple(decode(item, tensors) for item in data["items"]),
     "dict": lambda data, tensors: dict(_decode_items(data, tensors)),
     "OrderedDict": _decode_ordered,
-    "defaultdict": lambda data, tensors: collections.defaultdict(
-        FACTORIES[data["factory"]], _decode_items(data, tensors)
-    ),
     "Counter": lambda data, tensors: collections.Counter(dict(_decode_items(data, tensors))),
     "tensor": _decode_tensor,
     "array": _decode_array,

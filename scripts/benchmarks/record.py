@@ -22,6 +22,7 @@ from harness import Seconds, interleaved, parse, parser, ratio, timed
 from loop import CONFIGS, Workload, config_of, stretch_of
 
 from gradwatch.state.rng import random_state
+from gradwatch.state.snapshot import num_bytes
 from gradwatch.train.session import Session
 
 STRETCH_S = 2.0
@@ -56,7 +57,7 @@ def measure(workload: Workload, rounds: int) -> tuple[Seconds, float, int]:
         arms = {name: partial(stretch_of, of, steps) for name, of in (("kept", kept), ("bare", bare))}
         seconds = interleaved(arms, rounds=rounds)
         assert kept.recorder, "it is on by default"
-        return seconds, 1e3 * step_s, kept.recorder.num_bytes
+        return seconds, 1e3 * step_s, num_bytes(kept.recorder.read())
 
 
 def main() -> None:

@@ -83,9 +83,7 @@ ARRAYS = st.builds(
     st.integers(0, 1000),
 )
 SCALARS = st.sampled_from([np.float64(0.1), np.float32("nan"), np.int64(-3), np.bool_(True), np.str_("x")])
-LEAVES = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.text(), TENSORS, ARRAYS, SCALARS, st.just(2**5000)
-)
+LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), TENSORS, ARRAYS, SCALARS)
 KEYS = st.one_of(st.text(max_size=3), st.integers(-3, 3), st.just("!"))
 
 
@@ -96,7 +94,6 @@ def containers(children):
         st.lists(children, max_size=4).map(tuple),
         mappings,
         mappings.map(collections.OrderedDict),
-        st.builds(collections.defaultdict, st.sampled_from([None, int, float, list, dict, tuple, str, bool]), mappings),
         st.dictionaries(KEYS, st.integers()).map(collections.Counter),
     )
 
@@ -232,7 +229,7 @@ class Colour(enum.IntEnum):
         (np.zeros(1, [("a", "f4")]), "NumPy array of dtype"),
         ({True: 1}, "a key True of type bool, expected str or int"),
         ({(1, 2): 1}, r"a key \(1, 2\) of type tuple"),
-        (collections.defaultdict(set), "a defaultdict of <class 'set'>"),
+        (collections.defaultdict(set), "a collections.defaultdict"),
     ],
 )
 def test_what_a_checkpoint_cannot_hold_is_named_by_its_place(value, what):
