@@ -138,10 +138,9 @@ def _times_hessian(grads_P: Sequence[Tensor], params: Sequence[Tensor], vector_P
         return [torch.zeros_like(p) for p in params]
     grads, vectors = zip(*bent, strict=True)
     try:
-        found = torch.autograd.grad(grads, params, grad_outputs=vectors, retain_graph=True, allow_unused=True)
+        return [*torch.autograd.grad(grads, params, grad_outputs=vectors, retain_graph=True, materialize_grads=True)]
     except RuntimeError as error:
         raise GradwatchError(f"curvature: an operation of the loss has no second derivative: {error}") from error
-    return [torch.zeros_like(p) if g is None else g for g, p in zip(found, params, strict=True)]
 
 
 def _check_product(
@@ -206,11 +205,10 @@ def _gradients_at(
         try:
             for p, direction in zip(params, direction_P, strict=True):
                 p.data.add_(direction, alpha=step)  # data: a graph that somebody else still holds stays usable
-            found = torch.autograd.grad(loss(), params, retain_graph=True, allow_unused=True)
+            return [*torch.autograd.grad(loss(), params, retain_graph=True, materialize_grads=True)]
         finally:
             for p, kept in zip(params, kept_P, strict=True):
                 p.data.copy_(kept)
-    return [torch.zeros_like(p) if g is None else g for g, p in zip(found, params, strict=True)]
 
 
 def _steps(params: Sequence[Tensor], direction_P: Sequence[Tensor], epsilon: float) -> list[float]:

@@ -18,7 +18,7 @@ from gradwatch.probe.gradients.zero_grad import ZeroGradCheck
 from gradwatch.probe.graph.reader import READ_STEPS, LossGraphReader, is_due
 from gradwatch.probe.graph.unregistered import find_empty_groups
 from gradwatch.probe.graph.weight_means import find_offset_weights
-from gradwatch.probe.inert_hook import inert_hook
+from gradwatch.probe.inert_hook import inert_hook, remove_hooks
 from gradwatch.probe.modules.functional_calls import FunctionalCalls
 from gradwatch.probe.modules.identical_units import find_identical_units
 from gradwatch.probe.modules.train_eval_modes import TrainEvalModes
@@ -161,6 +161,4 @@ class Inspections:
 
     def forget_loss(self) -> None:
         """Remove the hook from the loss function."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        remove_hooks(self._handles)

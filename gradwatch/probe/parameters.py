@@ -13,6 +13,9 @@ from gradwatch.records import LayerInfo
 _WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
 """Names that wrappers insert into the path of a module: torch.compile, activation checkpointing, FSDP."""
 
+HAVE_A_FAST_PATH = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
+"""Modules that run other code in evaluation if there is a hook on them or in them, or if a function mode is active."""
+
 Models = nn.Module | Mapping[str, nn.Module]
 
 
@@ -60,6 +63,21 @@ def named_modules(models: Models) -> Iterator[tuple[str, nn.Module]]:
             model = model.module
         for path, module in model.named_modules(memo=seen):
             yield without_wrappers(f"{prefix}.{path}"), module
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether torch.compile wraps a module, or compiles its calls."""
+    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+
+
+def hookable_modules(models: Models) -> Iterator[nn.Module]:
+    """Yield the modules outside compiled modules and outside modules that run other code if a hook is in them."""
+    closed: set[nn.Module] = set()
+    for _, module in named_modules(models):
+        if is_compiled(module) or module in closed or isinstance(module, HAVE_A_FAST_PATH):
+            closed.update(module.modules())
+        else:
+            yield module
 
 
 def without_wrappers(path: str) -> str:

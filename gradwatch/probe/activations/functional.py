@@ -73,14 +73,6 @@ class OwnerModule(NamedTuple):
     is_recurrent: bool
 
 
-class ParamPath(NamedTuple):
-    """The argument to follow at each operation to reach a parameter, that parameter, and its owner."""
-
-    places: tuple[int, ...]
-    param: Tensor
-    owner: OwnerModule
-
-
 class FunctionCall(NamedTuple):
     """One call of a functional activation: name and index of the module before it, and its output."""
 
@@ -114,9 +106,7 @@ class FunctionalActivations:
 
     def __init__(self, models: Models) -> None:
         self._met: set[int] = set()  # sequence numbers of nodes of this step: nodes would keep the graph alive
-        self._num_met = 0  # activations of this step so far
         self._owners: dict[Tensor, OwnerModule] = {}
-        self._paths: dict[int, ParamPath] = {}  # to the parameter of each activation of a step
         for place, (name, module) in enumerate(named_modules(models)):
             name = name.partition(".parametrizations.")[0].removesuffix(".parametrizations")
             owner = OwnerModule(name, place, _is_channels_first(module), isinstance(module, RECURRENT))
@@ -126,7 +116,6 @@ class FunctionalActivations:
     def begin(self) -> None:
         """Prepare for the next step."""
         self._met.clear()
-        self._num_met = 0
 
     def find(self, output: Any, *, known: set[Node]) -> Iterator[FunctionCall]:
         """Yield the calls of functional activations in the graph of an output.
@@ -151,38 +140,20 @@ class FunctionalActivations:
                 yield FunctionCall(name, owner.place, owner.channels_first, function, output)
 
     def _owner(self, node: Node) -> OwnerModule | None:
-        """Return the module of the nearest matrix before an activation, or else of the nearest parameter.
-
-        The path is mostly the same as in the steps before, and then needs no search.
-        """
-        place = self._num_met
-        self._num_met += 1
-        path = self._paths.get(place)
-        if path is None or _end(node, path.places) is not path.param:
-            path = self._search(node)
-            if path is None:
-                return None
-            if place < MAX_NODES:
-                self._paths[place] = path
-        return path.owner
-
-    def _search(self, node: Node) -> ParamPath | None:
-        """Return the path to that parameter."""
-        paths = {node: tuple[int, ...]()}
-        waiting = deque([node])
-        nearest: ParamPath | None = None
-        while waiting and len(paths) < MAX_OWNER_NODES:
+        """Return the module of the nearest matrix before an activation, or else of the nearest parameter."""
+        waiting, seen = deque([node]), {node}
+        nearest: OwnerModule | None = None
+        while waiting and len(seen) < MAX_OWNER_NODES:
             at = waiting.popleft()
             if operation(at) == LEAF:
-                if at.variable in self._owners:
-                    found = ParamPath(paths[at], at.variable, self._owners[at.variable])
-                    nearest = nearest or found
-                    if at.variable.ndim > 1:
-                        return found
+                owner = self._owners.get(at.variable)
+                if owner is not None and at.variable.ndim > 1:
+                    return owner
+                nearest = nearest or owner
                 continue
-            for i, (child, _) in enumerate(at.next_functions):
-                if child is not None and child not in paths:
-                    paths[child] = *paths[at], i
+            for child, _ in at.next_functions:
+                if child is not None and child not in seen:
+                    seen.add(child)
                     waiting.append(child)
         return nearest
 
@@ -209,7 +180,7 @@ def _activations(roots: Sequence[Node], met: set[int]) -> Iterator[tuple[Node, s
 
 def _of_interest(nodes: Iterable[Node]) -> list[Node]:
     """Return the activations among some nodes."""
-    return [node for node in nodes if (NAMES.get(type(node)) or operation(node)) in OPERATIONS]
+    return [node for node in nodes if operation(node) in OPERATIONS]
 
 
 def _walk(
@@ -248,17 +219,6 @@ def _use(node: Node) -> str:
 def _arguments(node: Node) -> list[Node]:
     """Return the nodes of the arguments of an operation, without constants."""
     return [child for child, _ in node.next_functions if child is not None]
-
-
-def _end(node: Node, path: Sequence[int]) -> Tensor | None:
-    """Return the parameter at the end of a path, or None."""
-    for place in path:
-        arguments = node.next_functions
-        node = arguments[place][0] if place < len(arguments) else None
-        if node is None:
-            return None
-    param: Tensor | None = node.variable if operation(node) == LEAF else None
-    return param
 
 
 def _follows_a_matrix(node: Node) -> bool:

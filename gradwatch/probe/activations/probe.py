@@ -10,7 +10,7 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self, final
 
@@ -26,8 +26,8 @@ from gradwatch.probe.batches.target_match import TargetMatch
 from gradwatch.probe.device import backend as kernels
 from gradwatch.probe.gradients.recurrence import RecurrenceProbe
 from gradwatch.probe.graph.graph import Node, uncollected
-from gradwatch.probe.inert_hook import inert_hook
-from gradwatch.probe.parameters import Models, named_modules
+from gradwatch.probe.inert_hook import inert_hook, remove_hooks
+from gradwatch.probe.parameters import Models, hookable_modules, named_modules
 from gradwatch.records import ActivationInfo
 
 # Lets a compiled graph run side effects inside activation checkpointing, and not again in the recomputation.
@@ -35,8 +35,6 @@ _ONCE_UNDER_CHECKPOINT = "skip_fwd_side_effects_in_bwd_under_checkpoint"
 
 _CHANNELS_FIRST = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
 _FEATURES_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.MultiheadAttention, nn.RNNBase)
-_HAVE_A_FAST_PATH = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
-"""Modules that run other code in evaluation if there is a hook on them or in them."""
 
 
 def _counts(module: nn.Module) -> bool:
@@ -182,9 +180,7 @@ class HookSet:
 
     def remove(self) -> None:
         """Remove all hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        remove_hooks(self._handles)
 
 
 @final
@@ -303,7 +299,7 @@ class ActivationProbe:
         self.recurrences, self.target_match = self._readers = (RecurrenceProbe(self._model), TargetMatch())
         self._hooks.remove()
         self._outer_hooks.remove()
-        self._outer_hooks.register = _outer_hooks(self, _may_be_outermost(self._model))
+        self._outer_hooks.register = _outer_hooks(self, hookable_modules(self._model))
         self._attach()
 
     def _attach(self) -> None:
@@ -450,14 +446,3 @@ def _outer_hooks(probe: ActivationProbe, modules: Iterable[nn.Module]) -> list[C
             partial(module.register_forward_hook, inert_hook(partial(_on_leave, probe))),
         )
     ]
-
-
-def _may_be_outermost(models: Models) -> Iterator[nn.Module]:
-    """Yield the modules that a loop may call: all except those inside compiled modules and torch's transformers."""
-    closed: set[nn.Module] = set()
-    for _, module in named_modules(models):
-        is_compiled = hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
-        if is_compiled or module in closed or isinstance(module, _HAVE_A_FAST_PATH):
-            closed.update(module.modules())
-        else:
-            yield module

@@ -34,11 +34,6 @@ class SilentUnits:
         self._marks: list[tuple[int, int]] = []  # which sample each was, and its step
         self._since_U = np.zeros(0, np.uint8)  # which mark
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the marks of all units."""
-        return self._since_U.nbytes
-
     def add(self, step: int, dead: Sequence[UnitMask | None]) -> NDArray[np.float32]:
         """Add a sampled step.
 

@@ -15,8 +15,8 @@ from gradwatch.events import BATCH_ALIKE, INPUTS_ALIKE, INPUTS_DIFFER, Observati
 from gradwatch.probe.batches.batch_hash import tensors
 from gradwatch.probe.batches.repeated_samples import INSPECTED_STEPS, MAX_COORDINATES, RepeatedSamples
 from gradwatch.probe.device.sync import to_float
-from gradwatch.probe.inert_hook import inert_hook
-from gradwatch.probe.parameters import Models, named_modules
+from gradwatch.probe.inert_hook import inert_hook, remove_hooks
+from gradwatch.probe.parameters import Models, is_compiled, named_modules
 from gradwatch.records import Event
 
 MIN_DISTANCE = 0.5
@@ -100,9 +100,7 @@ class ModelInputs:
 
     def close(self) -> None:
         """Take all hooks off."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        remove_hooks(self._handles)
 
     def _before_forward(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling() or not module.training:
@@ -152,7 +150,7 @@ class ModelInputs:
         """Inspect the parts of a model that is not called as a whole, unless they are compiled."""
         self.close()
         self._first_step = 1
-        if not any(hasattr(part, "_orig_mod") or part._compiled_call_impl for part in self._parts.values()):
+        if not any(map(is_compiled, self._parts.values())):
             self._handles = [self._hook(name, part) for name, part in self._parts.items()]
 
     def _hook(self, name: str, module: nn.Module) -> RemovableHandle:

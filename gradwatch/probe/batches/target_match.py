@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwatch.events import PAIRED, UNPAIRED, EventKind, Observation
 from gradwatch.probe.device.sync import to_float, to_host
+from gradwatch.probe.inert_hook import remove_hooks
 from gradwatch.probe.nested import tensors_of
 
 WINDOW_SAMPLES = 8
@@ -179,9 +180,7 @@ class TargetMatch:
 
     def clear(self) -> None:
         """Drop the data and the hooks of the step before."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        remove_hooks(self._handles)
         self._read = []
         self._calls = 0
 

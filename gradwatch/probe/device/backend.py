@@ -16,7 +16,7 @@ REVISION = 12
 
 
 def _load() -> tuple[ModuleType | None, str]:
-    """Import the extension and bind the tensor types. Return it, or None and the reason why it cannot be used."""
+    """Return the extension, bound to the tensor types of torch, or None and the reason why it cannot be used."""
     try:
         import gradwatch._native as native
     except ModuleNotFoundError:
@@ -40,8 +40,8 @@ def select_backend(kernel: Kernel = "auto") -> ModuleType | None:
     """Return the extension, or None for torch operations.
 
     Args:
-        kernel: `auto` takes the extension if there is one, and warns once if not; `native` requires it; `torch` never
-            takes it.
+        kernel: `auto` uses the extension if it is available, and warns once if not; `native` requires it; `torch` never
+            uses it.
     """
     if kernel == "native" and _NATIVE is None:
         raise ImportError(

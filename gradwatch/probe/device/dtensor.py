@@ -1,4 +1,4 @@
-"""Tensors that are spread over processes (DTensor): each reads its own part, one exchange makes whole rows of them."""
+"""Join the statistics that each process measures of its part of a distributed tensor (DTensor), in one exchange."""
 
 # L = tensors, K = statistics that add up, R = processes
 
@@ -13,21 +13,21 @@ import torch
 
 from gradwatch.probe.device.torch_reduce import wide_dtype
 
-L2, ABSMAX, MEAN, STD, ZERO_FRAC, NONFINITE = range(6)  # rows of `reduce.statistics`
+L2, ABSMAX, MEAN, STD, ZERO_FRAC, NONFINITE = range(6)  # rows of `torch_reduce.statistics`
 Spread = tuple[Any, tuple[int, ...]]
 """A mesh of devices, and its dimensions over which a tensor is split."""
 
 
 def is_distributed(tensor: torch.Tensor) -> bool:
-    """Say whether a tensor is spread over processes."""
-    distributed = sys.modules.get("torch.distributed.tensor")  # not imported: then there is none
+    """Return whether a tensor is a DTensor."""
+    distributed = sys.modules.get("torch.distributed.tensor")  # a DTensor exists only if this was imported
     return distributed is not None and isinstance(tensor, distributed.DTensor)
 
 
 def gathers(module: torch.nn.Module) -> bool:
-    """Return whether FSDP owns a module, so that it computes with whole parameters that are freed after the pass.
+    """Return whether FSDP gathers whole parameters for each pass of a module, and frees them afterwards.
 
-    These are in the autograd graph of the loss, and are not the parameters that the module and its optimizer hold.
+    The autograd graph of the loss contains the gathered parameters, not the parameters of the module and the optimizer.
     """
     fsdp = sys.modules.get("torch.distributed.fsdp")  # as above
     return fsdp is not None and isinstance(module, (fsdp.FSDPModule, fsdp.FullyShardedDataParallel))
@@ -42,7 +42,7 @@ def has_values(tensor: torch.Tensor) -> bool:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what this process holds of a tensor; of one that is still to be summed over processes, all of it."""
+    """Return the part of a tensor on this process; the whole tensor if it is still to be summed over processes."""
     if not is_distributed(tensor):
         return tensor
     distributed: Any = tensor.detach()
@@ -54,12 +54,12 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def join_statistics(part_SL: torch.Tensor, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the statistics of whole tensors from those of their local parts.
+    """Return the statistics of whole tensors from the statistics of their local parts.
 
     Every process must call it with the same tensors in the same order. It takes one exchange per mesh.
 
     Args:
-        part_SL: Statistics of each local part, of shape (6, L), in the order of `reduce.statistics`.
+        part_SL: Statistics of each local part, of shape (6, L), in the order of `torch_reduce.statistics`.
         tensors: The whole tensors.
     """
     row_SL = part_SL.clone()
@@ -97,7 +97,7 @@ def join_statistics(part_SL: torch.Tensor, tensors: Sequence[torch.Tensor]) -> t
 
 
 def join_norms(part_KL: torch.Tensor, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return L2 norms of whole tensors from those of their local parts; see `join_statistics`.
+    """Return L2 norms of whole tensors from the norms of their local parts; see `join_statistics`.
 
     Args:
         part_KL: Any number of norms of each local part.
@@ -110,14 +110,14 @@ def join_norms(part_KL: torch.Tensor, tensors: Sequence[torch.Tensor]) -> torch.
 
 
 def join_counts(part_B: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Return counts over a whole tensor from those over its local part; see `join_statistics`."""
+    """Return counts over a whole tensor from the counts over its local part; see `join_statistics`."""
     for mesh, dims in _spreads([tensor]):
         part_B = _gather(part_B, mesh, dims).sum(0)
     return part_B
 
 
 def _spreads(tensors: Sequence[torch.Tensor]) -> dict[Spread, list[int]]:
-    """Return which tensors are split, by the mesh and its dimensions over which they are."""
+    """Return the indices of split tensors, by mesh and by the dimensions of the mesh over which they are split."""
     spreads: defaultdict[Spread, list[int]] = defaultdict(list)
     for i, tensor in enumerate(tensors):
         if not is_distributed(tensor):
@@ -132,7 +132,7 @@ def _spreads(tensors: Sequence[torch.Tensor]) -> dict[Spread, list[int]]:
 
 
 def _gather(mine: torch.Tensor, mesh: Any, dims: tuple[int, ...]) -> torch.Tensor:
-    """Return what all processes along some dimensions of a mesh hold, with one dimension more in front."""
+    """Gather a tensor from all processes along some dimensions of a mesh, stacked along a new first dimension."""
     gathered = mine[None]
     for dim in dims:
         group = mesh.get_group(dim)

@@ -18,7 +18,7 @@ def to_host(tensor: torch.Tensor) -> NDArray[Any]:
         tensor: Any shape, device and real dtype; bfloat16 becomes float32, which NumPy knows.
 
     Returns:
-        An array of the same shape. It shares the tensor's memory where that is on the CPU.
+        An array of the same shape. It shares the tensor's memory if the tensor is on the CPU.
     """
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.float()
@@ -27,7 +27,7 @@ def to_host(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def to_array(values: torch.Tensor | NDArray[Any]) -> NDArray[Any]:
-    """Return values that may be an array already as a NumPy array, waiting for the device that computes them."""
+    """Convert a tensor to a NumPy array, waiting for the device that computes it; return an array as it is."""
     return to_host(values) if isinstance(values, torch.Tensor) else values
 
 
@@ -53,24 +53,19 @@ def host_value_or_copy(tensor: torch.Tensor) -> float | torch.Tensor:
 
 @final
 class HostTransfer:
-    """A copy of tensors of one device to the host, which does not wait for it.
+    """Copies tensors of one device to the host without waiting for the device.
 
     Args:
         tensors: By name, of any shape and real dtype, all on one device.
-        staging_buffer: Host memory to copy them to, of at least as many bytes; pinned if the device is a GPU.
     """
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], staging_buffer: torch.Tensor | None = None) -> None:
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         tensors = {name: t.float() if t.dtype == torch.bfloat16 else t for name, t in tensors.items()}
         self._forms = {name: (tuple(t.shape), _numpy_dtype(t.dtype)) for name, t in tensors.items()}
         flat = torch.zeros(0, dtype=torch.uint8, device="cpu")
         if tensors:
             flat = torch.cat([t.detach().contiguous().reshape(-1).view(torch.uint8) for t in tensors.values()])
-        if staging_buffer is None or staging_buffer.numel() < flat.numel():
-            staging_buffer = torch.empty(flat.numel(), dtype=torch.uint8, device="cpu", pin_memory=flat.is_cuda)
-        self.staging_buffer = staging_buffer
-        self._size = flat.numel()
-        staging_buffer[: self._size].copy_(flat, non_blocking=True)
+        self._copy = flat.to("cpu", non_blocking=True)  # of a GPU: into pinned memory, which torch's allocator reuses
         self._event = torch.cuda.Event() if flat.is_cuda else None
         if self._event is not None:
             self._event.record()
@@ -84,7 +79,7 @@ class HostTransfer:
         """Return the values by name, waiting for them if they are in flight."""
         if self._event is not None:
             self._event.synchronize()
-        data = to_host(self.staging_buffer)[: self._size].tobytes()
+        data = to_host(self._copy)
         values, begin = {}, 0
         for name, (shape, dtype) in self._forms.items():
             count = int(np.prod(shape))
@@ -100,8 +95,8 @@ def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
 def on_device(numbers: tuple[int, ...], device: torch.device) -> torch.Tensor:
     """Return a table of integers on a device, int64; the host does not wait for the copy.
 
-    The newest tables are kept, so that what stays the same from step to step is copied once. In a CUDA graph a copy is
-    made again with every replay, so the table on the host is kept for good.
+    The newest tables are cached: a table that stays the same from step to step is copied once. A CUDA graph repeats the
+    copy with every replay, so its table on the host is never freed.
     """
     if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
         return _table(numbers, device)[1]

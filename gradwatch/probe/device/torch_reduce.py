@@ -1,4 +1,4 @@
-"""Reduce tensors on their device to six statistics each: torch operations where no kernel of our own can."""
+"""Reduce tensors on their device to six statistics each, by torch operations if no kernel supports them."""
 
 # S = statistics (the first six of catalogue.PARAM), L = tensors
 
@@ -17,12 +17,12 @@ NUM_STATISTICS = 6
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
-    """Return the dtype in which sums are taken: double, which every device but MPS has."""
+    """Return the dtype of sums: float64, which every device except MPS supports."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def stored_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values that a tensor stores, real and in one flat piece: magnitudes where they are complex."""
+    """Return the stored values of a tensor, flat and contiguous; of complex values the magnitudes."""
     tensor = tensor.detach()
     if tensor.layout == torch.sparse_coo:
         tensor = tensor.coalesce().values()
@@ -42,15 +42,15 @@ def statistics(tensors: Sequence[torch.Tensor], *, native: ModuleType | None = N
         native: The extension, for tensors on the CPU.
 
     Returns:
-        Tensor of shape (S, L), float32, on their device. An empty tensor has norm, maximum and count 0, the rest is
-        nan. Values beyond float32 are Inf in it. On MPS, which lacks double, sums are taken in float32.
+        Tensor of shape (S, L), float32, on their device. Norm, maximum and count of an empty tensor are 0, its other
+        statistics nan. Values beyond float32 become Inf. On MPS, which lacks float64, sums are in float32.
     """
     values = [stored_values(t) for t in tensors]
     if native is not None:
         row_SL = torch.empty((NUM_STATISTICS, len(values)), dtype=torch.float32, device="cpu")
         plain = tuple(v.float() if v.itemsize == 1 else v for v in values)
         rest = native.statistics(plain, False, row_SL, 1.0, None, 0, 0, torch.get_num_threads())
-        assert rest is None, f"tensors {rest} are not plain, though they were made so"
+        assert rest is None, f"tensors {rest} were not read, though all of them are plain"
     elif values[0].is_cuda:
         row_SL = _statistics_on_gpu(values)
     else:
@@ -62,18 +62,18 @@ def statistics(tensors: Sequence[torch.Tensor], *, native: ModuleType | None = N
 
 
 def _statistics_on_gpu(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Compute the statistics of plain tensors by Triton, or by torch operations where that cannot."""
+    """Compute the statistics of plain tensors by Triton, or by torch operations if Triton fails."""
     triton = kernels.triton()
     if triton is not None:
         try:
             return triton.statistics([v.float() if v.itemsize == 1 else v for v in values])  # type: ignore[no-any-return]
-        except Exception as error:  # a compiler on somebody's GPU: whatever it raises, torch can do the work
+        except Exception as error:  # a compiler for GPUs raises errors of any type
             kernels.give_up_triton(error)
     return _statistics_of_values(values)
 
 
 def _statistics_of_values(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Compute the statistics of plain tensors: four reads each, a fifth where the CPU sees NaN or Inf."""
+    """Compute the statistics of plain tensors with four reads of each, and a fifth if the CPU finds NaN or Inf."""
     device = values[0].device
     wide = wide_dtype(device)
     values = [v.float() if v.itemsize == 1 else v for v in values]
@@ -89,7 +89,7 @@ def _statistics_of_values(values: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _nonfinite(values: Sequence[torch.Tensor], absmax_L: torch.Tensor) -> torch.Tensor:
-    """Count NaN and Inf in each tensor. Only the CPU looks first whether there are any: a device would have to wait."""
+    """Count NaN and Inf in each tensor. Only the CPU checks first whether there are any: on a GPU that would wait."""
     if absmax_L.device.type == "cpu":
         ill = [not math.isfinite(m) for m in sync.to_host(absmax_L)]
     else:
@@ -99,7 +99,7 @@ def _nonfinite(values: Sequence[torch.Tensor], absmax_L: torch.Tensor) -> torch.
 
 
 def _with_zeros(stored_S: torch.Tensor, *, stored: int, numel: int) -> torch.Tensor:
-    """Return the statistics of a sparse tensor from those of its stored values; the rest of it is zero."""
+    """Return the statistics of a sparse tensor from the statistics of its stored values; all other values are zero."""
     l2, absmax, mean, std, zero_frac, nonfinite = stored_S.to(wide_dtype(stored_S.device))
     if stored == 0:
         mean = std = zero_frac = l2

@@ -1,4 +1,4 @@
-"""Transfers to the host that are in flight: queued without waiting, and completed some steps later, in order."""
+"""Queue transfers to the host without waiting, and complete them some steps later, in order."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ Values = Mapping[str, NDArray[Any]]
 
 @final
 class TransferQueue:
-    """A ring of staging buffers in pinned memory, through which rows reach the host."""
+    """Transfers of rows to the host, with a function for each that is called with the values."""
 
     def __init__(self) -> None:
         self._in_flight: deque[tuple[HostTransfer, Callable[[Values], None]]] = deque()
-        self._free_buffers: list[Tensor] = []
 
     def __len__(self) -> int:
         """Return the number of transfers in flight."""
@@ -39,7 +38,7 @@ class TransferQueue:
         """
         if len(self._in_flight) == MAX_IN_FLIGHT:
             self._complete_one()
-        self._in_flight.append((HostTransfer(tensors, self._free_buffers.pop() if self._free_buffers else None), then))
+        self._in_flight.append((HostTransfer(tensors), then))
 
     def drain(self, *, wait: bool = False) -> None:
         """Complete the transfers that are ready.
@@ -52,9 +51,7 @@ class TransferQueue:
 
     def _complete_one(self) -> None:
         transfer, then = self._in_flight.popleft()
-        values = transfer.values()
-        self._free_buffers.append(transfer.staging_buffer)
-        then(values)
+        then(transfer.values())
 
 
 @final

@@ -1,9 +1,9 @@
 """Kernels in Triton that read many tensors in one launch; imported only where there is a GPU and Triton."""
 
-# C = chunks of all tensors, L = tensors, F = what is told of a chunk, S = statistics
+# C = chunks of all tensors, L = tensors, F = fields of a chunk, S = statistics
 #
-# Tensors are cut into chunks. A program reads one chunk and writes what it found to a place of its own; another launch
-# adds up the chunks of each tensor in their order. So a result does not depend on the order in which programs run.
+# Tensors are cut into chunks. Each program reads one chunk and writes its fields to a separate row; another launch adds
+# up the chunks of each tensor in their order. So the result does not depend on the order in which programs run.
 # Magnitudes compare as integers, as on the CPU: NaN is above Inf, and subnormal values are not zero whatever the GPU
 # does with them.
 
@@ -26,14 +26,14 @@ def describe(
     IS_DOUBLE: tl.constexpr,
     IS_BRAIN: tl.constexpr,
 ) -> None:
-    """Write what is told of one chunk, whose values are zero where none are."""
+    """Write the fields of one chunk. Values past the end of the tensor are zero."""
     if IS_DOUBLE:
         magnitude = x.to(tl.int64, bitcast=True) & 0x7FFFFFFFFFFFFFFF
         largest = tl.max(magnitude)
         is_ill = magnitude >= 0x7FF0000000000000
         absmax = largest.to(tl.float64, bitcast=True)
     else:
-        # brain floats are the upper halves of floats, also where they are subnormal
+        # a bfloat16 is the upper half of a float32, also if it is subnormal
         x = (x.to(tl.int32) << 16).to(tl.float32, bitcast=True) if IS_BRAIN else x.to(tl.float32)
         magnitude = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
         largest = tl.max(magnitude)
@@ -43,7 +43,7 @@ def describe(
     zeros = tl.sum((is_there & (magnitude == 0)).to(tl.int32))
     # the squares of huge and tiny values leave the range of a float
     scale = tl.where(largest > 0, absmax, 1.0)
-    scale = tl.where(ill == 0, scale, 1.2676506002282294e30)  # 2^100: beside an Inf, finite values must not become one
+    scale = tl.where(ill == 0, scale, 1.2676506002282294e30)  # 2^100: finite values next to an Inf must not become Inf
     y = x / scale if IS_DOUBLE else tl.div_rn(x, tl.broadcast_to(scale, x.shape))
     mean = tl.sum(y) / count
     away = tl.where(is_there, y - mean, 0.0)
@@ -60,7 +60,7 @@ def describe(
 def locate(
     tensors_C: tl.tensor, offsets_C: tl.tensor, numels_L: tl.tensor, SIZE: tl.constexpr
 ) -> tuple[tl.tensor, ...]:
-    """Return this program's chunk and its tensor, the places in it, which of them there are, and how many."""
+    """Return the chunk of this program, its tensor, the positions in it, which of them exist, and their number."""
     chunk = tl.program_id(0)
     tensor = tl.load(tensors_C + chunk)
     offset = tl.load(offsets_C + chunk)
@@ -82,7 +82,7 @@ def read_chunks(
     SIZE: tl.constexpr,
     NUM_FIELDS: tl.constexpr,
 ) -> None:
-    """Sum up one chunk: of floats in float, of doubles in double, over values of magnitude 1 and less."""
+    """Sum up one chunk in the precision of its values, which are scaled to magnitudes of at most 1."""
     chunk, tensor, places, is_there, count = locate(tensors_C, offsets_C, numels_L, SIZE)
     data = tl.load(addresses_L + tensor).to(tl.pointer_type(ELEMENT))
     x = tl.load(data + places, mask=is_there, other=0.0)
@@ -102,7 +102,7 @@ def add_chunks(
     NUM_FIELDS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ) -> None:
-    """Write the statistics of one tensor from what was found in its chunks."""
+    """Write the statistics of one tensor from the fields of its chunks."""
     tensor = tl.program_id(0)
     begin = tl.load(begins_L + tensor)
     end = tl.load(begins_L + tensor + 1)
@@ -133,7 +133,7 @@ def add_chunks(
         within = scale * scale * tl.load(here + 3, mask=is_there, other=0.0)
         count = tl.minimum(numel - (first + lanes - begin) * SIZE, SIZE).to(tl.float64)
         apart = scale * tl.load(here + 1, mask=is_there, other=0.0) / count - mean
-        # doi:10.2307/2683386: squares from the mean of all are those from its own, and those of its own from it
+        # doi:10.2307/2683386: squared deviations within the chunk, plus the deviation of its mean from the overall mean
         spread += tl.where(is_there, within + count * apart * apart, 0.0)
     out = out_SL + tl.load(columns_L + tensor)
     tl.store(out, (tl.sqrt(tl.sum(squares)) * factor).to(tl.float32))

@@ -1,7 +1,7 @@
 """Reduce tensors on a GPU to six statistics each, by kernels in Triton: two launches for all tensors of a dtype.
 
-Held against the obvious statistics in Triton's interpreter, and compiled for NVIDIA's sm_80 and sm_90; not yet run on a
-GPU. Where it fails there, torch operations do the work, and a warning says so.
+Tested against obvious statistics in Triton's interpreter, and compiled for NVIDIA's sm_80 and sm_90; not yet run on a
+GPU. If a kernel fails, torch operations replace it, with a warning.
 """
 
 # L = tensors, S = statistics (the first six of catalogue.PARAM)
@@ -35,10 +35,10 @@ def statistics(values: Sequence[Tensor], *, factor: float = 1.0) -> Tensor:
 
     Args:
         values: At least one, contiguous, of the dtypes in `ELEMENTS`, all on one device.
-        factor: What norm, maximum, mean and deviation are multiplied by.
+        factor: Factor of norm, maximum, mean and deviation.
 
     Returns:
-        Tensor of shape (S, L), float32, on their device, as `reduce.statistics` gives it.
+        Tensor of shape (S, L), float32, on their device, as from `torch_reduce.statistics`.
     """
     device = values[0].device
     row_SL = torch.full((NUM_STATISTICS, len(values)), math.nan, dtype=torch.float32, device=device)
@@ -94,8 +94,8 @@ def cut(numels: tuple[int, ...], columns: tuple[int, ...], device: torch.device)
     """Return the tables of a model's chunks, on its device; they stay the same from step to step.
 
     Returns:
-        Sizes and columns of the tensors, the first chunk of each and the number of all, and for each chunk its tensor
-        and where in it the chunk begins.
+        Sizes and columns of the tensors, the first chunk of each and the number of all chunks, and for each chunk its
+        tensor and its offset in the tensor.
     """
     chunks = [math.ceil(n / kernels.CHUNK) for n in numels]
     tensors_C = torch.repeat_interleave(torch.arange(len(numels), device="cpu"), torch.tensor(chunks, device="cpu"))

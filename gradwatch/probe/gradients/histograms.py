@@ -17,8 +17,8 @@ from gradwatch.probe.device import dtensor, torch_reduce
 
 # A bin is the exponent and the two highest mantissa bits of a float32: four to an octave. As in csrc/kernels/counts.h.
 _SHIFT = 21
-_LOWEST_KEY = (127 - 40) * 4  # of 2^-40: what is smaller counts in the middle bin, with zero
-_HIGHEST_KEY = (127 + 16) * 4  # of 2^16: what is larger, Inf too, counts in the outermost bin
+_LOWEST_KEY = (127 - 40) * 4  # of 2^-40: smaller magnitudes count in the middle bin, with zero
+_HIGHEST_KEY = (127 + 16) * 4  # of 2^16: larger magnitudes and Inf count in the outermost bin
 _SIDE = _HIGHEST_KEY - _LOWEST_KEY + 1
 _MAGNITUDE_MASK, _INFINITE_BITS = 0x7FFFFFFF, 0x7F800000
 
@@ -39,11 +39,11 @@ def bin_edges() -> NDArray[np.float64]:
 
 @final
 class HistogramProbe:
-    """Histograms of gradients and weights of a model.
+    """Counts histograms of gradients and weights of a model.
 
     Args:
         params: Parameters in the order of the rows.
-        kernel: Which code reads tensors on the CPU; for tests and measurements.
+        kernel: Backend that reads tensors on the CPU.
     """
 
     def __init__(self, params: Sequence[torch.Tensor], *, kernel: kernels.Kernel = "auto") -> None:
@@ -52,11 +52,11 @@ class HistogramProbe:
         self._native = kernels.select_backend(kernel) if on_cpu else None
 
     def read(self, among: slice = ALL, *, gradients_KB: torch.Tensor | None = None) -> torch.Tensor:
-        """Count the values of gradients and weights as they are now.
+        """Count the current values of gradients and weights.
 
         Args:
-            among: Which parameters to count, by their places.
-            gradients_KB: Counts of their gradients, where they are known from the read of their statistics.
+            among: Indices of the parameters to count.
+            gradients_KB: Counts of their gradients if the read of the statistics has counted them, or None.
 
         Returns:
             Counts of shape (2, K, B), int64, on the device of the first parameter: gradients, then weights. NaN is in
@@ -84,9 +84,9 @@ class HistogramProbe:
 
 
 def shares(params: Sequence[torch.Tensor], of: int) -> list[slice]:
-    """Return so many shares of all values as even as whole parameters that follow each other make them.
+    """Split parameters into consecutive shares of nearly equal numbers of values.
 
-    Every parameter with values is in one of them; some may be empty.
+    Every parameter with values is in one share; some shares may be empty.
     """
     sizes_L = np.array([p.numel() for p in params], np.float64)
     middles_L = (np.cumsum(sizes_L) - sizes_L / 2) / max(1.0, sizes_L.sum())
@@ -95,7 +95,7 @@ def shares(params: Sequence[torch.Tensor], of: int) -> list[slice]:
 
 
 def empty(params: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return room for a histogram of each parameter, all zero, of shape (K, B), on the device of the first."""
+    """Return a histogram of zeros for each parameter, of shape (K, B), on the device of the first parameter."""
     device = params[0].device if params else torch.device("cpu")
     return torch.zeros((len(params), NUM_BINS), dtype=torch.int64, device=device)
 

@@ -1,4 +1,4 @@
-"""The gradient of a step's first micro-batch alone: with that of the whole step it tells how noisy gradients are."""
+"""Measure the gradient of a step's first micro-batch, which shows how noisy gradients are."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from torch.utils.hooks import RemovableHandle
 
 @final
 class MicroBatchProbe:
-    """Reads the norm of the accumulated gradients after the first backward of a step, where it is due.
+    """Reads the norm of the accumulated gradients after the first backward of a step, if it is due.
 
-    A hook of one parameter sees when a backward reaches it with its gradient cleared; the engine then calls back at the
-    end of that backward. (Where checkpointing runs a backward within the backward, that is too early: nothing is read
-    with `use_reentrant=True`, whose gradients come in parts.)
+    When a backward reaches the hook of one parameter, the engine is asked to call back at the end of that backward.
+    Nothing is read with reentrant activation checkpointing, which runs a backward within the backward.
 
     Args:
         params: The parameters that one optimizer moves.
 
     Attributes:
-        norm: Norm of the gradient of the first micro-batch, on its device; None if it was not due, or not seen. A loop
-            divides each loss by the number of micro-batches, and the loss may be scaled.
+        norm: Norm of the gradient of the first micro-batch, on its device; None if it was not due, or not measured. The
+            loop has divided the loss by the number of micro-batches, and may have scaled it.
     """
 
     def __init__(self, params: Sequence[Tensor]) -> None:

@@ -14,7 +14,8 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwatch.events import RECURRENCE, Observation
 from gradwatch.probe.device.sync import HostTransfer, is_capturing
-from gradwatch.probe.graph.graph import LAYOUT, Node, is_leaf, operation
+from gradwatch.probe.graph.graph import LAYOUT, LEAF, Graph, Node, operation
+from gradwatch.probe.inert_hook import remove_hooks
 from gradwatch.probe.nested import tensors_of
 from gradwatch.probe.parameters import Models, list_parameters
 
@@ -88,9 +89,7 @@ class RecurrenceProbe:
 
     def clear(self) -> None:
         """Remove all hooks, and drop the recorded norms."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        remove_hooks(self._handles)
         self._norms_U, self._uses = [], 0
 
     def watch(self, output: Any) -> None:
@@ -102,11 +101,12 @@ class RecurrenceProbe:
         if is_capturing(tensors):
             return
         self._next += max(1, self._next // 2)
-        uses_by_leaf, count = _uses([tensor.grad_fn for tensor in tensors], self._nodes)
-        self._nodes -= count
-        for leaf, uses in uses_by_leaf:
-            if leaf in self._names and len(uses) >= max(MIN_USES, self._uses + 1):
-                self._hook_uses(self._names[leaf], uses)
+        graph = Graph(*tensors, max_nodes=self._nodes)
+        self._nodes -= len(graph.nodes)
+        for leaf in graph.of(LEAF):
+            uses = list(_uses(graph, leaf))
+            if leaf.variable in self._names and len(uses) >= max(MIN_USES, self._uses + 1):
+                self._hook_uses(graph, self._names[leaf.variable], uses)
 
     def find(self) -> Iterator[Observation]:
         """Yield the parameter through whose uses the gradient grows or shrinks, after a backward pass."""
@@ -131,10 +131,10 @@ class RecurrenceProbe:
             self._transfer, self._of = HostTransfer({"norms": torch.stack(read_U)}), (self._name, self._uses)
         self.clear()
 
-    def _hook_uses(self, name: str, uses: list[Node]) -> None:
-        """Hook some uses, if each computes with the result of the one before."""
+    def _hook_uses(self, graph: Graph, name: str, uses: list[Node]) -> None:
+        """Hook some uses, if the last computes with the result of the first."""
         uses = sorted(uses, key=lambda node: node._sequence_nr())
-        if not _leads_to(uses[0], uses[-1]):
+        if uses[0] not in graph.below(uses[-1]):
             return
         self.clear()
         self._name, self._uses = name, len(uses)
@@ -176,52 +176,12 @@ def growth_of(norms_U: np.ndarray[Any, Any]) -> float:
     return beyond * (len(norms_U) - 1) / middle if beyond * rise > 0 else 0.0
 
 
-def _uses(roots: list[Node], most: int) -> tuple[list[tuple[Tensor, list[Node]]], int]:
-    """Return each leaf of a graph with the operations that use it, past those that only change its layout.
-
-    Args:
-        roots: First nodes of the graph.
-        most: Maximum number of nodes to visit.
-
-    Returns:
-        The leaves with their uses, and the number of visited nodes.
-    """
-    used_by: dict[Node, list[Node]] = {}
-    waiting, seen = list(dict.fromkeys(roots)), set(roots)
-    leaves: list[Node] = []
-    while waiting and len(seen) < most:
-        node = waiting.pop()
-        if is_leaf(node):
-            leaves.append(node)
-        for child, _ in node.next_functions:
-            if child is not None:
-                used_by.setdefault(child, []).append(node)
-                if child not in seen:
-                    seen.add(child)
-                    waiting.append(child)
-    return [(leaf.variable, list(_past_layout(leaf, used_by))) for leaf in leaves], len(seen)
-
-
-def _past_layout(leaf: Node, used_by: dict[Node, list[Node]]) -> Iterator[Node]:
-    waiting = list(used_by.get(leaf, ()))
+def _uses(graph: Graph, leaf: Node) -> Iterator[Node]:
+    """Yield the operations that use a leaf, past operations that only change its layout."""
+    waiting = graph.users(leaf)
     while waiting:
         node = waiting.pop()
         if operation(node) in LAYOUT:
-            waiting += used_by.get(node, ())
+            waiting += graph.users(node)
         else:
             yield node
-
-
-def _leads_to(first: Node, last: Node) -> bool:
-    """Return whether an operation computes with the result of an earlier one."""
-    oldest = first._sequence_nr()
-    waiting, seen = [last], {last}
-    while waiting:
-        node = waiting.pop()
-        if node is first:
-            return True
-        for child, _ in node.next_functions:
-            if child is not None and child not in seen and child._sequence_nr() >= oldest:
-                seen.add(child)
-                waiting.append(child)
-    return False

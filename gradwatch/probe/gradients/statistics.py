@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Literal, final
+from typing import final
 
 import torch
 
@@ -19,13 +19,13 @@ from gradwatch.probe.gradients import histograms
 
 @final
 class GradientProbe:
-    """Statistics of every gradient of a model, in one call.
+    """Measures the statistics of every gradient of a model, in one call.
 
     Gradients may be of any dtype, layout and device and may come and go between calls: each call looks them up again.
 
     Args:
         params: Parameters in the order of the columns.
-        kernel: Which code reads tensors on the CPU; for tests and measurements.
+        kernel: Backend that reads tensors on the CPU.
     """
 
     def __init__(self, params: Sequence[torch.Tensor], *, kernel: kernels.Kernel = "auto") -> None:
@@ -33,11 +33,6 @@ class GradientProbe:
         on_cpu = any(p.device.type == "cpu" for p in self._params)
         self._native = kernels.select_backend(kernel) if on_cpu else None
         self._shape_SL = (torch_reduce.NUM_STATISTICS, len(self._params))
-
-    @property
-    def kernel(self) -> Literal["native", "torch"]:
-        """What reads the gradients: `native` (one pass over each) or `torch` (several operations on each)."""
-        return "torch" if self._native is None else "native"
 
     def read(
         self,
@@ -47,21 +42,21 @@ class GradientProbe:
         counts_KB: torch.Tensor | None = None,
         first: int = 0,
     ) -> torch.Tensor:
-        """Compute the statistics of all gradients as they are now.
+        """Compute the statistics of all current gradients.
 
         Args:
-            inverse_scale: Factor that undoes a loss scale, for gradients that are still scaled; one that is a tensor is
-                on their device, and they are not on the CPU.
-            out_SL: Where to write them, contiguous float32; only where the first parameter is on the CPU.
-            counts_KB: Where to write histograms of K of the gradients from the same read; see `histograms.empty`.
-            first: Place of the first of these.
+            inverse_scale: Factor that undoes the loss scale of gradients. It may be a tensor on the device of the
+                gradients, if that is not the CPU.
+            out_SL: Memory for the statistics, contiguous float32; only if the first parameter is on the CPU.
+            counts_KB: Memory for the histograms of K gradients, counted in the same read; see `histograms.empty`.
+            first: Index of the first of the K gradients.
 
         Returns:
             Tensor of shape (S, L), float32, on the device of the first parameter, in the order of `catalogue.PARAM`.
-            A column is nan where the gradient is None. A sparse gradient counts as if its zeros were stored, a complex
-            one by magnitude, one that is spread over processes as a whole: all of them must read it then. Norm,
-            maximum, mean and std are NaN or Inf where the gradient holds one, as IEEE 754 has it. An empty gradient has
-            norm, maximum and count 0; mean, std and zero fraction of nothing are nan.
+            The column of a gradient that is None is nan. A sparse gradient counts with its zeros, a complex gradient by
+            magnitude, a distributed gradient as a whole: all processes must read it. Norm, maximum, mean and std of a
+            gradient with NaN or Inf are NaN or Inf, as IEEE 754 defines. Norm, maximum and count of an empty gradient
+            are 0, its mean, std and zero fraction nan.
         """
         if self._native is None:
             device = self._params[0].device if self._params else torch.device("cpu")

@@ -15,6 +15,7 @@ from gradwatch.events import GRADIENTS_CLEARED, GRADIENTS_KEPT, GRADIENTS_KEPT_L
 from gradwatch.probe.device.dtensor import local_part
 from gradwatch.probe.device.sync import is_capturing, to_float
 from gradwatch.probe.gradients.gradient_sample import MIN_NUMBERS, GradientSample
+from gradwatch.probe.inert_hook import remove_hooks
 from gradwatch.records import Event
 
 FIRST_UPDATES = 8
@@ -145,8 +146,7 @@ class _GradientWatch:
 
     def detach(self) -> None:
         """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
+        remove_hooks(self._handles)
 
     def _before_backward(self, grad: Tensor) -> None:
         if self.is_over:

@@ -65,21 +65,23 @@ class Graph:
     """The nodes of one autograd graph and their edges. It keeps them alive: drop it after the inspection.
 
     Args:
-        loss: With a `grad_fn`; its backward pass may be done.
+        outputs: A loss or outputs, each with a `grad_fn`; the backward pass may be done.
+        max_nodes: Maximum number of nodes to visit; None for `MAX_NODES`.
 
     Attributes:
-        nodes: The visited nodes, nearest to the loss first.
+        nodes: The visited nodes, nearest to the outputs first.
         is_complete: Whether every node was visited.
     """
 
-    def __init__(self, loss: Tensor) -> None:
+    def __init__(self, *outputs: Tensor, max_nodes: int | None = None) -> None:
+        limit = MAX_NODES if max_nodes is None else max_nodes
         self.nodes: list[Node] = []
         self._edges: dict[Node, tuple[Node | None, ...]] = {}
         self._by_operation: dict[str, list[Node]] = {}
         self._users: dict[Node, list[Node]] = {}
-        waiting: deque[Node] = deque([loss.grad_fn])
-        seen: set[Node] = {loss.grad_fn}
-        while waiting and len(self.nodes) < MAX_NODES:
+        waiting: deque[Node] = deque(dict.fromkeys(output.grad_fn for output in outputs))
+        seen: set[Node] = set(waiting)
+        while waiting and len(self.nodes) < limit:
             node = waiting.popleft()
             self.nodes.append(node)
             self._by_operation.setdefault(operation(node), []).append(node)

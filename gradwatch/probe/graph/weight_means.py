@@ -1,8 +1,11 @@
 """Find weights with an initial mean other than zero, and matrices in modules that torch does not define."""
 
+# W = weights that were drawn at random
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -38,12 +41,9 @@ def find_offset_weights(params: Sequence[Tensor], layers: Sequence[LayerInfo]) -
         params: The parameters, before the first step.
         layers: The parameters' descriptions, in the same order.
     """
-    devices: dict[torch.device, list[int]] = {}
-    for i in (i for i, param in enumerate(params) if _is_drawn(param)):
-        devices.setdefault(params[i].device, []).append(i)
-    means = {i: mean for group in devices.values() for i, mean in _offsets(params, group)}
-    for i in sorted(means)[:MAX_WEIGHTS]:
-        yield WEIGHTS_OFFSET.observe(layers[i].name, values={"place": i, "mean": means[i]})
+    drawn = [i for i, param in enumerate(params) if _is_drawn(param)]
+    for i, mean in islice(_offsets(params, drawn), MAX_WEIGHTS):
+        yield WEIGHTS_OFFSET.observe(layers[i].name, values={"place": i, "mean": mean})
 
 
 def find_custom_matrices(
@@ -75,11 +75,14 @@ def _is_drawn(param: Tensor) -> bool:
     return is_plain and param.requires_grad and param.ndim > 1 and param.numel() >= MIN_ELEMENTS
 
 
-def _offsets(params: Sequence[Tensor], group: Sequence[int]) -> Iterator[tuple[int, float]]:
-    """Yield index and mean of those parameters of one device that have a mean, in one wait."""
-    flat = [params[i].detach().reshape(-1).float() for i in group]
-    means_GS = to_host(torch.stack([torch.stack([x.mean(), x.square().mean().sqrt()]) for x in flat]))
-    for i, (mean, size) in zip(group, means_GS, strict=True):
+def _offsets(params: Sequence[Tensor], drawn: Sequence[int]) -> Iterator[tuple[int, float]]:
+    """Yield index and mean of the parameters with a mean far from zero, in one wait."""
+    if not drawn:
+        return
+    flat = [params[i].detach().reshape(-1).float() for i in drawn]
+    means = [torch.stack([x.mean(), x.square().mean().sqrt()]) for x in flat]
+    means_W2 = to_host(torch.stack([mean_2.to(means[0].device) for mean_2 in means]))
+    for i, (mean, size) in zip(drawn, means_W2, strict=True):
         if abs(mean) >= ONE_SIDED_FRAC * size > 0:
             yield i, float(mean)
 

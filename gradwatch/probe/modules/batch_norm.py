@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase as Norm
 
@@ -88,7 +87,7 @@ class BatchNormStatistics:
         far_N3 = to_host(torch.stack([_distance(norm, snapshot).to(device) for norm, snapshot in pairs]))
         measured = [
             (max(shift, spread), shift, spread, name)
-            for name, (shift, spread, batches) in zip(self._snapshots, map(_floats, far_N3), strict=True)
+            for name, (shift, spread, batches) in zip(self._snapshots, far_N3.tolist(), strict=True)
             if batches >= MIN_TRACKED_BATCHES and math.isfinite(shift) and math.isfinite(spread)
         ]
         far, shift, spread, name = max(measured, default=(0.0, 0.0, 0.0, ""))
@@ -109,7 +108,7 @@ def is_blank(norm: Norm) -> bool:
 
 
 def _is_tracking(norm: Norm) -> bool:
-    """Return whether statistics follow the batches. The mode would not show it: a validation may have changed it."""
+    """Return whether the statistics follow the batches. The mode is no sign: a validation may have changed it."""
     return bool(norm.momentum) and norm.num_batches_tracked is not None
 
 
@@ -132,8 +131,3 @@ def _distance(norm: Norm, before: RunningStatistics) -> Tensor:
     shift = ((mean_C - before.mean_C).abs() / var_C.sqrt()).median()
     spread = (var_C / before.var_C.clamp_min(norm.eps)).log().abs().median()
     return torch.stack([shift, spread, before.batches]).float()
-
-
-def _floats(row_3: NDArray[Any]) -> tuple[float, float, float]:
-    shift, spread, batches = map(float, row_3)
-    return shift, spread, batches

@@ -15,11 +15,8 @@ from torch.utils.hooks import RemovableHandle
 from gradwatch.events import FUNCTION_ACTIVE, Observation
 from gradwatch.probe.batches.batch_hash import hash_batch
 from gradwatch.probe.batches.input_scale import InputScale, compare_scales, scale_of
-from gradwatch.probe.inert_hook import inert_hook
-from gradwatch.probe.parameters import Models, named_modules
-
-HAS_FAST_PATH = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
-"""Modules that leave their fast path if a function mode is active: models that contain one are not inspected."""
+from gradwatch.probe.inert_hook import inert_hook, remove_hooks
+from gradwatch.probe.parameters import HAVE_A_FAST_PATH, Models, is_compiled, named_modules
 
 DROPOUTS = frozenset({"alpha_dropout", "dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout"})
 """Functions of an input, a probability and a training flag, which is true by default."""
@@ -40,7 +37,9 @@ class FunctionalCalls:
     def __init__(self, models: Models, roots: Sequence[nn.Module]) -> None:
         modules = list(named_modules(models))
         self._names = {module: name for name, module in modules}
-        self._roots = [] if any(_is_sensitive(module) for _, module in modules) else list(roots)
+        self._roots = (
+            [] if any(is_compiled(it) or isinstance(it, HAVE_A_FAST_PATH) for _, it in modules) else list(roots)
+        )
         self._handles: list[RemovableHandle] = []
         self._inputs: list[int] = []
         self._scale: InputScale | None = None
@@ -73,9 +72,7 @@ class FunctionalCalls:
 
     def close(self) -> None:
         """Take all hooks off."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        remove_hooks(self._handles)
 
     def before(self, root: nn.Module, inputs: Any) -> None:
         """Start to inspect, if a model is called to evaluate."""
@@ -112,15 +109,6 @@ class _FunctionInspector(TorchFunctionMode):
         if _is_active(name, args, kwargs or {}) and (module := _caller()) is not None:
             self._functional.record(name, module)
         return func(*args, **(kwargs or {}))
-
-
-def _is_sensitive(module: nn.Module) -> bool:
-    """Return whether a module runs other code, or is compiled again, if a function mode is active."""
-    return (
-        isinstance(module, HAS_FAST_PATH)
-        or getattr(module, "_compiled_call_impl", None) is not None
-        or hasattr(module, "_orig_mod")
-    )
 
 
 def _is_active(name: str, args: Any, kwargs: Any) -> bool:

@@ -1,5 +1,7 @@
 """Find weight matrices whose initial elements are all equal: their units are copies of each other."""
 
+# M = matrices, N = leading elements
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -25,11 +27,7 @@ def find_identical_units(params: Sequence[Tensor], layers: Sequence[LayerInfo]) 
         layers: The parameters' descriptions, in the same order.
     """
     matrices = [i for i, layer in enumerate(layers) if _is_matrix(params[i], layer)]
-    devices: dict[torch.device, list[int]] = {}
-    for i in matrices:
-        devices.setdefault(params[i].device, []).append(i)
-    suspects = {i for group in devices.values() for i in _constant_so_far(params, group)}
-    alike = {i for i in suspects if to_float(_spread(params[i])) == 0}
+    alike = {i for i in _constant_so_far(params, matrices) if to_float(_spread(params[i])) == 0}
     for before, i, after in zip([-1, *matrices], matrices, [*matrices[1:], -1], strict=False):
         if i in alike and (before in alike or after in alike):
             yield WEIGHTS_ALIKE.observe(layers[i].module or layers[i].name, values={"place": i})
@@ -41,11 +39,13 @@ def _is_matrix(param: Tensor, layer: LayerInfo) -> bool:
     return is_plain and is_drawn and len(layer.shape) >= 2 and param.numel() >= NUM_LEADING
 
 
-def _constant_so_far(params: Sequence[Tensor], group: Sequence[int]) -> list[int]:
-    """Return parameters of one device whose leading elements are all the same number other than 0, in one wait."""
-    heads = [params[i].detach().reshape(-1)[:NUM_LEADING].float() for i in group]
-    heads_GP = to_host(torch.stack(heads))
-    return [i for i, head_P in zip(group, heads_GP, strict=True) if head_P[0] != 0 and (head_P == head_P[0]).all()]
+def _constant_so_far(params: Sequence[Tensor], matrices: Sequence[int]) -> list[int]:
+    """Return the matrices whose leading elements are all the same number other than 0, in one wait."""
+    if not matrices:
+        return []
+    heads = [params[i].detach().reshape(-1)[:NUM_LEADING].float() for i in matrices]
+    heads_MN = to_host(torch.stack([head.to(heads[0].device) for head in heads]))
+    return [i for i, head_N in zip(matrices, heads_MN, strict=True) if head_N[0] != 0 and (head_N == head_N[0]).all()]
 
 
 def _spread(param: Tensor) -> Tensor:

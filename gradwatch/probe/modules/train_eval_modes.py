@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gradwatch.events import MODE_FROZEN, MODE_TRAINING, MODE_VALIDATION, EventKind, Observation, Place
-from gradwatch.probe.inert_hook import inert_hook, untraced
+from gradwatch.probe.inert_hook import inert_hook, remove_hooks, untraced
 from gradwatch.probe.modules.batch_norm import BatchNormStatistics, has_statistics, is_blank
-from gradwatch.probe.parameters import Models, named_modules
+from gradwatch.probe.parameters import Models, hookable_modules, named_modules
 from gradwatch.records import Event
 
 INSPECT_EVERY_UPDATES = 8
@@ -27,9 +27,6 @@ MIN_UPDATES = 3
 
 BASELINE_ROWS = 16
 """Rows without validation whose forward calls are the baseline."""
-
-CLOSED = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
-"""Modules that run other code in evaluation if there is a hook in them."""
 
 RATES = ("dropout", "dropout_p", "drop_prob")
 """Attributes with the probability of modules that drop by a function: attention, recurrent layers, timm."""
@@ -81,9 +78,7 @@ class TrainEvalModes:
         self._trained: set[str] = set()
         self._known = set(known)
         self._is_quiet = False
-        self._calls = self._inner = ModeCalls()
-        self._usual: deque[ModeCalls] = deque(maxlen=BASELINE_ROWS)
-        self._usual_inner: deque[ModeCalls] = deque(maxlen=BASELINE_ROWS)
+        self._calls: list[CallCounter] = []
         self._is_hooked = hooked
         self._is_seen = False  # the update of the row, where no hook tells of it
         if not self._moded or not hooked:
@@ -92,17 +87,16 @@ class TrainEvalModes:
             moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
             hook = inert_hook(partial(self.before_update, [it for it in self._moded if _is_moved(it, moved)]))
             self._handles.append(optimizer.register_step_pre_hook(untraced(hook)))
+        roots, inner = CallCounter(), CallCounter()
+        self._calls = [roots, inner]
         for model, root in zip(called, self._roots, strict=True):
-            self._handles.append(model.register_forward_pre_hook(inert_hook(partial(self.before_forward, root))))
-        if (inner := _witness(models, self._moded)) is not None:
-            hook = inert_hook(partial(self.before_forward, inner, is_inner=True))
-            self._handles.append(inner.register_forward_pre_hook(hook))
+            self._handles.append(model.register_forward_pre_hook(inert_hook(partial(roots.count, root))))
+        if (witness := _witness(models, self._moded)) is not None:
+            self._handles.append(witness.register_forward_pre_hook(inert_hook(partial(inner.count, witness))))
 
     def close(self) -> None:
         """Take all hooks off."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        remove_hooks(self._handles)
 
     @property
     def is_idle(self) -> bool:
@@ -152,20 +146,6 @@ class TrainEvalModes:
             else:
                 self._off.setdefault(it.name, self._updates)
 
-    def before_forward(self, module: nn.Module, *_: Any, is_inner: bool = False) -> None:
-        """Count a forward call of a whole model, or of an inner module, by its mode."""
-        if torch.compiler.is_compiling():
-            return
-        calls, without = self._inner if is_inner else self._calls, not torch.is_grad_enabled()
-        if module.training:
-            calls = ModeCalls(calls.training + 1, calls.without_gradients + without, calls.evaluation)
-        else:
-            calls = ModeCalls(calls.training, calls.without_gradients, calls.evaluation + 1)
-        if is_inner:
-            self._inner = calls
-        else:
-            self._calls = calls
-
     def _find_training(self) -> Iterator[Observation]:
         """Yield the modules that were in evaluation mode for some consecutive updates, by their common owner."""
         if not self._off:
@@ -199,13 +179,12 @@ class TrainEvalModes:
 
     def _find_validation(self) -> Iterator[Observation]:
         """Yield an observation if validation ran in training mode: no forward call was in evaluation mode."""
-        if self._calls.evaluation or self._inner.evaluation:
+        if any(calls.evaluation for calls in self._calls):
             return
-        for calls, usual in ((self._calls, self._usual), (self._inner, self._usual_inner)):
-            if _are_more(calls, usual):
-                values = {"calls in training mode": calls.training, "calls in evaluation mode": 0}
-                yield MODE_VALIDATION.observe(values=values)
-                return
+        more = next((calls for calls in self._calls if calls.are_more), None)
+        if more:
+            values = {"calls in training mode": more.training, "calls in evaluation mode": 0}
+            yield MODE_VALIDATION.observe(values=values)
 
     def _see_update(self) -> None:
         """Inspect modules after an update if no hook does before it: modes do not change in between."""
@@ -216,37 +195,54 @@ class TrainEvalModes:
     def _start_row(self, *, is_usual: bool) -> None:
         """Reset the counts of calls for the next row; the last row joins the baseline if it is usual."""
         self._is_seen = False
+        for calls in self._calls:
+            calls.start_row(is_usual=is_usual)
+
+
+@final
+class CallCounter:
+    """Counts the forward calls of modules since the last row.
+
+    Attributes:
+        training: Calls in training mode.
+        without_gradients: Calls in training mode without gradients.
+        evaluation: Calls in evaluation mode.
+    """
+
+    def __init__(self) -> None:
+        self.training = self.without_gradients = self.evaluation = 0
+        self._usual: deque[tuple[int, int]] = deque(maxlen=BASELINE_ROWS)
+
+    def count(self, module: nn.Module, *_: Any) -> None:
+        """Count a forward call by the mode of a module."""
+        if torch.compiler.is_compiling():
+            return
+        if module.training:
+            self.training += 1
+            self.without_gradients += not torch.is_grad_enabled()
+        else:
+            self.evaluation += 1
+
+    def start_row(self, *, is_usual: bool) -> None:
+        """Reset the counts; the last row joins the baseline if it is usual."""
         if is_usual:
-            self._usual.append(self._calls)
-            self._usual_inner.append(self._inner)
-        self._calls = self._inner = ModeCalls()
+            self._usual.append((self.training, self.without_gradients))
+        self.training = self.without_gradients = self.evaluation = 0
 
-
-class ModeCalls(NamedTuple):
-    """Forward calls since the last row: in training mode, of these without gradients, and in evaluation mode."""
-
-    training: int = 0
-    without_gradients: int = 0
-    evaluation: int = 0
-
-
-def _are_more(calls: ModeCalls, usual: Sequence[ModeCalls]) -> bool:
-    """Return whether there were more calls in training mode than a step makes."""
-    if not usual:
-        return calls.without_gradients > 0
-    return calls.without_gradients > max(row.without_gradients for row in usual) or calls.training > max(
-        row.training for row in usual
-    )
+    @property
+    def are_more(self) -> bool:
+        """Whether there were more calls in training mode than a step makes."""
+        if not self._usual:
+            return self.without_gradients > 0
+        most = max(training for training, _ in self._usual)
+        most_without_gradients = max(without_gradients for _, without_gradients in self._usual)
+        return self.without_gradients > most_without_gradients or self.training > most
 
 
 def _witness(models: Models, moded: Sequence[ModedModule]) -> nn.Module | None:
-    """Return a module whose calls show those of a part of the model, and which a hook does not change."""
-    closed: set[nn.Module] = set()
-    for _, module in named_modules(models):
-        if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None or isinstance(module, CLOSED):
-            closed.update(module.modules())
-    plain = (Norm, nn.modules.dropout._DropoutNd)
-    return next((it.module for it in moded if isinstance(it.module, plain) and it.module not in closed), None)
+    """Return a module whose calls show that a part of the model was called, and that may be hooked."""
+    hookable, plain = set(hookable_modules(models)), (Norm, nn.modules.dropout._DropoutNd)
+    return next((it.module for it in moded if isinstance(it.module, plain) and it.module in hookable), None)
 
 
 def _inner(model: nn.Module) -> nn.Module:
@@ -285,7 +281,7 @@ def _differs(module: nn.Module) -> bool:
 
 
 def _weights(module: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters of a module without those of normalisations."""
+    """Return the parameters of a module without the parameters of normalisations."""
     return [p for part in module.modules() if not isinstance(part, Norm) for p in part.parameters(recurse=False)]
 
 

@@ -1,4 +1,4 @@
-"""Measure how far an optimizer step moves each weight, against a copy kept from before it."""
+"""Measure how far an optimizer step moves each weight, from a copy of the weights before the step."""
 
 # L = parameter tensors
 
@@ -16,19 +16,19 @@ from gradwatch.probe.device import backend as kernels
 from gradwatch.probe.device import dtensor, torch_reduce
 from gradwatch.probe.device.sync import on_device
 
-_ALIGNMENT = 64  # bytes; a cache line, so that copies start where vectors like to
+_ALIGNMENT = 64  # bytes of a cache line: vector instructions read aligned memory faster
 
 
 @final
 class CopyUpdateProbe:
-    """Weight norms and update/weight ratios, on the steps that ask for them.
+    """Measures weight norms and update/weight ratios on some steps.
 
-    Call `before` ahead of the optimizer step and `after` behind it. The copy costs the memory of the parameters from
-    the first `before` on; it is allocated once.
+    Call `before` before the optimizer step and `after` after it. The first `before` allocates the copy, which takes the
+    memory of the parameters.
 
     Args:
         params: Parameters in the order of the columns.
-        kernel: Which code reads tensors on the CPU; for tests and measurements.
+        kernel: Backend that reads tensors on the CPU.
     """
 
     def __init__(self, params: Sequence[torch.Tensor], *, kernel: kernels.Kernel = "auto") -> None:
@@ -41,7 +41,7 @@ class CopyUpdateProbe:
         self._is_armed = False
 
     def before(self) -> None:
-        """Keep the weights as they are now."""
+        """Copy the current weights."""
         self._is_armed = True
         others: Sequence[int] | None = range(len(self._params))
         if self._native is not None:
@@ -56,12 +56,12 @@ class CopyUpdateProbe:
                 self._copies[i] = weight.clone()
 
     def after(self) -> torch.Tensor:
-        """Compare the weights with those kept by the last `before`, which is used up by it.
+        """Compare the weights with the copy that the last `before` made; each copy serves one comparison.
 
         Returns:
             Tensor of shape (2, L), float32, on the device of the first parameter: the L2 norm of the weight before the
-            update, and that of the update divided by it. The ratio is finite or nan: nan where the weight was all zero,
-            of which any update is an infinite multiple, and where a weight is not finite.
+            update, and the L2 norm of the update divided by it. The ratio is nan if the weight was all zero or has
+            values that are not finite.
         """
         assert self._is_armed, "before() must be called ahead of after()"
         self._is_armed = False
@@ -74,7 +74,7 @@ class CopyUpdateProbe:
         return row_2L if others is None else self._complete(row_2L, [i for i in others if i in self._copies])
 
     def _allocate(self) -> None:
-        """Make room for a copy of every weight on the CPU, each on its own cache lines."""
+        """Allocate memory for a copy of every weight on the CPU, each aligned to a cache line."""
         bytes_L = [p.numel() * p.itemsize if p.device.type == "cpu" else 0 for p in self._params]
         rooms = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in bytes_L]
         self._offsets = torch.tensor([0, *accumulate(rooms)], dtype=torch.int64, device="cpu")
@@ -104,9 +104,9 @@ class CopyUpdateProbe:
 
 
 def _real(weight: torch.Tensor) -> torch.Tensor:
-    """Return what is here of a weight as float32 or float64.
+    """Return the local part of a weight as float32 or float64.
 
-    Halves are widened, since a difference of theirs would be rounded again.
+    Half precision is widened, because the difference of two halves would be rounded again.
     """
     weight = dtensor.local_part(weight.detach())
     if weight.is_complex():

@@ -1,4 +1,4 @@
-"""Measure how far a stock optimizer moved each weight from what its step leaves behind, without a copy."""
+"""Measure how far a stock optimizer moved each weight from the moments that its step leaves, without a copy."""
 
 # L = parameter tensors
 
@@ -16,26 +16,27 @@ from gradwatch.probe.device import backend as kernels
 from gradwatch.probe.device.sync import to_float
 
 RULES: dict[type[Optimizer], int] = {torch.optim.SGD: 0, torch.optim.Adam: 1, torch.optim.AdamW: 1}
-"""What can be traced, and what the native kernel calls it. Subclasses may step as they please."""
+"""Optimizers whose steps can be traced, and their numbers in the C extension. Subclasses may step in another way."""
 
-_OTHER_PARAMS = -3  # an answer of the native kernel, see its docstring
+_OTHER_PARAMS = -3  # an answer of the C extension: the parameters or their order have changed
 
 
 @final
 class MomentUpdateProbe:
-    """Weight norms and update/weight ratios from the moments and settings of SGD with momentum, Adam and AdamW.
+    """Measures weight norms and update/weight ratios from the moments of SGD with momentum, Adam and AdamW.
 
-    The update is computed again from the moments that the step left, and taken off the weight. Rounded to float32, that
-    is the weight before, but for the last bit of those where the step itself rounded near a tie; a weight below 2^-22
-    of its update counts as zero. So against a copy of the weights, the norm is within 1e-6 of its own size plus 2^-21
-    of the update's, and the ratio within 1e-4 of its own size plus 2^-22, unless the update is a million times the
+    The update is computed again from the moments and subtracted from the weight. Rounded to float32, the result is the
+    weight before the step, except for the last bit if the step rounded near a tie. A weight below 2^-22 of its update
+    counts as zero. Compared with a copy of the weights, the norm has a relative error of at most 1e-6 plus 2^-21 of the
+    update's norm. The ratio has a relative error of at most 1e-4 plus 2^-22, unless the update is a million times the
     weight.
 
-    Plain SGD and Nesterov's momentum use the gradient, which is gone; they and everything unusual need a copy.
+    Plain SGD and Nesterov momentum use the gradient, which may be cleared by then: they need a copy. So do unusual
+    settings.
 
     Args:
         params: Parameters in the order of the columns.
-        optimizer: What moves them.
+        optimizer: The optimizer that moves them.
     """
 
     def __init__(self, params: Sequence[Tensor], optimizer: Optimizer) -> None:
@@ -53,7 +54,7 @@ class MomentUpdateProbe:
         self._columns_P = torch.zeros(0, dtype=torch.int32, device="cpu")
 
     def before(self) -> bool:
-        """Note what the next step will be made of; say whether it can be traced afterwards."""
+        """Prepare for the next step, and return whether it can be traced afterwards."""
         if self._rule is None:
             return False
         self._groups = [*_snapshots(self._optimizer)]
@@ -73,10 +74,10 @@ class MomentUpdateProbe:
         """Measure the step that was made since `before`.
 
         Returns:
-            As `CopyUpdateProbe.after`. None where the optimizer's state is not what it should be; from then on `before`
-            says that nothing can be traced.
+            As `CopyUpdateProbe.after`. None if the optimizer's state is not as expected; afterwards `before` returns
+            False.
         """
-        assert self._native is not None, "only what can be traced is asked for"
+        assert self._native is not None, "called only if `before` returned true"
         row_2L = torch.full((2, len(self._column_of)), math.nan, dtype=torch.float32, device="cpu")
         for _ in range(2):
             answer = self._native.traces(
@@ -101,7 +102,7 @@ class MomentUpdateProbe:
 
 
 def _snapshots(optimizer: Optimizer) -> Iterator[dict[str, Any]]:
-    """Yield the groups as they are now: a schedule may change the rate before the step is looked at."""
+    """Yield copies of the groups: a schedule may change the rate before the step is measured."""
     for group in optimizer.param_groups:
         rate = group["lr"]
         yield {**group, "lr": to_float(rate) if isinstance(rate, Tensor) else rate}
@@ -109,10 +110,10 @@ def _snapshots(optimizer: Optimizer) -> Iterator[dict[str, Any]]:
 
 def _is_traceable(group: dict[str, Any]) -> bool:
     if group.get("capturable") or group.get("differentiable"):
-        return False  # their arithmetic is another
+        return False  # they compute in another order
     if "momentum" in group:
         return bool(group["momentum"] > 0 and not group["nesterov"])
-    return bool(group["lr"] * group["weight_decay"] < 0.5)  # else what is left of the weight says little about it
+    return bool(group["lr"] * group["weight_decay"] < 0.5)  # beyond, the weight hardly depends on the weight before
 
 
 def _is_plain(param: Tensor) -> bool:

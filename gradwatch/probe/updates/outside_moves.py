@@ -1,4 +1,4 @@
-"""Find weights that change although no watched optimizer holds them: another one, a master copy or the loop does."""
+"""Find weights that move although no watched optimizer holds them: by another optimizer, a copy or the loop."""
 
 # P = parameters that are compared
 
@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, final
+from typing import final
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from gradwatch.events import WEIGHTS_MOVED, Observation
@@ -65,19 +64,15 @@ class OutsideMoves:
 
 def fingerprints(params: Sequence[Tensor]) -> list[bytes]:
     """Return sum and norm of each tensor, which hardly ever stay the same if one of its numbers changes."""
-    by_device: dict[torch.device, list[int]] = {}
-    for i, param in enumerate(params):
-        by_device.setdefault(param.device, []).append(i)
-    marks: dict[int, bytes] = {}
-    for device, places in by_device.items():
-        wide = wide_dtype(device)
-        marks_P2: NDArray[Any] = to_host(torch.stack([_sum_and_norm(params[i], wide) for i in places]))
-        marks |= {i: mark_2.tobytes() for i, mark_2 in zip(places, marks_P2, strict=True)}
-    return [marks[i] for i in range(len(params))]
+    if not params:
+        return []
+    marks = [_sum_and_norm(param) for param in params]
+    marks_P2 = to_host(torch.stack([mark.to(marks[0]) for mark in marks]))  # the devices are waited for together
+    return [mark_2.tobytes() for mark_2 in marks_P2]
 
 
-def _sum_and_norm(param: Tensor, wide: torch.dtype) -> Tensor:
-    values = stored_values(local_part(param.detach()))
+def _sum_and_norm(param: Tensor) -> Tensor:
+    wide, values = wide_dtype(param.device), stored_values(local_part(param.detach()))
     values = values if values.dtype in (torch.float32, torch.float64) else values.float()
     return torch.stack([values.sum(dtype=wide), torch.linalg.vector_norm(values, dtype=wide)])
 

@@ -73,7 +73,7 @@ def test_it_takes_a_byte_for_each_unit_however_long_the_run_is(samples):
     for t in range(samples):
         row_3A = silence.add(t, [packed(dead_U)])
 
-    assert silence.num_bytes == 4096
+    assert silence.state()["since"].nbytes == 4096
     assert row_3A[:, 0].tolist() == [40, 0, 4095]
 
 
