@@ -31,7 +31,7 @@ REST_S = 1.0
 
 
 def warrants_incident(finding: Finding) -> bool:
-    """Say whether a finding is worth an incident: critical, or NaN and Inf, also where that update was left out."""
+    """Return whether a finding warrants an incident: critical, or NaN or Inf, even if the update was skipped."""
     return finding.severity >= Severity.CRITICAL or finding.kind == NON_FINITE
 
 
@@ -64,7 +64,7 @@ class Snapshotter:
         self._snapshot = Snapshot()
 
     def is_rested(self, step: int) -> bool:
-        """Say whether a snapshot that is due at a step is taken; where the last one is too recent, it is put off."""
+        """Return whether a due snapshot is taken; if the last one is too recent, it is postponed."""
         if time.monotonic() - self._taken_at >= self._rest_s:
             return True
         self.due = self._next(step)

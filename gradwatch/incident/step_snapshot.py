@@ -1,4 +1,4 @@
-"""In a loop of somebody's own: keep what each step began with, and write it down when something critical is found."""
+"""Keep the state before each step of a custom loop, and write it as an incident after a critical finding."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class StepSnapshotter:
 
         Args:
             step: The step.
-            news: What was found that nobody has acted on; it is taken out.
+            news: New findings; the list is cleared.
 
         Returns:
             What is to be noted of it, if anything.

@@ -219,7 +219,7 @@ def _left(made: TrialRun, history: History) -> tuple[int, int, int]:
 
 
 def _learns_less(made: TrialRun, history: History) -> bool:
-    """Say whether a training predicts clearly less well at its best than the run did."""
+    """Return whether the best accuracy of a training is clearly below the best accuracy of the run."""
     best, run = (_best_accuracy(h) for h in (made.history, history))
     return max(best, made.val_accuracy) < run - TOLERANCE if math.isfinite(run) else False
 
@@ -231,7 +231,7 @@ def _best_accuracy(history: History) -> float:
 
 
 def hardly_learns(made: TrialRun) -> bool:
-    """Say whether a training's loss is at the end nearly what it was in the beginning."""
+    """Return whether the loss of a training has hardly fallen from its first steps to its end."""
     first = float(np.median(made.history["loss"][:FIRST]))
     return first > 0 and made.loss > (1 - LITTLE) * first
 

@@ -18,7 +18,7 @@ from gradwatch.probe.device.sync import to_host
 from gradwatch.state.safetensors_file import DTYPE_NAMES
 
 MARK = "!"
-"""Key that tells an encoded value from a mapping; a mapping that has the key itself is encoded as well."""
+"""Key that marks an encoded value; a mapping that contains the key itself is encoded, too."""
 RESERVED = {"__metadata__"}  # safetensors keeps this name for itself
 
 
@@ -33,7 +33,7 @@ def encode(state: Any, *, name: str = "state") -> tuple[Any, dict[str, Tensor]]:
         name: What to call its root in errors.
 
     Returns:
-        Data for `json.dumps`, and tensors on their devices by a name that tells where they stand.
+        Data for `json.dumps`, and tensors on their devices, by their path in the tree.
 
     Raises:
         CheckpointError: Something in the tree is none of these; the text names its place.

@@ -18,7 +18,7 @@ from torch import Tensor
 from gradwatch.probe.device.sync import to_host
 
 ALIGNMENT = 8
-"""The data begins at a multiple of so many bytes; the header is filled up with spaces."""
+"""Alignment of the data in bytes; the header is padded with spaces."""
 
 DTYPE_NAMES: dict[torch.dtype, str] = {
     torch.float64: "F64",

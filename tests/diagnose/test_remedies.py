@@ -15,9 +15,9 @@ from gradwatch.records import Finding, Severity
 FINDING = Finding(
     code="GW108", kind="no-gradient", layer="encoder", step=10, severity=Severity.WARNING, message="it gets none"
 )
-STEADY = RunNumbers(rate=0.02, steady_rate=0.02, jumped_at=None, usual_norm=0.7, update_ratio=2e-6)
-JUMPED = RunNumbers(rate=1.0, steady_rate=0.001, jumped_at=60, usual_norm=0.7, update_ratio=0.1)
-UNKNOWN = RunNumbers(rate=math.nan, steady_rate=math.nan, jumped_at=None, usual_norm=math.nan, update_ratio=math.nan)
+STEADY = RunNumbers(steady_rate=0.02, jumped_at=None, usual_norm=0.7, update_ratio=2e-6)
+JUMPED = RunNumbers(steady_rate=0.001, jumped_at=60, usual_norm=0.7, update_ratio=0.1)
+UNKNOWN = RunNumbers(steady_rate=math.nan, jumped_at=None, usual_norm=math.nan, update_ratio=math.nan)
 
 CONFIG = """
 model: {name: mlp, depth: 4, width: 32, activation: sigmoid}

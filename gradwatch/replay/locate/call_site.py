@@ -44,7 +44,7 @@ def find_call_site(within: CodeType | None, *, skip: int = 1) -> tuple[Place | N
 
 @cache
 def is_user_code(file: str) -> bool:
-    """Say whether a line of this file can be what a person wants to see: a model's, or a loop's."""
+    """Return whether a file belongs to a model or a training loop, not to torch, Python or gradwatch."""
     path = Path(file)
     if file.startswith("<") or path.is_relative_to(TORCH):
         return False

@@ -1,4 +1,4 @@
-"""Where a value that is not finite began: back from the loss or a gradient, past what is infinite on purpose."""
+"""Find the origin of a value that is not finite, back from the loss or a gradient, past intended infinities."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class NanOrigin:
 
 
 def is_on_purpose(operation: Operation, before: Sequence[Operation], scalars: Iterable[float]) -> bool:
-    """Say whether an operation's infinities were asked for: it was told one, or was given such and hands them on."""
+    """Return whether infinities are intended: an argument is infinite, or only intended ones came in."""
     if not operation.is_bad or operation.has_nan:
         return False
     bad = [v for v in operation.inputs if v.bad]
@@ -109,7 +109,7 @@ def _to_blame(operation: Operation, operations: Sequence[Operation]) -> list[Val
 
 
 def _is_mask(value: Value, operations: Sequence[Operation]) -> bool:
-    """Say whether a value that is not finite may be so on purpose."""
+    """Return whether a value may be intended not to be finite."""
     if value.source is not None:
         return operations[value.source].on_purpose
     if value.nans or value.origin == "parameter":

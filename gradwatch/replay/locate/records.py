@@ -1,4 +1,4 @@
-"""What an operation is on record as: values with their ranges, the line and the module that called it."""
+"""Records of traced operations: values with their ranges, the line and the module that called them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Operation:
         forward: For the backward pass: index of the operation that made the node, or None where that is not known.
         inputs: Tensors that went in, as they were before it.
         outputs: Tensors that came out of it, or were changed by it.
-        on_purpose: Whether its infinities were asked for, as those of a mask are.
+        on_purpose: Whether its infinities are intended, such as the infinities of a mask.
         leaf: For an addition to a parameter's gradient: the name of the parameter.
     """
 

@@ -65,7 +65,7 @@ def isolated_process(config: Config, *, threads: int | None) -> Iterator[None]:
 
     Args:
         config: Config of the training.
-        threads: Threads if the config does not set them; None for those of this process.
+        threads: Threads if the config does not set them; None to keep the number of this process.
     """
     threads_before, generators_before = torch.get_num_threads(), random_state()
     torch.set_num_threads(config.train.threads or threads or threads_before)

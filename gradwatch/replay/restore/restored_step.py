@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, final
 
@@ -84,16 +84,6 @@ class RestoredStep:
     def stepper(self, **changes: Any) -> Stepper:
         """Return the stepper of the run with some fields changed, such as `precision="fp32"`."""
         return dataclasses.replace(self.training.stepper(), **changes)
-
-    def forward_backward(
-        self, window: Sequence[Batch] | None = None, *, stepper: Stepper | None = None
-    ) -> tuple[float, bool]:
-        """Do the forward and backward passes of the step alone, and leave the gradients, times the loss scale.
-
-        Returns:
-            The loss, and whether that is finite.
-        """
-        return (stepper or self.stepper()).backward(self.window if window is None else window)
 
     def window_at(self, offset: int) -> list[Batch]:
         """Return the micro-batches of a later step.

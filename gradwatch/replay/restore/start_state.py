@@ -25,7 +25,7 @@ class StartState:
         incident: The incident that the step is the subject of, or None.
         kind: `incident`, `checkpoint` or `start`: where the state is from.
         state: The state, as a `Session` runs on from it; empty for the start of the run, which its seed brings back.
-        machine: What the bits depended on, as `train.live.machine` tells; empty where it was not recorded.
+        machine: Machine and settings that the bits depend on, from `training_state.machine`; empty if unknown.
         bad: Where a run that went back has left out batches since: in what is left of it, it never had them.
     """
 

@@ -1,4 +1,4 @@
-"""The recorded state nearest before an illness, and which changes a training takes on from there."""
+"""Find the recorded state nearest before an illness, and the changes that can be made there."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from gradwatch.train.recovery.recover import scale_learning_rates
 from gradwatch.train.session import Session
 
 OF_ANY_STEP = ("data.batch_size", "loss", "model.dropout", "train.accumulate", "train.clip", "train.precision")
-"""Beginnings of keys of settings that can change at any step. All else that a model is decides its first weights."""
+"""Beginnings of keys of settings that can change at any step. Other model settings decide the first weights."""
 OF_THE_OPTIMIZER = ("lr", "weight_decay", "betas", "momentum", "eps")
-"""Settings of an optimizer that can, since the state that it has come to is of the same form with others."""
+"""Settings of an optimizer that can change at any step: its state has the same form."""
 RATE = "lr"
 DRIVING = "max_lr"
 """Option of schedules that drive the learning rate whatever `optim.lr` says."""
@@ -51,7 +51,7 @@ class WarmStart:
         return read(self.run, until=self.step - 1)
 
     def supports(self, patch: Mapping[str, Any]) -> bool:
-        """Say whether a change can be made there: first weights, other schedules or another seed are of the start."""
+        """Return whether a change can be made at this state: first weights and seeds, for example, act at the start."""
         config = config_of(self.run)
         return all(_is_of_any_step(key, value, config) for key, value in patch.items())
 
@@ -104,7 +104,7 @@ def _is_of_any_step(key: str, value: Any, config: Config) -> bool:
 
 
 def _set_optimizer(session: Session, old: Config) -> None:
-    """Set once more what a config changes of an optimizer: loading brought back the numbers that there were."""
+    """Set the changed settings of an optimizer again: loading has restored the old ones."""
     new, optimizer = session.config, session.optimizer
     for name in OF_THE_OPTIMIZER:
         if name != RATE and new.optim.options.get(name) != old.optim.options.get(name):
@@ -118,7 +118,7 @@ def _set_optimizer(session: Session, old: Config) -> None:
 
 
 def _move(session: Session, batch_size: int) -> None:
-    """Stand at the same sample of an epoch with batches of another size than they were."""
+    """Move to the same sample of the epoch after a change of the batch size."""
     progress = session.progress
     progress.batch, progress.bad = progress.batch * batch_size // session.config.data.batch_size, []
     if progress.batch >= len(session.batches):

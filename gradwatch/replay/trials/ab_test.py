@@ -1,4 +1,4 @@
-"""Train a config and its changed one side by side from the same seeds: is the finding gone, is the loss better?"""
+"""Train an old and a new config from the same seeds, and compare their findings and losses."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ConfigComparison:
         return sum(self.is_better(p) for p in self.pairs)
 
     def is_better(self, pair: SeedPair) -> bool:
-        """Say whether the new config ended better from a seed."""
+        """Return whether the new config ended better from a seed."""
         old, new = pair.old, pair.new
         if not self.same_loss and not math.isnan(new.val_accuracy):
             return new.val_accuracy > old.val_accuracy

@@ -40,16 +40,13 @@ class TrialRunner:
         self.threads = threads_for(history)
         self._deadline = deadline
         self._made: dict[tuple[str, int, int], TrialRun] = {}
-        self._warm_starts: dict[int, WarmStart | None] = {}
 
     def warm_start(self, finding: Finding) -> WarmStart | None:
         """Return the recorded state nearest before an illness began, or None where only the start is."""
         kinds = same_illness(finding.kind)
         began = min((f.step for f in self.history.findings if f.kind in kinds), default=finding.step)
         latest = began if finding.kind in FOUND_AT_ONCE else began - STEPS_AFTER
-        if latest not in self._warm_starts:
-            self._warm_starts[latest] = find_warm_start(self.run, latest)
-        return self._warm_starts[latest]
+        return find_warm_start(self.run, latest)
 
     def run_trial(self, patch: dict[str, Any], *, steps: int, warm_start: WarmStart | None = None) -> TrialRun | None:
         """Return the run's training with a change, or None where there is no time left for it.

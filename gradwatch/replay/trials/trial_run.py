@@ -29,7 +29,7 @@ NON_FINITE = ("non-finite", "loss-scale-collapse")
 SHORT_STEP_MS = 20.0
 """Time of a step below which a second thread does not pay."""
 NEVER_STEPS = 10**9
-"""Steps between two checkpoints that nobody wants."""
+"""Interval of checkpoints that is never reached."""
 TAIL_FRAC = 0.1
 """Fraction of the steps, at the end, whose mean loss is compared."""
 

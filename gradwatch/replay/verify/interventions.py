@@ -1,4 +1,4 @@
-"""One change at a time to a recorded step: what is different, which causes it speaks for, and what it came to."""
+"""Interventions: single changes to a recorded step, with the causes that they confirm if the symptom is gone."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Intervention:
         text: What is different.
         causes: Ids of the causes that are confirmed where the symptom is gone under it.
         axis: What it varies: `data`, `state`, `numerics`, `chance`, `mode` or `formula`.
-        run: Returns what the step came to, once for each variant.
+        run: Returns the outcome of the step for each variant.
     """
 
     text: str

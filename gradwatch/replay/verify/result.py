@@ -1,4 +1,4 @@
-"""What proving a diagnosis comes to: checks, what they say of causes, and all that is known of a finding after them."""
+"""Results of the verification of a diagnosis: experiments, tested causes, and the verification of a finding."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Status = Literal["confirmed", "refuted", "open"]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """A change and what came of it.
+    """A change and its result.
 
     Args:
         text: What was different.
-        result: What it came to, with numbers.
-        gone: Whether the symptom was gone; None where that could not be said.
+        result: The outcome, with numbers.
+        gone: Whether the symptom was gone; None if unknown.
         change: The change of the config, where it is one.
         causes: Ids of the causes that it speaks for.
         axis: What it varied: `data`, `state`, `numerics`, `chance`, `mode`, `formula`, `config`; `look`: nothing.
@@ -53,14 +53,14 @@ class Experiment:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestedCause:
-    """A cause and what the checks say of it.
+    """A cause and the experiments that test it.
 
     Args:
         cause: Words for the cause.
         cause_id: Its stable name.
-        status: `confirmed` where the symptom was gone under its change; `refuted` where it was not under any of them;
-            `open` where there was none to try, or the symptom does not come back by itself.
-        checks: What was tried.
+        status: `confirmed` if the symptom was gone under one of its changes; `refuted` if it was gone under none;
+            `open` if there was no change to try, or the symptom cannot be reproduced.
+        experiments: The experiments.
     """
 
     cause: str
@@ -81,17 +81,17 @@ class TestedCause:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """What became of one diagnosis.
+    """The verification of one diagnosis.
 
     Args:
         finding: Its leading finding.
-        control: What the run did when nothing was changed.
-        comes_back: Whether the symptom came back then.
+        control: Result without a change, in words.
+        reproduced: Whether the symptom appeared again.
         located: The first bad operation, where something was not finite.
         sorted: What the symptom depends on: data, state, numerics or chance, in words.
         causes: The diagnosed cause, then its rivals where they were looked at.
-        further: Checks that speak for no cause of the table.
-        seconds: Time that it took.
+        other_experiments: Experiments that belong to no cause of the table.
+        seconds: Time of the verification.
     """
 
     finding: Finding

@@ -1,4 +1,4 @@
-"""What of an illness shows in a single step: numbers that are not finite, a large gradient, many zeros in it."""
+"""Recognise a symptom in a single step: values that are not finite, a large gradient, many zeros in it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SPIKE = 10.0
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """What a forward and a backward pass came to.
+    """The outcome of a forward and a backward pass.
 
     Args:
         loss: The loss.
@@ -75,7 +75,7 @@ class Symptom:
         return dataclasses.replace(symptom, zeros_in_float32=wide.zero_frac)
 
     def is_in(self, outcome: StepOutcome) -> bool:
-        """Say whether an outcome shows it."""
+        """Return whether an outcome shows the symptom."""
         if self.kind in ZERO:
             return outcome.zero_frac > self.zeros_in_float32 + FLUSHED
         if self.kind in LARGE:
@@ -114,7 +114,7 @@ def observe(
         if prepare:
             prepare()
         with under or contextlib.nullcontext():
-            loss, _ = restored.forward_backward(window, stepper=stepper)
+            loss, _ = stepper.backward(window or restored.window)
         scale = stepper.scaler.get_scale() if stepper.scaler else 1.0
         return StepOutcome(loss=loss, norm=_norm(restored) / scale, zero_frac=_zeros(restored, symptom.layer))
     finally:

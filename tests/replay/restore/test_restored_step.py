@@ -76,7 +76,7 @@ def test_the_passes_alone_leave_the_gradient_and_no_update(recorded):
     with restore_step(recorded, step=18) as restored:
         before = weights(restored)
 
-        loss, finite = restored.forward_backward()
+        loss, finite = restored.stepper().backward(restored.window)
 
         after = weights(restored)
         assert finite
