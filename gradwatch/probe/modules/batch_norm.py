@@ -87,12 +87,12 @@ class BatchNormStatistics:
         far_N3 = to_host(torch.stack([_distance(norm, snapshot).to(device) for norm, snapshot in pairs]))
         measured = [
             (max(shift, spread), shift, spread, name)
-            for name, (shift, spread, batches) in zip(self._snapshots, far_N3.tolist(), strict=True)
+            for name, (shift, spread, batches) in zip(self._snapshots, far_N3, strict=True)
             if batches >= MIN_TRACKED_BATCHES and math.isfinite(shift) and math.isfinite(spread)
         ]
         far, shift, spread, name = max(measured, default=(0.0, 0.0, 0.0, ""))
         if far >= MIN_DISTANCE:
-            yield NORM_DISTANCE.observe(name, values={"shift": shift, "log of spread": spread})
+            yield NORM_DISTANCE.observe(name, values={"shift": float(shift), "log of spread": float(spread)})
 
 
 def has_statistics(norm: Norm) -> bool:
