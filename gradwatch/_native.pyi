@@ -11,10 +11,7 @@ REVISION: int
 class FastPath:
     step: int
     filled: int
-    phase: int
     hooks_s: float
-    fastest_update_s: float
-    update_began: float
     step_began: float
     row_ended: float
     carried_s: float
@@ -23,7 +20,6 @@ class FastPath:
     def __new__(
         cls,
         params: tuple[Tensor, ...],
-        fused_SL: Tensor | None,
         columns: tuple[int, ...],
         columns_by_name: dict[str, int],
         width: int,
@@ -43,7 +39,7 @@ class FastPath:
     def start(
         self, step: int, until: int, findings: list[Any], skip_step: object, deadline: float, threads: int, /
     ) -> None: ...
-    def stop(self) -> int: ...
+    def stop(self) -> bool: ...
 
 def bind(tensor_type: type, parameter_type: type, /) -> None: ...
 def statistics(
@@ -62,20 +58,6 @@ def changes(tensors: tuple[Tensor, ...], kept: Tensor, offsets: Tensor, out_2L: 
 def histograms(
     tensors: tuple[Tensor, ...], gradients: bool, out_LB: Tensor, threads: int, /
 ) -> Sequence[int] | None: ...
-def step(
-    rule: int,
-    groups: list[dict[str, Any]],
-    state: dict[Tensor, Any],
-    fresh: set[Tensor] | None,
-    params: tuple[Tensor, ...],
-    columns: Tensor | None,
-    gradients_SL: Tensor | None,
-    changes_2L: Tensor | None,
-    scale: Tensor | None,
-    skip: bool,
-    threads: int,
-    /,
-) -> list[Tensor] | int: ...
 def activations(
     calls: tuple[tuple[Tensor, bool, int, Tensor, Tensor | None, bool, int], ...], totals_A4: Tensor, /
 ) -> list[int | None]: ...

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from gradwatch import data, optim, plugins
+from gradwatch import data, plugins
 from gradwatch.config.sections.named import DataSection, ModelSection, OptimSection, ScheduleSection
 from gradwatch.config.sections.root import Config
 from gradwatch.data import Splits
@@ -87,8 +87,7 @@ def optimizer(section: OptimSection, model: nn.Module) -> torch.optim.Optimizer:
             )
     overrides: list[Mapping[str, Any]] = [{}, *(group.options for group in section.groups)]
     filled = [{"params": p, **o} for p, o in zip(groups, overrides, strict=True) if p]
-    kind = getattr(optim if section.watched else torch.optim, section.name)
-    made: torch.optim.Optimizer = _call(kind, "optim", section.options, filled)
+    made: torch.optim.Optimizer = _call(getattr(torch.optim, section.name), "optim", section.options, filled)
     return made
 
 

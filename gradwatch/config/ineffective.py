@@ -43,12 +43,6 @@ def _in_numerics(config: Config) -> Warnings:
             ["data.pin_memory"],
             f"has no effect: it speeds up copies to a CUDA device, and train.device is {device}; remove it",
         )
-    if config.optim.watched and device.startswith(("mps", "xpu")):
-        yield (
-            ["optim.watched"],
-            f"has no effect on {device}, where torch.optim.{config.optim.name} makes the step; remove it, or set "
-            "train.device: cpu",
-        )
 
 
 def _in_watching(config: Config) -> Warnings:

@@ -1,20 +1,18 @@
 /* The fast path: records a step on which no sampled statistic is due without running Python. One object serves as the
  * hooks of the optimizer (or as `observe`, for a loop without hooks) and as the first half of `Monitor.step`.
  *
- *            start()                before()                     after()
- *      OFF ----------> WAITING ---------------> UPDATING ----------------> READ
- *       ^                 |   \                (an instrumented optimizer    |
- *       |                 |    \                computes the statistics)     |
- *       |                 |     `-------- before() or observe() ------------>|
- *       |                 |               (reads the gradients itself)       |
- *       |                 `<------------- append() writes the row -----------|
- *       |                                                                    |
- *       `---- stop(), from any phase; append(), when Python is due ----------'
+ *            start()            before() or observe()
+ *      OFF ----------> WAITING ------------------------> READ
+ *       ^                 ^     (reads the gradients)      |
+ *       |                 |                                |
+ *       |                 `--- append() writes the row ----|
+ *       |                                                  |
+ *       `-- stop(), from any phase; append(), when Python is due
  *
  * Invariants:
  *   - Only `append` makes a row final (`filled` grows); up to then the current row belongs to the step in progress.
  *   - An unsupported step changes nothing here. `before` and `after` call the full path's hook, which calls `stop` and
- *     continues from the phase that `stop` returns; `append` returns False and Monitor does the same.
+ *     continues with the gradients, if they were read; `append` returns False and Monitor does the same.
  *   - Reading gradients may release the interpreter's lock, and another thread may call `stop` meanwhile: the phase is
  *     checked again afterwards. */
 #ifndef GRADWATCH_FAST_PATH_H
@@ -26,34 +24,33 @@
 #include "batch_hash.h"
 #include "statistics.h"
 
-enum { GRADIENTS = 6, LINEAR = 4, STATISTICS = 8, NONFINITE = 5 }; /* the first LINEAR grow with the gradient */
+enum { LINEAR = 4, STATISTICS = 8, NONFINITE = 5 }; /* the first LINEAR grow with the gradient */
 
 /* The run statistics of a step, in the order of `FastPath.columns`; the learning rates come last. */
 enum { LOSS, HASH, BEFORE_CLIP, AFTER_CLIP, SCALE, SKIPPED, STEP_MS, SAMPLES, MEMORY, WATCH_MS, RATES, NUM_COLUMNS };
 
-/* OFF: Python does everything. WAITING for an update; UPDATING: the optimizer runs; READ: the gradients are read. */
-typedef enum { OFF, WAITING, UPDATING, READ } Phase;
+/* OFF: Python does everything. WAITING for an update; READ: the gradients are read. */
+typedef enum { OFF, WAITING, READ } Phase;
 
 typedef struct {
     PyObject_HEAD
     PyObject *params;          /* tuple of tensors */
     PyObject *before, *after;  /* the hooks of the full path */
     PyObject *clock;           /* time.perf_counter */
-    PyObject *fused;           /* where an instrumented optimizer writes, of shape (6, L), or None */
     PyObject *findings;        /* list of findings, or None */
     PyObject *skip_step;       /* called with a step: whether there is nothing to inspect; or None */
     PyObject *block;           /* tuple of the tensors that hold the rows of a block */
     PyObject *columns_by_name; /* dict of the columns of statistics that a loop may pass */
     int64_t *steps;
     double *runs, *walls;
-    float *rows, *fused_row;
+    float *rows;
     Py_ssize_t columns[NUM_COLUMNS], width, length, num_groups;
     Py_ssize_t capacity, filled; /* rows of the block */
     Py_ssize_t step, until, num_findings;
     double peak_memory, deadline;
-    double update_began, step_began, row_ended; /* by the clock */
+    double step_began, row_ended; /* by the clock */
     double hooks_s, carried_s; /* in hooks since the last row; spent elsewhere, charged to the next row */
-    double fastest_update_s, norm;
+    double norm;
     double clip_tolerance; /* relative: a given norm that is larger by less is the same norm */
     int phase, threads;
 } FastPath;
@@ -159,12 +156,6 @@ static int read_gradients(FastPath *self)
     return is_supported;
 }
 
-static void clear_fused_row(FastPath *self)
-{
-    for (Py_ssize_t i = 0; i < GRADIENTS * self->length; i++)
-        self->fused_row[i] = (float)NAN;
-}
-
 PyDoc_STRVAR(FastPath_observe_doc, "observe() -> float | None\n\n"
                                 "Read the gradients, for a loop whose optimizer has no hooks, and return their total\n"
                                    "norm; None if Python has to.");
@@ -187,7 +178,7 @@ static PyObject *FastPath_observe(FastPath *self, PyObject *none)
 }
 
 PyDoc_STRVAR(FastPath_before_doc, "before(optimizer, args, kwargs)\n\n"
-                               "The hook before an update: read the gradients, or let the optimizer do so.");
+                                  "The hook before an update: read the gradients.");
 
 static PyObject *FastPath_before(FastPath *self, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -197,43 +188,26 @@ static PyObject *FastPath_before(FastPath *self, PyObject *const *args, Py_ssize
         return PyObject_CallFunctionObjArgs(self->before, args[0], args[1], args[2], NULL);
     double began = now_by(self->clock);
     int is_supported = began >= 0 && is_supported_update(self, args[0], args[1], args[2]);
-    if (is_supported && self->fused_row)
-        clear_fused_row(self);
-    else if (is_supported)
-        is_supported = read_gradients(self);
-    if (is_supported)
-        self->update_began = now_by(self->clock);
-    if (!is_supported || PyErr_Occurred() || self->phase == OFF) { /* stopped by another thread, while the lock was released */
+    double ended = is_supported && read_gradients(self) ? now_by(self->clock) : -1;
+    if (ended < 0 || PyErr_Occurred() || self->phase == OFF) { /* stopped by another thread, while the lock was released */
         PyErr_Clear(); /* the full path meets the same error, and reports it */
         return PyObject_CallFunctionObjArgs(self->before, args[0], args[1], args[2], NULL);
     }
-    self->phase = self->fused_row ? UPDATING : READ;
-    self->hooks_s += self->update_began - began;
+    self->phase = READ;
+    self->hooks_s += ended - began;
     return Py_NewRef(Py_None);
 }
 
 PyDoc_STRVAR(FastPath_after_doc, "after(optimizer, args, kwargs)\n\n"
-                              "The hook after an update: copy the statistics that an instrumented optimizer wrote.");
+                                 "The hook after an update, which has nothing left to read.");
 
 static PyObject *FastPath_after(FastPath *self, PyObject *const *args, Py_ssize_t nargs)
 {
     if (!has_arguments(nargs, 3))
         return NULL;
-    if (self->phase == READ && !self->fused_row)
+    if (self->phase == READ)
         return Py_NewRef(Py_None);
-    double ended = self->phase == UPDATING ? now_by(self->clock) : -1;
-    if (ended < 0) {
-        PyErr_Clear(); /* as above */
-        return PyObject_CallFunctionObjArgs(self->after, args[0], args[1], args[2], NULL);
-    }
-    self->norm = total_norm(self->fused_row, self->length);
-    memcpy(current_row(self), self->fused_row, GRADIENTS * (size_t)self->length * sizeof(float));
-    self->phase = READ;
-    if (ended - self->update_began < self->fastest_update_s)
-        self->fastest_update_s = ended - self->update_began;
-    double now = now_by(self->clock);
-    self->hooks_s += now - ended;
-    return now < 0 ? NULL : Py_NewRef(Py_None);
+    return PyObject_CallFunctionObjArgs(self->after, args[0], args[1], args[2], NULL);
 }
 
 static int has_new_findings(const FastPath *self)
@@ -413,36 +387,33 @@ static PyObject *FastPath_start(FastPath *self, PyObject *const *args, Py_ssize_
     self->threads = threads;
     self->num_findings = PyList_Size(self->findings);
     self->hooks_s = 0;
-    self->fastest_update_s = HUGE_VAL;
     self->phase = step < until ? WAITING : OFF;
     return Py_NewRef(Py_None);
 }
 
-PyDoc_STRVAR(FastPath_stop_doc, "stop() -> int\n\n"
-                                "Leave the step in progress to Python, and return its phase: 0 if Python has it already,\n"
-                                "1 before the update, 2 during the update, 3 after the gradients were read.");
+PyDoc_STRVAR(FastPath_stop_doc, "stop() -> bool\n\n"
+                                "Leave the step in progress to Python, and return whether its gradients were read.");
 
 static PyObject *FastPath_stop(FastPath *self, PyObject *none)
 {
-    long phase = self->phase;
+    long is_read = self->phase == READ;
     (void)none;
     self->phase = OFF;
-    return PyLong_FromLong(phase);
+    return PyBool_FromLong(is_read);
 }
 
 /* Store the arguments of the constructor. Returns 0, or -1 with a Python error. */
 static int parse_arguments(FastPath *self, PyObject *args)
 {
     PyObject *columns;
-    if (!PyArg_ParseTuple(args, "O!OO!O!nnOOO:FastPath", &PyTuple_Type, &self->params, &self->fused, &PyTuple_Type, &columns,
+    if (!PyArg_ParseTuple(args, "O!O!O!nnOOO:FastPath", &PyTuple_Type, &self->params, &PyTuple_Type, &columns,
                           &PyDict_Type, &self->columns_by_name, &self->width, &self->num_groups, &self->before, &self->after,
                           &self->clock)) {
-        self->params = self->fused = self->columns_by_name = NULL;
+        self->params = self->columns_by_name = NULL;
         self->before = self->after = self->clock = NULL;
         return -1;
     }
     Py_INCREF(self->params);
-    Py_INCREF(self->fused);
     Py_INCREF(self->columns_by_name);
     Py_INCREF(self->before);
     Py_INCREF(self->after);
@@ -460,8 +431,6 @@ static int parse_arguments(FastPath *self, PyObject *args)
             return -1;
         }
     }
-    if (self->fused != Py_None)
-        self->fused_row = output(self->fused, GRADIENTS * (size_t)self->length * sizeof(float));
     return PyErr_Occurred() ? -1 : 0;
 }
 
@@ -491,7 +460,6 @@ static int FastPath_traverse(FastPath *self, visitproc visit, void *arg)
     Py_VISIT(self->before);
     Py_VISIT(self->after);
     Py_VISIT(self->clock);
-    Py_VISIT(self->fused);
     Py_VISIT(self->columns_by_name);
     Py_VISIT(self->findings);
     Py_VISIT(self->skip_step);
@@ -507,7 +475,6 @@ static int FastPath_clear(FastPath *self)
     Py_CLEAR(self->before);
     Py_CLEAR(self->after);
     Py_CLEAR(self->clock);
-    Py_CLEAR(self->fused);
     Py_CLEAR(self->columns_by_name);
     Py_CLEAR(self->findings);
     Py_CLEAR(self->skip_step);
@@ -536,18 +503,17 @@ static PyMethodDef fast_path_methods[] = {
 };
 
 static PyMemberDef fast_path_members[] = {
-    MEMBER(step, T_PYSSIZET, READONLY), MEMBER(filled, T_PYSSIZET, READONLY), MEMBER(phase, T_INT, READONLY),
-    MEMBER(hooks_s, T_DOUBLE, READONLY), MEMBER(fastest_update_s, T_DOUBLE, READONLY),
-    MEMBER(update_began, T_DOUBLE, READONLY), MEMBER(step_began, T_DOUBLE, 0), MEMBER(row_ended, T_DOUBLE, 0),
+    MEMBER(step, T_PYSSIZET, READONLY), MEMBER(filled, T_PYSSIZET, READONLY),
+    MEMBER(hooks_s, T_DOUBLE, READONLY), MEMBER(step_began, T_DOUBLE, 0), MEMBER(row_ended, T_DOUBLE, 0),
     MEMBER(carried_s, T_DOUBLE, 0), MEMBER(peak_memory, T_DOUBLE, 0), MEMBER(clip_tolerance, T_DOUBLE, 0),
     {NULL, 0, 0, 0, NULL},
 };
 
-PyDoc_STRVAR(FastPath_doc, "FastPath(params, fused_SL, columns, columns_by_name, width, groups, before, after, clock)\n\n"
-                           "Records steps of an optimizer into blocks of rows. It is off until `start`: then the hooks\n"
-                           "call `before` and `after`. fused_SL is where an instrumented optimizer writes, or None;\n"
-                           "width is the number of run statistics, columns are those of this class's own numbers, and\n"
-                           "columns_by_name those of numbers that a loop may pass.");
+PyDoc_STRVAR(FastPath_doc, "FastPath(params, columns, columns_by_name, width, groups, before, after, clock)\n\n"
+                           "Records steps of an optimizer into blocks of rows. It is off until `start`: then its hooks\n"
+                           "read the gradients, and otherwise call `before` and `after`. width is the number of run\n"
+                           "statistics, columns are those of this class's own numbers, and columns_by_name those of\n"
+                           "numbers that a loop may pass.");
 
 static PyType_Slot fast_path_slots[] = {
     {Py_tp_doc, (void *)FastPath_doc},       {Py_tp_new, FastPath_new},         {Py_tp_dealloc, FastPath_dealloc},

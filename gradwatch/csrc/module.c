@@ -12,10 +12,10 @@
 #include "batch_hash.h"
 #include "statistics.h"
 #include "fast_path.h"
-#include "optimizer_step.h"
+#include "optimizer_state.h"
 
 /* Raised with each change of what Python calls or passes here: `probe/device/backend.py` accepts no other. */
-#define REVISION 12
+#define REVISION 13
 
 /* Room for the histograms of as many tensors, all zero. NULL with a Python error where there is too little. */
 static int64_t *empty_counts(PyObject *tensor, Py_ssize_t length)
@@ -301,7 +301,7 @@ static PyObject *bind(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 #define FAST(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, name##_doc}
 
 static PyMethodDef methods[] = {
-    FAST(bind), FAST(statistics), FAST(keep), FAST(changes), FAST(histograms), FAST(step), FAST(traces), FAST(activations),
+    FAST(bind), FAST(statistics), FAST(keep), FAST(changes), FAST(histograms), FAST(traces), FAST(activations),
     {"checksum", checksum, METH_O, checksum_doc},
     {"batch_hash", batch_hash, METH_O, batch_hash_doc},
     {NULL, NULL, 0, NULL},

@@ -1,19 +1,19 @@
-/* Walks an optimizer's groups and state, and steps all of it at once or nothing of it. */
+/* Reads groups and state of one of torch's optimizers, and traces what its last step has done. */
 #ifndef GRADWATCH_OPTIMIZER_STATE_H
 #define GRADWATCH_OPTIMIZER_STATE_H
 
 #include <Python.h>
 
-#include "kernels/steps.h"
+#include "kernels/traces.h"
 #include "tensor_view.h"
+#include "threads.h"
 
-/* Why nothing was done: the index of a parameter that is unsupported, or one of these. */
-enum { STEPPED = -1, NO_STATE = -2, OTHER_PARAMS = -3, OTHER_MODE = -4, RAISED = -5 };
+/* Why nothing was written: the index of a parameter that is unsupported, or one of these. */
+enum { TRACED = -1, OTHER_PARAMS = -3, RAISED = -5 };
 
 #define NAMES(X)                                                                                                        \
-    X(params) X(lr) X(betas) X(eps) X(weight_decay) X(amsgrad) X(maximize) X(momentum) X(dampening) X(nesterov)         \
-    X(capturable) X(differentiable) X(decoupled_weight_decay) X(exp_avg) X(exp_avg_sq) X(max_exp_avg_sq)                \
-    X(momentum_buffer) X(step)
+    X(params) X(lr) X(betas) X(eps) X(weight_decay) X(amsgrad) X(decoupled_weight_decay) X(exp_avg) X(exp_avg_sq)       \
+    X(max_exp_avg_sq) X(momentum_buffer) X(step)
 #define DECLARE(name) static PyObject *name_##name;
 #define INTERN(name) && (name_##name = PyUnicode_InternFromString(#name))
 NAMES(DECLARE)
@@ -23,21 +23,20 @@ static int intern_names(void)
     return 1 NAMES(INTERN);
 }
 
-/* All that a step holds on to while it runs. */
+/* All that a trace holds on to while it runs. */
 typedef struct {
     Rule rule;
-    PyObject *params, *fresh;       /* in the order of the columns; whose state was just made */
-    const char *moved;              /* which params have moved already, to be traced, a byte for each; or null */
-    Py_ssize_t num_moved;
+    PyObject *params;           /* in the order of the columns */
     const int32_t *columns;
-    float *gradients, *changes;     /* rows, or null */
-    PyObject **owners;              /* references, so that memory stays while the lock is let go */
-    size_t num_owners, room;
+    const char *moved;          /* which params have moved, a byte for each */
+    Py_ssize_t num_moved;
+    float *changes;             /* two rows */
+    size_t stride;              /* of the rows, in floats */
+    PyObject **owners;          /* references, so that memory stays while the lock is let go */
+    size_t num_owners, room, length;
     Settings *settings;
-    float **counts;                 /* of the steps of each item, to be raised by one */
-    Step step;
-    Py_ssize_t walked;
-    size_t bytes;                   /* of gradients */
+    Item *items;
+    size_t bytes;               /* of the weights that moved */
 } Walk;
 
 static double number_in(PyObject *group, PyObject *name)
@@ -56,19 +55,11 @@ static int is_on(PyObject *group, PyObject *name)
 
 static int read_settings(PyObject *group, Settings *s, Rule rule)
 {
-    double decay = number_in(group, name_weight_decay);
+    memset(s, 0, sizeof *s);
     s->rule = rule;
     s->lr = number_in(group, name_lr);
     s->rate = (float)s->lr;
-    s->sign = is_on(group, name_maximize) ? -1.0f : 1.0f;
-    s->decay = (float)decay;
-    s->keep = 1;
-    s->is_coupled = decay != 0;
-    if (rule == SGD) {
-        s->momentum = (float)number_in(group, name_momentum);
-        s->rest = (float)(1 - number_in(group, name_dampening));
-        s->is_nesterov = is_on(group, name_nesterov);
-    } else {
+    if (rule == ADAM) {
         PyObject *betas = PyDict_GetItemWithError(group, name_betas);
         PyObject *pair = betas ? PySequence_Tuple(betas) : NULL;
         if (!pair || PyTuple_Size(pair) != 2) {
@@ -78,17 +69,12 @@ static int read_settings(PyObject *group, Settings *s, Rule rule)
             return -1;
         }
         s->beta1 = PyFloat_AsDouble(PyTuple_GetItem(pair, 0));
-        s->beta2_exact = PyFloat_AsDouble(PyTuple_GetItem(pair, 1));
+        s->beta2 = PyFloat_AsDouble(PyTuple_GetItem(pair, 1));
         Py_DECREF(pair);
-        s->beta2 = (float)s->beta2_exact;
-        s->rest2 = (float)(1 - s->beta2_exact);
-        s->lerp = (float)(1 - s->beta1);
         s->eps = (float)number_in(group, name_eps);
         s->is_amsgrad = is_on(group, name_amsgrad);
-        if (is_on(group, name_decoupled_weight_decay)) {
-            s->is_coupled = 0;
-            s->keep = decay != 0 ? (float)(1 - s->lr * decay) : 1;
-        }
+        double decay = number_in(group, name_weight_decay);
+        s->keep = is_on(group, name_decoupled_weight_decay) && decay != 0 ? (float)(1 - s->lr * decay) : 1;
     }
     return PyErr_Occurred() ? -1 : 0;
 }
@@ -109,59 +95,36 @@ static int is_alike(const DLTensor *a, const DLTensor *b)
     return are_strides_equal || is_empty;
 }
 
-static float nothing; /* an empty tensor has no address, and that is no reason */
+static const float nothing = 0; /* an empty tensor has no address, and that is no reason */
 
-/* The floats of a tensor that lies like `like`, kept alive; NULL where it does not, or is no supported float32 tensor. */
-static float *floats_of(Walk *walk, PyObject *tensor, const DLTensor *like)
+/* The floats of a tensor of a state that lies like `like`, kept alive; NULL where it is not there, does not lie so, or is
+ * no supported float32 tensor. */
+static const float *floats_of(Walk *walk, PyObject *state, PyObject *name, const DLTensor *like)
 {
     DLTensor t;
     View view;
+    PyObject *tensor = PyDict_GetItemWithError(state, name);
+    if (!tensor)
+        return NULL;
     view_and_describe(tensor, 0, IN_ANY_ORDER, &view, &t);
     if (view.state != SUPPORTED || view.kind != F32 || (like && !is_alike(&t, like)))
         return NULL;
     walk->owners[walk->num_owners++] = Py_NewRef(tensor);
-    return view.numel ? (float *)view.data : &nothing;
-}
-
-static float *state_floats(Walk *walk, PyObject *state, PyObject *name, const DLTensor *like)
-{
-    PyObject *tensor = PyDict_GetItemWithError(state, name);
-    return tensor ? floats_of(walk, tensor, like) : NULL;
+    return view.numel ? (const float *)view.data : &nothing;
 }
 
 /* Find the moments of an item. Returns whether they are all there and supported. */
-static int find_moments(Walk *walk, Item *item, PyObject *state, PyObject *param, const DLTensor *like)
+static int find_moments(Walk *walk, Item *item, PyObject *state, const DLTensor *like)
 {
     const Settings *s = item->settings;
-    size_t i = (size_t)(item - walk->step.items);
-    walk->counts[i] = NULL;
-    if (s->rule == SGD) {
-        item->is_fresh = walk->fresh != Py_None && PySet_Contains(walk->fresh, param) == 1;
-        return (item->first = state_floats(walk, state, name_momentum_buffer, like)) != NULL;
-    }
-    item->first = state_floats(walk, state, name_exp_avg, like);
-    item->second = state_floats(walk, state, name_exp_avg_sq, like);
-    item->largest = s->is_amsgrad ? state_floats(walk, state, name_max_exp_avg_sq, like) : NULL;
-    walk->counts[i] = state_floats(walk, state, name_step, NULL);
-    item->count = walk->counts[i] ? (double)*walk->counts[i] + !walk->moved : 0;
-    set_pace(item);
-    return item->first && item->second && walk->counts[i] && (item->largest || !s->is_amsgrad);
-}
-
-static void place(const Walk *walk, Item *item)
-{
-    int32_t column = walk->columns ? walk->columns[walk->walked] : -1;
-    item->column = walk->gradients && column >= 0 ? walk->gradients + column : NULL;
-    item->change = walk->changes && column >= 0 ? walk->changes + column : NULL;
-}
-
-/* Whether a state holds nothing yet of what the rule needs. */
-static int is_new(PyObject *state, Rule rule)
-{
-    if (!state || PyDict_Size(state) == 0)
-        return 1;
-    PyObject *buffer = rule == SGD ? PyDict_GetItemWithError(state, name_momentum_buffer) : state;
-    return !buffer || buffer == Py_None;
+    if (s->rule == SGD)
+        return (item->first = floats_of(walk, state, name_momentum_buffer, like)) != NULL;
+    const float *count = floats_of(walk, state, name_step, NULL);
+    item->first = floats_of(walk, state, name_exp_avg, like);
+    item->second = floats_of(walk, state, s->is_amsgrad ? name_max_exp_avg_sq : name_exp_avg_sq, like);
+    if (count)
+        set_pace(item, (double)*count);
+    return count && item->first && item->second;
 }
 
 /* Make the next item of a parameter. */
@@ -169,64 +132,45 @@ static Py_ssize_t visit(Walk *walk, PyObject *param, const Settings *settings, P
 {
     DLTensor t;
     View view;
-    if (walk->columns && (walk->walked >= PyTuple_Size(walk->params)
-                          || PyTuple_GetItem(walk->params, walk->walked) != param))
+    Py_ssize_t index = (Py_ssize_t)walk->length;
+    if (walk->length == walk->room || index >= walk->num_moved || index >= PyTuple_Size(walk->params)
+        || PyTuple_GetItem(walk->params, index) != param)
         return OTHER_PARAMS;
-    if (walk->moved && walk->walked >= walk->num_moved)
-        return OTHER_PARAMS;
-    PyObject *grad = walk->moved ? Py_NewRef(Py_None) : PyObject_GetAttr(param, grad_name);
-    if (!grad)
-        return RAISED;
-    Item *item = &walk->step.items[walk->step.length];
+    Item *item = &walk->items[walk->length++];
     memset(item, 0, sizeof *item);
-    walk->counts[walk->step.length++] = NULL;
-    item->param = param; /* its list has it */
     item->settings = settings;
-    place(walk, item);
+    if (walk->columns[index] >= 0)
+        item->change = walk->changes + walk->columns[index];
     view_and_describe(param, 0, IN_ANY_ORDER, &view, &t);
     if (view.state == SUPPORTED && view.kind == F32) {
-        item->weight = view.numel ? (float *)view.data : &nothing;
+        item->weight = view.numel ? (const float *)view.data : &nothing;
         item->numel = view.numel;
         walk->owners[walk->num_owners++] = Py_NewRef(param);
-        item->grad = grad == Py_None ? NULL : floats_of(walk, grad, &t);
     }
-    int is_moving = walk->moved ? walk->moved[walk->walked] : grad != Py_None;
-    Py_DECREF(grad);
-    if (!is_moving)
-        return STEPPED;
-    if (!item->weight || (!item->grad && !walk->moved))
-        return walk->walked;
+    if (!walk->moved[index])
+        return TRACED;
     walk->bytes += view.bytes;
-    if (walk->step.is_skipped || (settings->rule == SGD && settings->momentum == 0))
-        return STEPPED;
     PyObject *state = PyDict_GetItemWithError(states, param);
-    if (is_new(state, settings->rule))
-        return PyErr_Occurred() ? RAISED : NO_STATE;
-    return find_moments(walk, item, state, param, &t) ? STEPPED : walk->walked;
+    if (!item->weight || !state || !PyDict_Check(state) || !find_moments(walk, item, state, &t))
+        return index;
+    return TRACED;
 }
 
-/* Make the items of all groups. Nothing has moved when this returns, whatever it returns. */
+/* Make the items of all groups. Nothing is written yet when this returns, whatever it returns. */
 static Py_ssize_t visit_all(Walk *walk, PyObject *groups, PyObject *states)
 {
-    Py_ssize_t outcome = STEPPED, found;
     for (Py_ssize_t i = 0; i < PyList_Size(groups); i++) {
         PyObject *group = PyList_GetItem(groups, i);
         PyObject *params = PyDict_GetItemWithError(group, name_params);
         if (!params || read_settings(group, &walk->settings[i], walk->rule))
             return RAISED;
-        if (is_on(group, name_capturable) || is_on(group, name_differentiable))
-            return OTHER_MODE;
-        for (Py_ssize_t j = 0; j < PyList_Size(params); j++, walk->walked++) {
-            if (walk->step.length == walk->room)
-                return OTHER_PARAMS; /* a hook of somebody's changed the groups meanwhile */
-            found = visit(walk, PyList_GetItem(params, j), &walk->settings[i], states);
-            if (found == NO_STATE)
-                outcome = NO_STATE; /* unless something worse comes */
-            else if (found != STEPPED)
-                return found;
+        for (Py_ssize_t j = 0; j < PyList_Size(params); j++) {
+            Py_ssize_t outcome = visit(walk, PyList_GetItem(params, j), &walk->settings[i], states);
+            if (outcome != TRACED)
+                return outcome;
         }
     }
-    return walk->columns && walk->walked != PyTuple_Size(walk->params) ? OTHER_PARAMS : outcome;
+    return (Py_ssize_t)walk->length == PyTuple_Size(walk->params) ? TRACED : OTHER_PARAMS;
 }
 
 static Py_ssize_t count_params(PyObject *groups)
@@ -244,7 +188,7 @@ static Py_ssize_t count_params(PyObject *groups)
     return count;
 }
 
-enum { MAX_OWNERS = 6 }; /* of one parameter: itself, its gradient, three moments, its steps */
+enum { MAX_OWNERS = 4 }; /* of one parameter: itself, two moments, its steps */
 
 static int begin_walk(Walk *walk, PyObject *groups)
 {
@@ -252,11 +196,10 @@ static int begin_walk(Walk *walk, PyObject *groups)
     if (length < 0)
         return -1;
     walk->room = (size_t)length;
-    walk->step.items = PyMem_Malloc((walk->room + 1) * sizeof(Item));
-    walk->counts = PyMem_Malloc((walk->room + 1) * sizeof(float *));
+    walk->items = PyMem_Malloc((walk->room + 1) * sizeof(Item));
     walk->owners = PyMem_Malloc((walk->room + 1) * MAX_OWNERS * sizeof(PyObject *));
     walk->settings = PyMem_Malloc(((size_t)PyList_Size(groups) + 1) * sizeof(Settings));
-    if (walk->step.items && walk->counts && walk->owners && walk->settings)
+    if (walk->items && walk->owners && walk->settings)
         return 0;
     PyErr_NoMemory();
     return -1;
@@ -266,10 +209,76 @@ static void end_walk(Walk *walk)
 {
     for (size_t i = 0; i < walk->num_owners; i++)
         Py_DECREF(walk->owners[i]);
-    PyMem_Free(walk->step.items);
-    PyMem_Free(walk->counts);
+    PyMem_Free(walk->items);
     PyMem_Free(walk->owners);
     PyMem_Free(walk->settings);
+}
+
+typedef struct {
+    const Walk *walk;
+    Tracer tracer;
+} Traces;
+
+static void trace_one(void *of, size_t index)
+{
+    const Traces *traces = of;
+    traces->tracer(&traces->walk->items[index], traces->walk->stride);
+}
+
+static void trace_all(const Walk *walk, int threads)
+{
+    Traces traces = {walk, best_trace()};
+    PyThreadState *saved = walk->bytes > LOCKED_BYTES ? PyEval_SaveThread() : NULL;
+    WorkItem *items = work_items_for(walk->length, walk->bytes, threads);
+    for (size_t i = 0; items && i < walk->length; i++)
+        items[i] = (WorkItem){walk->items[i].numel, i};
+    do_all(trace_one, &traces, items, walk->length, threads);
+    if (saved)
+        PyEval_RestoreThread(saved);
+}
+
+/* Take the arguments of `traces`, but for the groups, the state and the threads. Returns 0, or -1 with an error. */
+static int take_arguments(Walk *walk, PyObject *const *args)
+{
+    DLTensor seen;
+    View view;
+    if (!exchange || !PyList_Check(args[1]) || !PyDict_Check(args[2]) || !PyTuple_Check(args[4])) {
+        PyErr_SetString(PyExc_TypeError, "bind() first, then pass groups, state and params as list, dict and tuple");
+        return -1;
+    }
+    walk->rule = PyLong_AsLong(args[0]) == 1 ? ADAM : SGD;
+    walk->params = args[4];
+    if (PyErr_Occurred() || PyBytes_AsStringAndSize(args[3], (char **)&walk->moved, &walk->num_moved))
+        return -1;
+    walk->columns = output(args[5], (size_t)PyTuple_Size(args[4]) * sizeof(int32_t));
+    view_and_describe(args[6], 1, IN_ORDER, &view, &seen);
+    walk->stride = view.state == SUPPORTED && seen.ndim == 2 ? (size_t)seen.shape[1] : 0;
+    walk->changes = walk->columns ? output(args[6], 2 * walk->stride * sizeof(float)) : NULL;
+    return walk->changes ? 0 : -1;
+}
+
+PyDoc_STRVAR(traces_doc,
+             "traces(rule, groups, state, moved, params, columns, changes_2L, threads) -> int\n\n"
+             "Write into columns[i] what the last step of a stock optimizer has done to params[i]: the norm of its weight\n"
+             "before it, and that of the update divided by it. rule 0 is SGD with momentum and without Nesterov's, 1 is\n"
+             "Adam. moved is bytes, 1 for each of params that had a gradient; columns is int32, -1 for none. Returns -1; or,\n"
+             "if nothing was written, the index of a parameter that is unsupported or without its moments, or -3 where the\n"
+             "groups hold other params.");
+
+static PyObject *traces(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    Walk walk;
+    (void)self;
+    memset(&walk, 0, sizeof walk);
+    if (!has_arguments(nargs, 8) || take_arguments(&walk, args))
+        return NULL;
+    int threads = (int)PyLong_AsLong(args[7]);
+    Py_ssize_t outcome = PyErr_Occurred() || begin_walk(&walk, args[1]) ? RAISED : visit_all(&walk, args[1], args[2]);
+    if (outcome == TRACED && !PyErr_Occurred())
+        trace_all(&walk, threads);
+    PyObject *answer = PyErr_Occurred() ? NULL : PyLong_FromSsize_t(outcome);
+    end_walk(&walk);
+    return answer;
 }
 
 #endif

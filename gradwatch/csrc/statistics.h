@@ -7,6 +7,24 @@
 #include "threads.h"
 #include "tensor_view.h"
 
+static void write_totals(const Totals *totals, size_t numel, double scale, float *out, size_t stride)
+{
+    double n = (double)numel;
+    out[0] = (float)(sqrt(totals->squares) * scale);
+    out[stride] = (float)(totals->absmax * scale);
+    out[2 * stride] = (float)(totals->sum / n * scale);
+    out[3 * stride] = (float)(sqrt(totals->deviations < 0 ? 0 : totals->deviations / n) * scale);
+    out[4 * stride] = (float)((double)totals->zeros / n);
+    out[5 * stride] = (float)totals->nonfinite;
+}
+
+/* What stands in the row of a tensor without values: nan where it has no gradient, else norm, maximum and count 0. */
+static void write_nothing(int is_empty, float *out, size_t stride)
+{
+    for (size_t s = 0; s < 6; s++)
+        out[s * stride] = is_empty && (s < 2 || s == 5) ? 0.0f : (float)NAN;
+}
+
 /* Where the histograms of some tensors go, which follow each other. */
 typedef struct {
     int64_t *out; /* BINS of each; NULL where there is none */

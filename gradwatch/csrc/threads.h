@@ -1,10 +1,8 @@
-/* Shares the parameters of a step out among threads. Each is one thread's whole, so that sums do not depend on it. */
+/* Shares tensors out among threads. Each is read by one thread as a whole, so that sums do not depend on it. */
 #ifndef GRADWATCH_THREADS_H
 #define GRADWATCH_THREADS_H
 
 #include <stdlib.h>
-
-#include "kernels/steps.h"
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <dlfcn.h>
@@ -19,7 +17,7 @@ typedef struct {
     size_t size, index;
 } WorkItem;
 
-/* What is done to one parameter of many. */
+/* What is done to one tensor of many. */
 typedef void (*Task)(void *of, size_t index);
 
 #ifdef HAS_THREADS
@@ -87,7 +85,7 @@ static void start_and_join(Work *work, int threads)
 
 #endif
 
-/* Room for the items of `length` parameters, not filled yet; NULL if one thread is as fast, or without memory. */
+/* Room for the items of `length` tensors, not filled yet; NULL if one thread is as fast, or without memory. */
 static WorkItem *work_items_for(size_t length, size_t bytes, int threads)
 {
 #ifdef HAS_THREADS
@@ -121,26 +119,6 @@ static void do_all(Task task, void *of, WorkItem *items, size_t length, int thre
     (void)threads;
     for (size_t i = 0; i < length; i++)
         task(of, i);
-}
-
-typedef struct {
-    const Step *step;
-    Mover mover;
-} Moves;
-
-static void move_one(void *of, size_t index)
-{
-    const Moves *moves = of;
-    moves->mover(moves->step, &moves->step->items[index]);
-}
-
-static void move_all(const Step *step, Mover mover, size_t bytes, int threads)
-{
-    Moves moves = {step, mover};
-    WorkItem *items = work_items_for(step->length, bytes, threads);
-    for (size_t i = 0; items && i < step->length; i++)
-        items[i] = (WorkItem){step->items[i].numel, i};
-    do_all(move_one, &moves, items, step->length, threads);
 }
 
 #endif

@@ -22,6 +22,7 @@ from gradwatch import catalogue
 from gradwatch.history.store import WINDOW, Rows
 from gradwatch.monitor.budget import Budget
 from gradwatch.monitor.host_stats import NORM_TOLERANCE
+from gradwatch.monitor.row import GRAD
 from gradwatch.records import Finding
 
 if TYPE_CHECKING:
@@ -48,20 +49,19 @@ OWN_STATISTICS = (
 first."""
 VALIDATION = "val_loss"
 """Run statistic that takes a step to the full path."""
-UPDATING, READ = 2, 3  # phases of a step, see `stop` in csrc/fast_path.h
 
 Hook = Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], None]
 
 
 class BegunStep(NamedTuple):
-    """A step whose update began on the fast path, and which the full path continues.
+    """A step whose gradients were read on the fast path, and which the full path continues.
 
     Args:
-        gradients_SL: Statistics of the gradients, of shape (6, L); None if an instrumented optimizer will write them.
+        gradients_SL: Statistics of the gradients, of shape (6, L).
         rates: The learning rates.
     """
 
-    gradients_SL: NDArray[np.float32] | None
+    gradients_SL: NDArray[np.float32]
     rates: list[float]
 
 
@@ -94,7 +94,6 @@ class FastPath:
         extension: The native extension.
         params: The parameters, in the order of the columns; all on the CPU.
         groups: Number of groups of the optimizer.
-        fused_SL: Where an instrumented optimizer writes statistics of gradients, or None.
         before: The hook of the full path before an update. It leaves the fast path.
         after: The same after an update.
 
@@ -109,7 +108,6 @@ class FastPath:
         params: Sequence[Tensor],
         *,
         groups: int,
-        fused_SL: Tensor | None,
         before: Hook,
         after: Hook,
     ) -> None:
@@ -118,7 +116,6 @@ class FastPath:
         self.is_active = False
         self.native: _native.FastPath = extension.FastPath(
             tuple(params),
-            fused_SL,
             columns,
             {name: i for i, name in enumerate(names) if name != VALIDATION},
             len(names),
@@ -163,14 +160,12 @@ class FastPath:
         self.is_active = True
 
     def leave(self) -> BegunStep | None:
-        """Stop recording natively; return the step in progress if its update has begun."""
+        """Stop recording natively; return the step in progress if its gradients were read."""
         self.is_active = False
-        phase = self.native.stop()
-        if phase < UPDATING:
+        if not self.native.stop():
             return None
         block, place = self._block, self.native.filled
-        gradients_SL = block.param_NSL[place, :6] if phase == READ else None
-        return BegunStep(gradients_SL, [float(rate) for rate in block.run_NR[place, self._rates]])
+        return BegunStep(block.param_NSL[place, GRAD].copy(), block.run_NR[place, self._rates].tolist())
 
     def charge(self, budget: Budget) -> None:
         """Charge the budget for the rows since the last call."""

@@ -122,7 +122,6 @@ class FullPath:
             skip_step=None if facts is None or facts.is_over(step) else facts.skip_step,
             deadline=self._memory.deadline(self._meter.step_began),
         )
-        self._collector.enter_fast_path()
 
     def leave_fast_path(self) -> None:
         """Continue with the step in progress, if the fast path is active."""

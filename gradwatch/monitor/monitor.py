@@ -161,7 +161,7 @@ class Monitor:
 
         If the step is a CUDA graph, warm it up and capture it while the monitor watches, and call this after every
         replay, outside of the capture: each replay computes the captured readings again. Weights and activations, which
-        are sampled, are not read then; an instrumented optimizer measures its updates nevertheless.
+        are sampled, are not read then.
 
         If no optimizer has stepped since the last call, the update was skipped. With accumulation, the call may also
         end a micro-batch: its loss is averaged with the losses of the other calls up to the update.

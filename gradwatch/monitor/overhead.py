@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, final
 
 if TYPE_CHECKING:
     from gradwatch import _native
-
-USUAL_RISE = 1.05  # per step, of the shortest update: updates may have become slower for good
 
 
 class RowCost(NamedTuple):
@@ -88,27 +85,3 @@ class OverheadMeter:
         """Keep the clocks again."""
         self.carried_s, self.step_began, self.row_ended = native.carried_s, native.step_began, native.row_ended
         self.hooks_s += native.hooks_s
-
-
-@final
-class UpdateTimer:
-    """Estimates how much longer an update takes that also measures how far it moves the weights.
-
-    Attributes:
-        began: Clock at which the update in progress began.
-    """
-
-    def __init__(self) -> None:
-        self.began = 0.0
-        self._usual_s = math.inf
-
-    def extra_s(self, seconds: float, *, is_measuring: bool) -> float:
-        """Return the excess of an update over the usual time; an update without measuring updates the usual time."""
-        if is_measuring:
-            return max(0.0, seconds - self._usual_s)
-        self.learn(seconds)
-        return 0.0
-
-    def learn(self, seconds: float) -> None:
-        """Update the usual time with an update that measures nothing."""
-        self._usual_s = min(seconds, USUAL_RISE * self._usual_s)

@@ -22,7 +22,6 @@ RUNTIMES = ("libasan.so", "libubsan.so", "libstdc++.so.6")
 BUILD = "from setuptools import setup; setup()"
 TESTS = (
     "tests/end_to_end/watch/test_fast_path.py",
-    "tests/optim/test_instrumented.py",
     *(
         f"tests/probe/{name}.py"
         for name in (

@@ -61,7 +61,7 @@ detect: {dead-lair: {}}
         f"data.batchsize: unknown setting of digits, expected one of val_fraction, {DATA_SETTINGS}; did you mean "
         "'batch_size'? (mlp.yaml, line 3)",
         "optim.learning_rate: unknown setting of AdamW, expected one of lr, betas, eps, weight_decay, amsgrad, "
-        "maximize, foreach, capturable, differentiable, fused, groups, watched; did you mean 'lr'? (mlp.yaml, line 6)",
+        "maximize, foreach, capturable, differentiable, fused, groups; did you mean 'lr'? (mlp.yaml, line 6)",
         "optim.betas: got [0.9], expected a list of 2, each a number (mlp.yaml, line 7)",
         "train: has neither steps nor epochs, expected exactly one of them (mlp.yaml, line 8)",
         "train.precision: got 'fp8', expected one of fp32, bf16, fp16 (mlp.yaml, line 9)",

@@ -17,7 +17,6 @@ watch: {{updates_every: 10, activations_every: 10, histograms_every: 0}}
 """
 CHANGES = {
     "adamw": ["optim={name: adamw, lr: 2.0e-3}", "schedule={name: OneCycleLR, max_lr: 4.0e-3}"],
-    "own": ["optim={name: adamw, lr: 2.0e-3, watched: true}"],
     "clipped": ["optim={name: sgd, lr: 0.05}", "train.clip.norm=0.5", "train.accumulate=2"],
     "clipped by value": ["optim={name: sgd, lr: 0.05}", "train.clip.value=0.01"],
     "line search": ["optim={name: LBFGS, lr: 0.1, max_iter: 3}"],
@@ -53,7 +52,7 @@ def test_a_row_is_the_same_on_the_fast_path_and_on_the_full_path(changes, plain,
 
 
 @pytest.mark.filterwarnings("ignore:train.accumulate")
-@pytest.mark.parametrize("name", ["adamw", "own", "clipped", "clipped by value", "line search"])
+@pytest.mark.parametrize("name", ["adamw", "clipped", "clipped by value", "line search"])
 def test_steps_at_which_nothing_is_sampled_take_the_fast_path(name, plain, tmp_path):
     history = trained(tmp_path / "run", CHANGES[name])
 

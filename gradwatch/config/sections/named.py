@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveInt, Strict, ValidationInfo, field_validator
+from pydantic import Field, PositiveInt, Strict, ValidationInfo, field_validator, model_validator
 
 from gradwatch.config.names import registry
 from gradwatch.config.names.checks import check_options, check_transforms
@@ -77,10 +78,6 @@ class GroupSection(OptionsSection):
         return (self.match,) if isinstance(self.match, str) else self.match
 
 
-WATCHED = ("Adam", "AdamW", "SGD")
-"""Optimizers of torch that have a watched twin in `gradwatch.optim`."""
-
-
 class OptimSection(NamedSection):
     """The optimizer: a name with its keyword arguments."""
 
@@ -90,18 +87,17 @@ class OptimSection(NamedSection):
     groups: Annotated[tuple[GroupSection, ...], Strict(False)] = Field(
         default=(), description="Parameters with keyword arguments of their own."
     )
-    watched: bool = Field(
-        default=False,
-        description="Measure weights and updates in the optimizer's own step, of AdamW, Adam and SGD.",
-    )
 
-    @field_validator("watched")
+    @model_validator(mode="before")
     @classmethod
-    def _check_watched(cls, watched: bool, info: ValidationInfo) -> bool:
-        name = info.data.get("name", WATCHED[0])  # the wrong name is already a problem
-        if watched and name not in WATCHED:
-            raise_problem(f"got true with {name}, expected one of {', '.join(WATCHED)}; leave it out, or change name")
-        return watched
+    def _drop_watched(cls, data: Any) -> Any:
+        """Ignore `watched: false`, which stands in the configs of older runs; refuse other values of it."""
+        if not isinstance(data, Mapping) or "watched" not in data:
+            return data
+        if data["watched"] is not False:
+            text = "was removed with gradwatch's own optimizers; leave it out, torch's are watched without it"
+            raise_problems([Problem(("watched",), text)])
+        return {key: value for key, value in data.items() if key != "watched"}
 
     @field_validator("groups")
     @classmethod

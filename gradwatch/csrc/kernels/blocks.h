@@ -28,15 +28,6 @@
 #define EVERY_CPU
 #endif
 
-/* Before a loop: no iteration reads what another one writes. */
-#if defined(__clang__)
-#define UNRELATED _Pragma("clang loop vectorize(assume_safety)")
-#elif defined(__GNUC__)
-#define UNRELATED _Pragma("GCC ivdep")
-#else
-#define UNRELATED
-#endif
-
 /* Have memory fetched that is read a little later. */
 INLINE void fetch(const void *address)
 {
@@ -45,16 +36,6 @@ INLINE void fetch(const void *address)
 #else
     (void)address;
 #endif
-}
-
-/* The same of what a loop over several tensors comes to a little later. Measured on a Zen 4: with 4 to 8 lines of
- * 64 bytes a step of AdamW takes a twentieth less, and a quarter where others keep the memory busy; with 10 and more it
- * takes longer than without. Loops over a single tensor gain nothing. */
-enum { A_LITTLE = 6 * 64 };
-
-INLINE void fetch_soon(const float *address)
-{
-    fetch((const void *)((uintptr_t)address + A_LITTLE));
 }
 
 enum { LANES = 16, BLOCK = 1024 }; /* 64 float additions per lane between two flushes: norms good to about 1e-6 */

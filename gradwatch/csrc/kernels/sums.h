@@ -11,50 +11,34 @@ typedef struct {
     uint64_t zeros, nonfinite;
 } Totals;
 
-/* What is summed over a block, lane by lane; all zero before the first of them. */
-typedef struct {
-    float sum[LANES], squares[LANES];
-    int32_t max[LANES];
-    uint32_t zeros[LANES];
-} FloatLanes;
-
+/* What is summed over a block, lane by lane; all zero before the first value. */
 typedef struct {
     float sum[LANES], squares[LANES];
     int32_t max;
     uint32_t zeros;
 } FloatBlock;
 
-INLINE void read_lanes(const uint32_t *bits, FloatLanes *lanes)
-{
-    for (int l = 0; l < LANES; l++) {
-        int32_t magnitude = (int32_t)(bits[l] & MAGNITUDE_MASK);
-        float x = float_of(bits[l]);
-        lanes->sum[l] += x;
-        lanes->squares[l] += x * x;
-        lanes->max[l] = magnitude > lanes->max[l] ? magnitude : lanes->max[l];
-        lanes->zeros[l] += magnitude == 0;
-    }
-}
-
-INLINE void sum_up_lanes(const FloatLanes *lanes, FloatBlock *out)
-{
-    memcpy(out->sum, lanes->sum, sizeof out->sum);
-    memcpy(out->squares, lanes->squares, sizeof out->squares);
-    out->max = 0;
-    out->zeros = 0;
-    for (int l = 0; l < LANES; l++) {
-        out->max = lanes->max[l] > out->max ? lanes->max[l] : out->max;
-        out->zeros += lanes->zeros[l];
-    }
-}
-
 /* All of a block in one go; `n` is a multiple of LANES. */
 INLINE void read_block(const uint32_t *bits, size_t n, FloatBlock *out)
 {
-    FloatLanes lanes = {{0}, {0}, {0}, {0}};
+    float sum[LANES] = {0}, squares[LANES] = {0};
+    int32_t max[LANES] = {0};
+    uint32_t zeros[LANES] = {0};
     for (size_t i = 0; i < n; i += LANES)
-        read_lanes(bits + i, &lanes);
-    sum_up_lanes(&lanes, out);
+        for (int l = 0; l < LANES; l++) {
+            int32_t magnitude = (int32_t)(bits[i + l] & MAGNITUDE_MASK);
+            float x = float_of(bits[i + l]);
+            sum[l] += x;
+            squares[l] += x * x;
+            max[l] = magnitude > max[l] ? magnitude : max[l];
+            zeros[l] += magnitude == 0;
+        }
+    memcpy(out->sum, sum, sizeof sum);
+    memcpy(out->squares, squares, sizeof squares);
+    for (int l = 0; l < LANES; l++) {
+        out->max = max[l] > out->max ? max[l] : out->max;
+        out->zeros += zeros[l];
+    }
 }
 
 INLINE int32_t largest(const uint32_t *bits, size_t n)
@@ -105,20 +89,14 @@ INLINE void take_block(FloatSums *sums, const FloatBlock *block, const uint32_t 
     sums->zeros += block->zeros - (padded - length);
 }
 
-/* Before a block: the first values tell how the first one is read. */
-INLINE void foresee(FloatSums *sums, const uint32_t *bits)
-{
-    int32_t max = sums->is_begun ? 0 : largest(bits, LANES);
-    sums->has_vanished |= max && max < SMALLEST_FAST;
-}
-
 /* Add a block. Once values have vanished in squares, the next blocks are read in double at once: subnormal products are
- * slow on some hardware. */
+ * slow on some hardware. The first values tell how the first block is read. */
 INLINE void add_block(FloatSums *sums, const uint32_t *bits, size_t length)
 {
     size_t padded = padded_length(length);
     FloatBlock block = {{0}, {0}, 0, 0};
-    foresee(sums, bits);
+    int32_t max = sums->is_begun ? 0 : largest(bits, LANES);
+    sums->has_vanished |= max && max < SMALLEST_FAST;
     if (sums->has_vanished) {
         block.max = largest(bits, padded);
         block.zeros = (uint32_t)count_zeros(bits, padded);
@@ -248,8 +226,8 @@ EVERY_CPU static void totals_and_counts_of(const void *data, size_t n, Kind kind
     write_counts(&counts, data, n, kind, out);
 }
 
-/* Weights of before and after a step are compared in halves of a block: kept beside what a step fetches meanwhile, these
- * stay in the nearest cache. */
+/* Weights of before and after a step are compared in halves of a block, which stay in the nearest cache beside the
+ * moments. */
 enum { KEPT = BLOCK / 2 };
 
 INLINE size_t kept_length(size_t left)
@@ -347,6 +325,14 @@ EVERY_CPU static void change_of(const void *before, const void *after, size_t n,
     }
     *weight = folded(sums.weights);
     *update = folded(sums.updates);
+}
+
+/* Write the norm of a weight, and that of its update divided by it, from sums of squares. */
+INLINE void write_change(double weight, double update, float *out, size_t stride)
+{
+    double ratio = sqrt(update / weight);
+    out[0] = (float)sqrt(weight);
+    out[stride] = ratio <= FLT_MAX ? (float)ratio : (float)NAN;
 }
 
 #endif

@@ -1,11 +1,76 @@
 /* How far a step has moved a weight, from what it leaves behind: the weight after it, its moments and its constants.
  *
- * The update is computed as the step did, and taken off the weight. That is rounded to a float, as the weight before was
- * one, which undoes the rounding of the step but where that was nearly a tie. Plain C99, no Python. */
+ * The update is computed as torch's fused kernels do (aten/src/ATen/native/cpu/FusedAdamKernel.cpp and
+ * FusedSGDKernel.cpp), operation by operation and in their order, and taken off the weight. That is rounded to a float,
+ * as the weight before was one, which undoes the rounding of the step but where that was nearly a tie. Plain C99, no
+ * Python. */
 #ifndef GRADWATCH_TRACES_H
 #define GRADWATCH_TRACES_H
 
-#include "steps.h"
+#include "sums.h"
+
+typedef enum { SGD, ADAM } Rule;
+
+/* Settings of a parameter group, as a step uses them. */
+typedef struct {
+    Rule rule;
+    int is_amsgrad;
+    float keep; /* what decoupled weight decay leaves of the weight */
+    float rate, eps;
+    double lr, beta1, beta2;
+} Settings;
+
+/* One parameter of an optimizer. */
+typedef struct {
+    const Settings *settings;
+    const float *weight, *first, *second; /* first: momentum; second, the largest with amsgrad: Adam only. Null unmoved */
+    float step_size, root, inverse;       /* Adam; root corrects the second moment, inverse is its reciprocal */
+    size_t numel;
+    float *change;                        /* where its column goes, or null */
+} Item;
+
+/* a * b + c, rounded once where `fused` */
+INLINE float multiply_add(float a, float b, float c, int fused)
+{
+#if defined(__GNUC__)
+    if (fused)
+        return __builtin_fmaf(a, b, c);
+#else
+    (void)fused;
+#endif
+    return a * b + c;
+}
+
+/* The constants of Adam that depend on the number of steps. */
+static void set_pace(Item *item, double count)
+{
+    const Settings *s = item->settings;
+    item->step_size = (float)(s->lr / (1 - pow(s->beta1, count)));
+    item->root = (float)sqrt(1 - pow(s->beta2, count));
+    item->inverse = 1 / item->root;
+}
+
+/* x / divisor, to the bit: with the rounded reciprocal and the remainder at hand the quotient is rounded right
+ * (Markstein, doi:10.1147/rd.341.0111, theorem 8.1), and dividing is what takes longest here. Of |x| < 1e-37, whose
+ * remainder may underflow, the last bit may be another. */
+INLINE float over(float x, float divisor, float inverse, int fused)
+{
+    if (!fused)
+        return x / divisor;
+    float near = x * inverse;
+    float exact = multiply_add(multiply_add(-near, divisor, x, 1), inverse, near, 1);
+    return fabsf(near) <= FLT_MAX ? exact : near;
+}
+
+/* The same of an x that is not negative: then Inf, whose remainder is NaN, is distinguished by taking a minimum. */
+INLINE float root_over(float x, float divisor, float inverse, int fused)
+{
+    if (!fused)
+        return x / divisor;
+    float near = x * inverse, twice = near + near;
+    float exact = multiply_add(multiply_add(-near, divisor, x, 1), inverse, near, 1);
+    return exact < twice ? exact : twice;
+}
 
 /* Weights of before the step, of one block. SGD is that with momentum and without Nesterov's. Of a weight of
  * zero the step leaves the rounded update, which has to come out as zero again, whichever way it was rounded. */
@@ -23,7 +88,7 @@ INLINE void weights_before(const Item *item, size_t begin, size_t n, float *rest
         }
         return;
     }
-    const float *restrict v = (s->is_amsgrad ? item->largest : item->second) + begin;
+    const float *restrict v = item->second + begin;
     const float step_size = item->step_size, root = item->root, inverse = item->inverse;
     const float eps = s->eps, keep = s->keep, grow = 1 / keep;
     for (size_t i = 0; i < n; i++) {
@@ -32,22 +97,59 @@ INLINE void weights_before(const Item *item, size_t begin, size_t n, float *rest
     }
 }
 
-INLINE void trace(const Step *step, const Item *item, int fused)
+/* Write the change of a parameter; one that was not moved has its weight read all the same. */
+INLINE void trace(const Item *item, size_t stride, int fused)
 {
     ChangeSums changes = {{0}, {0}};
     float before[KEPT];
-    if (!item->first || !item->change) {
-        leave(step, item);
+    if (!item->change)
+        return;
+    if (!item->weight) {
+        item->change[0] = item->change[stride] = (float)NAN;
         return;
     }
     for (size_t begin = 0, length; begin < item->numel; begin += length) {
+        const float *after = item->weight + begin;
         length = kept_length(item->numel - begin);
-        weights_before(item, begin, length, before, fused);
-        add_padded_change(&changes, before, item->weight + begin, length);
+        if (item->first)
+            weights_before(item, begin, length, before, fused);
+        add_padded_change(&changes, item->first ? before : after, after, length);
     }
-    write_change(folded(changes.weights), folded(changes.updates), item->change, step->stride);
+    write_change(folded(changes.weights), folded(changes.updates), item->change, stride);
 }
 
-FOR_EVERY_CPU(trace)
+/* One source, several instruction sets. Not chosen by the dynamic linker: what is fused depends on it, as in torch. */
+typedef void (*Tracer)(const Item *, size_t stride);
+
+#if defined(__GNUC__) && defined(__x86_64__)
+__attribute__((target("avx512f,avx2,fma"))) static void trace_by_sixteen(const Item *item, size_t stride)
+{
+    trace(item, stride, 1);
+}
+
+__attribute__((target("avx2,fma"))) static void trace_by_eight(const Item *item, size_t stride)
+{
+    trace(item, stride, 1);
+}
+#endif
+
+static void trace_by_default(const Item *item, size_t stride)
+{
+#if defined(__FP_FAST_FMAF)
+    trace(item, stride, 1);
+#else
+    trace(item, stride, 0);
+#endif
+}
+
+static Tracer best_trace(void)
+{
+#if defined(__GNUC__) && defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("fma") && __builtin_cpu_supports("avx2"))
+        return __builtin_cpu_supports("avx512f") ? trace_by_sixteen : trace_by_eight;
+#endif
+    return trace_by_default;
+}
 
 #endif

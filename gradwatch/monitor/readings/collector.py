@@ -76,7 +76,7 @@ class Collector:
     def _attach(self, tracker: OptimizerTracker, *, has_fast_path: bool) -> None:
         before, after = _hook(self._before_update, tracker), _hook(self._after_update, tracker)
         if has_fast_path and len(self._trackers) == 1:
-            self.fast_path = tracker.fast_path(before=before, after=after, hooked=self._context.is_hooked)
+            self.fast_path = tracker.fast_path(before=before, after=after)
         if not self._context.is_hooked:
             return
         if self.fast_path is not None:
@@ -179,15 +179,8 @@ class Collector:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        for tracker in self._trackers:
-            tracker.detach()
         if self._activations:
             self._activations.close()
-
-    def enter_fast_path(self) -> None:
-        """Prepare the optimizer for the fast path, which has been entered."""
-        if self._context.is_hooked:
-            self._trackers[0].enter_fast_path()
 
     def leave_fast_path(self) -> None:
         """Continue on the full path with the step in progress, if the fast path is active.
@@ -202,10 +195,9 @@ class Collector:
         self._counter.step = native.step
         self._meter.take_back(native)
         self.fast_path.charge(self._context.budget)
-        tracker.leave_fast_path(begun, native.fastest_update_s)
         if begun is not None:
+            tracker.pending["grad"] = begun.gradients_SL
             tracker.is_updated = self._context.is_hooked  # else `conclude` sets it
-            tracker.timer.began = native.update_began
             self.updates.settings = {"loss_scale": 1.0} | {f"lr.{i}": rate for i, rate in enumerate(begun.rates)}
 
     def _before_update(
@@ -214,18 +206,15 @@ class Collector:
         began = time.perf_counter()
         self.leave_fast_path()
         self.updates.before_update(tracker, args, kwargs)
-        tracker.timer.began = time.perf_counter()
-        self._meter.hooks_s += tracker.timer.began - began
+        self._meter.hooks_s += time.perf_counter() - began
 
     def _after_update(
         self, tracker: OptimizerTracker, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         began = time.perf_counter()
         self.leave_fast_path()
-        extra_s = tracker.extra_s(began - tracker.timer.began)
-        self._meter.optional_s += extra_s
         self.updates.after_update(tracker)
-        self._meter.hooks_s += extra_s + time.perf_counter() - began
+        self._meter.hooks_s += time.perf_counter() - began
 
     @best_effort("the probe of activations")
     def _arm_activations(self) -> None:

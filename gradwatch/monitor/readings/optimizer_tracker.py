@@ -16,9 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gradwatch.monitor.budget import HistogramSlice
-from gradwatch.monitor.fast_path import BegunStep, FastPath, Hook
-from gradwatch.monitor.overhead import UpdateTimer
-from gradwatch.monitor.readings.fused_statistics import fused_statistics
+from gradwatch.monitor.fast_path import FastPath, Hook
 from gradwatch.monitor.readings.parameter_readings import HistogramReader, LearningRates, UpdateMeasurement
 from gradwatch.monitor.row import Columns, OptimizerColumns, has_gradients, total_norm
 from gradwatch.probe.device.backend import select_backend
@@ -46,7 +44,6 @@ class OptimizerTracker:
         rates: Reads the learning rates.
         histograms: Reads the histograms.
         update: Measures the updates.
-        timer: Times the updates.
     """
 
     def __init__(
@@ -59,17 +56,10 @@ class OptimizerTracker:
         self._is_on_cpu = bool(params) and params[0].device.type == "cpu"
         column_indices = tuple(range(num_layers) if isinstance(columns, slice) else map(int, columns))
         self._captured: dict[str, Tensor | NDArray[Any]] = {}
-        self._fused = fused_statistics(optimizer, params, column_indices, num_layers)
         self._gradients = GradientProbe(params)
         self.rates = LearningRates(optimizer, first_group)
         self.histograms = HistogramReader(params, column_indices)
-        self.update = UpdateMeasurement(params, optimizer, self._fused)
-        self.timer = UpdateTimer()
-
-    @property
-    def is_awaiting_step(self) -> bool:
-        """Whether the step in progress is to write the statistics of the gradients that it reads."""
-        return self._fused is not None and self._fused.is_requested
+        self.update = UpdateMeasurement(params, optimizer)
 
     @property
     def columns(self) -> OptimizerColumns:
@@ -85,17 +75,9 @@ class OptimizerTracker:
         self.is_observed = self.awaits_closure = False
         self.histograms.begin(due)
         self.update.begin()
-        if self._fused is not None and not self._captured:
-            self._fused.reset()
         # every replay of a CUDA graph computes the captured readings again
         self.pending: dict[str, Tensor | NDArray[Any]] = {**self._captured}
         self.is_updated = bool(self._captured)
-
-    def detach(self) -> None:
-        """Stop the optimizer from writing statistics."""
-        if self._fused is not None:
-            self._fused.detach()
-            self._fused = None
 
     def watch_backward(self) -> list[RemovableHandle]:
         """Hook the parameters to learn when a backward pass changes a gradient, and return the hooks."""
@@ -106,45 +88,18 @@ class OptimizerTracker:
         trainable = [p for p in self.params if p.requires_grad and p.is_leaf]
         return [p.register_post_accumulate_grad_hook(invalidate) for p in trainable]
 
-    def fast_path(self, *, before: Hook, after: Hook, hooked: bool) -> FastPath | None:
+    def fast_path(self, *, before: Hook, after: Hook) -> FastPath | None:
         """Return the fast path of the optimizer; None if it has none.
 
         Args:
             before: The hook of the full path before an update.
             after: The same after an update.
-            hooked: Whether these are hooks: without, an instrumented optimizer cannot be the one that reads.
         """
         extension, scaled = select_backend(), ("grad_scale", "found_inf")
         is_whole = self._is_on_cpu and isinstance(self._columns, slice)
         if extension is None or not is_whole or any(hasattr(type(self.optimizer), name) for name in scaled):
             return None
-        fused_SL = None if self._fused is None or not hooked else self._fused.gradients_SL
-        groups = self.rates.num_groups
-        return FastPath(extension, self.params, groups=groups, fused_SL=fused_SL, before=before, after=after)
-
-    def enter_fast_path(self) -> None:
-        """Let an instrumented optimizer write the statistics of all gradients."""
-        if self._fused is not None:
-            self._fused.request_always()
-
-    def leave_fast_path(self, begun: BegunStep | None, fastest_update_s: float) -> None:
-        """Continue on the full path.
-
-        Args:
-            begun: The update in progress, if one has begun.
-            fastest_update_s: Time of the shortest update on the fast path.
-        """
-        self.timer.learn(fastest_update_s)
-        if self._fused is not None:
-            self._fused.cancel()
-            if begun is None:
-                self._fused.clear()  # the statistics of the step before
-        if begun is None:
-            return
-        if begun.gradients_SL is None:
-            self.request_gradients()
-        else:
-            self.pending["grad"] = begun.gradients_SL.copy()
+        return FastPath(extension, self.params, groups=self.rates.num_groups, before=before, after=after)
 
     def read_gradients(self, *, inverse_scale: float | Tensor = 1.0, is_counting: bool = False) -> None:
         """Read the statistics of the gradients.
@@ -177,34 +132,13 @@ class OptimizerTracker:
         if (has_scaler and math.isfinite(self.norm())) or not has_gradients(to_array(self.pending["grad"])):
             del self.pending["grad"]
 
-    def request_gradients(self, *, clipped: bool = False) -> bool:
-        """Let the step in progress write the statistics of the gradients that it reads; return whether it can.
-
-        Args:
-            clipped: Whether they only serve for the total norm after clipping.
-        """
-        if self._fused is None:
-            return False
-        self._fused.request(clipped=clipped)
-        return True
-
     def read_clipped(self) -> None:
         """Read the gradients as they are now, for their total norm after clipping."""
-        if not self.request_gradients(clipped=True):
-            self.pending["clipped"] = self._gradients.read()
+        self.pending["clipped"] = self._gradients.read()
 
-    def extra_s(self, seconds: float) -> float:
-        """Return the excess of an update's time that an instrumented optimizer spent on measuring the update."""
-        if self._fused is None or self.awaits_closure:
-            return 0.0
-        return self.timer.extra_s(seconds, is_measuring=self._fused.is_measuring_update)
-
-    def collect_step(self) -> None:
-        """Collect the statistics that the step has written."""
-        if self._fused is not None:
-            self.pending |= self._fused.collect()
+    def keep_captured(self) -> None:
+        """Keep the readings of an update that is captured in a CUDA graph, whose replays compute them again."""
         if is_capturing(self.params):
-            self.read_update()
             self._captured = {**self.pending}
 
     def read_update(self) -> None:

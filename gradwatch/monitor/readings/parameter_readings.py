@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwatch.monitor.budget import HistogramSlice
-from gradwatch.monitor.readings.fused_statistics import FusedStatistics
 from gradwatch.probe.device.sync import host_value_or_copy, is_capturing
 from gradwatch.probe.gradients import histograms
 from gradwatch.probe.gradients.histograms import HistogramProbe
@@ -109,20 +108,18 @@ class HistogramReader:
 
 @final
 class UpdateMeasurement:
-    """Measures how far an update moves the weights: by the step itself, by the moments that it leaves, or by a copy.
+    """Measures how far an update moves the weights: by the moments that it leaves, or by a copy.
 
     Args:
         params: Parameters of the optimizer.
         optimizer: The optimizer.
-        fused: Statistics that the step computes, or None.
 
     Attributes:
         is_traced: The update will be computed from the moments that it leaves, right after it.
     """
 
-    def __init__(self, params: Sequence[Tensor], optimizer: Optimizer, fused: FusedStatistics | None) -> None:
+    def __init__(self, params: Sequence[Tensor], optimizer: Optimizer) -> None:
         self._params = params
-        self._fused = fused
         self._copies = CopyUpdateProbe(params)
         self._traces = MomentUpdateProbe(params, optimizer)
         self.begin()
@@ -132,15 +129,12 @@ class UpdateMeasurement:
         self._is_prepared = self.is_traced = False
 
     def prepare(self, *, awaits_closure: bool) -> None:
-        """Prepare before an update: copy the weights, unless the step measures it or leaves its moments.
+        """Prepare before an update: copy the weights, unless the step leaves its moments.
 
         Args:
             awaits_closure: Whether the step computes its gradients itself.
         """
-        if self._fused is not None:
-            self._fused.request_update()
-            self._is_prepared = True
-        elif not is_capturing(self._params):  # sampled statistics are not part of a CUDA graph
+        if not is_capturing(self._params):  # sampled statistics are not part of a CUDA graph
             self.is_traced = not awaits_closure and self._traces.before()
             if not self.is_traced:
                 self._copies.before()
@@ -151,6 +145,4 @@ class UpdateMeasurement:
         if not self._is_prepared:
             return None
         self._is_prepared = False
-        if self._fused is not None:
-            return self._fused.update()
         return self._traces.after() if self.is_traced else self._copies.after()

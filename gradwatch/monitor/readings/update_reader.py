@@ -52,7 +52,7 @@ class UpdateReader:
         self._device_clock = device_clock
 
     def before_update(self, tracker: OptimizerTracker, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Read the gradients before an update, or request them from it.
+        """Read the gradients before an update.
 
         Args:
             tracker: Its optimizer.
@@ -65,7 +65,7 @@ class UpdateReader:
         end = self._device_clock.begin()
         self._read_before_update(tracker)
         end()
-        if self.due.updates or is_capturing(tracker.params):
+        if self.due.updates:
             self.keep_weights(tracker)
 
     @best_effort("the reading of updates")
@@ -74,9 +74,6 @@ class UpdateReader:
         if tracker.is_observed:
             if self._measure_clipped:
                 tracker.read_clipped()
-        elif tracker.request_gradients():
-            if not tracker.awaits_closure:
-                self._read_histograms(tracker)
         elif not tracker.awaits_closure:
             self._read_gradients(tracker, inverse_scale=inverse_scale)
         if late := [p for p in tracker.rates.late_params() if id(p) not in self._watched_ids]:
@@ -112,7 +109,7 @@ class UpdateReader:
                 self.settings[name] = value
 
     def after_update(self, tracker: OptimizerTracker) -> None:
-        """Read what the update has computed: statistics of its gradients, gradients of its closure, traces of it."""
+        """Read what the update has computed: gradients of its closure, and what it left behind."""
         self._read_after_update(tracker)
         if tracker.update.is_traced:
             self.read_updates([tracker])
@@ -120,22 +117,17 @@ class UpdateReader:
 
     @best_effort("the reading of updates")
     def _read_after_update(self, tracker: OptimizerTracker) -> None:
-        if tracker.awaits_closure and not tracker.is_awaiting_step:
+        if tracker.awaits_closure:
             if not tracker.is_observed:
                 self._read_gradients(tracker)
             elif self._measure_clipped:  # after the closure had observed them
                 tracker.read_clipped()
-        elif tracker.awaits_closure and not tracker.is_observed:
-            self._read_histograms(tracker)
-        tracker.collect_step()
+        tracker.keep_captured()
 
     def observe(self, tracker: OptimizerTracker) -> float:
         """Read the gradients as they are now; return their total norm."""
         norm = self._observed_norm(tracker)
         tracker.is_observed = True
-        is_in_closure = tracker.is_updated and tracker.awaits_closure
-        if is_in_closure and self._measure_clipped:
-            tracker.request_gradients(clipped=True)
         return tracker.norm_without_probe() if norm is None else norm
 
     @best_effort("the probe of gradients")

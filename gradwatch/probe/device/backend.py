@@ -11,7 +11,7 @@ import torch
 Kernel = Literal["auto", "native", "torch"]
 
 
-REVISION = 12
+REVISION = 13
 """Revision of the extension that this package calls, as in `csrc/module.c`."""
 
 
