@@ -18,24 +18,23 @@ import contextlib
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import torch
 from harness import parse, parser
 from torch import nn
 from workloads import WORKLOADS, Loop, Workload, loop, shared
 
 import gradwatch
-from gradwatch import Monitor, optim
+from gradwatch import Monitor
 from gradwatch.monitor import host_stats
 from gradwatch.pipeline import worker
 
 WARM_UP = 24
 """Steps of each loop that are left out."""
 
-NUM_LOOPS = 3
+NUM_LOOPS = 2
 
 Parts = tuple[float, float, float, float]
 """Seconds of a step: of all of it, of the optimizer's call, of the monitor's, of hooks in the forward pass."""
@@ -97,17 +96,14 @@ def trimmed(values: list[float]) -> float:
 
 
 def measure(workload: Workload, rounds: int, stack: contextlib.ExitStack) -> dict[str, Turns]:
-    """Return the loops after so many steps of each: `bare`, `stock` and `watched`."""
+    """Return the loops after so many steps of each: `bare` and `watched`."""
     one = replace(shared(workload), stretch=1)
-    makers: dict[str, Callable[..., torch.optim.Optimizer] | None]
-    makers = {"bare": None, "stock": None, "watched": optim.AdamW}
-    loops = {name: Turns(loop(one, maker)) for name, maker in makers.items()}
-    for name in ("stock", "watched"):
-        of, run = loops[name].of, Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"
-        loops[name].monitor = monitor = stack.enter_context(gradwatch.watch(of.model, of.optimizer, run=run))
-        lock = monitor.pipeline._worker._processing
-        lock.acquire()
-        stack.callback(lock.release)
+    loops = {name: Turns(loop(one)) for name in ("bare", "watched")}
+    of, run = loops["watched"].of, Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"
+    loops["watched"].monitor = monitor = stack.enter_context(gradwatch.watch(of.model, of.optimizer, run=run))
+    lock = monitor.pipeline._worker._processing
+    lock.acquire()
+    stack.callback(lock.release)
     order = random.Random(0)
     for i in range(WARM_UP + rounds):
         for turns in order.sample([*loops.values()], len(loops)):
@@ -121,7 +117,7 @@ def measure(workload: Workload, rounds: int, stack: contextlib.ExitStack) -> dic
 def main() -> None:
     """Measure and print the table."""
     options = parse(parser(__doc__, WORKLOADS, rounds=100))
-    print("| | step() by torch, ms | its own and hooks | Monitor.step | forward hooks | thread | step | and thread |")
+    print("| | step(), ms | with hooks | Monitor.step | forward hooks | thread | step | and thread |")
     print("|---" * 8 + "|")
     worker.BATCH_S *= NUM_LOOPS  # clock-driven work then comes after as many steps of a loop as in a run
     host_stats.MEMORY_INTERVAL_S *= NUM_LOOPS
@@ -129,16 +125,14 @@ def main() -> None:
         with contextlib.ExitStack() as stack:
             loops = measure(WORKLOADS[name], options.rounds, stack)
             whole, update = loops["bare"].part(0), loops["bare"].part(1)
-            for arm in ("stock", "watched"):
-                turns = loops[arm]
-                monitor = turns.monitor
-                assert monitor is not None, "these two are watched"
-                thread = 1e3 * monitor.pipeline.cpu_s / monitor.next_step
-                parts = [turns.part(place) for place in (1, 2, 3)]
-                ratio = 1 + (sum(parts) - update) / whole
-                cells = [f"{update:.3f}", *(f"{part:.3f}" for part in parts), f"{thread:.3f}"]
-                cells += [f"{ratio:.4f}", f"{ratio + thread / whole:.4f}"]
-                print(f"| {WORKLOADS[name].title}, {arm} | " + " | ".join(cells) + " |", flush=True)
+            monitor = loops["watched"].monitor
+            assert monitor is not None, "it is watched"
+            thread = 1e3 * monitor.pipeline.cpu_s / monitor.next_step
+            parts = [loops["watched"].part(place) for place in (1, 2, 3)]
+            ratio = 1 + (sum(parts) - update) / whole
+            cells = [f"{update:.3f}", *(f"{part:.3f}" for part in parts), f"{thread:.3f}"]
+            cells += [f"{ratio:.4f}", f"{ratio + thread / whole:.4f}"]
+            print(f"| {WORKLOADS[name].title} | " + " | ".join(cells) + " |", flush=True)
 
 
 if __name__ == "__main__":

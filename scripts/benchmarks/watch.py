@@ -3,10 +3,9 @@
     python scripts/benchmarks/watch.py [--rounds 16] [--only mlp] [--arms stock] [--steps 9]
 
 The bare loop is written by hand, with torch's fused AdamW. `stock` is the same loop under `gradwatch.watch` with
-everything on at its defaults: all statistics at every step, detectors, history on disk, TensorBoard. `watched` is that
-with `gradwatch.optim.AdamW`, which measures in its step. The others are what their documentation has one write, at
-every step unless said; those of packages that are not installed (wandb, lightning, composer, cockpit) are left out,
-and so is one that does not take a model, with its reason.
+everything on at its defaults: all statistics at every step, detectors, history on disk, TensorBoard. The others are
+what their documentation has one write, at every step unless said; those of packages that are not installed (wandb,
+lightning, composer, cockpit) are left out, and so is one that does not take a model, with its reason.
 
 Each round runs a stretch of steps of every arm, in an order that is drawn anew, so that what else the machine does, and
 what the arm before left in the caches, hits all arms alike. A stretch is long enough for a turn or two of the monitor's
@@ -23,8 +22,7 @@ of the ratio to the mean of both in the same round, the quartiles, and the stand
 distribution with these quartiles. `again`, the second of them in units of the first, tells what of a ratio is noise.
 
 What the first steps of a run take once is over before the rounds begin: modules are imported, memory is taken, and the
-budget has not ruled yet. `--arms begun,own-begun --rounds 1 --steps 256` measures it, with a loop that is warm and a
-watch that is new.
+budget has not ruled yet. `--arms begun --rounds 1 --steps 256` measures it, with a warm loop and a new monitor.
 
 `--clock cpu` counts the processor time of all threads, as if none of them ran beside another: an upper bound, which a
 machine that is busy with something else still tells.
@@ -40,7 +38,6 @@ import multiprocessing
 import random
 import statistics
 import tempfile
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -51,7 +48,6 @@ from peers import NEEDS, PEERS, Arm, MakeArm
 from workloads import WORKLOADS, Loop, Workload, loop, shared
 
 import gradwatch
-from gradwatch import optim
 from gradwatch.monitor import host_stats
 from gradwatch.pipeline import worker
 
@@ -70,31 +66,16 @@ def unfused(workload: Workload, stack: contextlib.ExitStack) -> Arm:
 
 
 def stock(workload: Workload, stack: contextlib.ExitStack) -> Arm:
-    """Watched by gradwatch, optimizer by torch."""
+    """Watched by gradwatch."""
     return under_watch(loop(workload), stack, is_turn=workload.turn is not None)
-
-
-def watched(workload: Workload, stack: contextlib.ExitStack) -> Arm:
-    """Watched by gradwatch, optimizer too."""
-    return under_watch(loop(workload, optim.AdamW), stack, is_turn=workload.turn is not None)
 
 
 def begun(workload: Workload, stack: contextlib.ExitStack) -> Arm:
     """As `stock`, from the first watched step on."""
-    return under_watch(warm(workload), stack, is_turn=workload.turn is not None)
-
-
-def own_begun(workload: Workload, stack: contextlib.ExitStack) -> Arm:
-    """As `watched`, from the first step on."""
-    return under_watch(warm(workload, optim.AdamW), stack, is_turn=workload.turn is not None)
-
-
-def warm(workload: Workload, optimizer: Callable[..., torch.optim.Optimizer] | None = None) -> Loop:
-    """Return a loop that has run for a while, and nobody has watched."""
-    of = loop(workload, optimizer)
-    for _ in range(-(-WARM_UP // workload.stretch)):
+    of = loop(workload)
+    for _ in range(-(-WARM_UP // workload.stretch)):  # the loop is warm before it is watched
         of.run()
-    return of
+    return under_watch(of, stack, is_turn=workload.turn is not None)
 
 
 def under_watch(of: Loop, stack: contextlib.ExitStack, *, is_turn: bool) -> Arm:
@@ -122,17 +103,12 @@ def under_watch(of: Loop, stack: contextlib.ExitStack, *, is_turn: bool) -> Arm:
 BARE = ("bare", "again")
 """The arms that all others are compared to."""
 
-BEGUN = ("begun", "own-begun")
-"""The arms that are measured from their first step on."""
-
 ARMS: dict[str, tuple[str, MakeArm]] = {
     "bare": ("by hand, fused AdamW", bare),
     "again": ("one such loop by another", bare),
     "unfused": ("by hand, AdamW as it comes", unfused),
-    "stock": ("**gradwatch**, torch's optimizer", stock),
-    "watched": ("**gradwatch**, its own AdamW", watched),
-    "begun": ("**gradwatch**, torch's optimizer, from its first step", begun),
-    "own-begun": ("**gradwatch**, its own AdamW, from its first step", own_begun),
+    "stock": ("**gradwatch**", stock),
+    "begun": ("**gradwatch**, from its first step", begun),
 } | PEERS
 
 
@@ -150,7 +126,7 @@ def measure(name: str, names: list[str], options: argparse.Namespace, process: i
     with contextlib.ExitStack() as stack:
         made = {name: ARMS[name][1](turn, stack) for name in random.Random(process).sample(names, len(names))}
         turns = unmeasured * num_turns
-        arms = {name: arm for name, arm in made.items() if name in BEGUN or is_warm(name, arm, turns=turns)}
+        arms = {name: arm for name, arm in made.items() if name == "begun" or is_warm(name, arm, turns=turns)}
         gc.freeze()  # else what imports have left is gone through now and then, 0.2 s of whatever arm has its turn
         stack.callback(gc.unfreeze)
         seconds: Seconds = {name: [] for name in arms}
@@ -206,7 +182,7 @@ def main() -> None:
     """Measure and print the table."""
     asked = parser(__doc__, WORKLOADS, rounds=16)
     asked.add_argument("--processes", type=int, default=5, help="processes that go through all rounds, in turn")
-    usual = [name for name in ARMS if name not in BEGUN]
+    usual = [name for name in ARMS if name != "begun"]
     asked.add_argument("--arms", type=some([*ARMS]), default=usual, help="arms, comma-separated")
     asked.add_argument("--steps", type=int, help="steps of a stretch; fewer for what is slow")
     asked.add_argument("--clock", choices=CLOCKS, default="wall")
