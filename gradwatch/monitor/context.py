@@ -25,7 +25,6 @@ class MonitorContext:
         events: One-time events of the run.
         facts: Inspects graph and modes, or None.
         accumulate: As in `Monitor`.
-        measure_clipped: As in `Monitor`.
         is_hooked: As in `Monitor`.
         is_deferred: As in `Monitor`.
         counter: Counts steps and updates.
@@ -38,7 +37,6 @@ class MonitorContext:
     events: OneTimeEvents
     facts: Inspections | None
     accumulate: int
-    measure_clipped: bool
     is_hooked: bool
     is_deferred: bool
     counter: StepCounter = field(default_factory=StepCounter)

@@ -61,8 +61,9 @@ class FullPath:
     @property
     def next_step(self) -> int:
         """The optimizer step in progress."""
-        is_fast = self.fast_path is not None and self.fast_path.is_active
-        return self.fast_path.native.step if is_fast and self.fast_path else self._counter.step
+        if self.fast_path is not None and self.fast_path.is_active:
+            return self.fast_path.native.step
+        return self._counter.step
 
     def begin(self, step: int) -> None:
         """Start the row of a step, and enter the fast path if possible."""
@@ -101,7 +102,7 @@ class FullPath:
         waited_s = self._conclude_snapshot(self._keeper) if self._keeper else 0.0
         self._adjust_schedule(self._counter.step)
         self._begin(self._counter.step + 1)
-        self._meter.carry_over(waited_s=waited_s or 0.0)
+        self._meter.carry_over(waited_s or 0.0)
         self.enter_fast_path()
 
     def enter_fast_path(self) -> None:
@@ -123,18 +124,14 @@ class FullPath:
             deadline=self._memory.deadline(self._meter.step_began),
         )
 
-    def leave_fast_path(self) -> None:
-        """Continue with the step in progress, if the fast path is active."""
-        self._collector.leave_fast_path()
-
     def close(self) -> None:
         """Leave the fast path for good."""
-        self.leave_fast_path()
+        self._collector.leave_fast_path()
         self.fast_path = None
 
     def run_housekeeping(self) -> None:
         """Do the periodic work in Python between two steps of the fast path, and enter it again."""
-        self.leave_fast_path()
+        self._collector.leave_fast_path()
         meter, began = self._meter, self._meter.step_began
         self._pull()
         self._adjust_schedule(self._counter.step - 1)

@@ -50,8 +50,6 @@ class Monitor:
         scaler: The loop's GradScaler, or None.
         schedule: When the sampled statistics are measured.
         accumulate: Up to this many calls of `step` are the micro-batches of one update, not skipped updates.
-        measure_clipped: Whether to read gradients that were observed once more before their update, for their norm
-            after clipping.
         facts: Inspects graph and modes, or None.
         hooked: Whether to follow the optimizers by their hooks. A loop that calls `observe` before each update, and
             passes the statistics `skipped`, `loss_scale`, learning rates and both norms to `step`, needs none.
@@ -72,7 +70,6 @@ class Monitor:
         scaler: torch.amp.GradScaler | None = None,
         schedule: Schedule = Schedule(),  # noqa: B008 - frozen
         accumulate: int = 1,
-        measure_clipped: bool = False,
         facts: Inspections | None = None,
         hooked: bool = True,
         hooks: Sequence[RemovableHandle] = (),
@@ -94,7 +91,6 @@ class Monitor:
             events=OneTimeEvents(pipeline.add_event),
             facts=facts,
             accumulate=accumulate,
-            measure_clipped=measure_clipped,
             is_hooked=hooked,
             is_deferred=is_on_one_gpu and hooked and keeper is None if deferred is None else deferred,
         )
@@ -144,7 +140,7 @@ class Monitor:
         """
         norm = self._observe()
         if norm is None:
-            self._full_path.leave_fast_path()
+            self._collector.leave_fast_path()
             norm = self._collector.observe(optimizer)
         return norm
 
@@ -184,7 +180,7 @@ class Monitor:
         if self._is_closed:
             warn_once(self, "close", "step() after close() records nothing")
             return
-        self._full_path.leave_fast_path()
+        self._collector.leave_fast_path()
         self._rows.drain()
         self._full_path.record(loss, batch, val_loss, grad_norm, statistics, began=began)
 
@@ -224,7 +220,7 @@ class Monitor:
     def restart(self) -> None:
         """Continue with the step after the newest in the history, which was truncated."""
         self._rows.drain(wait=True)
-        self._full_path.leave_fast_path()
+        self._collector.leave_fast_path()
         self._full_path.begin(self.pipeline.next_step)
 
     def close(self, status: Status = "finished") -> tuple[Diagnosis, ...]:

@@ -64,7 +64,7 @@ class OverheadMeter:
         self.row_ended = now
         return cost
 
-    def carry_over(self, *, waited_s: float = 0.0) -> None:
+    def carry_over(self, waited_s: float) -> None:
         """Charge the next row the time since the last row ended.
 
         Args:

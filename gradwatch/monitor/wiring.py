@@ -136,7 +136,6 @@ def build_monitor(
         scaler=scaler,
         schedule=schedule,
         accumulate=accumulate,
-        measure_clipped=hooked,
         facts=_or_none("the inspection of autograd graph and modes", make_facts),
         hooked=hooked,
         hooks=[hook for attach_hooks in attach for hook in attach_hooks()],

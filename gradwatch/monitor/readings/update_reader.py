@@ -46,7 +46,6 @@ class UpdateReader:
         self.due = NOTHING_DUE
         self.settings: dict[str, float] = {}
         self._watched_ids = {id(p) for p in params}
-        self._measure_clipped = context.measure_clipped
         self._meter = context.meter
         self._loss_scale = loss_scale
         self._device_clock = device_clock
@@ -72,8 +71,7 @@ class UpdateReader:
     def _read_before_update(self, tracker: OptimizerTracker) -> None:
         inverse_scale = self._read_settings(tracker)
         if tracker.is_observed:
-            if self._measure_clipped:
-                tracker.read_clipped()
+            tracker.read_clipped()
         elif not tracker.awaits_closure:
             self._read_gradients(tracker, inverse_scale=inverse_scale)
         if late := [p for p in tracker.rates.late_params() if id(p) not in self._watched_ids]:
@@ -120,7 +118,7 @@ class UpdateReader:
         if tracker.awaits_closure:
             if not tracker.is_observed:
                 self._read_gradients(tracker)
-            elif self._measure_clipped:  # after the closure had observed them
+            else:  # the closure has observed them, and may have clipped them since
                 tracker.read_clipped()
         tracker.keep_captured()
 
