@@ -165,7 +165,9 @@ class FastPath:
         if not self.native.stop():
             return None
         block, place = self._block, self.native.filled
-        return BegunStep(block.param_NSL[place, GRAD].copy(), block.run_NR[place, self._rates].tolist())
+        return BegunStep(
+            block.param_NSL[place, GRAD].copy(), [float(rate) for rate in block.run_NR[place, self._rates]]
+        )
 
     def charge(self, budget: Budget) -> None:
         """Charge the budget for the rows since the last call."""

