@@ -1,0 +1,189 @@
+"""Draw a detector's examples as SVG: next to each other, a run that it reports and a run that it does not."""
+
+# T = recorded steps, L = layers
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from html import escape
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.detect import Detector, Example
+
+STATISTICS = {
+    "non-finite": ("grad.l2", "loss"),
+    "fp16-underflow": ("grad.zero_frac",),
+    "vanishing-gradient": ("grad.l2",),
+    "exploding-gradient": ("grad_norm.before_clip", "loss"),
+    "dead-layer": ("grad.l2",),
+    "rising-sparsity": ("grad.zero_frac",),
+    "oscillating-gradient": ("grad_norm.before_clip", "loss"),
+    "gradient-spike": ("grad_norm.before_clip",),
+    "layer-imbalance": ("grad.l2",),
+    "no-gradient": ("grad.l2",),
+    "dead-relu": ("act.dead_frac",),
+    "saturated-activation": ("act.saturated_frac",),
+    "poor-initialization": ("weight.l2",),
+    "not-optimized": ("update.ratio",),
+    "learning-rate-too-high": ("lr.0", "loss"),
+    "learning-rate-too-low": ("update.ratio", "loss"),
+    "missing-zero-grad": ("grad_norm.before_clip", "loss"),
+    "loss-scale-collapse": ("loss_scale", "skipped"),
+    "constant-batch": ("batch_hash",),
+    "probabilities-into-loss": ("loss",),
+    "train-eval-mismatch": ("loss", "val_loss"),
+    "overfitting": ("loss", "val_loss"),
+    "loss-plateau": ("loss",),
+}
+"""The statistics that show a fault, by its kind. A kind that is missing here is drawn by `DEFAULT`."""
+DEFAULT = ("grad.l2", "loss")
+IN_ONE_CHART = ("loss", "val_loss")
+LINEAR = ("act.", "grad.zero_frac", "skipped", "batch_hash")
+
+WIDTH, GAP, MARGIN = 340, 40, 56  # pixels
+MAP_HEIGHT, LINE_HEIGHT, HEADING = 150, 90, 34  # pixels
+MAX_COLUMNS, DECADES = 80, 8
+
+Floats = NDArray[np.floating[Any]]
+
+
+def draw(detector: type[Detector]) -> str:
+    """Return the picture of a fault: the first example that fires, and the last one that stays quiet."""
+    firing, quiet = choose_examples(detector)
+    statistics = STATISTICS.get(detector.kind, DEFAULT)
+    groups = [statistics] if statistics == IN_ONE_CHART else [(name,) for name in statistics]
+    parts: list[str] = []
+    bottom = 0
+    for column, (example, word) in enumerate(((firing, "reported"), (quiet, "not reported"))):
+        left, top = MARGIN + column * (WIDTH + GAP + MARGIN), HEADING
+        parts.append(_text(left, 14, f"{word}: {example.name}", bold=True))
+        for names in groups:
+            lines = [line for name in names for line in _panel(name, firing, example, left=left, top=top, pair=names)]
+            parts += lines
+            is_map = np.ndim(example.history[names[0]]) == 2
+            top += (MAP_HEIGHT if is_map else LINE_HEIGHT) + HEADING
+        bottom = max(bottom, top)
+    width = 2 * (WIDTH + MARGIN) + GAP + MARGIN
+    label = escape(f"{detector.kind}: {firing.name}, next to {quiet.name}", quote=True)
+    head = f'<svg class="fault" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {bottom}" role="img"'
+    return "\n".join([f'{head} aria-label="{label}">', *parts, "</svg>"])
+
+
+def choose_examples(detector: type[Detector]) -> tuple[Example, Example]:
+    """Return the first example that fires, and a quiet one: a healthy run if there is one."""
+    examples = list(detector.examples())
+    quiet = [example for example in examples if not example.layers]
+    healthy = [example for example in quiet if example.name == "a healthy run"]
+    return next(example for example in examples if example.layers), (healthy or quiet)[-1]
+
+
+def _panel(
+    name: str, firing: Example, example: Example, *, left: int, top: int, pair: tuple[str, ...]
+) -> Iterator[str]:
+    values = np.asarray(example.history[name], dtype=float)
+    both = [np.asarray(each.history[n], dtype=float) for each in (firing, example) for n in pair]
+    steps_T = example.history.steps(name)
+    height = MAP_HEIGHT if values.ndim == 2 else LINE_HEIGHT
+    title = " and ".join(pair) + (" (dashed)" if len(pair) == 2 else "")
+    if values.ndim == 2:
+        yield from _map(values, _range(both, name), left=left, top=top, is_linear=name.startswith(LINEAR))
+        yield _text(left - 6, top + 12, "input", anchor="end")
+        yield _text(left - 6, top + height - 4, "output", anchor="end")
+        title += ", faint is small"
+    elif name == "batch_hash":
+        yield from _marks(values, left=left, top=top)
+        title = "batches: equal ones at equal heights"
+    else:
+        is_linear = name.startswith(LINEAR)
+        yield from _line(values, steps_T, _range(both, name), left=left, top=top, name=name, is_linear=is_linear)
+        title += "" if is_linear else ", log scale"
+    if name == pair[0]:  # two statistics in one chart share its title
+        last = int(steps_T[-1]) if len(steps_T) else 0
+        yield _text(left, top + height + 14, title)
+        yield _text(left + WIDTH, top + height + 14, f"step {last}", anchor="end")
+
+
+def _range(arrays: list[Floats], name: str) -> tuple[float, float]:
+    """Return the common scale of both runs, in powers of ten unless the statistic is a fraction."""
+    if name.startswith(LINEAR):
+        return 0.0, 1.0
+    values = np.concatenate([array.ravel() for array in arrays])
+    logs = np.log10(values[np.isfinite(values) & (values > 0)])
+    if not len(logs):
+        return 0.0, 1.0
+    high = float(logs.max())
+    return max(float(logs.min()), high - 3 * DECADES), high
+
+
+def _scaled(values: Floats, scale: tuple[float, float], *, is_linear: bool) -> Floats:
+    """Return values as 0 to 1 of a scale; NaN stays."""
+    low, high = scale
+    with np.errstate(divide="ignore", invalid="ignore"):
+        placed = values if is_linear else np.log10(values)
+    scaled: Floats = np.clip((placed - low) / max(high - low, 0.3), 0, 1)
+    return scaled
+
+
+def _map(values_TL: Floats, scale: tuple[float, float], *, left: int, top: int, is_linear: bool) -> Iterator[str]:
+    """Yield one cell for each layer and step, the input side on top; a missing gradient is a thin outline."""
+    stride = max(1, math.ceil(len(values_TL) / MAX_COLUMNS))
+    kept_TL = values_TL[::stride]
+    size_x, size_y = WIDTH / len(kept_TL), MAP_HEIGHT / kept_TL.shape[1]
+    scaled_TL = _scaled(kept_TL, scale, is_linear=is_linear)
+    yield f'<rect class="frame" x="{left}" y="{top}" width="{WIDTH}" height="{MAP_HEIGHT}"/>'
+    for layer in range(kept_TL.shape[1]):
+        y = top + layer * size_y
+        cells = [_cell(raw, part) for raw, part in zip(kept_TL[:, layer], scaled_TL[:, layer], strict=True)]
+        start = 0
+        for look, run in itertools.groupby(cells):  # equal neighbours become one rectangle
+            length = len(list(run))
+            x, width = left + start * size_x, length * size_x
+            yield f'<rect {look} x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{size_y:.1f}"/>'
+            start += length
+
+
+def _cell(raw: float, part: float) -> str:
+    if math.isnan(raw):
+        return 'class="none"'
+    return 'class="bad"' if math.isinf(raw) else f'class="cell" fill-opacity="{round(part, 2):g}"'
+
+
+def _line(
+    values_T: Floats,
+    steps_T: NDArray[np.int64],
+    scale: tuple[float, float],
+    *,
+    left: int,
+    top: int,
+    name: str,
+    is_linear: bool,
+) -> Iterator[str]:
+    yield f'<rect class="frame" x="{left}" y="{top}" width="{WIDTH}" height="{LINE_HEIGHT}"/>'
+    scaled_T = _scaled(values_T, scale, is_linear=is_linear)
+    across_T = left + WIDTH * np.arange(len(values_T)) / max(len(values_T) - 1, 1)
+    points = [(x, top + LINE_HEIGHT * (0.95 - 0.9 * y)) for x, y in zip(across_T, scaled_T, strict=True)]
+    drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in points if not math.isnan(y))
+    yield f'<polyline class="{"second" if name == "val_loss" else "line"}" points="{drawn}"/>'
+    for x, raw in zip(across_T, values_T, strict=True):
+        if math.isnan(raw) and name == "loss":
+            yield _text(x, top + LINE_HEIGHT - 6, "\N{MULTIPLICATION SIGN}", anchor="middle")
+
+
+def _marks(hashes_T: Floats, *, left: int, top: int) -> Iterator[str]:
+    """Yield a dot for each step, equal batches at equal heights."""
+    yield f'<rect class="frame" x="{left}" y="{top}" width="{WIDTH}" height="{LINE_HEIGHT}"/>'
+    kinds, place_T = np.unique(hashes_T, return_inverse=True)
+    for t, place in enumerate(place_T):
+        x = left + WIDTH * (t + 0.5) / len(hashes_T)
+        y = top + LINE_HEIGHT * (0.5 if len(kinds) == 1 else 0.08 + 0.84 * place / (len(kinds) - 1))
+        yield f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>'
+
+
+def _text(x: float, y: float, text: str, *, anchor: str = "start", bold: bool = False) -> str:
+    weight = ' class="head"' if bold else ""
+    return f'<text{weight} x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">{escape(text)}</text>'
