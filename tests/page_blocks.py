@@ -14,7 +14,6 @@ In expected output `...` stands for any text, and all white space is the same.
 
 import contextlib
 import doctest
-import glob
 import io
 import itertools
 import linecache
@@ -122,10 +121,16 @@ def run_command(line):
     expected = int(code[1]) if (code := re.search(r"exits with (\d+)", comment)) else 0
     with printing() as printed:
         for command in line.strip().split(" && "):
-            words = [file for word in shlex.split(command) for file in (sorted(glob.glob(word)) or [word])]
+            words = [file for word in shlex.split(command) for file in expanded(word)]
             code = run_words(words)
             assert code == expected, f"{command}: exit code {code}\n{printed.getvalue()}"
     return printed.getvalue()
+
+
+def expanded(word):
+    """Return the files that a pattern of a command stands for, as a shell does."""
+    files = sorted(map(str, Path().glob(word))) if "*" in word else []
+    return files or [word]
 
 
 def run_words(words):
