@@ -55,7 +55,16 @@ def adapt_links(app: Sphinx, docname: str, source: list[str]) -> None:
         source[0] = CODE_CELL.sub(r"| [\1](generated/faults/\2.md) | [\2](generated/faults/\2.md) |", source[0])
 
 
+def escape_markup(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """Escape what reStructuredText takes for markup in docstrings, which know only backticks."""
+    for i, line in enumerate(lines):
+        parts = line.split("`")  # code in backticks is every other part
+        parts[::2] = [re.sub(r"[*|]", r"\\\g<0>", part) for part in parts[::2]]
+        lines[i] = "`".join(parts)
+
+
 def setup(app: Sphinx) -> None:
-    """Connect both functions to the build."""
+    """Connect these functions to the build."""
     app.connect("builder-inited", generate_reference)
     app.connect("source-read", adapt_links)
+    app.connect("autodoc-process-docstring", escape_markup, priority=400)  # before napoleon, at 500, writes markup
