@@ -52,7 +52,7 @@ def adapt_links(app: Sphinx, docname: str, source: list[str]) -> None:
     """Take out links to files outside of docs/, and link the table of kinds to the generated pages."""
     source[0] = OUTSIDE.sub(r"\1", source[0])
     if docname == "reference/faults":
-        source[0] = CODE_CELL.sub(r"| [\1](generated/faults/\2.md) | [\2](generated/faults/\2.md) |", source[0])
+        source[0] = CODE_CELL.sub(r"| [\1](generated/faults/\1.md) | [\2](generated/faults/\1.md) |", source[0])
 
 
 def escape_markup(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:

@@ -22,9 +22,9 @@ SECTION = re.compile(r"([A-Z][\w' -]{2,40}):\s+")
 
 
 def fault_pages() -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of each page."""
+    """Yield the name and the text of each page. Names are codes, so that their order is that of the families."""
     for detector in detector_classes():
-        yield detector.kind, _page(detector)
+        yield detector.code, _page(detector)
 
 
 def _page(detector: type[Detector]) -> str:
@@ -37,7 +37,7 @@ def _page(detector: type[Detector]) -> str:
     sections = "\n\n".join(_section(paragraph) for paragraph in rest)
     return "\n\n".join(
         [
-            f"({detector.code})=\n# {title}",
+            f"# {title}",
             link_urls(lead),
             f"```{{raw}} html\n{draw(detector)}\n```",
             sections,

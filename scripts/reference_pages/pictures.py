@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import textwrap
 from collections.abc import Iterator
 from html import escape
 from typing import Any
@@ -30,7 +31,7 @@ STATISTICS = {
     "saturated-activation": ("act.saturated_frac",),
     "poor-initialization": ("weight.l2",),
     "not-optimized": ("update.ratio",),
-    "learning-rate-too-high": ("lr.0", "loss"),
+    "learning-rate-too-high": ("weight.l2", "loss"),
     "learning-rate-too-low": ("update.ratio", "loss"),
     "missing-zero-grad": ("grad_norm.before_clip", "loss"),
     "loss-scale-collapse": ("loss_scale", "skipped"),
@@ -45,33 +46,48 @@ DEFAULT = ("grad.l2", "loss")
 IN_ONE_CHART = ("loss", "val_loss")
 LINEAR = ("act.", "grad.zero_frac", "skipped", "batch_hash")
 
+FROM_EVENTS = ("probabilities-into-loss", "train-eval-mismatch")
+"""Kinds whose statistics look healthy: they are read from the autograd graph or the modes of modules."""
+
 WIDTH, GAP, MARGIN = 340, 40, 56  # pixels
-MAP_HEIGHT, LINE_HEIGHT, HEADING = 150, 90, 34  # pixels
-MAX_COLUMNS, DECADES = 80, 8
+MAP_HEIGHT, LINE_HEIGHT, HEADING, TITLE_LINE = 150, 90, 34, 16  # pixels
+MAX_TITLE_CHARS, MAX_COLUMNS = 48, 80
+MAX_DECADES = 24
+MIN_MAP_DECADES, MIN_LINE_DECADES = 3.0, 0.3  # less is noise, and must not look like a fault
 
 Floats = NDArray[np.floating[Any]]
 
 
 def draw(detector: type[Detector]) -> str:
-    """Return the picture of a fault: the first example that fires, and the last one that stays quiet."""
+    """Return the picture of a fault: the first example that fires, and one that stays quiet."""
     firing, quiet = choose_examples(detector)
     statistics = STATISTICS.get(detector.kind, DEFAULT)
     groups = [statistics] if statistics == IN_ONE_CHART else [(name,) for name in statistics]
+    titles = [
+        textwrap.wrap(f"{word}: {example.name}", MAX_TITLE_CHARS)
+        for example, word in ((firing, "reported"), (quiet, "not reported"))
+    ]
+    first = TITLE_LINE * max(map(len, titles)) + 8
     parts: list[str] = []
-    bottom = 0
-    for column, (example, word) in enumerate(((firing, "reported"), (quiet, "not reported"))):
-        left, top = MARGIN + column * (WIDTH + GAP + MARGIN), HEADING
-        parts.append(_text(left, 14, f"{word}: {example.name}", bold=True))
+    bottom = first
+    for column, (example, title) in enumerate(zip((firing, quiet), titles, strict=True)):
+        left, top = MARGIN + column * (WIDTH + GAP + MARGIN), first
+        parts += [_text(left, TITLE_LINE * (i + 1) - 2, line, bold=True) for i, line in enumerate(title)]
         for names in groups:
-            lines = [line for name in names for line in _panel(name, firing, example, left=left, top=top, pair=names)]
-            parts += lines
+            for name in names:
+                parts += _panel(name, (firing, quiet), column, left=left, top=top, pair=names)
             is_map = np.ndim(example.history[names[0]]) == 2
             top += (MAP_HEIGHT if is_map else LINE_HEIGHT) + HEADING
         bottom = max(bottom, top)
-    width = 2 * (WIDTH + MARGIN) + GAP + MARGIN
+    if detector.kind in FROM_EVENTS:
+        parts.append(
+            _text(MARGIN, bottom, "The curves look alike: this fault is read from the model, not from statistics.")
+        )
+        bottom += TITLE_LINE
     label = escape(f"{detector.kind}: {firing.name}, next to {quiet.name}", quote=True)
-    head = f'<svg class="fault" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {bottom}" role="img"'
-    return "\n".join([f'{head} aria-label="{label}">', *parts, "</svg>"])
+    size = f'viewBox="0 0 {2 * (WIDTH + MARGIN) + GAP} {bottom}"'
+    head = f'<svg class="fault" xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{label}">'
+    return "\n".join([head, *parts, "</svg>"])
 
 
 def choose_examples(detector: type[Detector]) -> tuple[Example, Example]:
@@ -83,14 +99,18 @@ def choose_examples(detector: type[Detector]) -> tuple[Example, Example]:
 
 
 def _panel(
-    name: str, firing: Example, example: Example, *, left: int, top: int, pair: tuple[str, ...]
+    name: str, examples: tuple[Example, Example], column: int, *, left: int, top: int, pair: tuple[str, ...]
 ) -> Iterator[str]:
-    values = np.asarray(example.history[name], dtype=float)
-    both = [np.asarray(each.history[n], dtype=float) for each in (firing, example) for n in pair]
+    """Yield one chart of the example in a column, on the scale of both."""
+    example = examples[column]
+    values = np.array(example.history[name], dtype=float)
+    both = [np.asarray(each.history[n], dtype=float) for each in examples for n in pair]
     steps_T = example.history.steps(name)
     height = MAP_HEIGHT if values.ndim == 2 else LINE_HEIGHT
     title = " and ".join(pair) + (" (dashed)" if len(pair) == 2 else "")
     if values.ndim == 2:
+        if name == "grad.l2":  # infinite cells are drawn as bad, those of a missing gradient are left empty
+            values[np.asarray(example.history["grad.nonfinite"]) > 0] = np.inf
         yield from _map(values, _range(both, name), left=left, top=top, is_linear=name.startswith(LINEAR))
         yield _text(left - 6, top + 12, "input", anchor="end")
         yield _text(left - 6, top + height - 4, "output", anchor="end")
@@ -117,7 +137,8 @@ def _range(arrays: list[Floats], name: str) -> tuple[float, float]:
     if not len(logs):
         return 0.0, 1.0
     high = float(logs.max())
-    return max(float(logs.min()), high - 3 * DECADES), high
+    low = max(float(logs.min()), high - MAX_DECADES)
+    return min(low, high - (MIN_MAP_DECADES if arrays[0].ndim == 2 else MIN_LINE_DECADES)), high
 
 
 def _scaled(values: Floats, scale: tuple[float, float], *, is_linear: bool) -> Floats:
@@ -125,12 +146,13 @@ def _scaled(values: Floats, scale: tuple[float, float], *, is_linear: bool) -> F
     low, high = scale
     with np.errstate(divide="ignore", invalid="ignore"):
         placed = values if is_linear else np.log10(values)
-    scaled: Floats = np.clip((placed - low) / max(high - low, 0.3), 0, 1)
+    scaled: Floats = np.clip((placed - low) / (high - low), 0, 1)
     return scaled
 
 
 def _map(values_TL: Floats, scale: tuple[float, float], *, left: int, top: int, is_linear: bool) -> Iterator[str]:
-    """Yield one cell for each layer and step, the input side on top; a missing gradient is a thin outline."""
+    """Yield one cell for each layer and step that was measured, the input side on top; what is missing is empty."""
+    values_TL = values_TL[~np.isnan(values_TL).all(axis=1)]
     stride = max(1, math.ceil(len(values_TL) / MAX_COLUMNS))
     kept_TL = values_TL[::stride]
     size_x, size_y = WIDTH / len(kept_TL), MAP_HEIGHT / kept_TL.shape[1]
