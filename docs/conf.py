@@ -55,16 +55,23 @@ def adapt_links(app: Sphinx, docname: str, source: list[str]) -> None:
         source[0] = CODE_CELL.sub(r"| [\1](generated/faults/\1.md) | [\2](generated/faults/\1.md) |", source[0])
 
 
-def escape_markup(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
-    """Escape what reStructuredText takes for markup in docstrings, which know only backticks."""
+def adapt_docstring(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """Escape what reStructuredText takes for markup in docstrings, which know only backticks.
+
+    `Returns` becomes a field at once: napoleon would take the words before its first colon for a type.
+    """
     for i, line in enumerate(lines):
         parts = line.split("`")  # code in backticks is every other part
         parts[::2] = [re.sub(r"[*|]", r"\\\g<0>", part) for part in parts[::2]]
         lines[i] = "`".join(parts)
+    if "Returns:" in lines:
+        place = lines.index("Returns:")
+        lines[place] = ""
+        lines[place + 1] = ":returns: " + lines[place + 1].strip()
 
 
 def setup(app: Sphinx) -> None:
     """Connect these functions to the build."""
     app.connect("builder-inited", generate_reference)
     app.connect("source-read", adapt_links)
-    app.connect("autodoc-process-docstring", escape_markup, priority=400)  # before napoleon, at 500, writes markup
+    app.connect("autodoc-process-docstring", adapt_docstring, priority=400)  # before napoleon, at 500, writes markup

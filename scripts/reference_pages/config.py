@@ -21,6 +21,8 @@ NAMED = {
 }
 """Sections whose further settings depend on a name."""
 
+TYPES = {"string": "text", "boolean": "`true`, `false`", "array": "list"}
+
 
 def config_page(schema: Schema) -> str:
     """Return one section of the page for each section of a config.
@@ -70,15 +72,13 @@ def _values(schema: Schema, given: Schema) -> str:
         elif "properties" in each:
             words.append("settings")
         elif "type" in each:
-            words.append(
-                {"string": "text", "boolean": "`true`, `false`", "array": "list"}.get(each["type"], each["type"])
-            )
+            words.append(TYPES.get(each["type"], str(each["type"])))
     return " or ".join(dict.fromkeys(word for word in words if word != "null"))
 
 
 def _number(schema: Schema) -> str:
     bounds = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    limits = [f"{sign} {schema[key]:g}" for key, sign in bounds.items() if key in schema]
+    limits = [f"{sign} {schema[key]:,}" for key, sign in bounds.items() if key in schema]
     return " ".join([schema["type"], ", ".join(limits)]).strip()
 
 
@@ -108,7 +108,7 @@ def _names(section: str) -> str:
             )
             rows.append((f"`{entry.name}`", settings, cell(signature.summary)))
     more = f"`gradwatch list {vocabulary.plural}` prints every name with its settings and defaults"
-    libraries = f", those of {vocabulary.library_noun} included" if vocabulary.library_noun else ""
+    libraries = f", including every {vocabulary.library_noun}" if vocabulary.library_noun else ""
     own = table(("name", "settings", "what it is"), rows) + "\n\n" if rows else ""
     return f"{own}{more}{libraries}."
 
