@@ -17,6 +17,7 @@ project = "gradwatch"
 author = "the gradwatch authors"
 release = __version__
 language = "en"
+smartquotes = False  # options keep both of their hyphens
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["reference/generated/*.md", "llms.txt"]  # included by the pages of reference/

@@ -99,8 +99,9 @@ def check_yaml(text, path, *, is_example):
         return  # a command of the page shows the mistakes, and ends with 2
     assert ineffective_settings(config) == (), text
     if is_example:
-        few = ["--set", "train.epochs=null", "--set", "train.steps=2", "--fail-on", "never"]
-        assert main(["train", str(path), *few]) == 0, text
+        changes = ("train.epochs=null", "train.steps=2", f"run.out={path.parent / 'examples'}")
+        settings = [word for change in changes for word in ("--set", change)]
+        assert main(["train", str(path), *settings, "--fail-on", "never"]) == 0, text
 
 
 def commands_of(text):

@@ -46,7 +46,7 @@ def config_page(schema: Schema) -> str:
 
 
 def _rows(schema: Schema, section: Schema, prefix: str = "") -> Iterator[tuple[str, str, str, str]]:
-    """Yield a row for each setting, those of a nested section after it with dotted names."""
+    """Yield a row for each setting, the settings of a nested section after it with dotted names."""
     for name, given in section.get("properties", {}).items():
         setting = _resolve(schema, given)
         nested = [s for s in _alternatives(schema, given) if "properties" in s]

@@ -39,7 +39,7 @@ def _page(detector: type[Detector]) -> str:
         [
             f"# {title}",
             link_urls(lead),
-            f"```{{raw}} html\n{draw(detector)}\n```",
+            f'```{{raw}} html\n<div class="fault">\n{draw(detector)}\n</div>\n```',
             sections,
             _causes(detector),
             _thresholds(detector.kind, defaults),

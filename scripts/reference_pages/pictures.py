@@ -109,7 +109,7 @@ def _panel(
     height = MAP_HEIGHT if values.ndim == 2 else LINE_HEIGHT
     title = " and ".join(pair) + (" (dashed)" if len(pair) == 2 else "")
     if values.ndim == 2:
-        if name == "grad.l2":  # infinite cells are drawn as bad, those of a missing gradient are left empty
+        if name == "grad.l2":  # draws the cell as bad; a missing gradient leaves it empty
             values[np.asarray(example.history["grad.nonfinite"]) > 0] = np.inf
         yield from _map(values, _range(both, name), left=left, top=top, is_linear=name.startswith(LINEAR))
         yield _text(left - 6, top + 12, "input", anchor="end")

@@ -84,3 +84,11 @@ def test_every_file_that_a_page_names_is_there(page):
     missing += [link for link in links if "generated/" not in link and not (page.parent / link).exists()]
 
     assert missing == []
+
+
+@pytest.mark.parametrize("config", sorted((ROOT / "configs").glob("*.yaml")), ids=named)
+def test_a_page_shows_a_shipped_config_as_it_is(config):
+    lines = [line for line in config.read_text().splitlines() if not line.startswith("#")]
+    shown = [block.text for page in DOCS for block in blocks_of(page) if block.text.startswith(lines[0])]
+
+    assert [text for text in shown if text.splitlines() != lines] == []
