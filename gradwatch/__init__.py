@@ -9,6 +9,7 @@ from gradwatch._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from gradwatch.diagnose.gradient_noise import noise_scale as noise_scale
+    from gradwatch.errors import FindingError as FindingError
     from gradwatch.history.store import History as History
     from gradwatch.incident import incidents as incidents
     from gradwatch.monitor import Monitor as Monitor
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Finding": "gradwatch.records",
+    "FindingError": "gradwatch.errors",
     "History": "gradwatch.history.store",
     "Monitor": "gradwatch.monitor",
     "Run": "gradwatch.run",
@@ -38,6 +40,7 @@ _HOME = {
 
 __all__ = [
     "Finding",
+    "FindingError",
     "History",
     "Monitor",
     "Run",

@@ -18,6 +18,10 @@ class GradwatchError(ValueError):
     """A mistake of the user's. The text says the place, the value, what was expected and the way out."""
 
 
+class FindingError(RuntimeError):
+    """A finding, raised by `Monitor.step` in a loop that asked for it with `on_finding="raise"`."""
+
+
 Key = tuple[str | int, ...]
 """Keys and list positions that lead to a value of a config, such as ("optim", "groups", 0, "match")."""
 

@@ -77,6 +77,10 @@ class Finding:
     message: str
     evidence: tuple[Quantity, ...] = ()
 
+    def __str__(self) -> str:
+        where = f" in {self.layer}" if self.layer else ""
+        return f"step {self.step:,}: {self.severity} {self.kind} ({self.code}){where}: {self.message}"
+
     def to_json(self) -> dict[str, Any]:
         """Return plain data that `from_json` reads back."""
         return asdict(self) | {"severity": str(self.severity), "evidence": [q.to_json() for q in self.evidence]}

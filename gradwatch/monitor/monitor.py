@@ -29,6 +29,7 @@ from gradwatch.probe.activations.probe import ActivationProbe
 from gradwatch.probe.gradients.micro_batch import MicroBatchProbe
 from gradwatch.probe.inspections import Inspections
 from gradwatch.records import Diagnosis, Finding
+from gradwatch.render.own_loop.finding_handler import FindingStop
 
 
 @final
@@ -57,6 +58,7 @@ class Monitor:
         keeper: Keeps the state before each step, or None; then each step waits for its findings.
         deferred: Whether rows are completed some steps later, when the device has computed them, so that no step waits
             for it. None chooses so if all parameters are on one GPU, there is no keeper, and there are hooks.
+        stop: Raises a finding in `step`, or None.
         run_dir: The run directory; None if the history is only in memory.
     """
 
@@ -75,12 +77,15 @@ class Monitor:
         hooks: Sequence[RemovableHandle] = (),
         keeper: StepSnapshotter | None = None,
         deferred: bool | None = None,
+        stop: FindingStop | None = None,
         run_dir: Path | None = None,
     ) -> None:
         self.pipeline = pipeline
+        self._stop = stop
         self.run_dir = run_dir
         self.facts = facts
         self._is_closed = False
+        self._diagnoses: tuple[Diagnosis, ...] | None = None
         devices = {p.device for p in params}
         cuda = next((device for device in devices if device.type == "cuda"), None)
         is_on_one_gpu = cuda is not None and len(devices) == 1
@@ -100,6 +105,7 @@ class Monitor:
         collector = self._collector = Collector(
             params, context, optimizers=optimizers, activations=activations, scaler=scaler
         )
+        collector.owner = self
         clock, has_scaler = collector.device_clock, collector.loss_scale.has_scaler
         self._rows = RowQueue(context, device_clock=clock, has_scaler=has_scaler)
         self._full_path = FullPath(
@@ -169,10 +175,15 @@ class Monitor:
             grad_norm: Total norm that clipping returned, over all that is watched. The gradients were read after it,
                 and their statistics are scaled back.
             statistics: Statistics of the run by their name in the catalogue; they override the monitor's own.
+
+        Raises:
+            FindingError: There is a new finding, and `watch` was called with `on_finding="raise"`.
         """
         is_appended = self._append(loss, batch, val_loss, grad_norm, statistics)
         if is_appended:
             return
+        if self._stop:  # a new finding has ended the fast path, so this is soon after it
+            self._stop.raise_finding()
         if is_appended is None:
             self._full_path.run_housekeeping()
             return
@@ -224,10 +235,18 @@ class Monitor:
         self._full_path.begin(self.pipeline.next_step)
 
     def close(self, status: Status = "finished") -> tuple[Diagnosis, ...]:
-        """Detach, end the run for sinks and disk, and return the diagnoses."""
-        self.detach()
-        self._flush()
-        return self._end(status) or ()
+        """Detach, end the run for sinks and disk, and return the diagnoses. A second call only returns them.
+
+        Raises:
+            FindingError: As in `step`, if the loop has finished.
+        """
+        if self._diagnoses is None:
+            self.detach()
+            self._flush()
+            self._diagnoses = self._end(status) or ()
+        if self._stop and status == "finished":  # a loop may end before the worker thread finds something
+            self._stop.raise_finding()
+        return self._diagnoses
 
     def __enter__(self) -> Monitor:
         return self

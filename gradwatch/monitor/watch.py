@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import random
+import sys
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,25 +17,25 @@ from typing import Any, final
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from gradwatch.detect import detectors
-from gradwatch.errors import GradwatchError
+from gradwatch.errors import FindingError, GradwatchError
 from gradwatch.history.disk.header import Header, Status
 from gradwatch.history.disk.writer import Writer, claim_free
 from gradwatch.history.store import History
 from gradwatch.incident.step_snapshot import StepRecord, StepSnapshotter
 from gradwatch.monitor import Monitor, Schedule
 from gradwatch.monitor.best_effort import disable_feature
+from gradwatch.monitor.readings.autocast_reader import PRECISION, AutocastReader
 from gradwatch.monitor.wiring import build_monitor, inspect, probe_activations
 from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.probe.device.dtensor import is_distributed
-from gradwatch.probe.inert_hook import inert_hook
-from gradwatch.probe.parameters import named_modules
 from gradwatch.records import Event, Finding
 from gradwatch.render import Sink
+from gradwatch.render.own_loop.finding_handler import OnFinding, check_on_finding, make_sink
 
-PRECISION = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+_open_monitors: weakref.WeakSet[Monitor] = weakref.WeakSet()
+"""The hooks of a model keep its monitor alive, and nothing keeps it alive longer than the model."""
 
 
 def watch(
@@ -47,6 +50,7 @@ def watch(
     schedule: Schedule = Schedule(),  # noqa: B008 - frozen
     detect: Mapping[str, Mapping[str, Any]] | None = None,
     record: bool | StepRecord = False,
+    on_finding: OnFinding = "print",
 ) -> Monitor:
     """Watch a model in your own loop; call `monitor.step(loss)` once per optimizer step, after it.
 
@@ -80,15 +84,21 @@ def watch(
         record: Keep what each step began with (batch, random states, weights, optimizer), and write it to
             `incidents/` of the run directory when something critical is found. It copies the model at every step, or
             as often as a `StepRecord` says.
+        on_finding: What to do with a finding. `"print"` writes one line to standard error, and a summary at the end;
+            `"raise"` raises a `FindingError` in `monitor.step`, within about a second, or in `close`, unless the
+            finding is only information; a function is called with the `Finding`, on the monitor's thread; None does
+            nothing. If torch.distributed is initialised, only rank 0 prints.
 
     Returns:
-        A monitor, to be closed: use it in a `with` statement, or call `close()`.
+        A monitor. Use it in a `with` statement or call `close()`; otherwise it is closed when Python exits.
 
     Raises:
-        GradwatchError: The run directory cannot be made, a parameter has no shape yet, or an optimizer takes no hooks.
+        GradwatchError: The run directory cannot be made, a parameter has no shape yet, an optimizer takes no hooks, or
+            `on_finding` is none of its values.
     """
     if record and run is None:
         raise GradwatchError("record: incidents are written into a run directory, and there is none; give run=...")
+    check_on_finding(on_finding)
     models = dict(model) if isinstance(model, Mapping) else {"": model}
     if is_sharded := any(is_distributed(param) for each in models.values() for param in each.parameters()):
         schedule = replace(schedule, budget=0.0)  # which each process would keep to by its own clock
@@ -110,10 +120,13 @@ def watch(
     if directory:
         info = replace(info, name=directory.name)
     history = History(info, groups=sum(len(o.param_groups) for o in optimizers))
-    pipeline, recorder = _pipeline(history, directory, detect)
+    if on_finding == "print" and not _is_first_rank():
+        on_finding = None
+    sink, stop = make_sink(on_finding, directory)
+    pipeline, recorder = _pipeline(history, directory, detect, [sink] if sink else [])
     keeper = _keeper(record, directory, models, optimizers=optimizers, scaler=scaler, is_sharded=is_sharded)
     autocast = AutocastReader(functools.partial(_change_precision, history, recorder))
-    return build_monitor(
+    monitor = build_monitor(
         params,
         pipeline,
         models=models,
@@ -126,8 +139,31 @@ def watch(
         loss_fn=loss_fn,
         attach=[functools.partial(autocast.attach, models), *([keeper.attach] if keeper else ())],
         keeper=keeper,
+        stop=stop,
         run_dir=directory,
     )
+    _close_at_exit(monitor)
+    return monitor
+
+
+def _close_at_exit(monitor: Monitor) -> None:
+    """Close a monitor when Python exits, unless it is closed or freed before."""
+    if not _open_monitors:
+        atexit.register(_close_monitors)
+    _open_monitors.add(monitor)
+
+
+def _close_monitors() -> None:
+    """Close all monitors that are still open, with the status of a program that ends now."""
+    error = getattr(sys, "last_value", None)  # the exception that nothing has handled
+    status: Status = "finished"
+    if error is not None:
+        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+    for monitor in tuple(_open_monitors):
+        try:
+            monitor.close(status)
+        except FindingError as finding:  # Python ignores what is raised here
+            print(f"gradwatch: {finding}", file=sys.stderr)  # noqa: T201
 
 
 def _is_first_rank() -> bool:
@@ -159,14 +195,14 @@ def _nothing(*_: object) -> None:
 
 
 def _pipeline(
-    history: History, directory: Path | None, detect: Mapping[str, Mapping[str, Any]] | None
+    history: History, directory: Path | None, detect: Mapping[str, Mapping[str, Any]] | None, sinks: Sequence[Sink]
 ) -> tuple[Pipeline, BestEffortWriter | None]:
     """Return the pipeline of a run, and its writer if there is a run directory."""
     asked = detectors(detect)
     if not directory:
-        return Pipeline(history, detectors=asked, sinks=[], writer=None), None
+        return Pipeline(history, detectors=asked, sinks=sinks, writer=None), None
     writer = BestEffortWriter(directory, history)
-    return Pipeline(history, detectors=asked, sinks=_sinks(directory), writer=writer), writer
+    return Pipeline(history, detectors=asked, sinks=[*_sinks(directory), *sinks], writer=writer), writer
 
 
 def _keeper(
@@ -254,37 +290,6 @@ class BestEffortWriter:
             action()
         except (GradwatchError, OSError) as error:
             disable_feature(self, f"writing to {self._directory}", error)
-
-
-@final
-class AutocastReader:
-    """Reads the format of autocast in the first training forward of each module.
-
-    Args:
-        report: Called with the first format, at most once.
-    """
-
-    def __init__(self, report: Callable[[str], None] | None) -> None:
-        self._report = report
-        self._handles: dict[nn.Module, RemovableHandle] = {}
-
-    def attach(self, models: Mapping[str, nn.Module]) -> list[RemovableHandle]:
-        """Hook every module that has parameters, and return the hooks."""
-        for _, module in named_modules(models):
-            if next(module.parameters(recurse=False), None) is not None:
-                self._handles[module] = module.register_forward_pre_hook(inert_hook(self._before_forward))
-        return list(self._handles.values())
-
-    def _before_forward(self, module: nn.Module, inputs: Any) -> None:
-        if torch.compiler.is_compiling() or not module.training or not torch.is_grad_enabled():
-            return
-        if (handle := self._handles.pop(module, None)) is None or self._report is None:
-            return
-        handle.remove()
-        kind = next(module.parameters(recurse=False)).device.type
-        if torch.is_autocast_enabled(kind) and (seen := PRECISION.get(torch.get_autocast_dtype(kind))):
-            self._report(seen)
-            self._report = None
 
 
 def _change_precision(history: History, recorder: BestEffortWriter | None, precision: str) -> None:

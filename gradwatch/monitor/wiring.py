@@ -26,6 +26,7 @@ from gradwatch.probe.gradients.zero_grad import ZeroGradCheck
 from gradwatch.probe.inspections import Inspections
 from gradwatch.probe.parameters import list_parameters
 from gradwatch.records import ActivationInfo, RunInfo
+from gradwatch.render.own_loop.finding_handler import FindingStop
 
 Models = Mapping[str, nn.Module]
 T = TypeVar("T")
@@ -99,6 +100,7 @@ def build_monitor(
     hooked: bool = True,
     attach: Sequence[Callable[[], Sequence[RemovableHandle]]] = (),
     keeper: StepSnapshotter | None = None,
+    stop: FindingStop | None = None,
     run_dir: Path | None = None,
 ) -> Monitor:
     """Return a monitor, with everything hooked in order: probes, inspections, other hooks, optimizers.
@@ -140,6 +142,7 @@ def build_monitor(
         hooked=hooked,
         hooks=[hook for attach_hooks in attach for hook in attach_hooks()],
         keeper=keeper,
+        stop=stop,
         run_dir=run_dir,
     )
 

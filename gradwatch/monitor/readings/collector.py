@@ -67,6 +67,8 @@ class Collector:
         self._num_layers = len(params)
         self._activations = activations
         self._silence = SilentUnits()
+        self.owner: object = None
+        """The monitor. Hooks keep the collector alive, and so the monitor, for as long as the model lives."""
         self._context, self._meter, self._counter = context, context.meter, context.counter
         self._trackers = split_by_optimizer(params, optimizers)
         self._handles: list[RemovableHandle] = []

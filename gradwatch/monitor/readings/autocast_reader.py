@@ -1,0 +1,47 @@
+"""Read the number format of autocast in the first training forward of each module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from gradwatch.probe.inert_hook import inert_hook
+from gradwatch.probe.parameters import named_modules
+
+PRECISION = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+"""Names of the formats that autocast may choose."""
+
+
+@final
+class AutocastReader:
+    """Reads the format of autocast in the first training forward of each module.
+
+    Args:
+        report: Called with the first format, at most once.
+    """
+
+    def __init__(self, report: Callable[[str], None] | None) -> None:
+        self._report = report
+        self._handles: dict[nn.Module, RemovableHandle] = {}
+
+    def attach(self, models: Mapping[str, nn.Module]) -> list[RemovableHandle]:
+        """Hook every module that has parameters, and return the hooks."""
+        for _, module in named_modules(models):
+            if next(module.parameters(recurse=False), None) is not None:
+                self._handles[module] = module.register_forward_pre_hook(inert_hook(self._before_forward))
+        return list(self._handles.values())
+
+    def _before_forward(self, module: nn.Module, inputs: Any) -> None:
+        if torch.compiler.is_compiling() or not module.training or not torch.is_grad_enabled():
+            return
+        if (handle := self._handles.pop(module, None)) is None or self._report is None:
+            return
+        handle.remove()
+        kind = next(module.parameters(recurse=False)).device.type
+        if torch.is_autocast_enabled(kind) and (seen := PRECISION.get(torch.get_autocast_dtype(kind))):
+            self._report(seen)
+            self._report = None

@@ -1,0 +1,75 @@
+"""Print the findings in a loop of the user's own: one plain line each on standard error, and a summary at the end."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import final
+
+from gradwatch.history.store import History
+from gradwatch.records import Diagnosis, Finding, Severity
+
+MAX_LINES_PER_KIND = 3
+"""Findings of a kind that get a line of their own; the summary and `gradwatch diagnose` have all of them."""
+MAX_KINDS = 4
+"""Kinds that the summary names."""
+
+
+@final
+class FindingLines:
+    """Prints each warning and critical finding when it is found, and a summary of the run when it ends.
+
+    Args:
+        run_dir: Run directory, or None if the history is kept only in memory.
+    """
+
+    every = 0
+
+    def __init__(self, run_dir: Path | None) -> None:
+        self._run_dir = run_dir
+        self._num_lines: Counter[str] = Counter()
+
+    def write(self, history: History) -> None:
+        """Do nothing: steps are not shown."""
+
+    def report(self, finding: Finding) -> None:
+        """Print a finding. After the first few of a kind, print none."""
+        if finding.severity is Severity.INFO:
+            return
+        self._num_lines[finding.kind] += 1
+        if self._num_lines[finding.kind] <= MAX_LINES_PER_KIND:
+            _print(str(finding))
+        elif self._num_lines[finding.kind] == MAX_LINES_PER_KIND + 1:
+            _print(f"more layers have {finding.kind}; they are in the summary of the run")
+
+    def close(self, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
+        """Print what was found, the most likely cause with its fix, and the command that shows more."""
+        if history.step < 0:
+            _print("no step was recorded. Call `monitor.step(loss)` after each `optimizer.step()`")
+            return
+        problems = [f for f in history.findings if f.severity is not Severity.INFO]
+        _print(_verdict(history, problems))
+        if problems and diagnoses:
+            first = diagnoses[0]
+            fix = f"; fix: {first.remedies[0].text}" if first.remedies else ""
+            _print(f"most likely cause: {first.cause}{fix}")
+        if self._run_dir:
+            _print(f"details: gradwatch diagnose {self._run_dir}")
+
+
+def _verdict(history: History, problems: list[Finding]) -> str:
+    steps = f"{history.step + 1:,} steps"
+    if not problems:
+        return f"healthy: no problem found in {steps}"
+    first_steps: dict[str, int] = {}
+    for finding in problems:
+        first_steps.setdefault(finding.kind, finding.step)
+    named = [f"{kind} (step {step:,})" for kind, step in first_steps.items()]
+    more = f" and {len(named) - MAX_KINDS} more kinds" if len(named) > MAX_KINDS else ""
+    plural = "" if len(problems) == 1 else "s"
+    return f"{len(problems):,} problem{plural} in {steps}: {', '.join(named[:MAX_KINDS])}{more}"
+
+
+def _print(text: str) -> None:
+    print(f"gradwatch: {text}", file=sys.stderr, flush=True)  # noqa: T201 - the user's terminal is the output

@@ -1,0 +1,81 @@
+"""What a loop of the user's own prints about its findings."""
+
+from pathlib import Path
+
+import pytest
+
+from gradwatch.detect import detectors
+from gradwatch.diagnose.rank import diagnose
+from gradwatch.history.synthetic.builder import Synthetic
+from gradwatch.pipeline.redetect import redetect
+from gradwatch.records import Finding, Severity
+from gradwatch.render.own_loop.finding_lines import MAX_LINES_PER_KIND, FindingLines
+
+
+def finding(layer, *, kind="dead-layer", severity=Severity.WARNING, step=12):
+    return Finding(code="GW103", kind=kind, layer=layer, step=step, severity=severity, message="it stopped learning")
+
+
+def test_a_finding_is_one_line_with_step_kind_code_and_layer(capsys):
+    FindingLines(None).report(finding("blocks.3", step=1200))
+
+    line = "gradwatch: step 1,200: warning dead-layer (GW103) in blocks.3: it stopped learning\n"
+    assert capsys.readouterr() == ("", line)
+
+
+def test_information_is_not_printed(capsys):
+    FindingLines(None).report(finding(None, severity=Severity.INFO))
+
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_first_findings_of_a_kind_get_a_line_each(capsys):
+    lines = FindingLines(None)
+    for i in range(20):
+        lines.report(finding(f"blocks.{i}"))
+    lines.report(finding(None, kind="loss-plateau"))
+
+    printed = capsys.readouterr().err.splitlines()
+
+    assert len(printed) == MAX_LINES_PER_KIND + 2
+    assert printed[MAX_LINES_PER_KIND] == "gradwatch: more layers have dead-layer; they are in the summary of the run"
+    assert "loss-plateau" in printed[-1]
+
+
+def test_the_end_of_a_run_with_problems_is_three_lines(capsys):
+    history = redetect(Synthetic(steps=60).non_finite(step=40, lasting=True).history(), detectors())
+
+    FindingLines(Path("runs/mine")).close(history, diagnose(history))
+
+    problems, cause, details = capsys.readouterr().err.splitlines()
+    assert problems == "gradwatch: 1 problem in 60 steps: non-finite (step 40)"
+    assert cause.startswith("gradwatch: most likely cause: ")
+    assert "; fix: " in cause
+    assert details == "gradwatch: details: gradwatch diagnose runs/mine"
+
+
+def test_the_end_names_few_kinds(capsys):
+    history = Synthetic(steps=60).history()
+    for i in range(7):
+        history.report(finding(None, kind=f"kind-{i}", step=i))
+
+    FindingLines(None).close(history, ())
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("gradwatch: 7 problems in 60 steps: kind-0 (step 0), kind-1 (step 1)")
+    assert line.endswith(" and 3 more kinds")
+
+
+@pytest.mark.parametrize("run_dir", [Path("runs/mine"), None])
+def test_a_healthy_run_says_so(run_dir, capsys):
+    FindingLines(run_dir).close(Synthetic(steps=60).history(), ())
+
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first == "gradwatch: healthy: no problem found in 60 steps"
+    assert others == (["gradwatch: details: gradwatch diagnose runs/mine"] if run_dir else [])
+
+
+def test_a_run_without_steps_says_how_to_record_one(capsys):
+    FindingLines(None).close(Synthetic(steps=0).history(), ())
+
+    assert "no step was recorded. Call `monitor.step(loss)`" in capsys.readouterr().err
