@@ -7,11 +7,10 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 DOCS = Path(__file__).parent
-sys.path.insert(0, str(DOCS.parent / "scripts"))
+sys.path.insert(0, str(DOCS.parent))
 
-from reference_pages import write_pages  # noqa: E402 - the path comes first
-
-from gradwatch import __version__  # noqa: E402
+from gradwatch import __version__  # noqa: E402 - the path comes first
+from scripts.reference_pages import write_pages  # noqa: E402
 
 project = "gradwatch"
 author = "the gradwatch authors"

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gradwatch.cli import main
-from gradwatch.config.load import ineffective_settings, load_config
+from gradwatch.config.ineffective import ineffective_settings
+from gradwatch.config.load import load_config
 from gradwatch.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]

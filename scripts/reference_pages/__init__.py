@@ -8,10 +8,10 @@ from pathlib import Path
 
 import gradwatch.config
 from gradwatch.cli import app
-from reference_pages.commands import commands_page
-from reference_pages.config import config_page
-from reference_pages.faults import fault_pages
-from reference_pages.statistics import statistics_page
+from scripts.reference_pages.commands import commands_page
+from scripts.reference_pages.config import config_page
+from scripts.reference_pages.faults import fault_pages
+from scripts.reference_pages.statistics import statistics_page
 
 SCHEMA = Path(gradwatch.config.__file__).with_name("schema.json")
 

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 import typer.main
 
-from reference_pages.markdown import cell, table
+from scripts.reference_pages.markdown import cell, table
 
 
 def commands_page(app: typer.Typer) -> str:

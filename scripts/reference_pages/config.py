@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gradwatch.config.names import registry
-from reference_pages.markdown import cell, table
+from scripts.reference_pages.markdown import cell, table
 
 Schema = dict[str, Any]
 

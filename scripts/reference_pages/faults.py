@@ -14,8 +14,8 @@ from gradwatch.diagnose.causes import CAUSES, Cause
 from gradwatch.diagnose.remedies import remedies
 from gradwatch.diagnose.run_numbers import RunNumbers
 from gradwatch.records import Finding, Severity
-from reference_pages.markdown import cell, code, link_urls, table
-from reference_pages.pictures import draw
+from scripts.reference_pages.markdown import cell, code, link_urls, table
+from scripts.reference_pages.pictures import draw
 
 SECTION = re.compile(r"([A-Z][\w' -]{2,40}):\s+")
 """How a paragraph of a manual page begins that has a heading."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gradwatch import catalogue
-from reference_pages.markdown import cell, table
+from scripts.reference_pages.markdown import cell, table
 
 TABLES = (
     ("Of each parameter tensor", catalogue.PARAM),
