@@ -49,7 +49,7 @@ class FindingLines:
             _print("no step was recorded. Call `monitor.step(loss)` after each `optimizer.step()`")
             return
         problems = [f for f in history.findings if f.severity is not Severity.INFO]
-        _print(_verdict(history, problems))
+        _print(_headline(history, problems))
         if problems and diagnoses:
             first = diagnoses[0]
             fix = f"; fix: {first.remedies[0].text}" if first.remedies else ""
@@ -58,7 +58,7 @@ class FindingLines:
             _print(f"details: gradwatch diagnose {self._run_dir}")
 
 
-def _verdict(history: History, problems: list[Finding]) -> str:
+def _headline(history: History, problems: list[Finding]) -> str:
     steps = f"{history.step + 1:,} steps"
     if not problems:
         return f"healthy: no problem found in {steps}"
