@@ -1,7 +1,7 @@
-"""The command line. Each command has a file: it parses, calls one function, and returns an exit code.
+"""Parse the command line: each command has a file that parses, calls one function, and returns an exit code.
 
 Exit codes: 0 healthy, 1 findings at or above `--fail-on`, 2 a mistake of the user's, 3 interrupted but resumable;
-70 where an exception escaped (as in sysexits.h: 1 has a meaning of its own here), 130 for Ctrl-C before training.
+70 if an exception escaped (as in sysexits.h: 1 means findings here), 130 for Ctrl-C before training.
 """
 
 from __future__ import annotations
@@ -14,35 +14,57 @@ import typer
 
 from gradwatch.cli import compare, diagnose, explain, replay, runs, schema, train
 from gradwatch.cli import list as list_
+from gradwatch.cli.command import Command, Group
 from gradwatch.cli.output.console import show_warning, write
 from gradwatch.cli.output.errors import print_crash, print_mistake
 from gradwatch.errors import GradwatchError
 
 CRASHED = 70
 
+EPILOG = """\
+**Examples**
+
+    gradwatch train configs/quickstart.yaml --set optim.lr=3e-4
+    gradwatch diagnose                # the newest run under runs/
+    gradwatch diagnose runs/RUN --format html
+    gradwatch replay runs/RUN         # find the operation that made the first NaN
+    gradwatch explain vanishing-gradient
+
+**Exit codes**
+
+    0   healthy
+    1   findings at or above --fail-on
+    2   a mistake in the command, the config or the files
+    3   interrupted; continue with gradwatch train --resume RUN
+
+Documentation: README.md and the folder docs/ of the repository.
+"""
+
 app = typer.Typer(
     name="gradwatch",
-    help="Train PyTorch models, watch every layer's gradients, and see which layer is ill and why.",
+    cls=Group,
+    help="Train PyTorch models, monitor every layer's gradients, and find out which layer broke, when and why.",
+    epilog=EPILOG,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("train", no_args_is_help=True)(train.command)
-app.command("diagnose", no_args_is_help=True)(diagnose.command)
-app.command("replay", no_args_is_help=True)(replay.command)
-app.command("runs")(runs.command)
-app.command("compare", no_args_is_help=True)(compare.command)
-app.command("list", no_args_is_help=True)(list_.command)
-app.command("explain", no_args_is_help=True)(explain.command)
-app.command("schema")(schema.command)
+app.command("train", cls=Command, no_args_is_help=True)(train.command)
+app.command("diagnose", cls=Command)(diagnose.command)
+app.command("replay", cls=Command)(replay.command)
+app.command("runs", cls=Command)(runs.command)
+app.command("compare", cls=Command, no_args_is_help=True)(compare.command)
+app.command("list", cls=Command)(list_.command)
+app.command("explain", cls=Command)(explain.command)
+app.command("schema", cls=Command)(schema.command)
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
     Args:
-        args: What follows `gradwatch` on the command line; that of this process by default.
+        args: Arguments after `gradwatch`; by default those of this process.
     """
     with warnings.catch_warnings():
         warnings.showwarning = show_warning

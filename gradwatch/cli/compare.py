@@ -1,4 +1,4 @@
-"""`gradwatch compare`: put two runs side by side."""
+"""`gradwatch compare`: compare two runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from gradwatch.cli.options import FINDINGS, FailOn, FormatOption, exit_code
+from gradwatch.cli.options import FINDINGS, THRESHOLDS, FailOn, FormatOption, exit_code
 from gradwatch.cli.output.console import output, write
 
 if TYPE_CHECKING:
@@ -15,30 +15,47 @@ if TYPE_CHECKING:
 
 
 Agreement = Literal["bits", "rounding", "nothing"]
-"""How far two runs must agree."""
+"""How closely two runs must agree."""
 
 
 def command(
-    first: Annotated[Path, typer.Argument(metavar="A", help="Run directory.", show_default=False)],
-    second: Annotated[Path, typer.Argument(metavar="B", help="Run directory to compare with it.", show_default=False)],
+    first: Annotated[Path, typer.Argument(metavar="A", help="Run directory, the baseline.", show_default=False)],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Run directory to compare with A.", show_default=False)],
     form: FormatOption = "text",
     fail_on: Annotated[
         FailOn,
-        typer.Option("--fail-on", help="Exit with 1 where B has a finding, at least this severe, that A has not."),
+        typer.Option(
+            "--fail-on",
+            metavar="SEVERITY",
+            help="Exit with 1 if B has a finding that A does not have, at least this severe: `info`, `warning`, "
+            "`critical` or `never`.",
+            rich_help_panel=THRESHOLDS,
+        ),
     ] = "warning",
     require: Annotated[
         Agreement,
-        typer.Option("--require", help="Exit with 1 if the histories differ in a bit, or beyond rounding."),
+        typer.Option(
+            "--require",
+            metavar="AGREEMENT",
+            help="Exit with 1 unless the recorded numbers agree to the `bits` or to `rounding`; `nothing` accepts any.",
+            rich_help_panel=THRESHOLDS,
+        ),
     ] = "nothing",
     tolerance: Annotated[
         float | None,
-        typer.Option(min=0.0, help="Relative difference that is rounding; by default what the number format allows."),
+        typer.Option(
+            min=0.0,
+            metavar="FRACTION",
+            help="Relative difference that counts as rounding; by default that of the number format.",
+            show_default=False,
+            rich_help_panel=THRESHOLDS,
+        ),
     ] = None,
 ) -> None:
-    """Put two runs side by side: where they part, in what settings and layers they differ, and what was found in each.
+    """Compare two runs: the first step at which they differ, their settings, gradients, results and findings.
 
-    Exits with 0, or 1 where B has a finding that A has not or the runs are not as much the same as is required, or 2
-    where a run is missing.
+    Exit codes: 0 no new finding in B, 1 B has a finding that A does not have or the runs differ more than --require
+    allows, 2 a run is missing.
     """
     from gradwatch.history.compare import compare
     from gradwatch.history.disk.writer import read
@@ -57,7 +74,7 @@ def command(
 
 
 def _is_apart(found: Comparison, require: Agreement) -> bool:
-    """Return whether two histories agree less than is required; without a step in common they do not agree."""
+    """Return whether two histories agree less than required; histories without a common step do not agree."""
     if require == "nothing":
         return False
     return not found.steps or (found.bits if require == "bits" else found.rounding) is not None

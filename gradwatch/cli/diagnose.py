@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from gradwatch.cli.options import FailOnOption, exit_code
+from gradwatch.cli.newest_run import run_or_newest
+from gradwatch.cli.options import OUTPUT, THRESHOLDS, FailOnOption, exit_code
 from gradwatch.cli.output.console import output, print_message, write
 from gradwatch.cli.verify import VerifyOptions, verify_run
 
@@ -16,34 +17,56 @@ if TYPE_CHECKING:
     from gradwatch.records import Diagnosis
 
 
-VERIFY = "Verify and cure"
+VERIFY = "Verify and fix"
+"""Title of a panel in the help."""
 
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, finished or not.", show_default=False)]
+RunArgument = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="RUN", help="Run directory, finished or not; by default the newest under `runs/`.", show_default=False
+    ),
+]
 FormatOption = Annotated[
-    Literal["text", "json", "html"], typer.Option("--format", help="Text, JSON for programs, or an HTML page.")
+    Literal["text", "json", "html"],
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        help="Output format: `text` for people, `json` for programs, or `html` for a report page.",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 OutputOption = Annotated[
     Path | None,
     typer.Option(
-        "--output", metavar="FILE", help="Where to write --format html; RUN/report.html by default.", show_default=False
+        "--output",
+        metavar="FILE",
+        help="File for --format html; by default RUN/report.html.",
+        show_default=False,
+        rich_help_panel=OUTPUT,
     ),
 ]
 RedetectOption = Annotated[
-    bool, typer.Option("--redetect", help="Run the detectors of this version over the recorded numbers again.")
+    bool,
+    typer.Option(
+        "--redetect",
+        help="Run this version's detectors on the recorded numbers again.",
+        rich_help_panel=THRESHOLDS,
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        metavar="detect.KIND.FIELD=VALUE",
+        metavar="KEY=VALUE",
         help="Change a threshold and detect again: `--set detect.dead-layer.every=5`. Repeatable.",
+        rich_help_panel=THRESHOLDS,
     ),
 ]
 VerifyOption = Annotated[
     bool,
     typer.Option(
         "--verify",
-        help="Verify the causes: run again with one change each, and check if the symptom goes.",
+        help="Test each likely cause: train again with one change, and check whether the symptom goes away.",
         rich_help_panel=VERIFY,
     ),
 ]
@@ -51,7 +74,7 @@ PatchOption = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Verify, and write the cure for `train --set-file`.",
+        help="Verify, and write the fix to FILE, for `train --set-file FILE`.",
         show_default=False,
         rich_help_panel=VERIFY,
     ),
@@ -62,18 +85,20 @@ TryOption = Annotated[
         "--try",
         min=1,
         metavar="N",
-        help="Train N steps with the original config and with the cure, and compare them.",
+        help="Train N steps with and without the fix, and compare them.",
         show_default=False,
         rich_help_panel=VERIFY,
     ),
 ]
-SeedsOption = Annotated[int, typer.Option(min=1, help="For --try: number of seeds.", rich_help_panel=VERIFY)]
+SeedsOption = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Seeds to compare with --try.", rich_help_panel=VERIFY)
+]
 WithOption = Annotated[
     Path | None,
     typer.Option(
         "--with",
         metavar="FILE",
-        help="For --try: compare this change instead of the cure.",
+        help="Compare this change with --try, instead of the fix found.",
         show_default=False,
         rich_help_panel=VERIFY,
     ),
@@ -83,14 +108,14 @@ WithinOption = Annotated[
     typer.Option(
         min=0,
         metavar="SECONDS",
-        help="Time limit for --verify: start no new trial after SECONDS.",
+        help="Time budget for --verify; no new experiment starts after it.",
         rich_help_panel=VERIFY,
     ),
 ]
 
 
 def command(
-    run: RunArgument,
+    run: RunArgument = None,
     form: FormatOption = "text",
     target: OutputOption = None,
     fail_on: FailOnOption = "warning",
@@ -103,11 +128,11 @@ def command(
     change: WithOption = None,
     within: WithinOption = 120.0,
 ) -> None:
-    """Say what is wrong with a recorded run: evidence, causes, how to confirm them, and the change that mends it.
+    """Diagnose a recorded run: show what is wrong, the evidence, the likely causes and the fix.
 
-    With --verify, --patch or --try it is trained again, in temporary folders; the run directory stays as it is.
+    --verify, --patch and --try train again in temporary folders; the run directory does not change.
 
-    Exits with 0 where the run is healthy, 1 with findings, 2 where there is no such run.
+    Exit codes: 0 healthy, 1 findings at or above --fail-on, 2 no such run.
     """
     from gradwatch.diagnose.rank import diagnose
     from gradwatch.errors import GradwatchError
@@ -115,6 +140,7 @@ def command(
 
     if target and form != "html":
         raise GradwatchError(f"--output: got {target} with --format {form}, which is printed; add --format html")
+    run = run_or_newest(run, command="diagnose")
     history = read(run)
     if ending := _ending(run):
         print_message("note", ending)
@@ -139,7 +165,7 @@ def command(
 
 
 def _write_report(target: Path | None, run: Path, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
-    """Write report.html into the run, or where it is wanted, and say where it is."""
+    """Write report.html into the run, or to `target`, and print its path."""
     from gradwatch.errors import RunError
     from gradwatch.render.report.sink import NAME, write_report
 
@@ -153,20 +179,20 @@ def _write_report(target: Path | None, run: Path, history: History, diagnoses: t
 
 
 def _ending(run: Path) -> str:
-    """Return how a run ended that is not finished, and how to go on with it; an empty string for one that is."""
+    """Return how an unfinished run ended, and how to continue it; an empty string if it is finished."""
     from gradwatch.history.disk.writer import status
 
     ending = {
-        "running": "the run is going on, or its process was killed",
+        "running": "the run is still in progress, or its process was killed",
         "interrupted": "the run was interrupted",
         "failed": "the run ended with an error",
     }.get(status(run), "")
     can_resume = ending and any((run / "checkpoints").glob("step-*"))
-    return f"{ending}; to go on with it: gradwatch train --resume {run}" if can_resume else ending
+    return f"{ending}; to continue it: gradwatch train --resume {run}" if can_resume else ending
 
 
 def _redetected(history: History, run: Path, overrides: list[str]) -> History:
-    """Return the recorded numbers with what the detectors find in them now, at the run's thresholds and overrides."""
+    """Run the detectors on the recorded numbers again, at the run's thresholds and with the overrides."""
     from gradwatch.config.load import load_detect
     from gradwatch.detect import detectors
     from gradwatch.pipeline.redetect import redetect

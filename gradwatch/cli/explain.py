@@ -1,4 +1,4 @@
-"""`gradwatch explain`: print the manual page of a kind of finding."""
+"""`gradwatch explain`: print the manual page of a finding."""
 
 from __future__ import annotations
 
@@ -6,17 +6,28 @@ from typing import Annotated
 
 import typer
 
+from gradwatch.cli.list import print_rows
 from gradwatch.cli.output.console import write
 
 
 def command(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="Such as `dead-layer` or `GW103`.", show_default=False)],
+    kind: Annotated[
+        str | None,
+        typer.Argument(metavar="FINDING", help="Name or code, such as `dead-layer` or `GW103`.", show_default=False),
+    ] = None,
 ) -> None:
-    """Explain a kind of finding: what is measured, why it matters, when it is wrong, what to do."""
+    """Explain a kind of finding: what it means, why it matters, when it is wrong, and how to fix it.
+
+    Without FINDING, it lists all kinds.
+    """
     from gradwatch.config.names import registry
     from gradwatch.config.names.checks import find_usable
     from gradwatch.errors import GradwatchError
 
+    if kind is None:
+        entries = ((" ".join(e.aliases), e.name, e.read().summary) for e in registry.DETECTORS.entries())
+        print_rows(("code", "finding", "meaning"), entries)
+        return
     entry = find_usable(registry.DETECTORS, kind)
     if isinstance(entry, str):
         raise GradwatchError(f"explain: {entry}")

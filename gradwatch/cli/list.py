@@ -1,9 +1,9 @@
-"""`gradwatch list`: show what a config can name, and what is measured."""
+"""`gradwatch list`: list the names that a config can use, and the recorded statistics."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
@@ -18,15 +18,40 @@ Listing = Literal[
 ]
 
 
-def command(what: Annotated[Listing, typer.Argument(help="What to list.", show_default=False)]) -> None:
-    """List what a config can name, with keyword arguments and defaults, or what is measured.
+STATISTICS = "Statistics that every run records, with unit, meaning and when they are measured."
 
-    A table on a terminal; elsewhere a line each, its columns separated by tabs.
+
+def command(
+    what: Annotated[
+        Listing | None,
+        typer.Argument(
+            metavar="WHAT",
+            help="`models`, `data`, `transforms`, `optimizers`, `schedules`, `losses`, `detectors`, `sinks` or "
+            "`statistics`.",
+            show_default=False,
+            show_choices=False,
+        ),
+    ] = None,
+) -> None:
+    """List the names that a config can use, with their keyword arguments and defaults, or the recorded statistics.
+
+    Prints a table on a terminal; otherwise one line per name, with columns separated by tabs. Without WHAT, it prints
+    what can be listed.
     """
-    if what == "statistics":
-        _print(("statistic", "unit", "meaning", "measured"), _statistics())
+    if what is None:
+        print_rows(("command", "what it lists"), _listings())
+    elif what == "statistics":
+        print_rows(("statistic", "unit", "meaning", "measured"), _statistics())
     else:
-        _print(("name", "keyword arguments", "what it is"), _entries(what))
+        print_rows(("name", "keyword arguments", "what it is"), _entries(what))
+
+
+def _listings() -> Iterator[tuple[str, ...]]:
+    from gradwatch.config.names import registry
+
+    places = {v.plural: f"Names for `{v.used_in}` in a config." for v in registry.ALL} | {"statistics": STATISTICS}
+    for name in get_args(Listing):
+        yield f"gradwatch list {name}", places[name]
 
 
 def _entries(what: Listing) -> Iterator[tuple[str, ...]]:
@@ -48,11 +73,12 @@ def _statistics() -> Iterator[tuple[str, ...]]:
 
 
 def keyword(parameter: Parameter) -> str:
-    """Return `name=default`, or the name alone where it must be given."""
+    """Return `name=default`, or the name alone if it is required."""
     return parameter.name if parameter.required else f"{parameter.name}={parameter.shown_default()}"
 
 
-def _print(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> None:
+def print_rows(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> None:
+    """Print rows as a table on a terminal, otherwise as lines with tabs between the columns."""
     console = output()
     if not console.is_terminal:
         write("".join("\t".join(row).rstrip("\t") + "\n" for row in rows))

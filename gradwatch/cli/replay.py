@@ -1,4 +1,4 @@
-"""`gradwatch replay`: run a recorded step again, and show whether it is the same."""
+"""`gradwatch replay`: repeat a recorded step, and compare it with the recording."""
 
 from __future__ import annotations
 
@@ -8,42 +8,63 @@ from typing import Annotated
 
 import typer
 
+from gradwatch.cli.newest_run import run_or_newest
 from gradwatch.cli.options import FINDINGS, FormatOption
 from gradwatch.cli.output.console import output, write
 
+STEPS = "Steps"
+"""Title of a panel in the help."""
+
 
 def command(
-    run: Annotated[Path, typer.Argument(help="Run directory of `gradwatch train`.", show_default=False)],
+    run: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="RUN",
+            help="Run directory of `gradwatch train`; by default the newest under `runs/`.",
+            show_default=False,
+        ),
+    ] = None,
     step: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="Optimizer step, from 0: that of an incident, or any in reach of a checkpoint. By default the first "
-            "incident's.",
+            metavar="N",
+            help="Optimizer step, from 0: the step of an incident, or any that a checkpoint can reach. By default the "
+            "first incident.",
             show_default=False,
+            rich_help_panel=STEPS,
         ),
     ] = None,
     until: Annotated[
-        int | None, typer.Option(min=0, help="Last step, where more than one is asked for.", show_default=False)
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Last step, to repeat all steps from --step to it.",
+            show_default=False,
+            rich_help_panel=STEPS,
+        ),
     ] = None,
     locate: Annotated[
         bool | None,
         typer.Option(
             "--locate/--no-locate",
-            help="Name the step's first bad operation; by default where its loss or gradient is not finite.",
+            help="Find the first bad operation of the step; by default if its loss or gradient is NaN or Inf.",
             show_default=False,
+            rich_help_panel=STEPS,
         ),
     ] = None,
     form: FormatOption = "text",
 ) -> None:
-    """Run a step of a training again, from the state that was kept before it, and compare it with what was recorded.
+    """Repeat a training step from its saved state, check that it is bit-identical, and find what made it NaN.
 
-    Exits with 0 where every recorded number and the weights came out again to the last bit, 1 where something differs,
-    2 where there is no such run or step.
+    Exit codes: 0 every recorded number and the weights are bit-identical, 1 something differs, 2 no such run or step.
     """
     from gradwatch.replay.locate.in_run import locate_in_run
     from gradwatch.replay.rerun import rerun
 
+    run = run_or_newest(run, command="replay")
     done = rerun(run, step=step, until=until)
     bad = next((s.step for s in done.steps if not (math.isfinite(s.loss) and math.isfinite(s.norm))), None)
     searched = (

@@ -6,9 +6,9 @@ from gradwatch.cli.output.console import write
 
 
 def command() -> None:
-    """Print the JSON schema of a config, for editors that complete and check.
+    """Print the JSON schema of configs, for editors that complete and check them.
 
-    A config names it in its first line: `# yaml-language-server: $schema=<path or URL>`.
+    Name it in the first line of a config: `# yaml-language-server: $schema=<path or URL>`.
     """
     from gradwatch.config.jsonschema import render_schema
 

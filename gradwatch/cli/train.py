@@ -1,4 +1,4 @@
-"""`gradwatch train`: train a config under watch, or go on with an interrupted run."""
+"""`gradwatch train`: train from a config, or continue an interrupted run."""
 
 from __future__ import annotations
 
@@ -7,37 +7,59 @@ from typing import Annotated, Literal
 
 import typer
 
-from gradwatch.cli.options import INTERRUPTED, FailOnOption, exit_code
+from gradwatch.cli.command import suggest_set
+from gradwatch.cli.options import INTERRUPTED, OUTPUT, FailOnOption, exit_code
 from gradwatch.cli.output.console import print_message
 from gradwatch.cli.output.errors import show_notes
-from gradwatch.errors import RunError, did_you_mean
+from gradwatch.errors import GradwatchError, RunError, did_you_mean
+
+SETTINGS = "Settings"
+"""Title of a panel in the help."""
 
 
 def command(
-    config: Annotated[Path | None, typer.Argument(help="YAML file; not with --resume.", show_default=False)] = None,
+    config: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="CONFIG", help="YAML file. Omit it with --resume, which reads the run's own.", show_default=False
+        ),
+    ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: `--set optim.lr=3e-4`. Repeatable."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a setting: `--set optim.lr=3e-4`. Repeatable.",
+            rich_help_panel=SETTINGS,
+        ),
     ] = None,
     set_files: Annotated[
         list[Path] | None,
         typer.Option(
-            "--set-file", metavar="FILE", help="YAML file of changes, such as a cure; --set wins. Repeatable."
+            "--set-file",
+            metavar="FILE",
+            help="Change the settings that a YAML file names, such as a cure; --set wins. Repeatable.",
+            rich_help_panel=SETTINGS,
         ),
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Run directory to go on with from its last checkpoint.")
+        Path | None,
+        typer.Option(metavar="RUN", help="Continue an interrupted run from its last checkpoint.", show_default=False),
     ] = None,
     fail_on: FailOnOption = "critical",
     log_format: Annotated[
         Literal["auto", "rich", "plain", "json"],
-        typer.Option(help="`auto` is `rich` on a terminal, `plain` elsewhere."),
+        typer.Option(
+            metavar="FORMAT",
+            help="Progress as `rich`, `plain` or `json`; `auto` is `rich` on a terminal, else `plain`.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = "auto",
 ) -> None:
-    """Train a model as a YAML config says, under watch, into a run directory.
+    """Train a model from a YAML config, monitor its gradients, and save everything to a run directory.
 
-    Exits with 0 where the run is healthy, 1 with findings, 2 on a mistake in the config, 3 where it was interrupted
-    and can be resumed.
+    Exit codes: 0 healthy, 1 findings at or above --fail-on, 2 a mistake in the config, 3 interrupted: `gradwatch train
+    --resume RUN` continues.
     """
     try:
         from gradwatch.config.ineffective import ineffective_settings
@@ -52,18 +74,20 @@ def command(
         outcome = train(checked, resume=resume, log_format=log_format)
     except KeyboardInterrupt as quit_at_once:  # the second Ctrl-C, or one before training
         if not hasattr(quit_at_once, "__notes__"):
-            quit_at_once.add_note("interrupted before the training began; nothing was lost")
+            quit_at_once.add_note("interrupted before training began; nothing was lost")
         show_notes(quit_at_once)
         raise
     if outcome.ending == "interrupted":
-        print_message("note", f"interrupted; go on with: gradwatch train --resume {outcome.directory}")
+        print_message("note", f"interrupted; to continue: gradwatch train --resume {outcome.directory}")
         raise typer.Exit(INTERRUPTED)
     raise typer.Exit(exit_code(outcome.history.findings, fail_on))
 
 
 def _file(config: Path | None, resume: Path | None) -> Path:
-    """Return the file to read: the config that is named, or that of the run to go on with."""
+    """Return the file to read: the given config, or the config of the run to continue."""
     if config and not resume:
+        if (hint := suggest_set(str(config))) and not config.exists():
+            raise GradwatchError(f"train: got {config} as CONFIG, expected a YAML file{hint}")
         return config
     if config or not resume:
         raise typer.BadParameter("give either a config, or --resume with a run directory")
@@ -73,6 +97,6 @@ def _file(config: Path | None, resume: Path | None) -> Path:
     file = resume / "config.yaml"
     if not file.is_file():
         runs = sorted(p.parent for p in resume.glob("*/config.yaml"))
-        inside = f"; it contains runs, the last of them {runs[-1]}" if runs else ""
-        raise RunError(f"--resume: {resume} is no run of `gradwatch train`: it holds no config.yaml{inside}")
+        inside = f"; it contains runs, the newest is {runs[-1]}" if runs else ""
+        raise RunError(f"--resume: {resume} is not a run of `gradwatch train`: it has no config.yaml{inside}")
     return file

@@ -1,9 +1,12 @@
 """`gradwatch diagnose`: what a recorded run is said to suffer from."""
 
+import dataclasses
 import json
 
 import pytest
 
+from gradwatch.history.disk.writer import Writer
+from gradwatch.history.store import History
 from gradwatch.records import Severity
 
 
@@ -28,6 +31,36 @@ def test_findings_as_grave_as_asked_for_are_code_1(gradwatch, recorded, finding,
 
     assert result.code == code
     assert "l1.weight" in result.out
+
+
+def test_without_a_run_the_newest_is_diagnosed_and_named(gradwatch, recorded, history, tmp_path, monkeypatch):
+    newer = recorded()
+    (tmp_path / "runs").mkdir()
+    older = newer.rename(tmp_path / "runs" / "z")
+    history = History(dataclasses.replace(history.info, created="2026-02-01T00:00:00+00:00"))
+    Writer(tmp_path / "runs" / "a", history).close("finished")
+    (tmp_path / "runs" / "damaged").mkdir()
+    (tmp_path / "runs" / "damaged" / "run.json").write_text("{")
+    monkeypatch.chdir(tmp_path)
+
+    result = gradwatch("diagnose", "--format", "json")
+
+    assert older.is_dir()
+    assert (result.code, result.err) == (0, "note: no RUN given; using the newest: runs/a\n")
+    assert json.loads(result.out)["run"]["created"] == "2026-02-01T00:00:00+00:00"
+
+
+@pytest.mark.parametrize("command", ["diagnose", "replay"])
+def test_without_a_run_and_without_runs_it_is_a_mistake(gradwatch, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+
+    result = gradwatch(command)
+
+    assert result.code == 2
+    assert result.err == (
+        f"error: {command}: no RUN given, and there is no run under runs/; name a run directory: gradwatch {command} "
+        "RUN\n"
+    )
 
 
 def test_json_is_one_document_that_is_never_wrapped(gradwatch, recorded, finding, monkeypatch):

@@ -20,6 +20,13 @@ def test_a_page_ends_with_the_thresholds_as_they_are_written_in_a_config(gradwat
     assert "\ndetect:\n  dead-layer:\n    enabled: true\n    every: " in out
 
 
+def test_without_a_kind_all_are_listed(gradwatch):
+    result = gradwatch("explain")
+
+    assert (result.code, result.err) == (0, "")
+    assert [line.split("\t")[:2] for line in result.out.splitlines()] == [[d.code, d.kind] for d in detectors()]
+
+
 def test_an_unknown_kind_suggests_a_near_one(gradwatch):
     result = gradwatch("explain", "dead-lair")
 

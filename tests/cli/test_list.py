@@ -29,6 +29,14 @@ def test_a_pipe_gets_a_line_for_each_name_with_its_keywords(gradwatch, what, nam
     assert rows(result)[name][1], "what it is"
 
 
+def test_without_a_name_it_says_what_can_be_listed(gradwatch):
+    result = gradwatch("list")
+
+    assert result.code == 0
+    assert rows(result)["gradwatch list optimizers"] == ["Names for `optim.name` in a config."]
+    assert all(gradwatch(*command.split()[1:]).code == 0 for command in rows(result))
+
+
 def test_what_cannot_be_used_says_why(gradwatch):
     assert rows(gradwatch("list", "losses"))["CTCLoss"][1].startswith("not usable here: takes 4 inputs")
 

@@ -1,5 +1,6 @@
 """What all commands share: exit codes, where messages go, and that a reader may leave."""
 
+import re
 import subprocess
 import sys
 import warnings
@@ -9,7 +10,7 @@ import pytest
 import gradwatch as package
 from gradwatch.errors import GradwatchError
 
-COMMANDS = ("train", "diagnose", "list", "explain", "schema")
+COMMANDS = ("train", "diagnose", "replay", "runs", "compare", "list", "explain", "schema")
 
 
 def test_help_names_every_command(gradwatch):
@@ -27,13 +28,66 @@ def test_every_command_has_help(gradwatch, command):
     assert f"gradwatch {command}" in result.out
 
 
+def test_help_shows_exit_codes_examples_and_the_documentation(gradwatch):
+    out = gradwatch("--help").out
+
+    assert "gradwatch train configs/quickstart.yaml --set optim.lr=3e-4" in out
+    assert [line.split()[0] for line in out.splitlines() if line.strip()[:2] in ("0 ", "1 ", "2 ", "3 ")] == list(
+        "0123"
+    )
+    assert "Documentation: README.md and the folder docs/" in out
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_shows_no_type_next_to_a_flag(gradwatch, command):
+    assert "<bool>" not in gradwatch(*command.split(), "--help").out
+
+
+def test_help_of_diagnose_is_in_panels(gradwatch):
+    out = gradwatch("diagnose", "--help").out
+
+    assert [t for t in ("Output", "Thresholds", "Verify and fix") if f"─ {t} ─" in out] == [
+        "Output",
+        "Thresholds",
+        "Verify and fix",
+    ]
+    assert re.search(r"--within +SECONDS", out)
+
+
 def test_the_version_is_the_package_s(gradwatch):
     assert gradwatch("--version").out == f"gradwatch {package.__version__}\n"
 
 
-@pytest.mark.parametrize("args", [["trian"], ["list", "foo"], ["list"], ["train", "--nope"], ["diagnose"], []])
+@pytest.mark.parametrize("args", [["trian"], ["list", "foo"], ["train", "--nope"], ["train"], ["compare", "a"], []])
 def test_a_mistake_on_the_command_line_is_code_2(gradwatch, args):
     assert gradwatch(*args).code == 2
+
+
+def _flat(err):
+    """Return an error of typer's as one line, without the box around it."""
+    return " ".join(err.replace("│", "").split())
+
+
+def test_a_setting_without_its_option_suggests_the_option(gradwatch, config):
+    after = gradwatch("train", config, "optim.lr=3e-4")
+    alone = gradwatch("train", "optim.lr=3e-4")
+    threshold = gradwatch("diagnose", "run", "detect.dead-layer.every=5")
+
+    assert (after.code, alone.code, threshold.code) == (2, 2, 2)
+    assert "unexpected extra argument: optim.lr=3e-4; did you mean `--set optim.lr=3e-4`?" in _flat(after.err)
+    assert alone.err == (
+        "error: train: got optim.lr=3e-4 as CONFIG, expected a YAML file; did you mean `--set optim.lr=3e-4`?\n"
+    )
+    assert "did you mean `--set detect.dead-layer.every=5`?" in _flat(threshold.err)
+
+
+@pytest.mark.parametrize("args", [["diagnose", "a", "b"], ["runs", "a", "b=1"], ["explain", "a", "b"]])
+def test_a_surplus_argument_is_named_and_no_option_suggested(gradwatch, args):
+    result = gradwatch(*args)
+
+    assert result.code == 2
+    assert f"unexpected extra argument: {args[-1]}" in _flat(result.err)
+    assert "--set" not in result.err
 
 
 def test_a_mistake_of_the_user_s_is_one_message_without_traceback(gradwatch, tmp_path):
@@ -84,7 +138,7 @@ def test_ctrl_c_before_training_is_what_shells_expect(gradwatch, config, monkeyp
     result = gradwatch("train", config)
 
     assert result.code == 130, "3 would say that there is a run to go on with"
-    assert "note: interrupted before the training began" in result.err
+    assert "note: interrupted before training began" in result.err
 
 
 def test_warnings_are_lines_of_their_own_and_those_of_the_user_s_code_say_where(gradwatch, config, monkeypatch):

@@ -155,7 +155,7 @@ def test_a_damaged_run_is_named_and_the_others_are_listed(gradwatch, record, tmp
     (bad,) = json.loads(result.out)["damaged"]
     assert bad["path"].endswith("runs/bad")
     assert re.search(problem, bad["problem"])
-    assert "warning: damaged run, left out" in result.err
+    assert "warning: skipped a damaged run" in result.err
 
 
 def test_runs_in_folders_of_the_folder_are_found_and_nothing_else(gradwatch, record, tmp_path):
@@ -175,7 +175,7 @@ def test_a_folder_that_is_not_there_is_a_mistake_and_an_empty_one_is_not(gradwat
     assert missing.code == 2
     assert "there is no such folder" in missing.err
     assert (empty.code, empty.out) == (0, "")
-    assert "holds no run" in empty.err
+    assert f"no runs in {tmp_path}" in empty.err
     assert json.loads(gradwatch("runs", tmp_path, "--format", "json").out)["runs"] == []
 
 

@@ -63,7 +63,7 @@ def test_an_interrupted_training_is_code_3_and_says_how_to_go_on(gradwatch, conf
     result = gradwatch("train", config)
 
     assert result.code == 3
-    assert result.err == f"note: interrupted; go on with: gradwatch train --resume {trained.outcome.directory}\n"
+    assert result.err == f"note: interrupted; to continue: gradwatch train --resume {trained.outcome.directory}\n"
 
 
 def test_settings_without_effect_are_said_before_training(gradwatch, config, trained):
@@ -98,4 +98,4 @@ def test_a_folder_that_is_no_run_is_a_mistake(gradwatch, tmp_path):
     result = gradwatch("train", "--resume", tmp_path)
 
     assert result.code == 2
-    assert f"{tmp_path} is no run of `gradwatch train`: it holds no config.yaml" in result.err
+    assert f"{tmp_path} is not a run of `gradwatch train`: it has no config.yaml" in result.err

@@ -139,6 +139,7 @@ def _read(found: griffe.Object, noun: str, *, called: str = "", wrapper: str = "
 MODELS = Vocabulary(
     noun="model",
     plural="models",
+    used_in="model.name",
     own=lambda: _plugins(f"{PACKAGE}.models", "model"),
     library=lambda: _torchvision_models(PACKAGE),
     library_noun="a classification model of torchvision",
@@ -146,6 +147,7 @@ MODELS = Vocabulary(
 DATA = Vocabulary(
     noun="dataset",
     plural="data",
+    used_in="data.name",
     own=lambda: _plugins(f"{PACKAGE}.data", "dataset"),
     library=lambda: _classes("torchvision.datasets", "dataset", wrapper=f"{PACKAGE}.data._torchvision"),
     library_noun="a dataset of torchvision",
@@ -153,6 +155,7 @@ DATA = Vocabulary(
 TRANSFORMS = Vocabulary(
     noun="transform",
     plural="transforms",
+    used_in="data.transform` and `data.augment",
     library=lambda: _classes(
         "torchvision.transforms.v2",
         "transform",
@@ -163,21 +166,24 @@ TRANSFORMS = Vocabulary(
 OPTIMIZERS = Vocabulary(
     noun="optimizer",
     plural="optimizers",
+    used_in="optim.name",
     library=lambda: _classes("torch.optim", "optimizer"),
 )
 SCHEDULES = Vocabulary(
     noun="schedule",
     plural="schedules",
+    used_in="schedule.name",
     library=lambda: _classes("torch.optim.lr_scheduler", "schedule"),
     suffix="LR",
 )
 LOSSES = Vocabulary(
     noun="loss",
     plural="losses",
+    used_in="loss.name",
     library=lambda: _classes("torch.nn.modules.loss", "loss"),
     suffix="Loss",
 )
-DETECTORS = Vocabulary(noun="detector", plural="detectors", own=_detectors)
-SINKS = Vocabulary(noun="sink", plural="sinks", own=_sinks)
+DETECTORS = Vocabulary(noun="detector", plural="detectors", used_in="detect", own=_detectors)
+SINKS = Vocabulary(noun="sink", plural="sinks", used_in="sinks", own=_sinks)
 
 ALL = (MODELS, DATA, TRANSFORMS, OPTIMIZERS, SCHEDULES, LOSSES, DETECTORS, SINKS)

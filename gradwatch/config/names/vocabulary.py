@@ -37,7 +37,8 @@ class Vocabulary:
 
     Args:
         noun: What one is called, such as `optimizer`.
-        plural: What `gradwatch list` calls them.
+        plural: Name for `gradwatch list`.
+        used_in: Where a config has them, such as `optim.name`.
         own: Returns gradwatch's own.
         library: Returns the names of torch or torchvision, whose sources are read only if they are needed.
         library_noun: What one of the library's names is called.
@@ -46,6 +47,7 @@ class Vocabulary:
 
     noun: str
     plural: str
+    used_in: str
     own: Callable[[], tuple[Entry, ...]] = tuple
     library: Callable[[], tuple[Entry, ...]] = tuple
     library_noun: str = ""

@@ -13,6 +13,7 @@ def entry(name, *aliases, is_own=False, unusable=""):
 
 LOSSES = Vocabulary(
     noun="loss",
+    used_in="loss.name",
     plural="losses",
     own=lambda: (entry("focal", is_own=True),),
     library=lambda: (entry("CrossEntropyLoss"), entry("MSELoss"), entry("Focal"), entry("CTCLoss", unusable="...")),
@@ -37,7 +38,9 @@ def test_another_name_is_not_found():
 
 
 def test_an_alias_finds_its_entry():
-    detectors = Vocabulary(noun="detector", plural="detectors", own=lambda: (entry("dead-layer", "GW103"),))
+    detectors = Vocabulary(
+        noun="detector", plural="detectors", used_in="detect", own=lambda: (entry("dead-layer", "GW103"),)
+    )
 
     assert detectors.find("gw103") is not None
     assert detectors.find("DeadLayer") is not None
@@ -52,7 +55,9 @@ def test_the_library_is_not_looked_at_where_an_own_name_is_meant():
     def library():
         raise AssertionError("read")
 
-    vocabulary = Vocabulary(noun="model", plural="models", own=lambda: (entry("mlp"),), library=library)
+    vocabulary = Vocabulary(
+        noun="model", plural="models", used_in="model.name", own=lambda: (entry("mlp"),), library=library
+    )
 
     assert vocabulary.find("MLP").name == "mlp"
 
@@ -64,7 +69,12 @@ def test_a_message_lists_few_names_without_those_that_cannot_be_used():
 def test_a_message_says_where_to_see_many_names():
     many = tuple(entry(f"resnet{i}") for i in range(31))
     models = Vocabulary(
-        noun="model", plural="models", own=lambda: (entry("mlp"),), library=lambda: many, library_noun="a model"
+        noun="model",
+        plural="models",
+        used_in="model.name",
+        own=lambda: (entry("mlp"),),
+        library=lambda: many,
+        library_noun="a model",
     )
 
     assert models.expected() == "one of mlp, or a model (`gradwatch list models` shows all)"

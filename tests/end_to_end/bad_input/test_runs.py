@@ -146,10 +146,10 @@ def test_a_config_that_no_longer_fits_the_run_is_a_mistake(train, run, override,
         (["diagnose", "runs"], "runs is not a run directory: it has no run.json; it contains runs, the last of them "),
         (["diagnose", "base.yaml"], "base.yaml is not a run directory: it has no run.json"),
         (["diagnose", "runs/onne"], "runs/onne: there is no such run directory; did you mean 'one'?"),
-        (["train", "--resume", "."], "--resume: . is no run of `gradwatch train`: it holds no config.yaml"),
+        (["train", "--resume", "."], "--resume: . is not a run of `gradwatch train`: it has no config.yaml"),
         (
             ["train", "--resume", "runs"],
-            "--resume: runs is no run of `gradwatch train`: it holds no config.yaml; it cont",
+            "--resume: runs is not a run of `gradwatch train`: it has no config.yaml; it cont",
         ),
         (["train", "--resume", "gone"], "--resume: there is no run directory gone"),
         (
@@ -170,7 +170,7 @@ def test_a_run_directory_that_is_none_is_a_mistake(run, capsys, args, message):
 @pytest.mark.parametrize(
     ("status", "told"),
     [
-        ("running", "the run is going on, or its process was killed"),
+        ("running", "the run is still in progress, or its process was killed"),
         ("interrupted", "the run was interrupted"),
         ("failed", "the run ended with an error"),
     ],
@@ -181,4 +181,4 @@ def test_a_diagnosis_says_of_a_run_that_is_not_finished_how_to_go_on(run, capsys
 
     main(["diagnose", str(run), "--fail-on", "never"])
 
-    assert capsys.readouterr().err == f"note: {told}; to go on with it: gradwatch train --resume {run}\n"
+    assert capsys.readouterr().err == f"note: {told}; to continue it: gradwatch train --resume {run}\n"

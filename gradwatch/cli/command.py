@@ -1,0 +1,57 @@
+"""Show help without `<bool>` next to flags, and a hint if a setting lacks its `--set`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, final
+
+from typer.core import TyperCommand, TyperGroup
+
+_SETTING = re.compile(r"[\w-]+(\.[\w-]+)*=.*")
+"""An argument such as `optim.lr=3e-4`, as Hydra and OmegaConf take it."""
+
+
+@final
+class Group(TyperGroup):
+    """The app as a whole: its options and the list of commands."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, flags without a metavar."""
+        return _without_flag_types(super().get_params(ctx))
+
+
+@final
+class Command(TyperCommand):
+    """One command, with its options and its message about surplus arguments."""
+
+    allow_extra_args = True  # refused below, with a hint that typer does not give
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, flags without a metavar."""
+        return _without_flag_types(super().get_params(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments, and end with a usage error if some are surplus."""
+        parsed = super().parse_args(ctx, args)
+        if ctx.args and not ctx.resilient_parsing:
+            ctx.fail(surplus(ctx.args, takes_settings="overrides" in ctx.params))
+        return parsed
+
+
+def _without_flag_types(params: list[Any]) -> list[Any]:
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""  # a flag takes no value, so `<bool>` next to it says nothing
+    return params
+
+
+def surplus(args: Sequence[str], *, takes_settings: bool) -> str:
+    """Return the message on surplus arguments of a command."""
+    text = f"Got unexpected extra argument{'s' if len(args) > 1 else ''}: {' '.join(args)}"
+    return text + (suggest_set(args[0]) if takes_settings else "")
+
+
+def suggest_set(text: str) -> str:
+    """Return `; did you mean ...?` for a setting that was given without `--set`, or an empty string."""
+    return f"; did you mean `--set {text}`?" if _SETTING.fullmatch(text) else ""
