@@ -22,15 +22,15 @@ def command(
     """
     from gradwatch.config.names import registry
     from gradwatch.config.names.checks import find_usable
-    from gradwatch.errors import GradwatchError
+    from gradwatch.errors import GradwatchError, Problem
 
     if kind is None:
         entries = ((" ".join(e.aliases), e.name, e.read().summary) for e in registry.DETECTORS.entries())
         print_rows(("code", "finding", "meaning"), entries)
         return
     entry = find_usable(registry.DETECTORS, kind)
-    if isinstance(entry, str):
-        raise GradwatchError(f"explain: {entry}")
+    if isinstance(entry, Problem):
+        raise GradwatchError(str(entry.below("explain")))
     signature = entry.read()
     page = f"{' '.join(entry.aliases)}  {entry.name}\n\n{signature.doc.strip()}"
     settings = "\n".join(f"    {p.name}: {p.shown_default()}" for p in signature.parameters)

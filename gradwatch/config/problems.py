@@ -1,15 +1,16 @@
-"""Problems of a config as data: raised by validators, and made of pydantic's own errors."""
+"""Problems of a config as data: raised by validators, or made from pydantic's own errors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import UnionType
-from typing import Annotated, Any, NoReturn, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticCustomError
 
-from gradwatch.config.wording import describe, describe_unknown, fields, settings, show
+from gradwatch.config.wording import describe, describe_unknown, fields, settings, show, suggest_choice
 from gradwatch.errors import Key, Problem
 
 
@@ -24,21 +25,21 @@ def raise_problems(found: Sequence[Problem], *, in_parent: bool = False) -> None
         raise PydanticCustomError("problems", "see its context", {"found": tuple(found), "in_parent": in_parent})
 
 
-def raise_problem(text: str, *, in_parent: bool = False) -> NoReturn:
+def raise_problem(text: str, *, help: str = "", in_parent: bool = False) -> NoReturn:
     """Raise, in a validator, one problem with the value that it validates, or with the mapping that holds it."""
-    raise_problems([Problem((), text)], in_parent=in_parent)
+    raise_problems([Problem((), text, help=help)], in_parent=in_parent)
     raise AssertionError("one problem is always raised")
 
 
 def problems_of(error: ValidationError, *, data: Any, model: type[BaseModel]) -> list[Problem]:
-    """Return the problems that pydantic found, one for each key.
+    """Return the problems that pydantic found, one per key.
 
     Args:
         error: What pydantic raised.
         data: What was validated.
         model: What it was validated with.
     """
-    found: dict[Key, str] = {}
+    found: dict[Key, Problem] = {}
     of_unions = set()
     for details in error.errors(include_url=False):
         kind, location = details["type"], details["loc"]
@@ -47,15 +48,15 @@ def problems_of(error: ValidationError, *, data: Any, model: type[BaseModel]) ->
         if kind == "problems":
             location = location[:-1] if details["ctx"]["in_parent"] else location
             base = _key(location, data, may_be_missing=location[-1:] != ("options",))
-            found |= {(*base, *p.key): p.text for p in details["ctx"]["found"]}
+            found |= {(*base, *p.key): p.below(*base) for p in details["ctx"]["found"]}
             continue
         key = _key(location, data, may_be_missing=kind == "missing")
-        found.setdefault(key, _text(kind, key, data=data, model=model))
+        found.setdefault(key, _problem(kind, key, data=data, model=model))
         if len(key) < len(location):
             of_unions.add(key)
     deeper = {key[:i] for key in found for i in range(len(key))}
-    # of the members of a union, the member whose problem lies deeper is the one that was meant
-    return [Problem(key, text) for key, text in found.items() if not (key in of_unions and key in deeper)]
+    # of the members of a union, the user meant the one whose problem lies deeper
+    return [problem for key, problem in found.items() if not (key in of_unions and key in deeper)]
 
 
 def _key(location: Sequence[str | int], data: Any, *, may_be_missing: bool = False) -> Key:
@@ -77,18 +78,22 @@ def _key(location: Sequence[str | int], data: Any, *, may_be_missing: bool = Fal
     return tuple(key)
 
 
-def _text(kind: str, key: Key, *, data: Any, model: type[BaseModel]) -> str:
-    """Return the words for an error of pydantic's at a key."""
+def _problem(kind: str, key: Key, *, data: Any, model: type[BaseModel]) -> Problem:
+    """Return the problem at a key that pydantic calls an error of some kind."""
     if kind == "extra_forbidden":
         section = _members(_field(model, key[:-1])[0])
-        return describe_unknown(str(key[-1]), known=[n for m in section if _is_model(m) for n in settings(m)])
-    expected = describe(*_field(model, key))
+        known = [name for member in section if _is_model(member) for name in settings(member)]
+        return replace(describe_unknown(str(key[-1]), known=known), key=key)
+    allowed, metadata = _field(model, key)
+    expected = describe(allowed, metadata)
     for part in key:
         if data is None or (isinstance(data, Mapping) and part not in data):
-            return f"missing, expected {expected}"
+            return Problem(key, f"missing, expected {expected}", is_about_key=True)
         data = data[part]
-    hint = f"; write {int(data)}" if kind == "int_type" and isinstance(data, float) and data.is_integer() else ""
-    return f"got {show(data)}, expected {expected}{hint}"
+    choices = [str(c) for member in _members(allowed) if get_origin(member) is Literal for c in get_args(member)]
+    is_whole = kind == "int_type" and isinstance(data, float) and data.is_integer()
+    hint = f"write {int(data)}" if is_whole else suggest_choice(data, choices)
+    return Problem(key, f"got {show(data)}, expected {expected}", help=hint)
 
 
 def _field(model: type[BaseModel], key: Key) -> tuple[Any, Sequence[Any]]:

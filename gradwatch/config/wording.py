@@ -1,4 +1,4 @@
-"""Plain English for messages: values as YAML, types in words, and the name that was probably meant."""
+"""Words for messages: values as YAML, types in plain English, and the name that was probably meant."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from gradwatch.errors import did_you_mean
+from gradwatch.errors import Problem, did_you_mean
 
 _WORDS: dict[Any, str] = {
     int: "a whole number",
@@ -27,6 +27,7 @@ _WORDS: dict[Any, str] = {
 }
 _MAX_VALUE_CHARS = 60
 _MIN_SIMILARITY = 0.8  # one wrong letter in five
+_MIN_CHOICE_SIMILARITY = 0.5  # choices are few and short: `fp8` is two letters from `fp16`
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Expected:
 
 
 def show(value: Any) -> str:
-    """Return a value as YAML on one line, text in quotes, shortened if it is long."""
+    """Return a value as YAML on one line: text in quotes, cut if it is long."""
     if isinstance(value, str):
         shown = repr(value)
     else:
@@ -46,34 +47,51 @@ def show(value: Any) -> str:
     return shown if len(shown) <= _MAX_VALUE_CHARS else shown[: _MAX_VALUE_CHARS - 3] + "..."
 
 
-def describe_unknown(name: str, *, owner: str = "", known: Iterable[str]) -> str:
-    """Return the problem with a key that is not known.
+def describe_unknown(name: str, *, owner: str = "", known: Iterable[str]) -> Problem:
+    """Return the problem with an unknown key.
 
     Args:
         name: The key.
-        owner: Name of what has no such setting, such as `AdamW`; empty for a section.
-        known: The keys that there are.
+        owner: Name of the object without such a setting, such as `AdamW`; empty for a section.
+        known: The known keys.
     """
     names = list(known)
     setting = f"unknown setting of {owner}" if owner else "unknown setting"
-    return f"{setting}, expected {list_choices(names)}{suggest(name, names)}"
+    text = f"{setting}, expected {list_choices(names)}"
+    return Problem((name,), text, help=suggest(name, names), is_about_key=True)
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` for the known name that was probably meant, or an empty string.
+    """Return `did you mean 'x'?` for the known name that was probably meant, or an empty string.
 
-    Much alike comes first; then initials (`learning_rate` and `lr`), and names with a word more or less
-    (`num_workers` and `workers`); then the name that looks most alike.
+    The order of preference: nearly equal names; initials (`learning_rate` and `lr`); names with one word more or less
+    (`num_workers` and `workers`); the most similar name.
     """
     known = list(known)
     by_folded = {candidate.casefold(): candidate for candidate in known}
     for alike in difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=_MIN_SIMILARITY):
-        return f"; did you mean '{by_folded[alike]}'?"
+        return f"did you mean '{by_folded[alike]}'?"
     for is_like in (_is_initials, _has_words_of):
         for candidate in known:
             if is_like(name.casefold(), candidate.casefold()) or is_like(candidate.casefold(), name.casefold()):
-                return f"; did you mean '{candidate}'?"
-    return did_you_mean(name, known)
+                return f"did you mean '{candidate}'?"
+    return did_you_mean(name, known).removeprefix("; ")
+
+
+def suggest_choice(value: Any, choices: Sequence[str]) -> str:
+    """Return `did you mean 'x'?` for the choice that was probably meant, or an empty string."""
+    if not isinstance(value, str) or not choices:
+        return ""
+    if near := suggest(value, choices):
+        return near
+    # of two equally similar choices the later: `fp8` is as near to fp32 as to fp16, the smaller format
+    best = max(reversed(choices), key=lambda choice: similarity(value, choice))
+    return f"did you mean '{best}'?" if similarity(value, best) >= _MIN_CHOICE_SIMILARITY else ""
+
+
+def similarity(first: str, second: str) -> float:
+    """Return how similar two names are, 0..1, regardless of case."""
+    return difflib.SequenceMatcher(None, first.casefold(), second.casefold()).ratio()
 
 
 def list_choices(names: Sequence[str]) -> str:
@@ -114,13 +132,17 @@ def settings(model: type[BaseModel]) -> list[str]:
 
 
 def _is_initials(short: str, long: str) -> bool:
-    words = long.split("_")
+    words = _words(long)
     return len(words) > 1 and short == "".join(word[:1] for word in words)
 
 
 def _has_words_of(short: str, long: str) -> bool:
-    words, wanted = long.split("_"), short.split("_")
+    words, wanted = _words(long), _words(short)
     return any(words[i : i + len(wanted)] == wanted for i in range(len(words)))
+
+
+def _words(name: str) -> list[str]:
+    return name.replace("-", "_").split("_")
 
 
 def _either(members: Sequence[Any]) -> str:

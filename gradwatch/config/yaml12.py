@@ -108,7 +108,11 @@ def _mapping(node: MappingNode, key: Key, above: frozenset[Node], found: list[Pr
             continue
         name = str(name_node.value)
         if name in data:
-            found.append(Problem((*key, name), f"is set twice, first in line {lines[name]}; remove one"))
+            found.append(
+                Problem(
+                    (*key, name), f"is set twice, first in line {lines[name]}", help="remove one", is_about_key=True
+                )
+            )
         lines.setdefault(name, line_of(name_node))
         data[name] = _to_data(value_node, (*key, name), above, found)
     return data

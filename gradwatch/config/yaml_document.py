@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
 import yaml
-from yaml.nodes import MappingNode, Node, SequenceNode
 
 from gradwatch.config import yaml12
 from gradwatch.config.names.vocabulary import fold
 from gradwatch.config.wording import show
-from gradwatch.errors import ConfigError, Key, Problem, did_you_mean, dotted
+from gradwatch.config.written import File, Override, Source, find
+from gradwatch.errors import ConfigError, Excerpt, Key, Problem, did_you_mean, dotted
 
 _HINTS = {
-    "expected <block end>": "; is the indentation of this line right?",
-    "cannot start any token": "; indent with spaces, and put text with special characters in quotes",
-    "mapping values are not allowed": "; put text with a colon in quotes, and indent a section by spaces",
-    "expected a single document": "; write one document, without a second `---`",
+    "expected <block end>": "is the indentation of this line right?",
+    "cannot start any token": "indent with spaces, and put text with special characters in quotes",
+    "mapping values are not allowed": "put text with a colon in quotes, and indent a section by spaces",
+    "expected a single document": "write one document, without a second `---`",
 }
 """Remedies by a part of PyYAML's message."""
 
@@ -32,18 +33,19 @@ class Document:
         file: What to call the file in messages.
 
     Raises:
-        ConfigError: The text is not YAML, or no mapping.
+        ConfigError: The text is not YAML, or not a mapping.
     """
 
     def __init__(self, text: str, *, file: str) -> None:
         self.file = file
         self._malformed: list[Problem] = []
-        self._overrides: list[tuple[Key, str]] = []
+        self._overrides: list[tuple[Key, Source]] = []
         try:
-            self._root = yaml12.compose(text)
+            root = yaml12.compose(text)
         except yaml.YAMLError as error:
-            raise ConfigError([_not_yaml(error, file)]) from None
-        self.data, self._problems = yaml12.to_data(self._root)
+            raise ConfigError([_not_yaml(error, text, file)]) from None
+        self._source = File(file, text.splitlines(), root)
+        self.data, self._problems = yaml12.to_data(root)
         if not isinstance(self.data, dict):
             got = "is empty" if self.data is None else f"holds {show(self.data)}"
             raise ConfigError([Problem((file,), f"{got}, expected sections such as model, data and train")])
@@ -60,15 +62,19 @@ class Document:
             parts = path.strip().split(".")
             if not equals or not all(parts):
                 expected = "expected section.setting=value, such as optim.lr=3e-4"
-                self._malformed.append(Problem((f"--set {text}",), expected))
+                whole = Override(text).excerpt((), is_about_key=False)
+                self._malformed.append(Problem((f"--set {text}",), expected, excerpt=whole))
                 continue
             key = self._as_written(parts)
-            self._overrides.append((key, f"--set {text}"))
             try:
-                data, found = yaml12.to_data(yaml12.compose(value))
+                root = yaml12.compose(value)
             except yaml.YAMLError as error:
-                self._problems.append(Problem(key, f"got {value!r}, which is not YAML: {_said(error)}{_hint(error)}"))
+                self._overrides.append((key, Override(text, None, key)))
+                got = f"got {value!r}, which is not YAML: {_said(error)}"
+                self._problems.append(Problem(key, got, help=_hint(error)))
                 continue
+            self._overrides.append((key, Override(text, root, key)))
+            data, found = yaml12.to_data(root)
             self._problems += [p.below(*key) for p in found]
             self._override(key, data, excludes)
 
@@ -77,7 +83,7 @@ class Document:
         self._problems += changes._problems
         for parts, value in _leaves(changes.data):
             key = self._as_written(parts)
-            self._overrides.append((key, changes._place(parts)))
+            self._overrides.append((key, changes._source))
             self._override(key, value, excludes)
 
     @property
@@ -90,33 +96,32 @@ class Document:
 
         Of several problems with one key only the first is returned.
         """
-        first_at_key: dict[Key, str] = {}
+        first_at_key: dict[Key, Problem] = {}
         for problem in (*self._problems, *found):
-            first_at_key.setdefault(problem.key, problem.text)
-        ordered = sorted(first_at_key, key=lambda key: self._find(key)[0])
-        return [
-            *self._malformed,
-            *(Problem(key or (self.file,), first_at_key[key], self._place(key)) for key in ordered),
-        ]
+            first_at_key.setdefault(problem.key, problem)
+        ordered = sorted(first_at_key, key=self._line)
+        return [*self._malformed, *(self._placed(first_at_key[key]) for key in ordered)]
 
-    def _place(self, key: Key) -> str:
-        line, is_written = self._find(key)
-        for overridden, place in reversed(self._overrides):
+    def _placed(self, problem: Problem) -> Problem:
+        """Return a problem with its place and the line to show."""
+        key = problem.key
+        source = self._source_of(key)
+        excerpt = source.excerpt(key, is_about_key=problem.is_about_key)
+        return replace(problem, key=key or (self.file,), place=source.place(key), excerpt=excerpt)
+
+    def _source_of(self, key: Key) -> Source:
+        """Return what set the value at a key: the last override of it or of a mapping around it, or the file."""
+        is_written = find(self._source.root, key)[2]
+        for overridden, source in reversed(self._overrides):
             is_below = key[: len(overridden)] == overridden
             if is_below or (not is_written and overridden[: len(key)] == key):
-                return place
-        return f"{self.file}, line {line}" if line else self.file
+                return source
+        return self._source
 
-    def _find(self, key: Key) -> tuple[int, bool]:
-        """Return the line of a key or of the nearest mapping around it, and whether the key itself is in the file."""
-        node, line = self._root, 0
-        for part in key:
-            below = _below(node, part)
-            if below is None:
-                return line, False
-            named, node = below
-            line = yaml12.line_of(named)
-        return line, True
+    def _line(self, key: Key) -> int:
+        """Return the line of a key or of the nearest mapping around it in the file; 0 for the whole file."""
+        named = find(self._source.root, key)[0]
+        return yaml12.line_of(named) if named else 0
 
     def _as_written(self, parts: Sequence[str]) -> Key:
         """Return a dotted path as a key: spelled as in the file if it is there, positions in lists as numbers."""
@@ -179,21 +184,12 @@ def read(path: Path) -> Document:
     except IsADirectoryError:
         text = "is a folder, expected a YAML file"
         if (path / "config.yaml").is_file():
-            text += f"; to go on with that run: gradwatch train --resume {path}"
+            text += f"; to continue that run: gradwatch train --resume {path}"
     except UnicodeDecodeError:
         text = "is not text in UTF-8, expected a YAML file"
     except OSError as error:
         text = f"cannot be read: {error.strerror}"
     raise ConfigError([Problem((str(path),), text)])
-
-
-def _below(node: Node | None, part: str | int) -> tuple[Node, Node] | None:
-    """Return the node that names a key and the node of its value; both are the item for a position in a list."""
-    if isinstance(node, MappingNode):
-        return next(((name, value) for name, value in reversed(node.value) if name.value == part), None)
-    if isinstance(node, SequenceNode) and isinstance(part, int) and part < len(node.value):
-        return node.value[part], node.value[part]
-    return None
 
 
 def _leaves(data: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -205,10 +201,16 @@ def _leaves(data: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tu
             yield (*above, key), value
 
 
-def _not_yaml(error: yaml.YAMLError, file: str) -> Problem:
+def _not_yaml(error: yaml.YAMLError, text: str, file: str) -> Problem:
+    problem = Problem((file,), f"is not YAML: {_said(error)}", help=_hint(error))
     mark = getattr(error, "problem_mark", None)
-    place = f"line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-    return Problem((file,), f"is not YAML: {_said(error)}{_hint(error)}", place)
+    if not mark:
+        return problem
+    lines = text.splitlines() or [""]
+    is_at_end = mark.line >= len(lines)  # behind the last line break: show the end of the last line
+    line, column = (len(lines) - 1, len(lines[-1])) if is_at_end else (mark.line, mark.column)
+    excerpt = Excerpt(name=file, line=line + 1, column=column + 1, text=lines[line])
+    return replace(problem, place=f"line {mark.line + 1}, column {mark.column + 1}", excerpt=excerpt)
 
 
 def _said(error: yaml.YAMLError) -> str:

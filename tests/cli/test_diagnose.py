@@ -106,7 +106,16 @@ def test_thresholds_of_the_run_s_own_config_hold_when_detecting_again(gradwatch,
     result = gradwatch("diagnose", run, "--redetect")
 
     assert result.code == 2
-    assert f"detect.dead-layer.every: got 'none', expected a whole number ({run}/config.yaml, line 1)" in result.err
+    assert (
+        result.err
+        == f"""\
+error: detect.dead-layer.every: got 'none', expected a whole number
+ --> {run}/config.yaml:1:30
+  |
+1 | detect: {{dead-layer: {{every: none}}}}
+  |                              ^^^^
+"""
+    )
 
 
 def test_a_run_without_a_config_is_detected_again_at_the_defaults(gradwatch, recorded):

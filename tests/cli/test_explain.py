@@ -31,5 +31,19 @@ def test_an_unknown_kind_suggests_a_near_one(gradwatch):
     result = gradwatch("explain", "dead-lair")
 
     assert result.code == 2
-    assert result.err.startswith("error: explain: got 'dead-lair', expected one of ")
-    assert result.err.endswith("; did you mean 'dead-layer'?\n")
+    assert result.err == (
+        "error: explain: got 'dead-lair', expected a detector such as dead-layer, dead-relu, gradient-spike "
+        "(`gradwatch list detectors` shows all); did you mean 'dead-layer'?\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("vanishing", "did you mean 'vanishing-gradient'?"),
+        ("GW1O1", "did you mean 'GW101'?"),
+        ("GW999", "expected a detector such as GW001, GW002, GW101 (`gradwatch list detectors` shows all)"),
+    ],
+)
+def test_a_suggestion_has_the_real_spelling_and_codes_for_a_code(gradwatch, kind, words):
+    assert words in gradwatch("explain", kind).err

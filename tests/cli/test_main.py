@@ -97,17 +97,71 @@ def test_a_mistake_of_the_user_s_is_one_message_without_traceback(gradwatch, tmp
     assert result.err == f"error: {tmp_path}/gone.yaml: there is no such file\n"
 
 
-def test_several_mistakes_are_counted_and_each_has_a_line_however_narrow_the_terminal(gradwatch, config, monkeypatch):
+def test_several_mistakes_are_counted_and_each_shows_its_line_however_narrow_the_terminal(
+    gradwatch, tmp_path, monkeypatch
+):
     monkeypatch.setenv("COLUMNS", "20")
+    path = tmp_path / "mlp.yaml"
+    path.write_text("model: {name: mlp}\ndata: {name: digits}\noptim: {name: adamw}\ntrain:\n\n\n\n\n\n  stepz: 3\n")
 
-    result = gradwatch("train", config, "--set", "train.precision=fp8", "--set", "train.accumulate=0")
+    result = gradwatch("train", path, "--set", "train.precision=fp8", "--set", "train.accumulate=0")
 
     assert result.code == 2
-    assert result.err.splitlines() == [
-        "error: 2 problems in the config",
-        "  train.precision: got 'fp8', expected one of fp32, bf16, fp16 (--set train.precision=fp8)",
-        "  train.accumulate: got 0, expected a whole number of at least 1 (--set train.accumulate=0)",
-    ]
+    assert (
+        result.err.replace(f"{tmp_path}/", "")
+        == """\
+error: train: has neither steps nor epochs, expected exactly one of them
+ --> mlp.yaml:4:1
+  |
+4 | train:
+  | ^^^^^
+
+error: train.precision: got 'fp8', expected one of fp32, bf16, fp16
+ --> command line
+  |
+  | --set train.precision=fp8
+  |                       ^^^
+  = help: did you mean 'fp16'?
+
+error: train.accumulate: got 0, expected a whole number of at least 1
+ --> command line
+  |
+  | --set train.accumulate=0
+  |                        ^
+
+error: train.stepz: unknown setting, expected one of steps, epochs, device, threads, precision, accumulate, clip, \
+activation_checkpointing, compile, eval_every, checkpoint, early_stop, on_nonfinite, on_critical, rewind, scaler
+  --> mlp.yaml:10:3
+   |
+10 |   stepz: 3
+   |   ^^^^^
+   = help: did you mean 'steps'?
+
+error: 4 problems in the config
+"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "shown", "caret"),
+    [('run: {name: "你好", sed: 1}', 'run: {name: "你好", sed: 1}', 20), ("run: {\tsed: 1}", "run: { sed: 1}", 6)],
+)
+def test_a_caret_stands_below_its_character_in_a_wide_script_and_at_a_tab(gradwatch, config, line, shown, caret):
+    config.write_text(f"{config.read_text()}{line}\n")
+
+    lines = gradwatch("train", config).err.splitlines()
+
+    assert lines[3] == f"5 | {shown}"
+    assert lines[4].startswith("  | " + " " * caret + "^")
+
+
+def test_a_mistake_is_coloured_on_a_terminal_only(gradwatch, config, monkeypatch):
+    args = ("train", config, "--set", "train.precision=fp8")
+    assert "\x1b[" not in gradwatch(*args).err
+
+    monkeypatch.setenv("FORCE_COLOR", "1")
+
+    assert "\x1b[1;31m^^^\x1b[0m" in gradwatch(*args).err
 
 
 def test_square_brackets_in_a_message_are_text(gradwatch, config):

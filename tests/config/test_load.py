@@ -64,7 +64,7 @@ detect: {dead-lair: {}}
         "maximize, foreach, capturable, differentiable, fused, groups; did you mean 'lr'? (mlp.yaml, line 6)",
         "optim.betas: got [0.9], expected a list of 2, each a number (mlp.yaml, line 7)",
         "train: has neither steps nor epochs, expected exactly one of them (mlp.yaml, line 8)",
-        "train.precision: got 'fp8', expected one of fp32, bf16, fp16 (mlp.yaml, line 9)",
+        "train.precision: got 'fp8', expected one of fp32, bf16, fp16; did you mean 'fp16'? (mlp.yaml, line 9)",
         f"train.precison: unknown setting, expected one of {TRAIN_SETTINGS}; did you mean 'precision'? "
         "(mlp.yaml, line 10)",
         "watch.updates_every: got -1, expected a whole number of at least 0 (mlp.yaml, line 11)",
@@ -77,7 +77,8 @@ def test_an_empty_mapping_misses_what_it_needs(write):
     texts = problems(write("{}"))
 
     assert [t.partition(":")[0] for t in texts] == ["model", "data", "optim", "train"]
-    assert all("missing, expected a mapping with" in t for t in texts)
+    assert texts[2] == "optim: missing, expected a mapping such as {name: adamw, lr: 1e-3} (mlp.yaml)"
+    assert all("missing, expected a mapping such as {" in t for t in texts)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,8 @@ def test_an_empty_mapping_misses_what_it_needs(write):
         ("train.clip.norm=-1", "train.clip.norm: got -1, expected a number above 0, or null"),
         (
             "train.activation_checkpointing=sqr",
-            "train.activation_checkpointing: got 'sqr', expected one of none, sqrt, or a mapping with every, modules",
+            "train.activation_checkpointing: got 'sqr', expected one of none, sqrt, or a mapping with every, modules; "
+            "did you mean 'sqrt'?",
         ),
         (
             "train.activation_checkpointing={every: 0}",
@@ -122,10 +124,10 @@ def test_an_empty_mapping_misses_what_it_needs(write):
         ("run.name=a/b", "run.name: got 'a/b', expected text without slashes"),
         ("run.out=3", "run.out: got 3, expected a path"),
         ("run=fast", "run: got 'fast', expected a mapping with name, seed, deterministic, out"),
-        ("model=mlp", "model: got 'mlp', expected a mapping with name, target"),
+        ("model=mlp", "model: got 'mlp', expected a mapping such as {name: mlp, depth: 3}"),
         ("model.depth=two", "model.depth: got 'two', expected a whole number"),
         ("model.shape=[1]", "model.shape: got [1], expected a list of 2, each a whole number"),
-        ("model.activation=rellu", "model.activation: got 'rellu', expected one of relu, tanh"),
+        ("model.activation=rellu", "model.activation: got 'rellu', expected one of relu, tanh; did you mean 'relu'?"),
         ("model.target=nocolon", "model.target: got 'nocolon', expected package.module:factory"),
         ("data={name: csv}", "data.file: missing, expected text"),
         (
@@ -215,13 +217,15 @@ def test_a_misspelt_name_suggests_the_nearest_in_the_spelling_that_is_near(write
 
 @pytest.mark.parametrize("override", ["optim={}", "optim=null", "optim={lr: 1}"])
 def test_a_name_that_is_missing_says_what_it_can_be(write, override):
-    assert problems(write(), override)[0].startswith("optim.name: missing, expected one of Adafactor, Muon, ")
+    assert problems(write(), override)[0].startswith(
+        "optim.name: missing, expected an optimizer such as AdamW, Adam, SGD (`gradwatch list optimizers` shows all)"
+    )
 
 
 def test_a_detector_that_is_set_in_two_spellings_is_a_mistake(write):
     text = problem(write, "detect={dead-layer: {}, GW103: {}}")
 
-    assert text == "detect.GW103: dead-layer is set twice, in two spellings"
+    assert text == "detect.GW103: dead-layer is set twice, in two spellings; remove one"
 
 
 def test_names_are_stored_as_they_are_called(write):

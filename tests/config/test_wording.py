@@ -7,7 +7,7 @@ import pytest
 from pydantic import Field, PositiveInt
 
 from gradwatch.config.sections.base import Section
-from gradwatch.config.wording import Expected, describe, describe_unknown, list_choices, show, suggest
+from gradwatch.config.wording import Expected, describe, describe_unknown, list_choices, show, suggest, suggest_choice
 
 
 class Clip(Section):
@@ -77,10 +77,29 @@ def test_a_long_value_is_cut():
         ("max_steps", ["steps", "epochs"], "steps"),
         ("precison", ["precision", "epochs"], "precision"),
         ("Precison", ["precision", "epochs"], "precision"),
+        ("vanishing", ["dead-layer", "vanishing-gradient"], "vanishing-gradient"),
     ],
 )
 def test_the_name_that_was_probably_meant_is_suggested(name, known, meant):
-    assert suggest(name, known) == f"; did you mean '{meant}'?"
+    assert suggest(name, known) == f"did you mean '{meant}'?"
+
+
+@pytest.mark.parametrize(
+    ("value", "choices", "meant"),
+    [
+        ("rellu", ["relu", "gelu", "tanh"], "relu"),
+        ("fp8", ["fp32", "bf16", "fp16"], "fp16"),
+        ("sqr", ["none", "sqrt"], "sqrt"),
+        ("BF16", ["fp32", "bf16", "fp16"], "bf16"),
+    ],
+)
+def test_the_choice_that_was_probably_meant_is_suggested(value, choices, meant):
+    assert suggest_choice(value, choices) == f"did you mean '{meant}'?"
+
+
+@pytest.mark.parametrize(("value", "choices"), [("ignore", ["skip", "stop"]), (3, ["skip"]), ("skip", [])])
+def test_no_choice_is_suggested_if_none_is_near(value, choices):
+    assert suggest_choice(value, choices) == ""
 
 
 def test_nothing_is_suggested_where_nothing_is_near():
@@ -88,9 +107,9 @@ def test_nothing_is_suggested_where_nothing_is_near():
 
 
 def test_an_unknown_key_says_whose_setting_it_is_not_and_what_there_is():
-    text = describe_unknown("learning_rate", owner="AdamW", known=["lr", "betas"])
+    problem = describe_unknown("learning_rate", owner="AdamW", known=["lr", "betas"])
 
-    assert text == "unknown setting of AdamW, expected one of lr, betas; did you mean 'lr'?"
+    assert str(problem) == "learning_rate: unknown setting of AdamW, expected one of lr, betas; did you mean 'lr'?"
 
 
 def test_few_names_are_listed_without_one_of():

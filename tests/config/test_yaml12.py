@@ -72,7 +72,7 @@ def test_what_is_no_plain_data_is_a_problem(text, key, problem):
         assert data == {"a": ["ls"]}, "a tag on a list means nothing, and runs nothing"
         return
     assert [p.key for p in problems] == [key]
-    assert problem in problems[0].text
+    assert problem in str(problems[0])
 
 
 PLAIN = st.recursive(

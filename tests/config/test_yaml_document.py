@@ -174,7 +174,7 @@ def test_a_folder_is_a_mistake_and_a_run_directory_is_to_be_resumed(tmp_path):
         read(tmp_path)
 
     (tmp_path / "config.yaml").write_text("a: 1")
-    with pytest.raises(ConfigError, match="to go on with that run: gradwatch train --resume"):
+    with pytest.raises(ConfigError, match="to continue that run: gradwatch train --resume"):
         read(tmp_path)
 
 

@@ -32,7 +32,7 @@ def write(text: str) -> None:
     _write(sys.stdout, text)
 
 
-def print_message(kind: Literal["error", "warning", "note"], text: str) -> None:
+def print_message(kind: Literal["error", "warning", "note"], text: str | Text) -> None:
     """Write a message to standard error, in lines as they are: never wrapped, so that they can be searched."""
     console = Console(stderr=True)
     with console.capture() as captured:

@@ -1,4 +1,4 @@
-"""Show what ended a command: a mistake in one message, an exception of the user's own code with its traceback."""
+"""Show why a command ended: a mistake as one message, an exception of the user's own code with its traceback."""
 
 from __future__ import annotations
 
@@ -7,27 +7,32 @@ import traceback
 from traceback import FrameSummary, TracebackException
 
 from gradwatch.cli.output.console import print_message
+from gradwatch.cli.output.problems import shown_problem
 from gradwatch.errors import PACKAGE, ConfigError, GradwatchError, is_users
 
 BETWEEN = ("torch/nn/modules/module.py", "torch/_dynamo/eval_frame.py", "torch/utils/_contextlib.py")
-"""Files of torch that only hand a call on; their frames come several to each module of a model."""
+"""Files of torch that only pass a call on; a traceback has several of their frames per module."""
 
 
 def print_mistake(error: GradwatchError) -> None:
-    """Show a mistake that the user can mend, and what it left behind."""
+    """Show a mistake that the user can fix, and the notes on it; of a config, each problem with its line."""
     problems = error.problems if isinstance(error, ConfigError) else ()
+    for problem in problems:
+        print_message("error", shown_problem(problem))
+        if len(problems) > 1:
+            sys.stderr.write("\n")
     if len(problems) > 1:
-        print_message("error", "\n".join([f"{len(problems)} problems in the config", *(f"  {p}" for p in problems)]))
-    else:
+        print_message("error", f"{len(problems)} problems in the config")
+    elif not problems:
         print_message("error", str(error))
     show_notes(error)
 
 
 def print_crash(error: Exception) -> None:
-    """Show an unexpected exception; its traceback begins in the user's own code if it passed through that."""
+    """Show an unexpected exception; if it passed through the user's own code, its traceback begins there."""
     notes = getattr(error, "__notes__", [])
     trace = TracebackException.from_exception(error)
-    trace.__notes__ = None  # they follow, each as a line of its own
+    trace.__notes__ = None  # printed below, each on its own line
     part: TracebackException | None = trace
     while part:
         part.stack[:] = _frames_that_tell(part.stack)
@@ -38,13 +43,13 @@ def print_crash(error: Exception) -> None:
 
 
 def show_notes(error: BaseException) -> None:
-    """Show what was noted on an exception on its way here."""
+    """Show the notes that were added to an exception."""
     for note in getattr(error, "__notes__", []):
         print_message("note", note)
 
 
 def _frames_that_tell(stack: traceback.StackSummary) -> list[FrameSummary]:
-    """Return the frames from the user's first one to the end; without one, all below the command line's own."""
+    """Return the frames from the user's first one to the end; without one, all below the frames of the CLI."""
     ours = str(PACKAGE / "cli")
     first = next((i for i, f in enumerate(stack) if is_users(f.filename)), None)
     if first is None:

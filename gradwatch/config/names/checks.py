@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -22,14 +23,14 @@ ENABLED = Parameter(name="enabled", type=bool, required=False, default=True, tex
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
-def find_usable(vocabulary: Vocabulary, name: Any) -> Entry | str:
-    """Return the entry of a name that a config can use, or the text of a problem."""
+def find_usable(vocabulary: Vocabulary, name: Any) -> Entry | Problem:
+    """Return the entry of a name that a config can use, or the problem with the name."""
     entry = vocabulary.find(name) if isinstance(name, str) else None
     if entry is None:
         near = vocabulary.suggest(name) if isinstance(name, str) else ""
-        return f"got {show(name)}, expected {vocabulary.expected()}{near}"
+        return Problem((), f"got {show(name)}, expected {vocabulary.expected(str(name))}", help=near)
     if reason := entry.read().unusable:
-        return f"{entry.name} cannot be used here: it {reason}"
+        return Problem((), f"{entry.name} cannot be used here: it {reason}")
     return entry
 
 
@@ -54,7 +55,7 @@ def check_options(
     known = {p.name for p in signature.parameters}
     strange = [] if signature.is_open else [key for key in options if key not in known]
     names = [*(p.name for p in signature.parameters), *others]
-    found = [Problem((key,), describe_unknown(key, owner=signature.name, known=names)) for key in strange]
+    found = [describe_unknown(key, owner=signature.name, known=names) for key in strange]
     given = {key: value for key, value in options.items() if key not in strange}
     model = make_options_model(signature, partial=partial)
     try:
@@ -87,12 +88,13 @@ def check_switches(vocabulary: Vocabulary, given: Any) -> tuple[dict[str, dict[s
     found: list[Problem] = []
     for name, options in given.items():
         entry = find_usable(vocabulary, name)
-        if isinstance(entry, str):
-            found.append(Problem((name,), entry))
+        if isinstance(entry, Problem):
+            found.append(replace(entry, key=(name,), is_about_key=True))
         elif not isinstance(options, Mapping | None):
             found.append(Problem((name,), f"got {show(options)}, expected a mapping such as {{enabled: false}}"))
         elif entry.name in checked:
-            found.append(Problem((name,), f"{entry.name} is set twice, in two spellings"))
+            twice = f"{entry.name} is set twice, in two spellings"
+            found.append(Problem((name,), twice, help="remove one", is_about_key=True))
         else:
             checked[entry.name], below = check_options(with_enabled(entry.read()), options or {})
             found += [p.below(name) for p in below]
@@ -132,8 +134,8 @@ def _check_transform(item: Any) -> tuple[Any, list[Problem]]:
         text = f"got {show(item)}, expected a name, or a mapping from a name to its keyword arguments"
         return item, [Problem((), text)]
     entry = find_usable(TRANSFORMS, name)
-    if isinstance(entry, str):
-        return item, [Problem(above, entry)]
+    if isinstance(entry, Problem):
+        return item, [replace(entry, key=above, is_about_key=bool(above))]
     checked, found = check_options(entry.read(), options or {})
     if isinstance(nested := checked.get("transforms"), list):
         checked["transforms"], inside = check_transforms(nested)

@@ -168,6 +168,7 @@ OPTIMIZERS = Vocabulary(
     plural="optimizers",
     used_in="optim.name",
     library=lambda: _classes("torch.optim", "optimizer"),
+    usual=("AdamW", "Adam", "SGD"),
 )
 SCHEDULES = Vocabulary(
     noun="schedule",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import final
 
 from gradwatch.config.names.signatures import Signature
-from gradwatch.config.wording import list_choices, suggest
+from gradwatch.config.wording import list_choices, similarity, suggest
 
-MAX_LISTED_NAMES = 30
-"""Names that a message lists; if there are more, it names the command that lists them."""
+MAX_LISTED_NAMES = 8
+"""Most names that a message lists; if there are more, it names the command that lists them."""
+NUM_NEAREST = 3
+"""Names that a message gives as examples if there are too many to list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,8 @@ class Vocabulary:
         own: Returns gradwatch's own.
         library: Returns the names of torch or torchvision, whose sources are read only if they are needed.
         library_noun: What one of the library's names is called.
-        suffix: Ending that may be left out, such as `Loss`.
+        suffix: Ending that may be omitted, such as `Loss`.
+        usual: The most usual names, as examples if none was given.
     """
 
     noun: str
@@ -52,6 +56,7 @@ class Vocabulary:
     library: Callable[[], tuple[Entry, ...]] = tuple
     library_noun: str = ""
     suffix: str = ""
+    usual: tuple[str, ...] = ()
 
     def entries(self) -> tuple[Entry, ...]:
         """Return all entries, gradwatch's own first."""
@@ -74,17 +79,31 @@ class Vocabulary:
         return tuple(dict.fromkeys((entry.name, snake, fold(snake))))
 
     def suggest(self, name: str) -> str:
-        """Return `; did you mean 'x'?` with the name that was probably meant, or an empty string."""
-        # the stored spelling last: of two that are equally near it is the one that is suggested
-        return suggest(name, [s for entry in self.entries() for s in reversed(self.spellings(entry)[:2])])
+        """Return `did you mean 'x'?` with the name that was probably meant, or an empty string."""
+        return suggest(name, [spelling for entry in self.entries() for spelling in self._names(entry)])
 
-    def expected(self) -> str:
-        """Return the names in the words of a message."""
-        own = [entry.name for entry in self.own()]
-        if len(self.entries()) <= MAX_LISTED_NAMES:
-            return list_choices([entry.name for entry in self.entries() if not entry.read().unusable])
-        others = f"{self.library_noun} (`gradwatch list {self.plural}` shows all)"
-        return f"one of {', '.join(own)}, or {others}" if own else others
+    def expected(self, name: str = "") -> str:
+        """Return the names in the words of a message; of many, only those nearest to a name."""
+        entries = [entry for entry in self.entries() if not entry.read().unusable]
+        if len(entries) <= MAX_LISTED_NAMES:
+            return list_choices([entry.name for entry in entries])
+        shows_all = f"(`gradwatch list {self.plural}` shows all)"
+        if self.library_noun and (own := [entry.name for entry in self.own()]):
+            return f"one of {', '.join(own)}, or {self.library_noun} {shows_all}"
+        noun = self.library_noun or f"{'an' if self.noun[0] in 'aeiou' else 'a'} {self.noun}"
+        return f"{noun} such as {', '.join(self._nearest(name, entries))} {shows_all}"
+
+    def _nearest(self, name: str, entries: Sequence[Entry]) -> list[str]:
+        """Return the names or aliases that are nearest to a name, one per entry, the nearest first."""
+        if not name and self.usual:
+            return list(self.usual)
+        best = [max(self._names(entry), key=partial(similarity, name)) for entry in entries]
+        return sorted(best, key=partial(similarity, name), reverse=True)[:NUM_NEAREST]
+
+    def _names(self, entry: Entry) -> tuple[str, ...]:
+        """Return the spellings to suggest for an entry, its stored name last, since suggestions prefer the last."""
+        spellings = (snake_case(entry.name, suffix=self.suffix), *entry.aliases, entry.name)
+        return tuple(dict.fromkeys(spellings))
 
 
 def fold(name: str) -> str:

@@ -69,8 +69,8 @@ class NamedSection(OptionsSection):
                 return None
             raise_problem(f"missing, expected {cls.vocabulary.expected()}")
         entry = find_usable(cls.vocabulary, name)
-        if isinstance(entry, str):
-            raise_problem(entry)
+        if isinstance(entry, Problem):
+            raise_problem(entry.text, help=entry.help)
         return entry.name
 
     @field_validator("options")
@@ -94,7 +94,7 @@ class NamedSection(OptionsSection):
     def _refuse_options_of_nothing(cls, options: Mapping[str, Any]) -> None:
         """Raise an error for options that nothing takes, since the section names nothing."""
         text = f"unknown setting while no {cls.vocabulary.noun} is named, expected {list_choices(settings(cls))}"
-        raise_problems([Problem((key,), text) for key in options], in_parent=True)
+        raise_problems([Problem((key,), text, is_about_key=True) for key in options], in_parent=True)
 
 
 class TargetSection(NamedSection):
@@ -114,7 +114,8 @@ class TargetSection(NamedSection):
         name = info.data["name"]
         if target is None:
             if name is None and not cls.name_is_optional:
-                raise_problem(f"needs a name or a target; name is {cls.vocabulary.expected()}", in_parent=True)
+                names = cls.vocabulary.expected()
+                raise_problem("needs a name or a target", help=f"name is {names}", in_parent=True)
             if name is None:
                 cls._refuse_options_of_nothing(info.data["options"])
             return None

@@ -95,8 +95,9 @@ class OptimSection(NamedSection):
         if not isinstance(data, Mapping) or "watched" not in data:
             return data
         if data["watched"] is not False:
-            text = "was removed with gradwatch's own optimizers; leave it out, torch's are watched without it"
-            raise_problems([Problem(("watched",), text)])
+            text = "was removed with gradwatch's own optimizers"
+            hint = "remove it, torch's are watched without it"
+            raise_problems([Problem(("watched",), text, help=hint, is_about_key=True)])
         return {key: value for key, value in data.items() if key != "watched"}
 
     @field_validator("groups")

@@ -80,12 +80,18 @@ class Config(Section):
     """A training run: model, data, loss, optimizer, schedule, and how it is trained, watched and shown."""
 
     run: RunSection = Field(default=RunSection(), description="Name, seed and place of the run.")
-    model: ModelSection = Field(description="The model.")
-    data: DataSection = Field(description="The data and its batches.")
+    model: Annotated[ModelSection, Expected("a mapping such as {name: mlp, depth: 3}")] = Field(
+        description="The model."
+    )
+    data: Annotated[DataSection, Expected("a mapping such as {name: digits, batch_size: 64}")] = Field(
+        description="The data and its batches."
+    )
     loss: LossSection = Field(default=LossSection(), description="The loss; by default the usual one for the data.")
-    optim: OptimSection = Field(description="The optimizer.")
+    optim: Annotated[OptimSection, Expected("a mapping such as {name: adamw, lr: 1e-3}")] = Field(
+        description="The optimizer."
+    )
     schedule: ScheduleSection = Field(default=ScheduleSection(), description="The learning-rate schedule; null: none.")
-    train: TrainSection = Field(description="The training.")
+    train: Annotated[TrainSection, Expected("a mapping such as {epochs: 10}")] = Field(description="The training.")
     watch: WatchSection = Field(default=WatchSection(), description="What is measured.")
     detect: Switches = Field(default_factory=dict, description="Thresholds by kind of finding, or {enabled: false}.")
     sinks: Switches = Field(default_factory=dict, description="Settings of what shows the run, or {enabled: false}.")

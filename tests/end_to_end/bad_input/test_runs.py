@@ -154,7 +154,7 @@ def test_a_config_that_no_longer_fits_the_run_is_a_mistake(train, run, override,
         (["train", "--resume", "gone"], "--resume: there is no run directory gone"),
         (
             ["train", "runs/one"],
-            "runs/one: is a folder, expected a YAML file; to go on with that run: gradwatch train ",
+            "runs/one: is a folder, expected a YAML file; to continue that run: gradwatch train ",
         ),
     ],
 )
