@@ -81,6 +81,8 @@ def _is_apart(found: Comparison, require: Agreement) -> bool:
 
 
 def _config(run: Path) -> dict[str, Any]:
+    from gradwatch.config.names.spelling import american_keys
     from gradwatch.config.yaml_document import read
 
-    return dict(read(run / "config.yaml").data) if (run / "config.yaml").is_file() else {}
+    # an older run may have `normalisation` where a newer one has `normalization`
+    return american_keys(read(run / "config.yaml").data) if (run / "config.yaml").is_file() else {}

@@ -10,7 +10,7 @@ from typing import Any, final
 import yaml
 
 from gradwatch.config import yaml12
-from gradwatch.config.names.vocabulary import fold
+from gradwatch.config.names.vocabulary import is_same_name
 from gradwatch.config.wording import show
 from gradwatch.config.written import File, Override, Source, find
 from gradwatch.errors import ConfigError, Excerpt, Key, Problem, did_you_mean, dotted
@@ -133,7 +133,7 @@ class Document:
                 here = here[int(part)] if int(part) < len(here) else None
             else:
                 known = here if isinstance(here, dict) else {}
-                key.append(part if part in known else next((k for k in known if fold(k) == fold(part)), part))
+                key.append(part if part in known else next((k for k in known if is_same_name(k, part)), part))
                 here = known.get(key[-1])
         return tuple(key)
 

@@ -1,4 +1,4 @@
-"""From columns of numbers and labels to samples: classes or values, held-out part, standardised features."""
+"""From columns of numbers and labels to samples: classes or values, held-out part, standardized features."""
 
 # N = samples, F = features, W = width of the target
 
@@ -67,7 +67,7 @@ def held_out(targets_N: Array, kind: Kind, *, val_fraction: float, seed: int) ->
     return random_split(len(targets_N), val_fraction=val_fraction, seed=seed)
 
 
-def standardise(train: Array, val: Array) -> tuple[Array, Array]:
+def standardize(train: Array, val: Array) -> tuple[Array, Array]:
     """Return both parts with the mean of the training part taken off and divided by its standard deviation.
 
     A feature that never changes in the training part is only shifted.
@@ -78,14 +78,14 @@ def standardise(train: Array, val: Array) -> tuple[Array, Array]:
 
 
 def splits(
-    train: tuple[Array, Array], val: tuple[Array, Array], *, kind: Kind, outputs: int, standardised: bool
+    train: tuple[Array, Array], val: tuple[Array, Array], *, kind: Kind, outputs: int, standardized: bool
 ) -> Splits:
     """Return both parts as datasets in memory; an empty validation part becomes None."""
     (train_x, train_y), (val_x, val_y) = train, val
     if not len(train_x):
         raise GradwatchError("data: the training part is empty, expected at least one sample")
-    if standardised:
-        train_x, val_x = standardise(train_x.astype(np.float64), val_x.astype(np.float64))
+    if standardized:
+        train_x, val_x = standardize(train_x.astype(np.float64), val_x.astype(np.float64))
     spec = DataSpec(input_shape=train_x.shape[1:], outputs=outputs, kind=kind)
     return Splits(_dataset(train_x, train_y), _dataset(val_x, val_y) if len(val_x) else None, spec)
 

@@ -25,7 +25,7 @@ def build(
     kind: Literal["auto", "classes", "values"] = "auto",
     header: bool = True,
     delimiter: str = ",",
-    standardise: bool = True,
+    standardize: bool = True,
     val_fraction: float = 0.2,
     split_seed: int = 0,
 ) -> Splits:
@@ -38,7 +38,7 @@ def build(
         kind: `classes`, `values` (regression), or `auto`: whole numbers and words are classes, fractions values.
         header: Whether the first line names the columns.
         delimiter: Character between two cells.
-        standardise: Bring each feature to mean 0 and deviation 1 over the training part.
+        standardize: Bring each feature to mean 0 and deviation 1 over the training part.
         val_fraction: Part of the rows that is held out for validation, of each class alike.
         split_seed: Seed of that choice.
     """
@@ -56,7 +56,7 @@ def build(
     targets, outputs = _tables.encode(labels, found)
     train, val = _tables.held_out(targets, found, val_fraction=val_fraction, seed=split_seed)
     parts = [(inputs[part], targets[part]) for part in (train, val)]
-    return _tables.splits(*parts, kind=found, outputs=outputs, standardised=standardise)
+    return _tables.splits(*parts, kind=found, outputs=outputs, standardized=standardize)
 
 
 def _read(path: Path, *, header: bool, delimiter: str) -> tuple[list[str], Rows]:

@@ -25,7 +25,7 @@ def build(
     val_inputs: str | None = None,
     val_targets: str | None = None,
     kind: Literal["auto", "classes", "values"] = "auto",
-    standardise: bool | None = None,
+    standardize: bool | None = None,
     val_fraction: float = 0.2,
     split_seed: int = 0,
 ) -> Splits:
@@ -38,7 +38,7 @@ def build(
         val_inputs: Name of the inputs for validation; null holds out `val_fraction` of the samples.
         val_targets: Name of the targets for validation.
         kind: `classes`, `values` (regression), or `auto`: whole numbers and words are classes, fractions values.
-        standardise: Bring each feature to mean 0 and deviation 1 over the training part; null does so for tables
+        standardize: Bring each feature to mean 0 and deviation 1 over the training part; null does so for tables
             (samples, features) and leaves images as they are.
         val_fraction: Part of the samples that is held out for validation, of each class alike.
         split_seed: Seed of that choice.
@@ -56,8 +56,8 @@ def build(
     else:
         both, outputs = _tables.encode(np.concatenate([y, arrays["val_targets"]]), found)
         parts = [(x, both[: len(y)]), (arrays["val_inputs"], both[len(y) :])]
-    standardised = x.ndim == 2 if standardise is None else standardise
-    return _tables.splits(*parts, kind=found, outputs=outputs, standardised=standardised)
+    standardized = x.ndim == 2 if standardize is None else standardize
+    return _tables.splits(*parts, kind=found, outputs=outputs, standardized=standardized)
 
 
 def _read(path: Path, wanted: dict[str, str]) -> dict[str, Array]:

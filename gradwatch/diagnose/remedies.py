@@ -106,10 +106,10 @@ KNOWN: dict[str, Callable[[Sequence[Finding], RunNumbers], Remedy | None]] = {
         "use ReLU, residual connections and batch normalisation",
         model__activation="relu",
         model__residual=True,
-        model__normalisation="batch",
+        model__normalization="batch",
     ),
     "leaky_relu": _setting("use LeakyReLU, which has a gradient on both sides", model__activation="leaky_relu"),
-    "normalise": _setting("normalise between the layers", model__normalisation="batch"),
+    "normalise": _setting("normalise between the layers", model__normalization="batch"),
     "kaiming": _setting("draw the weights by Kaiming He's rule", model__init="kaiming"),
     "xavier": _setting("draw the weights by Glorot's rule, which suits tanh and sigmoid", model__init="xavier"),
     "scaler": _setting("scale the loss with a GradScaler", train__scaler__enabled=True),
@@ -133,7 +133,7 @@ KNOWN: dict[str, Callable[[Sequence[Finding], RunNumbers], Remedy | None]] = {
         "find and mend the samples of that batch; check range, labels and normalisation of all of them"
     ),
     "standardise": _setting(
-        "bring the inputs of {where} to mean 0 and standard deviation 1 before they go in", data__standardise=True
+        "bring the inputs of {where} to mean 0 and standard deviation 1 before they go in", data__standardize=True
     ),
     "nonlinear": _setting("put a nonlinearity, such as ReLU, between the layers", model__activation="relu"),
     "divide_scores": _words("divide the scores before {where} by the root of their dimension"),

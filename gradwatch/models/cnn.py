@@ -17,23 +17,23 @@ POOLS = {"max": nn.MaxPool2d, "avg": nn.AvgPool2d}
 
 @final
 class Block(nn.Module):
-    """One convolution that keeps the size of the image, normalised, activated, and pooled to half the size.
+    """One convolution that keeps the size of the image, normalized, activated, and pooled to half the size.
 
     Args:
         inputs: Channels of the input.
         outputs: Channels of the output.
         kernel: Height and width of the filters; odd.
-        normalised: Whether BatchNorm follows the convolution.
+        normalized: Whether BatchNorm follows the convolution.
         activation: Key of `ACTIVATIONS`.
         pool: Key of `POOLS`, or None.
     """
 
     def __init__(
-        self, inputs: int, outputs: int, *, kernel: int, normalised: bool, activation: str, pool: str | None
+        self, inputs: int, outputs: int, *, kernel: int, normalized: bool, activation: str, pool: str | None
     ) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(inputs, outputs, kernel, padding="same", bias=not normalised)
-        self.norm = nn.BatchNorm2d(outputs) if normalised else nn.Identity()
+        self.conv = nn.Conv2d(inputs, outputs, kernel, padding="same", bias=not normalized)
+        self.norm = nn.BatchNorm2d(outputs) if normalized else nn.Identity()
         self.act = ACTIVATIONS[activation]()
         self.pool = POOLS[pool](2) if pool else nn.Identity()
 
@@ -64,7 +64,7 @@ def build(
     *,
     channels: tuple[int, ...] = (32, 64),
     kernel: int = 3,
-    normalisation: Literal["none", "batch"] = "batch",
+    normalization: Literal["none", "batch"] = "batch",
     activation: Literal[
         "relu", "leaky_relu", "elu", "selu", "gelu", "silu", "softplus", "sigmoid", "tanh", "identity"
     ] = "relu",
@@ -77,7 +77,7 @@ def build(
         spec: What the data is.
         channels: Filters of each block.
         kernel: Height and width of the filters; odd.
-        normalisation: Between each convolution and its activation.
+        normalization: Between each convolution and its activation.
         activation: After each convolution.
         pooling: How each block halves height and width, as long as both are at least 2.
         dropout: Fraction of the head's inputs set to zero in training.
@@ -97,7 +97,7 @@ def build(
     blocks = []
     for outputs in channels:
         pool = pooling if pooling != "none" and min(height, width) >= 2 else None
-        normalised = normalisation == "batch"
-        blocks.append(Block(depth, outputs, kernel=kernel, normalised=normalised, activation=activation, pool=pool))
+        normalized = normalization == "batch"
+        blocks.append(Block(depth, outputs, kernel=kernel, normalized=normalized, activation=activation, pool=pool))
         depth, height, width = outputs, *((height // 2, width // 2) if pool else (height, width))
     return CNN(blocks, nn.Linear(depth * height * width, spec.outputs), dropout=dropout)

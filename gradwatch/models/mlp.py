@@ -14,7 +14,7 @@ from gradwatch.errors import GradwatchError
 from gradwatch.models._layers import ACTIVATIONS, GAINS, RELU_GAIN, at_least_one, fraction, initialise
 from gradwatch.records import DataSpec
 
-NORMALISATIONS: dict[str, Callable[[int], nn.Module]] = {
+NORMALIZATIONS: dict[str, Callable[[int], nn.Module]] = {
     "none": nn.Identity,
     "batch": nn.BatchNorm1d,
     "layer": nn.LayerNorm,
@@ -23,23 +23,23 @@ NORMALISATIONS: dict[str, Callable[[int], nn.Module]] = {
 
 @final
 class Block(nn.Module):
-    """One hidden layer: linear, normalisation, activation, dropout, and around them the input, added.
+    """One hidden layer: linear, normalization, activation, dropout, and around them the input, added.
 
     Args:
         inputs: Width of the input, I.
         outputs: Width of the output, O.
         activation: Key of `ACTIVATIONS`.
-        normalisation: Key of `NORMALISATIONS`.
+        normalization: Key of `NORMALIZATIONS`.
         residual: Add the input to the output, where both have the same width.
         dropout: Fraction of outputs set to zero in training.
     """
 
     def __init__(
-        self, inputs: int, outputs: int, *, activation: str, normalisation: str, residual: bool, dropout: float
+        self, inputs: int, outputs: int, *, activation: str, normalization: str, residual: bool, dropout: float
     ) -> None:
         super().__init__()
         self.linear = nn.Linear(inputs, outputs)
-        self.norm = NORMALISATIONS[normalisation](outputs)
+        self.norm = NORMALIZATIONS[normalization](outputs)
         self.act = ACTIVATIONS[activation]()
         self.dropout = nn.Dropout(dropout)
         self.residual = residual and inputs == outputs
@@ -73,7 +73,7 @@ def build(
     activation: Literal[
         "relu", "leaky_relu", "elu", "selu", "gelu", "silu", "softplus", "sigmoid", "tanh", "identity"
     ] = "relu",
-    normalisation: Literal["none", "batch", "layer"] = "none",
+    normalization: Literal["none", "batch", "layer"] = "none",
     residual: bool = False,
     dropout: float = 0.0,
     init: Literal["default", "xavier", "kaiming", "orthogonal", "normal"] = "default",
@@ -87,7 +87,7 @@ def build(
         depth: Linear layers, the output layer included.
         width: Units of each hidden layer.
         activation: Between the layers.
-        normalisation: Between each hidden layer and its activation.
+        normalization: Between each hidden layer and its activation.
         residual: Add its input to each hidden layer's output, from the second hidden layer on.
         dropout: Fraction of hidden units set to zero in training.
         init: How weights start; all but torch's default set biases to zero.
@@ -104,7 +104,7 @@ def build(
             width if i else inputs,
             width,
             activation=activation,
-            normalisation=normalisation,
+            normalization=normalization,
             residual=residual,
             dropout=dropout,
         )

@@ -63,7 +63,7 @@ CONFIGS = {
         "ResNet-18, 32 x 32, batch 64",
         """
         model: {name: resnet18}
-        data: {name: npz, file: images.npz, kind: classes, standardise: false, batch_size: 64}
+        data: {name: npz, file: images.npz, kind: classes, standardize: false, batch_size: 64}
         """,
         3,
     ),

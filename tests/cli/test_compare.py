@@ -130,3 +130,13 @@ def test_a_run_that_is_not_there_is_a_mistake(gradwatch, record):
 
     assert result.code == 2
     assert "there is no such run directory; did you mean 'one'?" in result.err
+
+
+def test_a_setting_in_british_spelling_is_the_american_one(gradwatch, record):
+    runs = [record("old"), record("new")]
+    for run, word in zip(runs, ("normalisation", "normalization"), strict=True):
+        (run / "config.yaml").write_text(f"model: {{name: mlp, {word}: batch}}\n")
+
+    data = json.loads(gradwatch("compare", *runs, "--format", "json").out)
+
+    assert data["settings"] == {}

@@ -31,7 +31,7 @@ def test_fractions_are_values_of_width_one(write):
 
 
 def test_words_are_classes_in_sorted_order_held_out_alike(write):
-    splits = csv.build(file=write(FLOWERS), standardise=False)
+    splits = csv.build(file=write(FLOWERS), standardize=False)
 
     assert (splits.spec.kind, splits.spec.outputs) == ("classes", 2)
     assert splits.val.targets.bincount().tolist() == [2, 2], "a fifth of ten of each"
@@ -51,7 +51,7 @@ def test_whole_numbers_are_classes_unless_told_otherwise(write, options, kind, o
 
 def test_features_are_scaled_by_the_training_part_alone(write):
     splits = csv.build(file=write(HOUSES))
-    raw = csv.build(file=write(HOUSES), standardise=False)
+    raw = csv.build(file=write(HOUSES), standardize=False)
 
     assert splits.train.inputs.mean(0).numpy() == pytest.approx([0, 0], abs=1e-6)
     assert splits.train.inputs.std(0, correction=0).numpy() == pytest.approx([1, 1], abs=1e-6)
@@ -68,7 +68,7 @@ def test_a_feature_that_never_changes_does_not_divide_by_zero(write):
 def test_features_can_be_chosen_by_name_or_number(write):
     table = "id,a,b,y\n" + "".join(f"row{i},{i},{-i},{i}.5\n" for i in range(10))
 
-    splits = csv.build(file=write(table), features=["b", 1], standardise=False)
+    splits = csv.build(file=write(table), features=["b", 1], standardize=False)
 
     assert (splits.train.inputs[:, 0] == -splits.train.inputs[:, 1]).all()
 

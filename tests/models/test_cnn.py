@@ -36,7 +36,7 @@ def test_images_of_any_size_are_taken(shape, pooling):
 
 
 def test_parameters_are_named_by_block_and_head():
-    model = cnn.build(DIGITS, channels=[4, 8], normalisation="none")
+    model = cnn.build(DIGITS, channels=[4, 8], normalization="none")
 
     names = [name for name, _ in model.named_parameters()]
     expected = ["blocks.0.conv", "blocks.1.conv", "head"]
@@ -44,7 +44,7 @@ def test_parameters_are_named_by_block_and_head():
 
 
 def test_a_normalised_convolution_has_no_bias_of_its_own():
-    model = cnn.build(DIGITS, channels=(4,), normalisation="batch")
+    model = cnn.build(DIGITS, channels=(4,), normalization="batch")
 
     assert model.blocks[0].conv.bias is None, "BatchNorm would take it off again"
     assert isinstance(model.blocks[0].norm, nn.BatchNorm2d)

@@ -50,16 +50,16 @@ def test_every_activation_is_a_module_that_hooks_can_see(name):
 
 
 def test_residual_adds_the_input_where_widths_agree():
-    block = mlp.Block(4, 4, activation="relu", normalisation="none", residual=True, dropout=0.0)
+    block = mlp.Block(4, 4, activation="relu", normalization="none", residual=True, dropout=0.0)
     x = torch.randn(2, 4)
 
     assert torch.equal(block(x), x + torch.relu(block.linear(x)))
-    assert not mlp.Block(3, 4, activation="relu", normalisation="none", residual=True, dropout=0.0).residual
+    assert not mlp.Block(3, 4, activation="relu", normalization="none", residual=True, dropout=0.0).residual
 
 
-@pytest.mark.parametrize(("normalisation", "kind"), [("batch", nn.BatchNorm1d), ("layer", nn.LayerNorm)])
-def test_normalisation_stands_between_layer_and_activation(normalisation, kind):
-    model = mlp.build(DIGITS, depth=2, normalisation=normalisation)
+@pytest.mark.parametrize(("normalization", "kind"), [("batch", nn.BatchNorm1d), ("layer", nn.LayerNorm)])
+def test_normalisation_stands_between_layer_and_activation(normalization, kind):
+    model = mlp.build(DIGITS, depth=2, normalization=normalization)
 
     assert [type(m) for m in model.blocks[0].children()][:3] == [nn.Linear, kind, nn.ReLU]
 
@@ -129,7 +129,7 @@ def test_thirty_sigmoid_layers_lose_the_gradient_on_its_way_to_the_input():
 def test_thirty_relu_layers_with_residuals_and_batchnorm_learn_the_digits():
     torch.manual_seed(0)
     splits = digits.build()
-    model = mlp.build(splits.spec, depth=30, width=64, activation="relu", residual=True, normalisation="batch")
+    model = mlp.build(splits.spec, depth=30, width=64, activation="relu", residual=True, normalization="batch")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batches = Batches(splits.train, batch_size=64, seed=0, shuffle=True)
 

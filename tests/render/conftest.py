@@ -81,7 +81,7 @@ def vanishing() -> Run:
         confirm="Train 200 steps with relu.",
         remedies=(
             Remedy(text="Use ReLU", patch={"model.activation": "relu", "model.residual": True}),
-            Remedy(text="Add normalisation", patch={"model.normalisation": "batch"}),
+            Remedy(text="Add normalisation", patch={"model.normalization": "batch"}),
         ),
         source="Glorot and Bengio 2010",
     )

@@ -179,5 +179,5 @@ def test_a_change_that_changes_nothing_or_is_not_taken_is_not_tried(run):
 
     assert is_taken(path, Remedy(text="", patch={"model.scale": 2.0}))
     assert not is_taken(path, Remedy(text="", patch={"model.scale": 1.0})), "it is so"
-    assert not is_taken(path, Remedy(text="", patch={"model.normalisation": "batch"})), "the model takes none"
+    assert not is_taken(path, Remedy(text="", patch={"model.normalization": "batch"})), "the model takes none"
     assert not is_taken(path, Remedy(text="", patch={"optim.nesterov": "no"})), "it is no such value"

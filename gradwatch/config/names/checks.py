@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from gradwatch.config.names.registry import TRANSFORMS
 from gradwatch.config.names.signatures import Parameter, Signature
+from gradwatch.config.names.spelling import known_spelling
 from gradwatch.config.names.vocabulary import Entry, Vocabulary
 from gradwatch.config.names.yaml_types import UNKNOWN
 from gradwatch.config.problems import problems_of
@@ -52,17 +53,27 @@ def check_options(
         others: Settings of the section itself, one of which may have been meant.
         partial: Whether required ones may be left out.
     """
-    known = {p.name for p in signature.parameters}
-    strange = [] if signature.is_open else [key for key in options if key not in known]
-    names = [*(p.name for p in signature.parameters), *others]
-    found = [describe_unknown(key, owner=signature.name, known=names) for key in strange]
-    given = {key: value for key, value in options.items() if key not in strange}
+    names = [p.name for p in signature.parameters]
+    given: dict[str, Any] = {}
+    written: dict[str, str] = {}  # the user's spelling of each setting, by which its line is found
+    found: list[Problem] = []
+    for key, value in options.items():
+        name = known_spelling(key, names)
+        if name in written:
+            text = f"{name} is set twice, in two spellings"
+            found.append(Problem((key,), text, help="remove one", is_about_key=True))
+        elif name in names or signature.is_open:
+            given[name], written[name] = value, key
+        else:
+            found.append(describe_unknown(key, owner=signature.name, known=[*names, *others]))
     model = make_options_model(signature, partial=partial)
     try:
         checked = model.model_validate(given).model_dump(by_alias=True, exclude_unset=True)
     except ValidationError as error:
         checked = given
-        found += problems_of(error, data=given, model=model)
+        for problem in problems_of(error, data=given, model=model):
+            first, *rest = problem.key
+            found.append(replace(problem, key=(written.get(str(first), first), *rest)))
     return checked, found
 
 

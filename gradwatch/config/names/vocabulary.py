@@ -8,6 +8,7 @@ from functools import partial
 from typing import final
 
 from gradwatch.config.names.signatures import Signature
+from gradwatch.config.names.spelling import american
 from gradwatch.config.wording import list_choices, similarity, suggest
 
 MAX_LISTED_NAMES = 8
@@ -66,10 +67,10 @@ class Vocabulary:
 
     def find(self, name: str) -> Entry | None:
         """Return the entry of that name in any of its spellings, or None."""
-        wanted = {fold(name), fold(name + self.suffix)}
+        wanted = (name, name + self.suffix)
         for entries in (self.own, self.library):
             for entry in entries():
-                if not wanted.isdisjoint(map(fold, (entry.name, *entry.aliases))):
+                if any(is_same_name(w, known) for w in wanted for known in (entry.name, *entry.aliases)):
                     return entry
         return None
 
@@ -109,6 +110,11 @@ class Vocabulary:
 def fold(name: str) -> str:
     """Return a name without case, underscores, hyphens and spaces, in which its spellings may differ."""
     return "".join(c for c in name.casefold() if c not in "_- ")
+
+
+def is_same_name(first: str, second: str) -> bool:
+    """Return whether two names are spellings of one, British and American ones included."""
+    return american(fold(first)) == american(fold(second))
 
 
 def snake_case(name: str, *, suffix: str = "") -> str:

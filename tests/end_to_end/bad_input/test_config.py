@@ -156,7 +156,7 @@ MISTAKES = {
         "model: AlexNet cannot take inputs of shape (64, 3, 8, 8) and type torch.float32: ",
     ),
     "batch of one with BatchNorm": (
-        ["model.normalisation=batch", "data.batch_size=1"],
+        ["model.normalization=batch", "data.batch_size=1"],
         "model: its BatchNorm cannot normalise one sample, and a batch came with inputs of shape (1, 1, 8, 8) and type "
         "torch.float32; set data.drop_last: true, or another data.batch_size",
     ),

@@ -54,7 +54,7 @@ def test_warnings_while_training_are_single_lines(train):
 
 
 def test_batch_norm_with_accumulation_warns_in_one_line(train):
-    overrides = settings("model.normalisation=batch", "train.accumulate=2")
+    overrides = settings("model.normalization=batch", "train.accumulate=2")
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         code, _, err = train("base.yaml", *overrides)
