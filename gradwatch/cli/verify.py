@@ -1,4 +1,4 @@
-"""What `gradwatch diagnose` does with --verify, --patch and --try: run again with changes, and write the cure."""
+"""Run `gradwatch diagnose --verify`, --patch and --try: train again with changes, and write the cure."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOptions:
-    """What to do in addition to the diagnosis.
+    """Tasks of `diagnose` in addition to the diagnosis.
 
     Args:
         verify: Verify the causes.
-        within_s: Seconds after which no further training is begun.
+        within_s: Time budget in seconds, after which no training starts.
         patch: File to write the cure into, or None.
-        steps: Steps to try the cure for, or None.
-        seeds: From how many seeds.
-        change: File with a change to try instead of the cure, or None.
+        steps: Steps to compare the cure for, or None.
+        seeds: Number of seeds to compare.
+        change: File with a change to compare instead of the cure, or None.
     """
 
     verify: bool
@@ -41,14 +41,14 @@ class VerifyOptions:
 
     @property
     def is_any(self) -> bool:
-        """Whether there is anything to do."""
+        """Whether there is any such task."""
         return self.verify or self.patch is not None or self.steps is not None
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
-    """The results of the further trainings."""
+    """Results of the trainings with changes."""
 
     run: Path
     options: VerifyOptions
@@ -57,7 +57,7 @@ class VerifyReport:
     comparison: ConfigComparison | None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data, to add to the JSON of a diagnosis."""
+        """Return plain data to add to the JSON of a diagnosis."""
         return {
             "proofs": [p.to_json() for p in self.verifications],
             "cure": self.cure.to_json() if self.cure else None,
@@ -65,13 +65,13 @@ class VerifyReport:
         }
 
     def show(self, console: Console) -> None:
-        """Print it."""
+        """Print the report."""
         from gradwatch.cli.output import verification
         from gradwatch.replay.cure import to_yaml
 
         verification.print_verifications(console, self.verifications)
         if self.options.verify and not self.verifications:
-            console.print("nothing to verify: no finding is graver than info")
+            console.print("nothing to verify: all findings are info")
         if self.verifications:
             text = to_yaml(self.cure, run=self.run) if self.cure else ""
             verification.print_cure(console, self.cure, text, path=self.options.patch if self.cure else None)
@@ -80,10 +80,10 @@ class VerifyReport:
 
 
 def verify_run(run: Path, history: History, diagnoses: Sequence[Diagnosis], options: VerifyOptions) -> VerifyReport:
-    """Train again as the options say. Nothing in the run directory changes, unless the patch is to be written there.
+    """Train again as the options say. The run directory does not change, unless the patch is written to it.
 
     Raises:
-        GradwatchError: The run cannot be trained again, or there is nothing to try or to write.
+        GradwatchError: The run cannot be trained again, or there is no change to compare.
     """
     from gradwatch.config.load import load_config
     from gradwatch.errors import GradwatchError
@@ -110,7 +110,7 @@ def verify_run(run: Path, history: History, diagnoses: Sequence[Diagnosis], opti
             new = config_of(run, cure.patch)
         else:
             raise GradwatchError(
-                f"--try: no cure was found for {run} that its config can express; name a change with --with FILE"
+                f"--try: found no change of the config that cures {run}; name a change with --with FILE"
             )
         tried = compare_configs(old, new, steps=options.steps, seeds=options.seeds, threads=runner.threads)
     return VerifyReport(run=run, options=options, verifications=verifications, cure=cure, comparison=tried)

@@ -1,4 +1,4 @@
-"""Find settings that other settings keep from having an effect, so that a warning comes before the training."""
+"""Find settings that have no effect because of other settings, to warn before the training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from gradwatch.config.sections.root import Config
 
 Warnings = Iterator[tuple[Iterable[str], str]]
-"""Keys of settings without effect, and the rest of the sentence on each: the reason and the remedy."""
+"""Keys of settings without effect, and the rest of the sentence on them: the reason and what to do."""
 
 
 def ineffective_settings(config: Config) -> tuple[str, ...]:
@@ -60,7 +60,7 @@ def _in_watching(config: Config) -> Warnings:
     if train.on_critical != "rewind":
         if not watch.record.enabled:
             keys = _changed(watch.record, "watch.record", but="enabled")
-            yield keys, "has no effect while watch.record.enabled is false; remove one of both"
+            yield keys, "has no effect while watch.record.enabled is false; remove one of them"
         yield (
             _changed(train.rewind, "train.rewind"),
             f"has no effect while train.on_critical is {train.on_critical}; remove it, or set train.on_critical: "
@@ -80,7 +80,7 @@ def _in_switches(config: Config) -> Warnings:
             if not options.get("enabled", True):
                 path = f"{section}.{name}"
                 keys = [f"{path}.{key}" for key in options if key != "enabled"]
-                yield keys, f"has no effect while {path}.enabled is false; remove one of both"
+                yield keys, f"has no effect while {path}.enabled is false; remove one of them"
 
 
 def _in_length(config: Config) -> Warnings:
@@ -106,8 +106,8 @@ def _in_length(config: Config) -> Warnings:
     if train.eval_every > train.steps:
         yield (
             ["train.eval_every"],
-            f"{train.eval_every} has no effect: it is more than train.steps ({train.steps}), so that only the end is "
-            "evaluated; lower it",
+            f"{train.eval_every} has no effect: it is more than train.steps ({train.steps}), so the model is only "
+            "evaluated at the end; lower it",
         )
     if train.early_stop and train.steps // train.eval_every <= train.early_stop.patience:
         yield (

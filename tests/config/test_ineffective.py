@@ -46,12 +46,12 @@ def found(write, *overrides):
         (
             ["detect.dead-layer={enabled: false, decades: 3}"],
             "detect.dead-layer.decades: has no effect while detect.dead-layer.enabled is false",
-            "remove one of both",
+            "remove one of them",
         ),
         (
             ["watch.record={enabled: false, every: 3}"],
             "watch.record.every: has no effect while watch.record.enabled is false",
-            "remove one of both",
+            "remove one of them",
         ),
         (
             ["train.rewind.limit=5"],
@@ -66,7 +66,7 @@ def found(write, *overrides):
         (
             ["sinks.terminal={enabled: false, every: 3}"],
             "sinks.terminal.every: has no effect while sinks.terminal.enabled is false",
-            "remove one of both",
+            "remove one of them",
         ),
         (
             ["sinks.tensorboard.enabled=false", "watch.histograms_every=5"],

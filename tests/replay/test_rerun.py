@@ -287,7 +287,7 @@ def test_the_command_says_what_differs(recorded, tmp_path, capsys):
     assert data["is_same"] is False
     assert data["steps"][0]["loss"] == "inf"
     assert data["differences"][0]["again"] != data["differences"][0]["recorded"]
-    assert "not the same" in said
+    assert "differs from the recording" in said
     assert "loss was" in said
 
 

@@ -1,4 +1,4 @@
-"""How a located operation, verified causes and a tried cure look in a terminal."""
+"""Print a located operation: where it is, its values, the cause, and the path to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 LABEL = 10
 LINKS = 6
-"""Operations of a chain that are shown, of the end; the first one besides."""
+"""Most operations of a path shown: the last ones, in addition to the first."""
 NAMES = 4
 Row = tuple[str, str | Text]
 
@@ -28,9 +28,9 @@ def print_located(console: Console, located: Located | None, *, step: int, since
 
     Args:
         console: Where to.
-        located: What was found, or None for nothing.
+        located: The operation, or None if there is none.
         step: The step.
-        since: Step whose update made the weight bad, if the weights are to blame and it is known.
+        since: Step whose update made the weight bad, if a weight is the cause and the step is known.
     """
     if located is None:
         console.print(f"step {step:,}: every operation is finite, forward and backward")
@@ -41,7 +41,7 @@ def print_located(console: Console, located: Located | None, *, step: int, since
 
 
 def grid(rows: Iterable[Row]) -> Table:
-    """Return labelled paragraphs, the text of each indented behind its label."""
+    """Return labelled paragraphs, each text indented after its label."""
     table = Table.grid(padding=(0, 1, 0, 0))
     table.add_column(style="dim", width=LABEL, justify="right")
     table.add_column(overflow="fold")
@@ -51,12 +51,12 @@ def grid(rows: Iterable[Row]) -> Table:
 
 
 def located_rows(located: Located, since: int | None, *, brief: bool = False) -> Iterator[Row]:
-    """Yield what is known of an operation: where, from what to what, whose fault, and what leads there.
+    """Yield the rows on an operation: its place, inputs, outputs and cause, and the path to it.
 
     Args:
         located: The operation.
         since: Step whose update made the weight bad, or None.
-        brief: Without ranges and chain.
+        brief: Whether to omit values and path.
     """
     operation = located.operation
     yield "module", _module(operation)
@@ -68,8 +68,8 @@ def located_rows(located: Located, since: int | None, *, brief: bool = False) ->
         yield from (("out", _value(value)) for value in operation.outputs if value.size)
     blame = Text.assemble((str(located.blame), "bold"), f": {located.because}")
     if since is not None:
-        blame.append(f"; since the update of step {since:,}")
-    yield "blame", blame
+        blame.append(f"; since the update at step {since:,}")
+    yield "cause", blame
     if located.samples and (not brief or located.blame.name == "DATA"):
         yield "samples", _few([str(i) for i in located.samples], 12) + " of the batch"
         if located.in_data:
@@ -78,16 +78,16 @@ def located_rows(located: Located, since: int | None, *, brief: bool = False) ->
         return
     if located.reaches:
         gradients = located.reaches != ("the loss",)
-        yield "harms", ("the gradient of " if gradients else "") + _few(located.reaches, NAMES)
-    yield "leads here", _chain(located.chain)
+        yield "reaches", ("the gradient of " if gradients else "") + _few(located.reaches, NAMES)
+    yield "path", _chain(located.chain)
     runs = f"{located.runs:,} run{'s' if located.runs > 1 else ''} of the step"
-    yield "", Text(f"{located.followed:,} operations followed, {runs}", "dim")
+    yield "", Text(f"traced {located.followed:,} operations in {runs}", "dim")
 
 
 def _module(operation: Operation) -> str:
     if not operation.module_type:
-        return "outside of all modules"
-    return f"{operation.module or 'the outermost'} ({operation.module_type})"
+        return "in no module"
+    return f"{operation.module or 'the model itself'} ({operation.module_type})"
 
 
 def _value(value: Value) -> str:

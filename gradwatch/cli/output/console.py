@@ -1,4 +1,4 @@
-"""Where the commands write: results to standard output, errors and warnings to standard error."""
+"""Write results to standard output, and errors and warnings to standard error."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ _STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
 
 
 class PipeConsole(Console):
-    """A console that goes on in silence where its reader went away, as in `gradwatch list models | head`."""
+    """A console that stays silent after its reader has closed the pipe, as in `gradwatch list models | head`."""
 
     def on_broken_pipe(self) -> None:
-        """Go on without writing; rich would end the process with code 1, which means findings here."""
+        """Continue without writing; rich would end the process with code 1, which means findings here."""
         _send_nowhere(self.file)
 
 
 def output() -> Console:
-    """Return the console for results that are laid out for people."""
+    """Return the console for results that people read."""
     return PipeConsole()
 
 
 def write(text: str) -> None:
-    """Write a result as it is, in lines that are never wrapped."""
+    """Write a result without wrapping its lines."""
     _write(sys.stdout, text)
 
 
 def print_message(kind: Literal["error", "warning", "note"], text: str | Text) -> None:
-    """Write a message to standard error, in lines as they are: never wrapped, so that they can be searched."""
+    """Write a message to standard error without wrapping its lines, so that they can be searched."""
     console = Console(stderr=True)
     with console.capture() as captured:
         console.print(Text.assemble((f"{kind}: ", _STYLES[kind]), text), soft_wrap=True)
@@ -48,7 +48,7 @@ def show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Show a Python warning in one line; where the user's own code gave it, with its place."""
+    """Show a Python warning in one line, with its place if the user's own code gave it."""
     text = " ".join(str(message).split()).removeprefix("gradwatch: ")
     place = f" ({shown_path(filename)}, line {lineno})" if is_users(filename) else ""
     print_message("warning", text + place)

@@ -18,9 +18,7 @@ def print_mistake(error: GradwatchError) -> None:
     """Show a mistake that the user can fix, and the notes on it; of a config, each problem with its line."""
     problems = error.problems if isinstance(error, ConfigError) else ()
     for problem in problems:
-        print_message("error", shown_problem(problem))
-        if len(problems) > 1:
-            sys.stderr.write("\n")
+        print_message("error", shown_problem(problem).append("\n" if len(problems) > 1 else ""))
     if len(problems) > 1:
         print_message("error", f"{len(problems)} problems in the config")
     elif not problems:

@@ -1,4 +1,4 @@
-"""How steps that were run again look in a terminal."""
+"""Print replayed steps and how they compare with the recording."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from gradwatch.replay.rerun import Rerun
 
 DIFFERENCES = 6
-"""Differences that are shown, the earliest first."""
+"""Most differences shown, the earliest first."""
 STEPS = 12
-"""Steps that are shown one by one."""
+"""Most steps shown one by one."""
 
 
 def print_rerun(console: Console, rerun: Rerun) -> None:
-    """Print whether the steps came out again, and what differs."""
+    """Print whether the steps are bit-identical, and what differs."""
     signs = glyphs(console)
     which = f"step {rerun.step:,}" if rerun.step == rerun.until else f"steps {rerun.step:,} to {rerun.until:,}"
     if rerun.is_same:
         line = Text.assemble((f"{signs.ok} {which} of {rerun.run.name}: bit-identical", OK))
     else:
-        sign = f"{signs.marks[Severity.WARNING]} {which} of {rerun.run.name}: not the same"
+        sign = f"{signs.marks[Severity.WARNING]} {which} of {rerun.run.name}: differs from the recording"
         line = Text.assemble((sign, SEVERITY[Severity.WARNING]))
     console.print(line)
     console.print()
@@ -45,16 +45,17 @@ def print_rerun(console: Console, rerun: Rerun) -> None:
 
 def _rows(rerun: Rerun) -> Iterator[Row]:
     last = max(rerun.until, *[weights.step - 1 for weights in rerun.weights], rerun.start_step)
-    origin = {"incident": "the state kept with the incident", "checkpoint": "a checkpoint"}.get(rerun.source)
-    yield "ran again", f"steps {rerun.start_step:,} to {last:,}, from {origin or 'the start of the run'}"
+    origin = {"incident": "the saved snapshot", "checkpoint": "a checkpoint"}.get(rerun.source)
+    yield "replayed", f"steps {rerun.start_step:,} to {last:,}, from {origin or 'the start of the run'}"
     yield "compared", f"{rerun.compared:,} recorded numbers of these steps: losses, norms, statistics of every layer"
     for weights in rerun.weights:
-        same = f"the same ({weights.again})" if weights.is_same else f"were {weights.recorded}, now {weights.again}"
+        was_and_is = f"were {weights.recorded}, are {weights.again}"
+        same = f"identical ({weights.again})" if weights.is_same else was_and_is
         yield "weights", f"before step {weights.step:,}: {same}"
     if not rerun.weights:
-        yield "weights", "no later ones were kept; the gradients of every layer depend on all of their bits"
+        yield "weights", "no later weights were saved; the gradients of every layer depend on all of their bits"
     if rerun.is_data_changed:
-        yield "data", "a batch is not what it was: the data or how it is read has changed since"
+        yield "data", "a batch has changed: the data are different, or are read differently"
     for name, (then, now) in rerun.machine.items():
         yield "machine", f"{name} was {then}, is {now}"
     shown = [difference for difference in rerun.differences if difference.statistic != "batch_hash"]
@@ -66,9 +67,9 @@ def _rows(rerun: Rerun) -> Iterator[Row]:
 
 def _difference(difference: ValueDifference) -> str:
     where = f" of {difference.layer}" if difference.layer else ""
-    gap = f", {difference.relative:.1e} apart" if math.isfinite(difference.relative) else ""
+    gap = f", relative difference {difference.relative:.1e}" if math.isfinite(difference.relative) else ""
     was, now = f"{difference.recorded:.9g}", f"{difference.again:.9g}"
-    return f"step {difference.step:,}: {difference.statistic}{where} was {was}, now {now}{gap}"
+    return f"step {difference.step:,}: {difference.statistic}{where} was {was}, is {now}{gap}"
 
 
 def _table(rerun: Rerun) -> Table:
@@ -76,13 +77,13 @@ def _table(rerun: Rerun) -> Table:
     for title in ("  step", "loss", "gradient", "update", "recorded numbers"):
         table.add_column(title, justify="left" if title in ("update", "recorded numbers") else "right")
     for shown in rerun.steps[:STEPS]:
-        compared = f"{shown.compared:,} {'came out again' if shown.is_same else 'compared, some differ'}"
+        compared = f"{shown.compared:,} {'identical' if shown.is_same else 'compared, some differ'}"
         table.add_row(
             f"  {shown.step:,}",
             f"{shown.loss:.6g}",
-            "none taken" if math.isnan(shown.norm) and shown.is_skipped else f"{shown.norm:.6g}",
-            "left out" if shown.is_skipped else "made",
-            compared if shown.compared else "none kept",
+            "not computed" if math.isnan(shown.norm) and shown.is_skipped else f"{shown.norm:.6g}",
+            "skipped" if shown.is_skipped else "applied",
+            compared if shown.compared else "none recorded",
         )
     if len(rerun.steps) > STEPS:
         table.add_row("  ...", "", "", "", f"{len(rerun.steps) - STEPS:,} more steps")

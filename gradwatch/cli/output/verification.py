@@ -1,4 +1,4 @@
-"""Print verifications, a cure and a compared change."""
+"""Print verified causes, a cure, and a change compared with the original config."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def print_verifications(console: Console, verifications: Sequence[Verification])
 
 
 def print_cure(console: Console, cure: Cure | None, text: str, *, path: Path | None) -> None:
-    """Print a cure and how it was shown to work, or that there is none.
+    """Print a cure and its effect, or that there is none.
 
     Args:
-        console: Where to.
-        cure: What was found, or None.
-        text: The same as YAML.
-        path: Where it was written, or None.
+        console: Where to print.
+        cure: The cure, or None.
+        text: The cure as YAML.
+        path: File that it was written to, or None.
     """
     console.print()
     if cure is None:
-        console.print("no cure: no change that the config can express was confirmed")
+        console.print("no cure: no change of the config was confirmed to fix it")
         return
     state = "healthy" if not cure.left else f"still {', '.join(cure.left)}"
     line = Text.assemble(("cure", "bold"), f"  {cure.steps:,} steps with it: ")
@@ -65,7 +65,9 @@ def print_comparison(console: Console, comparison: ConfigComparison) -> None:
     """Print two configs side by side, seed by seed, and the conclusions."""
     seeds = f"{len(comparison.pairs)} seed{'s' if len(comparison.pairs) > 1 else ''}"
     console.print()
-    console.print(Text.assemble(("tried", "bold"), f"  {comparison.steps:,} steps from {seeds}, as it was and changed"))
+    console.print(
+        Text.assemble(("compared", "bold"), f"  {comparison.steps:,} steps with {seeds}, without and with the change")
+    )
     table = Table.grid(padding=(0, 2, 0, 0))
     for title in ("seed", "loss", "val. accuracy", "findings"):
         table.add_column(Text(title, "dim"), overflow="fold")
@@ -78,19 +80,19 @@ def print_comparison(console: Console, comparison: ConfigComparison) -> None:
 
 
 def conclusions(comparison: ConfigComparison) -> Iterator[str]:
-    """Yield the conclusions on a change: is the finding gone, is the loss better, and by how much."""
+    """Yield the conclusions on a change: whether the findings are gone, and how much better the loss is."""
     for kind, (seeds, gone) in comparison.resolved.items():
         yield f"{kind}: gone in {gone} of {seeds}"
     if not comparison.resolved:
-        yield "the old config made no finding in these steps"
+        yield "the original config had no finding in these steps"
     for kind, seeds in comparison.introduced.items():
         yield f"{kind}: new in {seeds} of {len(comparison.pairs)}"
-    measure = "final loss" if comparison.same_loss else "validation accuracy (the loss is another one)"
+    measure = "final loss" if comparison.same_loss else "validation accuracy (the loss functions differ)"
     yield f"{measure}: better in {comparison.better} of {len(comparison.pairs)}{_gain(comparison)}"
 
 
 def _gain(comparison: ConfigComparison) -> str:
-    """Return by how much the loss is better, in the middle of the seeds, where both can be compared."""
+    """Return how much lower the loss is, as the median over the seeds with finite losses."""
     pairs = [
         p for p in comparison.pairs if comparison.same_loss and math.isfinite(p.old.loss) and math.isfinite(p.new.loss)
     ]
@@ -121,7 +123,7 @@ def _verification_rows(verification: Verification) -> Iterator[Row]:
     for tested in verification.causes:
         yield tested.status, Text(tested.cause, STATUS[tested.status])
         if not tested.experiments:
-            yield "", "nothing that can be changed here speaks for or against it"
+            yield "", "no experiment can confirm or refute it"
         for experiment in tested.experiments:
             yield "", _experiment(experiment)
     for i, experiment in enumerate(verification.other_experiments):
@@ -130,9 +132,9 @@ def _verification_rows(verification: Verification) -> Iterator[Row]:
 
 
 def _experiment(experiment: Experiment) -> Text:
-    words = {True: ("gone", OK), False: ("stays", SEVERITY[Severity.WARNING]), None: ("untold", "dim")}
+    words = {True: ("gone", OK), False: ("stays", SEVERITY[Severity.WARNING]), None: ("inconclusive", "dim")}
     word, style = words[experiment.gone]
-    return Text.assemble((f"{word:<6} ", style), f"{experiment.text}: ", (experiment.result, "dim"))
+    return Text.assemble((f"{word:<12} ", style), f"{experiment.text}: ", (experiment.result, "dim"))
 
 
 def _loss(loss: float) -> str:
