@@ -15,9 +15,7 @@ def test_the_config_of_an_older_run_loads_without_its_watched_step(write):
 
 @pytest.mark.parametrize("value", ["true", "null", "3"])
 def test_a_watched_step_is_refused_with_what_to_do(write, value):
-    expected = (
-        "optim.watched: was removed with gradwatch's own optimizers; remove it, torch's are watched without it"
-    )
+    expected = "optim.watched: was removed with gradwatch's own optimizers; remove it, torch's are watched without it"
     with pytest.raises(ConfigError) as caught:
         load_config(write(), [f"optim.watched={value}"])
 
