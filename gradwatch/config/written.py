@@ -45,25 +45,25 @@ class Override:
     """One `--set` of the command line.
 
     Args:
-        text: Its argument, such as `optim.lr=3e-4`.
+        argument: Its argument, such as `optim.lr=3e-4`.
         root: Tree of nodes of its value; None if that is empty or no YAML.
         key: Key that it sets.
     """
 
-    text: str
+    argument: str
     root: Node | None = None
     key: Key = ()
 
     def place(self, key: Key) -> str:
         """Return the override as it was written."""
-        return f"--set {self.text}"
+        return f"--set {self.argument}"
 
     def excerpt(self, key: Key, *, is_about_key: bool) -> Excerpt:
         """Return the override, with the part of its path or the value at a key underlined."""
         option = "--set "
-        path, _, value = self.text.partition("=")
+        path, _, value = self.argument.partition("=")
         if not self.key:
-            return _option(option + self.text, len(option), len(self.text))
+            return _option(option + self.argument, len(option), len(self.argument))
         lines = value.splitlines() or [""]
         shift = len(option) + len(path) + 1  # columns before the value
         line, column, width = 0, 0, len(lines[0])
@@ -77,10 +77,10 @@ class Override:
             parts = path.split(".")
             before = parts[: len(key) - 1]
             start = len(option) + sum(len(part) + 1 for part in before)
-            return _option(option + self.text, start, len(parts[len(before)]))
+            return _option(option + self.argument, start, len(parts[len(before)]))
         if line:  # a value of several lines: the line of the mistake alone
             return _option(lines[line], column, width)
-        return _option((option + self.text).splitlines()[0], shift + column, width)
+        return _option((option + self.argument).splitlines()[0], shift + column, width)
 
 
 Source = File | Override
