@@ -133,7 +133,7 @@ class Diagnosis:
     """A cause and the findings that it explains, the most telling first.
 
     Args:
-        cause: Words for the cause, such as `saturating activations in a deep stack`. Code compares `cause_id`.
+        cause: Words for the cause, such as `saturating activations in a deep network`. Code compares `cause_id`.
         certainty: How sure, from 0 to 1.
         findings: Findings it explains, never empty.
         because: One or two sentences that tie the evidence to the cause.

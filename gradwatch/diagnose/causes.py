@@ -1,7 +1,7 @@
-"""The causes: which symptoms each explains, what makes it likelier, how to confirm it, what mends it, who describes it.
+"""The causes: which symptoms each explains, what makes it likelier, how to confirm it, how to fix it, its source.
 
 Odds say how many times likelier something is with the cause than without it. They are judged, not measured, on a coarse
-scale: 2 a hint, 4 a good sign, 10 nearly proof. `rank` multiplies them.
+scale: 2 a hint, 4 a good sign, 10 nearly certain. `rank` multiplies them.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Cause:
 CAUSES: tuple[Cause, ...] = (
     Cause(
         id=CauseId.LEARNING_RATE_TOO_HIGH,
-        name="the learning rate is too high",
+        name="learning rate too high",
         leads={
             "learning-rate-too-high": 12,
             "exploding-gradient": 1,
@@ -123,15 +123,17 @@ CAUSES: tuple[Cause, ...] = (
             Condition.UNCLIPPED: 1.3,
             Condition.AT_START: 1.2,
         },
-        because="Steps beyond 2 / curvature overshoot by more than they came from, and throw weights far off.",
-        confirm="Run the same steps at a tenth of the rate: the symptom must be gone. For plain SGD, "
-        "gradwatch.curvature(model, loss).largest_rate is the rate beyond which steps overshoot.",
+        because="A step larger than 2 / curvature overshoots the minimum and throws the weights far off.",
+        confirm=(
+            "Run the same steps at a tenth of the rate: the symptom must disappear. For plain SGD, "
+            "gradwatch.curvature(model, loss).largest_rate is the largest stable rate."
+        ),
         remedies=("lower_rate", "drop_jump", "clip"),
         source="Bottou et al. 2018, https://arxiv.org/abs/1606.04838, sec. 4",
     ),
     Cause(
         id=CauseId.SATURATING_STACK,
-        name="saturating activations in a deep stack",
+        name="saturating activations in a deep network",
         leads={"vanishing-gradient": 8, "saturated-activation": 1},
         explains={
             "dead-layer": 2,
@@ -143,14 +145,18 @@ CAUSES: tuple[Cause, ...] = (
         },
         requires=frozenset({Condition.SATURATING}),
         conditions={Condition.DEEP: 2, Condition.UNNORMALIZED: 1.5, Condition.FAINT_SIGNAL: 0.1},
-        because="A sigmoid passes on at most a quarter of the gradient, tanh less than all; over depth none is left.",
-        confirm="Look at the gradient norms from the output to the input: they fall by about one factor per layer.",
+        because=(
+            "The slope of a sigmoid is at most 0.25 and that of tanh at most 1, so the gradient shrinks at every layer."
+        ),
+        confirm=(
+            "Compare the gradient norms from the output to the input: they fall by about the same factor at each layer."
+        ),
         remedies=("relu", "relu_residual_norm", "xavier"),
         source="Glorot & Bengio 2010, https://proceedings.mlr.press/v9/glorot10a.html, sec. 3",
     ),
     Cause(
         id=CauseId.BAD_INITIALIZATION,
-        name="weights drawn too small or too large",
+        name="bad weight initialization",
         leads={"poor-initialization": 12, "exploding-gradient": 1.5, "vanishing-gradient": 2},
         explains={
             "saturated-activation": 2,
@@ -172,25 +178,31 @@ CAUSES: tuple[Cause, ...] = (
             Condition.LATE: 0.2,
             Condition.BACKWARD_GAIN: 0.5,
         },
-        because="Every layer multiplies the signal by its gain; over the layers the product is far from 1.",
+        because="Every layer multiplies the signal by its gain; over many layers the product moves far from 1.",
         confirm="Print the standard deviation of each layer's output for one batch at step 0: it must stay near 1.",
         remedies=("kaiming", "normalise", "clip"),
         source="He et al. 2015, https://arxiv.org/abs/1502.01852, sec. 2.2",
     ),
     Cause(
         id=CauseId.LARGE_EMBEDDINGS,
-        name="embeddings drawn too large",
+        name="embeddings initialized too large",
         leads={"poor-initialization": 12},
         explains={"learning-rate-too-high": 1.5, "loss-plateau": 2, "overfitting": 1.5},
         requires=frozenset({Condition.EMBEDDING}),
-        because="nn.Embedding draws from N(0, 1): a product of two such rows has a deviation of root d.",
-        confirm="Print the standard deviation of what is predicted before the first step, beside that of the targets.",
+        because=(
+            "nn.Embedding initializes from N(0, 1): the dot product of two d-dimensional rows has a standard deviation "
+            "of sqrt(d)."
+        ),
+        confirm=(
+            "Before the first step, compare the standard deviation of the predictions with the standard deviation of "
+            "the targets."
+        ),
         remedies=("small_embeddings",),
         source="pytorch/pytorch#3121, https://github.com/pytorch/pytorch/issues/3121",
     ),
     Cause(
         id=CauseId.UNNORMALIZED_STACK,
-        name="a deep stack that nothing normalises",
+        name="deep network without normalization",
         leads={"exploding-gradient": 1.5, "vanishing-gradient": 1, "non-finite": 0.3},
         explains={"non-finite": 3, "gradient-spike": 2, "loss-plateau": 2, "oscillating-gradient": 1.5},
         requires=frozenset({Condition.UNNORMALIZED}),
@@ -203,24 +215,24 @@ CAUSES: tuple[Cause, ...] = (
             Condition.BACKWARD_GAIN: 0.5,
         },
         because="Nothing brings the signal back to unit scale between the layers, so small errors of scale multiply.",
-        confirm="Add a normalisation after each layer: norms per layer become equal.",
+        confirm="Add a normalization layer after each layer: the gradient norms of the layers must become similar.",
         remedies=("normalise", "clip", "lower_rate"),
         source="Pascanu et al. 2013, https://arxiv.org/abs/1211.5063, sec. 2",
     ),
     Cause(
         id=CauseId.ZERO_WEIGHTS,
-        name="weights that are all zero",
+        name="weights initialized to zero",
         leads={"dead-relu": 15, "no-gradient": 10, "loss-plateau": 6, "poor-initialization": 15},
         explains={"dead-layer": 2, "rising-sparsity": 1.5},
         requires=frozenset({Condition.ZERO_WEIGHTS}),
-        because="Units that start alike stay alike, and behind zeros there is no gradient at all.",
-        confirm="Print the norm of the weights before the first step: it must not be zero, but for single branches.",
+        because="Units that start equal stay equal, and no gradient passes through a matrix of zeros.",
+        confirm="Print the weight norms before the first step: only single branches may be zero.",
         remedies=("kaiming",),
         source="Goodfellow et al. 2016, Deep learning, sec. 8.4, https://www.deeplearningbook.org",
     ),
     Cause(
         id=CauseId.STEEP_GRADIENTS,
-        name="gradients too large for any usual rate",
+        name="gradients too large for a usual learning rate",
         leads={"learning-rate-too-high": 3, "exploding-gradient": 0.5, "non-finite": 0.3},
         explains={"gradient-spike": 1.5, "saturated-activation": 1.5, "dead-relu": 1.5, "loss-plateau": 1.5},
         requires=frozenset({Condition.MODERATE_SGD}),
@@ -232,42 +244,52 @@ CAUSES: tuple[Cause, ...] = (
             Condition.SPIKED: 0.1,
             Condition.BACKWARD_GAIN: 0.3,
         },
-        because="At this rate only gradients out of all proportion move weights so far: inputs or targets of another "
-        "scale, a sum instead of a mean, a deep stack that nothing normalises.",
-        confirm="Print the first loss and the deviation of each layer's output: the first far from 1 is the place.",
+        because=(
+            "At this rate only extremely large gradients move the weights so far. Usual reasons: badly scaled inputs or"
+            " targets, a sum instead of a mean, a deep network without normalization."
+        ),
+        confirm=(
+            "Print the first loss and the standard deviation of each layer's output: the first one far from 1 is the "
+            "place."
+        ),
         remedies=("standardise", "normalise", "clip"),
         source="LeCun et al. 1998, Efficient BackProp, sec. 4.3, https://doi.org/10.1007/3-540-49430-8_2",
     ),
     Cause(
         id=CauseId.UNDIVIDED_SUM,
-        name="a sum over neighbours or places that nothing divides",
+        name="sum over neighbors or positions without averaging",
         leads={"exploding-gradient": 6},
         explains={"learning-rate-too-high": 1.5, "loss-plateau": 1.5, "non-finite": 2},
         requires=frozenset({Condition.BACKWARD_GAIN}),
-        because="The backward pass multiplies what the loss sends in: each layer adds up many values without dividing.",
-        confirm="Print the norm of the activations layer by layer: it grows by the number of values that are summed.",
+        because=(
+            "Backprop amplifies the gradient because each layer adds up many values without dividing by their number."
+        ),
+        confirm="Print the norm of the activations layer by layer: it grows with the number of values that are summed.",
         remedies=("divide_sums",),
         source="Kipf & Welling 2017, https://arxiv.org/abs/1609.02907, sec. 2",
     ),
     Cause(
         id=CauseId.UNBOUNDED_LOSS,
-        name="a loss without a least value",
+        name="loss is unbounded below",
         leads={"exploding-gradient": 10},
         explains={"learning-rate-too-high": 3, "gradient-spike": 2, "non-finite": 2},
         requires=frozenset({Condition.UNBOUNDED_LOSS}),
-        because="Weights can only grow towards it: a sign is wrong, or nothing bounds a critic, energy or similarity.",
-        confirm="Multiply the output by ten: where the loss falls tenfold below zero, it has no least value.",
+        because=(
+            "The loss can fall forever, so the weights only grow: a sign is wrong, or nothing bounds a critic, energy "
+            "or similarity."
+        ),
+        confirm="Multiply the output by 10: if the loss falls tenfold below zero, it is unbounded below.",
         remedies=("bound_loss",),
         source="Gulrajani et al. 2017, https://arxiv.org/abs/1704.00028, sec. 2 to 4",
     ),
     Cause(
         id=CauseId.MOVING_TARGET,
-        name="a target that follows the model",
+        name="target that depends on the model",
         leads={"exploding-gradient": 0.8, "oscillating-gradient": 0.3},
         explains={"non-finite": 2, "gradient-spike": 1.5, "loss-plateau": 1.2},
         conditions={Condition.LATE: 2.5, Condition.RATE_JUMPED: 0.2, Condition.AT_START: 0.3},
-        because="Where the model makes its own targets (bootstrapped values, pseudo-labels), an error feeds itself.",
-        confirm="Freeze what makes the targets for a hundred steps: the climb must stop.",
+        because="If the model makes its own targets (bootstrapped values, pseudo-labels), an error feeds itself.",
+        confirm="Freeze the network that makes the targets for 100 steps: the climb must stop.",
         remedies=("freeze_target", "clip"),
         source="van Hasselt et al. 2018, https://arxiv.org/abs/1812.02648",
     ),
@@ -286,71 +308,73 @@ CAUSES: tuple[Cause, ...] = (
         },
         requires=frozenset({Condition.LOSS_UNSCALED}),
         conditions={Condition.FP16: 4},
-        because="float16 has nothing between 0 and 2^-24, and most gradients are smaller than activations by far.",
-        confirm="Run the same step in float32 or bfloat16: the zeros are gone.",
+        because="float16 has no numbers between 0 and 2^-24, and many gradients are smaller than that.",
+        confirm="Run the same step in float32 or bfloat16: the zeros must disappear.",
         remedies=("scaler", "bf16"),
         source="Micikevicius et al. 2018, https://arxiv.org/abs/1710.03740, sec. 3.2",
     ),
     Cause(
         id=CauseId.LOW_LOSS_SCALE,
-        name="a loss scale that has fallen too low",
+        name="loss scale too low",
         leads={"fp16-underflow": 10},
         explains={"loss-scale-collapse": 4, "dead-layer": 2, "no-gradient": 1.5, "rising-sparsity": 2},
         requires=frozenset({Condition.LOSS_SCALED}),
-        because="The scaler halves its scale at every overflow; too many of them leave it where gradients underflow.",
-        confirm="Look at the loss scale and at the skipped steps over the run.",
+        because="The GradScaler halves its scale at every overflow; after many overflows gradients underflow.",
+        confirm="Plot the loss scale and the skipped steps over the run.",
         remedies=("init_scale", "bf16"),
         source="Micikevicius et al. 2018, https://arxiv.org/abs/1710.03740, sec. 3.2",
     ),
     Cause(
         id=CauseId.UNSCALABLE_NAN,
-        name="NaN that no loss scale can mend",
+        name="NaN at any loss scale",
         leads={"loss-scale-collapse": 10},
         explains={"non-finite": 4, "not-optimized": 2, "loss-plateau": 2, "fp16-underflow": 1.5},
-        because="An overflow is gone at half the scale; what is skipped again and again is NaN at any scale.",
+        because=(
+            "An overflow disappears at a lower scale. Updates that are skipped again and again have NaN at any scale."
+        ),
         confirm="Run the step again: `gradwatch replay`, or `gradwatch.locate` in your own loop, names the operation.",
         remedies=("find_operation", "bf16"),
         source="PyTorch, torch.amp.GradScaler, https://pytorch.org/docs/stable/amp.html",
     ),
     Cause(
         id=CauseId.DETACHED_LAYER,
-        name="a layer cut from the graph",
+        name="layer detached from the graph",
         leads={"no-gradient": 8},
         explains={"dead-layer": 2, "not-optimized": 2, "loss-plateau": 1.5},
         excludes=frozenset({Condition.WHOLE_RUN}),
         conditions={Condition.ZERO_GRADIENT: 0.4},
-        because="The loss does not depend on it: something between the two detaches, or its output is not used.",
+        because="The loss does not depend on the layer: its output is detached or not used.",
         confirm="torch.autograd.grad(loss, parameter, allow_unused=True) returns None for its parameters.",
         remedies=("reattach",),
         source="PyTorch, autograd mechanics, https://pytorch.org/docs/stable/notes/autograd.html",
     ),
     Cause(
         id=CauseId.CONSTANT_OUTPUT,
-        name="an output that is constant",
+        name="constant output",
         leads={"no-gradient": 8},
         explains={"saturated-activation": 4, "loss-plateau": 3, "dead-layer": 2},
         requires=frozenset({Condition.WHOLE_RUN}),
         conditions={Condition.CONSTANT_OUTPUT: 4},
-        because="Where no weight changes the loss, the output depends on none: a softmax over one unit, a constant.",
-        confirm="Perturb the weights and look at the output: it does not move.",
+        because="No weight changes the loss, so the output is constant: a softmax over one unit, for example.",
+        confirm="Perturb the weights and compare the outputs: they do not change.",
         remedies=("single_unit",),
         source="StackOverflow 42800203, https://stackoverflow.com/questions/42800203",
     ),
     Cause(
         id=CauseId.ZEROED_BRANCH,
-        name="a branch that is multiplied by zero",
+        name="branch multiplied by zero",
         leads={"no-gradient": 3, "dead-layer": 4, "saturated-activation": 0.3},
         explains={"vanishing-gradient": 1.5, "saturated-activation": 3, "layer-imbalance": 1.5},
         excludes=frozenset({Condition.WHOLE_RUN, Condition.LAST_ACTIVATION}),
         conditions={Condition.ZERO_GRADIENT: 4, Condition.SHUT: 20},
-        because="A gate that is shut, or a norm whose scale is zero and frozen, multiplies the gradient by zero.",
-        confirm="Look at what the layer's output is multiplied by: the bias of its gate, the weight of its norm.",
+        because="A closed gate, or a frozen normalization scale of zero, multiplies the gradient by zero.",
+        confirm="Print what multiplies the layer's output: the bias of its gate, the scale of its normalization.",
         remedies=("open_gate",),
         source="Srivastava et al. 2015, https://arxiv.org/abs/1505.00387, sec. 2.2",
     ),
     Cause(
         id=CauseId.DEAD_RELUS,
-        name="ReLUs that never fire",
+        name="dead ReLUs",
         leads={"dead-relu": 4},
         explains={
             "no-gradient": 4,
@@ -360,24 +384,29 @@ CAUSES: tuple[Cause, ...] = (
             "learning-rate-too-low": 1.5,
         },
         conditions={Condition.RATE_JUMPED: 0.3, Condition.UNNORMALIZED: 1.3},
-        because="Their inputs are below zero for every sample; a ReLU has no gradient there, so they stay there.",
-        confirm="Look at the inputs of the ReLU for one batch: nearly all are negative; look at the bias before it.",
+        because="The inputs of the ReLU are negative for every sample. Its gradient is zero there, so it stays dead.",
+        confirm=(
+            "Print the inputs of the ReLU for one batch: nearly all are negative. Check the bias of the layer before "
+            "it."
+        ),
         remedies=("leaky_relu", "kaiming", "lower_rate"),
         source="Lu et al. 2020, https://arxiv.org/abs/1903.06733",
     ),
     Cause(
         id=CauseId.VANISHING_UNITS,
-        name="units that a penalty or large steps push to zero",
+        name="units pushed to zero by a penalty or by large steps",
         leads={"rising-sparsity": 6},
         explains={"dead-relu": 3, "dead-layer": 2, "loss-plateau": 1.5},
-        because="A unit that is silent for every batch has no gradient and stays so; something pushes more there.",
-        confirm="Halve the L1 penalty, weight decay or learning rate: the zero fraction must rise more slowly.",
+        because=(
+            "A unit that is zero for every batch has no gradient and cannot recover; more and more units end there."
+        ),
+        confirm="Halve the L1 penalty, weight decay or learning rate: the fraction of zeros must rise more slowly.",
         remedies=("leaky_relu", "lower_rate"),
         source="Bricken et al. 2023, https://transformer-circuits.pub/2023/monosemantic-features",
     ),
     Cause(
         id=CauseId.SINGULAR_FORMULA,
-        name="a formula at its singular point",
+        name="numerically unstable operation",
         leads={"non-finite": 2},
         explains={
             "gradient-spike": 1.5,
@@ -392,7 +421,10 @@ CAUSES: tuple[Cause, ...] = (
             Condition.AT_FIRST_STEP: 0.5,
             Condition.RATE_JUMPED: 0.5,
         },
-        because="log(0), 0 / 0, a root or norm at 0, an exponential that overflows give Inf, and Inf times 0 is NaN.",
+        because=(
+            "log(0), 0 / 0, a square root or norm at 0, or an exponential that overflows gives Inf, and Inf times 0 is "
+            "NaN."
+        ),
         confirm="Run the step again: `gradwatch replay`, or `gradwatch.locate` in your own loop, names the operation.",
         remedies=("stable_formula", "find_operation"),
         source="PyTorch, numerical accuracy, https://pytorch.org/docs/stable/notes/numerical_accuracy.html",
@@ -408,25 +440,27 @@ CAUSES: tuple[Cause, ...] = (
             Condition.CALM: 1.5,
             Condition.STEEP: 0.3,
         },
-        because="One value that is not finite in a batch makes the loss so, and with it every gradient.",
+        because="One NaN or Inf in a batch makes the loss and every gradient NaN or Inf.",
         confirm="assert torch.isfinite(batch).all() on the batch of that step; its hash is in the history.",
         remedies=("clean_data",),
         source="PyTorch, torch.isfinite, https://pytorch.org/docs/stable/generated/torch.isfinite.html",
     ),
     Cause(
         id=CauseId.HALF_PRECISION_OVERFLOW,
-        name="values above 65504 in half precision",
+        name="overflow in half precision (above 65504)",
         leads={"non-finite": 3},
         explains={"loss-scale-collapse": 3, "exploding-gradient": 1.5},
         requires=frozenset({Condition.FP16}),
-        because="float16 ends at 65504: large activations, sums over many values and exponentials overflow in it.",
+        because=(
+            "The largest float16 number is 65504: large activations, sums over many values and exponentials overflow."
+        ),
         confirm="Run the same step in bfloat16 or float32: it is finite.",
         remedies=("bf16", "find_operation"),
         source="Micikevicius et al. 2018, https://arxiv.org/abs/1710.03740, sec. 3.3",
     ),
     Cause(
         id=CauseId.ODD_BATCH,
-        name="a batch unlike the others",
+        name="outlier batch",
         leads={"gradient-spike": 6},
         explains={
             "non-finite": 2,
@@ -436,25 +470,30 @@ CAUSES: tuple[Cause, ...] = (
             "rising-sparsity": 1.5,
         },
         conditions={Condition.UNCLIPPED: 1.2, Condition.RATE_JUMPED: 0.1, Condition.RATE_RISING: 0.1},
-        because="Gradients of one batch far above all others come from its data: its scale, its labels, an outlier.",
-        confirm="Look at the batch of that step: its hash is in the history, its range tells.",
+        because=(
+            "If the gradient of one batch is far larger than all others, its data are the reason: scale, labels or an "
+            "outlier."
+        ),
+        confirm=(
+            "Inspect the batch of that step: its hash is in the history. Print the range of its inputs and its labels."
+        ),
         remedies=("clip", "clean_data"),
         source="Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311, sec. 5.1",
     ),
     Cause(
         id=CauseId.UNSHUFFLED_DATA,
-        name="data in a bad order",
+        name="data not shuffled",
         leads={"oscillating-gradient": 3},
         explains={"gradient-spike": 3, "loss-plateau": 2, "exploding-gradient": 1.5},
         conditions={Condition.WAVES: 4},
-        because="Batches of one kind after the other teach each time what the last ones unteach.",
-        confirm="Look at the labels of successive batches; shuffle and run again.",
+        because="Consecutive batches are of one kind: each group of batches undoes what the previous group taught.",
+        confirm="Print the labels of consecutive batches; shuffle and run again.",
         remedies=("shuffle",),
         source="LeCun et al. 1998, Efficient BackProp, sec. 4.2, https://doi.org/10.1007/3-540-49430-8_2",
     ),
     Cause(
         id=CauseId.UNSCALED_INPUTS,
-        name="inputs of another scale",
+        name="inputs not normalized",
         leads={"layer-imbalance": 5, "saturated-activation": 4, "exploding-gradient": 0.7},
         explains={
             "vanishing-gradient": 1.5,
@@ -470,104 +509,112 @@ CAUSES: tuple[Cause, ...] = (
             Condition.LAST_ACTIVATION: 0.3,
             Condition.SHUT: 0.2,
         },
-        because="A layer's gradient is proportional to its input, and its output grows with it.",
-        confirm="Print mean and standard deviation of every input feature: 0 and 1 is what layers are made for.",
+        because="The gradient of a layer is proportional to its input, and its output grows with the input.",
+        confirm="Print mean and standard deviation of every input feature: layers expect about 0 and 1.",
         remedies=("standardise",),
         source="LeCun et al. 1998, Efficient BackProp, sec. 4.3, https://doi.org/10.1007/3-540-49430-8_2",
     ),
     Cause(
         id=CauseId.TARGETS_OUT_OF_RANGE,
-        name="targets outside the range of the last activation",
+        name="targets outside the range of the output activation",
         leads={"saturated-activation": 6},
         explains={"loss-plateau": 3, "dead-layer": 1.5},
         requires=frozenset({Condition.LAST_ACTIVATION}),
-        because="A tanh ends at 1, a sigmoid at 0 and 1: targets beyond drive it into its tail and keep it there.",
+        because=(
+            "tanh ends at -1 and 1, a sigmoid at 0 and 1: targets outside that range keep the activation saturated."
+        ),
         confirm="Print the smallest and the largest target, and the range of the last activation.",
         remedies=("fit_range",),
         source="LeCun et al. 1998, Efficient BackProp, sec. 4.5, https://doi.org/10.1007/3-540-49430-8_2",
     ),
     Cause(
         id=CauseId.UNDIVIDED_SCORES,
-        name="scores that are not divided by the root of their dimension",
+        name="attention scores not divided by sqrt(d)",
         leads={"saturated-activation": 3},
         explains={"dead-layer": 2, "layer-imbalance": 2, "vanishing-gradient": 2, "loss-plateau": 1.5},
         requires=frozenset({Condition.SOFTMAX}),
         conditions={Condition.AT_START: 2},
-        because="A dot product over d dimensions has deviation root d: the softmax picks one entry and is flat.",
+        because=(
+            "A dot product over d dimensions has a standard deviation of sqrt(d), so the softmax picks one entry and "
+            "saturates."
+        ),
         confirm="Print the standard deviation of the scores before the softmax: it must be near 1.",
         remedies=("divide_scores",),
         source="Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, sec. 3.2.1",
     ),
     Cause(
         id=CauseId.UNREGISTERED_LAYERS,
-        name="layers that the model does not register",
+        name="layers not registered in the model",
         leads={"not-optimized": 20},
         explains={"loss-plateau": 2},
         requires=frozenset({Condition.UNREGISTERED}),
-        because="Modules in a plain list are no submodules: parameters(), to() and state_dict() leave them out.",
-        confirm="Print the names of model.named_parameters(): those of the list are missing.",
+        because="Modules in a plain list are not submodules: parameters(), to() and state_dict() leave them out.",
+        confirm="Print the names of model.named_parameters(): the parameters of the list are missing.",
         remedies=("register",),
         source="PyTorch, nn.ModuleList, https://pytorch.org/docs/stable/generated/torch.nn.ModuleList.html",
     ),
     Cause(
         id=CauseId.UNBALANCED_TASKS,
-        name="tasks whose losses are of different size",
+        name="losses of the tasks at different scales",
         leads={"layer-imbalance": 8},
         explains={"rising-sparsity": 1.5, "loss-plateau": 1.5},
         requires=frozenset({Condition.SEVERAL_HEADS}),
-        because="Their gradients add up in what the heads share, and the largest decides where it goes.",
-        confirm="Print each task's loss, and the gradient norm that it alone gives the shared layers.",
+        because="The gradients of all tasks add up in the shared layers, and the largest one dominates.",
+        confirm="Print each task's loss and the gradient norm that it alone gives the shared layers.",
         remedies=("balance_tasks",),
         source="Kendall et al. 2018, https://arxiv.org/abs/1705.07115; Chen et al. 2018, https://arxiv.org/abs/1711.02257",
     ),
     Cause(
         id=CauseId.MISSING_PARAMETERS,
-        name="parameters that no optimizer holds",
+        name="parameters missing from the optimizer",
         leads={"not-optimized": 12},
         explains={"layer-imbalance": 2, "loss-plateau": 2},
         excludes=frozenset({Condition.IN_OPTIMIZER}),
         conditions={Condition.UNREGISTERED: 0.1},
-        because="The optimizer was built before the layer was, or no group's rule matches it.",
+        because="The optimizer was built before the layer, or no parameter group matches it.",
         confirm="Compare the parameters of optimizer.param_groups with model.parameters().",
         remedies=("hold_parameters",),
         source="PyTorch, torch.optim, https://pytorch.org/docs/stable/optim.html",
     ),
     Cause(
         id=CauseId.ROUNDED_UPDATES,
-        name="updates that are lost in rounding",
+        name="updates lost to rounding",
         leads={"not-optimized": 8},
         explains={"loss-plateau": 2, "learning-rate-too-low": 2},
         requires=frozenset({Condition.IN_OPTIMIZER}),
         because="An update below half of the weight's last digit is rounded away: bfloat16 has 8 bits.",
-        confirm="Look at the dtype of the parameters, and at update.ratio: below 2^-9 bfloat16 does not move.",
+        confirm="Check the dtype of the parameters and update.ratio: below 2^-9 a bfloat16 weight does not change.",
         remedies=("master_weights", "raise_rate"),
         source="Zamirai et al. 2020, Revisiting BFloat16 training, https://arxiv.org/abs/2010.06192",
     ),
     Cause(
         id=CauseId.LEARNING_RATE_TOO_LOW,
-        name="the learning rate is too low",
+        name="learning rate too low",
         leads={"learning-rate-too-low": 12},
         explains={"loss-plateau": 4, "not-optimized": 3},
         excludes=frozenset({Condition.RATE_DECAYED}),
-        because="At this rate nothing can be learned in any reasonable number of steps.",
-        confirm="Run a hundred steps at ten and at a hundred times the rate: the loss must fall.",
+        because="At this learning rate the model needs far too many steps.",
+        confirm="Run 100 steps at 10 and at 100 times the rate: the loss must fall.",
         remedies=("raise_rate",),
         source="Karpathy, CS231n, https://cs231n.github.io/neural-networks-3/#ratio",
     ),
     Cause(
         id=CauseId.FAST_DECAY,
-        name="a schedule that decays too fast",
+        name="schedule decays too fast",
         leads={"learning-rate-too-low": 12},
         explains={"loss-plateau": 4, "not-optimized": 3},
         requires=frozenset({Condition.RATE_DECAYED}),
-        because="The rate fell to nothing long before the end: a schedule meant for epochs is stepped for every batch.",
+        because=(
+            "The learning rate fell to nearly zero long before the end: a schedule meant for epochs is stepped for "
+            "every batch."
+        ),
         confirm="Plot the learning rate over the run.",
         remedies=("per_epoch", "raise_rate"),
         source="ivadomed/ivadomed#55, https://github.com/ivadomed/ivadomed/issues/55",
     ),
     Cause(
         id=CauseId.MISSING_ZERO_GRAD,
-        name="gradients that are never cleared",
+        name="gradients never cleared",
         leads={"missing-zero-grad": 15},
         explains={
             "exploding-gradient": 4,
@@ -578,55 +625,64 @@ CAUSES: tuple[Cause, ...] = (
             "non-finite": 3,
             "dead-relu": 2,
         },
-        because="Each backward adds to what is there; without zero_grad every update repeats all that came before.",
-        confirm="Print a parameter's grad before the first backward of a step: it must be None or zero.",
+        because=(
+            "Each backward pass adds to the stored gradient; without zero_grad() every update repeats all earlier "
+            "gradients."
+        ),
+        confirm="Print a parameter's grad before the first backward pass of a step: it must be None or zero.",
         remedies=("zero_grad",),
         source="PyTorch, https://pytorch.org/tutorials/recipes/recipes/zeroing_out_gradients.html",
     ),
     Cause(
         id=CauseId.CONSTANT_BATCH,
-        name="the same batch at every step",
+        name="same batch at every step",
         leads={"constant-batch": 10},
         explains={"overfitting": 5, "loss-plateau": 1.5, "vanishing-gradient": 1.2},
-        because="An iterator that is created again, or a generator seeded again, gives its first batch each time.",
-        confirm="Print the hash of successive batches, or their first labels.",
+        because=(
+            "An iterator that is created at every step, or a generator that is seeded at every step, returns its first "
+            "batch each time."
+        ),
+        confirm="Print the hash of consecutive batches, or their first labels.",
         remedies=("advance_iterator",),
         source="pytorch/pytorch#1917, https://github.com/pytorch/pytorch/issues/1917",
     ),
     Cause(
         id=CauseId.MEMORIZATION,
-        name="a model that learns its training data by heart",
+        name="model memorizes its training data",
         leads={"overfitting": 10},
-        because="It has room for every sample, and goes on fitting what holds for no other.",
-        confirm="Train on twice the data, or on half: the gap to the validation loss must change with it.",
+        because="The model is large enough to memorize every sample, including details that do not generalize.",
+        confirm="Train on twice or on half the data: the gap to the validation loss must change.",
         remedies=("early_stop", "weight_decay", "augment"),
         source="Zhang et al. 2017, https://arxiv.org/abs/1611.03530",
     ),
     Cause(
         id=CauseId.BROADCAST_TARGETS,
-        name="targets that are broadcast against predictions",
+        name="targets broadcast against predictions",
         leads={"loss-plateau": 20},
         explains={"oscillating-gradient": 1.5},
         requires=frozenset({Condition.BROADCAST}),
-        because="Every prediction is compared with every target, and the mean of all targets is what fits them best.",
-        confirm="Print the shapes of prediction and target: they must be the same.",
+        because="Every prediction is compared with every target, so the best fit is the mean of all targets.",
+        confirm="Print the shapes of prediction and target: they must be equal.",
         remedies=("check_shapes",),
         source="PyTorch, broadcasting semantics, https://pytorch.org/docs/stable/notes/broadcasting.html",
     ),
     Cause(
         id=CauseId.SOFTMAX_DIMENSION,
-        name="a softmax over the wrong dimension",
+        name="softmax over the wrong dimension",
         leads={"probabilities-into-loss": 20},
         explains={"loss-plateau": 3},
         requires=frozenset({Condition.SOFTMAX_OVER_BATCH}),
-        because="It compares the samples of a batch with each other: raising one sample's score lowers the others'.",
-        confirm="Sum the output's exponentials over the classes: they must make 1 for each sample.",
+        because=(
+            "The softmax compares the samples of a batch with each other: a higher score for one sample lowers all "
+            "others."
+        ),
+        confirm="Sum the probabilities over the classes: the sum must be 1 for each sample.",
         remedies=("over_classes",),
         source="PyTorch, nn.LogSoftmax, https://pytorch.org/docs/stable/generated/torch.nn.LogSoftmax.html",
     ),
     Cause(
         id=CauseId.PROBABILITIES_AS_SCORES,
-        name="probabilities where the loss expects scores",
+        name="probabilities passed to a loss that expects logits",
         leads={"probabilities-into-loss": 20},
         explains={
             "loss-plateau": 3,
@@ -635,63 +691,73 @@ CAUSES: tuple[Cause, ...] = (
             "learning-rate-too-low": 1.5,
         },
         excludes=frozenset({Condition.SOFTMAX_OVER_BATCH}),
-        because="The loss applies a softmax, sigmoid or logarithm of its own to what it is given.",
-        confirm="Take the last activation out of the model: the first loss of C classes becomes about ln C.",
+        because="The loss applies its own softmax, sigmoid or logarithm to its input.",
+        confirm="Remove the last activation from the model: the first loss of C classes becomes about ln C.",
         remedies=("drop_activation",),
         source="PyTorch, https://pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html",
     ),
     Cause(
         id=CauseId.WRONG_MODE,
-        name="modules in the mode of the other phase",
+        name="wrong train/eval mode",
         leads={"train-eval-mismatch": 15},
         explains={"overfitting": 3, "loss-plateau": 1.5, "exploding-gradient": 1.5},
         excludes=frozenset({Condition.STATISTICS_DIFFER}),
-        because="Dropout and batch normalisation do in evaluation what they must not do in training, and vice versa.",
-        confirm="Print model.training, and that of the module, in the training step and in the validation.",
+        because="Dropout and batch normalization behave differently in training and in evaluation.",
+        confirm="Print model.training, and module.training, in the training step and in the validation.",
         remedies=("set_mode",),
         source="Ioffe & Szegedy 2015, https://arxiv.org/abs/1502.03167, sec. 3.1",
     ),
     Cause(
         id=CauseId.STALE_STATISTICS,
-        name="running statistics that are not those of the data",
+        name="running statistics that do not fit the data",
         leads={"train-eval-mismatch": 15},
         explains={"overfitting": 3},
         requires=frozenset({Condition.STATISTICS_DIFFER}),
-        because="What a batch normalisation has averaged in training is not what the data have in evaluation.",
-        confirm="Validate in training mode: the loss must then be near that of the training.",
+        because=(
+            "Batch normalization uses averages from training that differ from the statistics of the evaluation data."
+        ),
+        confirm="Validate in training mode: the loss must then be near the training loss.",
         remedies=("group_norm",),
         source="Wu & Johnson 2021, https://arxiv.org/abs/2105.07576, sec. 3",
     ),
     Cause(
         id=CauseId.NOISY_BATCHES,
-        name="batches too small for their noise",
+        name="batch size too small for the gradient noise",
         leads={"loss-plateau": 4, "oscillating-gradient": 2},
         requires=frozenset({Condition.NOISY}),
-        because="The gradient noise scale is more than ten times the batch: what a step learns is mostly its noise.",
-        confirm="Raise train.accumulate tenfold: the loss must fall, if slowly, in the same number of steps.",
+        because="The gradient noise scale is more than 10 times the batch size: most of each update is noise.",
+        confirm="Raise train.accumulate tenfold: the loss must fall, slowly, in the same number of steps.",
         remedies=("larger_batch", "lower_rate"),
         source="McCandlish et al. 2018, https://arxiv.org/abs/1812.06162, sec. 2.2",
     ),
     Cause(
         id=CauseId.LINEAR_STACK,
-        name="a stack of layers with no nonlinearity between them",
+        name="no nonlinearity between linear layers",
         leads={"loss-plateau": 2},  # activations that are called as functions cannot be seen
         explains={"oscillating-gradient": 1.5},
         requires=frozenset({Condition.LINEAR}),
         excludes=frozenset({Condition.BROADCAST}),
-        because="Linear layers after one another are one linear layer: what is not a plane apart stays together.",
-        confirm="Print the model: an activation must stand between two linear layers, as a module or as a function.",
+        because=(
+            "Consecutive linear layers are equivalent to one linear layer: the model separates only by hyperplanes."
+        ),
+        confirm="Print the model: there must be an activation between two linear layers, as a module or as a function.",
         remedies=("nonlinear",),
         source="Goodfellow et al. 2016, Deep learning, sec. 6.1, https://www.deeplearningbook.org",
     ),
     Cause(
         id=CauseId.UNRELATED_LOSS,
-        name="a loss that does not depend on the inputs as it should",
+        name="loss does not depend on the inputs as intended",
         leads={"loss-plateau": 3},
         explains={"oscillating-gradient": 1.5, "vanishing-gradient": 1.2},
         excludes=frozenset({Condition.BROADCAST}),
-        because="Nothing else explains that it does not fall: shapes that broadcast, labels that belong elsewhere.",
-        confirm="Overfit ten samples: a model that cannot has a mistake in its loss, its labels or its wiring.",
+        because=(
+            "Nothing else explains the plateau. Usual reasons: shapes that broadcast, labels that belong to other "
+            "inputs."
+        ),
+        confirm=(
+            "Overfit 10 samples: if the model cannot, there is a bug in the loss, the labels or the model's "
+            "connections."
+        ),
         remedies=("check_shapes",),
         source="Karpathy 2019, https://karpathy.github.io/2019/04/25/recipe/",
     ),

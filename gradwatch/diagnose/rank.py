@@ -123,15 +123,15 @@ def _diagnosis(history: History, best: _Candidate) -> Diagnosis:
     numbers = measure_run(history, until=leading.step)
     followed = {f.kind: f.step for f in reversed(best.findings) if f.kind != leading.kind}
     parts = [f"At step {leading.step}, {leading.message}.", best.cause.because]
-    parts += [f"The autograd graph of the loss shows: {text}." for text in graph_notes(history, leading)]
+    parts += [f"In the autograd graph of the loss: {text}." for text in graph_notes(history, leading)]
     if numbers.jumped_at is not None and best.cause.conditions.get(Condition.RATE_JUMPED, 0) > 1:
-        parts.append(f"The learning rate had risen beyond all before it at step {numbers.jumped_at}.")
+        parts.append(f"The learning rate jumped to a new maximum at step {numbers.jumped_at}.")
     if followed:
         chain = ", ".join(f"{kind} at step {step}" for kind, step in sorted(followed.items(), key=lambda k: k[1]))
-        parts.append(f"What came with it: {chain}.")
+        parts.append(f"It was followed by: {chain}.")
     confirm = best.cause.confirm
     if best.rivals:
-        confirm += f" If it is not so, think of: {'; '.join(best.rivals)}."
+        confirm += f" If not, the next most likely cause is {' or '.join(best.rivals)}."
     return Diagnosis(
         cause=best.cause.name,
         cause_id=str(best.cause.id),
@@ -151,9 +151,9 @@ def _unexplained(findings: tuple[Finding, ...]) -> Diagnosis:
         cause=f"{first.kind}, unexplained",
         certainty=0.0,
         findings=findings,
-        because=f"At step {first.step}, {first.message}. No cause in the table leads to it under these conditions.",
-        confirm=f"`gradwatch explain {first.code}` says what the symptom is and what else to look at; compare the "
-        f"steps before {first.step} with those after, layer by layer.",
+        because=f"At step {first.step}, {first.message}. No known cause matches it.",
+        confirm=f"`gradwatch explain {first.code}` describes the symptom and what to check. Compare the "
+        f"steps before {first.step} with the steps after it, layer by layer.",
         remedies=(),
         source="",
     )

@@ -54,13 +54,13 @@ def _lower_rate(findings: Sequence[Finding], numbers: RunNumbers) -> Remedy | No
 def _drop_jump(findings: Sequence[Finding], numbers: RunNumbers) -> Remedy | None:
     if numbers.jumped_at is None:
         return None
-    text = f"keep the learning rate at {numbers.steady_rate:g}, without the jump at step {numbers.jumped_at}"
+    text = f"keep the learning rate at {numbers.steady_rate:g}: remove the jump at step {numbers.jumped_at}"
     return Remedy(text=text, patch={"schedule": None, "optim.lr": _round(numbers.steady_rate)})
 
 
 def _raise_rate(findings: Sequence[Finding], numbers: RunNumbers) -> Remedy | None:
     if not (numbers.steady_rate > 0 and numbers.update_ratio > 0):
-        return Remedy(text="raise the learning rate tenfold, until the update/weight ratio is near 1e-3")
+        return Remedy(text="raise the learning rate by factors of 10 until the update/weight ratio is near 1e-3")
     factor = 10 ** math.floor(math.log10(min(max(USUAL_RATIO / numbers.update_ratio, 10.0), MAX_RATE_FACTOR)))
     rate = _round(numbers.steady_rate * factor)
     return Remedy(text=f"raise the learning rate to {rate:g}", patch={"optim.lr": rate})
@@ -72,15 +72,15 @@ def _clip(findings: Sequence[Finding], numbers: RunNumbers) -> Remedy | None:
     # what was too large from the start says nothing about what is usual
     norm = _round(CLIP_BY_USUAL * numbers.usual_norm) if findings[0].step > START_STEPS else 1.0
     norm = norm if norm > 0 else 1.0  # nan is not
-    text = f"clip the gradient norm at {norm:g}, so that no single step goes far"
+    text = f"clip the gradient norm at {norm:g} to limit the size of a single step"
     return Remedy(text=text, patch={"train.clip": {"norm": norm}})
 
 
 def _reattach(findings: Sequence[Finding], numbers: RunNumbers) -> Remedy:
     where = _where(findings)
     return Remedy(
-        text=f"let the loss depend on {where}: look for detach(), no_grad(), .data or .item() behind it, or an output "
-        f"that is not used; if that is meant, freeze it with requires_grad_(False)"
+        text=f"reconnect {where} to the loss: look for detach(), no_grad(), .data or .item() after it, or an unused "
+        f"output; if this is intended, freeze it with requires_grad_(False)"
     )
 
 
@@ -101,77 +101,79 @@ KNOWN: dict[str, Callable[[Sequence[Finding], RunNumbers], Remedy | None]] = {
     "raise_rate": _raise_rate,
     "clip": _clip,
     "reattach": _reattach,
-    "relu": _setting("use ReLU instead of the saturating function", model__activation="relu"),
+    "relu": _setting("replace the saturating activation with ReLU", model__activation="relu"),
     "relu_residual_norm": _setting(
-        "use ReLU, residual connections and batch normalisation",
+        "use ReLU, residual connections and batch normalization",
         model__activation="relu",
         model__residual=True,
         model__normalization="batch",
     ),
-    "leaky_relu": _setting("use LeakyReLU, which has a gradient on both sides", model__activation="leaky_relu"),
-    "normalise": _setting("normalise between the layers", model__normalization="batch"),
-    "kaiming": _setting("draw the weights by Kaiming He's rule", model__init="kaiming"),
-    "xavier": _setting("draw the weights by Glorot's rule, which suits tanh and sigmoid", model__init="xavier"),
-    "scaler": _setting("scale the loss with a GradScaler", train__scaler__enabled=True),
-    "init_scale": _setting("start at a loss scale of 65536 again", train__scaler__init_scale=65536.0),
-    "bf16": _setting("compute in bfloat16, which has the exponents of float32", train__precision="bf16"),
+    "leaky_relu": _setting(
+        "use LeakyReLU, which has a gradient for negative inputs too", model__activation="leaky_relu"
+    ),
+    "normalise": _setting("add normalization between the layers", model__normalization="batch"),
+    "kaiming": _setting("use Kaiming initialization", model__init="kaiming"),
+    "xavier": _setting("use Xavier initialization, made for tanh and sigmoid", model__init="xavier"),
+    "scaler": _setting("enable loss scaling with a GradScaler", train__scaler__enabled=True),
+    "init_scale": _setting("reset the loss scale to 65536", train__scaler__init_scale=65536.0),
+    "bf16": _setting("use bfloat16, which has the exponent range of float32", train__precision="bf16"),
     "shuffle": _setting("shuffle the training data", data__shuffle=True),
     "per_epoch": _setting("step the schedule once per epoch", schedule__per="epoch"),
     "early_stop": _setting(
-        "stop when the validation loss no longer falls, and keep the best checkpoint",
+        "stop early when the validation loss no longer falls, and keep the best checkpoint",
         train__early_stop={"metric": "val_loss", "patience": 5},
     ),
     "weight_decay": _setting("add weight decay", optim__weight_decay=0.1),
-    "augment": _words("augment the training data, get more of them, or use a smaller model or dropout"),
+    "augment": _words("augment the training data, collect more, or use a smaller model or dropout"),
     "find_operation": _words(
-        "find the operation with gradwatch replay or gradwatch.locate, and guard it where it overflows"
+        "find the operation with gradwatch replay or gradwatch.locate, and guard it against overflow"
     ),
     "stable_formula": _words(
         "use the stable form: log_softmax, cross_entropy on logits, log(x + eps), sqrt(x + eps), x / (s + eps)"
     ),
     "clean_data": _words(
-        "find and mend the samples of that batch; check range, labels and normalisation of all of them"
+        "find and fix the samples of that batch; check range, labels and normalization of all samples"
     ),
     "standardise": _setting(
-        "bring the inputs of {where} to mean 0 and standard deviation 1 before they go in", data__standardize=True
+        "normalize the inputs of {where} to mean 0 and standard deviation 1", data__standardize=True
     ),
-    "nonlinear": _setting("put a nonlinearity, such as ReLU, between the layers", model__activation="relu"),
-    "divide_scores": _words("divide the scores before {where} by the root of their dimension"),
+    "nonlinear": _setting("add a nonlinearity, such as ReLU, between the layers", model__activation="relu"),
+    "divide_scores": _words("divide the scores before {where} by the square root of their dimension"),
     "single_unit": _words(
         "use a sigmoid with BCEWithLogitsLoss on a single output unit, or a softmax over all classes"
     ),
-    "freeze_target": _words("compute the targets with a frozen copy of the model that is updated only now and then"),
-    "open_gate": _words("look at what multiplies {where}: open its gate, or let the scale of its norm train"),
-    "hold_parameters": _words("build the optimizer after the model is complete, and give it the parameters of {where}"),
+    "freeze_target": _words("compute the targets with a frozen copy of the model, updated every few hundred steps"),
+    "open_gate": _words("check what multiplies {where}: open its gate, or train the scale of its normalization"),
+    "hold_parameters": _words("build the optimizer after the model is complete, and pass it the parameters of {where}"),
     "register": _words(
         "keep {where} in nn.ModuleList, nn.ModuleDict or nn.ParameterList before the optimizer is built"
     ),
-    "balance_tasks": _words(
-        "bring all targets to unit scale, or weight the losses so that {where} does not drown the rest"
-    ),
-    "over_classes": _words("take the softmax over the classes: dim=1"),
-    "master_weights": _words("keep float32 master weights for {where}, and use autocast for the forward pass"),
+    "balance_tasks": _words("normalize the targets, or weight the losses so that {where} does not dominate"),
+    "over_classes": _words("apply the softmax over the classes: dim=1"),
+    "master_weights": _words("keep the weights of {where} in float32, and use autocast for the forward pass"),
     "small_embeddings": _words(
-        "draw {where} with a standard deviation of 0.02 to 0.1: nn.init.normal_(embedding.weight, std=0.05)"
+        "initialize {where} with a standard deviation of 0.02 to 0.1: nn.init.normal_(embedding.weight, std=0.05)"
     ),
     "zero_grad": _words("call optimizer.zero_grad() once per update"),
-    "advance_iterator": _words("make the data iterator once, before the loop, and seed no generator inside it"),
-    "fit_range": _words("leave {where} out of the output, or bring the targets into its range"),
+    "advance_iterator": _words(
+        "create the data iterator once, before the loop, and do not seed a generator inside the loop"
+    ),
+    "fit_range": _words("remove {where} from the output, or scale the targets to its range"),
     "bound_loss": _words(
-        "look at the sign of the loss, and bound what it measures: a penalty on the critic's gradient, spectral norms, "
+        "check the sign of the loss, and bound it: a penalty on the critic's gradient, spectral normalization, "
         "a penalty on energies, vectors of length 1"
     ),
     "divide_sums": _words(
-        "divide each sum by the root of its number of terms, or by the degrees on both sides in a graph"
+        "divide each sum by the square root of its number of terms; in a graph, normalize by node degree"
     ),
-    "larger_batch": _words("accumulate more micro-batches per step, or take larger ones, towards the noise scale"),
+    "larger_batch": _words(
+        "accumulate more micro-batches per step, or use larger ones, up to the gradient noise scale"
+    ),
     "drop_activation": _words(
-        "let {where} return scores: take the softmax or sigmoid out of forward, and apply it where predictions are read"
+        "return logits from {where}: remove the softmax or sigmoid from forward, and apply it to the predictions only"
     ),
     "set_mode": _words("call model.train() before every training pass, and model.eval() before every validation"),
-    "group_norm": _words("use GroupNorm or LayerNorm in {where}, or estimate the running statistics again"),
-    "check_shapes": _words(
-        "check that predictions and targets have equal shapes, and that labels belong to their inputs"
-    ),
+    "group_norm": _words("use GroupNorm or LayerNorm in {where}, or re-estimate the running statistics"),
+    "check_shapes": _words("make predictions and targets equal in shape, and check that labels match their inputs"),
 }
 """Every remedy by its name in the table of causes."""

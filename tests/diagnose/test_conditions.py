@@ -148,7 +148,7 @@ def test_layers_without_anything_between_them_are_told_from_those_with_activatio
     assert Condition.LINEAR not in conditions_of(recurrent.history(), plateau)
     history = made.history()
     history.report(plateau)
-    assert "no nonlinearity between them" in diagnose(history)[0].confirm, "a rival: functions cannot be seen"
+    assert "no nonlinearity between linear layers" in diagnose(history)[0].confirm, "a rival: functions cannot be seen"
 
 
 def of_an_activation(module_type, *, mean, std, place=1):

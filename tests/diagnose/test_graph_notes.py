@@ -25,7 +25,7 @@ def test_the_formula_behind_a_nan_is_told_and_raises_the_certainty():
     )
 
     assert with_tape.cause_id == "singular-formula"
-    assert f"The autograd graph of the loss shows: {ROOT}." in with_tape.because
+    assert f"In the autograd graph of the loss: {ROOT}." in with_tape.because
     assert "later" not in with_tape.because, "what is read after the finding is no part of it"
     assert plain.cause_id != with_tape.cause or plain.certainty < with_tape.certainty
     assert "autograd graph" not in plain.because
@@ -33,12 +33,12 @@ def test_the_formula_behind_a_nan_is_told_and_raises_the_certainty():
 
 def test_the_log_of_a_softmax_is_told_where_nothing_more_telling_was_read():
     made = Synthetic(steps=60).non_finite(step=40, lasting=True).add_event(LOG_OF_SOFTMAX, step=0, text="log(0)")
-    assert "The autograd graph of the loss shows: log(0)." in told(made, NonFinite()).because
+    assert "In the autograd graph of the loss: log(0)." in told(made, NonFinite()).because
 
     made.add_event(SINGULAR, step=40, text=ROOT)
     because = told(made, NonFinite()).because
     assert ROOT in because
-    assert "log(0)" not in because.partition("The autograd graph of the loss shows")[2]
+    assert "log(0)" not in because.partition("In the autograd graph of the loss")[2]
 
 
 def test_the_cut_is_told_that_the_silent_layers_lie_in():

@@ -74,7 +74,7 @@ def vanishing() -> Run:
     for each in found:
         history.report(each)
     cause = Diagnosis(
-        cause="saturating activations in a deep stack",
+        cause="saturating activations in a deep network",
         certainty=0.87,
         findings=tuple(found),
         because="Each sigmoid passes at most a quarter of the gradient.",

@@ -132,7 +132,7 @@ def _long_run(*, steps=100_000, layers=200, noise=1.0):
 def test_the_page_has_verdict_cause_evidence_remedy_and_manual_page(vanishing):
     text = page(vanishing.history, vanishing.diagnoses, config_text="model: {name: mlp}")
 
-    assert text.index("ill: 14 critical, 1 warning") < text.index("saturating activations in a deep stack")
+    assert text.index("ill: 14 critical, 1 warning") < text.index("saturating activations in a deep network")
     assert "87 % sure" in text
     assert "activation: relu" in text
     assert "Train 200 steps with relu." in text

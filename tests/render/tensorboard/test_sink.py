@@ -124,7 +124,7 @@ def test_findings_and_the_diagnosis_are_text(tmp_path, vanishing, grow):
     assert findings[-1][1].count("\n") == 14, "all 15"
     assert findings[-1][1].startswith("* ✖ **critical"), "the gravest first"
     (diagnosis,) = _text(reader, "health/diagnosis")
-    assert "## ✖ saturating activations in a deep stack" in diagnosis[1]
+    assert "## ✖ saturating activations in a deep network" in diagnosis[1]
     assert "```yaml\nmodel:\n  activation: relu\n  residual: true\n```" in diagnosis[1]
 
 
