@@ -35,7 +35,7 @@ _VALIDATED = "every train.eval_every steps"
 
 PARAM: tuple[Statistic, ...] = (
     Statistic("grad.l2", "", "L2 norm of the gradient, unscaled and before clipping", _ONE_READ),
-    Statistic("grad.absmax", "", "largest magnitude in the gradient; NaN where it holds one", _ONE_READ),
+    Statistic("grad.absmax", "", "largest magnitude in the gradient; NaN if the gradient contains NaN", _ONE_READ),
     Statistic("grad.mean", "", "mean of the gradient", _ONE_READ),
     Statistic("grad.std", "", "standard deviation of the gradient's elements (divided by n)", _ONE_READ),
     Statistic("grad.zero_frac", "0..1", "fraction of elements that are exactly zero", _ONE_READ),
@@ -44,7 +44,7 @@ PARAM: tuple[Statistic, ...] = (
     Statistic(
         "update.ratio",
         "",
-        "L2 norm of the update divided by that of the weight before it",
+        "L2 norm of the update / L2 norm of the weight before it",
         _SAMPLED_COPY,
         is_sampled=True,
     ),
@@ -54,14 +54,14 @@ ACT: tuple[Statistic, ...] = (
     Statistic(
         "act.dead_frac",
         "0..1",
-        "fraction of units that fire for no sample of the batch",
+        "fraction of dead units: zero for every sample of the batch",
         _SAMPLED_FORWARD,
         is_sampled=True,
     ),
     Statistic(
         "act.saturated_frac",
         "0..1",
-        "fraction of outputs in the flat tail of the function",
+        "fraction of saturated outputs: in the flat tail of the function",
         _SAMPLED_FORWARD,
         is_sampled=True,
     ),
@@ -70,44 +70,46 @@ ACT: tuple[Statistic, ...] = (
     Statistic(
         "act.silent",
         "units",
-        "units that have fired at no sampled step since act.silent_since",
+        "units that were zero at each sampled step since act.silent_since",
         _REMEMBERED,
         is_sampled=True,
     ),
     Statistic(
         "act.silent_since",
         "step",
-        "the step since which nine in ten silent units have not fired",
+        "the step since which 90 % of the silent units have been zero",
         _REMEMBERED,
         is_sampled=True,
     ),
-    Statistic(
-        "act.units", "units", "channels or features of the module, which may fall silent", _REMEMBERED, is_sampled=True
-    ),
+    Statistic("act.units", "units", "channels or features of the module", _REMEMBERED, is_sampled=True),
 )
 
 RUN: tuple[Statistic, ...] = (
     Statistic("loss", "", "training loss of the optimizer step: mean over all samples of its micro-batches", _HOST),
     Statistic("val_loss", "", "validation loss, on the step after which it was measured", _VALIDATED, is_sampled=True),
-    Statistic("val_accuracy", "0..1", "fraction of validation targets predicted right", _VALIDATED, is_sampled=True),
+    Statistic(
+        "val_accuracy", "0..1", "fraction of validation targets predicted correctly", _VALIDATED, is_sampled=True
+    ),
     Statistic("grad_norm.before_clip", "", "L2 norm over all gradients, unscaled", _HOST),
-    Statistic("grad_norm.after_clip", "", "the same after clipping; equal where nothing was clipped", _HOST),
+    Statistic(
+        "grad_norm.after_clip", "", "L2 norm over all gradients after clipping; equal if nothing was clipped", _HOST
+    ),
     Statistic(
         "grad_norm.micro",
         "",
-        "L2 norm of the gradient of the step's first micro-batch alone, in the units of the whole step's",
-        "every watch.updates_every steps, where gradients are accumulated; one read of the gradient",
+        "L2 norm of the gradient of the step's first micro-batch alone, scaled like the gradient of the whole step",
+        "every watch.updates_every steps, if gradients are accumulated; one read of the gradient",
         is_sampled=True,
     ),
     Statistic("loss_scale", "", "scale of the GradScaler during the step; 1 without one", _HOST),
-    Statistic("skipped", "0 or 1", "1 where the optimizer step was skipped", _HOST),
+    Statistic("skipped", "0 or 1", "1 if the optimizer step was skipped", _HOST),
     Statistic("step_ms", "ms", "wall time from one recorded step to the next", _HOST, is_clock=True),
     Statistic("data_wait_ms", "ms", "time that the step waited for its batches", _HOST, is_clock=True),
     Statistic("samples_per_s", "1/s", "samples of the step divided by step_ms", _HOST, is_clock=True),
     Statistic(
         "peak_memory_bytes",
         "bytes",
-        "peak of the allocator on CUDA, of the resident set elsewhere",
+        "peak memory: of the allocator on CUDA, of the process elsewhere",
         _HOST,
         is_clock=True,
     ),
@@ -117,7 +119,7 @@ RUN: tuple[Statistic, ...] = (
         "48-bit hash of the step's inputs; equal batches have equal hashes",
         "every step; one read of the inputs",
     ),
-    Statistic("watch_ms", "ms", "time that the monitor itself took in the step", _HOST, is_clock=True),
+    Statistic("watch_ms", "ms", "overhead of the monitor in the step", _HOST, is_clock=True),
 )
 """Statistics of the whole run; one `lr.<i>` per optimizer group follows them (see `run_names`)."""
 

@@ -79,42 +79,42 @@ Place = tuple[str, str | None]
 
 PROBABILITIES = EventKind(
     name="graph-probabilities",
-    meaning="The loss is given probabilities and expects scores or log-probabilities.",
+    meaning="The loss gets probabilities but expects logits or log-probabilities.",
     values={"classes": "classes", "floor": "nats per sample"},
     text="{misuse}: {effect}",
 )
 SCORES = EventKind(
     name="graph-scores",
-    meaning="The loss is given raw scores and expects log-probabilities.",
-    text="the loss expects log-probabilities and gets raw scores",
+    meaning="The loss gets logits but expects log-probabilities.",
+    text="the loss expects log-probabilities but gets logits",
 )
 SOFTMAX_OVER_BATCH = EventKind(
     name="graph-over-batch",
-    meaning="The softmax before a classification loss normalises over the samples of the batch.",
+    meaning="The softmax before a classification loss normalizes over the samples of the batch.",
     values={"samples": "samples"},
-    text="the softmax goes over the {samples:.0f} samples of the batch, not over the classes",
+    text="the softmax runs over the {samples:.0f} samples of the batch, not over the classes",
 )
 LOG_OF_SOFTMAX = EventKind(
     name="graph-log-of-softmax",
     meaning="The loss takes the logarithm of a softmax or sigmoid, which can round to log(0).",
-    text="the log of a softmax or sigmoid rounds to log(0)",
+    text="log(softmax(x)) or log(sigmoid(x)) can round to log(0): use log_softmax or logsigmoid",
 )
 CONSTANT_SOFTMAX = EventKind(
     name="graph-constant",
-    meaning="A softmax normalises over a single value.",
-    text="a softmax over a single value is 1, whatever the value",
+    meaning="A softmax normalizes over a single value.",
+    text="a softmax over a single value is always 1",
 )
 BROADCAST = EventKind(
     name="graph-broadcast",
     meaning="Prediction and target are broadcast against each other into all pairs of samples.",
     values={"samples": "samples"},
-    text="prediction and target of shapes {shapes} make {samples:.0f} x {samples:.0f} differences",
+    text="prediction and target of shapes {shapes} broadcast to {samples:.0f} x {samples:.0f} differences",
 )
 MIXED_AXES = EventKind(
     name="graph-mixed",
     meaning="A view before the loss mixes the outputs of several samples or positions in one softmax.",
     values={"classes": "classes"},
-    text="the softmax goes over {classes:.0f} values that are not the {outputs} outputs of one place",
+    text="the softmax runs over {classes:.0f} values that are not the {outputs} outputs of one position",
 )
 CUT = EventKind(
     name="graph-cut",
@@ -124,19 +124,19 @@ CUT = EventKind(
 )
 SINGULAR = EventKind(
     name="graph-singular",
-    meaning="A formula of the loss has a singular point that nothing keeps its argument away from.",
+    meaning="The loss contains an operation with a singularity, and nothing keeps its input away from it.",
     values={"rank": "0 for the likeliest culprit"},
     text="{formula}",
 )
 DERIVATIVE = EventKind(
     name="graph-derivative",
-    meaning="The loss can be differentiated by tensors that are no parameters, as losses of derivatives are.",
+    meaning="The loss is differentiable with respect to tensors that are not parameters (physics-informed loss).",
     values={"tensors": "tensors"},
-    text="the loss can be differentiated by tensors that are no parameters of the model, of shape {shapes}",
+    text="the loss is differentiable with respect to tensors of shape {shapes}, which are not parameters",
 )
 CLASSES = EventKind(
     name="graph-classes",
-    meaning="The loss is one cross entropy of scores; the layer is the bias of the output.",
+    meaning="The loss is one cross entropy of logits; the layer is the bias of the output.",
     values={"samples": "samples", "classes": "classes", "nat": "loss per nat and sample"},
     text="a cross entropy of {samples:.0f} samples and {classes:.0f} classes",
 )
@@ -154,18 +154,18 @@ EMBEDDING_PRODUCT = EventKind(
 )
 TIED_EMBEDDING = EventKind(
     name="graph-tied-embedding",
-    meaning="An embedding table is the weight of the output layer too.",
+    meaning="An embedding table is also the weight of the output layer.",
     values={
         "weight": "index of the parameter",
         "dimension": "columns",
         "classes": "rows",
-        "normalised": "1 if a normalisation comes before the output layer",
+        "normalised": "1 if a normalization comes before the output layer",
     },
     text="{table} is also the output layer, over {dimension:.0f} dimensions for {classes:.0f} classes",
 )
 HEADS = EventKind(
     name="graph-heads",
-    meaning="Several output layers share a weight before them.",
+    meaning="Several output layers share the layers before them.",
     values={PER_PARAMETER: "index of the weight of a head"},
     text="{heads} heads share the layers before them",
 )
@@ -183,8 +183,8 @@ HIDDEN_SOFTMAX = EventKind(
 )
 CODEBOOK = EventKind(
     name="graph-codebook",
-    meaning="A loss draws rows of a table to fixed values, as the codes of a vector quantiser.",
-    text="the loss draws rows of {table} to fixed values",
+    meaning="A loss pulls rows of a table to fixed values, as in a vector quantizer.",
+    text="the loss pulls rows of {table} to fixed values",
 )
 ADVERSARY = EventKind(
     name="graph-adversary",
@@ -193,30 +193,30 @@ ADVERSARY = EventKind(
 )
 MATRIX = EventKind(
     name="graph-matrix",
-    meaning="The model multiplies by a parameter of a module that torch does not define.",
+    meaning="A custom module multiplies by one of its parameters.",
     values={"weight": "index of the parameter", "inputs": "inputs of each unit"},
     text="{inputs:.0f} inputs",
 )
 RECURRENCE = EventKind(
     name="graph-recurrence",
-    meaning="The gradient grows or shrinks on its way back through the uses of one parameter.",
+    meaning="The gradient grows or shrinks in backprop through the uses of one parameter.",
     values={"uses": "uses", "growth": "powers of ten from the last use to the first"},
-    text="the gradient changes by a factor of 10^{growth:.1f} on its way back through {uses:.0f} uses",
+    text="the gradient changes by a factor of 10^{growth:.1f} in backprop through {uses:.0f} uses",
 )
 UNREAD = EventKind(
     name="graph-unread",
-    meaning="The loop handed over only the number of the loss, so its autograd graph was never read.",
-    text="the autograd graph of the loss: the loss came without it; "
-    "hand over the loss itself, before item() and detach()",
+    meaning="The training loop passed the loss as a number, so its autograd graph was not analyzed.",
+    text="the autograd graph of the loss: the loss was passed as a number; "
+    "pass the loss tensor itself, before item() and detach()",
 )
 
 # Parameters.
 
 UNREGISTERED = EventKind(
     name="parameters-unregistered",
-    meaning="The loss reaches parameters that `parameters()` does not return, and nothing moves them.",
+    meaning="The loss uses parameters that `parameters()` does not return, and nothing updates them.",
     values={"tensors": "tensors"},
-    text="the loss reaches {tensors:.0f} tensors in `{attribute}`, {reason}",
+    text="the loss uses {tensors:.0f} tensors in `{attribute}`, {reason}",
 )
 EMPTY_GROUP = EventKind(
     name="group-empty",
@@ -228,38 +228,38 @@ WEIGHTS_OFFSET = EventKind(
     name="weights-offset",
     meaning="The initial elements of a weight have a mean other than zero.",
     values={"place": "index of the parameter", "mean": ""},
-    text="drawn about a number other than 0",
+    text="initialized around a mean other than 0",
 )
 WEIGHTS_MOVED = EventKind(
     name="weights-moved",
-    meaning="Consecutive weights move although no watched optimizer holds them.",
+    meaning="Consecutive weights change although no monitored optimizer holds them.",
     values={"first": "index of the first parameter", "last": "index of the last parameter"},
-    text="{weights} moved, although no watched optimizer holds it",
+    text="{weights} changed although no monitored optimizer holds it",
 )
 WEIGHTS_ALIKE = EventKind(
     name="weights-alike",
     meaning="All initial elements of adjacent weight matrices are equal.",
     values={"place": "index of the parameter"},
-    text="all weights are equal, as in an adjacent layer: its units are copies of each other and stay so",
+    text="all weights are equal, as in an adjacent layer: its units are identical and stay identical",
 )
 
 # Modules.
 
 MODE_TRAINING = EventKind(
     name="mode-training",
-    meaning="Dropout or batch normalisation is in evaluation mode while its owner is trained.",
+    meaning="Dropout or batch normalization is in evaluation mode while the module around it is in training mode.",
     values={
         "dropouts": "modules",
         "normalisations": "modules",
-        "never measured": "normalisations with initial statistics",
+        "never measured": "normalizations with initial statistics",
         "trained before": "modules that were in training mode before",
         "whole model": "0 or 1",
     },
-    text="{modules} in evaluation mode while {owner} is trained",
+    text="{modules} in evaluation mode while {owner} is in training mode",
 )
 MODE_FROZEN = EventKind(
     name="mode-frozen",
-    meaning="Single modules are in evaluation mode inside a part that trains, as frozen layers are.",
+    meaning="Single modules are in evaluation mode inside a trained part of the model, as frozen layers are.",
     values=MODE_TRAINING.values,
     text=MODE_TRAINING.text,
 )
@@ -273,32 +273,32 @@ NORM_STUCK = EventKind(
     name="norm-stuck",
     meaning="Momentum 0 keeps running statistics at their initial values.",
     values={"momentum": "", "normalisations": "modules"},
-    text="momentum 0 leaves running mean and variance at 0 and 1 for ever",
+    text="momentum 0 keeps the running mean at 0 and the running variance at 1",
 )
 NORM_HASTY = EventKind(
     name="norm-hasty",
     meaning="A momentum near 1 makes running statistics forget all but the last batch.",
     values={"momentum": "", "normalisations": "modules"},
-    text="momentum {momentum:g} makes the running statistics equal to the last batch's",
+    text="momentum {momentum:g} makes the running statistics equal to the statistics of the last batch",
 )
 NORM_DISTANCE = EventKind(
     name="norm-distance",
-    meaning="Running statistics at a validation are far from the statistics of the next batch.",
+    meaning="Running statistics at a validation differ from the statistics of the next batch.",
     values={"shift": "standard deviations", "log of spread": "natural logarithm of a ratio of variances"},
     text="distance of the running statistics from the statistics of the next batch",
 )
 FUNCTION_ACTIVE = EventKind(
     name="function-active",
-    meaning="A module calls dropout or batch normalisation as a function that is active in evaluation mode.",
+    meaning="A module calls dropout or batch normalization as a function that is active in evaluation mode.",
     values={"evaluations of the same inputs": "forward calls"},
-    text="{function} is called as a function and is active in evaluation mode too",
+    text="{function} is called as a function and stays active in evaluation mode",
 )
 
 # Batches.
 
 INPUTS_DIFFER = EventKind(
     name="inputs-differ",
-    meaning="Validation inputs have another mean or scale than training inputs.",
+    meaning="Validation inputs differ from training inputs in mean or scale.",
     values={"shift": "standard deviations", "log of spread": "natural logarithm of a ratio of deviations"},
     text="validation inputs have a mean of {mean:.3g} and a standard deviation of {deviation:.3g}, "
     "training inputs {usual_mean:.3g} and {usual_deviation:.3g}",
@@ -307,7 +307,7 @@ BATCH_ALIKE = EventKind(
     name="batch-alike",
     meaning="All inspected batches consist of the same samples.",
     values={
-        "distance": "distance to the nearest first sample, in units of its distance to its neighbour",
+        "distance": "distance to the nearest first sample / distance of that sample to its nearest neighbor",
         "samples": "samples",
         "features": "numbers of a sample",
         "exact": "1 if the batches are bit-identical",
@@ -318,20 +318,20 @@ BATCH_ALIKE = EventKind(
 )
 INPUTS_ALIKE = EventKind(
     name="inputs-alike",
-    meaning="The model was given the same samples again, in a loop that does not hand its batches over.",
+    meaning="The model gets the same samples again, in a loop that does not pass its batches.",
     values=BATCH_ALIKE.values,
     text=BATCH_ALIKE.text,
 )
 TENSOR_HELD = EventKind(
     name="tensor-held",
-    meaning="The loop handed over the tensor of step 0 again.",
-    text="the loop hands over the same tensor again",
+    meaning="The loop passed the tensor of step 0 again.",
+    text="the loop passes the same tensor again",
 )
 UNPAIRED = EventKind(
     name="outputs-unpaired",
-    meaning="Predictions fit the targets of other samples as well as their own.",
+    meaning="Predictions fit the targets of other samples as well as their own targets.",
     values={"explained": "fraction of the loss of the best constant"},
-    text="predictions fit any other sample as well as their own",
+    text="predictions fit other samples as well as their own",
 )
 PAIRED = EventKind(
     name="outputs-paired",
@@ -345,17 +345,17 @@ PAIRED = EventKind(
 GRADIENTS_KEPT = EventKind(
     name="gradients-kept",
     meaning="No backward pass since the last update found the gradients cleared.",
-    text="nothing cleared the gradients since the update before",
+    text="the gradients were not cleared since the previous update",
 )
 GRADIENTS_CLEARED = EventKind(
     name="gradients-cleared",
     meaning="A backward pass since the last update found the gradients cleared.",
-    text="the gradients were cleared since the update before",
+    text="the gradients were cleared since the previous update",
 )
 GRADIENTS_KEPT_LATER = EventKind(
     name="gradients-kept-later",
     meaning="Nothing cleared the gradients between several consecutive updates later in the run.",
-    text="nothing clears the gradients between updates any more, since step {since}",
+    text="the gradients are no longer cleared between updates, since step {since}",
 )
 
 # Losses that a loop reports.
@@ -363,28 +363,28 @@ GRADIENTS_KEPT_LATER = EventKind(
 LOSS_NAN = EventKind(
     name="loss-nan",
     meaning="The first step whose loss was given, and NaN.",
-    text="the loop handed over a loss of NaN",
+    text="the loop passed a loss of NaN",
 )
 LOSS_WITHHELD = EventKind(
     name="loss-withheld",
     meaning="The first step whose loss was None.",
-    text="the loop handed over no loss",
+    text="the loop passed no loss",
 )
 BATCH_FINITE = EventKind(
     name="batch-finite",
     meaning="The inputs of the first loss that is not finite are finite.",
-    text="no value of the inputs is NaN or Inf",
+    text="the inputs contain no NaN or Inf",
 )
 BATCH_NONFINITE = EventKind(
     name="batch-nonfinite",
     meaning="The inputs of the first loss that is not finite hold NaN or Inf.",
-    text="a value of the inputs is NaN or Inf",
+    text="the inputs contain NaN or Inf",
 )
 VALIDATIONS_DIFFER = EventKind(
     name="validations-differ",
     meaning="Two validation losses of the same weights differ.",
     values={"difference": ""},
-    text="validation gave {before:.6g} and {after:.6g} with the same weights",
+    text="two validations with the same weights gave {before:.6g} and {after:.6g}",
 )
 
 # The monitor, the run directory and the training.
@@ -397,14 +397,14 @@ THINNED = EventKind(
 )
 NOT_SHOWN = EventKind(
     name="not-shown",
-    meaning="Steps came faster than sinks could show them.",
+    meaning="Steps came faster than the outputs could show them.",
     values={"steps": "steps"},
     text="{steps:.0f} steps came faster than they could be shown; all of them are recorded",
 )
 EVENTS_DROPPED = EventKind(
     name="events-dropped",
     meaning="A history is full of events.",
-    text="there were more than {limit} events; later ones are not kept",
+    text="there were more than {limit} events; later events are not recorded",
 )
 INCIDENT = EventKind(
     name="incident",
@@ -413,7 +413,7 @@ INCIDENT = EventKind(
 )
 NOT_RECORDED = EventKind(
     name="not-recorded",
-    meaning="The state that would reproduce a step is not kept.",
+    meaning="The state that would reproduce a step is not saved.",
     text="{reason}",
 )
 REWIND = EventKind(
@@ -424,7 +424,7 @@ REWIND = EventKind(
 BATCH_LEFT_OUT = EventKind(
     name="batch-left-out",
     meaning="The training skips a batch from now on.",
-    text="step {culprit}: {reason}; its batch is left out from now on",
+    text="step {culprit}: {reason}; its batch is skipped from now on",
 )
 
 KINDS: Mapping[str, EventKind] = {kind.name: kind for kind in [*globals().values()] if isinstance(kind, EventKind)}

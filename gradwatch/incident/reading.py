@@ -46,13 +46,13 @@ class Incident:
         try:
             data = json.loads((path / FACTS).read_bytes())
             if data.pop("format") > FORMAT:
-                raise RunError(f"{path}: a newer gradwatch wrote this incident: update gradwatch")
+                raise RunError(f"{path}: this incident was written by a newer gradwatch: update gradwatch")
             found = tuple(FINDINGS.decode(finding) for finding in data.pop("findings"))
             return cls(path=path, step=int(data.pop("step")), findings=found, facts=data)
         except RunError:
             raise
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise RunError(f"{path}: no incident can be read here ({type(error).__name__}: {error})") from error
+            raise RunError(f"{path}: cannot read an incident here ({type(error).__name__}: {error})") from error
 
     @property
     def snapshot_step(self) -> int | None:

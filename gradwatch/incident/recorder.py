@@ -83,7 +83,7 @@ class Snapshotter:
             self._snapshot = Snapshot()
             return (
                 f"a copy of model and optimizer takes {needed // MEGABYTE:,} MB, watch.record.memory_mb allows "
-                f"{self._limit // MEGABYTE:,}: steps can be run again from checkpoints alone"
+                f"{self._limit // MEGABYTE:,}: steps can be replayed from checkpoints only"
             )
         self._snapshot.take(state)
         self.step = step
@@ -129,5 +129,5 @@ class Snapshotter:
         self._left, self.due, self.step = 0, NEVER, None
         self._snapshot = Snapshot()
         reason = (error.strerror or "").lower() if isinstance(error, OSError) else str(error)
-        text = f"no incident is written any more, the training goes on: {reason or str(error) or type(error).__name__}"
+        text = f"no more incidents are saved, the training continues: {reason or str(error) or type(error).__name__}"
         warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=3)

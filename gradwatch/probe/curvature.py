@@ -118,7 +118,7 @@ def curvature(
         epsilon=epsilon,
     )
     if is_linear:
-        raise GradwatchError("curvature: the loss is linear in every parameter, so that it bends nowhere")
+        raise GradwatchError("curvature: the loss is linear in every parameter, so it has no curvature")
     return Curvature(sharpness=sharpness, iterations=done, change=change, loss=to_float(value.detach()))
 
 

@@ -40,7 +40,7 @@ def list_parameters(
             name = f"{module_name}.{own_name}" if module_name else own_name
             if isinstance(param, nn.parameter.UninitializedParameter):
                 raise GradwatchError(
-                    f"model: parameter '{name}' has no shape yet, expected an initialised one; "
+                    f"model: parameter '{name}' has no shape yet, expected an initialized one; "
                     "run one batch through the model before watching it"
                 )
             params[param] = LayerInfo(

@@ -28,7 +28,7 @@ def config_of(run: Path, patch: Mapping[str, Any] | None = None) -> Config:
     path = run / CONFIG
     if not path.is_file():
         raise RunError(
-            f"{run}: holds no config.yaml, so that its training cannot be run again: it was made by gradwatch.watch"
+            f"{run}: has no config.yaml (it was made by gradwatch.watch), so its training cannot be repeated"
         )
     return load_config(path, [f"{key}={json.dumps(value)}" for key, value in (patch or {}).items()])
 
@@ -55,20 +55,20 @@ def reverted_settings(config: Config) -> Iterator[Remedy]:
                 text = f"set {key}.{name} back to its default, {default}"
                 yield Remedy(text=text, patch={f"{key}.{name}": default})
     if config.loss.target:
-        yield Remedy(text="use torch's loss instead of your own formula", patch={"loss": None})
+        yield Remedy(text="replace your own loss with torch's loss", patch={"loss": None})
     elif config.loss.name:
-        yield Remedy(text="use the usual loss for the data", patch={"loss": None})
+        yield Remedy(text="use the default loss for the data", patch={"loss": None})
     for name in ("transform", "augment"):
         if getattr(config.data, name):
-            yield Remedy(text=f"take the data without data.{name}", patch={f"data.{name}": []})
+            yield Remedy(text=f"remove data.{name}", patch={f"data.{name}": []})
     if config.optim.groups:
-        yield Remedy(text="optimize all parameters alike, without groups", patch={"optim.groups": []})
+        yield Remedy(text="optimize all parameters in one group", patch={"optim.groups": []})
     if config.schedule.name:
-        yield Remedy(text="keep the learning rate as it is, without a schedule", patch={"schedule": None})
+        yield Remedy(text="keep the learning rate constant: remove the schedule", patch={"schedule": None})
     if config.train.clip:
         yield Remedy(text="do not clip the gradient", patch={"train.clip": None})
     if config.train.precision != "fp32":
-        yield Remedy(text="compute in float32", patch={"train.precision": "fp32"})
+        yield Remedy(text="train in float32", patch={"train.precision": "fp32"})
 
 
 def _defaults(section: NamedSection) -> dict[str, Any]:

@@ -121,14 +121,14 @@ def to_yaml(cure: Cure, *, run: Path, name: str = "cure.yaml") -> str:
     """Return a cure as YAML for `gradwatch train config.yaml --set-file`, the smallest change first, with reasons."""
     told = "healthy" if not cure.left else f"not healthy yet: {', '.join(cure.left)}"
     lines = [
-        f"# Cure of {run}: trained for {cure.steps:,} steps with it, and the run was {told}.",
-        f"# To use it: gradwatch train {run / CONFIG} --set-file {name}",
+        f"# Fix for {run}: trained {cure.steps:,} steps with it; the run was {told}.",
+        f"# Apply it: gradwatch train {run / CONFIG} --set-file {name}",
     ]
     ordered = sorted(cure.changes, key=lambda c: len(c.patch))
     reasons = {key: c.text for c in ordered for key in c.patch}
     lines += _lines(_nested(_united(ordered)), reasons)
     if cure.others:
-        lines += ["# The finding was gone with each of these, too:"]
+        lines += ["# Each of these also removed the finding:"]
     for change in cure.others:
         lines += [f"#   {line}" for line in _lines(_nested(change.patch), dict.fromkeys(change.patch, change.text))]
     return "\n".join(lines) + "\n"

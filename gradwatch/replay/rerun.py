@@ -130,7 +130,7 @@ def rerun(run: Path, *, step: int | None = None, until: int | None = None) -> Re
     source = find_start_state(run, step)
     last = source.step if until is None else until
     if last < source.step:
-        raise RunError(f"--until: got {last}, expected {source.step} or more, the step that it begins with")
+        raise RunError(f"--until: got {last}, expected {source.step} or more, its first step")
     known = _known_weights(source, last)
     asked = [number for number in known if number <= last + 1]
     ends = [] if last + 1 in known else [number for number in known if number > last][:1]

@@ -84,7 +84,7 @@ def test_what_was_seen_of_the_inputs_decides_between_data_and_formula(event, cau
 
 
 def test_a_gain_of_the_backward_pass_is_laid_to_sums_that_nothing_divides():
-    gain = (Quantity(key="backward.gain_decades", label="gain of the backward pass", value=3.2, unit="decades"),)
+    gain = (Quantity(key="backward.gain_decades", label="gain of backprop", value=3.2, unit="decades"),)
 
     cause = top(Synthetic(steps=40).history(), found("exploding-gradient", 10, layer="layers.3.weight", evidence=gain))
 
@@ -92,7 +92,7 @@ def test_a_gain_of_the_backward_pass_is_laid_to_sums_that_nothing_divides():
 
 
 def test_a_loss_that_falls_without_end_is_laid_to_the_loss():
-    endless = (Quantity(key="loss.by_first_size", label="loss, by the size of the first", value=-500.0),)
+    endless = (Quantity(key="loss.by_first_size", label="loss / first loss", value=-500.0),)
 
     cause = top(Synthetic(steps=80).history(), found("exploding-gradient", 70, evidence=endless))
 

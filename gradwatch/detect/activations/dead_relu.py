@@ -79,12 +79,17 @@ class DeadRelu:
 
     def _sign(self, history: History, activation: int, *, dead: float, before: float) -> Sign:
         layer, silent = history.info.activations[activation].name, silent_units(history, activation)
-        since = f"; {silent.num_silent} of {silent.num_units} units since step {silent.since}" if silent else ""
         share = "all" if dead == 1 else f"{100 * dead:.0f} %"
+        message = f"{share} of the units of {layer} are dead (zero for every sample)"
+        if silent and dead == 1 and silent.num_silent == silent.num_units:
+            since = f"zero for every sample since step {silent.since}"
+            message = f"all {silent.num_units} units of {layer} are dead ({since})"
+        elif silent:
+            message += f"; {silent.num_silent} of {silent.num_units} units since step {silent.since}"
         label = f"act.dead_frac {JUMP_SAMPLES + self.samples - 1} samples before"
         is_jump = dead < self.fraction
         return Sign(
-            f"{share} of the units of {layer} are zero for every sample{since}",
+            message,
             (
                 Quantity(key="act.dead_frac", value=dead, unit="0..1"),
                 Quantity(key="act.dead_frac.before", label=label, value=before, unit="0..1"),

@@ -106,7 +106,7 @@ class SaturatedActivation:
             is_late = saturated_A[a] >= self.late and not may_be_confident
             if is_from_start or is_late or self._is_sudden(history, a):
                 yield Sign(
-                    f"{100 * saturated_A[a]:.0f} % of the outputs of {activation.name} are in its flat tails",
+                    f"{100 * saturated_A[a]:.0f} % of the outputs of {activation.name} are saturated",
                     (
                         Quantity(key="act.saturated_frac", value=float(saturated_A[a]), unit="0..1"),
                         Quantity(key="act.mean", value=float(history.act.newest("act.mean")[a])),

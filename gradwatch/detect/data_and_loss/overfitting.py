@@ -116,13 +116,14 @@ class Overfitting:
         rise = float(val_V[-1] / val_V[best] - 1)
         share = f" to {100 * train / first:.2g} % of the first" if is_memorized else ""
         return Sign(
-            f"the validation loss is {100 * rise:.0f} % above step {steps_V[best]}, and the training loss fell{share}",
+            f"the validation loss is {100 * rise:.0f} % above its best (step {steps_V[best]}) "
+            f"while the training loss fell{share}",
             (
                 Quantity(key="val_loss.best", label="best val_loss", value=float(val_V[best])),
                 Quantity(key="val_loss", value=float(val_V[-1])),
-                Quantity(key="val_loss.rise_frac", label="rise above the best", value=rise, unit="0..1"),
-                Quantity(key="val_loss.best_step", label="step of the best", value=float(steps_V[best])),
-                Quantity(key="loss.at_best", label="loss around the best", value=before),
+                Quantity(key="val_loss.rise_frac", label="rise above the best val_loss", value=rise, unit="0..1"),
+                Quantity(key="val_loss.best_step", label="step of the best val_loss", value=float(steps_V[best])),
+                Quantity(key="loss.at_best", label="loss at the best val_loss", value=before),
                 Quantity(key="loss", value=train),
             ),
         )

@@ -61,7 +61,7 @@ class ProbabilitiesIntoLoss:
         for event in (event for kind in WRONG_INPUTS for event in events_of(history, kind)):
             evidence = [Quantity(key="loss", value=float(history.run.newest("loss")[0]))]
             if "floor" in event.values:
-                label = "lowest loss that it can reach"
+                label = "lowest loss it can reach"
                 evidence.append(Quantity(key="loss.floor", label=label, value=event.values["floor"]))
             if "classes" in event.values:
                 evidence.append(Quantity(key="classes", value=event.values["classes"]))

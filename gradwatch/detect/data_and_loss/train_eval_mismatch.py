@@ -116,7 +116,7 @@ class TrainEvalMismatch:
         for event in events_of(history, VALIDATIONS_DIFFER):
             yield self._finding(history, event, Severity.INFO, event.text)
         for event in events_of(history, MODE_FROZEN):
-            yield self._finding(history, event, Severity.INFO, f"{event.text}: frozen, if that is intended")
+            yield self._finding(history, event, Severity.INFO, f"{event.text}: fine if frozen on purpose")
         for event in events_of(history, MODE_VALIDATION):
             yield self._finding(history, event, Severity.WARNING, event.text)
         for event in (*events_of(history, NORM_STUCK), *events_of(history, NORM_HASTY)):
@@ -126,7 +126,7 @@ class TrainEvalMismatch:
                 yield self._finding(history, event, Severity.WARNING, event.text, ratio=ratio)
         far = [event for event in events_of(history, NORM_DISTANCE) if self._is_far(event)]
         if len(far) >= MIN_FAR_VALIDATIONS and ratio >= self.worse:
-            text = f"validation is normalized by statistics that do not fit the batches (in {far[-1].layer})"
+            text = f"the running statistics of {far[-1].layer} do not fit the batches"
             yield self._finding(history, far[-1], Severity.WARNING, text, ratio=ratio)
 
     def _is_far(self, event: Event) -> bool:
@@ -135,9 +135,12 @@ class TrainEvalMismatch:
     def _finding(
         self, history: History, event: Event, severity: Severity, message: str, *, ratio: float | None = None
     ) -> Finding:
-        evidence = [Quantity(key=name, value=value) for name, value in event.values.items()]
+        evidence = [
+            Quantity(key=name, label="normalizations" if name == "normalisations" else "", value=value)
+            for name, value in event.values.items()
+        ]
         if ratio is not None:
-            evidence.append(Quantity(key="val_loss.by_loss", label="validation loss by training loss", value=ratio))
+            evidence.append(Quantity(key="val_loss.by_loss", label="validation loss / training loss", value=ratio))
         return finding_of(self, history, message, *evidence, layer=event.layer, severity=severity)
 
     @classmethod

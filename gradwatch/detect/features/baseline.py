@@ -65,4 +65,4 @@ def baseline_loss(history: History) -> tuple[float, str]:
     """
     first = first_loss(history)
     chance = next((loss for loss in chance_losses(history) if loss < first), None)
-    return (first, "in the beginning") if chance is None else (chance, "at chance level")
+    return (first, "at the start") if chance is None else (chance, "at chance level")

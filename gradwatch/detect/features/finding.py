@@ -75,3 +75,8 @@ def finding_of(
 def format_factor(ratio: float) -> str:
     """Format a factor for a message with three significant digits, such as `1.2`, `528` or `2,060`."""
     return f"{float(f'{ratio:.3g}'):,.10g}"
+
+
+def format_fold(powers: float) -> str:
+    """Format a factor of 10**powers for a message, such as `2,060-fold` or `1e24-fold`."""
+    return f"{format_factor(10**powers)}-fold" if powers < 6 else f"1e{powers:.0f}-fold"

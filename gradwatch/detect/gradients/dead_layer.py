@@ -88,18 +88,18 @@ class DeadLayer:
             if layer is None:
                 continue  # no layer learns: that is another illness, or success
             largest = float(np.fmax.reduce(l2_TL[:, group], axis=None))
-            what = "no gradient any more" if largest == 0 else "next to no gradient"
+            what = "no longer gets any gradient" if largest == 0 else "gets almost no gradient"
             yield finding_of(
                 self,
                 history,
-                f"{layer} gets {what} while others learn",
+                f"{layer} {what} while other layers learn",
                 Quantity(key="grad.l2.largest", label=f"largest grad.l2 in {self.steps} steps", value=largest),
                 Quantity(key="grad.l2.median", label="median grad.l2 of all tensors", value=usual),
                 Quantity(
                     key="dead_layer.gap_decades",
-                    label="gap below the median layer",
+                    label="median gradient / gradient of this layer",
                     value=gap_below_median(history, l2_TL, group),
-                    unit="decades",
+                    unit="orders of magnitude",
                 ),
                 layer=layer,
                 severity=self._severity(history, layer, group, is_zero=largest == 0),

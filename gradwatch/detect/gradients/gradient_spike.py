@@ -108,14 +108,14 @@ class GradientSpike:
             yield finding_of(
                 self,
                 history,
-                f"the gradient{whose} at step {step} was {format_factor(spike / usual)} times the usual",
+                f"the gradient norm{whose} at step {step} was {format_factor(spike / usual)} times the usual norm",
                 Quantity(key="spike.step", label="spike at step", value=float(step)),
                 Quantity(key=NORM, value=spike),
                 Quantity(key="spike.usual_norm", label="median of the 32 steps before", value=usual),
-                Quantity(key="spike.above_median", label="times the median", value=spike / usual),
+                Quantity(key="spike.above_median", label="spike / median", value=spike / usual),
                 Quantity(
                     key="spike.above_largest",
-                    label="times the second largest of the steps before",
+                    label="spike / second largest norm before it",
                     value=spike / highest,
                 ),
                 layer=layer,

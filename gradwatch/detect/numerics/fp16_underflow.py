@@ -132,7 +132,7 @@ class Fp16Underflow:
         return finding_of(
             self,
             history,
-            f"half precision flushes the gradient of {layer or 'the whole model'} to zero",
+            f"the gradient of {layer or 'the whole model'} underflows to zero in half precision",
             Quantity(key="grad.zero_frac", value=zero_frac, unit="0..1"),
             Quantity(key="grad.absmax", value=absmax),
             Quantity(key="fp16.smallest", label="smallest float16 / loss_scale", value=unit),

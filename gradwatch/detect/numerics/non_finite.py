@@ -71,9 +71,11 @@ class NonFinite:
         skipped = history.run.newest("skipped")[0] == 1
         if math.isfinite(loss) or not has_loss:
             layer: str | None = module_of(history, int(sick[-1]))
-            message = f"the gradient turned non-finite at {layer}" + (" while the loss was finite" if has_loss else "")
+            module_type = history.info.layers[sick[-1]].module_type
+            message = f"NaN/Inf gradients first appeared in layer `{layer}` ({module_type})"
+            message += f"; the loss was still finite ({loss:.3g})" if has_loss else ""
         else:
-            layer, message = None, f"the loss became {loss}"
+            layer, message = None, f"the loss became {'NaN' if math.isnan(loss) else 'Inf' if loss > 0 else '-Inf'}"
         return finding_of(
             self,
             history,

@@ -71,7 +71,7 @@ class LossScaleCollapse:
             self,
             history,
             f"the GradScaler skipped the last {skips} updates; its scale has fallen to {scale:.3g}",
-            Quantity(key="skipped.run_steps", label="skipped in a row", value=float(skips), unit="steps"),
+            Quantity(key="skipped.run_steps", label="consecutive skipped updates", value=float(skips), unit="steps"),
             Quantity(key="loss_scale", value=scale),
             severity=Severity.CRITICAL,
         )

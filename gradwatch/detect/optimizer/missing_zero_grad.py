@@ -90,7 +90,7 @@ class MissingZeroGrad:
         if never:
             layer = None if None in never else never[0]
             gradients = f"the gradient of {layer}" if layer else "the gradients"
-            text = f"nothing clears {gradients} between updates: each update repeats all before it"
+            text = f"nothing clears {gradients} between updates: each update repeats all earlier gradients"
             yield self._finding(history, text, layer=layer, kept=kept[layer])
         elif not any(event.kind == GRADIENTS_CLEARED.name for event in history.events):
             yield from self._summed(history)
@@ -116,14 +116,19 @@ class MissingZeroGrad:
             return
         yield self._finding(
             history,
-            "every gradient grows like the sum of all before it: nothing clears them between updates",
-            Quantity(key="accumulation.exponent", label="exponent of growth, median", value=float(np.median(power_L))),
+            "every gradient grows like the sum of all earlier gradients: nothing clears them between updates",
+            Quantity(key="accumulation.exponent", label="median exponent of growth", value=float(np.median(power_L))),
             Quantity(
                 key="accumulation.first_growth",
                 label="growth from step 0 to step 1",
                 value=float(10 ** np.median(log_TL[1] - log_TL[0])),
             ),
-            Quantity(key="accumulation.deviation_decades", label="deviation from a power", value=noise, unit="decades"),
+            Quantity(
+                key="accumulation.deviation_decades",
+                label="deviation from a power law",
+                value=noise,
+                unit="orders of magnitude",
+            ),
         )
 
     def _finding(
@@ -136,7 +141,7 @@ class MissingZeroGrad:
             *evidence,
             Quantity(
                 key="accumulation.uncleared_updates",
-                label="updates before which nothing was cleared",
+                label="updates without clearing",
                 value=float(kept),
                 unit="steps",
             ),

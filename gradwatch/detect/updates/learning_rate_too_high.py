@@ -120,7 +120,7 @@ class LearningRateTooHigh:
     def _critical(self, history: History, finding: Finding) -> Finding:
         newest = Quantity(key="loss", value=newest_loss(history))
         best = Quantity(key="loss.best", label="best loss", value=best_loss(history))
-        message = f"{finding.message}; what was learned is lost"
+        message = f"{finding.message}; the model is back at its initial loss"
         return replace(finding, severity=Severity.CRITICAL, message=message, evidence=(*finding.evidence, newest, best))
 
     @classmethod

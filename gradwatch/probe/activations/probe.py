@@ -432,7 +432,7 @@ class ActivationProbe:
             self.spent_s += time.perf_counter() - began
         except Exception as error:  # of any kind: the forward call must go on
             self.close()
-            text = f"the probe of activations is switched off: {type(error).__name__}: {error}"
+            text = f"the activation probe is disabled: {type(error).__name__}: {error}"
             warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=3)
 
 

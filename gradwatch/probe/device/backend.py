@@ -51,7 +51,7 @@ def select_backend(kernel: Kernel = "auto") -> ModuleType | None:
     if kernel == "auto" and _NATIVE is None and "native" not in _FAILED:
         _FAILED.add("native")
         warnings.warn(
-            f"the C extension of gradwatch {_REASON}; torch operations replace it, which makes watching several "
+            f"the C extension of gradwatch {_REASON}; torch operations replace it, which makes monitoring several "
             "times slower. With a C compiler, pip install -e . builds it.",
             RuntimeWarning,
             stacklevel=2,

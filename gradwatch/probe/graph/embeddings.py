@@ -80,7 +80,7 @@ class _Tables:
         pairs = fields * (fields - 1) // 2
         name = self._layers[place].name
         values = {"first": place, "second": place, "dimension": pairs * width}
-        products = f"all {pairs} pairs of a sample's rows of {name}"
+        products = f"all {pairs} pairs of rows of {name} in a sample"
         layer = self._layers[place].module or name
         yield EMBEDDING_PRODUCT.observe(layer, values=values, rows=products, width=width)
 

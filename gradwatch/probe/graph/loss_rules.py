@@ -163,7 +163,7 @@ def _squeezed(graph: Graph, node: Node) -> GraphMatch | None:
     if not is_fraction or not _makes_a_loss(graph, node):
         return _constant(graph, node) if name == "Softmax" else None
     misuse = f"a {name.lower()} is applied to probabilities"
-    return GraphMatch(node, PROBABILITIES.observe(misuse=misuse, effect="it can hardly tell 0 from 1"))
+    return GraphMatch(node, PROBABILITIES.observe(misuse=misuse, effect="it can hardly distinguish 0 from 1"))
 
 
 def _makes_a_loss(graph: Graph, node: Node) -> bool:

@@ -29,7 +29,7 @@ DESCRIPTIONS = {
     "Rsub": "a difference",
     "Sigmoid": "a sigmoid",
     "Softmax": "a softmax",
-    "Sqrt": "a root",
+    "Sqrt": "a square root",
     "Std": "a standard deviation",
     "Sub": "a difference",
     "Sum": "a sum",
@@ -71,17 +71,19 @@ def is_cancelling_variance(graph: Graph, node: Node) -> bool:
 def _match(graph: Graph, node: Node) -> Iterator[SingularFormula]:
     name = operation(node)
     if name in ("Acos", "Asin", "Atanh"):
-        yield from _unguarded(graph, node, 0, f"{name.lower()} of %s that is not clamped: its slope at 1 is infinite")
+        yield from _unguarded(
+            graph, node, 0, f"{name.lower()} of %s that is not clamped: its gradient at 1 is infinite"
+        )
     elif is_log_of_fraction(graph, node):
-        yield from _unguarded(graph, node, 1, "the log of %s, which rounds to 0: log_softmax or logsigmoid does not")
+        yield from _unguarded(graph, node, 1, "log(%s) can round to log(0): use log_softmax or logsigmoid")
     elif name in ("Log", "Log2", "Log10"):
         yield from _unguarded(graph, node, 2, "the log of %s that may be 0")
     elif is_cancelling_variance(graph, node):
-        yield SingularFormula(2, node, "a variance as E[x^2] - E[x]^2, which rounding makes negative")
+        yield SingularFormula(2, node, "a variance as E[x^2] - E[x]^2, which can become negative by rounding")
     elif name in ("Sqrt", "Rsqrt") or _is_root(node):
-        yield from _unguarded(graph, node, 3, "the root of %s that may be 0, where its slope is infinite")
+        yield from _unguarded(graph, node, 3, "the square root of %s that may be 0, where its gradient is infinite")
     elif name == "Std":
-        yield SingularFormula(3, node, "a standard deviation, whose slope is infinite where all values are equal")
+        yield SingularFormula(3, node, "a standard deviation: its gradient is infinite if all values are equal")
     elif name in ("Div", "Reciprocal"):
         divisor = graph.edges(node)[-1] if name == "Div" else graph.first(node)
         if divisor is not None and not _is_guarded(graph, divisor):

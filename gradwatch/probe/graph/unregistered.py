@@ -64,14 +64,14 @@ class UnregisteredParams:
     def _attributes(self) -> Iterator[tuple[str, list[Tensor], str]]:
         """Yield the parameters of modules and of their attributes, with the full name and the reason of the mistake."""
         for module_name, module in named_modules(self._models):
-            yield module_name, list(module.parameters(recurse=False)), "which was made after the optimizer"
+            yield module_name, list(module.parameters(recurse=False)), "which was created after the optimizer"
             for name, value in vars(module).items():
                 if name in REGISTERED or not isinstance(value, (list, tuple, dict, Tensor)):
                     continue
                 kind = "tensor" if isinstance(value, Tensor) else "container"
                 if params := list(_parameters(value)):
                     full_name = f"{module_name}.{name}" if module_name else name
-                    yield full_name, params, f"a plain {kind} that parameters() does not see"
+                    yield full_name, params, f"a plain {kind} that parameters() does not include"
 
 
 def find_empty_groups(optimizers: Sequence[Optimizer]) -> Iterator[Observation]:

@@ -173,8 +173,8 @@ class TrainEvalModes:
             "trained before": flipped,
             "whole model": is_whole,
         }
-        counts = (_count(len(off) - len(norms), "dropout"), _count(len(norms), "normalisation"))
-        owner = "the model" if is_whole else "the module around"
+        counts = (_count(len(off) - len(norms), "dropout"), _count(len(norms), "normalization"))
+        owner = "the model" if is_whole else "the enclosing module"
         return kind.observe(layer, values=values, modules=" and ".join(filter(None, counts)), owner=owner)
 
     def _find_validation(self) -> Iterator[Observation]:

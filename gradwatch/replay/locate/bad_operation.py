@@ -12,10 +12,10 @@ from gradwatch.replay.locate.records import Operation, Place, Value
 class Blame(StrEnum):
     """The thing that is at fault."""
 
-    DATA = "the data was bad"
-    WEIGHTS = "the weights were already bad"
-    FORMAT = "the format was too small"
-    FORMULA = "the formula is singular here"
+    DATA = "bad data"
+    WEIGHTS = "weights already NaN, Inf or huge"
+    FORMAT = "number format too narrow"
+    FORMULA = "numerically unstable operation"
 
 
 @final

@@ -42,14 +42,14 @@ def attribute_cause(located: Located, *, run: TracedStep, step_tracer: StepTrace
     if located.samples and (told := _unlike(located.samples, batch)):
         return replace(located, blame=Blame.DATA, because=told)
     if weight := _out_of_hand(run.operations):
-        told = f"{weight.name} reaches {weight.magnitude:.3g} in magnitude"
+        told = f"{weight.name} has magnitudes up to {weight.magnitude:.3g}"
         return replace(located, blame=Blame.WEIGHTS, because=told, weight=weight)
     return replace(located, because=_singular(located))
 
 
 def _was_bad(located: Located, leaf: Value, batch: Sequence[Any]) -> Located:
     """Attribute a value that was not finite before the step began."""
-    told = f"{leaf.bad:,} of {leaf.size:,} values of {leaf.name or 'a constant'} were not finite before the step began"
+    told = f"{leaf.bad:,} of {leaf.size:,} values of {leaf.name or 'a constant'} were NaN or Inf before the step"
     if leaf.origin in ("parameter", "buffer"):
         return replace(located, blame=Blame.WEIGHTS, because=told, weight=leaf)
     rows = bad_samples.not_finite(batch)
@@ -63,8 +63,8 @@ def _too_small(located: Located, wide: TracedStep) -> Located:
     same = located.operation.index
     if same < len(wide.operations) and wide.operations[same].name == located.operation.name:
         largest = max((v.magnitude for v in wide.operations[same].outputs), default=0.0)
-        told += f", where this output reaches {largest:.3g} in magnitude"
-    limit = {"float16": "; float16 ends at 65504 and has nothing between 0 and 6e-8"}.get(dtype, "")
+        told += f", with magnitudes up to {largest:.3g} in this output"
+    limit = {"float16": "; float16 ends at 65504 and has no numbers between 0 and 6e-8"}.get(dtype, "")
     return replace(located, blame=Blame.FORMAT, because=told + limit)
 
 
@@ -88,8 +88,8 @@ def _unlike(rows: Sequence[int], batch: Sequence[Any]) -> str:
     if not theirs > OUTLIER * usual:
         return ""
     named = ", ".join(str(i) for i in rows)
-    which = f"sample {named} of the batch does it alone and reaches" if len(rows) == 1 else f"samples {named} reach"
-    return f"{which} {theirs:.3g} in magnitude, where the others have a median of {usual:.3g}"
+    which = f"sample {named} alone triggers it and reaches" if len(rows) == 1 else f"samples {named} reach"
+    return f"{which} {theirs:.3g} in magnitude, the median of the other samples is {usual:.3g}"
 
 
 def _out_of_hand(operations: Sequence[Operation]) -> Value | None:
@@ -102,10 +102,10 @@ def _out_of_hand(operations: Sequence[Operation]) -> Value | None:
 def _singular(located: Located) -> str:
     """Return what the operation was given that it has no finite result for."""
     given = [v for v in located.operation.inputs if v.low == v.low]
-    ranges = " and ".join(_range(v) for v in given[:2]) or "what it was given"
-    told = f"data and weights are finite, and {located.operation.name} of {ranges} is not"
+    ranges = " and ".join(_range(v) for v in given[:2]) or "its inputs"
+    told = f"data and weights are finite, but {located.operation.name} of {ranges} is not"
     if located.samples and len(located.samples) <= 3:
-        told += f"; sample {', '.join(map(str, located.samples))} of the batch does it alone, and is like the others"
+        told += f"; sample {', '.join(map(str, located.samples))} alone triggers it; its input looks normal"
     return told
 
 

@@ -53,4 +53,5 @@ def _located(run: TracedStep, operation: Operation, **known: Any) -> Located:
 def _grown(operation: Operation) -> str:
     given = max(v.magnitude for v in operation.inputs)
     got = max(v.magnitude for v in operation.outputs)
-    return f"all is finite, but {operation.name} takes magnitudes of {given:.3g} to {got:.3g}: it is nearly singular"
+    turns = f"{operation.name} turns magnitudes of {given:.3g} into {got:.3g}"
+    return f"every value is finite, but {turns}: it is nearly singular"

@@ -37,8 +37,8 @@ def restore_step(run: Path, step: int) -> Iterator[RestoredStep]:
         run_until(session, source.step)
         if session.progress.step != source.step:
             raise RunError(
-                f"{run}: ran again from step {source.begins_at}, and it ended before step {session.progress.step}, "
-                f"expected to get to step {source.step}; the config or the data have changed since"
+                f"{run}: the replay from step {source.begins_at} ended before step {session.progress.step}, "
+                f"expected to reach step {source.step}; the config or the data have changed since the run"
             )
         yield RestoredStep(session)
 

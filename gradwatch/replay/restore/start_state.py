@@ -55,8 +55,8 @@ def find_start_state(run: Path, step: int | None = None) -> StartState:
     """
     if not (run / "config.yaml").is_file():
         raise RunError(
-            f"{run}: no run of `gradwatch train` (it holds no config.yaml), and only such a run can be run again "
-            "from its directory; an incident of your own loop is read with gradwatch.incidents"
+            f"{run}: not a run of `gradwatch train` (no config.yaml), and only such a run can be replayed "
+            "from its directory; read an incident of your own loop with gradwatch.incidents"
         )
     found = incidents(run)
     if step is None:
@@ -64,14 +64,14 @@ def find_start_state(run: Path, step: int | None = None) -> StartState:
             history = read(run)
             named = min((f.step for f in history.findings), default=history.step)
             raise RunError(
-                f"{run}: nothing critical was found, so there is no incident to replay; "
+                f"{run}: no critical problem was found, so there is no incident to replay; "
                 f"name a step, such as --step {named}"
             )
         step = found[0].step
     incident = next((one for one in found if one.step == step), None)
     recorded = read(run).step
     if incident is None and not 0 <= step <= recorded:
-        raise RunError(f"{run}: got step {step}, expected one from 0 to {recorded}, the last that was recorded")
+        raise RunError(f"{run}: got step {step}, expected 0 to {recorded}, the last recorded step")
     if incident is not None and incident.snapshot_step is not None:
         return _of_incident(run, step, incident, incident)
     for number in sorted(checkpoint.steps(run / "checkpoints"), reverse=True):

@@ -59,7 +59,7 @@ def interventions(restored: RestoredStep, symptom: Symptom, located: Located | N
     yield from _numerics(restored, symptom, look)
     yield from _data(restored, symptom, look, located)
     yield Intervention(
-        text="the same batch with the weights of the start of the run",
+        text="the same batch with the initial weights",
         causes=(),
         axis="state",
         run=lambda: [look(prepare=lambda: _begin(restored))],
@@ -101,7 +101,7 @@ def _data(
             run=lambda: [look(window=window)],
         )
     yield Intervention(
-        text=f"the {OTHERS} batches that follow, with the same weights",
+        text=f"the next {OTHERS} batches with the same weights",
         causes=odd,
         axis="data",
         run=lambda: [look(window=window) for window in _next_windows(restored)],
@@ -114,10 +114,10 @@ def _modes(restored: RestoredStep, look: Callable[..., StepOutcome]) -> Iterator
     norms = [m for m in restored.training.model.modules() if isinstance(m, _BatchNorm)]
     if dropouts:
         yield Intervention(
-            text="dropout off", causes=(), axis="chance", run=lambda: [look(prepare=lambda: _evaluate(dropouts))]
+            text="without dropout", causes=(), axis="chance", run=lambda: [look(prepare=lambda: _evaluate(dropouts))]
         )
         yield Intervention(
-            text=f"{OTHERS} other draws of random numbers",
+            text=f"{OTHERS} other random seeds",
             causes=(),
             axis="chance",
             run=lambda: [
@@ -143,7 +143,7 @@ def _guarded(located: Located, symptom: Symptom, look: Callable[..., StepOutcome
         return [outcome] if guard.guarded else []  # an operation that is not known how to guard says nothing
 
     return Intervention(
-        text=f"{located.name} on line {place.line} kept 1e-6 away from its singular point",
+        text=f"inputs of {located.name} on line {place.line} clamped 1e-6 away from the singularity",
         causes=(CauseId.UNSCALABLE_NAN if symptom.kind == "loss-scale-collapse" else CauseId.SINGULAR_FORMULA,),
         axis="formula",
         run=run,

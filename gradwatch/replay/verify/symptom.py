@@ -85,7 +85,7 @@ class Symptom:
     def told(self, outcome: StepOutcome) -> str:
         """Return the numbers of an outcome in which it shows, or does not."""
         if self.kind in ZERO:
-            return f"{100 * outcome.zero_frac:.3g} % of the gradient zero"
+            return f"{100 * outcome.zero_frac:.3g} % of the gradient is zero"
         return f"loss {outcome.loss:.4g}, gradient norm {outcome.norm:.4g}"
 
 

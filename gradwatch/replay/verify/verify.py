@@ -28,10 +28,10 @@ from gradwatch.replay.verify.result import Experiment, Status, TestedCause, Veri
 from gradwatch.replay.verify.symptom import KINDS, Symptom, observe
 
 AXES = {
-    "data": ("the data of this batch", "other data"),
-    "state": ("the weights that training has come to", "the first weights"),
+    "data": ("this batch", "other batches"),
+    "state": ("the trained weights", "the initial weights"),
     "numerics": ("the number format", "float32"),
-    "chance": ("the draw of random numbers", "other random numbers"),
+    "chance": ("the random numbers of this step", "other random numbers"),
 }
 """What a symptom may depend on: how that is said where it does, and where it does not."""
 
@@ -108,7 +108,7 @@ def _check_data(restored: RestoredStep) -> list[Experiment]:
     if any(bad_samples.not_finite(batch) for batch in restored.window):
         return []
     told = "every value is finite"
-    return [Experiment(text="the batch, looked at", result=told, gone=False, causes=(CauseId.BAD_DATA,), axis="look")]
+    return [Experiment(text="check of the batch", result=told, gone=False, causes=(CauseId.BAD_DATA,), axis="look")]
 
 
 def _reproduce_training(
@@ -129,7 +129,7 @@ def _run_control(restored: RestoredStep, symptom: Symptom) -> tuple[str, bool]:
     """Run a step twice as it was; say what came of it, and whether the symptom came back."""
     first, second = observe(restored, symptom), observe(restored, symptom)
     same = repr(first) == repr(second)  # nan is equal to nan here
-    told = f"step {restored.step:,} again, twice: {symptom.told(first)}"
+    told = f"step {restored.step:,} run twice: {symptom.told(first)}"
     told += ", bit-identical" if same else f", then {symptom.told(second)}: not deterministic"
     return told, symptom.is_in(first) and symptom.is_in(second)
 
@@ -138,9 +138,9 @@ def _train_again(runner: TrialRunner, finding: Finding, warm_start: WarmStart | 
     steps = runner.steps_for(finding)
     again = runner.run_trial({}, steps=steps, warm_start=warm_start)
     if again is None:
-        return f"no time to train {steps:,} steps again", False
+        return f"no time to repeat {steps:,} training steps", False
     found = again.found(finding)
-    told = f"trained {_span(again)} again"
+    told = f"repeated {_span(again)}"
     if not found:
         return f"{told}: no {finding.kind}", False
     return f"{told}: {finding.kind} at step {found[0].step:,}, as before", True
@@ -148,13 +148,13 @@ def _train_again(runner: TrialRunner, finding: Finding, warm_start: WarmStart | 
 
 def _span(made: TrialRun) -> str:
     """Return which steps were trained."""
-    return f"{made.steps:,} steps" + (f" from step {made.start_step:,} on" if made.start_step else "")
+    return f"{made.steps:,} training steps" + (f" from step {made.start_step:,}" if made.start_step else "")
 
 
 def _try_other_seed(runner: TrialRunner, finding: Finding) -> Experiment:
     """Train with another seed: other first weights, another order of the data, other draws."""
     seed = config_of(runner.run).run.seed + 1
-    change = Remedy(text=f"another seed, {seed}", patch={"run.seed": seed})
+    change = Remedy(text=f"seed {seed} instead", patch={"run.seed": seed})
     return replace(_train_with(runner, finding, change, None), change=None, axis="chance")
 
 
@@ -163,14 +163,14 @@ def _run_intervention(intervention: Intervention, symptom: Symptom) -> Iterator[
     try:
         outcomes = intervention.run()
     except (RuntimeError, ValueError, TypeError) as error:  # a change that the model cannot take
-        gone, result = None, f"cannot be run: {str(error).splitlines()[0]}"
+        gone, result = None, f"cannot run: {str(error).splitlines()[0]}"
     else:
         if not outcomes:
             return
         ill = [o for o in outcomes if symptom.is_in(o)]
         gone, result = not ill, symptom.told((ill or outcomes)[0])
         if len(outcomes) > 1:
-            result = f"ill in {len(ill)} of {len(outcomes)}; {result}"
+            result = f"symptom in {len(ill)} of {len(outcomes)}; {result}"
     yield Experiment(
         text=intervention.text, result=result, gone=gone, causes=intervention.causes, axis=intervention.axis
     )
@@ -180,9 +180,10 @@ def _describe_dependence(experiments: Sequence[Experiment]) -> str:
     """Say what the symptom depends on: it is gone where that is changed."""
     needed = [what for axis, (what, _) in AXES.items() if any(c.axis == axis and c.gone for c in experiments)]
     if needed:
-        return f"it takes {' and '.join(needed)}"
+        alone = " together (one alone is not enough)" if len(needed) > 1 else ""
+        return f"needs {' and '.join(needed)}{alone}"
     kept = [other for axis, (_, other) in AXES.items() if any(c.axis == axis and c.gone is False for c in experiments)]
-    return f"it comes with {' and '.join(kept)}, too" if kept else ""
+    return f"also appears with {' and '.join(kept)}" if kept else ""
 
 
 def _test_causes(
@@ -258,9 +259,9 @@ def _train_with(runner: TrialRunner, finding: Finding, change: Remedy, warm_star
     try:
         made = runner.run_trial(dict(change.patch), steps=steps, warm_start=warm_start)
     except (GradwatchError, RuntimeError) as error:
-        return Experiment(text=change.text, result=f"cannot be trained: {str(error).splitlines()[0]}", gone=None)
+        return Experiment(text=change.text, result=f"training failed: {str(error).splitlines()[0]}", gone=None)
     if made is None:
-        return Experiment(text=change.text, result="no time left to train with it", gone=None)
+        return Experiment(text=change.text, result="not tried: out of time", gone=None)
     found = made.found(finding)
     gone = not found if found or made.history.step >= finding.step else None  # it may end before by itself
     others = sorted({f.kind for f in made.alarms} - set(same_illness(finding.kind)))

@@ -91,7 +91,7 @@ def test_a_rate_is_critical_once_the_loss_is_lost_and_is_told_where_it_was_found
     assert (before.kind, before.severity) == ("learning-rate-too-high", Severity.WARNING)
     assert (after.kind, after.severity) == ("learning-rate-too-high", Severity.CRITICAL)
     assert (after.step, after.layer) == (before.step, before.layer)
-    assert after.message.endswith("what was learned is lost")
+    assert after.message.endswith("the model is back at its initial loss")
 
 
 def test_a_lost_loss_is_not_laid_to_the_rate_where_something_else_was_found_before(replay):

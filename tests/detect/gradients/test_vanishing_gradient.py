@@ -15,4 +15,4 @@ def test_a_recurrence_that_forgets_is_reported_once_nothing_is_learned():
     (finding,) = VanishingGradient().detect(history)
 
     assert (finding.layer, finding.severity) == ("layers.3.weight", Severity.WARNING)
-    assert "20.0 decades on their way back through 80 uses" in finding.message
+    assert "shrink 1e20-fold through 80 uses" in finding.message

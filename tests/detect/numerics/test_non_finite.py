@@ -22,7 +22,7 @@ def test_a_nan_loss_is_found_at_its_own_step(step, skips, replay):
     first = replay(history, [NonFinite()])[0]
 
     assert (first.step, first.layer) == (step, None), "at once, and as a matter of the whole run"
-    assert "the loss became nan" in first.message
+    assert "the loss became NaN" in first.message
 
 
 @pytest.mark.parametrize("every", [1, 2, 7])
@@ -40,7 +40,7 @@ def test_the_message_does_not_speak_of_a_loss_that_nobody_gave(replay):
 
     (finding,) = replay(made.history(), [NonFinite()])
 
-    assert finding.message == f"the gradient turned non-finite at {finding.layer}"
+    assert finding.message == f"NaN/Inf gradients first appeared in layer `{finding.layer}` (Linear)"
 
 
 def test_a_loop_that_never_passes_a_loss_has_no_finding(replay):

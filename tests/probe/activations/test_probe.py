@@ -332,7 +332,7 @@ def test_a_fault_in_the_statistics_leaves_the_forward_call_alone(place, monkeypa
             model(images())
 
         assert [w.category for w in caught] == [RuntimeWarning], "one warning, though two forward calls failed"
-        assert "the probe of activations is switched off: ValueError: a fault of ours" in str(caught[0].message)
+        assert "the activation probe is disabled: ValueError: a fault of ours" in str(caught[0].message)
         torch.testing.assert_close(output, expected, msg="the forward call is what it was")
         probe.arm()
         train_step(model, [images()])

@@ -17,7 +17,7 @@ from gradwatch.render.terminal.summary import print_summary
 REWIND = Event(
     kind="rewind", step=16, text="step 21: the loss became <inf>; went back to step 16, its batch is left out"
 )
-LEFT_OUT = Event(kind="batch-left-out", step=30, text="step 30: the loss became nan; its batch is left out from now on")
+LEFT_OUT = Event(kind="batch-left-out", step=30, text="step 30: the loss became nan; its batch is skipped from now on")
 SOFTMAX = Event(kind="graph-probabilities", step=0, text="a softmax goes into a loss that applies its own")
 
 
@@ -57,7 +57,7 @@ def test_a_loss_that_came_without_its_graph_is_told_with_what_to_hand_over(make_
 
     told = " ".join(written(console).split())
     assert "not read" in told
-    assert "hand over the loss itself, before item() and detach()" in told
+    assert "pass the loss tensor itself, before item() and detach()" in told
 
 
 def test_a_step_of_ones_own_loop_is_told_without_a_command(eventful, tmp_path):

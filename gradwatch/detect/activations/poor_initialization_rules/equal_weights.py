@@ -17,7 +17,7 @@ from gradwatch.records import Finding, Quantity
 def find_equal_units(detector: HasCode, history: History) -> Iterator[Finding]:
     """Yield the layers whose units all get the same gradient, and so stay copies of each other."""
     for event in events_of(history, WEIGHTS_ALIKE):
-        deviation = Quantity(key="weight.std", label="deviation of the weights", value=0.0)
+        deviation = Quantity(key="weight.std", label="standard deviation of the weights", value=0.0)
         yield finding_of(detector, history, f"{event.text} (in {event.layer})", deviation, layer=event.layer)
 
 
@@ -30,6 +30,6 @@ def find_zero_weights(detector: HasCode, history: History, *, layers: int) -> It
     yield finding_of(
         detector,
         history,
-        "all weights begin at zero and get no gradient: each matrix keeps it from all others",
-        Quantity(key="init.zero_matrices", label="matrices of zeros", value=float(len(weight_M))),
+        "all weights are initialized to zero: each matrix blocks the gradient of all others",
+        Quantity(key="init.zero_matrices", label="matrices initialized to zero", value=float(len(weight_M))),
     )

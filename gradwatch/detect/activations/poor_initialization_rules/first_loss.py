@@ -10,7 +10,7 @@ import numpy as np
 from gradwatch.detect.features.baseline import chance_losses
 from gradwatch.detect.features.consequences import severity_after
 from gradwatch.detect.features.events import events_of
-from gradwatch.detect.features.finding import HasCode, finding_of
+from gradwatch.detect.features.finding import HasCode, finding_of, format_factor
 from gradwatch.detect.features.scope import module_of
 from gradwatch.events import CHANCE
 from gradwatch.history.store import History
@@ -35,15 +35,17 @@ def find_high_first_loss(detector: HasCode, history: History, *, surprise: float
         return
     (event, *_) = events_of(history, CHANCE)
     layer = _dominant_module(history)
-    whose = f", mostly because of the scale of {layer}" if layer else ""
-    loss, log_classes = float(history.scalar("loss")[0]), math.log(event.values["classes"])
+    reason = f"the scale of {layer} is" if layer else "weights or inputs are"
+    loss, classes = float(history.scalar("loss")[0]), event.values["classes"]
+    log_classes = math.log(classes)
     is_impossible = units * log_classes > MAX_FLOAT32_NATS
     yield finding_of(
         detector,
         history,
-        f"the loss of step 0 is {loss:.4g}, {units:.3g} times the loss of a model that knows nothing{whose}",
+        f"the initial loss is {format_factor(loss)}; random guessing gives {loss / units:.3g} (ln {classes:.0f}): "
+        f"{reason} too large",
         Quantity(key="loss.step_0", label="loss at step 0", value=loss),
-        Quantity(key="loss.log_classes", label="logarithm of the number of classes", value=log_classes),
+        Quantity(key="loss.log_classes", label="ln(number of classes)", value=log_classes),
         layer=layer,
         severity=severity_after(history, detector.kind) if is_impossible else Severity.INFO,
     )

@@ -52,13 +52,13 @@ def find_large_weights(
     for layer, group in (*tables, *affected_modules(history, ill_L, kind=detector.kind)):
         largest = float(np.fmax.reduce(gain_L[group]))
         most = module_of(history, group[int(np.nanargmax(gain_L[group]))])
-        whole = "" if layer else f"the whole model was drawn too large, most of all {most}: "
+        whole = "" if layer else f"all layers are initialized too large, {most} most of all: "
         yield finding_of(
             detector,
             history,
-            f"{whole}{layer or most} was drawn with a gain of {largest:.1f} (1 to 1.4 keeps the signal)",
+            f"{whole}{layer or most} was initialized with a gain of {largest:.1f} (1 to 1.4 preserves the signal)",
             Quantity(key="gain", value=largest),
-            Quantity(key="init.large_layers", label="layers drawn too large", value=float(len(large))),
+            Quantity(key="init.large_layers", label="layers initialized too large", value=float(len(large))),
             Quantity(key="loss.step_0", label="loss at step 0", value=float(history.scalar("loss")[0])),
             layer=layer or most,
             severity=Severity.WARNING if is_harmful else Severity.INFO,

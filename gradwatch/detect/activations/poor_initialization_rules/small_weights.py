@@ -47,9 +47,14 @@ def find_small_weights(
         yield finding_of(
             detector,
             history,
-            f"{layer or 'the whole model'} was drawn with a gain of {smallest:.1g} (1 to 1.4 keeps the signal)",
+            f"{layer or 'the whole model'} was initialized with a gain of {smallest:.1g} "
+            "(1 to 1.4 preserves the signal)",
             Quantity(key="gain", value=smallest),
-            Quantity(key="init.small_layers", label="layers drawn too small", value=float(len(small))),
-            Quantity(key="init.median_by_output_bias", label="gradient, median weight by output's bias", value=share),
+            Quantity(key="init.small_layers", label="layers initialized too small", value=float(len(small))),
+            Quantity(
+                key="init.median_by_output_bias",
+                label="median weight gradient / gradient of the output's bias",
+                value=share,
+            ),
             layer=layer,
         )

@@ -24,11 +24,11 @@ def find_alike_samples(history: History, *, chosen: int) -> Iterator[Sign]:
     is_handed_over = not math.isnan(history.run.newest("batch_hash")[0])
     for kind in (BATCH_ALIKE,) if is_handed_over else (BATCH_ALIKE, INPUTS_ALIKE):
         for event in events_of(history, kind):
-            values, label = event.values, "distance to the nearest, median"
+            values, label = event.values, "median distance to the nearest sample"
             is_created_again = values.get("exact", 0.0) > values.get("held", 0.0)  # equal, and in other memory
             is_part = (may_be_part if is_created_again else is_surely_part)(history, values["samples"], chosen=chosen)
             yield Sign(
-                f"the samples of the first {event.step + 1} steps are the same, in another order or with noise",
+                f"the first {event.step + 1} steps use the same samples, reordered or with noise",
                 (Quantity(key="batch.nearest_distance", label=label, value=values["distance"], unit="of usual"),),
                 severity=Severity.WARNING if is_part else Severity.INFO,
             )

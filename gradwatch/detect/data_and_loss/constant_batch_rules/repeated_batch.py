@@ -42,9 +42,9 @@ def find_repeated_batch(history: History, *, repeats: int, held: int, longest: i
     if times < least:
         return None
     is_part = bool(before_R) or may_be_part(history, size, chosen=chosen)
-    label = "equal batches in a row, at least"
+    label = "minimum number of equal batches in a row"
     return Sign(
-        f"the same batch came in each of the last {least} steps",
+        f"the last {least} steps all used the same batch",
         (Quantity(key="batch.equal_run", label=label, value=float(least), unit="steps"),),
         severity=Severity.WARNING if is_part else Severity.INFO,
     )

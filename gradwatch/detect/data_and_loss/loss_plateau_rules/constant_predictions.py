@@ -30,7 +30,7 @@ def find_constant_predictions(history: History, *, patience: int) -> Sign | None
     checks = [e.kind for e in history.events if e.kind in (UNPAIRED.name, PAIRED.name) and e.step <= history.step]
     if not checks or checks[-1] == PAIRED.name or history.step * _min_read_frac(history) < patience:
         return None
-    return make_sign(history, "predictions fit any other sample as well as their own")
+    return make_sign(history, "predictions fit other samples as well as their own")
 
 
 def _min_read_frac(history: History) -> float:

@@ -54,7 +54,7 @@ def make_sign(history: History, why: str) -> Sign:
 
     It is for information if the loss is the value of a game between several learners, which may stand still.
     """
-    text = f"the loss is {newest_loss(history, WINDOW_STEPS):.4g} after {history.step} steps and {why}"
+    text = f"the loss is {newest_loss(history, WINDOW_STEPS):.4g} after {history.step} steps; {why}"
     is_game = "+" in history.info.optimizer or any(events_of(history, ADVERSARY))
     return Sign(text, loss_evidence(history), severity=Severity.INFO if is_game else None)
 

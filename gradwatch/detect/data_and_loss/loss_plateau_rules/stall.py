@@ -39,4 +39,4 @@ def find_stall(history: History, *, error: float) -> Sign | None:
     blocks_B = aligned_blocks(loss_T[is_settled_T], int(steps_T[is_settled_T][0]), BLOCK_STEPS)
     first, where = baseline_loss(history)
     is_stalled = stall_likelihood_ratio(blocks_B, rate=NEW_LOW_RATE) >= 1 / error
-    return make_sign(history, f"{first:.4g} {where}") if is_stalled else None
+    return make_sign(history, f"it was {first:.4g} {where}") if is_stalled else None

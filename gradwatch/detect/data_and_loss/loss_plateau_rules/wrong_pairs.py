@@ -21,5 +21,5 @@ def find_wrong_pairs(history: History) -> Iterator[Sign]:
     """Yield a sign for each loss that compares every prediction with every target, or classes with places."""
     for kind in (BROADCAST, MIXED_AXES):
         for event in events_of(history, kind):
-            text = f"the loss cannot fall as it should: {event.text}"
+            text = f"the loss compares the wrong pairs: {event.text}"
             yield Sign(text, loss_evidence(history), layer=event.layer, severity=Severity.WARNING)

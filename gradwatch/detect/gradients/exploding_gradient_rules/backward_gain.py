@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from gradwatch.detect.features.events import events_of
-from gradwatch.detect.features.finding import Sign, format_factor
+from gradwatch.detect.features.finding import Sign, format_fold
 from gradwatch.detect.features.robust_stats import log10, median
 from gradwatch.detect.features.scope import module_of
 from gradwatch.detect.features.structure import structure_of
@@ -56,9 +56,9 @@ def find_backward_gain(history: History, *, kind: str, decades: float) -> Sign |
         return None
     layer = module_of(history, int(optimized_O[np.nanargmax(median(l2_TL[:, optimized_O]))]))
     return Sign(
-        f"the backward pass multiplies what the loss sends in by {format_factor(10**gain)}, most at {layer}",
+        f"backprop amplifies the gradient {format_fold(gain)}; the largest is at {layer}",
         (
-            Quantity(key="backward.gain_decades", label="gain of the backward pass", value=gain, unit="decades"),
+            Quantity(key="backward.gain_decades", label="gain of backprop", value=gain, unit="orders of magnitude"),
             Quantity(key="grad.l2.output_bias", label="grad.l2 of the output's bias", value=inflow),
             Quantity(key=NORM, value=float(history.run.newest(NORM)[0])),
         ),

@@ -58,9 +58,9 @@ def find_climb(history: History, norm_T: Floats, *, kind: str, factor: float, lo
     for layer, _ in [(None, [])] if is_whole else affected_modules(history, ill_L, kind=kind):
         whose = f" of {layer}" if layer else ""
         yield Sign(
-            f"the gradient norm{whose} has climbed {format_factor(newest / before)} times above its past, the loss too",
+            f"the gradient norm{whose} has grown {format_factor(newest / before)}-fold, and the loss is rising too",
             (
-                Quantity(key="grad_norm.climb", label="climb of grad_norm.before_clip", value=newest / before),
+                Quantity(key="grad_norm.climb", label="growth of grad_norm.before_clip", value=newest / before),
                 Quantity(key=NORM, value=float(norm_T[-1])),
                 Quantity(key="loss", value=float(history.run.newest("loss")[0])),
             ),

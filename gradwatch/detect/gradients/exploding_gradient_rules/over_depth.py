@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.detect.features.finding import Sign
+from gradwatch.detect.features.finding import Sign, format_factor, format_fold
 from gradwatch.detect.features.robust_stats import median, monotone_rise
 from gradwatch.detect.features.scope import module_of
 from gradwatch.detect.features.structure import module_levels, module_ratio, structure_of
@@ -28,7 +28,7 @@ def find_growth_over_depth(history: History, *, modules: int, decades: float) ->
     Args:
         history: Of the run.
         modules: Least number of modules with a weight matrix.
-        decades: Least rise over depth, in powers of ten.
+        decades: Least growth over depth, in powers of ten.
     """
     chain = structure_of(history).chain
     if len(chain.starts_D) < modules or module_ratio(history) < 10 ** (decades / 2):
@@ -43,10 +43,16 @@ def find_growth_over_depth(history: History, *, modules: int, decades: float) ->
     per_module = rise / (len(places) - 1)
     layer = module_of(history, int(chain.indices_K[chain.starts_D[places[0]]]))
     return Sign(
-        f"gradients grow by {rise:.1f} decades on their way back to {layer}",
+        f"gradients grow {format_fold(rise)} from the output to {layer}, "
+        f"about {format_factor(10**per_module)}x per layer",
         (
-            Quantity(key="depth.rise_decades", label="rise over depth", value=rise, unit="decades"),
-            Quantity(key="depth.rise_per_module_decades", label="rise per module", value=per_module, unit="decades"),
+            Quantity(key="depth.rise_decades", label="growth over depth", value=rise, unit="orders of magnitude"),
+            Quantity(
+                key="depth.rise_per_module_decades",
+                label="growth per layer",
+                value=per_module,
+                unit="orders of magnitude",
+            ),
             Quantity(key=NORM, value=float(history.run.newest(NORM)[0])),
         ),
         layer=layer,

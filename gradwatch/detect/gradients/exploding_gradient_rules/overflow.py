@@ -25,7 +25,7 @@ def find_overflow(history: History, norm: float) -> Sign | None:
     layer = module_of(history, widest) if l2_L[widest] >= MIN_SHARE * norm else None
     whose = f" of {layer}" if layer else ""
     return Sign(
-        f"the gradient norm{whose} is so large that its square overflows in float32",
+        f"the gradient norm{whose} is so large that its square overflows float32",
         (Quantity(key="grad_norm.before_clip", value=norm),),
         layer=layer,
         severity=Severity.CRITICAL,

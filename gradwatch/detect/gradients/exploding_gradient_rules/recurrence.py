@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gradwatch.detect.features.events import events_of
-from gradwatch.detect.features.finding import Sign
+from gradwatch.detect.features.finding import Sign, format_fold
 from gradwatch.events import RECURRENCE
 from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
@@ -24,14 +24,13 @@ def find_growth_over_time(history: History, *, decades: float) -> Iterator[Sign]
         if growth < decades:
             continue
         yield Sign(
-            f"the gradient grows by {growth:.1f} decades on its way back through {uses:.0f} uses of {event.layer}, "
-            "one after another",
+            f"the gradient grows {format_fold(growth)} through {uses:.0f} consecutive uses of {event.layer}",
             (
                 Quantity(
                     key="recurrence.growth_decades",
                     label="growth from the last use to the first",
                     value=growth,
-                    unit="decades",
+                    unit="orders of magnitude",
                 ),
                 Quantity(
                     key="recurrence.factor_per_use",

@@ -61,16 +61,14 @@ def find_unbounded_loss(history: History, *, kind: str, growth: float) -> Sign |
     if not is_faster or norm < MIN_ACCELERATION * norm_B[1] or not weights >= MIN_WEIGHT_GROWTH:
         return None
     return Sign(
-        "the loss falls below zero ever faster, and the gradient norm has grown "
-        f"{format_factor(norm / first_norm)} times on the way: nothing bounds it",
+        "the loss falls below zero faster and faster, and the gradient norm has grown "
+        f"{format_factor(norm / first_norm)}-fold: the loss is unbounded below",
         (
-            Quantity(key="loss.newest_quarter", label="loss, median of the newest quarter", value=loss),
-            Quantity(key="loss.by_first_size", label="loss, by the size of the first", value=loss / first_loss),
-            Quantity(key="grad_norm.newest_quarter", label=f"{NORM}, median of the newest quarter", value=norm),
-            Quantity(key="grad_norm.first", label=f"{NORM}, median of the first 8", value=first_norm),
-            Quantity(
-                key="weight.l2.growth", label="weight.l2, by the first, median of the weight matrices", value=weights
-            ),
+            Quantity(key="loss.newest_quarter", label="median loss of the newest quarter", value=loss),
+            Quantity(key="loss.by_first_size", label="loss / first loss", value=loss / first_loss),
+            Quantity(key="grad_norm.newest_quarter", label=f"median {NORM} of the newest quarter", value=norm),
+            Quantity(key="grad_norm.first", label=f"median {NORM} of the first 8 steps", value=first_norm),
+            Quantity(key="weight.l2.growth", label="median weight norm / first weight norm", value=weights),
         ),
         severity=Severity.INFO if is_consequence(history, kind) else Severity.CRITICAL,
     )

@@ -48,14 +48,14 @@ def find_dominant_heads(history: History, *, decades: float, steps: int) -> Iter
             continue
         layer = module_of(history, int(heads_H[top]))
         yield Sign(
-            f"the gradient of {layer} is at least {format_factor(10**lead)} times that of any other head: what "
-            "they share learns for it alone",
+            f"the gradient of {layer} is at least {format_factor(10**lead)} times the gradient of any other head: "
+            "the shared layers learn for this head only",
             (
                 Quantity(
                     key="imbalance.lead_over_second_head_decades",
-                    label="smallest lead over the second largest head",
+                    label="gradient / second largest head, at least",
                     value=lead,
-                    unit="decades",
+                    unit="orders of magnitude",
                 ),
                 Quantity(key="grad.element", label="gradient element", value=float(10 ** log_TH[-1, top])),
             ),

@@ -59,19 +59,19 @@ def find_leading_matrix(history: History, *, decades: float, steps: int) -> Sign
     layer = module_of(history, tensor)
     others = "layer" if level_M[top] == np.nanmax(level_M) else "layer before the output"
     return Sign(
-        f"the gradient of {layer} is at least {format_factor(10**lead)} times that of any other {others}",
+        f"the gradient of {layer} is at least {format_factor(10**lead)} times the gradient of any other {others}",
         (
             Quantity(
                 key="imbalance.lead_over_second_decades",
-                label="smallest lead over the second largest",
+                label="gradient / second largest, at least",
                 value=lead,
-                unit="decades",
+                unit="orders of magnitude",
             ),
             Quantity(
                 key="imbalance.lead_over_median_decades",
-                label="lead over the median layer",
+                label="gradient / median layer",
                 value=float(level_M[top] - median(level_M)),
-                unit="decades",
+                unit="orders of magnitude",
             ),
             Quantity(key="grad.element", label="gradient element", value=float(10 ** level_M[top])),
         ),
@@ -81,7 +81,7 @@ def find_leading_matrix(history: History, *, decades: float, steps: int) -> Sign
 
 
 def _pick_leader(history: History, l2_TL: Floats, level_M: Floats, *, decades: float) -> tuple[int, float]:
-    """Return the matrix with the largest gradient and its smallest lead over the second largest, in decades."""
+    """Return the matrix with the largest gradient and its gradient / second largest, at least, in decades."""
     log_TM = log10(matrix_rms(history, l2_TL))
     top, lead = _lead(log_TM, level_M)
     if top < len(level_M) - 1:

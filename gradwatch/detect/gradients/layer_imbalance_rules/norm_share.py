@@ -53,17 +53,16 @@ def find_norm_taker(history: History, *, steps: int, rest: float, decades: float
     limits = (is_clipped * rest, (top in other_params_P) * 10**-decades)
     if len(l2_TL) < steps or not 0 < rest_T.min() <= rest_T.max() <= max(limits):
         return None
-    layer, part = module_of(history, top), f"{100 * rest_T.max():.2g} % of"
+    layer, part = module_of(history, top), f"at most {100 * rest_T.max():.2g} %"
     shown = AFTER if is_clipped else BEFORE
     return Sign(
-        f"the gradient of {layer} takes nearly all that clipping lets through: {part} the norm are left for all "
-        "other layers at most"
+        f"the gradient of {layer} uses up the clipping limit: all other layers together get {part} of the norm"
         if is_clipped
-        else f"all other gradients together have {part} the norm of that of {layer} at most",
+        else f"all other gradients together have {part} of the gradient norm of {layer}",
         (
             Quantity(
                 key="imbalance.others_by_own",
-                label="norm of all other gradients, by its own",
+                label="norm of all other gradients / norm of this one",
                 value=float(rest_T.max()),
             ),
             Quantity(key=shown, value=float(history.scalar(shown, 1)[0])),

@@ -43,7 +43,7 @@ def find_replaced_matrix(history: History, *, decades: float, replaced: float) -
         return None
     layer = module_of(history, int(matrices.indices_M[np.nanargmax(ratio_M)]))
     return Sign(
-        f"an update replaces {100 * largest:.3g} % of {layer} and {100 * second:.1g} % of others at most",
+        f"each update replaces {100 * largest:.3g} % of {layer} and at most {100 * second:.1g} % of other layers",
         (
             Quantity(key="update.ratio", value=float(largest)),
             Quantity(key="update.ratio.second", label="update.ratio of the second largest", value=float(second)),

@@ -60,19 +60,19 @@ def find_unscaled_inputs(history: History, *, decades: float, steps: int, raw: f
 def _sign(history: History, tensor: int, *, size: float, rest: float, weakest: float, is_swamped: bool) -> Sign:
     layer = module_of(history, tensor)
     effect = (
-        f"all other gradients together have {100 * rest:.2g} % of the norm of its own at most"
+        f"all other gradients together have at most {100 * rest:.2g} % of its norm"
         if is_swamped
-        else f"another layer gets {weakest:.1g} of its gradient at most"
+        else f"another layer gets at most {weakest:.1g} times its gradient"
     )
     is_drawn = any(f.kind == DRAWN_TOO_LARGE and f.severity >= Severity.WARNING for f in history.findings)
     return Sign(
-        f"the inputs of {layer} are about {format_factor(size)} in size: {effect}",
+        f"the inputs of {layer} have a size of about {format_factor(size)}: {effect}",
         (
-            Quantity(key="input_scale.weight_by_bias", label="gradient of the weight, by that of the bias", value=size),
-            Quantity(key="imbalance.others_by_own", label="norm of all other gradients, by its own", value=rest),
+            Quantity(key="input_scale.weight_by_bias", label="weight gradient / bias gradient", value=size),
+            Quantity(key="imbalance.others_by_own", label="norm of all other gradients / norm of this one", value=rest),
             Quantity(
                 key="input_scale.weakest_by_own",
-                label="smallest gradient of another matrix, by its own",
+                label="smallest gradient of another matrix / this gradient",
                 value=weakest,
             ),
         ),

@@ -50,18 +50,18 @@ def find_unstable_coefficients(history: History, *, thrown: float) -> Iterator[S
     for place in np.flatnonzero((first_F >= MIN_FIRST_RATIO) & (ratio_F >= thrown) & (share_F >= MIN_SHARE)):
         name = history.info.layers[coefficients_F[place]].name
         yield Sign(
-            f"the first update of {name} was {first_F[place]:,.3g} times as large as itself, the newest "
-            f"are {ratio_F[place]:.2g} times, and nearly all of the gradient is its own",
+            f"the first update of {name} was {first_F[place]:,.3g} times its size, the newest are "
+            f"{ratio_F[place]:.2g} times its size, and it has nearly all of the gradient",
             (
-                Quantity(key="update.ratio.first", label="update.ratio, first", value=float(first_F[place])),
+                Quantity(key="update.ratio.first", label="first update.ratio", value=float(first_F[place])),
                 Quantity(
                     key="update.ratio.newest_median",
-                    label="update.ratio, median of the newest",
+                    label="median of the newest update.ratio",
                     value=float(ratio_F[place]),
                 ),
                 Quantity(
                     key="imbalance.share_of_norm",
-                    label="its gradient, as a share of the total norm",
+                    label="its gradient / total norm",
                     value=float(share_F[place]),
                 ),
             ),

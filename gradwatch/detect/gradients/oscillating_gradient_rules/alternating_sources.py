@@ -98,15 +98,18 @@ def find_drowned_source(history: History, *, decades: float) -> Sign | None:
     if not _is_drowned(history, is_quiet_T, gap=gap, decades=decades, loss=loss, first=first):
         return None
     return Sign(
-        f"gradient norms are of two kinds in turn, {10**gap:.3g} times apart: one every {period} steps, "
-        "and the source of the smaller ones is not learned",
+        f"gradient norms alternate between two levels, {10**gap:.3g}x apart: one every {period} steps, "
+        "and the batches with small gradients are not learned",
         (
             Quantity(
-                key="sources.gap_decades", label="gap between the medians of the two kinds", value=gap, unit="decades"
+                key="sources.gap_decades",
+                label="median norm of one level / the other",
+                value=gap,
+                unit="orders of magnitude",
             ),
             Quantity(key="period", value=float(period), unit="steps"),
             Quantity(key="sources.quiet_loss", label="loss of the batches with small gradients", value=loss.quiet),
-            Quantity(key="sources.quiet_loss_first", label="loss of these batches in the beginning", value=first.quiet),
+            Quantity(key="sources.quiet_loss_first", label="loss of these batches at the start", value=first.quiet),
         ),
     )
 

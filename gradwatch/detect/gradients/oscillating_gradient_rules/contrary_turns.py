@@ -64,17 +64,17 @@ def find_contrary_turns(history: History, *, contrary: float) -> Sign | None:
     if share < contrary / (1 + is_unlearned) or (period > MAX_OWN_PERIOD_STEPS and not is_unlearned):
         return None
     return Sign(
-        f"every {period} steps gradients pull against the gradients between, so that updates undo each other",
+        f"every {period} steps the gradient opposes the gradients between: updates undo each other",
         (
             Quantity(
                 key="contrary.share",
-                label="share of the gradients that the turns take from each other",
+                label="fraction of the gradients that cancels out",
                 value=share,
                 unit="0..1",
             ),
-            Quantity(key="contrary.period", label="steps until a turn comes again", value=float(period), unit="steps"),
-            Quantity(key="loss.median", label="loss, median of 48 steps", value=loss),
-            Quantity(key="loss.start", label="loss where learning began", value=begun),
+            Quantity(key="contrary.period", label="period", value=float(period), unit="steps"),
+            Quantity(key="loss.median", label="median loss of 48 steps", value=loss),
+            Quantity(key="loss.start", label="loss at which learning began", value=begun),
         ),
     )
 

@@ -47,7 +47,7 @@ def find_one_sided_batches(history: History, event: Event, *, one_sided: float, 
     if not is_ill_T.mean() >= share:
         return None
     return Sign(
-        "nearly all samples of a batch are of one class, and rarely of the class that the last batches taught",
+        "most samples of a batch are of one class, and consecutive batches have different classes",
         (
             Quantity(
                 key="batch.one_sided",
@@ -56,11 +56,11 @@ def find_one_sided_batches(history: History, event: Event, *, one_sided: float, 
             ),
             Quantity(
                 key="batch.one_sided_random",
-                label="largest for as many random samples",
+                label="largest value for random samples",
                 value=values["samples"] ** -0.5,
             ),
-            Quantity(key="loss.chance", label="loss at chance level", value=chance_loss),
-            Quantity(key="loss.median", label="loss, median of 48 steps", value=float(median(loss_T))),
+            Quantity(key="loss.chance", label="loss of random guessing", value=chance_loss),
+            Quantity(key="loss.median", label="median loss of 48 steps", value=float(median(loss_T))),
         ),
     )
 

@@ -44,12 +44,12 @@ def find_stretches(history: History, *, return_to: float) -> Sign | None:
         return None
     loss = float(median(history.scalar("loss", WINDOW_STEPS)))
     return Sign(
-        f"every {length} steps the loss jumps back to where it began: other batches come, and the model forgets what "
+        f"every {length} steps the loss jumps back to its start: the batches change, and the model forgets what "
         "it learned from the last ones",
         (
             Quantity(key="stretches.steps", label="steps from jump to jump", value=float(length), unit="steps"),
-            Quantity(key="loss.first_max", label="loss of the first steps, at most", value=first),
-            Quantity(key="loss.median", label="loss, median of 48 steps", value=loss),
+            Quantity(key="loss.first_max", label="largest loss of the first steps", value=first),
+            Quantity(key="loss.median", label="median loss of 48 steps", value=loss),
         ),
     )
 

@@ -64,17 +64,20 @@ def find_waves(
     if _is_growing(history, high) or is_alternating(history):
         return None
     return Sign(
-        f"the gradient norm swings by a factor of {10**spread:.3g}, and the loss bounces back to its start",
+        f"the gradient norm swings by a factor of {10**spread:.3g}, and the loss returns to its start",
         (
             Quantity(
-                key="grad_norm.spread_decades", label="spread of grad_norm.before_clip", value=spread, unit="decades"
+                key="grad_norm.spread_decades",
+                label="largest / smallest grad_norm.before_clip",
+                value=spread,
+                unit="orders of magnitude",
             ),
             Quantity(key="grad_norm.autocorrelation", label="correlation from step to step", value=steady),
             Quantity(
-                key="grad_norm.crossings", label=f"crossings of the middle in {length} steps", value=float(crossed)
+                key="grad_norm.crossings", label=f"crossings of the median in {length} steps", value=float(crossed)
             ),
-            Quantity(key="loss.low", label="loss, 10 % quantile", value=low),
-            Quantity(key="loss.high", label="loss, 90 % quantile", value=high),
+            Quantity(key="loss.low", label="10 % quantile of the loss", value=low),
+            Quantity(key="loss.high", label="90 % quantile of the loss", value=high),
         ),
     )
 

@@ -49,7 +49,7 @@ def _sign(history: History, activation: int, *, before: float, now: float) -> Si
     layer = history.info.activations[activation].name
     silent = silent_units(history, activation)
     return Sign(
-        f"units of {layer} fall silent one by one: {100 * now:.0f} % fire for no sample",
+        f"more and more units of {layer} are dead: {100 * now:.0f} % are zero for every sample",
         (
             Quantity(key="act.dead_frac", value=now, unit="0..1"),
             Quantity(key="act.dead_frac.before", label="act.dead_frac of the first samples", value=before, unit="0..1"),

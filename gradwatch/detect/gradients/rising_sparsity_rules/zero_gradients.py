@@ -60,7 +60,7 @@ def _sign(history: History, layer: str | None, low_BL: Floats, *, rise: float) -
     percent = 100 * low_B[-1]
     silent = most_silent(history)
     return Sign(
-        f"the gradient of {layer or 'the whole model'} gets sparser: {percent:.0f} % are always zero",
+        f"the gradient of {layer or 'the whole model'} gets sparser: {percent:.0f} % of its elements are always zero",
         (
             Quantity(key="grad.zero_frac", value=float(low_B[-1]), unit="0..1"),
             Quantity(key="zero_frac.rise", label="rise since the first 16 steps", value=rise, unit="0..1"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.detect.features.finding import Sign
+from gradwatch.detect.features.finding import Sign, format_fold
 from gradwatch.detect.features.robust_stats import Floats, median
 from gradwatch.detect.features.scope import module_of
 from gradwatch.detect.features.structure import structure_of
@@ -42,13 +42,13 @@ def find_faint_weights(history: History, *, decades: float, at_once: float) -> S
     size_L = median(l2_TL)
     fall = float(np.log10(size_L[bias] / size_L[indices_M].max()))
     return Sign(
-        f"no weight gets more than 1e-{fall:.1f} of what the output's bias gets: signals vanish on their way",
+        f"the gradient of every weight is at least {format_fold(fall)} smaller than the gradient of the output's bias",
         (
             Quantity(
                 key="output_bias.fall_decades",
-                label="largest gradient of a weight below that of the output's bias",
+                label="gradient of the output's bias / largest weight gradient",
                 value=fall,
-                unit="decades",
+                unit="orders of magnitude",
             ),
             Quantity(key="grad.l2.output_bias", label="grad.l2 of the output's bias", value=float(size_L[bias])),
         ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from gradwatch.detect.features.events import events_of
-from gradwatch.detect.features.finding import Sign
+from gradwatch.detect.features.finding import Sign, format_fold
 from gradwatch.detect.features.robust_stats import median
 from gradwatch.detect.features.scope import module_of
 from gradwatch.detect.features.structure import structure_of
@@ -44,12 +44,12 @@ def find_hidden_softmax(history: History, *, kind: str, decades: float, at_once:
         return None
     layer = module_of(history, first)
     return Sign(
-        f"gradients shrink by {fall:.1f} decades towards {layer}, through a softmax as hidden activation",
+        f"gradients shrink {format_fold(fall)} from the output to {layer}, through a hidden softmax",
         (
-            Quantity(key="depth.fall_decades", label="fall over depth", value=fall, unit="decades"),
+            Quantity(key="depth.fall_decades", label="shrinkage over depth", value=fall, unit="orders of magnitude"),
             Quantity(key="softmax.hidden_layers", label="hidden layers with a softmax", value=float(len(softmax))),
-            Quantity(key="grad.element.first", label="gradient element at the first", value=float(size[0])),
-            Quantity(key="grad.element.last", label="gradient element behind the last", value=float(size[1])),
+            Quantity(key="grad.element.first", label="gradient element before the first", value=float(size[0])),
+            Quantity(key="grad.element.last", label="gradient element after the last", value=float(size[1])),
         ),
         layer=layer,
         severity=severity_of_fall(fall),

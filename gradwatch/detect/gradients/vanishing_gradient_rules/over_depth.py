@@ -18,7 +18,7 @@ from operator import itemgetter
 import numpy as np
 
 from gradwatch.detect.features.events import events_of
-from gradwatch.detect.features.finding import Sign
+from gradwatch.detect.features.finding import Sign, format_factor, format_fold
 from gradwatch.detect.features.robust_stats import median, monotone_rise
 from gradwatch.detect.features.scope import module_of
 from gradwatch.detect.features.structure import block_levels, module_levels, module_ratio, structure_of
@@ -55,10 +55,16 @@ def find_fall_over_depth(history: History, *, modules: int, decades: float, at_o
     per_module = fall / (len(line) - 1)
     layer = module_of(history, int(chain.indices_K[chain.starts_D[np.flatnonzero(~np.isnan(level_D))[0]]]))
     return Sign(
-        f"gradients shrink by {fall:.1f} decades towards {layer}",
+        f"gradients shrink {format_fold(fall)} from the output to {layer}, "
+        f"about {format_factor(10**per_module)}x per layer",
         (
-            Quantity(key="depth.fall_decades", label="fall over depth", value=fall, unit="decades"),
-            Quantity(key="depth.fall_per_module_decades", label="fall per module", value=per_module, unit="decades"),
+            Quantity(key="depth.fall_decades", label="shrinkage over depth", value=fall, unit="orders of magnitude"),
+            Quantity(
+                key="depth.fall_per_module_decades",
+                label="shrinkage per layer",
+                value=per_module,
+                unit="orders of magnitude",
+            ),
             Quantity(key="modules", value=float(len(line))),
             Quantity(key="grad.element.first", label="gradient element at the input", value=float(10 ** line[0])),
             Quantity(key="grad.element.last", label="gradient element before the output", value=float(10 ** line[-1])),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gradwatch.detect.features.events import events_of
-from gradwatch.detect.features.finding import Sign
+from gradwatch.detect.features.finding import Sign, format_fold
 from gradwatch.events import RECURRENCE
 from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
@@ -27,14 +27,14 @@ def find_fall_over_time(history: History, *, decades: float) -> Iterator[Sign]:
         if fall < decades:
             continue
         yield Sign(
-            f"nothing is learned, and gradients shrink by {fall:.1f} decades on their way back through "
+            f"the loss does not fall, and gradients shrink {format_fold(fall)} through "
             f"{uses:.0f} uses of {event.layer}",
             (
                 Quantity(
                     key="recurrence.fall_decades",
                     label="fall from the last use to the first",
                     value=fall,
-                    unit="decades",
+                    unit="orders of magnitude",
                 ),
                 Quantity(
                     key="recurrence.factor_per_use",

@@ -33,10 +33,10 @@ def diverging_loss(history: History, *, runaway: float, large: float) -> Sign | 
         return None
     rate, times = float(history.run.newest("lr.0")[0]), float(loss_T[-1] / loss_T[0])
     return Sign(
-        f"the loss has climbed {format_factor(times)} times since the first update, at a learning rate of {rate:g}",
+        f"the loss has grown {format_factor(times)}-fold since the first update, at a learning rate of {rate:g}",
         (
-            Quantity(key="loss.by_first", label="loss in units of the first", value=times),
-            Quantity(key="update.ratio.first_max", label="update.ratio of the first update, largest", value=ratio),
+            Quantity(key="loss.by_first", label="loss / first loss", value=times),
+            Quantity(key="update.ratio.first_max", label="largest update.ratio of the first update", value=ratio),
             Quantity(key="lr.0", value=rate),
         ),
         since=int(history.run.steps(FIRST_STEPS)[len(loss_T) - 1]) - MIN_RISING_STEPS,

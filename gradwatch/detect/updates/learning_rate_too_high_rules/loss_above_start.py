@@ -40,12 +40,12 @@ def loss_above_start(history: History, *, above_start: float, large: float) -> S
         return None
     rate, times = float(history.run.newest("lr.0")[0]), float(median(loss_T)) / first
     return Sign(
-        f"the loss is {format_factor(times)} times that before the first update, at a learning rate of {rate:g}",
+        f"the loss is {format_factor(times)} times the initial loss, at a learning rate of {rate:g}",
         (
-            Quantity(key="loss.by_first", label="loss in units of the first", value=times),
+            Quantity(key="loss.by_first", label="loss / first loss", value=times),
             Quantity(
                 key="update.ratio.smallest_median",
-                label="update.ratio, median, smallest of 3",
+                label="smallest of 3 median update.ratio",
                 value=float(ratio_T.min()),
             ),
             Quantity(key="lr.0", value=rate),

@@ -47,7 +47,7 @@ def overwritten_weights(history: History, *, ratio: float, every: int) -> Sign |
     return Sign(
         f"one update at a learning rate of {rate:g} is {format_factor(largest)} times as large as the weights it moves",
         (
-            Quantity(key="update.ratio.median", label="update.ratio, median", value=largest),
+            Quantity(key="update.ratio.median", label="median update.ratio", value=largest),
             Quantity(key="lr.0", value=rate),
         ),
         since=int(history.param.steps(age)[at]),

@@ -31,7 +31,7 @@ def lr_jump(history: History, *, jump: float, worse: float) -> Sign | None:
         if after <= worse * before:
             continue
         return Sign(
-            f"the learning rate rose {format_factor(rate_T[at] / highest)} times, and the loss with it",
+            f"the learning rate rose {format_factor(rate_T[at] / highest)}-fold, and then the loss rose",
             (
                 Quantity(
                     key="lr.jump_step", label="jump at step", value=float(history.run.steps(JUMP_WINDOW_STEPS)[at])
@@ -65,14 +65,14 @@ def lr_ramp(history: History, *, jump: float, worse: float, large: float) -> Sig
     if not ratio >= large:
         return None
     return Sign(
-        f"the learning rate has risen {format_factor(rate / usual)} times since the loss was lowest, "
-        "and the loss with it",
+        f"the learning rate has risen {format_factor(rate / usual)}-fold since the lowest loss, "
+        "and the loss rises again",
         (
             Quantity(key="lr.0", value=rate),
-            Quantity(key="lr.usual", label="lr.0 until the loss was lowest, at most", value=usual),
-            Quantity(key="loss.lowest", label="lowest loss, median of 6", value=lowest),
-            Quantity(key="loss.median", label="loss, median of 6", value=float(loss_B[-1])),
-            Quantity(key="update.ratio.largest_median", label="update.ratio, median, largest of 64 steps", value=ratio),
+            Quantity(key="lr.usual", label="largest lr.0 until the lowest loss", value=usual),
+            Quantity(key="loss.lowest", label="lowest loss (median of 6 steps)", value=lowest),
+            Quantity(key="loss.median", label="loss (median of 6 steps)", value=float(loss_B[-1])),
+            Quantity(key="update.ratio.largest_median", label="largest median update.ratio of 64 steps", value=ratio),
         ),
     )
 

@@ -40,10 +40,15 @@ def weight_growth(history: History, *, growth: float, every: int) -> Sign | None
     rate = float(history.run.newest("lr.0")[0])
     ratio = float(median(history.param.newest("update.ratio")[weights_W]))
     return Sign(
-        f"the weights grew {format_factor(10**found)} times within {WINDOW_STEPS} steps at a learning rate of {rate:g}",
+        f"the weights grew {format_factor(10**found)}-fold within {WINDOW_STEPS} steps at a learning rate of {rate:g}",
         (
-            Quantity(key="weight.l2.growth_decades", label="growth of weight.l2, median", value=found, unit="decades"),
-            Quantity(key="update.ratio.median", label="update.ratio, median", value=ratio),
+            Quantity(
+                key="weight.l2.growth_decades",
+                label="median growth of weight.l2",
+                value=found,
+                unit="orders of magnitude",
+            ),
+            Quantity(key="update.ratio.median", label="median update.ratio", value=ratio),
             Quantity(key="lr.0", value=rate),
         ),
         since=history.step - 1,  # the weights before an update are no consequence of that update's gradient

@@ -33,7 +33,7 @@ def negligible_updates(
         return None
     largest = float(level_T[first:].max())
     return Sign(
-        f"for {still_steps} steps the weights have moved by {largest:.1g} of themselves a step",
+        f"for {still_steps} steps each update has changed the weights by at most {100 * largest:.1g} %",
         small_update_evidence(history, largest),
     )
 
@@ -41,7 +41,7 @@ def negligible_updates(
 def small_update_evidence(history: History, level: float) -> tuple[Quantity, ...]:
     """Return the numbers that belong to an update/weight ratio."""
     return (
-        Quantity(key="update.ratio.median", label="update.ratio, median", value=level),
+        Quantity(key="update.ratio.median", label="median update.ratio", value=level),
         Quantity(key="lr.0", value=float(history.run.newest("lr.0")[0])),
         Quantity(key="loss", value=float(history.run.newest("loss")[0])),
     )

@@ -35,7 +35,6 @@ def short_travel(history: History, steps_T: Steps, level_T: Floats, *, travel: f
     if not newest > MIN_STANDING_FRAC * first > 0 or not trend(loss_T) > MAX_FALLING_TREND:
         return None
     return Sign(
-        f"in {history.step} steps the weights have moved by {100 * total:.1g} % of themselves at most, "
-        "and the loss stands where it began",
+        f"in {history.step} steps the weights have changed by at most {100 * total:.1g} %, and the loss has not fallen",
         small_update_evidence(history, float(level_T.max())),
     )

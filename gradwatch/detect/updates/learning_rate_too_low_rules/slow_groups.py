@@ -42,10 +42,10 @@ def slow_groups(detector: HasCode, history: History, *, ratio: float, samples: i
         yield finding_of(
             detector,
             history,
-            f"{layer or 'the whole model'} moves by {own:.1g} of itself a step, as its group has "
+            f"each update changes {layer or 'the whole model'} by {100 * own:.1g} %: its parameter group has "
             "next to nothing of the others' rate",
             Quantity(key="update.ratio", value=own),
-            Quantity(key="update.ratio.other_groups", label="update.ratio of the other groups, largest", value=others),
+            Quantity(key="update.ratio.other_groups", label="largest update.ratio of the other groups", value=others),
             layer=layer,
             severity=severity_after(history, detector.kind),
         )

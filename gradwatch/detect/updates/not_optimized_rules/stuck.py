@@ -39,7 +39,7 @@ def stuck(detector: HasCode, history: History, *, samples: int) -> Iterator[Find
         history,
         stuck_L & (rate_L > 0),
         severity=severity_after(history, detector.kind),
-        what="has a gradient and a learning rate but never moves",
+        what="has a gradient and a learning rate but never changes",
     )
     is_first = not stuck_L.any() or np.flatnonzero(rate_L == 0).max(initial=-1) < np.argmax(rate_L > 0)
     yield from findings_of(
@@ -47,7 +47,7 @@ def stuck(detector: HasCode, history: History, *, samples: int) -> Iterator[Find
         history,
         stuck_L & (rate_L == 0),
         severity=Severity.INFO if is_first else Severity.WARNING,  # first layers may be frozen on purpose
-        what="gets gradients at a learning rate of 0",
+        what="gets gradients but has a learning rate of 0",
     )
 
 

@@ -62,13 +62,13 @@ def _overwritten(
     yield finding_of(
         detector,
         history,
-        "the weights are back after each update to what they were before: something overwrites them",
+        "something overwrites the weights after each update with their earlier values",
         Quantity(
             key="weight.l2.change_by_updates",
-            label="largest change of a norm within ten steps, in updates",
+            label="largest change of a norm in ten steps / size of an update",
             value=float(change_TL.max()),
         ),
-        Quantity(key="update.ratio.median", label="update.ratio, median", value=float(np.nanmedian(ratio_TL[-1]))),
+        Quantity(key="update.ratio.median", label="median update.ratio", value=float(np.nanmedian(ratio_TL[-1]))),
     )
 
 
@@ -80,7 +80,7 @@ def _put_back(detector: HasCode, history: History, ratio_TL: Floats, norm_TL: Fl
     back_L &= (ratio_TL > MIN_USUAL_RATIO).all(axis=0)
     back_L &= ratio_TL.min(axis=0) > MIN_VISIBLE_RATIO * structure_of(history).rms_scale_L
     if back_L.any():
-        what = "is back after each update to what it was before"
+        what = "returns to its earlier values after each update"
         ill_L = back_L & ~_is_normalised(history)
         yield from findings_of(detector, history, ill_L, severity=Severity.WARNING, what=what)
 

@@ -41,7 +41,7 @@ def left_out(detector: HasCode, history: History, ratio_L: Floats) -> Iterator[F
     elif empty := [event.text for event in history.events if event.kind == EMPTY_GROUP.name]:
         severity, why = Severity.WARNING, empty[0]
     elif _is_probe(history, left, held):
-        severity, why = Severity.INFO, "everything behind it is: freeze it if that is meant"
+        severity, why = Severity.INFO, "all later layers are: freeze it if this is intended"
     else:
         severity, why = Severity.WARNING, "no optimizer holds it"
     what = f"gets gradients but is not optimized: {why}"
@@ -58,7 +58,7 @@ def thawed(detector: HasCode, history: History, ratio_L: Floats) -> Iterator[Fin
     is_stale_L = (l2_TL == l2_TL[0]).all(axis=0)  # a gradient from before the tensor was frozen
     thawed_L[frozen] = (l2_TL[-1] > 0) & ~is_stale_L & (ratio_L[frozen] == 0)
     thawed_L &= has_gradient(history) & ~_is_moved_by_others(history)
-    why = "it was frozen when the optimizer was built, and has not been added since"
+    why = "it was frozen when the optimizer was built and was not added after unfreezing"
     what = f"gets gradients but is not optimized: {why}"
     yield from findings_of(detector, history, thawed_L, severity=Severity.WARNING, what=what, thawed=True)
 
