@@ -14,7 +14,18 @@ from gradwatch.history.synthetic.builder import Synthetic
 
 ALL = detectors()
 CASES = [(type(d), example) for d in ALL for example in type(d).examples()]
-SECTIONS = ("What it measures:", "Why it matters:", "When it is wrong:", "What to do:", "Source:", "Args:")
+SECTIONS = (
+    "What it measures:",
+    "Why it matters:",
+    "Example:",
+    "What to do:",
+    "When it is wrong:",
+    "How it is detected:",
+    "Source:",
+    "Args:",
+)
+MAX_USER_LINES = 12
+"""Lines of a manual page for people who have the problem, before the algorithm."""
 
 each = pytest.mark.parametrize("detector", ALL, ids=lambda d: d.kind)
 every_example = pytest.mark.parametrize(("cls", "example"), CASES, ids=[f"{c.kind}: {e.name}" for c, e in CASES])
@@ -60,6 +71,16 @@ def test_the_docstring_is_a_manual_page(detector):
     assert -1 not in places, f"{detector.kind} lacks {[s for s, p in zip(sections, places, strict=True) if p < 0]}"
     assert places == sorted(places), f"the sections of {detector.kind} are out of order"
     assert "http" in page[page.index("Source:") :], "a source is a link"
+
+
+@each
+def test_a_manual_page_begins_with_a_short_part_for_users_that_shows_the_mistake(detector):
+    page = inspect.getdoc(type(detector)) or ""
+    user_part = [line for line in page.partition("How it is detected:")[0].splitlines() if line]
+    example = page.partition("Example:")[2].partition("What to do:")[0]
+
+    assert len(user_part) <= MAX_USER_LINES, "the algorithm belongs below 'How it is detected'"
+    assert example.count("`") >= 2, "an example is code"
 
 
 @each

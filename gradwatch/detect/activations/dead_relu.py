@@ -23,20 +23,22 @@ JUMP_SAMPLES = 5
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadRelu:
-    """Units whose ReLU never fires.
+    """ReLU units that are zero for every sample.
 
-    What it measures: the fraction of units of each ReLU, module or function, that are zero for every sample of the
-    batch. `fc1.relu` is the `torch.relu` that is called behind `fc1`.
+    What it measures: the fraction of dead units of each ReLU, as a module or as a function (`fc1.relu` is the
+    `torch.relu` after `fc1`).
 
-    Why it matters: a unit that never fires gets no gradient and cannot recover. If all units of a module are dead, the
-    signal ends there, and everything before it stops learning.
+    Why it matters: a dead unit gets no gradient and cannot recover. If all units of a layer are dead, no earlier layer
+    learns.
 
-    When it is wrong: tiny batches silence selective units by chance. Wide, sparse layers (mixtures, dictionaries) are
-    mostly silent on purpose. Functional calls in a compiled or checkpointed region are not seen.
+    Example: `nn.init.constant_(fc1.bias, -10)`, or one update at a learning rate 100 times too high.
 
-    What to do: find out why the inputs fell below zero. Usual reasons are a bias that was initialized far below zero, a
-    large step (learning rate too high, no warm-up), and inputs that are not normalized. LeakyReLU and GELU let a
-    gradient through. He initialization and normalization keep half of the inputs positive.
+    What to do: find out why the inputs became negative: the bias initialization, the learning rate, inputs that are not
+    normalized. LeakyReLU and GELU keep a gradient. Kaiming initialization and normalization keep half of the inputs
+    positive.
+
+    When it is wrong: tiny batches; wide sparse layers (mixtures, dictionaries), which are mostly zero on purpose.
+    Functional calls in compiled or checkpointed regions are not seen.
 
     How it is detected: units are channels in a convolution, features elsewhere. The fraction is the smallest of
     successive sampled batches, because a unit that is silent in one batch only is selective, not dead. The evidence

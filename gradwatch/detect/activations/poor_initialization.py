@@ -24,36 +24,41 @@ from gradwatch.records import Finding
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoorInitialization:
-    """Weights, or the embeddings that do their work, badly scaled at step 0.
+    """Weights or embeddings that are badly scaled at step 0.
 
-    What it measures: the gain of each weight before the first update, and the loss of step 0. The gain is the factor by
-    which a weight multiplies a signal of independent parts.
+    What it measures: the gain of each weight before the first update, the factor by which it multiplies a random
+    signal; and the initial loss.
 
-    Why it matters: gains multiply. Three layers of 17 make 5,000: logits and losses in the hundreds, saturated units,
-    and thousands of steps that only undo it. A product of two embeddings from N(0, 1) over 48 dimensions has a standard
-    deviation of 7, whatever the targets are.
+    Why it matters: gains multiply: three layers with a gain of 17 multiply by 5,000. Units saturate, and the first
+    thousands of steps only undo the initialization.
 
-    When it is wrong: a first layer may be scaled up on purpose (sinusoidal networks, random features), and a trained
-    network may have sharp weights. One such layer alone is reported as info. Weights of zero that open a branch are
-    left out, and so are small weights that a normalization or a shortcut makes up for.
+    Example: `nn.init.normal_(fc.weight)`, which has a standard deviation of 1, instead of
+    `nn.init.kaiming_normal_(fc.weight)`.
 
-    What to do: use kaiming_normal_ or kaiming_uniform_ for ReLU, xavier for tanh and sigmoid, or PyTorch's default,
-    instead of normal_ with standard deviation 1. `nn.Embedding` draws from N(0, 1). Give embeddings that are multiplied
-    or tied to the output a standard deviation of 0.02 to 0.1.
+    What to do: use Kaiming initialization for ReLU, Xavier for tanh and sigmoid, or PyTorch's default. Initialize
+    embeddings that are multiplied, or tied to the output, with a standard deviation of 0.02 to 0.1: `nn.Embedding` uses
+    1.
+
+    When it is wrong: a first layer that is scaled up on purpose (SIREN, random features); a trained network with large
+    weights. One such layer alone is reported as info.
 
     How it is detected: (1) The gain of a linear or convolutional weight is `gain` or more. It is the root mean square
-    of its elements times the root of its fan-in. 1 keeps the variance (Xavier), 1.41 does so behind a ReLU (He), 0.58
-    is PyTorch's default. If the elements have a mean other than zero, the gain is the mean times the fan-in. Layers
-    right before a normalization are left out. A matrix of a custom module counts if the autograd graph shows that the
-    model multiplies by it. (2) Embeddings that the graph shows in the role of a matrix have such a gain: the product of
-    both deviations times the root of the dimension if rows are multiplied, the deviation times that root for a tied
-    output behind a normalization. One layer alone makes a warning if it is recurrent, an embedding, or comes with a
-    first loss that is a `surprise`; without a chance level, if it has the gain of `layers` in a row. (3) Two matrices
-    in a row are each filled with one number, so that all units stay identical (Goodfellow et al. 2016, Deep Learning,
-    sec. 8.4). (4) The loss of step 0, for a cross entropy of C classes, is far above log C. That is info, because
-    training corrects it within some steps, and a warning above 103.3 nats, where float32 has no probability left for
-    the right class. (5) In a model without normalization, hidden layers have gains below `faint`, and the gradient of
-    the median weight is `lost` decades below the gradient of the output's bias. (6) All matrices are zero.
+    of its elements times the root of its fan-in. 1 keeps the variance (Xavier), 1.41 does so after a ReLU (He), 0.58 is
+    PyTorch's default. If the elements have a mean other than zero, the gain is the mean times the fan-in. Layers right
+    before a normalization are left out. A matrix of a custom module counts if the autograd graph shows that the model
+    multiplies by it. (2) Embeddings that the graph shows in the role of a matrix have such a gain: the product of both
+    deviations times the root of the dimension if rows are multiplied, the deviation times that root for a tied output
+    after a normalization. One layer alone makes a warning if it is recurrent, an embedding, or comes with a first loss
+    that is a `surprise`; without a chance level, if it has the gain of `layers` in a row. (3) Two matrices in a row are
+    each filled with one number, so that all units stay identical (Goodfellow et al. 2016, Deep Learning, sec. 8.4). (4)
+    The loss of step 0, for a cross entropy of C classes, is far above log C. That is info, because training corrects it
+    within some steps, and a warning above 103.3 nats, where float32 has no probability left for the right class. (5) In
+    a model without normalization, hidden layers have gains below `faint`, and the gradient of the median weight is
+    `lost` orders of magnitude below the gradient of the output's bias. (6) All matrices are zero.
+
+    Exceptions to the rules: a first layer may be scaled up on purpose (sinusoidal networks, random features), and a
+    trained network may have sharp weights. One such layer alone is reported as info. Weights of zero that open a branch
+    are left out, and so are small weights that a normalization or a shortcut makes up for.
 
     Source: He et al. 2015, sec. 2.2, https://arxiv.org/abs/1502.01852; Glorot & Bengio 2010, sec. 4.2.1,
     https://proceedings.mlr.press/v9/glorot10a.html; pytorch/pytorch#3121 on embeddings,
@@ -67,7 +72,7 @@ class PoorInitialization:
         surprise: Loss of step 0, in units of log C, at which to report. 10: healthy fresh networks had 1.5 at most. A
             trained network that meets new labels is as sure of its old ones as its loss was low, which is a few units.
         faint: Gain below which a hidden layer counts as too small. 0.1: a sixth of PyTorch's default. The 0.02 of GPT-2
-            is a gain of 0.14 at a width of 48, and is followed by a normalisation.
+            is a gain of 0.14 at a width of 48, and is followed by a normalization.
         lost: Powers of ten by which the median weight's gradient is below that of the output's bias. 2.5: in healthy
             networks it is 1.8 above it to 1 below it (`scripts/studies/false_alarms.py`).
         layers: Number of such layers that makes a warning. 2: gains multiply. One embedding is enough, because its

@@ -46,18 +46,19 @@ MAX_LEARNED_LOSS_FRAC = 0.8
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaturatedActivation:
-    """Units that sit in the flat tails of their function.
+    """Units in the flat tails of a sigmoid, tanh or softmax.
 
-    What it measures: the fraction of outputs of each sigmoid, tanh and softmax, module or function, where the slope is
-    below 5 % of its maximum. For a softmax, it is the fraction of rows in which one entry has more than 0.99. Rows in
-    which a mask left a single entry do not count.
+    What it measures: the fraction of outputs whose slope is below 5 % of its maximum; for a softmax, the fraction of
+    rows in which one entry is above 0.99.
 
-    Why it matters: gradients through such a unit shrink at least twentyfold. The layers before it barely learn.
+    Why it matters: the gradient through a saturated unit shrinks at least twentyfold, so earlier layers hardly learn.
 
-    When it is wrong: gates that are meant to be shut at first; hard attention; a pretrained network.
+    Example: `torch.sigmoid(fc(images))` with pixels of 0 to 255.
 
-    What to do: bring the inputs to unit scale (raw pixels 0..255 are the usual reason). Initialize with Xavier. Divide
-    attention scores by the root of their dimension. Normalize before the function, or use another function.
+    What to do: normalize the inputs. Use Xavier initialization. Divide attention scores by the square root of their
+    dimension. Normalize before the activation, or use another activation.
+
+    When it is wrong: gates that are closed at first on purpose; hard attention; a pretrained network.
 
     How it is detected: the fraction is the smallest of successive sampled batches. (1) From the start: `early` of the
     outputs have been saturated since the first batch, before anything was learned that could justify it. (2) Later:

@@ -24,27 +24,29 @@ from gradwatch.records import Finding
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstantBatch:
-    """The same batch, step after step.
+    """The same batch at every step.
 
     What it measures: a hash of the inputs of each step, and the distances between the samples of the first steps.
 
-    Why it matters: the model memorizes this one batch. The loss falls quickly and means nothing.
+    Why it matters: the model memorizes one batch. The loss falls quickly and means nothing.
 
-    When it is wrong: full-batch training, where the batch is all the data; the deliberate check that a model can
-    overfit one batch; augmentation that is not small, or that comes after the batch was handed over (not seen).
+    Example: `batch = next(iter(loader))` inside the loop.
 
-    What to do: look for `next(iter(loader))` inside the loop, a generator that is seeded in every step, a sampler or
-    stream that is created again each time, or an index that never advances.
+    What to do: create the iterator once, before the loop. Do not seed a generator or create a sampler in every step.
+    Check that the index advances.
+
+    When it is wrong: full-batch training; a deliberate test that the model overfits one batch. Augmentation after the
+    batch was passed to `monitor.step` is not seen.
 
     How it is detected: (1) The same hash comes many times in a row. (2) Two hashes alternate for `turns` steps. (3) The
     samples of steps 0, 1, 8, 10, 20 and 30 are the same, in another order or with noise: each is far nearer to one in
-    the first batch than two samples of a batch are to each other. If the loop hands over no batches, (3) reads the
-    inputs of the model instead. A batch of all the data is reported as info. Its size shows it: 34 and 178 are no batch
-    sizes, and neither are large sizes that are no multiple of 64. L-BFGS needs the same batch at every step, so that
-    is info too, unless other batches came before. (2) counts only for powers of two and sizes such as 24 and 96, and
-    so does (3) unless equal samples are created again in other memory. Reinforcement learning goes over a collection
-    many times: a tensor that is handed over again must come `held` or `longest` times, and a batch after others twice
-    as often as each of them.
+    the first batch than two samples of a batch are to each other. If the loop passes no batches, (3) reads the inputs
+    of the model instead. A batch of all the data is reported as info. Its size shows it: 34 and 178 are no batch sizes,
+    and neither are large sizes that are no multiple of 64. L-BFGS needs the same batch at every step, so that is info
+    too, unless other batches came before. (2) counts only for powers of two and sizes such as 24 and 96, and so does
+    (3) unless equal samples are created again in other memory. Reinforcement learning goes over a collection many
+    times: a tensor that is passed again must come `held` or `longest` times, and a batch after others twice as often as
+    each of them.
 
     Source: pytorch/pytorch#1917, `next(iter(loader))`, https://github.com/pytorch/pytorch/issues/1917.
 

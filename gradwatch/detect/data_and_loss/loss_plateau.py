@@ -27,34 +27,37 @@ PLANNED_STEPS_PER_WAIT = 20
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossPlateau:
-    """A loss that has not fallen since the run began.
+    """A loss that has not fallen since the start of the run.
 
-    What it measures: the median loss of the newest 48 steps against the median of the first 16 steps, or against log C
-    for a cross entropy of C classes if that is lower.
+    What it measures: the median loss of the newest 48 steps, compared with the first 16 steps or with the loss of
+    random guessing (ln C for C classes), whichever is lower.
 
-    Why it matters: nothing is being learned, whatever the gradients look like.
+    Why it matters: the model learns nothing, even if the gradients look normal.
 
-    When it is wrong: a loss that does not measure success, such as a policy gradient; tasks that are learned in a
-    sudden transition after a long plateau (CTC, arithmetic). The loss of several optimizers, or of a model behind
-    another learner, is taken for the value of a game between them and reported as info.
+    Example: `F.mse_loss(model(x), y)` with shapes (n, 1) and (n,), which broadcasts to (n, n).
 
-    What to do: first read the other findings, because most faults end in a plateau. Then check the loss itself.
-    Predictions (n, 1) against targets (n,) broadcast to (n, n) and learn the mean. Labels may not belong to the inputs,
-    the inputs may say nothing about the target, or the network may lack nonlinearities. A model that cannot overfit ten
-    samples has a bug.
+    What to do: read the other findings first: most problems end in a plateau. Then check shapes, labels and
+    nonlinearities. Overfit 10 samples: if the model cannot, there is a bug.
+
+    When it is wrong: a loss that does not measure success (policy gradients, GANs: info), and tasks that are learned
+    suddenly after a long plateau (CTC, arithmetic).
 
     How it is detected: (1) The autograd graph shows n x n differences, or a softmax over values that are not the
     outputs of one place, because `view` was called instead of `transpose`. (2) The loss is not lower than in the
     beginning and has no falling trend, without the first 32 steps. A trend counts if four more windows of it would
     bring a fall, and in any case until 1.5 times `patience`. The learning rate must not be rising, nor the gradient
     norm or the weights growing, as they do when a saddle is about to end. At least `patience` steps, and 5 % of the
-    planned steps, have passed. A sequential test over blocks of 4 steps says when the loss has stood long enough. (3)
-    A loss stands like that after a fall, while predictions fit other samples of the batch as well as their own. Only
-    what a constant can learn fell: the mean of the targets, or the shares of the classes. If a batch reads a third of
-    the rows of an embedding, a third of the steps count.
+    planned steps, have passed. A sequential test over blocks of 4 steps says when the loss has stood long enough. (3) A
+    loss stands like that after a fall, while predictions fit other samples of the batch as well as their own. Only what
+    a constant can learn fell: the mean of the targets, or the shares of the classes. If a batch reads a third of the
+    rows of an embedding, a third of the steps count.
 
-    Source: Karpathy 2019, "A recipe for training neural networks", https://karpathy.github.io/2019/04/25/recipe/;
-    Wald 1945, "Sequential tests of statistical hypotheses", https://doi.org/10.1214/aoms/1177731118.
+    Exceptions to the rules: a loss that does not measure success, such as a policy gradient; tasks that are learned in
+    a sudden transition after a long plateau (CTC, arithmetic). The loss of several optimizers, or of a model behind
+    another learner, is taken for the value of a game between them and reported as info.
+
+    Source: Karpathy 2019, "A recipe for training neural networks", https://karpathy.github.io/2019/04/25/recipe/; Wald
+    1945, "Sequential tests of statistical hypotheses", https://doi.org/10.1214/aoms/1177731118.
 
     Args:
         every: Steps between two calls. 10: the graph shows (1) at once, and the rest is slow.

@@ -21,21 +21,20 @@ WRONG_INPUTS = (PROBABILITIES, SCORES, SOFTMAX_OVER_BATCH)
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbabilitiesIntoLoss:
-    """The loss gets something other than it expects, mostly probabilities.
+    """Probabilities passed to a loss that expects logits, or a similar mix-up.
 
-    What it measures: nothing. It reads the autograd graph of the loss at the first steps.
+    What it measures: the operations before the loss, read from its autograd graph at the first steps.
 
-    Why it matters: a softmax over C probabilities gives the right class at most e / (e + C - 1). With 10 classes the
-    cross entropy cannot fall below 1.46, and two softmaxes shrink its gradient. The accuracy still rises, so that it
-    looks like a hard task. A likelihood without its logarithm hardly rewards confidence. A likelihood of raw scores
-    falls without end.
+    Why it matters: a softmax of probabilities is nearly uniform: with 10 classes the cross entropy cannot fall below
+    1.46. The accuracy still rises, so the bug looks like a hard task.
 
-    When it is wrong: a custom loss that takes two softmaxes on purpose. Compiled graphs and custom autograd functions
-    are not seen. Neither is the graph of a loss that the loop hands over as a plain number, unless
-    `watch(loss_fn=...)` gets the module.
+    Example: `F.cross_entropy(torch.softmax(scores, dim=1), labels)`.
 
-    What to do: take the softmax or sigmoid out of the model's forward pass, and apply it where predictions are read. Or
-    use NLLLoss on log_softmax, or BCELoss on the sigmoid.
+    What to do: remove the softmax or sigmoid from `forward` and apply it to predictions only. Or use NLLLoss with
+    log_softmax, or BCELoss with sigmoid.
+
+    When it is wrong: a custom loss with two softmaxes on purpose. Not seen: compiled graphs, custom autograd functions,
+    and a loss passed as a number (unless `watch` gets `loss_fn`).
 
     How it is detected: the graph shows one of five mistakes. (1) The scores of a cross entropy are the output of a
     softmax or sigmoid. (2) The logits of a binary cross entropy are the output of a sigmoid. (3) A loss written by hand

@@ -55,22 +55,21 @@ MIN_FAR_VALIDATIONS = 2
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainEvalMismatch:
-    """Dropout or batch normalization that does in one phase what it should do in the other.
+    """Dropout or batch normalization in the wrong mode, or with the wrong statistics.
 
-    What it measures: the mode of dropout and batch normalization in training and in validation, and how well the
-    running statistics of batch normalization fit the data.
+    What it measures: the mode of dropout and batch normalization in training and validation, and how well running
+    statistics fit the data.
 
-    Why it matters: in evaluation mode no unit is dropped, and statistics do not follow the weights: training drifts or
-    overfits. In training mode validation is noisy and changes the running statistics. With wrong running statistics, a
-    good model is useless outside of training.
+    Why it matters: training in evaluation mode overfits or drifts; validation in training mode is noisy and changes the
+    statistics. With wrong statistics a good model fails outside of training.
 
-    When it is wrong: freezing is no mistake, so frozen normalizations and pretrained parts are reported as info.
-    Dropout that is active in evaluation on purpose (MC dropout) is not reported, or as info. The evaluation of another
-    object (an averaged copy) is not seen, nor are functions in compiled models or models with torch's own attention.
+    Example: `model.eval()` before a validation, and no `model.train()` after it.
 
-    What to do: call model.train() before each training pass and model.eval() before each evaluation, in the loop rather
-    than once; a model from a hub comes in evaluation mode. PyTorch's momentum is 1 minus TensorFlow's. If batches are
-    too small or too mixed for their statistics, use GroupNorm or LayerNorm, or estimate the statistics again.
+    What to do: call model.train() before each training pass and model.eval() before each validation. PyTorch's momentum
+    is 1 minus TensorFlow's. For small or mixed batches use GroupNorm or LayerNorm.
+
+    When it is wrong: frozen or pretrained parts, and MC dropout, are reported as info or not at all. Not seen: an
+    averaged copy of the model, compiled models.
 
     How it is detected: (1) A dropout or batch normalization is in evaluation mode while the optimizer updates the
     weights around it. This is info if it was so from the start, or if only normalizations are, in a module in training
@@ -81,6 +80,10 @@ class TrainEvalMismatch:
     validation inputs differs by `shift` or `spread` from the first training step, and validation was `worse` from the
     start. (6) Running statistics differ as much from the statistics of the next batch at two validations. (7) Two
     validation losses differ without an update between them (info: there may be two data sets).
+
+    Exceptions to the rules: freezing is no mistake, so frozen normalizations and pretrained parts are reported as info.
+    Dropout that is active in evaluation on purpose (MC dropout) is not reported, or as info. The evaluation of another
+    object (an averaged copy) is not seen, nor are functions in compiled models or models with torch's own attention.
 
     Source: Ioffe & Szegedy 2015, sec. 3.1, https://arxiv.org/abs/1502.03167; Wu & Johnson 2021, "Rethinking Batch in
     BatchNorm", sec. 3 and 4, https://arxiv.org/abs/2105.07576.

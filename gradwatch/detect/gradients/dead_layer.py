@@ -35,33 +35,41 @@ ROUTER_SYMPTOMS = frozenset({"saturated-activation"})
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLayer:
-    """One layer whose gradient has frozen at zero, or at next to nothing, while others learn.
+    """One layer that no longer gets a gradient while other layers learn.
 
-    What it measures: two things. (1) Frozen tensors: their gradient was not zero before, and is exactly zero at each of
-    the newest `steps` steps. More than half of the others have a gradient. (2) Tiny matrices: their gradient per
-    element (root mean square, median over the window) is `decades` below the median of all weight matrices. On one side
-    a cliff of `decades` - 1 leads to the next layer. Vanishing gradients are as small, but have a slope and no cliff.
+    What it measures: the gradient of each layer: exactly zero after it was not, or several orders of magnitude below
+    the median layer.
 
-    Why it matters: the layer no longer learns, and the features that pass through it stay what they are.
+    Why it matters: the layer no longer learns, and its features stay as they are.
 
-    When it is wrong: a branch whose gate starts near zero and opens late. An expert that is hardly ever chosen comes
-    and goes (info), until it has been away for 60 steps and five times as long as ever before. The autograd graph may
-    show modules that are built alike side by side, as experts are. A dead one is for information until half of them are
-    dead. Then the router has collapsed, however confident its softmax is. A gradient that is None is a choice of the
-    training loop and does not count here (see no-gradient). If all layers go to zero together, the loss is zero: a
+    Example: `torch.sigmoid(gate - 20) * branch(x)`, whose gate is closed.
+
+    What to do: check what multiplies the layer: a gate with an extreme bias, a frozen normalization scale of zero, a
+    saturated activation, units that died after a large step.
+
+    When it is wrong: a branch whose gate opens late; an expert that is rarely chosen (info). See no-gradient for
+    gradients that are None.
+
+    How it is detected: (1) Frozen tensors: their gradient was not zero before, and is exactly zero at each of the
+    newest `steps` steps. More than half of the others have a gradient. (2) Tiny matrices: their gradient per element
+    (root mean square, median over the window) is `decades` below the median of all weight matrices. On one side a cliff
+    of `decades` - 1 leads to the next layer. Vanishing gradients are as small, but have a slope and no cliff.
+
+    Exceptions to the rules: a branch whose gate starts near zero and opens late. An expert that is hardly ever chosen
+    comes and goes (info), until it has been away for 60 steps and five times as long as ever before. The autograd graph
+    may show modules that are built alike side by side, as experts are. A dead one is for information until half of them
+    are dead. Then the router has collapsed, however confident its softmax is. A gradient that is None is a choice of
+    the training loop and does not count here (see no-gradient). If all layers go to zero together, the loss is zero: a
     hinge that is satisfied, or a fit without noise.
 
-    What to do: look for what multiplies the layer: a gate with an extreme bias, a norm whose scale is zero and frozen,
-    a saturated activation, units that died after a large step.
-
-    Source: Srivastava et al. 2015, "Highway networks", sec. 2.2 on gate biases, https://arxiv.org/abs/1505.00387;
-    He et al. 2015, https://arxiv.org/abs/1502.01852, sec. 2.2 on how much gradients differ between healthy layers.
+    Source: Srivastava et al. 2015, "Highway networks", sec. 2.2 on gate biases, https://arxiv.org/abs/1505.00387; He et
+    al. 2015, https://arxiv.org/abs/1502.01852, sec. 2.2 on how much gradients differ between healthy layers.
 
     Args:
         every: Steps between two checks. 10: half of `steps`.
-        steps: Newest steps at each of which it must hold. 20: zero-initialised branches have warmed up by then.
+        steps: Newest steps at each of which it must hold. 20: zero-initialized branches have warmed up by then.
         decades: Gap in powers of ten. 5: healthy layers stayed within 1.6 (`scripts/studies/false_alarms.py`); a
-            float32 update 5 decades smaller than its neighbours' is negligible.
+            float32 update 5 orders of magnitude smaller than its neighbors' is negligible.
     """
 
     code: ClassVar[str] = "GW103"

@@ -24,28 +24,36 @@ from gradwatch.records import Finding
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplodingGradient:
-    """Gradient norms that climb exponentially, or are far too large already.
+    """Gradient norms that grow exponentially, or are far too large already.
 
-    What it measures: six things. (1) A climb: the median of the newest 8 total norms against the largest block median
-    in the first half of the window (up to 256 steps). The norm must be above it by `factor`, the loss by `loss_factor`,
-    and the loss must be above its start. (2) Growth over depth: the size of a gradient element in each module, and by
-    how many decades a line through the logarithms rises towards the input. (3) The gain of the backward pass: the
-    gradient norm of the median weight matrix over the norm of the output layer's bias, which is what the loss sends in.
-    It is left out if a loss may be made of derivatives by the inputs (a physics-informed network). (4) A norm of 1e18
-    or more, whose square overflows in float32. (5) Growth over time: by how much the gradient grows on its way back, if
-    a forward pass uses one parameter on its own result again and again. (6) An unbounded loss: it falls below zero
+    What it measures: the growth of the gradient norm over time, from the output to the input, and through the steps of
+    a recurrence.
+
+    Why it matters: updates grow with the norm until the loss is NaN. With Adam they stay large and lose their
+    direction.
+
+    Example: `nn.init.normal_(layer.weight)` in a deep network without normalization; or a loss whose sign is wrong.
+
+    What to do: clip the gradient norm at its usual level. Lower the learning rate, or warm it up. Normalize layers; use
+    Kaiming initialization. If the loss is unbounded, check its sign and bound the critic.
+
+    When it is wrong: a harder stage of a curriculum; the loss of a game (GAN, policy gradient). Norms that rise while
+    the loss falls do not count.
+
+    How it is detected: (1) A climb: the median of the newest 8 total norms against the largest block median in the
+    first half of the window (up to 256 steps). The norm must be above it by `factor`, the loss by `loss_factor`, and
+    the loss must be above its start. (2) Growth over depth: the size of a gradient element in each module, and by how
+    many orders of magnitude a line through the logarithms rises towards the input. (3) The gain of the backward pass:
+    the gradient norm of the median weight matrix over the norm of the output layer's bias, which is what the loss sends
+    in. It is left out if a loss may be made of derivatives by the inputs (a physics-informed network). (4) A norm of
+    1e18 or more, whose square overflows in float32. (5) Growth over time: by how much the gradient grows on its way
+    back, if a forward pass uses one parameter on its own result repeatedly. (6) An unbounded loss: it falls below zero
     faster and faster, and the weights grow too. Loss and norm are `unbounded` times as large as in the first 8 steps. A
     loss with a least value flattens out.
 
-    Why it matters: steps grow with the norm until the loss is NaN. Under Adam they stay large and lose direction.
-
-    When it is wrong: norms that rise while the loss falls are the end of a plateau and do not count. A curriculum that
-    gets harder raises both, but by less. A loss that is a value of a game (GAN, policy gradient) may rise for good
-    reasons.
-
-    What to do: clip the gradient norm at the usual level. Lower the learning rate, or warm it up. Normalise layers, or
-    scale the initialisation (He for ReLU). Bootstrap from a frozen copy in Q-learning. If a loss is unbounded, check
-    its sign, and bound a critic (gradient penalty, spectral norms, clipped weights).
+    Exceptions to the rules: norms that rise while the loss falls are the end of a plateau and do not count. A
+    curriculum that gets harder raises both, but by less. A loss that is a value of a game (GAN, policy gradient) may
+    rise for good reasons.
 
     Source: Pascanu et al. 2013, https://arxiv.org/abs/1211.5063, sec. 2 and 3; He et al. 2015,
     https://arxiv.org/abs/1502.01852, sec. 2.2; Arjovsky et al. 2017, https://arxiv.org/abs/1701.07875, sec. 3, on
@@ -60,7 +68,7 @@ class ExplodingGradient:
         decades: Rise over depth, in powers of ten. 4: it came to 1.9 in a healthy mixture of experts, whose parallel
             layers have no depth, and to 1.2 in networks that have (`scripts/studies/false_alarms.py`).
         gain: Gain of the backward pass at each of 8 steps, in powers of ten. 2.5: it stayed below 1.8 in healthy runs
-            (`scripts/studies/false_alarms.py`); a graph convolution without normalisation by degree has 3.2 over four
+            (`scripts/studies/false_alarms.py`); a graph convolution without normalization by degree has 3.2 over four
             layers.
         recurrence: Growth from the last use of a parameter to its first, in powers of ten. 3: a loss at each use adds
             to the growth, and with a discount of 0.95 over 100 steps it comes to 2.2.

@@ -36,23 +36,27 @@ MIN_TENSOR_SHARE = 0.25
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientSpike:
-    """Single updates far above the steady state.
+    """A single gradient far above all gradients before it.
 
-    What it measures: the norm over all gradients of each new step against the median and the second largest of the 32
+    What it measures: the gradient norm of each step, compared with the median and the second largest of the 32 steps
+    before it.
+
+    Why it matters: one such update can throw the weights far off. With Adam its square shrinks the updates of the next
+    1,000 steps.
+
+    Example: `torch.cat([images / 255, broken_images])`: a few samples of 0 to 255 in a batch of 0 to 1.
+
+    What to do: inspect the batch of that step (its hash is in the history): inputs that are not normalized, wrong
+    labels, outliers. Clip the gradient norm at a few times its median.
+
+    When it is wrong: the first batch of a new task or curriculum stage also has a larger gradient, and is reported.
+
+    How it is detected: the norm over all gradients of each new step against the median and the second largest of the 32
     steps before. Both bounds must be passed. The first says how large the spike is. The second says that this run has
     no such norms all the time, as with tiny batches; the largest may have been an earlier spike. A spike also has to be
     twice the largest of the first 16 steps, where gradients are large by nature: late in a run, one hard sample stands
     far above the rest and does no harm. From the 33rd step, twice the second largest of the first steps is enough,
     because one of them may have been a spike.
-
-    Why it matters: no later batch undoes such an update, and it can move the weights far off. With Adam its square
-    stays in the second moment for about 1,000 steps and shrinks every update in that time.
-
-    When it is wrong: the first batch of a new task, or of a new stage of a curriculum, is a jump and no spike. It is
-    reported all the same, because at that step the two look alike.
-
-    What to do: look at the batch of the step (its hash is in the history) for samples that were not normalised, broken
-    labels, or an extreme outlier. Clip the gradient norm at a few times its median.
 
     Source: Pascanu et al. 2013, sec. 3.2, https://arxiv.org/abs/1211.5063; Chowdhery et al. 2022 (PaLM), sec. 5.1, on
     spikes that go with data batches, https://arxiv.org/abs/2204.02311.

@@ -30,29 +30,34 @@ from gradwatch.records import Finding
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerImbalance:
-    """One layer whose gradient is far larger than every other's.
+    """One layer whose gradient is far larger than all others.
 
-    What it measures: six things. (1) A leading matrix: the size of a gradient element (root mean square) in each weight
-    matrix. The largest has to lie far above the second largest at every step of a window. Biases, norms, scalars and
-    embeddings are left out, because their gradients differ in size by nature; so is the output layer of a deeper
-    network. (2) A replaced matrix: one update replaces `replaced` of a matrix and next to nothing of all others. (3) A
-    dominant head, in the first 64 steps, if the model has several output layers side by side. Their gradients meet in
-    the layers they share, where the largest decides what is learned. (4) An unstable coefficient: a parameter of up to
-    16 numbers, no bias, whose first update was at least 30 times its size. If updates stay as large as it is, and it
-    has nearly all of the gradient, the rate of the others throws it about. (5) A module that takes nearly all of the
-    total norm. If clipping cuts the norm step after step, it leaves next to nothing for the others. (6) Inputs of
-    another unit: the gradient of a layer's weight in units of its bias's is the size of its inputs. The layer must
-    leave next to nothing of the norm, or of the gradient of another matrix.
+    What it measures: the gradient size of each layer, compared with the second largest, and its share of the total
+    norm.
 
-    Why it matters: one learning rate cannot serve both. The rate of the others makes this layer bounce, and the rate
-    of this one leaves the others where they are. Clipping by the norm leaves room for this one only.
+    Why it matters: no learning rate suits both: this layer bounces, or the others stand still. Clipping leaves room for
+    this layer only.
 
-    When it is wrong: a head that is zero-initialised, or has a much larger loss weight, on purpose. Adam hides the
-    imbalance from the updates, but not from clipping, weight decay or the condition of the problem.
+    Example: `model(torch.stack([year, price_in_cents, 0.1 * rating], dim=1))`, or the sum of one loss and the mean of
+    another.
 
-    What to do: bring the layer's inputs to unit scale (raw features in metres or years next to standardised ones),
-    weight its loss, or give it a learning rate of its own. If it already has a lower one, the finding is for
-    information.
+    What to do: normalize the inputs of the layer, weight its loss, or give it a lower learning rate of its own (then
+    reported as info).
+
+    When it is wrong: a head that is zero-initialized, or has a larger loss weight, on purpose. Adam hides the imbalance
+    from the updates, but not from clipping or weight decay.
+
+    How it is detected: (1) A leading matrix: the size of a gradient element (root mean square) in each weight matrix.
+    The largest has to lie far above the second largest at every step of a window. Biases, norms, scalars and embeddings
+    are left out, because their gradients differ in size by nature; so is the output layer of a deeper network. (2) A
+    replaced matrix: one update replaces `replaced` of a matrix and almost nothing of all others. (3) A dominant head,
+    in the first 64 steps, if the model has several output layers side by side. Their gradients meet in the layers they
+    share, where the largest decides what is learned. (4) An unstable coefficient: a parameter of up to 16 numbers, no
+    bias, whose first update was at least 30 times its size. If updates stay as large as it is, and it has nearly all of
+    the gradient, the rate of the others throws it about. (5) A module that takes nearly all of the total norm. If
+    clipping cuts the norm step after step, it leaves almost nothing for the others. (6) Inputs of another unit: the
+    gradient of a layer's weight in units of its bias's is the size of its inputs. The layer must leave almost nothing
+    of the norm, or of the gradient of another matrix.
 
     Source: LeCun et al. 1998, "Efficient BackProp", sec. 4.3 on input scale and 4.7 on learning rates per layer,
     https://doi.org/10.1007/3-540-49430-8_2.
@@ -67,7 +72,7 @@ class LayerImbalance:
         rest: Norm of all other gradients, in units of a module's own, if clipping cuts it. 0.02: it was 0.15 at least
             in healthy runs.
         raw: The same for a layer whose inputs are `decades` beyond 1 in size. 0.1: none of 280 healthy runs had inputs
-            as large and less than 0.3 left, including biases before a normalisation, whose gradient is rounding.
+            as large and less than 0.3 left, including biases before a normalization, whose gradient is rounding.
         replaced: Update/weight ratio at which a lead over the other matrices counts. 0.5: half of the matrix is gone.
     """
 

@@ -34,25 +34,32 @@ MAX_TURN_FRAC = 0.9
 class NoGradient:
     """Parameters that the loss does not reach.
 
-    What it measures: trainable tensors whose gradient was None, or exactly zero in every element, at each recorded
-    step so far. A gradient that was there and then stays away is another symptom (dead-layer).
+    What it measures: trainable parameters whose gradient was None, or zero in every element, at each step so far.
 
-    Why it matters: these parameters keep their first values for ever, or shrink to nothing under weight decay. The
-    model trains less than its author believes.
+    Why it matters: these parameters keep their initial values, or shrink under weight decay. The model is smaller than
+    intended.
 
-    When it is wrong: a module that is not used on purpose (the pooler of a language model, a head for another task).
-    Freeze it with `requires_grad_(False)` and it does not count. The wait is five times as long if a gradient may still
-    come. It may if other tensors come and go from step to step (experts, heads that train in turn), if the tensor looks
-    like one of several experts, or while the rate warms up. A module of the same shape as tensors that come and go is
-    an expert that no sample was sent to (info). A bias with a gradient of zero whose weight has a gradient does reach
-    the loss, which does not change when its outputs shift: a hinge, or a distance between two outputs (info). Zeros
-    behind a ReLU that never fires are reported as dead-relu, at the ReLU. Zeros next to weights of zero that nothing
-    moves, as in a factor of LoRA that no optimizer holds, follow from those weights (info). A target network or an
-    average of the weights has no gradient by design: tensors that no optimizer holds do not count if they began as a
-    copy of a trained tensor, or move anyway.
+    Example: `features = encoder(x).detach()`, or a layer whose output is not used.
 
     What to do: look for `detach()`, `.data`, `.item()`, `.numpy()` or `torch.no_grad()` between the layer and the loss,
-    for a module whose output is not used, and for a softmax over a single unit or another constant before the loss.
+    an unused output, and a softmax over a single unit.
+
+    When it is wrong: a module that is unused on purpose: freeze it with `requires_grad_(False)`. Experts, target
+    networks and averaged weights do not count or are reported as info.
+
+    How it is detected: trainable tensors whose gradient was None, or exactly zero in every element, at each recorded
+    step so far. A gradient that was there and then stays away is another symptom (dead-layer).
+
+    Exceptions to the rules: a module that is not used on purpose (the pooler of a language model, a head for another
+    task). Freeze it with `requires_grad_(False)` and it does not count. The wait is five times as long if a gradient
+    may still come. It may if other tensors come and go from step to step (experts, heads that train in turn), if the
+    tensor looks like one of several experts, or while the rate warms up. A module of the same shape as tensors that
+    come and go is an expert that no sample was sent to (info). A bias with a gradient of zero whose weight has a
+    gradient does reach the loss, which does not change when its outputs shift: a hinge, or a distance between two
+    outputs (info). Zeros after a dead ReLU are reported as dead-relu, at the ReLU. Zeros next to weights of zero that
+    nothing moves, as in a factor of LoRA that no optimizer holds, follow from those weights (info). A target network or
+    an average of the weights has no gradient by design: tensors that no optimizer holds do not count if they began as a
+    copy of a trained tensor, or move anyway.
 
     Source: Zhang et al. 2018, "An empirical study on TensorFlow program bugs" (unconnected graphs),
     https://doi.org/10.1145/3213846.3213866; PyTorch, `torch.autograd.grad`, argument `allow_unused`.

@@ -35,32 +35,40 @@ from gradwatch.records import Finding
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OscillatingGradient:
-    """Norms that swing up and down while the loss gets nowhere.
+    """Gradient norms that swing up and down while the loss does not fall.
 
-    What it measures: five things over the newest 48 or 96 steps. (1) Waves: the log of the total norm, without its
-    trend. It has to spread widely from its 10 % to its 90 % quantile, cross its middle often, and correlate from step
-    to step. At least twice the loss must come back up to where the run began, from a third of it. (2) Batches of one
-    class, if the loss is a cross entropy: the gradient of the output's bias, which is predictions minus labels. It is
-    near 1 if the batch holds one class that was not predicted, and 1 / root n for n random samples. The loss must be
-    above chance level. (3) Two sources in turn: norms of two kinds, every second to fourth step, further apart than a
-    rank sum of random batches. The source with the small gradients is not learned: its loss stays, and is as high as
-    the other's, or it grows threefold. At a gap of 2.5 decades, or 2 after 120 steps, this holds for tasks with their
-    own tensors and losses too. (4) Stretches in turn: at least four jumps of the loss from a third of where the run
-    began back up to there, equally far apart. (5) Turns that contradict each other: the means of the gradients'
-    elements have a part that returns with the turn, and that the other turns take back. A fifth of the loss must be
-    left, or nearly all of it for turns of four or six steps.
+    What it measures: swings of the gradient norm and of the loss over the newest 48 or 96 steps, and whether updates
+    cancel out.
 
-    Why it matters: each update undoes what the last one learned.
+    Why it matters: each update undoes what the last updates learned.
 
-    When it is wrong: tasks in turn whose losses differ by that much and stay as high as in the beginning. Up to a gap
-    of 2 decades, tasks are recognised if they have layers of their own. A loss whose swings grow from window to window
-    follows targets that move, as values in Q-learning do, and is left out.
+    Example: `DataLoader(dataset, shuffle=False)` with a data set that is sorted by class.
 
-    What to do: shuffle the data: class after class is the usual reason for waves. Lower the learning rate or the
-    momentum, the usual reason for alternation. Enlarge the batch.
+    What to do: shuffle the data, the usual fix for waves. Lower the learning rate or the momentum, the usual fix for
+    alternating norms. Use a larger batch.
 
-    Source: LeCun et al. 1998, "Efficient BackProp", sec. 4.2 (shuffling) and 4.5 (a learning rate beyond
-    2 / curvature overshoots); Cohen et al. 2021, https://arxiv.org/abs/2103.00065, sec. 2.
+    When it is wrong: alternating tasks whose losses differ greatly and stay high; targets that move, as in Q-learning,
+    do not count.
+
+    How it is detected: (1) Waves: the log of the total norm, without its trend. It has to spread widely from its 10 %
+    to its 90 % quantile, cross its middle often, and correlate from step to step. At least twice the loss must come
+    back up to where the run began, from a third of it. (2) Batches of one class, if the loss is a cross entropy: the
+    gradient of the output's bias, which is predictions minus labels. It is near 1 if the batch holds one class that was
+    not predicted, and 1 / root n for n random samples. The loss must be above chance level. (3) Two sources in turn:
+    norms of two kinds, every second to fourth step, further apart than a rank sum of random batches. The source with
+    the small gradients is not learned: its loss stays, and is as high as the other's, or it grows threefold. At a gap
+    of 2.5 orders of magnitude, or 2 after 120 steps, this holds for tasks with their own tensors and losses too. (4)
+    Stretches in turn: at least four jumps of the loss from a third of where the run began back up to there, equally far
+    apart. (5) Turns that contradict each other: the means of the gradients' elements have a part that returns with the
+    turn, and that the other turns take back. A fifth of the loss must be left, or nearly all of it for turns of four or
+    six steps.
+
+    Exceptions to the rules: tasks in turn whose losses differ by that much and stay as high as at the start. Up to a
+    gap of 2 orders of magnitude, tasks are recognized if they have layers of their own. A loss whose swings grow from
+    window to window follows targets that move, as values in Q-learning do, and is left out.
+
+    Source: LeCun et al. 1998, "Efficient BackProp", sec. 4.2 (shuffling) and 4.5 (a learning rate beyond 2 / curvature
+    overshoots); Cohen et al. 2021, https://arxiv.org/abs/2103.00065, sec. 2.
 
     Args:
         every: Steps between two checks. 10: it goes on for long.

@@ -23,27 +23,30 @@ from gradwatch.records import Finding
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RisingSparsity:
-    """A gradient that gets sparser and sparser.
+    """A gradient with more and more zeros.
 
-    What it measures: the fraction of exact zeros in a gradient, as the smallest value of blocks of 16 steps. This lower
-    envelope does not see selective units. It is read where one element stands for one unit: in the bias, or in the
-    weight of a module without a bias. It has to rise by `rise` since the first steps, and in nearly all blocks of the
-    window. It must still rise in the newest third, or half if most is gone. The same is measured for the fraction of
-    units of a ReLU that fire for no sample, at the sampled steps: with a penalty in the loss no gradient is exactly
-    zero. A bias counts only if its weights have as many zeros. A loss that is a difference gives a bias no gradient
-    where both sides answer alike. An embedding counts only if its rows are codes, which the model chooses; which words
-    a batch holds is a matter of the data.
+    What it measures: the fraction of exact zeros in each gradient, and of dead units in each ReLU, as it rises over the
+    run.
 
-    Why it matters: a unit that falls silent for every batch has no gradient and stays silent. The loss does not show it
-    until little capacity is left.
+    Why it matters: a unit that is zero for every batch gets no gradient and stays dead. The loss shows it only when
+    little capacity is left.
 
-    When it is wrong: magnitude pruning makes zeros on purpose. A hinge or triplet loss has zeros for satisfied samples;
-    they come and go, and the envelope does not climb steadily. A network that settles in its first steps loses some
-    units at once and then no more. If next to nothing of the first loss is left, it does no harm (info).
+    Example: `loss + 10 * hidden.abs().sum()`, an L1 penalty that pushes units to zero.
 
-    What to do: weaken what pushes units down (an L1 penalty, weight decay on biases, a learning rate too high),
-    resample dead units, or use LeakyReLU or GELU. Move unused codes next to encoded inputs, or let codes follow their
-    inputs by a running mean.
+    What to do: weaken the L1 penalty, the weight decay of biases or the learning rate. Use LeakyReLU or GELU, or reset
+    dead units. For codes of a vector quantizer, reset unused codes to encoded inputs.
+
+    When it is wrong: magnitude pruning; hinge or triplet losses, whose zeros come and go; a network that settles in its
+    first steps. If little loss is left: info.
+
+    How it is detected: the fraction of exact zeros in a gradient, as the smallest value of blocks of 16 steps. This
+    lower envelope does not see selective units. It is read where one element stands for one unit: in the bias, or in
+    the weight of a module without a bias. It has to rise by `rise` since the first steps, and in nearly all blocks of
+    the window. It must still rise in the newest third, or half if most is gone. The same is measured for the fraction
+    of units of a ReLU that are zero forevery sample, at the sampled steps: with a penalty in the loss no gradient is
+    exactly zero. A bias counts only if its weights have as many zeros. A loss that is a difference gives a bias no
+    gradient where both sides answer alike. An embedding counts only if its rows are codes, which the model chooses;
+    which words a batch holds is a matter of the data.
 
     Source: Bricken et al. 2023, "Towards monosemanticity", on neurons that die over a training,
     https://transformer-circuits.pub/2023/monosemantic-features; Lu et al. 2020, https://arxiv.org/abs/1903.06733;

@@ -22,39 +22,47 @@ from gradwatch.records import Finding
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VanishingGradient:
-    """Gradients that shrink geometrically towards the input.
+    """Gradients that shrink from layer to layer towards the input.
 
-    What it measures: four things. (1) A fall over depth: the size of a gradient element (root mean square) in each
-    module with a weight matrix, as median over 10 steps. A line through the logarithms falls towards the input by some
-    decades. The output layer is left out, because its elements are the largest by nature. The line has to explain three
-    quarters of the variance, and no single step between two modules may hold most of the fall. The same is done over
-    blocks, each by its largest module, because a gate may get far less than the filter next to it; not if the model has
-    several heads. (2) Hidden layers whose activation is a softmax, by the autograd graph: its slope p (1 - p) is about
-    1 / units, so that each divides gradients by its units. Two layers are enough, and the output counts. (3) A fall
-    over time, if a forward pass uses one parameter on its own result again and again: from the last use to the first,
+    What it measures: the gradient size of each layer from the output to the input, and through the steps of a
+    recurrence.
+
+    Why it matters: all layers build on the first layers, which hardly change. Adam rescales small gradients, but not
+    below its eps (1e-8).
+
+    Example: `nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Sigmoid()) for _ in range(30)])`.
+
+    What to do: use ReLU, GELU or SiLU instead of sigmoid and tanh; residual connections; batch or layer normalization;
+    Xavier initialization for tanh and Kaiming initialization for ReLU.
+
+    When it is wrong: networks of parallel towers have no single depth. Gradients that shrink in all layers alike
+    (convergence) or at one place (dead-layer) do not count.
+
+    How it is detected: (1) A fall over depth: the size of a gradient element (root mean square) in each module with a
+    weight matrix, as median over 10 steps. A line through the logarithms falls towards the input by some orders of
+    magnitude. The output layer is left out, because its elements are the largest by nature. The line has to explain
+    three quarters of the variance, and no single step between two modules may hold most of the fall. The same is done
+    over blocks, each by its largest module, because a gate may get far less than the filter next to it; not if the
+    model has several heads. (2) Hidden layers whose activation is a softmax, by the autograd graph: its slope p (1 - p)
+    is about 1 / units, so that each divides gradients by its units. Two layers are enough, and the output counts. (3) A
+    fall over time, if a forward pass uses one parameter on its own result repeatedly: from the last use to the first,
     once a plateau of the loss was found. (4) Faint weights: if layers are too small, the signal vanishes on its way
     forward as the gradient does on its way back. All weights then get far less gradient than the output's bias, without
     a slope over depth.
 
-    Why it matters: all layers build on the first ones, which hardly move. With SGD their updates are as small as their
-    gradients. Adam rescales them, but below its eps (1e-8) it cannot, and above it rescales noise.
-
-    When it is wrong: networks of parallel towers have no single depth; the line follows the order in which the modules
-    were made. A run that converges shrinks everywhere alike and keeps its profile. A cliff is a dead layer or a cut
-    graph, and is not counted.
-
-    What to do: use ReLU, GELU or SiLU instead of sigmoid and tanh; residual connections; batch or layer normalisation;
-    an initialisation that keeps the variance (Xavier for tanh, He for ReLU).
+    Exceptions to the rules: networks of parallel towers have no single depth; the line follows the order in which the
+    modules were made. A run that converges shrinks everywhere alike and keeps its profile. A cliff is a dead layer or a
+    cut graph, and is not counted.
 
     Source: Hochreiter 1991; Glorot & Bengio 2010, fig. 2 and 3, https://proceedings.mlr.press/v9/glorot10a.html.
 
     Args:
         every: Steps between two checks. 10: the profile of a network changes slowly.
         decades: Fall in powers of ten at which to report if the loss has not fallen by a tenth after 50 steps. 2.5:
-            four sigmoid layers in default initialisation lose 2.7; healthy runs stay within 2.2
+            four sigmoid layers in default initialization lose 2.7; healthy runs stay within 2.2
             (`scripts/studies/false_alarms.py`).
         at_once: The same without waiting for the loss. 4: what SiLU or tanh lose over six layers of default
-            initialisation (2.2) heals within 30 steps; seven sigmoid layers lose 5.2 and never learn.
+            initialization (2.2) heals within 30 steps; seven sigmoid layers lose 5.2 and never learn.
         modules: Least number of modules with a weight matrix, with the output layer. 5: fewer make no line.
     """
 

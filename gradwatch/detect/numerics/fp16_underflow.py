@@ -46,16 +46,19 @@ CRITICAL_ZERO_FRAC = 0.5
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp16Underflow:
-    """Gradients that half precision flushes to zero.
+    """Gradients that underflow to zero in half precision.
 
-    What it measures: exact zeros in gradients whose other elements are only a few multiples of the smallest float16.
+    What it measures: exact zeros in gradients whose other elements are only a few multiples of the smallest float16
+    number.
 
-    Why it matters: flushed values are lost. The weights that get these zeros stop learning while the loss looks normal.
+    Why it matters: the weights that get these zeros stop learning while the loss looks normal.
 
-    When it is wrong: a tiny loss, late in a fit without noise, may underflow when there is no more to learn.
+    Example: `model.half()` and `loss.backward()` without a GradScaler.
 
-    What to do: scale the loss with torch.amp.GradScaler (starting at 65536), or use bfloat16, which has the exponents
-    of float32. If there is a GradScaler, its scale has fallen too low: look for overflows.
+    What to do: scale the loss with torch.amp.GradScaler, starting at 65536, or use bfloat16. If there is a GradScaler,
+    its scale is too low: look for overflows.
+
+    When it is wrong: a tiny loss late in a fit without noise may underflow when there is no more to learn.
 
     How it is detected: float16 has no number between 0 and 2^-24, the unit (divided by the loss scale). (1) A gradient
     tensor has `zero_frac` zeros or more, nonzero elements of at most `units` units, and a largest element that is an

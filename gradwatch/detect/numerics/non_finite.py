@@ -28,24 +28,25 @@ NORM = "grad_norm.before_clip"
 class NonFinite:
     """NaN or Inf in the loss or in a gradient.
 
-    What it measures: whether the loss and the norm over all gradients are finite, at every step.
+    What it measures: whether the loss and the total gradient norm are finite, at every step.
 
-    Why it matters: one update with a NaN makes every weight that it touches NaN, and no later update repairs them.
+    Why it matters: one update with a NaN makes every weight it touches NaN, and no later update repairs it.
 
-    When it is wrong: a GradScaler overflows from time to time to find its scale. A step that it skipped, with a finite
-    loss, is not reported. If a loop passes its loss rarely or never, steps without a loss are judged by their gradients
-    alone; `monitor.step(None)` says that the loss is missing on purpose.
+    Example: `torch.log(p)` with p = 0, or `torch.sqrt(x)` at x = 0, whose gradient is Inf.
 
-    What to do: look for a logarithm, division, square root or norm at zero, an exponential of a large number, an
-    attention row that is masked entirely, or NaN in the data. Go back to the last checkpoint before the step. If the
-    gradient norms rose before it, look for the cause of that rise instead.
+    What to do: run `gradwatch replay` to find the operation: a log, division, square root or norm at zero, an overflow,
+    a fully masked attention row, or NaN in the data. Restart from the last checkpoint before it. If the norm rose
+    first, find out why.
+
+    When it is wrong: a step that a GradScaler skipped to find its scale, with a finite loss, is not reported. Call
+    `monitor.step(None)` if a step has no loss.
 
     How it is detected: the backward pass runs from the output to the input, so a NaN makes every gradient nearer to the
     input NaN. It entered at the affected layer nearest to the output. A loss that is not finite affects all layers, and
     is reported for the whole run. A loss that was not passed is missing rather than NaN if the gradients are finite.
 
-    Source: Goldberg 1991, "What every computer scientist should know about floating-point arithmetic"; PyTorch notes
-    on numerical accuracy, https://pytorch.org/docs/stable/notes/numerical_accuracy.html.
+    Source: Goldberg 1991, "What every computer scientist should know about floating-point arithmetic"; PyTorch notes on
+    numerical accuracy, https://pytorch.org/docs/stable/notes/numerical_accuracy.html.
     """
 
     code: ClassVar[str] = "GW001"

@@ -32,10 +32,12 @@ class LossScaleCollapse:
 
     Why it matters: the model learns nothing while updates are skipped, and the loss looks calm.
 
-    When it is wrong: an extreme scale at the start, such as 2^40, takes one skipped update for each halving.
+    Example: `scores.masked_fill(mask, -torch.inf).softmax(-1)` with a row that is fully masked: NaN at any loss scale.
 
-    What to do: find the source of NaN or Inf, which no loss scale can remove: an attention row that is masked entirely,
-    a value above 65504 in the forward pass, a division by zero. `gradwatch replay` names the operation.
+    What to do: find the source of NaN or Inf with `gradwatch replay`: a fully masked attention row, a value above
+    65504, a division by zero. No loss scale removes it.
+
+    When it is wrong: an extreme initial scale, such as 2^40, takes one skipped update for each halving.
 
     How it is detected: `skips` updates were skipped in a row, or 4 were and the loss scale is below `scale`. A scale
     that is only too high at the start is halved at each step, and fits long before it reaches `scale`. NaN gradients

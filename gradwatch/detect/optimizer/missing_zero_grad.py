@@ -40,13 +40,15 @@ class MissingZeroGrad:
 
     What it measures: whether gradients are cleared between updates.
 
-    Why it matters: each update repeats all earlier ones, like a momentum of 1. Training overshoots or diverges.
+    Why it matters: each update repeats all earlier gradients, like a momentum of 1. Training overshoots or diverges.
 
-    When it is wrong: gradients that are kept across updates on purpose. A run is not judged if it started before it was
-    watched, or if its gradients are cleared from time to time within 9 updates.
+    Example: `loss.backward(); optimizer.step()` without `optimizer.zero_grad()`.
 
-    What to do: call `optimizer.zero_grad()` once per update, before the first backward pass or after the step; if
-    gradients are accumulated, once per group of micro-batches.
+    What to do: call `optimizer.zero_grad()` once per update; with gradient accumulation, once per group of
+    micro-batches.
+
+    When it is wrong: gradients that are kept across updates on purpose. Not judged: a run that began before it was
+    monitored, or gradients that are cleared now and then.
 
     How it is detected: (1) `watch` observes the first and the last parameter of each optimizer, between the first
     updates and between a few successive updates later. No backward pass found their gradient cleared, or replaced by a
@@ -65,8 +67,8 @@ class MissingZeroGrad:
         at_most: Exponent that 90 % of the tensors must not exceed. 1.2: a sum grows no faster than t unless the
             gradients grow.
         first: Growth from step 0 to step 1 that 90 % of the tensors must reach. 1.25: the root of 2, minus noise.
-        noise: Deviation of the median tensor from the power, in decades. 0.1: sums are smooth; healthy runs that grew
-            at once deviated by 0.13 or more.
+        noise: Deviation of the median tensor from the power, in powers of ten. 0.1: sums are smooth; healthy runs that grew at
+            once deviated by 0.13 or more.
     """
 
     code: ClassVar[str] = "GW401"

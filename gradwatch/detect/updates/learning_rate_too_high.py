@@ -33,29 +33,37 @@ from gradwatch.records import Finding, Quantity, Severity
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRateTooHigh:
-    """Updates that are too large for the weights they move.
+    """Updates that are too large for the weights.
 
-    What it measures: five signs. (1) An update/weight ratio of `ratio`, as the median over the weight matrices. An
-    update as large as its weights replaces them. (2) Growth of the norms of the weight matrices over the last 20 steps,
-    as the median over matrices. If a few updates make weights several times larger, their initialization or what they
-    had learned is gone. (3) A learning rate that jumps by `jump` above all its earlier values, and a higher loss after
-    the jump. Or a rate and a loss that both rise step by step, while updates are `large`. (4) A median loss over 20
-    steps that is `above_start` times the first, while each of the newest 3 measured updates was `large`: each update
+    What it measures: the size of updates relative to the weights, the growth of the weights, and a loss that rises with
+    the learning rate.
+
+    Why it matters: beyond a rate of 2 / curvature, each step lands further from the minimum than it started.
+
+    Example: `torch.optim.AdamW(model.parameters(), lr=0.5)`.
+
+    What to do: try a tenth of the learning rate first. Warm up over the first few hundred steps. Clip gradients.
+
+    When it is wrong: weights initialized near zero on purpose, and linear models with well separated classes, grow by
+    large factors. Warm restarts do not count.
+
+    How it is detected: (1) An update/weight ratio of `ratio`, as the median over the weight matrices. An update as
+    large as its weights replaces them. (2) Growth of the norms of the weight matrices over the last 20 steps, as the
+    median over matrices. If a few updates make weights several times larger, their initialization or what they had
+    learned is gone. (3) A learning rate that jumps by `jump` above all its earlier values, and a higher loss after the
+    jump. Or a rate and a loss that both rise step by step, while updates are `large`. (4) A median loss over 20 steps
+    that is `above_start` times the first, while each of the newest 3 measured updates was `large`: each update
     overshoots. (5) A loss that diverges within the first 20 steps. It has risen at each of the last 4 steps, or of
     those before it stopped being finite, and is `runaway` times the first; the first update of some matrix was `large`.
 
     These signs are no consequence of numbers that stop being finite later. The finding is critical if nothing else was
     found before it and the run has lost what it had learned. That is so if the run is non-finite, or if the loss, as
-    the median over 6 steps, is `lost` times its lowest and no lower than in the beginning.
+    the median over 6 steps, is `lost` times its lowest and no lower than at the start.
 
-    Why it matters: beyond a rate of 2 / curvature, each step lands further from the minimum than it started.
-
-    When it is wrong: weights that are initialised near zero on purpose grow by large factors. Such matrices count from
-    the size of the default initialization on, and not at all below 5 % of the usual. A linear model with well separated
-    classes wants large weights. Growth does no harm (info) if half of the first loss is gone, or 10 % in a linear
-    model. A restart to a rate that the run has had before is no jump.
-
-    What to do: try a tenth of the rate first. Warm up over the first few hundred steps. Clip gradients.
+    Exceptions to the rules: weights that are initialized near zero on purpose grow by large factors. Such matrices
+    count from the size of the default initialization on, and not at all below 5 % of the usual. A linear model with
+    well separated classes wants large weights. Growth does no harm (info) if half of the first loss is gone, or 10 % in
+    a linear model. A restart to a rate that the run has had before is no jump.
 
     Source: Bottou et al. 2018, sec. 4, https://arxiv.org/abs/1606.04838; Goyal et al. 2017 on warm-up, sec. 2.2,
     https://arxiv.org/abs/1706.02677.

@@ -32,26 +32,31 @@ from gradwatch.records import Finding
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRateTooLow:
-    """Updates that change nothing, while there is much left to learn.
+    """Updates that change almost nothing while the loss is still high.
 
-    What it measures: the update/weight ratio of the weight matrices. The median must be below `ratio`, and the largest
-    below ten times `ratio`, in `samples` samples in a row. Matrices that began near zero do not count. The learning
-    rate must not be rising. It may rise so slowly in a straight line that the ratio needs more than `horizon` further
-    steps, or more than are planned (`total_steps`), to reach ten times `ratio`. The loss must still be a good part of
-    the first. If the ratio was larger before, it must have been low for a third of the run: the end of a schedule takes
-    1/50 (cosine) to 1/4 (milestones) of a run. A model of embeddings alone is judged by the rows that a batch looked
-    up, because a table moves less than its rows, by the root of their share. Layers of a group whose rate is 1e-4 of
-    another's are judged by themselves. Also, if the loss stands where it began after 100 steps, the weights must have
-    travelled by less than `travel` of themselves in all steps together. Nothing is reported if an update is 1e-3 of the
-    first at the same rate: then the gradient is gone.
+    What it measures: the update/weight ratio of the weight matrices; usual values are near 1e-3.
 
-    Why it matters: at 1e-5 per step, ten thousand steps change a weight by 10 % at most.
+    Why it matters: at a ratio of 1e-5, ten thousand steps change a weight by at most 10 %.
 
-    When it is wrong: a trained model that is only nudged; a noisy problem whose loss cannot fall further. If only some
-    layers hardly move, the cause is another (vanishing gradients, a dead layer).
+    Example: `scheduler = ExponentialLR(optimizer, gamma=0.9)` with `scheduler.step()` after every batch instead of
+    every epoch.
 
-    What to do: raise the rate by factors of ten until the ratio is near 1e-3. Check whether a scheduler that counts
-    epochs is stepped for every batch.
+    What to do: raise the learning rate by factors of 10 until the ratio is near 1e-3. Check whether a schedule meant
+    for epochs is stepped for every batch.
+
+    When it is wrong: a trained model that is only fine-tuned; a noisy problem whose loss cannot fall further. If only
+    some layers hardly change, see vanishing-gradient and dead-layer.
+
+    How it is detected: the update/weight ratio of the weight matrices. The median must be below `ratio`, and the
+    largest below ten times `ratio`, in `samples` samples in a row. Matrices that began near zero do not count. The
+    learning rate must not be rising. It may rise so slowly in a straight line that the ratio needs more than `horizon`
+    further steps, or more than are planned (`total_steps`), to reach ten times `ratio`. The loss must still be a good
+    part of the first. If the ratio was larger before, it must have been low for a third of the run: the end of a
+    schedule takes 1/50 (cosine) to 1/4 (milestones) of a run. A model of embeddings alone is judged by the rows that a
+    batch looked up, because a table moves less than its rows, by the root of their share. Layers of a group whose rate
+    is 1e-4 of another's are judged by themselves. Also, if the loss stands where it began after 100 steps, the weights
+    must have moved by less than `travel` of themselves in all steps together. Nothing is reported if an update is 1e-3
+    of the first at the same rate: then the gradient is gone.
 
     Source: LeCun et al. 1998, "Efficient BackProp", sec. 4.7; Karpathy, CS231n, "Ratio of weights:updates",
     https://cs231n.github.io/neural-networks-3/#ratio.

@@ -26,35 +26,41 @@ from gradwatch.records import Finding
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotOptimized:
-    """Parameters that get gradients and never move.
+    """Parameters that get gradients but never change.
 
-    What it measures: five ways in which a gradient moves nothing. (1) A trainable tensor has a gradient, and no
-    optimizer held it when the monitor attached. It is left out if something else moves it, such as another optimizer, a
-    master copy, or the loop by hand: its measured update is not zero, or its sum or norm at step 1, 8, 10 and so on
-    differs from step 0. A tensor that was frozen at that time and gets gradients now counts too. (2) An optimizer holds
-    a tensor with a gradient and a learning rate. Its measured updates are exactly zero and its norm stays the same,
-    while other tensors move. (3) The autograd graph of the loss reaches parameters that the model keeps in a plain
-    list, tuple or dict, or as a tensor that is no nn.Parameter. `parameters()` does not list them, and nothing moved
-    them between steps 0 and 8. (4) Something undoes the updates. Over `samples` + 1 measurements, the norms of all
-    small tensors change by less than `kept` of a single update, though ten updates lie between two measurements. Or one
-    tensor returns to exactly the same norm. (5) A group has a learning rate of zero, while others move.
+    What it measures: parameters with a gradient that no optimizer holds, that are not registered, or whose updates are
+    zero or undone.
 
-    Why it matters: the gradient is computed, shown and clipped like any other, and then thrown away.
+    Why it matters: the gradient is computed and then thrown away.
 
-    When it is wrong: a backbone may be left out on purpose without freezing it. Fine-tuning a head looks like this: the
-    tensors come first in the model, and an optimizer holds everything after them. That is reported as info, with the
-    advice to freeze them. It stays a warning if a group holds no parameter, which is never intended, or if a larger
-    part of the model is frozen: freezing that part left these tensors out. Weights that are clipped after each step,
-    as in a critic, may all reach the bound; they are left out if the bound is a round number.
+    Example: `optimizer = AdamW(model.parameters())`, then `model.head = nn.Linear(512, 10)`.
 
-    What to do: build the optimizer after the last change to the model; a replaced head is the usual reason. Compare the
-    parameters of the groups with those of the model. If parameters are grouped by name, check that every tensor matches
-    one rule. Keep layers in nn.ModuleList or nn.ModuleDict, and parameters in nn.ParameterList. Check the code between
-    two steps: a target network or an average may be copied in the wrong direction. Updates that are lost in rounding
-    need float32 master weights, or stochastic rounding.
+    What to do: build the optimizer after the last change to the model. Keep layers in nn.ModuleList or nn.ModuleDict.
+    Check that every parameter matches one group, and that nothing overwrites the weights after a step. If updates are
+    lost to rounding, keep float32 weights.
 
-    Source: pytorch/pytorch documentation of torch.optim ("construct the optimizer after moving or changing the
-    model"), https://pytorch.org/docs/stable/optim.html; minGPT, `configure_optimizers`, which asserts it.
+    When it is wrong: a backbone that is left out on purpose without freezing it (info). Weights of a critic that are
+    clipped after each step may all reach the bound.
+
+    How it is detected: (1) A trainable tensor has a gradient, and no optimizer held it when the monitor attached. It is
+    left out if something else moves it, such as another optimizer, a master copy, or the loop by hand: its measured
+    update is not zero, or its sum or norm at step 1, 8, 10 and so on differs from step 0. A tensor that was frozen at
+    that time and gets gradients now counts too. (2) An optimizer holds a tensor with a gradient and a learning rate.
+    Its measured updates are exactly zero and its norm stays the same, while other tensors move. (3) The autograd graph
+    of the loss reaches parameters that the model keeps in a plain list, tuple or dict, or as a tensor that is no
+    nn.Parameter. `parameters()` does not list them, and nothing moved them between steps 0 and 8. (4) Something undoes
+    the updates. Over `samples` + 1 measurements, the norms of all small tensors change by less than `kept` of a single
+    update, though ten updates lie between two measurements. Or one tensor returns to exactly the same norm. (5) A group
+    has a learning rate of zero, while others move.
+
+    Exceptions to the rules: a backbone may be left out on purpose without freezing it. Fine-tuning a head looks like
+    this: the tensors come first in the model, and an optimizer holds everything after them. That is reported as info,
+    with the advice to freeze them. It stays a warning if a group holds no parameter, which is never intended, or if a
+    larger part of the model is frozen: freezing that part left these tensors out. Weights that are clipped after each
+    step, as in a critic, may all reach the bound; they are left out if the bound is a round number.
+
+    Source: pytorch/pytorch documentation of torch.optim ("construct the optimizer after moving or changing the model"),
+    https://pytorch.org/docs/stable/optim.html; minGPT, `configure_optimizers`, which asserts it.
 
     Args:
         every: Steps between two calls. 10: updates are measured that often. Tensors that no optimizer holds are judged
