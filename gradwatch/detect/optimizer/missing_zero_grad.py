@@ -67,8 +67,8 @@ class MissingZeroGrad:
         at_most: Exponent that 90 % of the tensors must not exceed. 1.2: a sum grows no faster than t unless the
             gradients grow.
         first: Growth from step 0 to step 1 that 90 % of the tensors must reach. 1.25: the root of 2, minus noise.
-        noise: Deviation of the median tensor from the power, in powers of ten. 0.1: sums are smooth; healthy runs that grew at
-            once deviated by 0.13 or more.
+        noise: Deviation of the median tensor from the power, in powers of ten. 0.1: sums are smooth; healthy runs that
+            grew at once deviated by 0.13 or more.
     """
 
     code: ClassVar[str] = "GW401"

@@ -75,7 +75,7 @@ def _match(graph: Graph, node: Node) -> Iterator[SingularFormula]:
             graph, node, 0, f"{name.lower()} of %s that is not clamped: its gradient at 1 is infinite"
         )
     elif is_log_of_fraction(graph, node):
-        yield from _unguarded(graph, node, 1, "log(%s) can round to log(0): use log_softmax or logsigmoid")
+        yield from _unguarded(graph, node, 1, "the log of %s can round to log(0): use log_softmax or logsigmoid")
     elif name in ("Log", "Log2", "Log10"):
         yield from _unguarded(graph, node, 2, "the log of %s that may be 0")
     elif is_cancelling_variance(graph, node):

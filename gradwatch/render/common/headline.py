@@ -1,4 +1,4 @@
-"""Write the first lines about a run: its health, how it learned, what watching cost."""
+"""Write the first lines about a run: its health, how it learned, what monitoring cost."""
 
 from __future__ import annotations
 
@@ -15,9 +15,15 @@ from gradwatch.render.common.style import OK, SEVERITY, mark
 
 TREND = 16
 
+MIN_JUDGED_STEPS = 128
+"""Steps below which a run is called healthy only if its loss has fallen: loss-plateau waits that long by default."""
+
+MIN_LOSS_FALL = 0.1
+"""Fraction by which the loss must be below its first value to have fallen."""
+
 
 def headline(history: History, signs: Glyphs) -> list[Text]:
-    """Return three lines: health with name and length; loss and validation; throughput and the cost of watching."""
+    """Return three lines: health with name and length; loss and validation; throughput and the cost of monitoring."""
     if history.step < 0:
         return [Text.assemble((health(history), "bold"), f"  {history.info.name}")]
     run = run_stats(history)
@@ -25,16 +31,29 @@ def headline(history: History, signs: Glyphs) -> list[Text]:
 
 
 def health(history: History) -> str:
-    """Return how a run is, in words: healthy or ill, with the number of findings of each severity."""
+    """Return the health of a run in words: `healthy`, or the number of problems of each severity."""
     if history.step < 0:
-        return "nothing was recorded"
+        return "no steps recorded"
     total = history.info.total_steps
     counts = [(sum(f.severity == severity for f in history.findings), severity) for severity in reversed(Severity)]
-    found = ", ".join(f"{count:,} {severity}" for count, severity in counts if count)
+    found = ", ".join(_counted(count, severity) for count, severity in counts if count)
     if worst_severity(history) is not None:
-        return f"ill: {found}"
+        return found
     healthy = "healthy so far" if total and history.step + 1 < total else "healthy"
+    if history.step + 1 < MIN_JUDGED_STEPS and not _has_loss_fallen(history):
+        healthy = "no problems found (too few steps to call it healthy)"
     return f"{healthy}, {found}" if found else healthy
+
+
+def _has_loss_fallen(history: History) -> bool:
+    loss_T = history["loss"][np.isfinite(history["loss"])]
+    return len(loss_T) > 1 and bool(loss_T[-1] < loss_T[0] - MIN_LOSS_FALL * abs(loss_T[0]))
+
+
+def _counted(count: int, severity: Severity) -> str:
+    """Return a number of findings of one severity, such as `2 critical problems, 1 warning`."""
+    noun = {Severity.CRITICAL: "critical problem", Severity.WARNING: "warning", Severity.INFO: "note"}[severity]
+    return units.plural(count, noun)
 
 
 def _health(history: History, run: RunStats, signs: Glyphs) -> Text:
@@ -58,7 +77,7 @@ def _learning(history: History, run: RunStats, signs: Glyphs) -> Text:
 
 
 def _cost(run: RunStats) -> Text:
-    told = [f"{run.samples_per_s:,.0f} samples/s"] if np.isfinite(run.samples_per_s) else []
+    costs = [f"{run.samples_per_s:,.0f} samples/s"] if np.isfinite(run.samples_per_s) else []
     if np.isfinite(run.watch_frac):
-        told.append(f"watching took {watching(run)}")
-    return Text("  " + "  ".join(told))
+        costs.append(f"monitoring took {watching(run)}")
+    return Text("  " + "  ".join(costs))

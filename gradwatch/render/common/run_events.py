@@ -1,4 +1,4 @@
-"""What a run did besides its steps: went back, left a batch out, kept what it takes to run a step again."""
+"""List what a run did besides its steps: rewound, skipped a batch, saved a step for replay."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gradwatch.records import Event
 
 LABELS = {
     REWIND: "rewind",
-    BATCH_LEFT_OUT: "left out",
-    NOT_RECORDED: "not kept",
+    BATCH_LEFT_OUT: "skipped",
+    NOT_RECORDED: "not saved",
     UNREAD: "not read",
     INCIDENT: "incident",
 }
@@ -56,14 +56,14 @@ def run_events(history: History, *, run: Path | None) -> Iterator[RunEvent]:
 
 def _run_event(event: Event, label: str, run: Path | None) -> RunEvent:
     command = replay(event, run)
-    text = f"step {event.step:,} can be run again:" if command else event.text
+    text = f"Step {event.step:,} was saved. Replay it with:" if command else event.text
     return RunEvent(label=label, text=text, command=command)
 
 
 def replay(event: Event, run: Path | None) -> str:
-    """Return the command that runs the step of an incident again; an empty string where none does.
+    """Return the command that replays the step of an incident, or an empty string.
 
-    Only what `gradwatch train` made can be run again, and it is told by its config.
+    Only runs of `gradwatch train` can be replayed: they have a config.
     """
     if event.kind != INCIDENT.name or run is None or not (run / "config.yaml").is_file():
         return ""

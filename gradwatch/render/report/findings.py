@@ -58,10 +58,10 @@ def _card(severity: Severity, title: str, aside: str, parts: Sequence[str]) -> s
 def _cause(diagnosis: Diagnosis) -> Iterator[str]:
     yield f"<p>{escape(diagnosis.because)}</p>"
     if diagnosis.remedies:
-        yield '<h4>What to change</h4><ol class="remedies">'
+        yield '<h4>How to fix it</h4><ol class="remedies">'
         yield from (_remedy(remedy) for remedy in diagnosis.remedies)
         yield "</ol>"
-    yield f"<h4>How to be sure</h4><p>{_linked(diagnosis.confirm)}</p>"
+    yield f"<h4>How to confirm it</h4><p>{_linked(diagnosis.confirm)}</p>"
     if diagnosis.source:
         yield f'<p class="source">Source: {_linked(diagnosis.source)}</p>'
 
@@ -132,7 +132,7 @@ def _further(findings: Sequence[Finding]) -> str:
     more = f"<p>{len(findings) - MAX_ROWS:,} more are not listed.</p>" if len(findings) > MAX_ROWS else ""
     head = "".join(f'<th scope="col">{name}</th>' for name in ("layer", "step", "severity", "what"))
     return (
-        f"<details><summary>All {len(findings):,} places of it</summary>"
+        f"<details><summary>All {len(findings):,} places</summary>"
         f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
         f"{more}</details>"
     )

@@ -29,7 +29,7 @@ SCRIPTS = ("uplot.iife.min.js", "codes.js", "colours.js", "lines.js", "heatmap.j
 LICENCE = "uplot.LICENSE"
 """Goes with every copy of the library, so with every report."""
 STYLES = ("uplot.min.css", "report.css")
-NOTHING = "Nothing was recorded: the run ended before its first optimizer step."
+NOTHING = "No steps recorded: the run ended before its first optimizer step."
 MOST_EVENTS = 200
 
 
@@ -54,7 +54,7 @@ def page(history: History, diagnoses: Sequence[Diagnosis], *, run: Path | None =
         run_stats=_definitions(_facts(history)),
         diagnoses=diagnosis_cards(history, diagnoses) or f"<p>{escape(_quiet(history))}</p>",
         picture=_picture(history),
-        config=code(config_text) if config_text else "<p>The run has no config of gradwatch.</p>",
+        config=code(config_text) if config_text else "<p>This run has no gradwatch config.</p>",
         environment=_definitions(environment(history.info).items()),
         run_events=_run_events(history, run),
         events=_events(history),
@@ -88,9 +88,7 @@ def _json(document: Mapping[str, object]) -> str:
 def _quiet(history: History) -> str:
     if history.step < 0:
         return NOTHING
-    return (
-        "No detector has anything to report." if history.info.layers else "No layer was watched: there are only curves."
-    )
+    return "No problems found." if history.info.layers else "No layers were monitored: there are only curves."
 
 
 def _facts(history: History) -> Iterator[tuple[str, str]]:
@@ -103,7 +101,7 @@ def _facts(history: History) -> Iterator[tuple[str, str]]:
     yield "validation loss", units.number(run.val_loss)
     yield "accuracy", units.percent(run.val_accuracy)
     yield "throughput", f"{run.samples_per_s:,.0f} samples/s" if math.isfinite(run.samples_per_s) else units.MISSING
-    yield "watching took", watching(run)
+    yield "monitoring took", watching(run)
 
 
 def _definitions(rows: Iterable[tuple[str, str]]) -> str:

@@ -64,7 +64,7 @@ class Html:
             write_report(path, history, diagnoses, run=run, config_text=self._config_text)
         except RunError as error:
             warnings.warn(
-                f"gradwatch: the report was not written: {error}. To write it later: "
+                f"gradwatch: could not write the report: {error}. Write it later with: "
                 f"gradwatch diagnose {self._directory} --format html",
                 RuntimeWarning,
                 stacklevel=2,

@@ -66,14 +66,14 @@ class Chart:
 CHARTS = (
     Chart("loss", LOSS, "Training loss of the optimizer step."),
     Chart("grad_norm.before_clip", "gradients/total_norm", "L2 norm over all gradients, unscaled, before clipping."),
-    Chart("grad_norm.after_clip", "gradients/total_norm_after_clip", "The same after clipping."),
+    Chart("grad_norm.after_clip", "gradients/total_norm_after_clip", "L2 norm over all gradients after clipping."),
     Chart("step_ms", "speed/step_ms", "Wall time of one optimizer step, mean since the last point.", mean=True),
-    Chart("data_wait_ms", "speed/data_wait_ms", "Time a step waited for its batches, mean.", mean=True),
+    Chart("data_wait_ms", "speed/data_wait_ms", "Mean time a step waited for its batches.", mean=True),
     Chart("samples_per_s", "speed/samples_per_s", "Samples per second, mean since the last point.", mean=True),
     Chart(
         "peak_memory_bytes", "speed/peak_memory_GiB", "Peak memory: CUDA's allocator, else the process.", False, 1 / GIB
     ),
-    Chart("watch_ms", "speed/watch_ms", "Time that watching took in a step, mean since the last point.", mean=True),
+    Chart("watch_ms", "speed/watch_ms", "Mean overhead of monitoring per step since the last point.", mean=True),
 )
 SCALING = (
     Chart("loss_scale", "optim/loss_scale", "Scale of the GradScaler."),
@@ -81,7 +81,7 @@ SCALING = (
 )
 VALIDATION = (
     Chart("val_loss", VAL_LOSS, "Validation loss."),
-    Chart("val_accuracy", VAL_ACCURACY, "Fraction of validation targets predicted right."),
+    Chart("val_accuracy", VAL_ACCURACY, "Fraction of validation targets predicted correctly."),
 )
 
 PARAM_CHARTS = {
@@ -94,25 +94,25 @@ HISTOGRAMS = {"grad": "per_layer_log10_gradient", "weight": "per_layer_log10_wei
 
 DESCRIPTIONS = {chart.tag: chart.meaning for chart in (*CHARTS, *SCALING, *VALIDATION)} | {
     **{f"gradients/log10_norm_{third}": f"Median gradient norm of the {third} third of the layers, as a power of ten. "
-       "Early far below late: gradients vanish." for third in THIRDS},
+       "If early is far below late, gradients vanish." for third in THIRDS},
     "updates/log10_ratio_median": "Update norm divided by weight norm, median layer, as a power of ten.",
-    "updates/log10_ratio_slowest": "The same for the tenth of the layers that learns most slowly.",
-    "updates/log10_ratio_fastest": "The same for the tenth of the layers that learns fastest.",
+    "updates/log10_ratio_slowest": "The same for the slowest 10 % of the layers.",
+    "updates/log10_ratio_fastest": "The same for the fastest 10 % of the layers.",
     "updates/healthy_from": "Rule of thumb: healthy layers learn between 1e-4 and 1e-2 of their size per step.",
     "updates/healthy_to": "Rule of thumb: healthy layers learn between 1e-4 and 1e-2 of their size per step.",
     "nonfinite/layers": "Most layers at once with NaN or Inf in their gradient since the last point. "
     "Such values are left out of all other charts.",
     NONFINITE: "Steps with a NaN or Inf loss or gradient norm since the last point.",
     NONFINITE_SO_FAR: "Steps with a NaN or Inf loss or gradient norm since the run began.",
-    FINDINGS: "Findings of warning or above so far; they are told in TEXT, with links.",
+    FINDINGS: "Warnings and critical problems so far; see the TEXT tab for details.",
     **dict.fromkeys(MARKERS.values(), "Drawn where it was NaN or Inf, at the height of the last finite value."),
     "sparsity": "The layer with the largest fraction.",
     "optim": "Learning rate of the optimizer's group.",
     "per_layer_grad_norm": "L2 norm of the parameter's gradient, unscaled, before clipping.",
-    "per_layer_update_ratio": "L2 norm of the update divided by that of the weight.",
+    "per_layer_update_ratio": "L2 norm of the update / L2 norm of the weight.",
     "per_layer_zero_frac": "Fraction of the gradient that is exactly zero; charted from the first zero on.",
-    "per_layer_dead_units_frac": "Fraction of units that fire for no sample of the batch.",
-    "per_layer_saturated_frac": "Fraction of outputs in the flat tail of the activation function.",
+    "per_layer_dead_units_frac": "Fraction of dead units: zero for every sample of the batch.",
+    "per_layer_saturated_frac": "Fraction of saturated outputs: in the flat tail of the activation function.",
 }  # fmt: skip
 
 

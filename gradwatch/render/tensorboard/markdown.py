@@ -24,7 +24,7 @@ def findings(found: Sequence[Finding], *, run: str) -> str:
         run: Name that TensorBoard gives the run, for the links to its charts.
     """
     if not found:
-        return f"**{UNICODE.ok} healthy**: nothing was found."
+        return f"**{UNICODE.ok} healthy**: no problems found."
     ordered = sorted(found, key=lambda f: (-f.severity, f.step))
     more = [f"\n{len(found) - MOST:,} more are not shown."] if len(found) > MOST else []
     return "\n".join([*(_item(f, run) for f in ordered[:MOST]), *more])
@@ -58,7 +58,7 @@ def _diagnosis(diagnosis: Diagnosis, run: str) -> str:
         f"*{diagnosis.severity}, {units.percent(diagnosis.certainty)} sure.* {diagnosis.because}",
     ]
     for remedy in diagnosis.remedies:
-        parts.append(f"**Remedy:** {remedy.text}")
+        parts.append(f"**Fix:** {remedy.text}")
         if remedy.patch:
             parts.append(code(patch_yaml(remedy.patch), "yaml"))
     parts += [f"**Confirm:** {diagnosis.confirm}", findings(diagnosis.findings, run=run)]

@@ -52,7 +52,7 @@ REASONS = (
     ("lr.", "the learning rates differ"),
     ("grad_norm.after_clip", "the gradients are clipped differently"),
     ("loss_scale", "the losses are scaled differently"),
-    ("weight.l2", "the weights differ: another seed, initialisation or model, or an update before it that is not kept"),
+    ("weight.l2", "the weights differ: another seed, initialization or model, or an earlier update that was not saved"),
 )
 
 
@@ -113,11 +113,11 @@ def _differences(found: Comparison, signs: Glyphs) -> Iterator[Text]:
     count = units.plural(found.steps, "step")
     limit = f"rounding ({units.number(found.tolerance, digits=2)} relative)"
     if not found.steps:
-        yield Text("the runs keep no step in common", "bold")
+        yield Text("the runs have no recorded step in common", "bold")
     elif found.bits is None:
-        yield Text.assemble((signs.ok, OK), (" bit-identical", "bold"), f", at all {count} that both keep")
+        yield Text.assemble((signs.ok, OK), (" bit-identical", "bold"), f", at all {count} that both recorded")
     elif found.rounding is None:
-        yield Text.assemble((signs.ok, OK), (" the same to rounding", "bold"), f", at all {count} that both keep")
+        yield Text.assemble((signs.ok, OK), (" the same to rounding", "bold"), f", at all {count} that both recorded")
         yield Text.assemble("  their bits first differ at ", _where(found.bits), f"; nothing differs beyond {limit}")
     else:
         yield Text.assemble((signs.onset, "bold"), (f" the runs part at step {found.rounding.step:,}", "bold"))
@@ -138,7 +138,7 @@ def _where(parting: FirstDifference) -> Text:
     if parting.statistic != "batch_hash":
         a, b = _apart(parting.first, parting.second)
         text.append(f": {a} in A, {b} in B")
-    return text.append(f"; {units.plural(parting.others, 'other number')} with it" if parting.others else "")
+    return text.append(f"; {units.plural(parting.others, 'other number')} as well" if parting.others else "")
 
 
 def _apart(first: float, second: float) -> tuple[str, str]:

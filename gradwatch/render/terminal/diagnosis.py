@@ -84,7 +84,7 @@ def _cause(diagnosis: Diagnosis, *, brief: bool) -> Iterator[Row]:
     yield "why", Text(diagnosis.because)
     yield "confirm", Text(diagnosis.confirm)
     for i, remedy in enumerate(diagnosis.remedies[:1] if brief else diagnosis.remedies):
-        yield from _remedy("or" if i else "remedy", remedy)
+        yield from _remedy("or" if i else "fix", remedy)
     if diagnosis.source and not brief:
         yield "source", Text(diagnosis.source, "dim")
 

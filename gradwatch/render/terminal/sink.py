@@ -91,7 +91,7 @@ class Terminal:
             return
         self.console.print(sentence(finding, self._signs), highlight=False, soft_wrap=self._screen is None)
         if self._seen[finding.kind] == MAX_PER_KIND:
-            self.console.print(f"  further layers with {finding.kind} are in the summary", style="dim")
+            self.console.print(f"  more layers with {finding.kind}: see the summary", style="dim")
 
     def close(self, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
         """End the live view and print the summary; as JSON, the whole diagnosis in one line."""

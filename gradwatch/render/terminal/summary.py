@@ -71,11 +71,11 @@ def print_summary(console: Console, history: History, diagnoses: Sequence[Diagno
         console.print(block)
     if run_dir:
         console.print()
-        closer = Text.assemble(("  look closer  ", "dim"), (f"gradwatch diagnose {run_dir}", "bold"))
+        closer = Text.assemble(("  Details:  ", "dim"), (f"gradwatch diagnose {run_dir}", "bold"))
         console.print(closer, soft_wrap=True)
-        console.print(Text("  see charts ", "dim").append_text(_charts(run_dir)), soft_wrap=True)
+        console.print(Text("  Charts: ", "dim").append_text(_charts(run_dir)), soft_wrap=True)
         if (report := run_dir / "report.html").is_file():
-            console.print(Text.assemble(("  read it all  ", "dim"), (str(report), "bold")), soft_wrap=True)
+            console.print(Text.assemble(("  Full report:  ", "dim"), (str(report), "bold")), soft_wrap=True)
 
 
 def _charts(run_dir: Path) -> Text:

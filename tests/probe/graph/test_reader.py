@@ -415,16 +415,16 @@ def variance(model):
 
 
 SINGULAR = {
-    "root": (lambda m: m(X).relu().sum(1).sqrt().mean(), "the root of a sum"),
-    "power": (lambda m: m(X).abs().pow(0.5).mean(), "the root of an absolute value"),
+    "root": (lambda m: m(X).relu().sum(1).sqrt().mean(), "the square root of a sum"),
+    "power": (lambda m: m(X).abs().pow(0.5).mean(), "the square root of an absolute value"),
     "log": (lambda m: m(X).relu().log().mean(), "the log of a ReLU"),
-    "log of a softmax": (lambda m: m(X).softmax(1).log().mean(), "the log of a softmax, which rounds to 0"),
+    "log of a softmax": (lambda m: m(X).softmax(1).log().mean(), "the log of a softmax can round to log(0)"),
     "variance": (variance, "E[x^2] - E[x]^2"),
     "norm": (lambda m: (m(X) / m(X).norm(dim=1, keepdim=True)).mean(), "a division by a norm"),
     "acos": (lambda m: torch.acos(F.cosine_similarity(m(X), SOFT)).mean(), "acos of a sum that is not clamped"),
     "deviation": (lambda m: m(X).std(0).mean(), "a standard deviation"),
     "exponential": (lambda m: m(X).exp().mean(), "an unbounded exponential"),
-    "trap of where": (lambda m: torch.where(BINARY > 0, m(X).sqrt(), 0.0).mean(), "the root of a value"),
+    "trap of where": (lambda m: torch.where(BINARY > 0, m(X).sqrt(), 0.0).mean(), "the square root of a value"),
 }
 
 

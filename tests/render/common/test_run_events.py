@@ -44,7 +44,7 @@ def trained(tmp_path):
 def test_what_a_run_did_is_told_in_order_and_observations_of_the_graph_are_not(eventful, trained):
     told = [(event.label, event.command) for event in run_events(eventful, run=trained)]
 
-    assert told == [("rewind", ""), ("left out", ""), ("incident", f"gradwatch replay {trained} --step 21")]
+    assert told == [("rewind", ""), ("skipped", ""), ("incident", f"gradwatch replay {trained} --step 21")]
 
 
 def test_a_loss_that_came_without_its_graph_is_told_with_what_to_hand_over(make_console, written):
@@ -85,8 +85,8 @@ def test_a_healthy_summary_says_that_the_run_went_back(eventful, trained, make_c
     lines = written(console).splitlines()
     assert lines[0].startswith("✔ healthy")
     assert lines[3] == f"    rewind {REWIND.text}"
-    assert lines[4] == f"  left out {LEFT_OUT.text}"
-    assert lines[5] == f"  incident step 21 can be run again: gradwatch replay {trained} --step 21", (
+    assert lines[4] == f"   skipped {LEFT_OUT.text}"
+    assert lines[5] == f"  incident Step 21 was saved. Replay it with: gradwatch replay {trained} --step 21", (
         "to be copied whole"
     )
     assert len(lines) == 6

@@ -132,7 +132,7 @@ def _long_run(*, steps=100_000, layers=200, noise=1.0):
 def test_the_page_has_verdict_cause_evidence_remedy_and_manual_page(vanishing):
     text = page(vanishing.history, vanishing.diagnoses, config_text="model: {name: mlp}")
 
-    assert text.index("ill: 14 critical, 1 warning") < text.index("saturating activations in a deep network")
+    assert text.index("14 critical problems, 1 warning") < text.index("saturating activations in a deep network")
     assert "87 % sure" in text
     assert "activation: relu" in text
     assert "Train 200 steps with relu." in text
@@ -147,7 +147,7 @@ def test_a_healthy_run_says_so(healthy):
     text = page(healthy.history, ())
 
     assert '<span class="badge healthy"><span aria-hidden="true">✔</span> healthy</span>' in text
-    assert "No detector has anything to report." in text
+    assert "No problems found." in text
 
 
 def test_the_page_loads_nothing_and_runs_only_its_own_script(vanishing):
@@ -290,7 +290,7 @@ def test_a_run_of_100_000_steps_and_200_layers_stays_below_2_mb(noise):
 def test_a_run_without_a_step_has_a_page_and_leaves_no_file(tmp_path):
     history = History(Synthetic(layers=2, steps=1).info)
 
-    assert "Nothing was recorded" in page(history, ())
+    assert "No steps recorded" in page(history, ())
     Html(directory=tmp_path).close(history, ())
 
     assert list(tmp_path.iterdir()) == []
@@ -312,7 +312,7 @@ def test_a_page_that_cannot_be_written_warns_and_says_how_to_get_it(tmp_path, he
     directory = tmp_path / "gone"
 
     with pytest.warns(
-        RuntimeWarning, match=r"the report was not written: .*To write it later: gradwatch diagnose .*--format html"
+        RuntimeWarning, match=r"could not write the report: .*Write it later with: gradwatch diagnose .*--format html"
     ):
         Html(directory=directory).close(healthy.history, ())
 

@@ -96,7 +96,9 @@ def test_charts_carry_their_description_once(tmp_path, healthy, grow):
     metadata = reader.SummaryMetadata("gradients/total_norm")
     assert metadata.plugin_data.plugin_name == "scalars"
     assert "unscaled, before clipping" in metadata.summary_description
-    assert "update divided by" in reader.SummaryMetadata("per_layer_update_ratio/layers.0.weight").summary_description
+    assert (
+        "L2 norm of the update" in reader.SummaryMetadata("per_layer_update_ratio/layers.0.weight").summary_description
+    )
 
 
 def test_nan_breaks_no_chart_and_is_counted(tmp_path, broken, grow):

@@ -25,14 +25,14 @@ def diagnosis(make_console, written):
 def test_it_says_everything_about_a_cause(diagnosis, vanishing):
     text = diagnosis(vanishing.history, vanishing.diagnoses, width=120)
 
-    assert text.startswith("✖ ill: 14 critical, 1 warning")
+    assert text.startswith("✖ 14 critical problems, 1 warning")
     assert "87 % sure" in text
     assert re.search(
         r"found GW101 vanishing-gradient critical in layers\.0\.weight, .*and 2 more\s+at steps 44 to 57", text, re.S
     )
     assert "also GW203 saturated-activation warning in acts.0 at step 35" in text
     assert "why Each sigmoid" in text
-    assert "remedy Use ReLU" in text
+    assert "fix Use ReLU" in text
     assert "or Add normalisation" in text
     assert "source Glorot and Bengio 2010" in text
 
@@ -109,7 +109,7 @@ def test_a_remedy_that_no_config_expresses_is_a_sentence(diagnosis, make_finding
 
     lines = diagnosis(history, [cause]).splitlines()
 
-    assert lines[-1].strip() == "remedy Remove the detach() before it"
+    assert lines[-1].strip() == "fix Remove the detach() before it"
 
 
 def test_a_healthy_run_takes_three_lines(diagnosis, healthy):

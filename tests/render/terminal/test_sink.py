@@ -117,7 +117,7 @@ def test_many_findings_of_a_kind_do_not_fill_the_screen(make_console, written, v
 
     lines = written(console).splitlines()
     assert sum("vanishing-gradient layers" in line for line in lines) == 4
-    assert sum("further layers with vanishing-gradient are in the summary" in line for line in lines) == 1
+    assert sum("more layers with vanishing-gradient: see the summary" in line for line in lines) == 1
     assert sum("saturated-activation acts.0" in line for line in lines) == 1, "other kinds are shown all the same"
 
 

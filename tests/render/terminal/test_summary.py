@@ -28,7 +28,7 @@ def test_a_healthy_run_takes_three_lines(summary, healthy):
 
     assert re.fullmatch(r"✔ healthy  quick  120 steps in \d\.\d s", lines[0])
     assert re.fullmatch(r"  loss \S+ to \S+ [▁-█]{16}  validation loss 0\.700  accuracy 87\.5 %", lines[1])
-    last = r"  6,\d{3} samples/s  watching took 12 ms \(1\.0 %\)  tensorboard --logdir runs"
+    last = r"  6,\d{3} samples/s  monitoring took 12 ms \(1\.0 %\)  tensorboard --logdir runs"
     assert re.fullmatch(last, lines[2])
     assert len(lines) == 3
 
@@ -36,10 +36,10 @@ def test_a_healthy_run_takes_three_lines(summary, healthy):
 def test_a_sick_run_begins_with_its_findings_and_ends_with_where_to_look(summary, vanishing):
     lines = summary(vanishing).splitlines()
 
-    assert lines[0].startswith("✖ ill: 14 critical, 1 warning  deep  120 steps")
+    assert lines[0].startswith("✖ 14 critical problems, 1 warning  deep  120 steps")
     assert lines[-2:] == [
-        "  look closer  gradwatch diagnose runs/some-run",
-        "  see charts   tensorboard --logdir runs",
+        "  Details:  gradwatch diagnose runs/some-run",
+        "  Charts:   tensorboard --logdir runs",
     ]
 
 
@@ -49,7 +49,7 @@ def test_findings_come_with_cause_certainty_evidence_and_remedy(summary, vanishi
     assert "✖ critical  saturating activations in a deep network  87 % sure" in text
     assert "evidence grad.l2 3.10e-9 · decades 8.40" in text
     assert "confirm Train 200 steps with relu." in text
-    assert "remedy Use ReLU" in text
+    assert "fix Use ReLU" in text
     assert re.search(r"model: *\n +activation: relu *\n +residual: true *\n", text)
     assert "Add normalisation" not in text, "the summary has the smallest remedy only"
 
@@ -149,7 +149,7 @@ def test_the_html_of_a_summary_is_well_formed_and_begins_with_its_health(request
 
     read = _Reader(summary_html(run.history, run.diagnoses))
 
-    assert read.text.startswith("✔ healthy" if name == "healthy" else "✖ ill: ")
+    assert read.text.startswith("✔ healthy" if name == "healthy" else "✖ ")
     assert read.tags == {"pre", "span"}, "nothing that a notebook would run or load"
 
 
@@ -178,5 +178,5 @@ def test_names_are_escaped_in_html(make_finding, healthy):
 def test_the_html_of_a_run_without_a_step_says_so():
     page = summary_html(History(RunInfo(name="early", created="", layers=())), ())
 
-    assert "nothing was recorded" in page
+    assert "no steps recorded" in page
     assert "healthy" not in page
