@@ -59,7 +59,7 @@ def test_it_says_in_a_line_what_it_is(saved):
 def test_a_notebook_shows_verdict_finding_and_layers(saved):
     text = _text(gradwatch.load_run(saved[1])._repr_html_())
 
-    assert "▲ ill: 1 warning" in text
+    assert "▲ 1 warning" in text
     assert "GW103 dead-layer" in text
     assert "layers.2" in text
     assert "&lt;It&gt;." in text
@@ -109,6 +109,6 @@ def test_a_monitor_shows_itself_in_a_notebook():
             monitor.step(loss)
         text = _text(monitor._repr_html_())
 
-    assert "nothing was recorded" in early
+    assert "no steps recorded" in early
     assert "✔ healthy" in text
     assert "3 steps" in text

@@ -7,7 +7,7 @@ from gradwatch.events import CUT, LOG_OF_SOFTMAX, SINGULAR
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.pipeline.redetect import redetect
 
-ROOT = "the root of a sum that may be 0"
+ROOT = "the square root of a sum that may be 0"
 
 
 def told(made, detector):

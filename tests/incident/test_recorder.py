@@ -91,7 +91,7 @@ def test_a_full_disk_costs_one_warning_and_leaves_nothing_half_written(tmp_path,
     monkeypatch.setattr(checkpoint_folder._HashedFile, "write", write_nothing)
     to = recorder(tmp_path)
 
-    with pytest.warns(RuntimeWarning, match="no incident is written any more, the training goes on"):
+    with pytest.warns(RuntimeWarning, match="no more incidents are saved, the training continues"):
         assert write(to) is None
     assert write(to, 9) is None
     assert list((tmp_path / "incidents").iterdir()) == []
@@ -107,7 +107,7 @@ def test_a_training_goes_on_where_an_incident_cannot_be_written(tmp_path, monkey
         real(path, *args, **kwargs)
 
     monkeypatch.setattr(checkpoint_folder, "write", full)
-    with pytest.warns(RuntimeWarning, match="no incident is written any more, .*: no space left on device$"):
+    with pytest.warns(RuntimeWarning, match="no more incidents are saved, .*: no space left on device$"):
         outcome = train(config, log_format="plain")
 
     assert outcome.ending == "finished"
@@ -121,7 +121,7 @@ def test_a_training_goes_on_where_the_batch_cannot_be_read_a_second_time(tmp_pat
         raise FileNotFoundError("the disk with the data is gone")
 
     monkeypatch.setattr(Batches, "read", unreadable)
-    with pytest.warns(RuntimeWarning, match="no incident is written any more.*the data is gone"):
+    with pytest.warns(RuntimeWarning, match="no more incidents are saved.*the data is gone"):
         outcome = train(poisoned(tmp_path), log_format="plain")
 
     assert outcome.ending == "finished"
@@ -133,7 +133,7 @@ def test_a_training_goes_on_where_its_state_cannot_be_copied(tmp_path, monkeypat
         raise RuntimeError("no memory is left")
 
     monkeypatch.setattr(Snapshot, "take", uncopyable)
-    with pytest.warns(RuntimeWarning, match="no incident is written any more.*no memory is left"):
+    with pytest.warns(RuntimeWarning, match="no more incidents are saved.*no memory is left"):
         outcome = train(poisoned(tmp_path), log_format="plain")
 
     assert outcome.history.step == 39
@@ -152,7 +152,7 @@ def test_a_damaged_incident_is_passed_over_and_named(tmp_path):
     broken = write(to, 5)
     (broken / FACTS).write_text("{")
 
-    with pytest.warns(RuntimeWarning, match="step-000005: no incident can be read here"):
+    with pytest.warns(RuntimeWarning, match="step-000005: cannot read an incident here"):
         found = incidents(tmp_path)
 
     assert [one.step for one in found] == [3]

@@ -131,7 +131,7 @@ def test_a_model_that_takes_no_hooks_is_watched_by_its_gradients(monkeypatch):
     monkeypatch.setattr(wiring, "ActivationProbe", Broken())
     model, optimizer = make()
 
-    with pytest.warns(RuntimeWarning, match="the probe of activations is switched off"):
+    with pytest.warns(RuntimeWarning, match="the activation probe is disabled"):
         watcher = gradwatch.watch(model, optimizer)
 
     with watcher:

@@ -235,7 +235,7 @@ def test_a_step_that_was_not_recorded_is_a_mistake(recorded, step, until, text):
 def test_a_run_without_an_incident_asks_for_a_step(tmp_path):
     directory = trained(tmp_path, step=None)
 
-    with pytest.raises(GradwatchError, match=r"nothing critical was found.*--step 39"):
+    with pytest.raises(GradwatchError, match=r"no critical problem was found.*--step 39"):
         rerun(directory)
 
 

@@ -13,8 +13,8 @@ from gradwatch.detect.features.consequences import severity_after
 from gradwatch.detect.features.finding import Sign, finding_of
 from gradwatch.detect.features.lr_schedule import JUMP_WINDOW_STEPS
 from gradwatch.detect.features.structure import structure_of
-from gradwatch.detect.updates.learning_rate_too_high_rules.diverging_loss import diverging_loss
-from gradwatch.detect.updates.learning_rate_too_high_rules.loss_above_start import loss_above_start
+from gradwatch.detect.updates.learning_rate_too_high_rules.diverging_loss import find_diverging_loss
+from gradwatch.detect.updates.learning_rate_too_high_rules.loss_above_start import find_loss_above_start
 from gradwatch.detect.updates.learning_rate_too_high_rules.lost_progress import (
     NON_FINITE,
     best_loss,
@@ -22,9 +22,9 @@ from gradwatch.detect.updates.learning_rate_too_high_rules.lost_progress import 
     is_lost,
     newest_loss,
 )
-from gradwatch.detect.updates.learning_rate_too_high_rules.overwritten_weights import overwritten_weights
-from gradwatch.detect.updates.learning_rate_too_high_rules.rising_rate import lr_jump, lr_ramp
-from gradwatch.detect.updates.learning_rate_too_high_rules.weight_growth import weight_growth
+from gradwatch.detect.updates.learning_rate_too_high_rules.overwritten_weights import find_overwritten_weights
+from gradwatch.detect.updates.learning_rate_too_high_rules.rising_rate import find_rate_jump, find_rate_ramp
+from gradwatch.detect.updates.learning_rate_too_high_rules.weight_growth import find_weight_growth
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -109,14 +109,18 @@ class LearningRateTooHigh:
     def _find(self, history: History) -> Iterator[Finding]:
         rate_T = history.scalar("lr.0", JUMP_WINDOW_STEPS)
         if np.fmax.reduce(rate_T) >= self.jump * np.fmin.reduce(rate_T):
-            yield from self._report(history, lr_jump(history, jump=self.jump, worse=self.worse), Severity.WARNING)
-            yield from self._report(history, lr_ramp(history, jump=self.jump, worse=self.worse, large=self.large))
-        yield from self._report(history, diverging_loss(history, runaway=self.runaway, large=self.large))
+            yield from self._report(
+                history, find_rate_jump(history, jump=self.jump, worse=self.worse), Severity.WARNING
+            )
+            yield from self._report(
+                history, find_rate_ramp(history, jump=self.jump, worse=self.worse, large=self.large)
+            )
+        yield from self._report(history, find_diverging_loss(history, runaway=self.runaway, large=self.large))
         if not len(structure_of(history).rate_weights.indices_W):
             return
-        yield from self._report(history, overwritten_weights(history, ratio=self.ratio, every=self.every))
-        yield from self._report(history, loss_above_start(history, above_start=self.above_start, large=self.large))
-        grown = weight_growth(history, growth=self.growth, every=self.every)
+        yield from self._report(history, find_overwritten_weights(history, ratio=self.ratio, every=self.every))
+        yield from self._report(history, find_loss_above_start(history, above_start=self.above_start, large=self.large))
+        grown = find_weight_growth(history, growth=self.growth, every=self.every)
         yield from self._report(history, grown, Severity.INFO if grown and is_learning(history) else None)
 
     def _report(self, history: History, sign: Sign | None, severity: Severity | None = None) -> Iterator[Finding]:

@@ -15,9 +15,9 @@ from gradwatch.detect.features.consequences import severity_after
 from gradwatch.detect.features.finding import Sign, finding_of
 from gradwatch.detect.features.robust_stats import median
 from gradwatch.detect.features.structure import structure_of
-from gradwatch.detect.updates.learning_rate_too_low_rules.negligible_updates import negligible_updates
-from gradwatch.detect.updates.learning_rate_too_low_rules.short_travel import MIN_STEPS, short_travel
-from gradwatch.detect.updates.learning_rate_too_low_rules.slow_groups import slow_groups
+from gradwatch.detect.updates.learning_rate_too_low_rules.negligible_updates import find_negligible_updates
+from gradwatch.detect.updates.learning_rate_too_low_rules.short_travel import MIN_STEPS, find_short_travel
+from gradwatch.detect.updates.learning_rate_too_low_rules.slow_groups import find_slow_groups
 from gradwatch.detect.updates.learning_rate_too_low_rules.update_levels import (
     is_gradient_gone,
     may_learn,
@@ -85,7 +85,7 @@ class LearningRateTooLow:
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run, or for a group of the optimizer with a far lower rate than the others."""
-        yield from slow_groups(self, history, ratio=self.ratio, samples=self.samples, left=self.left)
+        yield from find_slow_groups(self, history, ratio=self.ratio, samples=self.samples, left=self.left)
         newest_W = history.param.newest("update.ratio")[structure_of(history).rate_weights.indices_W]
         max_ratio = max(self.ratio, self.travel / MIN_STEPS)
         if not np.fmin.reduce(newest_W, initial=np.inf) < max_ratio or not float(median(newest_W)) < max_ratio:
@@ -100,12 +100,14 @@ class LearningRateTooLow:
             return
         if not may_learn(history) or is_gradient_gone(history, newest):
             return
-        still = negligible_updates(history, steps_T, level_T, ratio=self.ratio, samples=self.samples, left=self.left)
+        still = find_negligible_updates(
+            history, steps_T, level_T, ratio=self.ratio, samples=self.samples, left=self.left
+        )
         if still:
             yield self._finding(history, still)
         if any(f.kind == self.kind for f in history.findings):
             return
-        if near := short_travel(history, steps_T, level_T, travel=self.travel):
+        if near := find_short_travel(history, steps_T, level_T, travel=self.travel):
             yield self._finding(history, near)
 
     def _finding(self, history: History, sign: Sign) -> Finding:

@@ -14,9 +14,13 @@ import numpy as np
 from gradwatch.detect import Example
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.detect.updates.not_optimized_rules.measurements import MIN_USUAL_RATIO
-from gradwatch.detect.updates.not_optimized_rules.stuck import stuck
-from gradwatch.detect.updates.not_optimized_rules.undone import undone
-from gradwatch.detect.updates.not_optimized_rules.unowned import left_out, thawed, unregistered
+from gradwatch.detect.updates.not_optimized_rules.stuck import find_unchanged_parameters
+from gradwatch.detect.updates.not_optimized_rules.undone import find_undone_updates
+from gradwatch.detect.updates.not_optimized_rules.unowned import (
+    find_unfrozen_parameters,
+    find_unowned_parameters,
+    find_unregistered_tensors,
+)
 from gradwatch.events import EMPTY_GROUP, UNREGISTERED, WEIGHTS_MOVED
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
@@ -78,18 +82,18 @@ class NotOptimized:
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module that is not optimized."""
-        yield from unregistered(self, history)
+        yield from find_unregistered_tensors(self, history)
         structure = structure_of(history)
         ratio_L = history.param.newest("update.ratio")  # nan where updates were not measured
         largest = np.fmax.reduce(ratio_L)
         if largest > MIN_USUAL_RATIO:
-            yield from undone(self, history, samples=self.samples, kept=self.kept)
+            yield from find_undone_updates(self, history, samples=self.samples, kept=self.kept)
         if structure.frozen:
-            yield from thawed(self, history, ratio_L)
+            yield from find_unfrozen_parameters(self, history, ratio_L)
         if structure.unowned and history.step - history.param.steps()[0] >= self.every:  # by then it may have moved
-            yield from left_out(self, history, ratio_L)
+            yield from find_unowned_parameters(self, history, ratio_L)
         if largest >= 0 and np.count_nonzero(ratio_L > 0) < structure.num_trainable and (ratio_L == 0).any():
-            yield from stuck(self, history, samples=self.samples)
+            yield from find_unchanged_parameters(self, history, samples=self.samples)
 
     @classmethod
     def examples(cls) -> Iterator[Example]:

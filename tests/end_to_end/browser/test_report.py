@@ -295,7 +295,7 @@ def test_what_others_named_is_only_text(opened):
 def test_a_run_without_a_step_is_a_short_page(opened):
     page = opened(History(Synthetic(layers=2, steps=1).info))
 
-    assert "Nothing was recorded" in page["#findings"].text
+    assert "No steps recorded" in page["#findings"].text
     assert not page["#layers"].is_displayed()
     assert not page["nav a[href='#layers']"].is_displayed()
     assert page.complaints() == []

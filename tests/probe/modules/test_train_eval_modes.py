@@ -99,7 +99,7 @@ def test_a_model_that_nothing_puts_back_into_training_mode_is_found_within_ten_s
     assert 10 <= step <= 20
     assert (severity, layer) == ("warning", None)
     (event,) = [e for e in events if e.kind == "mode-training"]
-    assert event.text == "1 dropout and 1 normalisation in evaluation mode while the model is trained"
+    assert event.text == "1 dropout and 1 normalization in evaluation mode while the model is in training mode"
     assert event.values["trained before"] == 2
 
 
@@ -135,7 +135,7 @@ def test_two_validations_of_the_same_weights_are_compared():
     with gradwatch.watch(model, optimizer, accumulate=2) as monitor:
         model(torch.ones(1, 2)).sum().backward()
         assert evaluate(monitor, 0.5, 0.5) == []
-        assert evaluate(monitor, 0.5, 0.6) == ["validation gave 0.5 and 0.6 with the same weights"]
+        assert evaluate(monitor, 0.5, 0.6) == ["two validations with the same weights gave 0.5 and 0.6"]
 
 
 def test_validations_before_the_update_of_an_accumulated_step_are_of_different_weights():

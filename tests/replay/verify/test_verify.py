@@ -66,7 +66,7 @@ def test_a_nan_sample_is_found_and_proved(ill):
     assert verification.located.blame is Blame.DATA
     assert status(verification, CauseId.BAD_DATA) == "confirmed"
     assert status(verification, CauseId.SINGULAR_FORMULA) != "confirmed"
-    assert verification.sorted == "it takes the data of this batch"
+    assert verification.sorted == "needs this batch"
 
 
 def test_the_sample_that_is_named_is_the_bad_one(ill):
@@ -109,7 +109,7 @@ def test_dropout_and_batch_norm_are_switched_off_in_turn(ill):
     texts = [c.text for c in verification.other_experiments]
     assert "dropout off" in texts
     assert "BatchNorm with its running statistics" in texts
-    assert "3 other draws of random numbers" in texts
+    assert "3 other random seeds" in texts
 
 
 def test_what_was_looked_at_is_put_back(ill):

@@ -19,7 +19,7 @@ MIN_RISING_STEPS = 4
 """Steps in a row in which the loss must rise: noise does so once in 120 times."""
 
 
-def diverging_loss(history: History, *, runaway: float, large: float) -> Sign | None:
+def find_diverging_loss(history: History, *, runaway: float, large: float) -> Sign | None:
     """Return a loss that has risen to `runaway` times the first, if the first update was at least `large`."""
     if history.step >= FIRST_STEPS:
         return None

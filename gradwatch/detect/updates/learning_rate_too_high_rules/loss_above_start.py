@@ -20,7 +20,7 @@ WINDOW_STEPS = 20
 """Steps whose median loss counts: single batches are noisy."""
 
 
-def loss_above_start(history: History, *, above_start: float, large: float) -> Sign | None:
+def find_loss_above_start(history: History, *, above_start: float, large: float) -> Sign | None:
     """Return a median loss of at least `above_start` first losses, if updates are at least `large`."""
     first = float(first_steps(history, "loss", 1)[0])
     if not history.run.newest("loss")[0] > above_start * first > 0:

@@ -23,7 +23,7 @@ ALWAYS_HARMFUL = 10
 """Size of an update, in units of `ratio`, that does harm whatever the loss does."""
 
 
-def overwritten_weights(history: History, *, ratio: float, every: int) -> Sign | None:
+def find_overwritten_weights(history: History, *, ratio: float, every: int) -> Sign | None:
     """Return a harmful update of the last `every` steps that was at least `ratio` times as large as its weights."""
     if not np.fmax.reduce(history.param.window("update.ratio", every + 1), axis=None) >= ratio:
         return None

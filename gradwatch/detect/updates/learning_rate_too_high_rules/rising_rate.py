@@ -17,7 +17,7 @@ BLOCK_STEPS = 6
 """Steps before and after a jump whose median loss shows its effect. The start of a warm-up is no jump."""
 
 
-def lr_jump(history: History, *, jump: float, worse: float) -> Sign | None:
+def find_rate_jump(history: History, *, jump: float, worse: float) -> Sign | None:
     """Return a jump of a group's learning rate by a factor of `jump`, if the loss rises by `worse` after it."""
     for group in range(history.groups):
         rate_T = history.scalar(f"lr.{group}", JUMP_WINDOW_STEPS)
@@ -45,7 +45,7 @@ def lr_jump(history: History, *, jump: float, worse: float) -> Sign | None:
     return None
 
 
-def lr_ramp(history: History, *, jump: float, worse: float, large: float) -> Sign | None:
+def find_rate_ramp(history: History, *, jump: float, worse: float, large: float) -> Sign | None:
     """Return a learning rate that has risen by `jump` since the loss was lowest, if the loss rose by `worse` with it.
 
     Updates must be at least `large`.

@@ -19,7 +19,7 @@ DEFAULT_GAIN = 0.577
 """Row norm of PyTorch's default initialization of linear layers and convolutions: uniform within 1 / sqrt(fan-in)."""
 
 
-def weight_growth(history: History, *, growth: float, every: int) -> Sign | None:
+def find_weight_growth(history: History, *, growth: float, every: int) -> Sign | None:
     """Return a growth of the weights by at least `growth` powers of ten within the last 20 steps."""
     structure = structure_of(history)
     weights_W = structure.rate_weights.indices_W

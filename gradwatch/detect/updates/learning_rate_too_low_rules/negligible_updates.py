@@ -18,7 +18,7 @@ MIN_STILL_FRAC = 1 / 3
 a run (cosine) to 1/4 (milestones)."""
 
 
-def negligible_updates(
+def find_negligible_updates(
     history: History, steps_T: Steps, level_T: Floats, *, ratio: float, samples: int, left: float
 ) -> Sign | None:
     """Return updates below `ratio` in at least `samples` measurements, if more than `left` of the loss is left."""

@@ -24,7 +24,7 @@ MAX_FALLING_TREND = -1.5
 """Slope of the loss in its standard errors below which it is falling, as in `loss-plateau`."""
 
 
-def short_travel(history: History, steps_T: Steps, level_T: Floats, *, travel: float) -> Sign | None:
+def find_short_travel(history: History, steps_T: Steps, level_T: Floats, *, travel: float) -> Sign | None:
     """Return a sum of all update/weight ratios below `travel`, if the loss stands where it began."""
     length = min(history.step + 1, WINDOW)
     total = float(level_T @ np.diff(steps_T, append=history.step) + level_T.max() * steps_T[0])

@@ -22,7 +22,9 @@ MAX_RATE_FRAC = 1e-4
 """Learning rate of a group, in units of the largest, that is a mistake: fine-tuning uses 1/100, or 1/200 in steps."""
 
 
-def slow_groups(detector: HasCode, history: History, *, ratio: float, samples: int, left: float) -> Iterator[Finding]:
+def find_slow_groups(
+    detector: HasCode, history: History, *, ratio: float, samples: int, left: float
+) -> Iterator[Finding]:
     """Yield the modules of each group that moves by less than `ratio` a step, while the other groups move."""
     if history.groups < 2:
         return

@@ -23,7 +23,7 @@ from gradwatch.history.store import Floats, History
 from gradwatch.records import Finding, Severity
 
 
-def stuck(detector: HasCode, history: History, *, samples: int) -> Iterator[Finding]:
+def find_unchanged_parameters(detector: HasCode, history: History, *, samples: int) -> Iterator[Finding]:
     """Yield the tensors with a gradient whose last `samples` updates were zero, and those at a learning rate of 0.
 
     Their norms stay the same too: else something other than the optimizer moves them.

@@ -30,7 +30,7 @@ MIN_SMALL_TENSORS = 2
 """Small tensors that must agree: one could return to its norm by chance."""
 
 
-def undone(detector: HasCode, history: History, *, samples: int, kept: float) -> Iterator[Finding]:
+def find_undone_updates(detector: HasCode, history: History, *, samples: int, kept: float) -> Iterator[Finding]:
     """Yield the run if all small tensors return to their norms, and the modules that return exactly.
 
     Args:

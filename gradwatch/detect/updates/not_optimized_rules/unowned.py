@@ -19,14 +19,14 @@ from gradwatch.history.store import Floats, History
 from gradwatch.records import Finding, Quantity, Severity
 
 
-def unregistered(detector: HasCode, history: History) -> Iterator[Finding]:
+def find_unregistered_tensors(detector: HasCode, history: History) -> Iterator[Finding]:
     """Yield the tensors that the model computes with and does not register as parameters."""
     for event in events_of(history, UNREGISTERED):
         tensors = Quantity(key="tensors", value=event.values["tensors"])
         yield finding_of(detector, history, f"{event.text}: nothing updates them", tensors, layer=event.layer)
 
 
-def left_out(detector: HasCode, history: History, ratio_L: Floats) -> Iterator[Finding]:
+def find_unowned_parameters(detector: HasCode, history: History, ratio_L: Floats) -> Iterator[Finding]:
     """Yield the trainable tensors with a gradient that no optimizer held when the monitor attached."""
     moved_L = _is_moved_by_others(history)
     left = [i for i in structure_of(history).unowned if not moved_L[i]]
@@ -48,7 +48,7 @@ def left_out(detector: HasCode, history: History, ratio_L: Floats) -> Iterator[F
     yield from findings_of(detector, history, left_L, severity=severity, what=what)
 
 
-def thawed(detector: HasCode, history: History, ratio_L: Floats) -> Iterator[Finding]:
+def find_unfrozen_parameters(detector: HasCode, history: History, ratio_L: Floats) -> Iterator[Finding]:
     """Yield the tensors that were frozen when the monitor attached, get gradients now, and are in no optimizer."""
     frozen = list(structure_of(history).frozen)
     if not frozen:
