@@ -185,7 +185,7 @@ class TrainEvalMismatch:
         yield Example("validation inputs have another scale, without harm", _distant(gap=1.2, inputs=raw))
         yield Example("a healthy run", Synthetic(steps=40).history())
         pretrained = Synthetic(steps=40).add_event(
-            MODE_FROZEN, layer="layers.2", text="1 normalisation is off", values={"normalisations": 1.0}
+            MODE_FROZEN, layer="layers.2", text="1 normalization is off", values={"normalisations": 1.0}
         )
         yield Example("normalizations frozen on purpose are for information", pretrained.history(), ("layers.2",))
         yield Example("statistics that lag behind, without harm", _distant(spread=3.0, gap=1.2))

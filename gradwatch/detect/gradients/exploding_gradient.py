@@ -113,7 +113,7 @@ class ExplodingGradient:
             "norms and loss climb from step 60", Synthetic(steps=120).exploding(onset=60, rate=1.15).history(), (None,)
         )
         deep = Synthetic(steps=30).vanishing(decades=-8)
-        yield Example("gradients grow by eight decades over depth", deep.history(), deep.names(0))
+        yield Example("gradients grow 1e8-fold over depth", deep.history(), deep.names(0))
         yield Example("a sum over neighbours multiplies the gradient at each layer", *make_gain(3.2))
         yield Example("the weights' gradients are ten times the output bias's", make_gain(1.0)[0])
         looped = Synthetic(steps=20).add_event(RECURRENCE, layer="layers.3.weight", values={"uses": 96, "growth": 4.7})

@@ -89,10 +89,10 @@ class VanishingGradient:
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
         sick = Synthetic(steps=40).vanishing(decades=8)
-        yield Example("twelve layers lose eight decades", sick.history(), sick.names(0))
+        yield Example("gradients shrink 1e8-fold over twelve layers", sick.history(), sick.names(0))
         filters = make_gated()
         yield Example(
-            "six gated layers lose five decades, and their gates have far less", filters.history(), filters.names(0)
+            "gradients shrink 1e5-fold over six gated layers, more in the gates", filters.history(), filters.names(0)
         )
         actor = make_gated().add_event(HEADS, values={"blocks.2.filter.weight": 4, "blocks.5.filter.weight": 10})
         yield Example("an actor next to its critics, whose gradients are larger", actor.history())
@@ -114,7 +114,7 @@ class VanishingGradient:
         )
         yield Example("a softmax over a few prototypes is no obstacle", learns.history())
         yield Example("a healthy run", Synthetic(steps=40).history())
-        yield Example("a fall of 1.5 decades is usual", Synthetic(steps=40).vanishing(decades=1.5).history())
+        yield Example("a fall by a factor of 30 is usual", Synthetic(steps=40).vanishing(decades=1.5).history())
         shrinking = Synthetic(steps=120)
         shrinking.grad_l2_TL *= 10 ** (-6 * shrinking.t_T / 120)[:, None]
         yield Example("a run converges: all layers shrink together", shrinking.history())

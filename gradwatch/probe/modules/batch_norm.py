@@ -102,7 +102,7 @@ def has_statistics(norm: Norm) -> bool:
 
 def is_blank(norm: Norm) -> bool:
     """Return whether running statistics have their initial values: mean 0 and variance 1 in every channel."""
-    assert norm.running_mean is not None, "only normalisations with statistics are inspected"
+    assert norm.running_mean is not None, "only normalizations with statistics are inspected"
     assert norm.running_var is not None, "as above"
     return not to_float(norm.running_mean.abs().max() + (norm.running_var - 1).abs().max())
 
@@ -113,9 +113,9 @@ def _is_tracking(norm: Norm) -> bool:
 
 
 def _snapshot(norm: Norm) -> RunningStatistics:
-    assert norm.running_mean is not None, "only normalisations with statistics are inspected"
+    assert norm.running_mean is not None, "only normalizations with statistics are inspected"
     assert norm.running_var is not None, "as above"
-    assert norm.num_batches_tracked is not None, "only normalisations that count their batches"
+    assert norm.num_batches_tracked is not None, "only normalizations that count their batches"
     return RunningStatistics(norm.running_mean.clone(), norm.running_var.clone(), norm.num_batches_tracked.clone())
 
 

@@ -105,7 +105,7 @@ DESCRIPTIONS = {chart.tag: chart.meaning for chart in (*CHARTS, *SCALING, *VALID
     NONFINITE: "Steps with a NaN or Inf loss or gradient norm since the last point.",
     NONFINITE_SO_FAR: "Steps with a NaN or Inf loss or gradient norm since the run began.",
     FINDINGS: "Warnings and critical problems so far; see the TEXT tab for details.",
-    **dict.fromkeys(MARKERS.values(), "Drawn where it was NaN or Inf, at the height of the last finite value."),
+    **dict.fromkeys(MARKERS.values(), "Plotted where the value was NaN or Inf, at the last finite value."),
     "sparsity": "The layer with the largest fraction.",
     "optim": "Learning rate of the optimizer's group.",
     "per_layer_grad_norm": "L2 norm of the parameter's gradient, unscaled, before clipping.",
