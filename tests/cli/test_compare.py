@@ -55,7 +55,7 @@ def test_it_says_where_the_histories_part_and_what_differs(gradwatch, record, mo
     result = gradwatch("compare", record("one"), record("two", factor=100.0, depth=9))
 
     assert result.code == 0, "no finding is new"
-    assert "the runs part at step 4" in result.out
+    assert "the runs diverge at step 4" in result.out
     assert "first at step 4 in loss: 0.6 in A, 60 in B; 1 other number with it" in result.out
     assert "bit-identical before it" in result.out
     assert [line.split() for line in result.out.splitlines() if "model.depth" in line] == [["model.depth", "3", "9"]]

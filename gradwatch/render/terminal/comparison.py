@@ -118,15 +118,15 @@ def _differences(found: Comparison, signs: Glyphs) -> Iterator[Text]:
         yield Text.assemble((signs.ok, OK), (" bit-identical", "bold"), f", at all {count} that both recorded")
     elif found.rounding is None:
         yield Text.assemble((signs.ok, OK), (" the same to rounding", "bold"), f", at all {count} that both recorded")
-        yield Text.assemble("  their bits first differ at ", _where(found.bits), f"; nothing differs beyond {limit}")
+        yield Text.assemble("  the first different bits are at ", _where(found.bits), f"; nothing differs beyond {limit}")
     else:
-        yield Text.assemble((signs.onset, "bold"), (f" the runs part at step {found.rounding.step:,}", "bold"))
+        yield Text.assemble((signs.onset, "bold"), (f" the runs diverge at step {found.rounding.step:,}", "bold"))
         yield Text.assemble("  beyond ", limit, " first at ", _where(found.rounding))
         reason = next((text for name, text in REASONS if found.rounding.statistic.startswith(name)), None)
         if reason:
             yield Text(f"  {reason}")
         if found.bits and found.bits.step < found.rounding.step:
-            yield Text.assemble("  their bits differ already at ", _where(found.bits))
+            yield Text.assemble("  the first different bits are already at ", _where(found.bits))
         elif found.rounding.step:
             yield Text("  bit-identical before it")
 

@@ -220,7 +220,7 @@ class HeatMap {
   }
 
   nextFinding() {
-    if (!this.marks.length) return this.tell("No finding lies on this map.");
+    if (!this.marks.length) return this.tell("There is no finding on this map.");
     this.finding = ((this.finding ?? -1) + 1) % this.marks.length;
     this.goTo(this.marks[this.finding]);
   }

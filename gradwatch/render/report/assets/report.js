@@ -5,11 +5,11 @@ const $ = (id) => document.getElementById(id);
 const CURVES = [
   { name: "Loss", about: "training and validation", of: ["loss", "val_loss"] },
   { name: "Gradient norm", about: "over all layers, before and after clipping", of: ["grad_norm.before_clip", "grad_norm.after_clip"], log: true, equal: "over all layers; nothing was clipped" },
-  { name: "Validation accuracy", about: "fraction predicted right", of: ["val_accuracy"], say: percent },
+  { name: "Validation accuracy", about: "fraction predicted correctly", of: ["val_accuracy"], say: percent },
   { name: "Learning rate", about: "by optimizer group", of: /^lr\./ },
   { name: "Loss scale", about: "of the GradScaler; red ticks at the top are skipped updates", of: ["loss_scale"], log: true, skips: true },
 ];
-const COSTS = [{ name: "Time", about: "of a step and of watching it, in milliseconds", of: ["step_ms", "watch_ms"], log: true }];
+const COSTS = [{ name: "Time", about: "of a step and of monitoring it, in milliseconds", of: ["step_ms", "watch_ms"], log: true }];
 const COLOURS = ["--first", "--second", "--third", "--fourth"];
 
 function floats(text) {
