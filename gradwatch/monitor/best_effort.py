@@ -52,7 +52,7 @@ def best_effort(
 
 def disable_feature(owner: Warns, name: str, error: Exception) -> None:
     """Warn that a feature is disabled from now on, and why."""
-    warn_once(owner, name, f"{name} is switched off: {type(error).__name__}: {error}")
+    warn_once(owner, name, f"{name} is disabled: {type(error).__name__}: {error}")
 
 
 def warn_once(owner: Warns, name: str, text: str) -> None:

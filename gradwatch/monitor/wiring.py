@@ -47,7 +47,7 @@ def probe_activations(models: Models, **options: Any) -> ActivationProbe | None:
         models: The models by name.
         options: Of the probe.
     """
-    return _or_none("the probe of activations", lambda: ActivationProbe(models, **options))
+    return _or_none("the activation probe", lambda: ActivationProbe(models, **options))
 
 
 def inspect(
@@ -163,6 +163,6 @@ def _or_none(feature: str, make: Callable[[], T]) -> T | None:
     try:
         return make()
     except Exception as error:  # a module of an unknown kind; the gradients are watched nevertheless
-        text = f"{feature} is switched off: {type(error).__name__}: {error}"
+        text = f"{feature} is disabled: {type(error).__name__}: {error}"
         warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=4)
         return None

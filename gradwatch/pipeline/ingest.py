@@ -198,4 +198,4 @@ class Ingest:
 
 
 def _warn_disabled(part: str, error: Exception) -> None:
-    warnings.warn(f"gradwatch: {part} is switched off: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=3)
+    warnings.warn(f"gradwatch: {part} is disabled: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=3)

@@ -61,9 +61,9 @@ class Broken:
 
 
 FAULTS = {
-    "the probe of gradients": [(GradientProbe, "read")],
-    "the probe of updates": [(CopyUpdateProbe, "before"), (CopyUpdateProbe, "after")],
-    "the probe of activations": [(ActivationProbe, "arm"), (ActivationProbe, "read")],
+    "the gradient probe": [(GradientProbe, "read")],
+    "the update probe": [(CopyUpdateProbe, "before"), (CopyUpdateProbe, "after")],
+    "the activation probe": [(ActivationProbe, "arm"), (ActivationProbe, "read")],
     "the histograms": [(HistogramProbe, "read")],
     "the inspection of autograd graph and modes": [(Inspections, "read")],
     "the batch hash": [(batch_reader, "native_hash")],
@@ -89,7 +89,7 @@ def test_what_is_out_of_order_is_named_once_and_left_out(name, owner, attribute,
         with gradwatch.watch(model, optimizer, schedule=EVERY) as watcher:
             train(model, optimizer, watcher)
 
-    assert [str(w.message) for w in caught] == [f"gradwatch: {name} is switched off: RuntimeError: out of order"]
+    assert [str(w.message) for w in caught] == [f"gradwatch: {name} is disabled: RuntimeError: out of order"]
     assert caught[0].category is RuntimeWarning
     assert all(torch.equal(a, b) for a, b in zip(weights(model), weights(expected), strict=True))
     if name not in ("the recording", "the diagnosis"):
@@ -100,7 +100,7 @@ def test_what_is_out_of_order_is_named_once_and_left_out(name, owner, attribute,
 def test_a_norm_that_is_none_is_named_and_left_out():
     model, optimizer = make()
     with (
-        pytest.warns(RuntimeWarning, match="the norm of the gradients is switched off: ValueError"),
+        pytest.warns(RuntimeWarning, match="the norm of the gradients is disabled: ValueError"),
         gradwatch.watch(model, optimizer) as watcher,
     ):
         train(model, optimizer, watcher, grad_norm="large")
@@ -119,7 +119,7 @@ def test_a_detector_or_sink_that_raises_is_left_out(kind, monkeypatch, tmp_path)
     model, optimizer = make()
 
     with (
-        pytest.warns(RuntimeWarning, match=f"{kind} .* is switched off: RuntimeError: out of order"),
+        pytest.warns(RuntimeWarning, match=f"{kind} .* is disabled: RuntimeError: out of order"),
         gradwatch.watch(model, optimizer, run=tmp_path / "run") as watcher,
     ):
         train(model, optimizer, watcher, steps=30)
@@ -146,7 +146,7 @@ def test_without_its_probe_observe_still_gives_the_norm(monkeypatch):
     monkeypatch.setattr(GradientProbe, "read", Broken())
 
     with gradwatch.watch(model, optimizer) as watcher:
-        with pytest.warns(RuntimeWarning, match="probe of gradients"):
+        with pytest.warns(RuntimeWarning, match="gradient probe"):
             norm = watcher.observe()
 
         assert norm == pytest.approx(expected, rel=1e-6)

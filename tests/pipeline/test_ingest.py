@@ -182,7 +182,7 @@ def test_a_detector_that_raises_is_disabled_and_the_findings_before_it_stay():
         for block in blocks(rows(history)):
             ingest.ingest(block)
 
-    expected = ["gradwatch: detector broken is switched off: RuntimeError: out of order"]
+    expected = ["gradwatch: detector broken is disabled: RuntimeError: out of order"]
     assert [str(w.message) for w in caught] == expected
     assert [f.kind for f in ingest.history.findings] == ["broken"]
     assert ingest.unhandled_findings == ingest.history.findings
@@ -206,7 +206,7 @@ def test_a_detector_that_selects_no_rows_of_the_batch_is_disabled(selection):
     history = EXAMPLES[0][1].history
     ingest = ingest_of(history, detectors=[Broken()])
     first, *others = blocks(rows(history))
-    with pytest.warns(RuntimeWarning, match="detector broken is switched off"):
+    with pytest.warns(RuntimeWarning, match="detector broken is disabled"):
         ingest.ingest(first)
     for block in others:
         ingest.ingest(block)

@@ -218,14 +218,14 @@ class Collector:
         self.updates.after_update(tracker)
         self._meter.hooks_s += time.perf_counter() - began
 
-    @best_effort("the probe of activations")
+    @best_effort("the activation probe")
     def _arm_activations(self) -> None:
         if self._activations is not None:
             began = time.perf_counter()
             self._activations.arm()
             self._meter.optional_s += time.perf_counter() - began
 
-    @best_effort("the probe of activations")
+    @best_effort("the activation probe")
     def _read_activations(self) -> tuple[dict[str, Tensor | NDArray[Any]], list[UnitMask | None] | None]:
         """Return the readings of the activations, and their dead units if the host knows them."""
         assert self._activations is not None, "only a probe that is there is due"

@@ -128,7 +128,7 @@ class UpdateReader:
         tracker.is_observed = True
         return tracker.norm_without_probe() if norm is None else norm
 
-    @best_effort("the probe of gradients")
+    @best_effort("the gradient probe")
     def _observed_norm(self, tracker: OptimizerTracker) -> float | None:
         return tracker.norm() if self._read_gradients(tracker) else None
 
@@ -141,7 +141,7 @@ class UpdateReader:
             if "grad" not in tracker.pending and self._read_gradients(tracker):
                 tracker.forget_scaled_gradients(has_scaler=self._loss_scale.has_scaler)
 
-    @best_effort("the probe of gradients")
+    @best_effort("the gradient probe")
     def _read_gradients(self, tracker: OptimizerTracker, *, inverse_scale: float | Tensor = 1.0) -> bool:
         """Read the gradients, and their histograms if they are due; return whether that succeeded."""
         began = time.perf_counter()
@@ -161,14 +161,14 @@ class UpdateReader:
         tracker.pending["counts"] = tracker.histograms.read()
         self._meter.optional_s += time.perf_counter() - began
 
-    @best_effort("the probe of updates")
+    @best_effort("the update probe")
     def keep_weights(self, tracker: OptimizerTracker) -> None:
         """Prepare to measure how far the next update moves the weights."""
         began = time.perf_counter()
         tracker.update.prepare(awaits_closure=tracker.awaits_closure)
         self._meter.optional_s += time.perf_counter() - began
 
-    @best_effort("the probe of updates")
+    @best_effort("the update probe")
     def read_updates(self, trackers: Sequence[OptimizerTracker]) -> None:
         """Read how far the updates moved the weights, if that is due."""
         if self.due.updates:

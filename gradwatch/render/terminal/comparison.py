@@ -118,7 +118,9 @@ def _differences(found: Comparison, signs: Glyphs) -> Iterator[Text]:
         yield Text.assemble((signs.ok, OK), (" bit-identical", "bold"), f", at all {count} that both recorded")
     elif found.rounding is None:
         yield Text.assemble((signs.ok, OK), (" the same to rounding", "bold"), f", at all {count} that both recorded")
-        yield Text.assemble("  the first different bits are at ", _where(found.bits), f"; nothing differs beyond {limit}")
+        yield Text.assemble(
+            "  the first different bits are at ", _where(found.bits), f"; nothing differs beyond {limit}"
+        )
     else:
         yield Text.assemble((signs.onset, "bold"), (f" the runs diverge at step {found.rounding.step:,}", "bold"))
         yield Text.assemble("  beyond ", limit, " first at ", _where(found.rounding))

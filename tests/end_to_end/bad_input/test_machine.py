@@ -58,7 +58,7 @@ def test_a_full_disk_under_tensorboard_stops_only_that(folder):
 
     assert process.returncode == 0, err
     events, report = err.splitlines()
-    assert events.startswith("warning: sink TensorBoard is switched off: OSError: [Errno 27] File too large: 'runs/")
+    assert events.startswith("warning: sink TensorBoard is disabled: OSError: [Errno 27] File too large: 'runs/")
     assert report.startswith("warning: could not write the report: runs/"), "it is larger than what is left, too"
 
 

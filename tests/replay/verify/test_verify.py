@@ -107,7 +107,7 @@ def test_dropout_and_batch_norm_are_switched_off_in_turn(ill):
     (verification, *_) = proofs_of(run)
 
     texts = [c.text for c in verification.other_experiments]
-    assert "dropout off" in texts
+    assert "without dropout" in texts
     assert "BatchNorm with its running statistics" in texts
     assert "3 other random seeds" in texts
 
