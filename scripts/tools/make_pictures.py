@@ -14,6 +14,8 @@ from pathlib import Path
 from PIL import Image
 from rich.console import Console
 
+from gradwatch.cli.output.bad_operation import print_located
+from gradwatch.cli.output.rerun import print_rerun
 from gradwatch.config.load import load_config
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.history.store import History
@@ -24,6 +26,8 @@ from gradwatch.render.report.sink import write_report
 from gradwatch.render.terminal.diagnosis import print_diagnosis
 from gradwatch.render.terminal.live_view import panel
 from gradwatch.render.terminal.summary import print_summary
+from gradwatch.replay.locate.in_run import locate_in_run
+from gradwatch.replay.rerun import rerun
 from gradwatch.train.loop import train
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +62,19 @@ def draw_live(history: History, *, step: int) -> None:
     console = recorder()
     console.print(panel(earlier, matrices(earlier.info.layers), width=WIDTH, signs=UNICODE))
     console.save_svg(str(PICTURES / "live.svg"), title="gradwatch train configs/clinic/vanishing-gradient.yaml")
+
+
+def draw_replay(out: Path) -> None:
+    """Draw the replay of the step at which a loss became NaN."""
+    history = run("clinic/non-finite.yaml", out)
+    directory = next(path for path in out.iterdir() if path.name == history.info.name)
+    done = rerun(directory)
+    located = locate_in_run(directory, done.step)
+    console = recorder()
+    print_rerun(console, done)
+    console.print()
+    print_located(console, located.located, step=located.step, since=located.since)
+    console.save_svg(str(PICTURES / "replay.svg"), title="gradwatch replay")
 
 
 def photograph_report(history: History) -> None:
@@ -95,6 +112,7 @@ def main() -> None:
         out = Path(folder)
         ill, healthy = run("clinic/dead-relu.yaml", out), run("quickstart.yaml", out)
         vanishing = run("clinic/vanishing-gradient.yaml", out)
+        draw_replay(out)
     draw_live(vanishing, step=40)
     photograph_report(vanishing)
     console = recorder()
