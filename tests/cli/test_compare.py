@@ -45,7 +45,7 @@ def test_two_runs_of_the_same_numbers_are_the_same_bit_for_bit(gradwatch, record
     result = gradwatch("compare", record("one"), record("two"), "--require", "bits")
 
     assert (result.code, result.err) == (0, "")
-    assert result.out.startswith("✔ bit-identical, at all 10 steps that both keep")
+    assert result.out.startswith("✔ bit-identical, at all 10 steps that both recorded")
     assert "settings that differ" not in result.out
 
 
@@ -56,7 +56,7 @@ def test_it_says_where_the_histories_part_and_what_differs(gradwatch, record, mo
 
     assert result.code == 0, "no finding is new"
     assert "the runs diverge at step 4" in result.out
-    assert "first at step 4 in loss: 0.6 in A, 60 in B; 1 other number with it" in result.out
+    assert "first at step 4 in loss: 0.6 in A, 60 in B; 1 other number as well" in result.out
     assert "bit-identical before it" in result.out
     assert [line.split() for line in result.out.splitlines() if "model.depth" in line] == [["model.depth", "3", "9"]]
     assert "run.name" not in result.out
@@ -94,7 +94,7 @@ def test_runs_without_a_step_in_common_are_not_called_the_same(gradwatch, record
     result = gradwatch("compare", record("one"), record("two", first=10), "--require", "rounding")
 
     assert result.code == 1
-    assert "no step in common" in result.out
+    assert "no recorded step in common" in result.out
 
 
 def test_json_is_one_strict_document(gradwatch, record):
