@@ -1,6 +1,7 @@
 /* Reads gradients and weights in place, one call per step, over the tensors' own memory. CPython's limited API, and no
  * header of torch: a tensor's address, shape and strides come through the C exchange table of DLPack that torch.Tensor
- * carries (__dlpack_c_exchange_api__, https://dmlc.github.io/dlpack/latest/python_spec.html).
+ * carries (__dlpack_c_exchange_api__, https://dmlc.github.io/dlpack/latest/python_spec.html), or, with torch before
+ * 2.10, through the tensor's attributes.
  *
  * Every function takes tensors that may be anything and answers for those that are supported: on the CPU, dense, of a
  * floating dtype it knows. It returns the indices of the others, for torch operations to deal with. */
@@ -13,6 +14,7 @@
 #include "statistics.h"
 #include "fast_path.h"
 #include "optimizer_state.h"
+#include "tensor_attributes.h"
 
 /* Raised with each change of what Python calls or passes here: `probe/device/backend.py` accepts no other. */
 #define REVISION 13
@@ -274,7 +276,7 @@ static PyObject *activations(PyObject *self, PyObject *const *args, Py_ssize_t n
 }
 
 PyDoc_STRVAR(bind_doc, "bind(tensor_type, parameter_type) -> None\n\n"
-                       "Learn from torch.Tensor how to look at a tensor. Raises where this torch has no such table.");
+                       "Learn from torch.Tensor how to look at a tensor. Raises where this torch offers no way.");
 
 static PyObject *bind(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -283,9 +285,10 @@ static PyObject *bind(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
         return NULL;
     PyObject *capsule = PyObject_GetAttrString(args[0], "__dlpack_c_exchange_api__");
     if (!capsule)
-        return NULL;
-    const ExchangeTable *table = PyCapsule_GetPointer(capsule, "dlpack_exchange_api"); /* lives as long as torch */
-    Py_DECREF(capsule);
+        PyErr_Clear(); /* torch before 2.10 */
+    const ExchangeTable *table = capsule ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") /* lives as long as torch */
+                                         : attribute_table(args[0]);
+    Py_XDECREF(capsule);
     if (!table)
         return NULL;
     if (table->major != 1 || !table->borrow) {
