@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gradwatch.probe.activations.rules import ActivationRules, rules_of
+from gradwatch.probe.activations.saved_hooks import count_uses, may_have_hook
 from gradwatch.probe.graph.graph import LAYOUT, LEAF, NAMES, Node, operation
 from gradwatch.probe.graph.loss_rules import LINEAR
 from gradwatch.probe.nested import tensors_of
@@ -44,8 +45,6 @@ PRODUCT = "a product of two values"
 """Use of a gate. A product with a constant, such as dropout, does not make a gate."""
 
 _sequence_nr = methodcaller("_sequence_nr")
-
-_HOOKED: Callable[..., Any] = lambda saved: saved  # noqa: E731 - stands for a hook if torch does not report hooks
 
 
 @final
@@ -105,6 +104,7 @@ class FunctionalActivations:
     """
 
     def __init__(self, models: Models) -> None:
+        self._uses_of_hooks = count_uses()
         self._met: set[int] = set()  # sequence numbers of nodes of this step: nodes would keep the graph alive
         self._owners: dict[Tensor, OwnerModule] = {}
         for place, (name, module) in enumerate(named_modules(models)):
@@ -116,6 +116,7 @@ class FunctionalActivations:
     def begin(self) -> None:
         """Prepare for the next step."""
         self._met.clear()
+        self._uses_of_hooks = count_uses()
 
     def find(self, output: Any, *, known: set[Node]) -> Iterator[FunctionCall]:
         """Yield the calls of functional activations in the graph of an output.
@@ -135,9 +136,24 @@ class FunctionalActivations:
                 continue
             name = f"{owner.name}.{function.kind.lower()}" if owner.name else function.kind.lower()
             calls[name] = calls.get(name, 0) + 1
-            output = _output(node, function) if calls[name] <= MAX_CALLS else None
+            output = self._output(node, function) if calls[name] <= MAX_CALLS else None
             if output is not None and output.numel():
                 yield FunctionCall(name, owner.place, owner.channels_first, function, output)
+
+    def _output(self, node: Node, function: FunctionType) -> Tensor | None:
+        """Return the output of an activation, or None if it is not in memory unchanged."""
+        name = "result" if function.module is None else "self"
+        raw = getattr(node, f"_raw_saved_{name}", None)
+        if raw is None or may_have_hook(raw, self._uses_of_hooks):
+            return None
+        try:
+            kept: Tensor = getattr(node, f"_saved_{name}")
+        except RuntimeError:  # freed by a backward, or overwritten since
+            return None
+        if function.module is None:
+            return kept
+        with torch.no_grad():
+            return Tensor(function.module(kept))
 
     def _owner(self, node: Node) -> OwnerModule | None:
         """Return the module of the nearest matrix before an activation, or else of the nearest parameter."""
@@ -286,22 +302,6 @@ _FUNCTIONS = {
 
 _GATES = {name: replace(_FUNCTIONS[name], kind="Gate") for name in ("Sigmoid", "Tanh")}
 """Activations that multiply, by operation."""
-
-
-def _output(node: Node, function: FunctionType) -> Tensor | None:
-    """Return the output of an activation, or None if it is not in memory unchanged."""
-    name = "result" if function.module is None else "self"
-    raw = getattr(node, f"_raw_saved_{name}", None)
-    if raw is None or getattr(raw, "unpack_hook", _HOOKED) is not None:
-        return None
-    try:
-        kept: Tensor = getattr(node, f"_saved_{name}")
-    except RuntimeError:  # freed by a backward, or overwritten since
-        return None
-    if function.module is None:
-        return kept
-    with torch.no_grad():
-        return Tensor(function.module(kept))
 
 
 def _is_channels_first(module: nn.Module) -> bool | None:

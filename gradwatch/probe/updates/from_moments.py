@@ -103,9 +103,10 @@ class MomentUpdateProbe:
 
 def _snapshots(optimizer: Optimizer) -> Iterator[dict[str, Any]]:
     """Yield copies of the groups: a schedule may change the rate before the step is measured."""
+    decay = {"decoupled_weight_decay": type(optimizer) is torch.optim.AdamW}  # groups lack it before torch 2.7
     for group in optimizer.param_groups:
         rate = group["lr"]
-        yield {**group, "lr": to_float(rate) if isinstance(rate, Tensor) else rate}
+        yield {**decay, **group, "lr": to_float(rate) if isinstance(rate, Tensor) else rate}
 
 
 def _is_traceable(group: dict[str, Any]) -> bool:
