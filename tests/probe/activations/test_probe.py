@@ -260,6 +260,8 @@ def test_deviation_holds_where_the_mean_is_large_beside_it(kernel):
 
 @pytest.mark.parametrize("kind", ["none", "non-reentrant"])
 def test_compiled_models_are_traced_whole_and_give_the_same(kind):
+    if kind != "none" and not hasattr(torch._dynamo.config, "skip_fwd_side_effects_in_bwd_under_checkpoint"):
+        pytest.skip(f"torch {torch.__version__} compiles no side effects within checkpointing")
     torch._dynamo.reset()
     batches = images(8).chunk(2)
     expected = measure(conv_net(), batches)

@@ -1,6 +1,7 @@
 """The Triton kernels compute the obvious statistics, and compile, as far as can be told without a GPU."""
 
 import importlib.util
+import inspect
 import os
 import subprocess
 import sys
@@ -35,8 +36,11 @@ def compiled(function, arguments, constants):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    signature = arguments | dict.fromkeys(constants, "constexpr")
-    return compile(ASTSource(fn=function, signature=signature, constexprs=constants), target=GPUTarget("cuda", 90, 32))
+    if "constexprs" in inspect.signature(ASTSource).parameters:
+        source = ASTSource(function, arguments | dict.fromkeys(constants, "constexpr"), constexprs=constants)
+    else:  # Triton 3.2, of torch 2.6
+        source = ASTSource(function, arguments, constants=constants)
+    return compile(source, target=GPUTarget("cuda", 90, 32))
 
 
 @needs_triton

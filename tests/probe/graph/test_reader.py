@@ -88,7 +88,7 @@ class Mixture(Experts):
     """The same, of experts that give probabilities."""
 
     def forward(self, x):
-        return (self.gate(x)[:, :, None] * torch.stack([e(x).softmax(1) for e in self.experts], 1)).sum(1)
+        return (self.gate(x).unsqueeze(2) * torch.stack([e(x).softmax(1) for e in self.experts], 1)).sum(1)
 
 
 def policy(model):
