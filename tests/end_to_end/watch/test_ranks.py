@@ -14,6 +14,11 @@ import gradwatch
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
 
+needs_sharding_on_a_cpu = pytest.mark.skipif(
+    not hasattr(torch.cpu.Stream, "record_event"), reason=f"torch {torch.__version__} shards no model on a CPU"
+)
+
+
 def train(folder, kind):
     """Train in two processes, and return what each saw and wrote to stderr."""
     command = [sys.executable, ranks_worker.__file__]
@@ -30,6 +35,7 @@ def train(folder, kind):
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)], errors
 
 
+@needs_sharding_on_a_cpu
 @pytest.mark.parametrize("kind", ["fsdp", "fsdp-loss"])
 def test_a_sharded_training_is_watched_by_every_process(kind, tmp_path):
     said, _ = train(tmp_path, kind)
@@ -53,6 +59,7 @@ def test_of_two_processes_one_writes_the_run_directory(tmp_path):
     np.testing.assert_allclose(said[0]["grad_L"], said[1]["grad_L"], rtol=1e-6)
 
 
+@needs_sharding_on_a_cpu
 def test_an_incident_of_a_sharded_model_is_not_recorded(tmp_path):
     said, errors = train(tmp_path, "fsdp-run")
 
