@@ -1,7 +1,6 @@
 """Every message of a config that is wrong, as its user reads it."""
 
 import pytest
-import torch
 
 from gradwatch.config.load import load_config, load_detect
 from gradwatch.errors import ConfigError
