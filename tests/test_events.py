@@ -24,7 +24,7 @@ def test_the_name_of_each_kind_is_its_own():
 def test_an_event_has_the_text_of_its_kind_and_plain_numbers():
     event = events.MIXED_AXES.emit(step=3, layer="head", values={"classes": 7}, outputs=5)
 
-    text = "the softmax goes over 7 values that are not the 5 outputs of one place"
+    text = "the softmax runs over 7 values that are not the 5 outputs of one position"
     assert event == Event(kind="graph-mixed", step=3, layer="head", text=text, values={"classes": 7.0})
     assert isinstance(event.values["classes"], float)
 

@@ -103,7 +103,7 @@ class RecurrenceProbe:
         self._next += max(1, self._next // 2)
         graph = Graph(*tensors, max_nodes=self._nodes)
         self._nodes -= len(graph.nodes)
-        for leaf in graph.of(LEAF):
+        for leaf in sorted(graph.of(LEAF), key=_num_dims, reverse=True):  # a matrix multiplies, its bias is only added
             uses = list(_uses(graph, leaf))
             if leaf.variable in self._names and len(uses) >= max(MIN_USES, self._uses + 1):
                 self._hook_uses(graph, self._names[leaf.variable], uses)
@@ -174,6 +174,10 @@ def growth_of(norms_U: np.ndarray[Any, Any]) -> float:
     rise = float(np.median(log_U[:few]) - np.median(log_U[middle : middle + few]))
     beyond = rise - float(np.log10(2)) if rise > 0 else rise
     return beyond * (len(norms_U) - 1) / middle if beyond * rise > 0 else 0.0
+
+
+def _num_dims(leaf: Node) -> int:
+    return int(leaf.variable.dim())
 
 
 def _uses(graph: Graph, leaf: Node) -> Iterator[Node]:

@@ -8,18 +8,12 @@ from rich.text import Text
 from gradwatch.history.store import History
 from gradwatch.records import Severity
 from gradwatch.render.common import format as units
-from gradwatch.render.common.run_stats import RunStats, run_stats, watching, worst_severity
+from gradwatch.render.common.run_stats import RunStats, is_long_enough, run_stats, watching, worst_severity
 from gradwatch.render.common.series import broken
 from gradwatch.render.common.sparkline import Glyphs, sparkline
 from gradwatch.render.common.style import OK, SEVERITY, mark
 
 TREND = 16
-
-MIN_JUDGED_STEPS = 128
-"""Steps below which a run is called healthy only if its loss has fallen: loss-plateau waits that long by default."""
-
-MIN_LOSS_FALL = 0.1
-"""Fraction by which the loss must be below its first value to have fallen."""
 
 
 def headline(history: History, signs: Glyphs) -> list[Text]:
@@ -40,14 +34,9 @@ def health(history: History) -> str:
     if worst_severity(history) is not None:
         return found
     healthy = "healthy so far" if total and history.step + 1 < total else "healthy"
-    if history.step + 1 < MIN_JUDGED_STEPS and not _has_loss_fallen(history):
-        healthy = "no problems found (too few steps to call it healthy)"
+    if not is_long_enough(history):
+        healthy = "no problems found (short run)"
     return f"{healthy}, {found}" if found else healthy
-
-
-def _has_loss_fallen(history: History) -> bool:
-    loss_T = history["loss"][np.isfinite(history["loss"])]
-    return len(loss_T) > 1 and bool(loss_T[-1] < loss_T[0] - MIN_LOSS_FALL * abs(loss_T[0]))
 
 
 def _counted(count: int, severity: Severity) -> str:

@@ -21,6 +21,11 @@ SHORT_S = 10.0
 """Runs up to which a share of the time says little of a longer one: what each run pays once at its start, some 0.1 s
 for the graph, the first samples and the opening of files, is a percent of it and more."""
 
+MIN_JUDGED_STEPS = 128
+"""Steps below which a run is called healthy only if its loss has fallen: loss-plateau waits that long by default."""
+MIN_LOSS_FALL_FRAC = 0.1
+"""Fall of the loss, as a fraction of its first value, from which it has fallen."""
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,13 @@ class RunStats:
     loss: float
     val_loss: float
     val_accuracy: float
+
+
+def is_long_enough(history: History) -> bool:
+    """Return whether a run without findings can be called healthy: it is long, or its loss has fallen."""
+    loss_T = history["loss"][np.isfinite(history["loss"])]
+    has_fallen = len(loss_T) > 1 and bool(loss_T[-1] < loss_T[0] - MIN_LOSS_FALL_FRAC * abs(loss_T[0]))
+    return has_fallen or history.step + 1 >= MIN_JUDGED_STEPS
 
 
 def run_stats(history: History) -> RunStats:

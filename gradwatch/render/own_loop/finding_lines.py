@@ -9,6 +9,8 @@ from typing import final
 
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Finding, Severity
+from gradwatch.render.common import format as units
+from gradwatch.render.common.run_stats import is_long_enough
 
 MAX_LINES_PER_KIND = 3
 """Findings of a kind that get a line of their own; the summary and `gradwatch diagnose` have all of them."""
@@ -59,9 +61,10 @@ class FindingLines:
 
 
 def _headline(history: History, problems: list[Finding]) -> str:
-    steps = f"{history.step + 1:,} steps"
+    steps = units.plural(history.step + 1, "step")
     if not problems:
-        return f"healthy: no problem found in {steps}"
+        health = "healthy: no problems found" if is_long_enough(history) else "no problems found"
+        return f"{health} in {steps}"
     first_steps: dict[str, int] = {}
     for finding in problems:
         first_steps.setdefault(finding.kind, finding.step)

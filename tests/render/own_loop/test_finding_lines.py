@@ -68,11 +68,19 @@ def test_the_end_names_few_kinds(capsys):
 
 @pytest.mark.parametrize("run_dir", [Path("runs/mine"), None])
 def test_a_healthy_run_says_so(run_dir, capsys):
-    FindingLines(run_dir).close(Synthetic(steps=60).history(), ())
+    FindingLines(run_dir).close(Synthetic(steps=200).history(), ())
 
     first, *others = capsys.readouterr().err.splitlines()
-    assert first == "gradwatch: healthy: no problem found in 60 steps"
+    assert first == "gradwatch: healthy: no problems found in 200 steps"
     assert others == (["gradwatch: details: gradwatch diagnose runs/mine"] if run_dir else [])
+
+
+def test_a_short_run_whose_loss_does_not_fall_is_not_called_healthy(capsys):
+    made = Synthetic(steps=1)
+
+    FindingLines(None).close(made.history(), ())
+
+    assert capsys.readouterr().err == "gradwatch: no problems found in 1 step\n"
 
 
 def test_a_run_without_steps_says_how_to_record_one(capsys):

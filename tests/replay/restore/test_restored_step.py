@@ -134,5 +134,8 @@ def test_random_numbers_and_threads_of_this_process_stay_as_they_were(recorded):
 
 
 def test_a_folder_that_is_no_run_is_a_mistake(tmp_path):
-    with pytest.raises(RunError, match=r"it holds no config\.yaml"), restore_step(tmp_path, 0):
+    with (
+        pytest.raises(RunError, match=r"not a run of `gradwatch train` \(no config\.yaml\)"),
+        restore_step(tmp_path, 0),
+    ):
         pass
