@@ -24,7 +24,7 @@ CRASHED = 70
 EPILOG = """\
 **Examples**
 
-    gradwatch train configs/quickstart.yaml --set optim.lr=3e-4
+    gradwatch train configs/quickstart.yaml --set train.epochs=2
     gradwatch diagnose                # the newest run under runs/
     gradwatch diagnose runs/RUN --format html
     gradwatch replay runs/RUN         # find the operation that made the first NaN

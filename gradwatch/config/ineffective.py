@@ -8,13 +8,22 @@ from pydantic import BaseModel
 
 from gradwatch.config.sections.root import Config
 
+RATES_OF_SCHEDULES = {"OneCycleLR": "max_lr", "CyclicLR": "base_lr"}
+"""Settings of the schedules that overwrite the learning rates of the optimizer when they start."""
+
 Warnings = Iterator[tuple[Iterable[str], str]]
 """Keys of settings without effect, and the rest of the sentence on them: the reason and what to do."""
 
 
 def ineffective_settings(config: Config) -> tuple[str, ...]:
     """Return a sentence for each changed setting without effect: the setting, the reason and the remedy."""
-    found = (*_in_numerics(config), *_in_watching(config), *_in_switches(config), *_in_length(config))
+    found = (
+        *_in_numerics(config),
+        *_in_watching(config),
+        *_in_switches(config),
+        *_in_schedule(config),
+        *_in_length(config),
+    )
     return tuple(f"{key}: {text}" for keys, text in found for key in keys)
 
 
@@ -81,6 +90,19 @@ def _in_switches(config: Config) -> Warnings:
                 path = f"{section}.{name}"
                 keys = [f"{path}.{key}" for key in options if key != "enabled"]
                 yield keys, f"has no effect while {path}.enabled is false; remove one of them"
+
+
+def _in_schedule(config: Config) -> Warnings:
+    """Yield the learning rate, if the schedule sets another one."""
+    lr, schedule = config.optim.options.get("lr"), config.schedule
+    key = RATES_OF_SCHEDULES.get(schedule.name or "")
+    rate = schedule.options.get(key) if key else None
+    if lr is not None and isinstance(rate, int | float) and rate != lr:
+        yield (
+            ["optim.lr"],
+            f"{lr:g} has no effect: {schedule.name} sets the learning rate from schedule.{key} ({rate:g}); change "
+            f"schedule.{key} instead",
+        )
 
 
 def _in_length(config: Config) -> Warnings:

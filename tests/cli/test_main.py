@@ -31,7 +31,7 @@ def test_every_command_has_help(gradwatch, command):
 def test_help_shows_exit_codes_examples_and_the_documentation(gradwatch):
     out = gradwatch("--help").out
 
-    assert "gradwatch train configs/quickstart.yaml --set optim.lr=3e-4" in out
+    assert "gradwatch train configs/quickstart.yaml --set train.epochs=2" in out
     assert [line.split()[0] for line in out.splitlines() if line.strip()[:2] in ("0 ", "1 ", "2 ", "3 ")] == list(
         "0123"
     )

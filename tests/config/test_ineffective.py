@@ -99,6 +99,16 @@ def found(write, *overrides):
             "train.early_stop: has no effect: 3 evaluations without improvement cannot come before the end",
             "lower patience or train.eval_every",
         ),
+        (
+            ["optim.lr=1e9", "schedule={name: one_cycle, max_lr: 3e-3}"],
+            "optim.lr: 1e+09 has no effect: OneCycleLR sets the learning rate from schedule.max_lr (0.003)",
+            "change schedule.max_lr instead",
+        ),
+        (
+            ["schedule={name: cyclic, base_lr: 1e-4, max_lr: 1e-3}"],
+            "optim.lr: 0.001 has no effect: CyclicLR sets the learning rate from schedule.base_lr (0.0001)",
+            "change schedule.base_lr instead",
+        ),
     ],
 )
 def test_a_setting_without_effect_warns_with_reason_and_remedy(write, overrides, beginning, remedy):
@@ -122,6 +132,8 @@ def test_a_setting_without_effect_warns_with_reason_and_remedy(write, overrides,
         ["sinks.tensorboard.enabled=false"],
         ["schedule={name: cosine_annealing, warmup_steps: 99}"],
         ["schedule.warmup_steps=100"],
+        ["optim.lr=3e-3", "schedule={name: one_cycle, max_lr: 3e-3}"],
+        ["optim.lr=3e-3", "schedule={name: one_cycle, max_lr: [1e-3]}"],
         ["schedule={warmup_steps: 2, per: epoch}"],
         ["train.eval_every=100"],
         ["train.early_stop.patience=3", "train.eval_every=25"],
