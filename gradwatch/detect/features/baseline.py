@@ -17,6 +17,7 @@ BASELINE_STEPS = 16
 """First recorded steps that count as the beginning of the run."""
 
 _known: WeakKeyDictionary[History, dict[str, Floats]] = WeakKeyDictionary()
+_first_losses: WeakKeyDictionary[History, float] = WeakKeyDictionary()
 
 
 def first_steps(history: History, statistic: str, length: int = BASELINE_STEPS) -> Floats:
@@ -38,7 +39,13 @@ def first_steps(history: History, statistic: str, length: int = BASELINE_STEPS) 
 
 def first_loss(history: History) -> float:
     """Return the median loss of the first `BASELINE_STEPS` steps."""
-    return float(median(first_steps(history, "loss")))
+    found = _first_losses.get(history)
+    if found is None:
+        loss_T = first_steps(history, "loss")
+        found = float(median(loss_T))
+        if len(loss_T) == BASELINE_STEPS:  # before that, the next step changes it
+            _first_losses[history] = found
+    return found
 
 
 def newest_loss(history: History, steps: int = BASELINE_STEPS) -> float:
