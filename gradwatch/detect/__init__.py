@@ -1,4 +1,4 @@
-"""The Detector interface, and all detectors there are: read the history at its newest step, yield what is ill now."""
+"""Define the Detector interface and load all detectors, which read a history at its newest step."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from gradwatch.history.store import History, Rows
 from gradwatch.records import Finding
 
 FAMILIES = ("numerics", "gradients", "activations", "updates", "optimizer", "data_and_loss")
-"""Sub-packages that hold detectors, by what they look at, in the order of their codes."""
+"""Sub-packages that hold detectors, in the order of the detector codes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A made-up history and what a detector must say of it: a test, and a picture for the manual page.
+    """A made-up history and the expected findings: both a test and a picture for the manual page.
 
     Args:
-        name: What it shows, as a phrase.
+        name: Phrase that says what the history shows.
         history: Built by `gradwatch.history.synthetic.builder`.
-        layers: Layers that must be named, in any order; None stands for the whole run; empty means quiet.
+        layers: Layers that must be named, in any order. None stands for the whole run. Empty means no finding.
     """
 
     name: str
@@ -34,11 +34,12 @@ class Example:
 
 @runtime_checkable
 class Detector(Protocol):
-    """One symptom. A final frozen dataclass without state: everything it knows stands in the history.
+    """One symptom: a final frozen dataclass without state, which reads everything from the history.
 
-    Its docstring is its manual page, its fields are its thresholds (YAML and `--set detect.<kind>.<field>` reach
-    them). It is asked every `every` steps and may yield the same finding again: the pipeline keeps the first
-    of each (kind, layer), and a later one only where it is graver.
+    The docstring of a detector is its manual page. Its fields are its thresholds, which YAML and `--set
+    detect.<kind>.<field>` can change. The pipeline calls `detect` every `every` steps. A detector may yield the same
+    finding again: the pipeline keeps the first finding of each (kind, layer), and a later one only if it is more
+    severe.
     """
 
     code: ClassVar[str]
@@ -46,12 +47,12 @@ class Detector(Protocol):
     every: int
 
     def detect(self, history: History) -> Iterator[Finding]:
-        """Yield a finding for each layer that is ill at the newest step of the history."""
+        """Yield a finding for each faulty layer at the newest step of the history."""
         ...
 
     @classmethod
     def examples(cls) -> Iterator[Example]:
-        """Yield histories that fire, that stay quiet, and near misses."""
+        """Yield histories that fire, histories that stay quiet, and near misses."""
         ...
 
 
@@ -60,12 +61,12 @@ class TriggeredDetector(Detector, Protocol):
     """A detector that runs after the steps it selects, instead of every `every` steps."""
 
     def triggers_T(self, rows: Rows, history: History) -> NDArray[np.bool_]:
-        """Return at which of the rows, before the history holds them, the detector must run: shape (T,)."""
+        """Return at which rows the detector must run, of shape (T,). The history does not hold these rows yet."""
         ...
 
 
 def detectors(settings: Mapping[str, Mapping[str, Any]] | None = None) -> tuple[Detector, ...]:
-    """Return every detector of this package and of the entry points `gradwatch.detectors`, in the order of their code.
+    """Return all detectors of this package and of the entry points `gradwatch.detectors`, sorted by code.
 
     Args:
         settings: Thresholds by kind, such as `{"dead-layer": {"decades": 4.0}}`; `enabled: False` leaves a kind out.
@@ -73,6 +74,7 @@ def detectors(settings: Mapping[str, Mapping[str, Any]] | None = None) -> tuple[
     settings = settings or {}
     made = []
     for detector in detector_classes():
+        # a copy, because `enabled` is no field of the detector and is removed here
         options = dict(settings.get(detector.kind, {}))
         if options.pop("enabled", True):
             made.append(detector(**options))
@@ -80,10 +82,11 @@ def detectors(settings: Mapping[str, Mapping[str, Any]] | None = None) -> tuple[
 
 
 def detector_classes() -> Iterator[type[Detector]]:
-    """Yield the classes of all detectors: the public files of each family, then the entry points."""
+    """Yield the classes of all detectors: the public modules of each family, then the entry points."""
     for family in FAMILIES:
         package = f"{__name__}.{family}"
         for name in plugins.names(package):
             members = vars(plugins.load(package, name)).values()
+            # a module also holds the detectors that it imports: keep the classes that it defines
             yield from (m for m in members if isinstance(m, type) and "code" in vars(m) and m.__module__.endswith(name))
     yield from plugins.entry_points("gradwatch.detectors")

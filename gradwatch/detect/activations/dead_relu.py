@@ -1,4 +1,4 @@
-"""GW201: units whose ReLU fires for no sample of a batch, batch after batch."""
+"""Find units with a ReLU that fires for no sample, batch after batch (GW201)."""
 
 # A = activation modules
 
@@ -17,7 +17,7 @@ from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
 
 JUMP_SAMPLES = 5
-"""Sampled batches, before the ones that count, within which half of the dead units must have died for a jump."""
+"""Sampled batches before the counted ones, within which half of the dead units must have died for a jump."""
 
 
 @final
@@ -69,10 +69,12 @@ class DeadRelu:
         yield from findings_of(self, history, self._signs(history))
 
     def _signs(self, history: History) -> Iterator[Sign]:
+        # the lower bound of both rules: one cheap check serves both
         bound = min(self.jump, self.fraction)
         dead_A = lasting_frac(history, "act.dead_frac", samples=self.samples, at_least=bound)
         if dead_A is None:
             return
+        # a shorter run has fewer rows: its first sample counts as before
         before_A = history.act.window("act.dead_frac", JUMP_SAMPLES + self.samples)[0]
         for a, activation in enumerate(history.info.activations):
             has_jumped = dead_A[a] >= self.jump and before_A[a] <= dead_A[a] / 2
@@ -83,6 +85,7 @@ class DeadRelu:
         layer, silent = history.info.activations[activation].name, silent_units(history, activation)
         share = "all" if dead == 1 else f"{100 * dead:.0f} %"
         message = f"{share} of the units of {layer} are dead (zero for every sample)"
+        # dead in all sampled batches is not yet silent since a step: the latter watches every batch
         if silent and dead == 1 and silent.num_silent == silent.num_units:
             since = f"zero for every sample since step {silent.since}"
             message = f"all {silent.num_units} units of {layer} are dead ({since})"
@@ -98,7 +101,7 @@ class DeadRelu:
                 *((silent.quantity(),) if silent else ()),
             ),
             layer=layer,
-            severity=Severity.CRITICAL if dead == 1 else Severity.INFO if is_jump else None,
+            severity=Severity.CRITICAL if dead == 1 else Severity.INFO if is_jump else None,  # a jump may recover
         )
 
     @classmethod

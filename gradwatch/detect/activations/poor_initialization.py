@@ -1,4 +1,4 @@
-"""GW203: weights and embeddings drawn so large or so small that they drown or lose the signal."""
+"""Find weights and embeddings initialized so large or so small that the signal is lost (GW203)."""
 
 from __future__ import annotations
 
@@ -90,8 +90,10 @@ class PoorInitialization:
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module whose weights are badly scaled at step 0."""
+        # step 0 alone shows the initialization; a resumed run has no step 0
         if history.step >= self.every or history.param.steps()[0] != 0:
             return
+        # causes first: the high first loss is reported only if no layer explains it
         yield from find_equal_units(self, history)
         yield from find_zero_weights(self, history, layers=self.layers)
         yield from find_small_weights(self, history, faint=self.faint, lost=self.lost, layers=self.layers)
@@ -132,7 +134,7 @@ class PoorInitialization:
 
 
 def _faint(*, gain: float, lost: float) -> tuple[History, tuple[str, ...]]:
-    """Return a run of a network whose first ten layers are drawn so small that their gradients are `lost` decades."""
+    """Return a run in which ten layers start so small that their gradients are `lost` decades too small."""
     made = Synthetic(steps=20)
     bias = replace(made.info.layers[-1], name="layers.10.bias", module="layers.10", shape=(64,))
     made.info = replace(made.info, layers=(*made.info.layers[:-1], bias))
@@ -143,7 +145,6 @@ def _faint(*, gain: float, lost: float) -> tuple[History, tuple[str, ...]]:
 
 
 def _guessed(*, loss: float) -> History:
-    """Return a run over ten classes that begins at a loss."""
     made = Synthetic(steps=20)
     made.add_event(CHANCE, values={"classes": 10.0, "nat": 1.0})
     made.loss_T[0] = loss
@@ -151,7 +152,7 @@ def _guessed(*, loss: float) -> History:
 
 
 def _one_sided(*, mean: float, inputs: int = 64, is_one: bool = False) -> tuple[History, tuple[str, ...]]:
-    """Return a run of two weights of modules of one's own, or of one, drawn uniformly about a mean of 0.5."""
+    """Return a run with two weights of custom modules, or of one module, that are uniform around `mean`."""
     made, weights = Synthetic(steps=20), (3, 4)
     infos = [replace(info, module_type="Dense") for info in made.info.layers]
     infos[4] = replace(infos[4], module=infos[3].module) if is_one else infos[4]
@@ -163,19 +164,18 @@ def _one_sided(*, mean: float, inputs: int = 64, is_one: bool = False) -> tuple[
 
 
 def _zeros(*closed: int) -> History:
-    """Return a run of which some matrices begin at zero and get no gradient."""
+    """Return a run in which some matrices start at zero and get no gradient."""
     made = Synthetic(steps=20)
     made.grad_l2_TL[:, closed] = 0
     return with_statistic(made.history(), "weight.l2", 0.0, layers=closed)
 
 
 def _drawn(gain: float, layers: tuple[int, ...] | None) -> History:
-    """Return a run whose weights, 64 by 64, are drawn with some gain."""
     return with_statistic(Synthetic(steps=20).history(), "weight.l2", gain * math.sqrt(64), layers=layers)
 
 
 def _multiplied(one: float, other: float, *, is_noted: bool = True) -> tuple[History, tuple[str, ...]]:
-    """Return a run of two embeddings with some deviations, whose rows of 64 dimensions are multiplied."""
+    """Return a run that multiplies the rows, of 64 dimensions, of two embeddings with given deviations."""
     made = Synthetic(steps=20, layers=2)
     infos = tuple(replace(info, module_type="Embedding") for info in made.info.layers)
     made.info = replace(made.info, layers=infos)

@@ -1,4 +1,4 @@
-"""GW202: sigmoid, tanh or softmax units in their flat tails, where no gradient passes."""
+"""Find sigmoid, tanh or softmax units in their flat tails, where no gradient passes (GW202)."""
 
 # T = samples of the activations, A = activation modules
 
@@ -19,15 +19,15 @@ from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
 
 FLAT_ON_BOTH_SIDES = ("Sigmoid", "Tanh", "Hardsigmoid", "Hardtanh", "Gate", "Clamp")
-"""Activations whose tails are flat on both sides. ReLU6, ELU and similar ones rest on one flat side on purpose."""
+"""Activations with flat tails on both sides. ReLU6, ELU and similar ones rest on one flat side on purpose."""
 
 USUAL_FRAC = {"Hardtanh": 0.32, "Gate": 0.6, "Clamp": 0.6}
 """Fraction, 0..1, that may lie in the tails from the start; 0 for other types, of which 0.03 is usual. A hard tanh
-clips erfc(1 / sqrt 2) of standard normal inputs. Most gates (a sigmoid or tanh that multiplies) may be shut at first,
-and a clamp is there to cut off."""
+clips erfc(1 / sqrt 2) of standard normal inputs. Most gates (a sigmoid or tanh that multiplies) may be shut at first. A
+clamp exists to cut off values."""
 
 START_STEPS = 50
-"""Steps that count as the start: what is saturated in them is so by scale, and not by what was learned."""
+"""Steps that count as the start: saturation within them comes from the scale of the inputs, not from learning."""
 
 MAX_SUDDEN_STEPS = 40
 """Steps within which only an outside cause, such as a temperature, drives nearly all outputs into the tails. Learning
@@ -96,6 +96,7 @@ class SaturatedActivation:
         saturated_A = lasting_frac(history, "act.saturated_frac", samples=self.samples, at_least=bound)
         if saturated_A is None:
             return
+        # over the whole window: saturated at each sample so far, thus from the start
         always_A = history.act.window("act.saturated_frac").min(axis=0)
         last = len(history.info.activations) - 1
         for a, activation in enumerate(history.info.activations):
@@ -103,6 +104,7 @@ class SaturatedActivation:
             if not is_softmax and activation.module_type not in FLAT_ON_BOTH_SIDES:
                 continue
             is_from_start = is_start and always_A[a] >= self.early + USUAL_FRAC.get(activation.module_type, 0.0)
+            # a trained softmax is confident on purpose, and so is a last sigmoid
             may_be_confident = is_softmax or (a == last and _may_have_learned(history))
             is_late = saturated_A[a] >= self.late and not may_be_confident
             if is_from_start or is_late or self._is_sudden(history, a):
@@ -114,14 +116,17 @@ class SaturatedActivation:
                         Quantity(key="act.std", value=float(history.act.newest("act.std")[a])),
                     ),
                     layer=activation.name,
+                    # no earlier finding explains saturation from the start
                     severity=Severity.WARNING if is_from_start else None,
                 )
 
     def _is_sudden(self, history: History, activation: int) -> bool:
-        """Return whether nearly all outputs went into the tails at once and stayed, with much of the loss left."""
+        """Return whether nearly all outputs entered the tails at once and stayed while much of the loss remained."""
+        # the loss of several optimizers, as in a GAN, does not show progress
         if "+" in history.info.optimizer or is_learned(history, left=MAX_CONFIDENT_LOSS_FRAC):
             return False
         saturated_T = history.act.window("act.saturated_frac")[:, activation]
+        # activations are sampled, so most rows are nan
         is_known_T = ~np.isnan(saturated_T)
         steps_T, saturated_T = history.act.steps()[is_known_T], saturated_T[is_known_T]
         free, not_yet = np.flatnonzero(saturated_T < self.early), np.flatnonzero(saturated_T < self.late)
@@ -155,7 +160,7 @@ class SaturatedActivation:
 
 
 def _may_have_learned(history: History) -> bool:
-    """Return whether a fifth of the loss is gone, or the loss belongs to several optimizers and cannot tell."""
+    """Return whether 20 % of the loss is gone, or several optimizers share the loss so that it cannot tell."""
     is_high = newest_loss(history) > MAX_LEARNED_LOSS_FRAC * first_loss(history)
     return "+" in history.info.optimizer or not is_high
 
@@ -165,7 +170,7 @@ def _with(act: int, module_type: str, *, fraction: float, onset: int) -> History
 
 
 def _make(act: int, module_type: str, *, fraction: float, onset: int) -> Synthetic:
-    """Return a run with three modules of a type, one of them saturated from a step on."""
+    """Return a run with three modules of a type, one of them saturated from `onset`."""
     made = Synthetic(steps=100, activations=3)
     made.saturated_frac_TA[:] = 0.02
     infos = tuple(replace(a, module_type=module_type) for a in made.info.activations)

@@ -1,4 +1,4 @@
-"""Look up what the run was like when it began. Its first steps are kept for good, so each is read only once."""
+"""Read the first steps of a run, which the history keeps for good, so that each statistic is read once."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ def first_steps(history: History, statistic: str, length: int = BASELINE_STEPS) 
     """Return a statistic over the first recorded steps.
 
     Args:
-        history: Of the run, with at least one recorded step.
-        statistic: Such as `loss`.
-        length: At most `BASELINE_STEPS`.
+        history: History of the run, with at least one recorded step.
+        statistic: Name of the statistic, such as `loss`.
+        length: Number of steps, at most `BASELINE_STEPS`.
 
     Returns:
         Values of shape (at most length,), or (at most length, L) for a statistic of layers.
     """
     found = _known.setdefault(history, {})
+    # a run shorter than the baseline still grows, so its values are read again at each call
     if len(found.get(statistic, ())) < BASELINE_STEPS:
+        # a copy, so that the cache holds no view of the history
         found[statistic] = np.array(history[statistic][:BASELINE_STEPS])
     return found[statistic][:length]
 
@@ -49,26 +51,27 @@ def first_loss(history: History) -> float:
 
 
 def newest_loss(history: History, steps: int = BASELINE_STEPS) -> float:
-    """Return the median loss of the newest steps, in which the noise of single batches is gone."""
+    """Return the median loss of the newest steps: a median removes the noise of single batches."""
     return float(median(history.scalar("loss", steps)))
 
 
 def is_learned(history: History, *, left: float = 0.02) -> bool:
-    """Return whether next to nothing of the first loss is left, so that odd gradients do no harm."""
+    """Return whether less than `left` of the first loss remains, so that odd gradients do no harm."""
+    # a negative loss has no zero to be near
     return 0 <= newest_loss(history) < left * first_loss(history)
 
 
 def chance_losses(history: History) -> Iterator[float]:
-    """Yield the loss of a model that knows nothing, for each cross entropy of the run: the log of its classes."""
+    """Yield the chance-level loss of each cross entropy of the run: the log of its number of classes."""
     for event in events_of(history, CHANCE):
         yield event.values["nat"] * math.log(event.values["classes"])
 
 
 def baseline_loss(history: History) -> tuple[float, str]:
-    """Return the loss from which learning begins, and a phrase that says where it comes from.
+    """Return the loss from which learning begins, and a phrase that names its origin.
 
-    It is the loss of the first steps. For a cross entropy it is the chance-level loss if that is smaller: a network
-    may begin above that level, and has learned nothing by the time it comes down to it.
+    The baseline is the loss of the first steps. For a cross entropy it is the chance-level loss if that is smaller: a
+    network that starts above chance level and falls to it has learned nothing yet.
     """
     first = first_loss(history)
     chance = next((loss for loss in chance_losses(history) if loss < first), None)

@@ -1,4 +1,4 @@
-"""Decide whether an earlier finding explains a symptom: then the symptom is reported for information only."""
+"""Decide whether an earlier finding explains a symptom, which is then reported as info only."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from gradwatch.history.store import History
 from gradwatch.records import Severity
 
 OVERSHOT = frozenset({"exploding-gradient", "learning-rate-too-high", "missing-zero-grad", "non-finite"})
-"""Kinds of findings whose updates move the weights far away from where they should be."""
+"""Kinds of findings in which updates move the weights far from useful values."""
 
 FOLLOWS: dict[str, frozenset[str]] = {
-    # units and layers that an update moved to where no gradient arrives, or that a cut part no longer steers
+    # an update moved units to where no gradient arrives, or a detached part no longer steers them
     "rising-sparsity": OVERSHOT
     | {"dead-layer", "dead-relu", "gradient-spike", "layer-imbalance", "no-gradient", "poor-initialization"},
     # if signals vanish, the biases alone decide which units fire
@@ -24,30 +24,29 @@ FOLLOWS: dict[str, frozenset[str]] = {
         "vanishing-gradient",
     },
     "saturated-activation": OVERSHOT | {"gradient-spike", "poor-initialization"},
-    # an exploding recurrence computes a first loss in the thousands with any weights
+    # an exploding recurrence makes the first loss large whatever the weights are
     "poor-initialization": frozenset({"exploding-gradient"}),
-    # a factor of zero that nothing moves, or factors that are all zero, keep the gradient from the other factor; half
-    # precision may flush all of it to zero
+    # a factor that stays zero blocks the gradient of the other factor; fp16 may flush the gradient to zero
     "no-gradient": frozenset({"fp16-underflow", "not-optimized", "poor-initialization"}),
-    # gradients that add up from step to step grow, and updates with them
+    # gradients that accumulate over steps grow, and so do the updates
     "learning-rate-too-high": frozenset({"missing-zero-grad", "non-finite"}),
     "exploding-gradient": frozenset({"missing-zero-grad"}),
-    # a loss scale that collapsed no longer lifts gradients over the smallest number of fp16
+    # a collapsed loss scale no longer lifts gradients above the smallest fp16 number
     "fp16-underflow": frozenset({"loss-scale-collapse"}),
-    # layers that were initialised too small make a signal vanish
+    # layers that were initialized too small make the signal vanish
     "vanishing-gradient": frozenset({"poor-initialization"}),
-    # the usual gradient of a memorised batch is next to nothing
+    # a memorized batch has almost no gradient, so any other gradient looks like a spike
     "gradient-spike": frozenset({"constant-batch", "missing-zero-grad", "exploding-gradient"}),
-    # an output that jumps about, or that nothing moves, predicts one class whatever the batches hold
+    # an output that jumps, or never moves, predicts one class for every batch
     "oscillating-gradient": frozenset(
         {"missing-zero-grad", "exploding-gradient", "not-optimized", "poor-initialization"}
     ),
-    # float32 loses an update next to weights that large
+    # weights that large lose small updates to float32 rounding
     "not-optimized": OVERSHOT,
-    # one layer moved further than the others, or no optimizer holds it, so that nothing clears its gradient
+    # one layer moved further than the others, or no optimizer holds it and so clears its gradient
     "layer-imbalance": OVERSHOT | {"not-optimized"},
-    # a gradient that does not arrive moves nothing; a usual gradient hardly moves weights that overshot; nothing moves
-    # a parameter that no optimizer holds; and clipping leaves little if one layer dominates the norm
+    # a missing gradient moves nothing; a usual gradient hardly moves weights that overshot; a parameter outside the
+    # optimizer never moves; clipping leaves little if one layer dominates the norm
     "learning-rate-too-low": OVERSHOT
     | frozenset(
         {
@@ -62,9 +61,9 @@ FOLLOWS: dict[str, frozenset[str]] = {
             "vanishing-gradient",
         }
     ),
-    # a validation in the wrong mode, or with statistics of other batches, does not measure how well the model fits
+    # a validation in the wrong mode, or with wrong running statistics, does not measure the fit
     "overfitting": frozenset({"train-eval-mismatch"}),
-    # a plateau is by definition a stall that nothing else explains
+    # a plateau is by definition a stall without another explanation
     "loss-plateau": OVERSHOT
     | {
         "dead-layer",
@@ -83,21 +82,22 @@ FOLLOWS: dict[str, frozenset[str]] = {
         "vanishing-gradient",
     },
 }
-"""For each kind of finding, the kinds that cause it by their mechanism."""
+"""For each kind of finding, the kinds that can cause it by their mechanism."""
 
 
 def severity_after(history: History, kind: str, *, but: frozenset[str] = frozenset()) -> Severity:
-    """Return the severity that earlier findings leave: a warning, or info if one of them explains this kind.
+    """Return the severity that earlier findings leave: warning, or info if one of them explains this kind.
 
     Args:
-        history: Of the run.
+        history: History of the run.
         kind: Kind of the finding.
-        but: Kinds that do not explain it this time.
+        but: Kinds that do not explain it in this case.
     """
     return Severity.INFO if is_consequence(history, kind, but=but) else Severity.WARNING
 
 
 def is_consequence(history: History, kind: str, *, but: frozenset[str] = frozenset()) -> bool:
-    """Return whether an earlier finding, at warning or above, explains a kind of finding."""
+    """Return whether an earlier finding, at warning or above, explains this kind of finding."""
     roots = FOLLOWS[kind] - but
+    # a finding at info is harmless, so it explains nothing
     return any(finding.kind in roots and finding.severity >= Severity.WARNING for finding in history.findings)

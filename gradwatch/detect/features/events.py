@@ -1,4 +1,4 @@
-"""Read the events of a run, which describe it besides its statistics."""
+"""Read the events of a run, which describe it in addition to its statistics."""
 
 from __future__ import annotations
 
@@ -12,5 +12,6 @@ from gradwatch.records import Event
 def events_of(history: History, kind: EventKind) -> Iterator[Event]:
     """Yield the events of a kind up to the newest step, in the order in which they were recorded."""
     for event in history.events:
+        # events arrive at once, rows in blocks: the newest step may lie before the newest event
         if event.kind == kind.name and event.step <= history.step:
             yield event

@@ -1,4 +1,4 @@
-"""Make the findings of a detector at the newest step of a history."""
+"""Build the findings of a detector at the newest step of a history."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from gradwatch.records import Finding, Quantity, Severity
 
 
 class HasCode(Protocol):
-    """Anything with the code and the name of a kind of finding, as detectors have."""
+    """An object with the code and the name of a kind of finding, such as a detector."""
 
     code: ClassVar[str]
     kind: ClassVar[str]
 
 
 class Sign(NamedTuple):
-    """What one mechanism of a detector has seen.
+    """Observation of one mechanism of a detector.
 
     Attributes:
         message: One sentence.
         evidence: Named numbers with units.
-        since: Step at which it began, or None where the mechanism does not say.
+        since: Step at which the symptom began, or None if the mechanism cannot tell.
         layer: Module or parameter name, or None for the whole run.
-        severity: Harm to the training, or None for the severity that the earlier findings leave.
+        severity: Harm to the training, or None for the severity that earlier findings leave.
     """
 
     message: str
@@ -36,7 +36,7 @@ class Sign(NamedTuple):
 
 
 def findings_of(detector: HasCode, history: History, signs: Iterable[Sign | None]) -> Iterator[Finding]:
-    """Yield the finding for each sign that there is, before the next sign is looked for."""
+    """Yield the finding of each sign before computing the next sign."""
     for sign in signs:
         if sign:
             severity = severity_after(history, detector.kind) if sign.severity is None else sign.severity
@@ -54,8 +54,8 @@ def finding_of(
     """Return a finding at the newest step.
 
     Args:
-        detector: Whose code and kind it has.
-        history: Of the run.
+        detector: Detector that gives the finding its code and kind.
+        history: History of the run.
         message: One sentence.
         evidence: Named numbers with units.
         layer: Module or parameter name, or None for the whole run.
@@ -74,6 +74,7 @@ def finding_of(
 
 def format_factor(ratio: float) -> str:
     """Format a factor for a message with three significant digits, such as `1.2`, `528` or `2,060`."""
+    # `.3g` alone would write 2,060 as 2.06e+03, and `,` alone keeps every digit
     return f"{float(f'{ratio:.3g}'):,.10g}"
 
 

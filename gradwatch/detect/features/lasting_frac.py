@@ -1,4 +1,4 @@
-"""Read how large a fraction of each activation module is ill in all of the newest sampled batches."""
+"""Read which fraction of each activation module is faulty in all of the newest sampled batches."""
 
 # A = activation modules
 
@@ -13,20 +13,21 @@ from gradwatch.history.store import History
 def lasting_frac(history: History, statistic: str, *, samples: int, at_least: float) -> Floats | None:
     """Return the smallest value of a fraction over the newest samples, or None if no module can reach a bound.
 
-    A unit that is silent or saturated in one batch only is selective. One that is so in each batch is ill.
+    A unit that is silent or saturated in a single batch is selective. A unit that is so in every batch is faulty.
 
     Args:
-        history: Of the run.
-        statistic: Such as `act.dead_frac`.
-        samples: Number of sampled batches, all of which count.
-        at_least: Fraction that some module must have in the newest batch. It makes the usual case cheap.
+        history: History of the run.
+        statistic: Name of the fraction, such as `act.dead_frac`.
+        samples: Number of sampled batches that must agree.
+        at_least: Fraction that a module must reach in the newest batch. This check makes the usual case cheap.
 
     Returns:
         Fractions of shape (A,), nan where a module does not measure them.
     """
     if not history.info.activations or len(history.act.steps(samples)) < samples:
         return None
-    if not np.fmax.reduce(history.act.newest(statistic)) >= at_least:  # nan is not
+    if not np.fmax.reduce(history.act.newest(statistic)) >= at_least:  # False for nan
         return None
+    # `min` keeps nan: a module that missed a sample cannot be faulty in all of them
     lasting_A: Floats = history.act.window(statistic, samples).min(axis=0)
     return lasting_A

@@ -9,19 +9,21 @@ import numpy as np
 from gradwatch.detect.features.robust_stats import Floats
 
 JUMP_WINDOW_STEPS = 64
-"""Steps after a jump of the learning rate in which the jump explains what happens."""
+"""Steps after a jump of the learning rate for which the jump explains a symptom."""
 
 MIN_JUMP_FACTOR = 3.0
-"""Rise over the largest rate before that counts as a jump: milestones fall, warm-ups rise in small steps."""
+"""Factor above the largest earlier rate that counts as a jump: milestones fall, and warm-ups rise in small steps."""
 
 
 def last_jump(rate_T: Floats, factor: float = MIN_JUMP_FACTOR) -> int | None:
-    """Return the row at which a rate last rose by a factor over all rows before it, or None where it never did.
+    """Return the last row at which a rate rose by a factor above all earlier rows, or None if it never did.
 
     Args:
         rate_T: Learning rates of successive steps, of shape (T,). A rate that starts at zero does not jump.
-        factor: Rise that counts.
+        factor: Factor that counts as a jump.
     """
+    # above the maximum, not the previous rate: a warm restart returns to a rate the run has had
     before_T = np.maximum.accumulate(rate_T)[:-1]
     jumps = np.flatnonzero((rate_T[1:] >= factor * before_T) & (before_T > 0))
+    # `jumps` indexes `rate_T[1:]`
     return int(jumps[-1]) + 1 if len(jumps) else None

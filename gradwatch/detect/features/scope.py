@@ -14,23 +14,23 @@ from gradwatch.detect.features.structure import chain_key
 from gradwatch.history.store import History
 
 Scope = tuple[str | None, list[int]]
-"""A name, None for the whole run, and the indices of the tensors it stands for."""
+"""A name, or None for the whole run, and the indices of the tensors that it stands for."""
 
 
 def affected_modules(history: History, ill_L: NDArray[np.bool_], *, kind: str, thawed: bool = False) -> list[Scope]:
-    """Group ill tensors into the largest modules of which every trainable tensor is ill.
+    """Group affected tensors into the largest modules in which every trainable tensor is affected.
 
-    One finding for `encoder` says more than thirty for `encoder.layers.0.weight` and so on. For the same reason a
-    group is left out if it lies inside or around a group that was named before for the same symptom.
+    One finding for `encoder` says more than 30 findings for `encoder.layers.0.weight` and so on. For this reason a
+    group is also left out if it lies inside or around a group that was named earlier for the same symptom.
 
     Args:
-        history: Of the run.
-        ill_L: Which tensors are ill, of shape (L,). Tensors that are not trainable do not count.
-        kind: The symptom.
-        thawed: Count ill tensors as trainable even if they were frozen when the monitor attached.
+        history: History of the run.
+        ill_L: Which tensors are affected, of shape (L,). Tensors that are not trainable do not count.
+        kind: Kind of the symptom.
+        thawed: Count affected tensors as trainable even if they were frozen when the monitor attached.
 
     Returns:
-        The groups in the order of the model. A group of one tensor has that tensor's name.
+        The groups in model order. A group of one tensor has that tensor's name.
     """
     named = [f.layer for f in history.findings if f.kind == kind]
     groups = _groups(history, ill_L, thawed)
@@ -45,12 +45,14 @@ def _groups(history: History, ill_L: NDArray[np.bool_], thawed: bool) -> list[Sc
     ill = [i for i in np.flatnonzero(ill_L).tolist() if trains[i]]
     if not ill:
         return []
+    # all trainable tensors: the whole run, unless the run has a single one
     if len(ill) == sum(trains):
         return [(None, ill)] if len(ill) > 1 else [(layers[i].name, [i]) for i in ill]
     of = Counter(m for i, layer in enumerate(layers) if trains[i] for m in _modules(layer.module))
     ill_of = Counter(m for i in ill for m in _modules(layers[i].module))
     groups: dict[str, list[int]] = {}
     for i in ill:
+        # outermost first, so that the largest module wins; a module of one tensor is no group
         whole = (m for m in _modules(layers[i].module) if ill_of[m] == of[m] > 1)
         groups.setdefault(next(whole, layers[i].name), []).append(i)
     return [(name if len(group) > 1 else layers[group[0]].name, group) for name, group in groups.items()]
@@ -59,7 +61,7 @@ def _groups(history: History, ill_L: NDArray[np.bool_], thawed: bool) -> list[Sc
 def module_of(history: History, tensor: int) -> str:
     """Return the name of a tensor's module, or of the tensor if the module has no other trainable tensor.
 
-    In a recurrent module of several layers it is the tensor's name too: the module's name would stand for all layers.
+    A tensor of a recurrent module of several layers keeps its own name: the module's name would stand for all layers.
     """
     layers = history.info.layers
     if len({chain_key(layer) for layer in layers if layer.module == layers[tensor].module}) > 1:
@@ -69,15 +71,15 @@ def module_of(history: History, tensor: int) -> str:
 
 
 def _overlaps(name: str | None, other: str | None) -> bool:
-    """Return whether one of two different names lies inside the other."""
+    """Return whether one of two different names lies inside the other name."""
     if name == other:
-        return False  # the same name again may come with a graver finding
+        return False  # the same name may come again with a more severe finding
     if name is None or other is None:
-        return other is None
+        return other is None  # the whole run after single layers is news, not the other way round
     return name.startswith(f"{other}.") or other.startswith(f"{name}.")
 
 
 def _modules(module: str) -> Iterator[str]:
-    """Yield the names of a module and of its parents, the outermost first, without the root."""
+    """Yield the names of a module and its parents, the outermost first, without the root."""
     parts = module.split(".") if module else []
     yield from (".".join(parts[: i + 1]) for i in range(len(parts)))

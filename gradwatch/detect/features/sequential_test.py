@@ -1,4 +1,4 @@
-"""Add up evidence from block to block, with a bound on false alarms however often one looks."""
+"""Add up evidence over blocks of steps, with a bound on false alarms however often the test runs."""
 
 # B = blocks of steps
 
@@ -10,7 +10,7 @@ from gradwatch.detect.features.robust_stats import Floats, median
 
 
 def aligned_blocks(values_T: Floats, first_step: int, size: int) -> Floats:
-    """Return the medians of the whole blocks in a window; blocks start at multiples of `size`, counted from step 0.
+    """Return the medians of the whole blocks in a window. Blocks start at multiples of `size` from step 0.
 
     A sequential test must see each block once and unchanged. Blocks counted back from the newest step would differ at
     each call.
@@ -23,28 +23,30 @@ def aligned_blocks(values_T: Floats, first_step: int, size: int) -> Floats:
     Returns:
         Medians of shape (B,), oldest first; B may be 0.
     """
-    start = -first_step % size
+    start = -first_step % size  # values before the first multiple of `size`
     whole = max(0, len(values_T) - start) // size * size
     return median(values_T[start : start + whole].reshape(-1, size).T) if whole else values_T[:0]
 
 
 def stall_likelihood_ratio(values_B: Floats, *, rate: float) -> float:
-    """Return how many times likelier the new lows of a series are if it stands still than if it falls.
+    """Return the likelihood ratio of a stall to a fall, from the new lows of a series.
 
     In a series without direction, block i is the lowest so far with probability 1 / i. This holds for any distribution
     and independently of earlier blocks (Rényi 1962, "Théorie des éléments saillants d'une suite d'observations"). A
     series that falls sets a new low with probability `rate` or more each time. The product of the ratios of these
-    probabilities is a supermartingale for falling series. By Ville's inequality, at most a fraction alpha of them ever
-    reaches 1 / alpha, however often one looks (Wald 1945, sequential probability ratio test; Ville 1939).
+    probabilities is a supermartingale for falling series. By Ville's inequality, at most a fraction alpha of falling
+    series ever reaches 1 / alpha, however often the test runs (Wald 1945, sequential probability ratio test; Ville
+    1939).
 
     Args:
         values_B: A value per block, such as its median, of shape (B,).
         rate: Probability of a new low, 0.5 to 1, at which a series counts as falling.
     """
     if len(values_B) < 2:
-        return 1.0
+        return 1.0  # no block has a predecessor yet: no evidence
     lowest_B = np.minimum.accumulate(values_B)
     is_low_B = values_B[1:] < lowest_B[:-1]
+    # the first block is a low by definition, so blocks count from the second
     chance_B = 1 / np.arange(2, len(values_B) + 1)
     log_B = np.where(is_low_B, np.log(chance_B / rate), np.log((1 - chance_B) / (1 - rate)))
-    return float(np.exp(log_B.sum()))
+    return float(np.exp(log_B.sum()))  # logs: a product of many ratios would underflow

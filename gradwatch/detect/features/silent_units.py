@@ -10,11 +10,11 @@ from gradwatch.history.store import History
 from gradwatch.records import Quantity
 
 DEAD_SIDE_ACTIVATIONS = ("ReLU", "ReLU6", "Threshold")
-"""Activations with an exactly zero slope on one side. GELU, SiLU, ELU and LeakyReLU have a slope everywhere."""
+"""Activations with a slope of exactly zero on one side. GELU, SiLU, ELU and LeakyReLU have a slope everywhere."""
 
 
 class SilentModule(NamedTuple):
-    """An activation module of which some units have not fired since step `since`."""
+    """An activation module and the number of its units that have not fired since step `since`."""
 
     name: str
     num_silent: int
@@ -22,7 +22,6 @@ class SilentModule(NamedTuple):
     since: int
 
     def quantity(self) -> Quantity:
-        """Return the count as evidence."""
         label = f"act.silent of {self.name} since step {self.since}"
         return Quantity(key="act.silent", label=label, value=float(self.num_silent), unit=f"of {self.num_units} units")
 
@@ -31,12 +30,13 @@ def silent_units(history: History, activation: int) -> SilentModule | None:
     """Return the silent units of an activation module, or None if there are none or an older run did not record them.
 
     Args:
-        history: Of the run.
+        history: History of the run.
         activation: Index of the module.
     """
     statistics = ("act.silent", "act.units", "act.silent_since")
     count, units, since = (history.act.newest(name)[activation] for name in statistics)
     name = history.info.activations[activation].name
+    # False for nan, the count of an older run
     return SilentModule(name, int(count), int(units), int(since)) if count > 0 else None
 
 
@@ -45,4 +45,5 @@ def most_silent(history: History) -> SilentModule | None:
     if not history.info.activations or not len(history.act.steps(1)):
         return None
     fraction_A = history.act.newest("act.silent") / history.act.newest("act.units")
+    # nan would win `argmax`
     return silent_units(history, int(np.argmax(np.nan_to_num(fraction_A))))

@@ -1,6 +1,6 @@
-"""Derive the structure of a model from the names and shapes of its parameters: which tensors compare, in which order.
+"""Derive the structure of a model from the names and shapes of its parameters.
 
-Indices of tensors are places in `RunInfo.layers`.
+The structure says which tensors compare and in which order. Indices of tensors are positions in `RunInfo.layers`.
 """
 
 # T = steps of a window, L = parameter tensors, M = weight matrices and kernels, O = matrices that an optimizer holds,
@@ -25,10 +25,10 @@ from gradwatch.history.store import History
 from gradwatch.records import LayerInfo
 
 RECURRENT_MODULES = ("RNN", "LSTM", "GRU")
-"""Module types that hold several layers in a row: `weight_ih_l0` belongs to the first of them."""
+"""Module types that hold several layers in a row: `weight_ih_l0` belongs to the first layer."""
 
 LOOKUP_MODULES = ("Embedding", "EmbeddingBag")
-"""Module types whose gradient holds only the rows that a batch looked up: its size depends on their number."""
+"""Module types in which the gradient holds only the rows that a batch looked up: its size depends on their number."""
 
 NEAR_ZERO_GAIN = 0.05
 """Norm of a weight matrix, in units of `signal_norm_M`, below which the matrix started near zero."""
@@ -40,14 +40,14 @@ MAX_COEFFICIENT_NUMEL = 16
 @final
 @dataclass(frozen=True, slots=True)
 class Matrices:
-    """The trainable weight matrices and kernels in the order of the model, without embeddings.
+    """The trainable weight matrices and kernels in model order, without embeddings.
 
     Attributes:
-        indices_M: Which tensors they are.
-        optimized_O: The ones among them that an optimizer holds.
+        indices_M: Tensor indices of the matrices.
+        optimized_O: Tensor indices of the matrices that an optimizer holds.
         signal_norm_M: Norm of a weight that keeps the size of a signal: the root of its number of outputs.
-        bias_M: The bias of the same module, -1 where the module has none.
-        biased_B: Places of the ones with a bias, counted among the matrices.
+        bias_M: Tensor index of the bias in the same module, -1 if the module has none.
+        biased_B: Positions, among the matrices, of the matrices with a bias.
     """
 
     indices_M: NDArray[np.intp]
@@ -58,9 +58,10 @@ class Matrices:
 
     @classmethod
     def of(cls, layers: tuple[LayerInfo, ...]) -> Self:
-        """Pick the weight matrices of a model."""
+        """Select the weight matrices of a model."""
         indices = [i for i, layer in enumerate(layers) if is_matrix(layer)]
         num_vectors = Counter(la.module for la in layers if la.trainable and len(la.shape) == 1)
+        # a module with several vectors has no single bias: a normalization has a weight and a bias
         bias_of = {la.module: i for i, la in enumerate(layers) if len(la.shape) == 1 and num_vectors[la.module] == 1}
         bias_M = np.array([bias_of.get(layers[i].module, -1) for i in indices], np.intp)
         return cls(
@@ -78,8 +79,8 @@ class RateWeights:
     """The weights that a learning rate is chosen for: the matrices, or the embeddings of a model without matrices.
 
     Attributes:
-        indices_W: Which tensors they are.
-        unit_norm_W: Norm of each if its rows had length 1: the root of its number of rows.
+        indices_W: Tensor indices of the weights.
+        unit_norm_W: Norm of each weight if its rows had length 1: the root of its number of rows.
     """
 
     indices_W: NDArray[np.intp]
@@ -89,14 +90,14 @@ class RateWeights:
 @final
 @dataclass(frozen=True, slots=True)
 class ModuleChain:
-    """The modules with a weight matrix, input side first: the way of the gradient through the model.
+    """The modules with a weight matrix, input side first: the path of the gradient through the model.
 
     Attributes:
-        indices_K: Their trainable tensors, module after module; of recurrent modules layer after layer.
-        starts_D: Where each module, or layer of a recurrent one, starts in `indices_K`.
-        blocks_D: Block that each of these modules belongs to. Modules belong to one block if the same module holds
-            them and no other module lies between, as the filter and the gate of a layer do.
-        output_bias: Bias of the last of these modules, or None where it has none.
+        indices_K: Trainable tensors of the modules, module after module; in recurrent modules layer after layer.
+        starts_D: Start of each module, or of each layer of a recurrent module, in `indices_K`.
+        blocks_D: Block of each module. Modules share a block if one module holds them and no other module lies between
+            them, such as the filter and the gate of a layer.
+        output_bias: Tensor index of the bias of the last module, or None if it has none.
     """
 
     indices_K: NDArray[np.intp]
@@ -112,7 +113,9 @@ class ModuleChain:
             if layer.trainable and chain_key(layer) in groups:
                 groups[chain_key(layer)].append(i)
         sizes = [len(group) for group in groups.values()]
+        # a top-level module has no parent: it is a block of its own
         parents = [module.rpartition(".")[0] or module for module, _ in groups]
+        # only neighbors share a block, so a parent that comes again starts a new one
         starts_block = [a != b for a, b in pairwise(["", *parents])]
         last = next(reversed(groups.values()), [])
         return cls(
@@ -126,18 +129,18 @@ class ModuleChain:
 @final
 @dataclass(frozen=True, slots=True)
 class ModelStructure:
-    """What the names and shapes of a run's parameters say about its model.
+    """Structure of a run's model, from the names and shapes of its parameters.
 
     Attributes:
         matrices: The weight matrices.
         rate_weights: The weights that a learning rate is chosen for.
         chain: The modules with a weight matrix in the order of the gradient.
         is_trainable_L: Whether a tensor required a gradient when the monitor attached.
-        num_trainable: How many tensors did.
+        num_trainable: Number of tensors that required a gradient then.
         rms_scale_L: Root of the number of elements: an L2 norm divided by it is a root mean square.
         is_per_unit_L: Whether a tensor has one element per unit: biases, and weights of modules without a bias.
         embeddings_E: Trainable embeddings.
-        coefficients_F: Trainable tensors of a few numbers, without biases, which may well end near zero.
+        coefficients_F: Trainable tensors of a few numbers, without biases. Their gradients may end near zero.
         other_params_P: Trainable tensors that are neither matrices nor biases, in a model that has matrices.
         unowned: Trainable tensors that no optimizer holds.
         frozen: Tensors that were not trainable when the monitor attached, and that no optimizer holds.
@@ -162,6 +165,7 @@ class ModelStructure:
         matrices = Matrices.of(layers)
         is_trainable_L = np.array([layer.trainable for layer in layers], np.bool_)
         embeddings = [i for i, layer in enumerate(layers) if layer.trainable and layer.module_type in LOOKUP_MODULES]
+        # a model without matrices, such as a factorization, learns by its embeddings
         rated = matrices.indices_M.tolist() or embeddings
         no_bias = [i for i, layer in enumerate(layers) if layer.trainable and not layer.name.endswith("bias")]
         is_small = {i: math.prod(layers[i].shape) <= MAX_COEFFICIENT_NUMEL for i in no_bias}
@@ -174,6 +178,7 @@ class ModelStructure:
             chain=ModuleChain.of(layers),
             is_trainable_L=is_trainable_L,
             num_trainable=int(is_trainable_L.sum()),
+            # max: a tensor without elements must not divide by 0
             rms_scale_L=np.array([math.sqrt(max(1, math.prod(layer.shape))) for layer in layers], np.float32),
             is_per_unit_L=_is_per_unit(layers),
             embeddings_E=np.array(embeddings, np.intp),
@@ -188,7 +193,7 @@ _known: WeakKeyDictionary[History, ModelStructure] = WeakKeyDictionary()
 
 
 def structure_of(history: History) -> ModelStructure:
-    """Return the structure of a history's model. It is derived once, because it cannot change during a run."""
+    """Return the structure of a history's model, derived once because it cannot change during a run."""
     found = _known.get(history)
     if found is None:
         found = _known[history] = ModelStructure.of(history.info.layers)
@@ -196,12 +201,13 @@ def structure_of(history: History) -> ModelStructure:
 
 
 def is_matrix(layer: LayerInfo) -> bool:
-    """Return whether a tensor is a weight matrix or kernel whose gradient is full at every step."""
+    """Return whether a tensor is a weight matrix or kernel that gets a gradient in all rows at every step."""
     return layer.trainable and len(layer.shape) >= 2 and layer.module_type not in LOOKUP_MODULES
 
 
 def chain_key(layer: LayerInfo) -> tuple[str, str]:
     """Return the link of the chain that a tensor belongs to: its module, and its layer in a recurrent module."""
+    # each matrix of a list is a layer of its own
     if layer.module_type == "ParameterList" and is_matrix(layer):
         return layer.module, layer.name
     place = re.search(r"_l\d+", layer.name) if layer.module_type in RECURRENT_MODULES else None
@@ -209,14 +215,14 @@ def chain_key(layer: LayerInfo) -> tuple[str, str]:
 
 
 def matrix_rms(history: History, l2_L: Floats) -> Floats:
-    """Return the root mean square gradient element of each weight matrix, which compares tensors of any size.
+    """Return the root mean square of each weight matrix's gradient, which compares tensors of any size.
 
     Args:
-        history: Of the run.
+        history: History of the run.
         l2_L: L2 norm of each gradient, of shape (L,), or (T, L) for several steps.
 
     Returns:
-        Sizes of shape (M,) or (T, M), nan where a norm is missing.
+        Root mean squares of shape (M,) or (T, M), nan where a norm is missing.
     """
     structure = structure_of(history)
     indices_M = structure.matrices.indices_M
@@ -227,7 +233,7 @@ def matrix_rms(history: History, l2_L: Floats) -> Floats:
 def module_levels(history: History, l2_L: Floats) -> Floats:
     """Return the size of a gradient element in each module with a weight matrix, as a power of ten.
 
-    A module counts by its tensor with the largest elements. The gradient of a weight is also small if its inputs are
+    The tensor with the largest elements represents its module. The gradient of a weight is also small if its inputs are
     small, whereas the bias shows the gradient that arrives.
 
     Returns:
@@ -239,12 +245,13 @@ def module_levels(history: History, l2_L: Floats) -> Floats:
 
 
 def block_levels(history: History, level_D: Floats) -> Floats:
-    """Return the largest level of the modules of each block, in the order of the model, nan left out.
+    """Return the largest module level of each block in model order, ignoring nan.
 
-    Modules side by side in a block share one gradient, of which a gate may get far less than its filter.
+    Parallel modules in a block share one gradient, of which a gate may get far less than its filter.
     """
     blocks_D = structure_of(history).chain.blocks_D
     levels_B = np.full(int(blocks_D[-1]) + 1, np.nan)
+    # `.at`: several modules write to one block
     np.fmax.at(levels_B, blocks_D, level_D)
     return levels_B
 

@@ -1,4 +1,4 @@
-"""Find weights that begin all equal, so that their units stay identical, or all zero, so that no gradient arrives."""
+"""Find weights that start all equal, so that units stay identical, or all zero, so that no gradient arrives."""
 
 # M = weight matrices and kernels
 
@@ -15,16 +15,17 @@ from gradwatch.records import Finding, Quantity
 
 
 def find_equal_units(detector: HasCode, history: History) -> Iterator[Finding]:
-    """Yield the layers whose units all get the same gradient, and so stay copies of each other."""
+    """Yield the layers in which all units get the same gradient and so remain copies of each other."""
     for event in events_of(history, WEIGHTS_ALIKE):
         deviation = Quantity(key="weight.std", label="standard deviation of the weights", value=0.0)
         yield finding_of(detector, history, f"{event.text} (in {event.layer})", deviation, layer=event.layer)
 
 
 def find_zero_weights(detector: HasCode, history: History, *, layers: int) -> Iterator[Finding]:
-    """Yield the run if all its matrices, at least `layers`, begin at zero: each keeps the gradient from all others."""
+    """Yield the run if all its matrices, at least `layers`, start at zero: each blocks the gradient of the others."""
     infos, matrices_M = history.info.layers, structure_of(history).matrices.indices_M
     weight_M, grad_M = (history.param.window(name)[0, matrices_M] for name in ("weight.l2", "grad.l2"))
+    # one zero matrix learns; a frozen tensor may belong to an adapter that starts at zero on purpose
     if len(weight_M) < layers or weight_M.any() or grad_M.any() or not all(info.trainable for info in infos):
         return
     yield finding_of(

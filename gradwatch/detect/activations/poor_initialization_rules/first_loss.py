@@ -17,22 +17,24 @@ from gradwatch.history.store import History
 from gradwatch.records import Finding, Quantity, Severity
 
 MIN_DOMINANCE = 5.0
-"""How many times more the loss depends on the scale of one layer than of any other, for the layer to be named."""
+"""Factor by which the loss must depend more on the scale of one layer than of any other for the layer to be named."""
 
 MAX_FLOAT32_NATS = 103.3
-"""Loss in nats above which float32 has no probability for the right class: its smallest number is 1.4e-45."""
+"""Loss in nats above which the right class has probability 0 in float32: the smallest number is 1.4e-45."""
 
 
 def loss_by_chance(history: History) -> float:
-    """Return the loss of step 0 in units of the chance loss of a cross entropy; nan for other losses."""
+    """Return the loss of step 0 in units of the chance loss of a cross entropy, or nan for other losses."""
     return float(history.scalar("loss")[0]) / next(chance_losses(history), math.nan)
 
 
 def find_high_first_loss(detector: HasCode, history: History, *, surprise: float) -> Iterator[Finding]:
-    """Yield the run if its first loss is at least `surprise` chance losses, and no layer is known to be the reason."""
+    """Yield the run if its first loss is at least `surprise` chance losses and no layer is a known cause."""
     units = loss_by_chance(history)
+    # `not`: nan, another loss than a cross entropy, is left out too
     if not surprise <= units < math.inf or any(f.kind == detector.kind for f in history.findings):
         return
+    # `units` is not nan, so there is an event
     (event, *_) = events_of(history, CHANCE)
     layer = _dominant_module(history)
     reason = f"the scale of {layer} is" if layer else "weights or inputs are"
@@ -47,21 +49,22 @@ def find_high_first_loss(detector: HasCode, history: History, *, surprise: float
         Quantity(key="loss.step_0", label="loss at step 0", value=loss),
         Quantity(key="loss.log_classes", label="ln(number of classes)", value=log_classes),
         layer=layer,
+        # a lower loss comes down by itself, so it is for information
         severity=severity_after(history, detector.kind) if is_impossible else Severity.INFO,
     )
 
 
 def _dominant_module(history: History) -> str | None:
-    """Return the module whose scale moves the first loss more than any other module's scale, or None.
+    """Return the module that moves the first loss more by its scale than any other module, or None.
 
-    The norm of a weight times the norm of its gradient bounds the change of the loss if the weight grows by a factor
-    of e. Layers in a row that only multiply have similar products; a layer whose output is exponentiated has a far
-    larger one.
+    The norm of a weight times the norm of its gradient bounds the change of the loss if the weight grows by a factor of
+    e. Layers in a row that only multiply have similar products. A layer before an exponential has a far larger product.
     """
     infos = history.info.layers
     size_L = history.param.window("weight.l2")[0] * history.param.window("grad.l2")[0]
     by_module: dict[str, float] = {}
     for info, size in zip(infos, np.nan_to_num(size_L).tolist(), strict=True):
         by_module[info.module] = max(by_module.get(info.module, 0.0), size)
+    # two zeros, so that a model of one module unpacks as well
     *_, second, largest = sorted([0.0, 0.0, *by_module.values()])
     return module_of(history, int(np.nanargmax(size_L))) if second > 0 and largest >= MIN_DOMINANCE * second else None

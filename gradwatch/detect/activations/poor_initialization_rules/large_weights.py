@@ -1,4 +1,4 @@
-"""Find weights and embeddings that were initialised too large."""
+"""Find weights and embeddings that were initialized too large."""
 
 # L = parameter tensors
 
@@ -28,8 +28,8 @@ def find_large_weights(
     """Yield the modules with weights of at least this gain.
 
     Args:
-        detector: Whose findings these are.
-        history: At step 0 or shortly after.
+        detector: Detector of the findings.
+        history: History at step 0 or shortly after.
         gain: Gain at which a layer counts as too large.
         layers: Number of such layers that makes a warning.
         surprise: First loss, in units of the chance loss, that makes a warning of a single layer.
@@ -41,11 +41,14 @@ def find_large_weights(
     if not len(large):
         return
     units = loss_by_chance(history)
+    # a recurrent weight multiplies at each step, so it acts as many layers
     is_alone = len(large) < layers and not any(_is_recurrent(infos[i]) for i in large)
     is_harmful = not is_alone or bool((embedding_L >= gain).any()) or units >= surprise
+    # not the first matrix: its input is data, which a large gain may suit, as in random features
     later_M = structure_of(history).matrices.indices_M[1:]
     is_harmful |= math.isnan(units) and bool((gain_L[later_M] >= gain**layers).any())  # one is worth several in a row
     modules = {infos[i].module for i in large}
+    # the biases of these modules join, so that a group can cover a whole module
     ill_L = np.array([info.module in modules for info in infos]) & ~(gain_L < gain)
     tables = [(infos[i].name, [int(i)]) for i in np.flatnonzero(embedding_L >= gain)]
     ill_L &= np.isnan(embedding_L)  # an embedding is named as such even if the model has nothing else
@@ -66,5 +69,4 @@ def find_large_weights(
 
 
 def _is_recurrent(info: LayerInfo) -> bool:
-    """Return whether a weight multiplies its own result at each step of a sequence."""
     return info.module_type.startswith(RECURRENT_PREFIXES) and "weight_hh" in info.name

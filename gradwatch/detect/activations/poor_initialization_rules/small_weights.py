@@ -1,4 +1,4 @@
-"""Find hidden layers that were initialised so small that neither the signal nor its gradient passes."""
+"""Find hidden layers that were initialized so small that neither the signal nor the gradient passes."""
 
 # L = parameter tensors, M = weight matrices and kernels
 
@@ -20,26 +20,28 @@ from gradwatch.records import Finding, Quantity
 def find_small_weights(
     detector: HasCode, history: History, *, faint: float, lost: float, layers: int
 ) -> Iterator[Finding]:
-    """Yield the hidden layers with a small gain, if the gradient of the median weight is lost too.
+    """Yield the hidden layers with a small gain if the gradient of the median weight is lost too.
 
     Args:
-        detector: Whose findings these are.
-        history: At step 0 or shortly after, of a model without normalisation.
+        detector: Detector of the findings.
+        history: History at step 0 or shortly after, of a model without normalization.
         faint: Gain below which a hidden layer counts as too small.
-        lost: Powers of ten by which the median weight's gradient is below that of the output's bias.
-        layers: Number of such layers at least.
+        lost: Powers of ten by which the median weight's gradient is below the gradient of the output bias.
+        layers: Minimum number of such layers.
     """
     infos, structure = history.info.layers, structure_of(history)
     hidden_M = structure.matrices.indices_M[:-1]
+    # the output bias shows the gradient before any weight shrinks it; a normalization restores the signal
     if structure.chain.output_bias is None or any("Norm" in info.module_type for info in infos):
         return
     gain_L = weight_gains(history)
+    # zero weights are the case of `find_zero_weights`
     small = [int(i) for i in hidden_M if 0 < gain_L[i] < faint]
     if len(small) < layers:
         return
     l2_L = history.param.newest("grad.l2")
     share = float(median(l2_L[hidden_M]) / l2_L[structure.chain.output_bias])
-    if not share <= 10**-lost:
+    if not share <= 10**-lost:  # nan: no gradient
         return
     ill_L = np.isin([info.module for info in infos], [infos[i].module for i in small])
     for layer, group in affected_modules(history, ill_L, kind=detector.kind):
