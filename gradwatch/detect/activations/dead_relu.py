@@ -85,7 +85,7 @@ class DeadRelu:
         layer, silent = history.info.activations[activation].name, silent_units(history, activation)
         share = "all" if dead == 1 else f"{100 * dead:.0f} %"
         message = f"{share} of the units of {layer} are dead (zero for every sample)"
-        # dead in all sampled batches is not yet silent since a step: the latter watches every batch
+        # the step holds for the silent units: name it for all units only if all of them are silent
         if silent and dead == 1 and silent.num_silent == silent.num_units:
             since = f"zero for every sample since step {silent.since}"
             message = f"all {silent.num_units} units of {layer} are dead ({since})"

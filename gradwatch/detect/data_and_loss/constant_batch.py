@@ -1,4 +1,4 @@
-"""GW501: the same batch arrives at every step."""
+"""Find runs in which the same batch arrives at every step (GW501)."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class ConstantBatch:
         yield from findings_of(self, history, self._signs(history))
 
     def _signs(self, history: History) -> Iterator[Sign | None]:
-        """Yield what each mechanism has seen, in a fixed order."""
+        """Yield the observation of each mechanism, in a fixed order."""
         yield from find_alike_samples(history, chosen=self.chosen)
         newest_T = history.scalar("batch_hash", 3)
         if (newest_T[:-1] == newest_T[-1]).any():  # cheap, and necessary for the others; nan equals nothing

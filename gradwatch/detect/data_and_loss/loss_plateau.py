@@ -1,4 +1,4 @@
-"""GW505: the loss does not decrease, from the first step on."""
+"""Find a loss that does not decrease, from the first step on (GW505)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding
 
 PLANNED_STEPS_PER_WAIT = 20
-"""Planned steps of a run for each step to wait before the first report: a long run may start slowly for longer."""
+"""Planned steps of a run per step of waiting before the first report: a long run may start slowly for longer."""
 
 
 @final
@@ -82,7 +82,8 @@ class LossPlateau:
         yield from findings_of(self, history, self._signs(history))
 
     def _signs(self, history: History) -> Iterator[Sign]:
-        """Yield what each mechanism has seen, in a fixed order."""
+        """Yield the observation of each mechanism, in a fixed order."""
+        # before the wait: the graph proves a wrong pair at the first step
         yield from find_wrong_pairs(history)
         planned = history.info.total_steps or 0
         if history.step < max(self.patience, MIN_WAIT_STEPS, planned // PLANNED_STEPS_PER_WAIT):

@@ -1,4 +1,4 @@
-"""GW504: the training loss falls while the validation loss rises."""
+"""Find a training loss that falls while the validation loss rises (GW504)."""
 
 # T = steps of a window, V = validations
 
@@ -20,19 +20,19 @@ from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity
 
 SECOND_DIFFERENCE_SIGMAS = 1.65
-"""Median size of the second differences of pure noise, in its standard deviations: 0.6745 times the root of 6."""
+"""Median size of the second differences of pure noise, in standard deviations: 0.6745 times the root of 6."""
 
 MIN_CLEAR_SIGMAS = 2.5
 """Standard deviations by which two means of at least 3 values differ by chance once in 1,000 times."""
 
 MAX_FIRST_RATIO = 2.0
-"""First validation loss, in units of the training loss around it, up to which both losses have one unit."""
+"""First validation loss, in units of the training loss around it, up to which both losses share a unit."""
 
 MAX_PEAK_RATIO = 1.05
 """Highest validation loss since the best, in units of the newest, up to which the newest still counts as highest."""
 
 NEAR_STEPS = 8
-"""Steps before and after a validation whose training losses belong to it."""
+"""Steps before and after a validation that select its training losses."""
 
 
 @final
@@ -105,6 +105,7 @@ class Overfitting:
         if len(val_V) <= self.patience:
             return None
         best = int(np.argmin(val_V))
+        # a rising loss with rising accuracy means overconfident predictions, not worse ones
         if len(val_V) - best <= self.patience or _is_accuracy_best(history):
             return None
         first, train, before = first_loss(history), newest_loss(history), _loss_around(history, steps_V[best])
@@ -113,6 +114,7 @@ class Overfitting:
         is_memorized = is_one_unit and is_known and val_V[-self.patience :].min() > self.missed * first
         if not (is_memorized or self._has_risen(val_V, best)):
             return None
+        # the training loss may rise too: that is no overfitting
         if not train < max(self.fall * before, self.by_heart * first):
             return None
         rise = float(val_V[-1] / val_V[best] - 1)
@@ -131,9 +133,9 @@ class Overfitting:
         )
 
     def _has_risen(self, val_V: Floats, best: int) -> bool:
-        """Return whether the newest validations are clearly above the best, or each of them above the one before."""
+        """Return whether the newest validations are clearly above the best, or each is above the previous one."""
         lowest, newest = val_V[best], val_V[-1]
-        if lowest <= 0:  # a rise in units of it means nothing
+        if lowest <= 0:  # a rise in units of the lowest loss means nothing
             return False
         is_steady = len(val_V) > self.streak and bool((np.diff(val_V[-self.streak - 1 :]) > 0).all())
         if is_steady and newest > lowest * (1 + self.steady):
@@ -158,9 +160,9 @@ class Overfitting:
 
 
 def _is_clear(val_V: Floats, best: int) -> bool:
-    """Return whether the validations since the best differ from the ones around it by more than their noise.
+    """Return whether the validations since the best exceed the ones around the best by more than noise.
 
-    The best of many noisy validations is a lucky one. Second differences leave trends out.
+    The best of many noisy validations is a lucky one. Second differences ignore trends.
     """
     sigma = float(median(np.abs(np.diff(val_V[best:], 2)))) / SECOND_DIFFERENCE_SIGMAS
     around = val_V[max(0, best - 1) : best + 2]
@@ -168,19 +170,17 @@ def _is_clear(val_V: Floats, best: int) -> bool:
 
 
 def _is_accuracy_best(history: History) -> bool:
-    """Return whether the newest validation accuracy is the best of the run."""
     accuracy_T = history["val_accuracy"]
     accuracy_V = accuracy_T[~np.isnan(accuracy_T)]
     return len(accuracy_V) > 1 and bool(accuracy_V[-1] >= accuracy_V.max())
 
 
 def _loss_around(history: History, step: int) -> float:
-    """Return the median training loss around a step."""
     return float(median(history["loss"][np.abs(history.steps("loss") - step) <= NEAR_STEPS]))
 
 
 def _memorized(*, level: float) -> History:
-    """Return a run that memorizes its training data, and whose validation loss stops at a fraction of the first."""
+    """Return a run that memorizes its training data while the validation loss stops at a fraction of the first."""
     made = Synthetic(steps=240)
     made.loss_T = 2.3 * np.maximum(np.exp(-made.t_T / 40), 0.01)
     at_T = made.t_T % 20 == 19
@@ -189,7 +189,7 @@ def _memorized(*, level: float) -> History:
 
 
 def _validated(*, turn: int, slope: float, noise: float = 0.01, train: float = 0.0) -> History:
-    """Return a run with a validation every 20 steps, whose validation loss rises after a step."""
+    """Return a run with a validation every 20 steps, in which the validation loss rises after a step."""
     made = Synthetic(steps=240)
     rng = np.random.default_rng(0)
     after_T = np.maximum(made.t_T - turn, 0)

@@ -1,4 +1,4 @@
-"""GW502: a softmax or sigmoid feeds a loss that expects scores or log-probabilities."""
+"""Find a softmax or sigmoid that feeds a loss for scores or log-probabilities (GW502)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity
 
 WRONG_INPUTS = (PROBABILITIES, SCORES, SOFTMAX_OVER_BATCH)
-"""Events of a loss that gets probabilities, raw scores or a softmax over samples instead of what it expects."""
+"""Events of a loss that gets probabilities, raw scores or a softmax over samples instead of its expected input."""
 
 
 @final
@@ -59,6 +59,7 @@ class ProbabilitiesIntoLoss:
         """Yield a finding for each place where the graph shows it."""
         for event in (event for kind in WRONG_INPUTS for event in events_of(history, kind)):
             evidence = [Quantity(key="loss", value=float(history.run.newest("loss")[0]))]
+            # only a softmax before a cross entropy has a known floor
             if "floor" in event.values:
                 label = "lowest loss it can reach"
                 evidence.append(Quantity(key="loss.floor", label=label, value=event.values["floor"]))

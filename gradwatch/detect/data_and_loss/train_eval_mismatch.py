@@ -1,4 +1,4 @@
-"""GW503: find dropout or batch normalization in the wrong mode for the phase, or with wrong statistics."""
+"""Find dropout or batch normalization in the wrong mode for the phase, or with wrong statistics (GW503)."""
 
 # T = steps of a window
 
@@ -43,13 +43,13 @@ NOTED = frozenset(
         INPUTS_DIFFER,
     }
 )
-"""Kinds of events that a finding can follow from."""
+"""Kinds of events that can lead to a finding."""
 
 LOSS_STEPS = 16
-"""Steps whose median training loss a validation loss is compared with, free of the noise of single batches."""
+"""Steps of the median training loss to compare a validation loss with, free of the noise of single batches."""
 
 MIN_FAR_VALIDATIONS = 2
-"""Validations with wrong running statistics from which to report: the first may come before they have settled."""
+"""Validations with wrong running statistics that a report needs: the first may come before they have settled."""
 
 
 @final
@@ -107,12 +107,14 @@ class TrainEvalMismatch:
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each wrong mode and for wrong statistics."""
+        # cheap: most runs have no such event
         if not any(event.kind in {kind.name for kind in NOTED} for event in history.events):
             return
         ratio = _validation_over_training(history)
         for event in events_of(history, MODE_TRAINING):
             yield self._finding(history, event, _severity(event, is_harmful=ratio >= self.worse), event.text)
         for event in events_of(history, FUNCTION_ACTIVE):
+            # several evaluations of the same inputs sample the dropout on purpose
             is_sampling = event.values["evaluations of the same inputs"] > 0
             severity = Severity.INFO if is_sampling else Severity.WARNING
             yield self._finding(history, event, severity, f"{event.text} (in {event.layer or 'the model'})")
@@ -125,6 +127,7 @@ class TrainEvalMismatch:
         for event in (*events_of(history, NORM_STUCK), *events_of(history, NORM_HASTY)):
             yield self._finding(history, event, Severity.WARNING, f"{event.text} (in {event.layer})")
         for event in events_of(history, INPUTS_DIFFER):
+            # other inputs do harm only if validation is worse than training from the first validation on
             if self._is_far(event) and min(ratio, _validation_over_training(history, first=True)) >= self.worse:
                 yield self._finding(history, event, Severity.WARNING, event.text, ratio=ratio)
         far = [event for event in events_of(history, NORM_DISTANCE) if self._is_far(event)]
@@ -195,14 +198,14 @@ class TrainEvalMismatch:
 
 
 def _severity(event: Event, *, is_harmful: bool) -> Severity:
-    """Return info for a pretrained part that was in evaluation mode from the start, unless its dropout is missed."""
+    """Return info for a pretrained part that was in eval mode from the start, unless missing dropout does harm."""
     values = event.values
     is_pretrained = not (values["never measured"] or values["trained before"] or values["whole model"])
     return Severity.INFO if is_pretrained and not (values["dropouts"] and is_harmful) else Severity.WARNING
 
 
 def _validation_over_training(history: History, *, first: bool = False) -> float:
-    """Return the newest or first validation loss in units of the training loss before it; nan if there is none."""
+    """Return the newest or first validation loss over the training loss before it, or nan without one."""
     val_T, loss_T = (history[name] if first else history.scalar(name) for name in ("val_loss", "loss"))
     measured = np.flatnonzero(np.isfinite(val_T))
     if not len(measured):
@@ -213,7 +216,7 @@ def _validation_over_training(history: History, *, first: bool = False) -> float
 
 
 def _distant(*, gap: float, spread: float = 0.0, times: int = 2, inputs: Mapping[str, float] | None = None) -> History:
-    """Return a run whose validation loss is `gap` times the training loss, with statistics off by exp(`spread`)."""
+    """Return a run with a validation loss of `gap` training losses and statistics off by exp(`spread`)."""
     made = Synthetic(steps=100)
     for step in (39, 79)[:times]:
         made.val_loss_T[step] = gap * made.loss_T[step]

@@ -12,6 +12,5 @@ from gradwatch.records import Event
 def events_of(history: History, kind: EventKind) -> Iterator[Event]:
     """Yield the events of a kind up to the newest step, in the order in which they were recorded."""
     for event in history.events:
-        # events arrive at once, rows in blocks: the newest step may lie before the newest event
         if event.kind == kind.name and event.step <= history.step:
             yield event

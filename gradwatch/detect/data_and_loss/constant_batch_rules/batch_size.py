@@ -1,4 +1,4 @@
-"""Judge from its size whether a batch is a part of the data: batch sizes are chosen, sizes of data sets are not."""
+"""Judge by its size whether a batch is a part of the data: people choose batch sizes, not sizes of data sets."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ import math
 from gradwatch.history.store import History
 
 LBFGS = "LBFGS"
-"""Optimizer whose line searches need the same batch at every step."""
+"""Optimizer with line searches that need the same batch at every step."""
 
 MAX_FREE_SIZE = 12
-"""Samples up to which a batch of any size may be chosen."""
+"""Samples up to which any batch size may be chosen."""
 
 ROUND_FACTORS = (8, 10, 25)
-"""Factors of sizes that may be chosen; data sets of 34 or 178 samples have none of them."""
+"""Factors of sizes that people choose; data sets of 34 or 178 samples have none of them."""
 
 LARGE_SIZE_FACTOR = 64
-"""Factor of the large sizes that may be chosen."""
+"""Factor of the large sizes that people choose."""
 
 
 def batch_size(history: History) -> float:
-    """Return the number of samples of the newest batch, nan if it is unknown."""
+    """Return the number of samples of the newest batch, or nan if it is unknown."""
     return float(history.run.newest("samples_per_s")[0] * history.run.newest("step_ms")[0]) / 1e3
 
 
 def is_surely_part(history: History, size: float, *, chosen: int) -> bool:
     """Return whether a size is at most `chosen` and typical of batches only: a power of two, or 24, 48, 96."""
-    if history.info.optimizer == LBFGS or not size <= chosen:  # nan, an unknown size, is not
+    if history.info.optimizer == LBFGS or not size <= chosen:  # False for nan, an unknown size
         return False
     number = round(size)
     return number.bit_count() == 1 or (number % 8 == 0 and number % 10 > 0)
 
 
 def may_be_part(history: History, size: float, *, chosen: int) -> bool:
-    """Return whether a batch may be a part of the data, rather than all of it or what the optimizer needs.
+    """Return whether a batch may be a part of the data, instead of all data or a batch that the optimizer needs.
 
     Args:
-        history: Of the run.
+        history: History of the run.
         size: Samples of the batch; nan if unknown.
         chosen: Samples up to which each round size may be chosen.
     """

@@ -1,4 +1,4 @@
-"""Make runs whose batches come again, as examples for `constant_batch`."""
+"""Make runs with repeated batches, as examples for `constant_batch`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gradwatch.records import Event
 
 
 def make_batches(numbers_T: ArrayLike, *, size: int = 32, is_held: bool = False, optimizer: str = "AdamW") -> History:
-    """Return a run with the given batches, by number, of a size; `is_held` if the first tensor is handed over again."""
+    """Return a run with the given batch numbers and batch size; `is_held` if it gets the first tensor again."""
     numbers_T = np.asarray(numbers_T)
     made = Synthetic(steps=len(numbers_T))
     made.info = replace(made.info, optimizer=optimizer)
@@ -29,7 +29,7 @@ def make_batches(numbers_T: ArrayLike, *, size: int = 32, is_held: bool = False,
 def make_alike(
     kind: EventKind, *, step: int = 30, size: int = 32, exact: float = 0.0, is_handed_over: bool = True
 ) -> History:
-    """Return a run in which the probe saw the same samples again, `exact` or with noise, in batches of a size."""
+    """Return a run in which the probe saw the same samples again, `exact` or with noise."""
     values = {"distance": 0.1, "samples": size, "exact": exact}
     made = Synthetic(steps=40).add_event(kind, step=step, text="the same samples", values=values)
     if not is_handed_over:

@@ -1,8 +1,8 @@
-"""Find a loss that fell only by what a constant prediction can learn: the mean of the targets, or the class shares.
+"""Find a loss that fell only by what a constant prediction can learn: the target mean or the class frequencies.
 
 For cross entropies and squared errors of the model's output, the gradient of that output reveals the targets. The probe
-checks whether predictions fit their own sample better than any other sample of the batch. It reports that they do not
-if eight checks in a row show together that pairing explains less than 0.03 of what a constant leaves open.
+checks whether predictions fit their own sample better than any other sample of the batch. It reports a misfit if eight
+checks in a row show together that pairing explains less than 0.03 of the loss that a constant leaves.
 """
 
 # E = embeddings
@@ -20,20 +20,22 @@ from gradwatch.history.store import History
 
 
 def find_constant_predictions(history: History, *, patience: int) -> Sign | None:
-    """Return a sign if predictions fitted other samples as well as their own when they were last checked.
+    """Return a sign if the last check found that predictions fit other samples as well as their own.
 
     Args:
-        history: Of the run.
+        history: History of the run.
         patience: Steps for which the rows of each embedding must have learned. If a batch reads a third of the rows,
             each row learns in a third of the steps.
     """
     checks = [e.kind for e in history.events if e.kind in (UNPAIRED.name, PAIRED.name) and e.step <= history.step]
+    # the newest check counts: predictions that began to fit end the suspicion
     if not checks or checks[-1] == PAIRED.name or history.step * _min_read_frac(history) < patience:
         return None
     return make_sign(history, "predictions fit other samples as well as their own")
 
 
 def _min_read_frac(history: History) -> float:
-    """Return the fraction of its rows that a batch reads of an embedding; the smallest of all embeddings."""
+    """Return the fraction of rows that a batch reads of an embedding, for the least read embedding."""
     zero_frac_TE = history.param.window("grad.zero_frac", WINDOW_STEPS)[:, structure_of(history).embeddings_E]
+    # rows without gradient were not read; `initial` serves a model without embeddings
     return 1 - float(np.fmax.reduce(median(zero_frac_TE), initial=0.0))

@@ -1,4 +1,4 @@
-"""Make runs whose loss stands still, as examples for `loss_plateau`."""
+"""Make runs with a loss that stands still, as examples for `loss_plateau`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gradwatch.history.synthetic.builder import Synthetic
 
 
 def make_flat(*, fall: float = 0.0) -> Synthetic:
-    """Return a run whose loss stands still, or falls by a fraction in 160 steps."""
+    """Return a run in which the loss stands still, or falls by a fraction in 160 steps."""
     made = Synthetic(steps=200)
     made.loss_T = 2.3 * (1 - fall * made.t_T / 160) * np.exp(0.03 * made.rng.standard_normal(made.steps))
     return made
 
 
 def make_constant(*kinds: EventKind, unread: float = 0.0) -> History:
-    """Return a run whose loss falls by half at once and then stands, with events about its predictions."""
+    """Return a run in which the loss halves at once and then stands, with events about its predictions."""
     made = make_flat()
     made.loss_T[20:] *= 0.5
     made.info = replace(made.info, layers=tuple(replace(i, module_type="Embedding") for i in made.info.layers))
@@ -30,7 +30,7 @@ def make_constant(*kinds: EventKind, unread: float = 0.0) -> History:
 
 
 def make_product() -> History:
-    """Return a flat run in which two embeddings that are multiplied grow, and nothing else does."""
+    """Return a flat run in which only two multiplied embeddings grow."""
     made = make_flat().add_event(EMBEDDING_PRODUCT, values={"first": 0.0, "second": 1.0, "dimension": 16.0})
     tables = (replace(layer, module_type="Embedding") for layer in made.info.layers[:2])
     made.info = replace(made.info, layers=(*tables, *made.info.layers[2:]))

@@ -1,4 +1,4 @@
-"""Say where the loss is, and whether it may still be on its way down: what the mechanisms share."""
+"""Measure where the loss is and whether it may still fall: shared parts of the plateau mechanisms."""
 
 # T = steps of a window, W = weight matrices and embeddings
 
@@ -16,27 +16,27 @@ from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
 WINDOW_STEPS = 48
-"""Newest steps that say where the loss is."""
+"""Newest steps that show where the loss is."""
 
 MAX_LOSS_RATIO = 2.0
-"""Loss in units of the largest of the first steps above which it grows, which is no plateau. The largest, because the
-median is low if the first batches are of one kind."""
+"""Loss, in units of the largest of the first steps, above which it grows and so is no plateau. The largest counts
+because the median is low if the first batches are of one kind."""
 
 MAX_SINGLE_LOSS_FRAC = 0.5
-"""Fraction of the first loss below which a single newest loss shows that some batches are learned."""
+"""Fraction of the first loss below which a single newest loss shows that the model has learned some batches."""
 
 MIN_RATE_GROWTH = 1.01
 """Growth of the learning rate over half of the window that shows a warm-up."""
 
 MIN_NORM_TREND = 4.0
-"""Slope of the gradient norm, in its standard errors, at which a plateau is about to end."""
+"""Slope of the gradient norm, in standard errors, at which a plateau is about to end."""
 
 MIN_WEIGHT_GROWTH = 1.1
-"""Growth of the weights over the window that shows that something is being learned. Runs that learned nothing grew by
-1 to 2 %, matrix factorizations that leave a saddle by 25 % and more."""
+"""Growth of the weights over the window that shows learning. Runs that learned nothing grew by 1 to 2 %, matrix
+factorizations that leave a saddle by 25 % and more."""
 
 WINDOWS_AHEAD = 4
-"""Windows to come in which a trend must bring a fall that counts. A network that memorizes random labels, its biases
+"""Future windows in which a trend must bring a fall that counts. A network that memorizes random labels, its biases
 first, falls steadily and by 0.1 %."""
 
 
@@ -50,9 +50,9 @@ def loss_evidence(history: History) -> tuple[Quantity, ...]:
 
 
 def make_sign(history: History, why: str) -> Sign:
-    """Return the sign of a loss that stands, with the reason why that is too high.
+    """Return the sign of a loss that stands still, with the reason why that loss is too high.
 
-    It is for information if the loss is the value of a game between several learners, which may stand still.
+    The sign is for information if the loss is the value of a game between several learners, which may stand still.
     """
     text = f"the loss is {newest_loss(history, WINDOW_STEPS):.4g} after {history.step} steps; {why}"
     is_game = "+" in history.info.optimizer or any(events_of(history, ADVERSARY))
@@ -60,31 +60,35 @@ def make_sign(history: History, why: str) -> Sign:
 
 
 def has_fallen(history: History, *, fall: float) -> bool:
-    """Return whether the loss is lower than in the beginning by a fraction, or is no number that could be."""
+    """Return whether the loss has fallen by a fraction since the start, or cannot fall by a fraction."""
+    # of the baseline, not the first loss: a fall to chance level is no progress
     least = (1 - fall) * baseline_loss(history)[0]
     lowest = np.fmin.reduce(history.scalar("loss", WINDOW_STEPS))
     return bool(least <= 0 or newest_loss(history, WINDOW_STEPS) < least or lowest < MAX_SINGLE_LOSS_FRAC * least)
 
 
 def is_standing(history: History, since: int, *, fall: float, max_trend: float, is_slow: bool) -> bool:
-    """Return whether the loss stands still, and neither the gradients nor the weights announce the end of that.
+    """Return whether the loss stands still while neither the gradients nor the weights announce progress.
 
     Args:
-        history: Of the run.
-        since: Step from which the trend counts.
-        fall: Fall of the loss, as a fraction, that counts as one.
-        max_trend: Slope of the loss in its standard errors below which it is falling.
+        history: History of the run.
+        since: Step at which the trend starts to count.
+        fall: Fall of the loss, as a fraction, that counts as a fall.
+        max_trend: Slope of the loss, in standard errors, below which the loss is falling.
         is_slow: Count a trend as a fall however small the fall would be, because the run may start slowly.
     """
+    # the window may start after `since`
     recent = slice(max(0, since - int(history.run.steps()[0])), None)
     loss_T, norm_T = history.scalar("loss")[recent], history.scalar("grad_norm.before_clip")[recent]
     rate_T = history.scalar("lr.0")
     is_warming_up = rate_T[-1] > MIN_RATE_GROWTH * rate_T[len(rate_T) // 2]
+    # skipped updates cannot lower the loss, whatever the model could learn
     is_skipping = (history.scalar("skipped", WINDOW_STEPS) == 1).any()
     if is_warming_up or is_skipping or not (np.isfinite(loss_T).all() and np.isfinite(norm_T).all()):
         return False
     if not newest_loss(history, WINDOW_STEPS) <= MAX_LOSS_RATIO * np.fmax.reduce(first_steps(history, "loss")):
         return False
+    # extrapolates the trend over the next windows
     to_come = -slope(loss_T) * WINDOWS_AHEAD * len(loss_T)
     is_falling = trend(loss_T) < max_trend and (is_slow or to_come >= fall * abs(float(loss_T[0])))
     return not (is_falling or trend(norm_T) > MIN_NORM_TREND or _is_growing(history, since))
@@ -93,12 +97,13 @@ def is_standing(history: History, since: int, *, fall: float, max_trend: float, 
 def _is_growing(history: History, since: int) -> bool:
     """Return whether most weight matrices and embeddings have grown since a step of the window.
 
-    If rows of embeddings are multiplied, only the embeddings count: they leave a saddle while nothing else moves.
+    If rows of embeddings are multiplied, only the embeddings count: they leave a saddle before other weights move.
     """
     layers = history.info.layers
     is_product = any(events_of(history, EMBEDDING_PRODUCT))
     tables = [int(i) for i in structure_of(history).embeddings_E if is_product and layers[i].shape[-1] > 1]
     wide = tables or [i for i, layer in enumerate(layers) if layer.trainable and len(layer.shape) >= 2]
     norm_TW = history.param.window("weight.l2")[history.param.steps() >= since][:, wide]
+    # weight norms are measured at some steps only
     norm_TW = norm_TW[~np.isnan(norm_TW).all(axis=1)]
     return len(norm_TW) > 1 and bool(median(norm_TW[-1] - MIN_WEIGHT_GROWTH * norm_TW[0]) > 0)

@@ -1,8 +1,8 @@
 """Find a loss that has not fallen since the run began.
 
-How long it must stand follows from the losses: the evidence of a sequential test adds up over blocks of 4 steps, and a
-block of a loss that stands still seldom sets a new low. Of runs whose blocks set a new low every second time, noise
-included, the test lets at most a given fraction pass within a window, however often it is asked (Ville's inequality).
+The losses decide how long the loss must stand. A sequential test adds up evidence over blocks of 4 steps, and a block
+of a loss that stands still seldom sets a new low. Consider runs in which every second block sets a new low, noise
+included. The test stops at most a given fraction of them within a window, however often it runs (Ville's inequality).
 
 Wrong for a loss that does not measure success, as in policy gradients, and for tasks that are learned in a sudden
 transition after a long plateau.
@@ -19,20 +19,20 @@ from gradwatch.detect.features.sequential_test import aligned_blocks, stall_like
 from gradwatch.history.store import History
 
 BLOCK_STEPS = 4
-"""Steps per block of which the median counts in the sequential test."""
+"""Steps per block; the sequential test reads the median of each block."""
 
 SETTLING_STEPS = 32
-"""First steps that are left out of the trend and of the test: a network that learns nothing first learns the mean."""
+"""First steps that the trend and the test leave out: even a network that learns nothing else first learns the mean."""
 
 MIN_WAIT_STEPS = SETTLING_STEPS + BLOCK_STEPS
-"""Steps before the first report however short the patience is: a trend needs some settled losses."""
+"""Minimum steps before the first report, however short the patience is: a trend needs some settled losses."""
 
 NEW_LOW_RATE = 0.5
 """Probability of a new low in each block at which a loss counts as falling."""
 
 
 def find_stall(history: History, *, error: float) -> Sign | None:
-    """Return a sign if losses like these come from a falling loss with a probability of at most `error`."""
+    """Return a sign if a falling loss would give such losses with a probability of at most `error`."""
     loss_T = history.scalar("loss")
     steps_T = history.run.steps(len(loss_T))
     is_settled_T = steps_T >= SETTLING_STEPS

@@ -1,8 +1,8 @@
 """Find losses that compare the wrong numbers, in the events of the probe that reads the autograd graph.
 
-Predictions (n, 1) against targets (n,) make n x n differences, of which the model can only learn the mean. A softmax
-over other values than the outputs of one place, because `view` was called instead of `transpose`, mixes classes with
-time.
+Predictions (n, 1) against targets (n,) make n x n differences, of which the model can only learn the mean. Calling
+`view` instead of `transpose` mixes classes with time: the softmax then covers other values than the outputs at one
+position.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gradwatch.records import Severity
 
 
 def find_wrong_pairs(history: History) -> Iterator[Sign]:
-    """Yield a sign for each loss that compares every prediction with every target, or classes with places."""
+    """Yield a sign for each loss that compares every prediction with every target, or classes with positions."""
     for kind in (BROADCAST, MIXED_AXES):
         for event in events_of(history, kind):
             text = f"the loss compares the wrong pairs: {event.text}"
