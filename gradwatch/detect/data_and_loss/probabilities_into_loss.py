@@ -59,7 +59,7 @@ class ProbabilitiesIntoLoss:
         """Yield a finding for each place where the graph shows it."""
         for event in (event for kind in WRONG_INPUTS for event in events_of(history, kind)):
             evidence = [Quantity(key="loss", value=float(history.run.newest("loss")[0]))]
-            # only a softmax before a cross entropy has a known floor
+            # only probabilities, not scores, give the loss a known floor
             if "floor" in event.values:
                 label = "lowest loss it can reach"
                 evidence.append(Quantity(key="loss.floor", label=label, value=event.values["floor"]))

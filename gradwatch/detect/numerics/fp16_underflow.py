@@ -1,4 +1,4 @@
-"""GW002: find gradients that half precision flushes to zero, by the grid on which the other values lie."""
+"""Find gradients that half precision flushes to zero, by the grid of the remaining values (GW002)."""
 
 # T = steps of a window, L = parameter tensors
 
@@ -26,21 +26,21 @@ SMALLEST_FP16 = 2.0**-24
 """Smallest positive float16 (IEEE 754-2019, binary16: emin - 10 = -24). Smaller numbers are multiples of it."""
 
 MAX_FAINT_UNITS = 2.0**17
-"""Largest gradient element, in units of 2^-24 / loss scale, next to which all other gradients may be zero. The output's
+"""Largest gradient element, in units of 2^-24 / loss scale, next to which all other gradients may be zero. The output
 bias sums the gradients of all samples and positions: 1000 terms of 100 units each."""
 
 MAX_ABSMAX_BY_RMS = 64.0
-"""Largest element of an underflowing gradient in units of the root mean square of its nonzero elements. It is 5 for a
+"""Largest element of an underflowing gradient over the root mean square of its nonzero elements. The ratio is 5 for a
 million values of a normal distribution; 64 leaves room for the heavier tails of real gradients."""
 
 MAX_ROUNDING_FRAC = 2e-7
 """Relative error of a float32 gradient divided by a loss scale: 0 for powers of two, up to 1.2e-7 otherwise."""
 
 WINDOW_STEPS = 5
-"""Newest steps that are read, `every` by default."""
+"""Number of newest steps to read, by default equal to `every`."""
 
 CRITICAL_ZERO_FRAC = 0.5
-"""Fraction of zeros, 0..1, from which the finding is critical: most of the gradient is lost."""
+"""Fraction of zeros, 0..1, at which the finding is critical: most of the gradient is lost."""
 
 
 @final
@@ -89,6 +89,7 @@ class Fp16Underflow:
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module whose gradients underflow."""
         scale = history.run.newest("loss_scale")[0]
+        # gradients are recorded unscaled, so the float16 grid shrinks by the loss scale
         unit = SMALLEST_FP16 / scale if scale > 0 else SMALLEST_FP16
         absmax_L = history.param.newest("grad.absmax")
         is_small_L = absmax_L < MAX_ABSMAX_BY_RMS * self.units * unit  # False for nan
@@ -100,29 +101,33 @@ class Fp16Underflow:
         flushed_TL, zero_TL = self._flushed(history, unit)
         ill_L = np.count_nonzero(flushed_TL, axis=0) >= self.rows
         matrices_M = structure_of(history).matrices.indices_M
+        # a matrix must be affected
         if not ill_L[matrices_M].any():  # the gradient of a bias before a normalization is rounding error
             return
+        # tensors that are all zero at the same steps have underflowed entirely
         ill_L |= (zero_TL & flushed_TL.any(axis=1, keepdims=True)).sum(axis=0) >= self.rows
         for layer, group in affected_modules(history, ill_L, kind=self.kind):
             yield self._finding(history, layer, group, unit)
 
     def _all_flushed(self, history: History, absmax_L: Floats, unit: float) -> Iterator[Finding]:
-        """Yield findings for modules without any gradient, if the other gradients are small too."""
+        """Yield findings for modules without any gradient if the other gradients are small too."""
         info, matrices_M = history.info, structure_of(history).matrices.indices_M
         if info.precision != "fp16" or history.step < WINDOW_STEPS - 1 or not len(matrices_M):
             return
         zero_L = (history.param.window("grad.zero_frac", WINDOW_STEPS) == 1).all(axis=0)
         num_zero, is_faint = np.count_nonzero(zero_L[matrices_M]), np.fmax.reduce(absmax_L) < MAX_FAINT_UNITS * unit
+        # at least half of the matrices, but not all of them: then nothing tells an underflow from a cut graph
         if not len(matrices_M) <= 2 * num_zero < 2 * len(matrices_M) or not is_faint or _is_silent(history):
             return
         for layer, group in affected_modules(history, zero_L, kind=self.kind):
             yield self._finding(history, layer, group, unit)
 
     def _flushed(self, history: History, unit: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return for each recent step and tensor whether elements were flushed, and whether all elements are zero."""
+        """Return whether elements were flushed, and whether all are zero, for each recent step and tensor."""
         zero_TL = history.param.window("grad.zero_frac", WINDOW_STEPS)
         absmax_TL = history.param.window("grad.absmax", WINDOW_STEPS) / unit
         with np.errstate(invalid="ignore", divide="ignore"):
+            # the root mean square of the nonzero elements alone
             rms_scale_TL = structure_of(history).rms_scale_L * np.sqrt(1 - zero_TL)
             size_TL = history.param.window("grad.l2", WINDOW_STEPS) / rms_scale_TL / unit
             flushed_TL = _on_grid(absmax_TL) & (size_TL <= self.units) & (zero_TL >= self.zero_frac)
@@ -157,7 +162,7 @@ class Fp16Underflow:
 
 
 def _is_silent(history: History) -> bool:
-    """Return whether all units of an activation are dead, which explains gradients of zero as well."""
+    """Return whether an activation has only dead units, which also explains zero gradients."""
     has_samples = history.info.activations and len(history.act.steps(1))
     return bool(has_samples and np.fmax.reduce(history.act.newest("act.dead_frac")) == 1)
 
@@ -166,7 +171,7 @@ _HIDDEN = tuple(f"layers.{i}.weight" for i in range(11))
 
 
 def _all_flushed(*, largest: float) -> History:
-    """Return a run in half precision in which only the last layer has a gradient, of a given norm."""
+    """Return a run in half precision in which only the last layer has a gradient, of norm `largest`."""
     made = Synthetic(steps=40, precision="fp16")
     made.info, made.loss_scale_T[:] = replace(made.info, loss_scaling=False), 1.0
     made.grad_l2_TL[:, :11] = 0
@@ -176,7 +181,6 @@ def _all_flushed(*, largest: float) -> History:
 
 
 def _on_grid(absmax: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
-    """Return whether largest elements, in units of the smallest float16, are whole numbers above 0."""
     distance = np.abs(absmax - np.rint(absmax))
     on_grid: NDArray[np.bool_] = (absmax > 0.5) & (distance <= MAX_ROUNDING_FRAC * absmax)
     return on_grid

@@ -1,4 +1,4 @@
-"""GW001: find NaN or Inf in the loss or in a gradient, and the layer where it entered."""
+"""Find NaN or Inf in the loss or in a gradient, and the layer where it entered (GW001)."""
 
 # T = steps of a window, L = parameter tensors
 
@@ -56,12 +56,14 @@ class NonFinite:
     def triggers_T(self, rows: Rows, history: History) -> NDArray[np.bool_]:
         """Select the steps whose loss or gradient norm is not finite."""
         loss, norm = history.run.columns["loss"], history.run.columns[NORM]
+        # the sum is not finite if either is not: a loop without a loss triggers at every step
         return ~np.isfinite(rows.run_TS[:, loss] + rows.run_TS[:, norm])
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield the layer where NaN or Inf entered, at the first step that has any."""
         missing_T = _missing(history, 2)
         sick_T = _sick(history, missing_T)
+        # only the first step of a NaN: later steps repeat it
         if sick_T[-1] and not sick_T[:-1].any():
             yield self._finding(history, has_loss=not missing_T[-1])
 
@@ -71,6 +73,7 @@ class NonFinite:
         sick = np.flatnonzero(nonfinite_L > 0)
         skipped = history.run.newest("skipped")[0] == 1
         if math.isfinite(loss) or not has_loss:
+            # backward runs from the output to the input: the last layer with NaN got it first
             layer: str | None = module_of(history, int(sick[-1]))
             module_type = history.info.layers[sick[-1]].module_type
             message = f"NaN/Inf gradients first appeared in layer `{layer}` ({module_type})"
@@ -133,8 +136,9 @@ class NonFinite:
 
 
 def _sick(history: History, missing_T: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return for each of the newest steps whether it has NaN or Inf that must be reported."""
+    """Return for each of the newest steps whether its NaN or Inf must be reported."""
     loss_T = history.scalar("loss", len(missing_T))
+    # a GradScaler skips overflows by design
     is_overflow_T = (history.scalar("skipped", len(missing_T)) == 1) & history.info.loss_scaling
     is_loss_bad_T = ~np.isfinite(loss_T) & ~missing_T
     return np.asarray(is_loss_bad_T | (_has_bad_gradient(history, len(missing_T)) & ~is_overflow_T), np.bool_)
@@ -143,14 +147,16 @@ def _sick(history: History, missing_T: NDArray[np.bool_]) -> NDArray[np.bool_]:
 def _missing(history: History, length: int) -> NDArray[np.bool_]:
     """Return for each of the newest steps whether its loss is nan because the loop did not pass it.
 
-    A NaN loss makes the gradients NaN, or the update is skipped. If a step without a loss has good gradients, the loop
-    does not pass its loss at every step, so it may be missing at later steps as well. After two losses in a row a nan
-    is a NaN, unless the loop said that it passes none. The first NaN that was passed has an event, and is not missing.
+    A NaN loss makes the gradients NaN, or the update is skipped. A step without a loss but with good gradients shows
+    that the loop does not pass its loss at every step. Its loss may then be missing at later steps as well. After two
+    losses in a row a nan is a NaN, unless the loop announced that it passes none. The first NaN that the loop passed
+    has an event, and is not missing.
     """
     is_nan_T, was_skipped_T = np.isnan(history.scalar("loss")), history.scalar("skipped") == 1
     norm_T = history.scalar(NORM)
     is_due_T = np.zeros(len(is_nan_T), np.bool_)
     if not any(event.kind == LOSS_WITHHELD.name for event in history.events):
+        # two losses in a row: the loop passes every loss, so the next one is due
         is_due_T[2:] = ~is_nan_T[1:-1] & ~is_nan_T[:-2]
     went_well_T = np.isfinite(norm_T) & ((norm_T > 0) | ~was_skipped_T)  # 0 is the norm of no gradients, too
     is_withheld_T = np.logical_or.accumulate(is_nan_T & ~is_due_T & went_well_T)[-length:]

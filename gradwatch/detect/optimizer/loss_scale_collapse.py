@@ -1,4 +1,4 @@
-"""GW402: find a GradScaler that skips many updates in a row, so that its scale falls towards zero."""
+"""Find a GradScaler that skips many updates in a row, so that its scale falls towards zero (GW402)."""
 
 # T = steps of a window
 
@@ -17,10 +17,10 @@ from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
 
 WINDOW_STEPS = 64
-"""Newest steps in which skipped updates are counted."""
+"""Number of newest steps in which to count skipped updates."""
 
 MIN_SKIPPED_STEPS = 4
-"""Skipped updates in a row from which a low scale is reported. A scaler that has raised its scale too far skips one."""
+"""Skipped updates in a row at which a low scale is reported. A scaler that has raised its scale too far skips one."""
 
 
 @final
@@ -64,9 +64,11 @@ class LossScaleCollapse:
         """Yield a finding for the run."""
         if not history.info.loss_scaling:
             return
+        # newest first, so that the first update that was done ends the count
         is_done_T = history.scalar("skipped", WINDOW_STEPS)[::-1] != 1
-        skips = int(is_done_T.argmax()) if is_done_T.any() else len(is_done_T)
+        skips = int(is_done_T.argmax()) if is_done_T.any() else len(is_done_T)  # `argmax` of no True is 0
         scale = float(history.run.newest("loss_scale")[0])
+        # many skips, or fewer at a scale that is already low
         if skips < MIN_SKIPPED_STEPS or (skips < self.skips and not scale < self.scale):
             return
         yield finding_of(
@@ -89,7 +91,7 @@ class LossScaleCollapse:
 
 
 def _skipping(*, first: int, last: int, start: float) -> History:
-    """Return a run that skips the steps from `first` to before `last` and halves its scale at each of them."""
+    """Return a run that skips the steps from `first` to `last` - 1 and halves its scale at each skip."""
     made = Synthetic(steps=60, precision="fp16")
     made.skipped_T[first:last] = 1
     made.loss_scale_T = start * 0.5 ** np.cumsum(np.concatenate([[0], made.skipped_T[:-1]]))

@@ -1,4 +1,4 @@
-"""GW401: find gradients that add up over updates because no code clears them."""
+"""Find gradients that accumulate over updates because no code clears them (GW401)."""
 
 # T = steps of a window, L = parameter tensors
 
@@ -21,16 +21,16 @@ from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Event, Finding, Quantity
 
 FIRST_STEPS = 9
-"""First steps that are read: a sum of 9 gradients is at least 3 times as large as one of them."""
+"""Number of first steps to read: a sum of 9 gradients is at least 3 times as large as one gradient."""
 
 NEGLIGIBLE_DECADES = 5.0
-"""Decades below the largest norm from which a norm is rounding error, as for a bias that a normalization cancels."""
+"""Decades below the largest norm at which a norm is rounding error, as for a bias that a normalization cancels."""
 
 MIN_TENSORS = 2
-"""Tensors that must have a gradient: a single norm may follow a power by chance."""
+"""Tensors that must have a gradient: a single norm may follow a power law by chance."""
 
 GROWING_FRAC = 0.9
-"""Fraction of the tensors, 0..1, that must grow as a sum does: some layers may wait for another one to open."""
+"""Fraction of the tensors, 0..1, that must grow as a sum grows: some layers may wait until another layer opens."""
 
 
 @final
@@ -83,22 +83,27 @@ class MissingZeroGrad:
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run, or for the parameter whose gradient is not cleared."""
         later = {event.layer: event.text for event in events_of(history, GRADIENTS_KEPT_LATER)}
+        # a finding for the whole run makes findings for single layers redundant
         for layer, text in ({None: later[None]} if None in later else later).items():
             yield self._finding(history, f"{text} ({layer})" if layer else text, layer=layer, kept=self.kept)
+        # a loop that never clears shows it in its first steps
         if history.step >= FIRST_STEPS - 1 + self.every:
             return
         kept = Counter(event.layer for event in history.events if event.kind == GRADIENTS_KEPT.name)
         never = [layer for layer, count in kept.items() if count >= max(self.kept, history.step - 1)]
         if never:
+            # None stands for all gradients
             layer = None if None in never else never[0]
             gradients = f"the gradient of {layer}" if layer else "the gradients"
             text = f"nothing clears {gradients} between updates: each update repeats all earlier gradients"
             yield self._finding(history, text, layer=layer, kept=kept[layer])
+        # an observed clearing outweighs norms that grow as sums do
         elif not any(event.kind == GRADIENTS_CLEARED.name for event in history.events):
             yield from self._summed(history)
 
     def _summed(self, history: History) -> Iterator[Finding]:
-        """Yield a finding if the gradient norms grow as the norms of sums."""
+        """Yield a finding if the gradient norms grow like the norms of sums."""
+        # the sums start at step 0, so a resumed run cannot show them
         if history.step < FIRST_STEPS - 1 or history.param.steps()[0] != 0 or not _is_optimized(history):
             return
         log_TL = log10(history.param.window("grad.l2")[:FIRST_STEPS])
@@ -107,11 +112,13 @@ class MissingZeroGrad:
         was_skipped = (history.scalar("skipped")[:FIRST_STEPS] == 1).any()
         if len(log_TL) < FIRST_STEPS or log_TL.shape[1] < MIN_TENSORS or was_skipped:
             return
+        # a power law is a line in the logarithms: its slope is the exponent
         time_T = np.log10(np.arange(1, FIRST_STEPS + 1))
         time_T -= time_T.mean()
         power_L = time_T @ log_TL / (time_T @ time_T)
         rest_TL = log_TL - log_TL.mean(axis=0) - time_T[:, None] * power_L
         noise = float(np.median(np.sqrt((rest_TL**2).mean(axis=0))))
+        # quantiles, because some tensors may deviate
         low, high = np.quantile(power_L, [1 - GROWING_FRAC, GROWING_FRAC])
         first = float(np.quantile(log_TL[1] - log_TL[0], 1 - GROWING_FRAC))
         if not (low >= self.power and high <= self.at_most and 10**first >= self.first and noise <= self.noise):
@@ -174,12 +181,12 @@ class MissingZeroGrad:
 
 
 def _is_optimized(history: History) -> bool:
-    # an optimizer without parameters clears nothing either, which `not-optimized` reports
+    # an optimizer without parameters clears nothing either; `not-optimized` reports that
     return any(layer.group is not None for layer in history.info.layers)
 
 
 def _kept(updates: int, *, layer: str | None = None) -> History:
-    """Return a run in which `updates` updates repeat the one before."""
+    """Return a run in which `updates` updates repeat the previous gradients."""
     history = Synthetic(steps=updates + 2).history()
     for update in range(updates):
         history.add_event(Event(kind=GRADIENTS_KEPT.name, step=update + 1, layer=layer))
@@ -187,7 +194,7 @@ def _kept(updates: int, *, layer: str | None = None) -> History:
 
 
 def _cleared() -> History:
-    """Return a run whose gradients grow as a sum does although they are cleared."""
+    """Return a run in which cleared gradients happen to grow like a sum."""
     history = _summed(power=0.9)
     history.add_event(Event(kind=GRADIENTS_CLEARED.name, step=1))
     return history

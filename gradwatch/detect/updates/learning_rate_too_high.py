@@ -1,4 +1,4 @@
-"""GW302: updates so large that the weights lose what they were, or a jump of the rate that the loss answers."""
+"""Find updates so large that the weights lose their content, or a rate jump that raises the loss (GW302)."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class LearningRateTooHigh:
     lost: float = 3.0
 
     def detect(self, history: History) -> Iterator[Finding]:
-        """Yield a finding for the run; also an earlier one, which is graver if the run has lost its progress since."""
+        """Yield a finding for the run, and raise an earlier one to critical if the run has lost its progress since."""
         earlier = [f for f in history.findings if f.kind == self.kind and f.severity == Severity.WARNING]
         for finding in (*earlier, *self._find(history)):
             if finding.severity == Severity.WARNING and _is_first(history, finding):
@@ -108,6 +108,7 @@ class LearningRateTooHigh:
 
     def _find(self, history: History) -> Iterator[Finding]:
         rate_T = history.scalar("lr.0", JUMP_WINDOW_STEPS)
+        # cheap: without such a spread the rate has neither jumped nor risen
         if np.fmax.reduce(rate_T) >= self.jump * np.fmin.reduce(rate_T):
             yield from self._report(
                 history, find_rate_jump(history, jump=self.jump, worse=self.worse), Severity.WARNING
@@ -115,16 +116,18 @@ class LearningRateTooHigh:
             yield from self._report(
                 history, find_rate_ramp(history, jump=self.jump, worse=self.worse, large=self.large)
             )
+        # the jump and the ramp come first: they name the step at fault
         yield from self._report(history, find_diverging_loss(history, runaway=self.runaway, large=self.large))
         if not len(structure_of(history).rate_weights.indices_W):
             return
         yield from self._report(history, find_overwritten_weights(history, ratio=self.ratio, every=self.every))
         yield from self._report(history, find_loss_above_start(history, above_start=self.above_start, large=self.large))
+        # weights may grow while the loss falls, which does no harm
         grown = find_weight_growth(history, growth=self.growth, every=self.every)
         yield from self._report(history, grown, Severity.INFO if grown and is_learning(history) else None)
 
     def _report(self, history: History, sign: Sign | None, severity: Severity | None = None) -> Iterator[Finding]:
-        """Yield the finding of a sign, if there is one, by default as grave as earlier findings leave it."""
+        """Yield the finding of a sign, if there is one, at the severity that earlier findings leave by default."""
         if sign is not None:
             severity = severity_after(history, self.kind, but=_later(history, sign)) if severity is None else severity
             yield finding_of(self, history, sign.message, *sign.evidence, severity=severity)
@@ -180,7 +183,7 @@ def _later(history: History, sign: Sign) -> frozenset[str]:
 
 
 def _is_first(history: History, finding: Finding) -> bool:
-    """Return whether no other kind was found before, at warning or above."""
+    """Return whether no other kind was found earlier, at warning or above."""
     others = (f for f in history.findings if f.kind != finding.kind and f.severity >= Severity.WARNING)
     return all(f.step >= finding.step for f in others)
 

@@ -1,4 +1,4 @@
-"""GW303: updates that are negligible relative to the weights, while there is much left to learn."""
+"""Find updates that are negligible relative to the weights while much of the loss remains (GW303)."""
 
 # T = steps of a window, W = weight matrices and kernels, or embeddings if there are no others
 
@@ -84,9 +84,10 @@ class LearningRateTooLow:
     travel: float = 0.01
 
     def detect(self, history: History) -> Iterator[Finding]:
-        """Yield a finding for the run, or for a group of the optimizer with a far lower rate than the others."""
+        """Yield a finding for the run, or for an optimizer group with a far lower rate than the other groups."""
         yield from find_slow_groups(self, history, ratio=self.ratio, samples=self.samples, left=self.left)
         newest_W = history.param.newest("update.ratio")[structure_of(history).rate_weights.indices_W]
+        # cheap: the newest updates must be small enough for one of the two rules
         max_ratio = max(self.ratio, self.travel / MIN_STEPS)
         if not np.fmin.reduce(newest_W, initial=np.inf) < max_ratio or not float(median(newest_W)) < max_ratio:
             return
@@ -96,6 +97,7 @@ class LearningRateTooLow:
         if len(level_T) < self.samples:
             return
         newest = float(level_T[-1])
+        # a rate that still rises will be large enough in time
         if is_warming_up(history, newest, ratio=self.ratio, horizon=self.horizon):
             return
         if not may_learn(history) or is_gradient_gone(history, newest):
@@ -105,6 +107,7 @@ class LearningRateTooLow:
         )
         if still:
             yield self._finding(history, still)
+        # short travel only repeats an earlier finding
         if any(f.kind == self.kind for f in history.findings):
             return
         if near := find_short_travel(history, steps_T, level_T, travel=self.travel):
@@ -148,7 +151,7 @@ def _slowed(*, factor: float) -> tuple[History, tuple[str, ...]]:
 
 
 def _stuck(*, lr: float, opened: float = 1.0) -> History:
-    """Return a run at a rate, of which the last matrix began near zero and moves that much more."""
+    """Return a run at rate `lr` in which the last matrix starts near zero and moves `opened` times more."""
     made = Synthetic(steps=60, lr=lr)
     made.loss_T[:] = 2.3
     if opened > 1:
@@ -158,7 +161,7 @@ def _stuck(*, lr: float, opened: float = 1.0) -> History:
 
 
 def _looked_up(*, lr: float, unread: float) -> History:
-    """Return a run of embeddings only, of which a batch leaves so many rows alone."""
+    """Return a run with embeddings only, of which each batch leaves a fraction `unread` of the rows unread."""
     made = Synthetic(steps=60, lr=lr)
     made.info = replace(made.info, layers=tuple(replace(i, module_type="Embedding") for i in made.info.layers))
     made.zero_frac_TL[:] = unread
@@ -167,7 +170,7 @@ def _looked_up(*, lr: float, unread: float) -> History:
 
 
 def _decayed(*, over: float) -> History:
-    """Return a run whose rate falls tenfold every `over` / 2 steps."""
+    """Return a run in which the rate falls tenfold every `over` / 2 steps."""
     made = Synthetic(steps=200)
     made.lr_T *= 10.0 ** (-np.maximum(made.t_T - 200 + 1.1 * over if over > 50 else made.t_T, 0) / over * 2)
     made.loss_T[:] = np.maximum(made.loss_T, 0.8)
@@ -175,7 +178,7 @@ def _decayed(*, over: float) -> History:
 
 
 def _warming(*, over: float = 1.0, doubling: float = 0.0, planned: int | None = None) -> History:
-    """Return a run whose rate rises to a usual one in a straight line of so many steps, or doubles now and then."""
+    """Return a run in which the rate rises linearly over `over` steps, or doubles every `doubling` steps."""
     made = Synthetic(steps=120)
     made.info = replace(made.info, total_steps=planned)
     made.lr_T = 1e-8 * 2 ** (made.t_T / doubling) if doubling else 1e-3 * (made.t_T + 1) / over
@@ -184,14 +187,14 @@ def _warming(*, over: float = 1.0, doubling: float = 0.0, planned: int | None = 
 
 
 def _standing(*, fall: float = 0.0) -> History:
-    """Return a run at a thirtieth of a usual rate, whose loss falls by a part."""
+    """Return a run at a thirtieth of a usual rate, in which the loss falls by a fraction."""
     made = Synthetic(steps=140, lr=3e-5)
     made.loss_T = 2.3 * (1 - fall * made.t_T / 140) * np.exp(0.01 * made.rng.standard_normal(made.steps))
     return made.history()
 
 
 def _thrown() -> History:
-    """Return a run under SGD whose gradients are gone after the first update."""
+    """Return a run with SGD in which the gradients are gone after the first update."""
     made = Synthetic(steps=60, optimizer="SGD", lr=0.1)
     made.grad_l2_TL[1:] *= 1e-6
     made.loss_T[:] = 2.3

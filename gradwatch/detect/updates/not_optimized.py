@@ -1,4 +1,4 @@
-"""GW301: parameters that get gradients but are in no optimizer group, or never move."""
+"""Find parameters that get gradients but are in no optimizer group, or never move (GW301)."""
 
 # L = parameter tensors
 
@@ -85,7 +85,8 @@ class NotOptimized:
         yield from find_unregistered_tensors(self, history)
         structure = structure_of(history)
         ratio_L = history.param.newest("update.ratio")  # nan where updates were not measured
-        largest = np.fmax.reduce(ratio_L)
+        largest = np.fmax.reduce(ratio_L)  # ignores nan
+        # otherwise the learning rate is too low for all tensors, which is another finding
         if largest > MIN_USUAL_RATIO:
             yield from find_undone_updates(self, history, samples=self.samples, kept=self.kept)
         if structure.frozen:
@@ -136,7 +137,7 @@ def _left_out(*layers: int, moves: bool) -> History:
 
 
 def _moved(first: int, last: int, *left: int) -> History:
-    """Return a run of which some layers are in no group, and the layers from `first` to `last` are seen to move."""
+    """Return a run in which some layers are in no group, and the layers from `first` to `last` move."""
     made = _made_without(*(left or range(first, last + 1)), moves=False)
     return made.add_event(WEIGHTS_MOVED, step=1, values={"first": float(first), "last": float(last)}).history()
 
@@ -157,7 +158,7 @@ def _made_without(*layers: int, moves: bool) -> Synthetic:
 
 
 def _frozen(*layers: int) -> History:
-    """Return a run of which some layers are frozen and the next one is left out."""
+    """Return a run in which some layers are frozen and the next layer is left out."""
     made = _made_without(max(layers) + 1, moves=False)
     infos = (replace(la, trainable=False, group=None) if i in layers else la for i, la in enumerate(made.info.layers))
     made.info = replace(made.info, layers=tuple(infos))
@@ -166,7 +167,7 @@ def _frozen(*layers: int) -> History:
 
 
 def _thawed(*, moves: bool) -> History:
-    """Return a run of which the first layer is frozen for half of its steps."""
+    """Return a run in which the first layer is frozen for half of the steps."""
     made = _made_without(0, moves=moves)
     made.info = replace(made.info, layers=(replace(made.info.layers[0], trainable=False), *made.info.layers[1:]))
     made.grad_l2_TL[:10, 0] = np.nan
@@ -174,7 +175,7 @@ def _thawed(*, moves: bool) -> History:
 
 
 def _stale() -> History:
-    """Return a run of which the first layer is frozen, with a gradient that stays as it was."""
+    """Return a run in which the first layer is frozen, with a gradient that never changes."""
     made = _made_without(0, moves=False)
     made.info = replace(made.info, layers=(replace(made.info.layers[0], trainable=False), *made.info.layers[1:]))
     made.grad_l2_TL[:, 0] = 0.125
@@ -182,7 +183,7 @@ def _stale() -> History:
 
 
 def _own() -> History:
-    """Return a run in which no optimizer holds a parameter that belongs to the model as a whole."""
+    """Return a run in which no optimizer holds a parameter of the root module."""
     made = _made_without(0, moves=False)
     own = replace(made.info.layers[0], name="log_vars", module="", shape=(2,))
     made.info = replace(made.info, layers=(own, *made.info.layers[1:]))
@@ -190,14 +191,14 @@ def _own() -> History:
 
 
 def _taken_back(*, kept: float) -> History:
-    """Return a run of small weights of whose updates a part is kept."""
+    """Return a run of small weights that keep a fraction `kept` of each update."""
     made = Synthetic(steps=60, width=16)
     made.weight_l2_TL = 4 * (1 + 1e-3 * kept * made.t_T[:, None] * np.ones((60, 12)))
     return made.history()
 
 
 def _put_back(*, size: float) -> History:
-    """Return a run in which a layer of 64 by 64 has that root mean square before each update; rows of norm 1: 0.125."""
+    """Return a run in which a 64 x 64 layer has this root mean square before each update; rows of norm 1: 0.125."""
     made = Synthetic(steps=60)
     made.weight_l2_TL = made.weight_l2_TL * np.exp(1e-3 * made.rng.standard_normal((60, 12)))
     made.weight_l2_TL[:, 4] = size * 64
@@ -210,7 +211,7 @@ def _at_zero(layer: int) -> History:
 
 
 def _stopped(*, at: float) -> History:
-    """Return a run in which a layer has moved until the root mean square of its weights was so much."""
+    """Return a run in which a layer moves until the root mean square of its weights is `at`."""
     made = Synthetic(steps=60)
     made.update_factor_TL[20:, 4] = 0
     made.weight_l2_TL = made.weight_l2_TL * np.ones((60, 12))
@@ -225,6 +226,5 @@ def _stuck(layer: int, *, moves: bool = False) -> History:
 
 
 def _still(made: Synthetic, layer: int) -> Synthetic:
-    """Keep the weights of a layer constant."""
     made.weight_l2_TL[:, layer] = made.weight_l2_TL[0, layer]
     return made

@@ -1,1 +1,1 @@
-"""Mechanisms of `learning-rate-too-high`: one way in which too large updates show per file."""
+"""Mechanisms of `learning-rate-too-high`: each file finds one effect of too large updates."""

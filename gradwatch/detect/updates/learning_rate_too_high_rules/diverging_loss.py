@@ -20,10 +20,11 @@ MIN_RISING_STEPS = 4
 
 
 def find_diverging_loss(history: History, *, runaway: float, large: float) -> Sign | None:
-    """Return a loss that has risen to `runaway` times the first, if the first update was at least `large`."""
+    """Return the sign of a loss at `runaway` times the first, if the first update was at least `large`."""
     if history.step >= FIRST_STEPS:
         return None
     loss_T = history.scalar("loss", FIRST_STEPS)
+    # up to the first loss that is not finite; the appended False ends a run of finite losses
     loss_T = loss_T[: np.argmin(np.append(np.isfinite(loss_T), False))]
     if len(loss_T) <= MIN_RISING_STEPS or not loss_T[-1] >= runaway * loss_T[0] > 0:
         return None
@@ -39,5 +40,6 @@ def find_diverging_loss(history: History, *, runaway: float, large: float) -> Si
             Quantity(key="update.ratio.first_max", label="largest update.ratio of the first update", value=ratio),
             Quantity(key="lr.0", value=rate),
         ),
+        # the rise began before the losses that prove it
         since=int(history.run.steps(FIRST_STEPS)[len(loss_T) - 1]) - MIN_RISING_STEPS,
     )

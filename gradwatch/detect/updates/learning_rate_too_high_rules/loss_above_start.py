@@ -14,15 +14,16 @@ from gradwatch.history.store import History
 from gradwatch.records import Quantity
 
 MIN_MEASUREMENTS = 3
-"""Measurements of updates in a row that must be large."""
+"""Measurements of large updates in a row that a report needs."""
 
 WINDOW_STEPS = 20
-"""Steps whose median loss counts: single batches are noisy."""
+"""Steps of the median loss: single batches are noisy."""
 
 
 def find_loss_above_start(history: History, *, above_start: float, large: float) -> Sign | None:
-    """Return a median loss of at least `above_start` first losses, if updates are at least `large`."""
+    """Return the sign of a median loss of `above_start` first losses, if updates are at least `large`."""
     first = float(first_steps(history, "loss", 1)[0])
+    # cheap: one number rules out most steps
     if not history.run.newest("loss")[0] > above_start * first > 0:
         return None
     structure, loss_T = structure_of(history), history.scalar("loss", WINDOW_STEPS)
@@ -35,6 +36,7 @@ def find_loss_above_start(history: History, *, above_start: float, large: float)
         history.param.window("weight.l2")[measured_T[-1], structure.rate_weights.indices_W]
         / structure.rate_weights.unit_norm_W
     )
+    # matrices that start near zero are replaced by any update
     ratio_T = median(np.where(gain_W > NEAR_ZERO_GAIN, ratio_TW[measured_T], np.nan).T)
     if not ratio_T.min() >= large:  # False for nan: matrices that began near zero
         return None

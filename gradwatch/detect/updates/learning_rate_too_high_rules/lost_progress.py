@@ -15,20 +15,20 @@ from gradwatch.history.store import History
 from gradwatch.records import Severity
 
 NON_FINITE = "non-finite"
-"""Kind of a run whose numbers are no longer finite, which a learning rate that is too high leads to."""
+"""Kind of a run with numbers that are no longer finite, a result of a learning rate that is too high."""
 
 MEDIAN_STEPS = 6
-"""Steps whose median loss counts: single batches are noisy."""
+"""Steps of the median loss: single batches are noisy."""
 
 MIN_LEARNED_FRAC = 0.5
-"""Part of the first loss that must be gone for growth to do no harm; predicting the mean of the targets removes 1/3."""
+"""Part of the first loss that must be gone for growth to do no harm; predicting the target mean removes 1/3."""
 
 MIN_LEARNED_FRAC_LINEAR = 0.1
-"""The same for a model of one matrix, whose initial weights hold nothing that could be lost."""
+"""Same part for a model of one matrix, in which the initial weights hold nothing worth keeping."""
 
 
 def is_lost(history: History, *, lost: float) -> bool:
-    """Return whether the run is non-finite, or its loss is `lost` times the best and as high as in the beginning."""
+    """Return whether the run is non-finite, or its loss is `lost` times the best and no lower than at the start."""
     if any(f.kind == NON_FINITE and f.severity == Severity.CRITICAL for f in history.findings):
         return True
     first, newest = float(median(first_steps(history, "loss", MEDIAN_STEPS))), newest_loss(history)
@@ -43,11 +43,10 @@ def is_learning(history: History) -> bool:
 
 
 def newest_loss(history: History) -> float:
-    """Return the median loss of the newest steps."""
     return float(median(history.scalar("loss", MEDIAN_STEPS)))
 
 
 def best_loss(history: History) -> float:
-    """Return the lowest loss of the run, as the median of a block of steps; nan if the run is shorter than one."""
+    """Return the lowest block median of the loss, or nan if the run is shorter than a block."""
     loss_T = history["loss"]
     return float(np.fmin.reduce(block_medians(loss_T, MEDIAN_STEPS))) if len(loss_T) >= MEDIAN_STEPS else math.nan

@@ -1,4 +1,4 @@
-"""Find a single update that is larger than the weights it moves, and does harm."""
+"""Find a single harmful update that is larger than the weights it moves."""
 
 # T = steps of a window, W = weight matrices and kernels, or embeddings if there are no others
 
@@ -13,18 +13,19 @@ from gradwatch.history.store import History
 from gradwatch.records import Quantity
 
 MIN_HARM_FACTOR = 1.05
-"""Loss after an update, in units of the loss before it, that counts as worse. If nothing has been learned yet, as at a
-cold start of embeddings, the loss of successive batches differs by 1 %."""
+"""Loss after an update, over the loss before it, that counts as worse. If nothing has been learned yet, as at a cold
+start of embeddings, the loss of successive batches differs by 1 %."""
 
 MIN_STEPS_AFTER = 3
-"""Steps after the update whose median loss shows whether it did harm."""
+"""Steps after the update that the median loss needs to show harm."""
 
 ALWAYS_HARMFUL = 10
 """Size of an update, in units of `ratio`, that does harm whatever the loss does."""
 
 
 def find_overwritten_weights(history: History, *, ratio: float, every: int) -> Sign | None:
-    """Return a harmful update of the last `every` steps that was at least `ratio` times as large as its weights."""
+    """Return the sign of a harmful update of the last `every` steps, at least `ratio` times its weights."""
+    # cheap: no tensor had such an update
     if not np.fmax.reduce(history.param.window("update.ratio", every + 1), axis=None) >= ratio:
         return None
     structure, age = structure_of(history), min(every + 1, len(history.param.steps(every + 1)))
@@ -39,7 +40,9 @@ def find_overwritten_weights(history: History, *, ratio: float, every: int) -> S
     )
     largest = float(median(np.where(gain_W > NEAR_ZERO_GAIN, ratio_TW[at], np.nan)))
     loss_T = history.scalar("loss", age)
+    # abs: the factor must raise a negative loss too
     harmful_loss = loss_T[at] + (MIN_HARM_FACTOR - 1) * abs(loss_T[at])
+    # `not <`: a nan loss counts as worse
     is_worse = age - at > MIN_STEPS_AFTER and not float(median(loss_T[at + 1 :])) < harmful_loss
     if not ratio <= largest < np.inf or not (is_worse or largest >= ALWAYS_HARMFUL * ratio):
         return None

@@ -1,4 +1,4 @@
-"""Find a learning rate that rises above all its earlier values, in a jump or step by step, and a loss that follows."""
+"""Find a learning rate that rises above all its earlier values, in a jump or gradually, and raises the loss."""
 
 # T = steps of a window, B = blocks of steps
 
@@ -14,19 +14,21 @@ from gradwatch.history.store import History
 from gradwatch.records import Quantity
 
 BLOCK_STEPS = 6
-"""Steps before and after a jump whose median loss shows its effect. The start of a warm-up is no jump."""
+"""Steps before and after a jump that show its effect by their median loss. The start of a warm-up is no jump."""
 
 
 def find_rate_jump(history: History, *, jump: float, worse: float) -> Sign | None:
-    """Return a jump of a group's learning rate by a factor of `jump`, if the loss rises by `worse` after it."""
+    """Return the sign of a group's rate jump by a factor of `jump`, if the loss rises by `worse` after it."""
     for group in range(history.groups):
         rate_T = history.scalar(f"lr.{group}", JUMP_WINDOW_STEPS)
         at = last_jump(rate_T, jump) or 0
+        # both sides of the jump need a block of losses
         is_inside = BLOCK_STEPS <= at <= len(rate_T) - BLOCK_STEPS
         if not is_inside or _was_reached_before(history, group, rate_T[at], jump):
             continue
         highest = float(np.fmax.reduce(rate_T[:at]))
         loss_T = history.scalar("loss", JUMP_WINDOW_STEPS)
+        # the loss at the jump itself precedes the update at the new rate
         before, after = float(median(loss_T[max(0, at - BLOCK_STEPS) : at])), float(median(loss_T[at + 1 :]))
         if after <= worse * before:
             continue
@@ -46,7 +48,7 @@ def find_rate_jump(history: History, *, jump: float, worse: float) -> Sign | Non
 
 
 def find_rate_ramp(history: History, *, jump: float, worse: float, large: float) -> Sign | None:
-    """Return a learning rate that has risen by `jump` since the loss was lowest, if the loss rose by `worse` with it.
+    """Return the sign of a rate that rose by `jump` since the lowest loss, if the loss rose by `worse`.
 
     Updates must be at least `large`.
     """
@@ -54,6 +56,7 @@ def find_rate_ramp(history: History, *, jump: float, worse: float, large: float)
     if len(loss_T) < 4 * BLOCK_STEPS:
         return None
     rate_B, loss_B = block_medians(rate_T, BLOCK_STEPS), block_medians(loss_T, BLOCK_STEPS)
+    # the newest two blocks must both be worse than the best block before them
     best = int(np.argmin(loss_B[:-2]))
     rate, lowest, usual = float(rate_T[-1]), float(loss_B[best]), float(rate_B[: best + 1].max())
     has_risen = rate_B[-1] >= jump * usual > 0

@@ -1,1 +1,1 @@
-"""Mechanisms of `learning-rate-too-low`: one way in which too small updates show per file."""
+"""Mechanisms of `learning-rate-too-low`: each file finds one effect of too small updates."""

@@ -1,4 +1,4 @@
-"""Find updates that are negligible now, and not just at the end of a schedule."""
+"""Find updates that are negligible, and not only at the end of a schedule."""
 
 # T = steps that measured the updates
 
@@ -21,13 +21,14 @@ a run (cosine) to 1/4 (milestones)."""
 def find_negligible_updates(
     history: History, steps_T: Steps, level_T: Floats, *, ratio: float, samples: int, left: float
 ) -> Sign | None:
-    """Return updates below `ratio` in at least `samples` measurements, if more than `left` of the loss is left."""
+    """Return the sign of `samples` updates below `ratio`, if more than `left` of the loss remains."""
     moved = np.flatnonzero(level_T >= ratio)
     first = int(moved[-1]) + 1 if len(moved) else 0
     if len(level_T) - first < samples:
         return None
     still_steps = int(history.step - steps_T[first])
     is_end_of_schedule = len(moved) > 0 and still_steps < MIN_STILL_FRAC * history.step
+    # skipped updates are a matter of the loss scale, not of the rate
     is_skipping = (history.scalar("skipped", still_steps + 1) == 1).any()
     if is_end_of_schedule or not is_loss_left(history, left=left) or is_skipping:
         return None
@@ -39,7 +40,7 @@ def find_negligible_updates(
 
 
 def small_update_evidence(history: History, level: float) -> tuple[Quantity, ...]:
-    """Return the numbers that belong to an update/weight ratio."""
+    """Return the evidence that goes with an update/weight ratio."""
     return (
         Quantity(key="update.ratio.median", label="median update.ratio", value=level),
         Quantity(key="lr.0", value=float(history.run.newest("lr.0")[0])),

@@ -1,4 +1,4 @@
-"""Find weights that have hardly moved over the whole run, while the loss stands where it began."""
+"""Find weights that have hardly moved over the whole run while the loss stays at its start."""
 
 # T = steps that measured the updates
 
@@ -14,19 +14,20 @@ from gradwatch.history.store import History
 from gradwatch.history.table import WINDOW, Steps
 
 MIN_STEPS = 100
-"""Steps after which a loss that stands where it began is conclusive."""
+"""Steps after which a loss that stays at its start is conclusive."""
 
 MIN_STANDING_FRAC = 0.99
-"""Part of the first loss above which the loss stands where it began: medians of 16 and of 50 losses differ by noise as
-much."""
+"""Part of the first loss above which the loss stays at its start: noise alone makes medians of 16 and 50 losses differ
+by as much."""
 
 MAX_FALLING_TREND = -1.5
-"""Slope of the loss in its standard errors below which it is falling, as in `loss-plateau`."""
+"""Slope of the loss, in standard errors, below which it is falling, as in `loss-plateau`."""
 
 
 def find_short_travel(history: History, steps_T: Steps, level_T: Floats, *, travel: float) -> Sign | None:
-    """Return a sum of all update/weight ratios below `travel`, if the loss stands where it began."""
+    """Return the sign of a sum of update/weight ratios below `travel`, if the loss stays at its start."""
     length = min(history.step + 1, WINDOW)
+    # each measured ratio stands for the steps up to the next; the largest for those before the first
     total = float(level_T @ np.diff(steps_T, append=history.step) + level_T.max() * steps_T[0])
     if not history.step >= MIN_STEPS or total >= travel or (history.scalar("skipped", length) == 1).any():
         return None

@@ -1,4 +1,4 @@
-"""Find layers of an optimizer group whose learning rate is far below the other groups' rates, by mistake."""
+"""Find layers of an optimizer group with a learning rate far below the other groups, by mistake."""
 
 # T = steps that measured the updates, L = parameter tensors, M = weight matrices and kernels, G = optimizer groups
 
@@ -19,24 +19,27 @@ from gradwatch.history.store import History
 from gradwatch.records import Finding, Quantity
 
 MAX_RATE_FRAC = 1e-4
-"""Learning rate of a group, in units of the largest, that is a mistake: fine-tuning uses 1/100, or 1/200 in steps."""
+"""Learning rate of a group, over the largest rate, that is a mistake: fine-tuning uses 1/100, or 1/200 in steps."""
 
 
 def find_slow_groups(
     detector: HasCode, history: History, *, ratio: float, samples: int, left: float
 ) -> Iterator[Finding]:
-    """Yield the modules of each group that moves by less than `ratio` a step, while the other groups move."""
+    """Yield the modules of each group that moves by less than `ratio` a step while the other groups move."""
+    # a single group has no other rate to compare with
     if history.groups < 2:
         return
     is_small_M = history.param.newest("update.ratio")[structure_of(history).matrices.indices_M] < ratio
     if not is_small_M.any() or not is_loss_left(history, left=left):
         return
     ratio_TL = history.param.window("update.ratio")
+    # updates are measured at some steps only
     ratio_TL = ratio_TL[~np.isnan(ratio_TL).all(axis=1)][-samples:]
     is_slow_L = _is_slow(history)
     if len(ratio_TL) < samples or not is_slow_L.any():
         return
     still_L = is_slow_L & (ratio_TL < ratio).all(axis=0) & (history.param.newest("grad.l2") > 0)
+    # if nothing moves, the finding is for the run
     if not (ratio_TL[:, ~is_slow_L] >= ratio).any(axis=1).all():
         return
     for layer, group in affected_modules(history, still_L, kind=detector.kind):
@@ -54,10 +57,11 @@ def find_slow_groups(
 
 
 def _is_slow(history: History) -> NDArray[np.bool_]:
-    """Return which tensors are in a group with a tiny learning rate that is not rising, of shape (L,)."""
+    """Return which tensors are in a group with a tiny learning rate that does not rise, of shape (L,)."""
     rate_TG = np.stack([history.scalar(f"lr.{g}", WINDOW_STEPS) for g in range(history.groups)], axis=1)
     newest_G = rate_TG[-1]
+    # `not-optimized` reports a rate of 0, and a rising rate is a warm-up
     is_slow_G = (newest_G > 0) & (newest_G <= MAX_RATE_FRAC * np.fmax.reduce(newest_G)) & (newest_G <= rate_TG[0])
     group_L = [-1 if layer.group is None else layer.group for layer in history.info.layers]
-    is_slow_L: NDArray[np.bool_] = np.append(is_slow_G, False)[group_L]
+    is_slow_L: NDArray[np.bool_] = np.append(is_slow_G, False)[group_L]  # group -1, no optimizer, picks False
     return is_slow_L

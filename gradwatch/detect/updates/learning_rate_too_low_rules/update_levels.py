@@ -1,4 +1,4 @@
-"""Compute by how much of themselves the weights move per step."""
+"""Compute how far the weights move per step, relative to their norm."""
 
 # T = steps of a window, W = weight matrices and kernels, or embeddings if there are no others
 
@@ -15,27 +15,27 @@ MAX_SPREAD = 10
 """Ratio of the largest update to the median up to which all layers move alike; it is larger if gradients vanish."""
 
 GONE_FRAC = 1e-3
-"""Size of an update, in units of the first at the same rate, below which its gradient is gone. The gradient of a
-problem that is being learned falls by tens, and an update of Adagrad by the root of the number of steps."""
+"""Size of an update, over the first update at the same rate, below which its gradient is gone. While a model learns,
+its gradient falls by tens, and an update of Adagrad falls by the root of the number of steps."""
 
 BASELINE_STEPS = 8
-"""First steps whose median loss is the loss of the beginning."""
+"""Number of first steps in the median loss of the start."""
 
 LOSS_STEPS = 16
-"""Newest steps whose median loss counts."""
+"""Number of newest steps in the median loss."""
 
 
 def update_levels(history: History) -> Floats:
     """Return the update/weight ratio of each step of the window, of shape (T,); nan if it was not measured.
 
-    For embeddings, the ratio is that of the rows that the batch looked up.
+    For embeddings, the ratio refers to the rows that the batch looked up.
     """
     structure = structure_of(history)
     ratio_TW: Floats = history.param.window("update.ratio")[:, structure.rate_weights.indices_W] * _is_known(history)
     if len(structure.matrices.indices_M):
         return _level(ratio_TW)
     read_TW = 1 - history.param.window("grad.zero_frac")[:, structure.rate_weights.indices_W]
-    return _level(ratio_TW / np.sqrt(np.where(read_TW > 0, read_TW, np.nan)))
+    return _level(ratio_TW / np.sqrt(np.where(read_TW > 0, read_TW, np.nan)))  # rows that were not read do not move
 
 
 def may_learn(history: History) -> bool:
@@ -45,7 +45,7 @@ def may_learn(history: History) -> bool:
 
 
 def is_gradient_gone(history: History, newest_level: float) -> bool:
-    """Return whether updates are tiny next to the first at the same rate, so that the rate is not the reason."""
+    """Return whether updates are tiny next to the first one at the same rate, so that the rate is not the cause."""
     first_W = first_steps(history, "update.ratio", 1)[:, structure_of(history).rate_weights.indices_W]
     first_level = _level(first_W * _is_known(history))[0]
     first_rate, rate = first_steps(history, "lr.0", 1)[0], history.run.newest("lr.0")[0]
@@ -53,19 +53,19 @@ def is_gradient_gone(history: History, newest_level: float) -> bool:
 
 
 def is_loss_left(history: History, *, left: float) -> bool:
-    """Return whether the loss is above the fraction `left` of the loss in the beginning."""
+    """Return whether the loss is above the fraction `left` of its start."""
     first = float(median(first_steps(history, "loss", BASELINE_STEPS)))
     return float(median(history.scalar("loss", LOSS_STEPS))) > left * first
 
 
 def _level(ratio_TW: Floats) -> Floats:
-    """Return the median ratio of each step, or 1 / `MAX_SPREAD` of the largest if that is more."""
+    """Return the median ratio of each step, or the largest ratio / `MAX_SPREAD` if that is more."""
     level_T: Floats = np.fmax(median(ratio_TW.T), np.fmax.reduce(ratio_TW, axis=1) / MAX_SPREAD)
     return level_T
 
 
 def _is_known(history: History) -> Floats:
-    """Return 1 for weights whose ratio says something, and nan for weights that began near zero: shape (W,)."""
+    """Return 1 for weights with a meaningful ratio, and nan for weights that started near zero: shape (W,)."""
     structure = structure_of(history)
     first_W = first_steps(history, "weight.l2", 1)[0, structure.rate_weights.indices_W]  # measured at the first step
     least = NEAR_ZERO_GAIN if len(structure.matrices.indices_M) else 0

@@ -1,1 +1,1 @@
-"""Mechanisms of `not-optimized`: one way in which a parameter gets gradients and does not move per file."""
+"""Mechanisms of `not-optimized`: each file finds one reason why a parameter with a gradient does not move."""

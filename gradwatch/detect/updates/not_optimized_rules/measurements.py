@@ -16,28 +16,26 @@ from gradwatch.history.store import WINDOW, Floats, History
 from gradwatch.records import Finding, Quantity, Severity
 
 MIN_USUAL_RATIO = 1e-5
-"""Update/weight ratio that some tensor must have. If none has, the learning rate is too low for all of them."""
+"""Update/weight ratio that some tensor must have. If none has it, the learning rate is too low for all tensors."""
 
 MIN_GRADIENT_FRAC = 1e-4
-"""Size of a gradient element, as a fraction of the largest tensor's, below which a tensor need not move.
-
-The gradient of a bias that a normalisation cancels is rounding error, 7 decades below the others. If gradients vanish
-over depth, an update that is lost in rounding is a consequence of that.
-"""
+"""Size of a gradient element, as a fraction of the largest tensor's, below which a tensor need not move. The gradient
+of a bias that a normalization cancels is rounding error, 7 decades below the others. If gradients vanish over depth, an
+update that is lost in rounding is a consequence."""
 
 MAX_DIGIT_ERROR = 1e-4
-"""Relative distance to a number of one digit up to which a size is that number. 1 in 5,000 sizes is by chance."""
+"""Relative distance to a one-digit number up to which a size equals it. 1 in 5,000 sizes does so by chance."""
 
 STEPS_PER_MEASUREMENT = 16
-"""Steps in which the default schedule measures updates at least once, so that a short window mostly suffices."""
+"""Steps in which the default schedule measures updates at least once, so that a short window is usually enough."""
 
 
 def measured_updates(history: History, count: int) -> tuple[Floats, Floats]:
-    """Return `update.ratio` and `weight.l2` at the newest `count` steps that measured them at most: (T, L) each."""
+    """Return `update.ratio` and `weight.l2` at up to `count` newest steps that measured them: (T, L) each."""
     ratio_TL = history.param.window("update.ratio", min(STEPS_PER_MEASUREMENT * count, WINDOW))
     known = np.flatnonzero(~np.isnan(ratio_TL).all(axis=1))
     if len(known) < count:
-        ratio_TL = history.param.window("update.ratio")
+        ratio_TL = history.param.window("update.ratio")  # a custom schedule measures less often
         known = np.flatnonzero(~np.isnan(ratio_TL).all(axis=1))
     newest = known[-count:]
     return ratio_TL[newest], history.param.window("weight.l2", len(ratio_TL))[newest]
@@ -50,9 +48,9 @@ def has_gradient(history: History) -> NDArray[np.bool_]:
 
 
 def is_round(size: NDArray[np.floating]) -> NDArray[np.bool_]:
-    """Return which sizes are a number of one digit, up to `MAX_DIGIT_ERROR`."""
+    """Return which sizes are a one-digit number within `MAX_DIGIT_ERROR`."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        unit = 10 ** np.floor(np.log10(size * (1 + MAX_DIGIT_ERROR)))
+        unit = 10 ** np.floor(np.log10(size * (1 + MAX_DIGIT_ERROR)))  # the margin keeps 0.99999 from becoming 9.9999
         return np.asarray(np.abs(size / unit - np.round(size / unit)) < MAX_DIGIT_ERROR)
 
 
@@ -65,15 +63,15 @@ def findings_of(
     what: str,
     thawed: bool = False,
 ) -> Iterator[Finding]:
-    """Yield a finding for each module whose tensors do not move.
+    """Yield a finding for each module with tensors that do not move.
 
     Args:
-        detector: Whose finding it is.
-        history: At whose newest step it was found.
+        detector: Detector of the findings.
+        history: History at the step of the finding.
         ill_L: Which tensors do not move.
         severity: Harm to the training.
-        what: The message after the name of the module.
-        thawed: Whether these tensors were not trainable when watching began.
+        what: Message after the name of the module.
+        thawed: Whether these tensors were not trainable when the monitor attached.
     """
     for layer, group in affected_modules(history, ill_L, kind=detector.kind, thawed=thawed):
         largest = float(history.param.newest("grad.l2")[group].max())

@@ -24,9 +24,9 @@ from gradwatch.records import Finding, Severity
 
 
 def find_unchanged_parameters(detector: HasCode, history: History, *, samples: int) -> Iterator[Finding]:
-    """Yield the tensors with a gradient whose last `samples` updates were zero, and those at a learning rate of 0.
+    """Yield the tensors with a gradient and `samples` zero updates in a row, and those at a learning rate of 0.
 
-    Their norms stay the same too: else something other than the optimizer moves them.
+    Their norms must stay constant too: otherwise something other than the optimizer moves them.
     """
     ratio_TL, norm_TL = measured_updates(history, samples)
     if len(ratio_TL) < samples or not _others_move(history, ratio_TL):
@@ -52,22 +52,22 @@ def find_unchanged_parameters(detector: HasCode, history: History, *, samples: i
 
 
 def _others_move(history: History, ratio_TL: Floats) -> bool:
-    """Return whether a weight matrix moved at each of the steps; other tensors may start at 0 and move at any rate."""
+    """Return whether a weight matrix moved at each of the steps. Other tensors may start at 0 and move at any rate."""
     matrices_M = structure_of(history).matrices.indices_M
     ratio_TM = ratio_TL[:, matrices_M] if len(matrices_M) else ratio_TL
     return bool((ratio_TM > MIN_USUAL_RATIO).any(axis=1).all())
 
 
 def _learning_rates(history: History) -> Floats:
-    """Return the largest learning rate in the window of each tensor's group, of shape (L,); nan without a group."""
+    """Return the largest rate in the window of each tensor's group, of shape (L,); nan without a group."""
     rate_G = np.array([np.fmax.reduce(history.scalar(f"lr.{g}")) for g in range(history.groups)])
     group_L = np.array([history.groups if la.group is None else la.group for la in history.info.layers])
-    rate_L: Floats = np.append(rate_G, np.nan)[group_L]
+    rate_L: Floats = np.append(rate_G, np.nan)[group_L]  # index `groups`, no group, picks nan
     return rate_L
 
 
 def _is_clipped(history: History) -> NDArray[np.bool_]:
-    """Return which tensors have moved until all their elements reached a bound, as the weights of a clipped critic do.
+    """Return which tensors moved until all elements reached a bound, like the weights of a clipped critic.
 
     Their root mean square is that bound, which is a round number.
     """

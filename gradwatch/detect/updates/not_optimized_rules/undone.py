@@ -1,4 +1,4 @@
-"""Find updates that something undoes, so that the weights stay as they were."""
+"""Find updates that other code undoes, so that the weights keep their values."""
 
 # T = steps that measured the updates, L = parameter tensors
 
@@ -21,23 +21,23 @@ from gradwatch.history.store import Floats, History
 from gradwatch.records import Finding, Quantity, Severity
 
 MAX_NUMEL = 256
-"""Elements of a tensor whose norm an update of any direction changes visibly."""
+"""Number of elements up to which any update visibly changes the norm of a tensor."""
 
 MIN_VISIBLE_RATIO = 2e-6
 """Update/weight ratio, per root of the number of elements, that changes a norm by 30 roundings of float32."""
 
 MIN_SMALL_TENSORS = 2
-"""Small tensors that must agree: one could return to its norm by chance."""
+"""Small tensors that must agree: one tensor could return to its norm by chance."""
 
 
 def find_undone_updates(detector: HasCode, history: History, *, samples: int, kept: float) -> Iterator[Finding]:
     """Yield the run if all small tensors return to their norms, and the modules that return exactly.
 
     Args:
-        detector: Whose findings these are.
-        history: Of the run.
+        detector: Detector of the findings.
+        history: History of the run.
         samples: Number of successive updates that must be undone.
-        kept: Change of a norm between two measurements, in units of an update, below which it was undone.
+        kept: Change of a norm between two measurements, in units of an update, below which the update was undone.
     """
     ratio_TL, norm_TL = measured_updates(history, samples + 1)
     if len(ratio_TL) <= samples:
@@ -73,7 +73,8 @@ def _overwritten(
 
 
 def _put_back(detector: HasCode, history: History, ratio_TL: Floats, norm_TL: Floats) -> Iterator[Finding]:
-    """Yield the modules whose norm is exactly the same before each update, though each update moves them."""
+    """Yield the modules with exactly equal norms before each update, although each update moves them."""
+    # cheap: compares two rows only
     if not (norm_TL[-1] == norm_TL[0]).any():
         return
     back_L = (norm_TL == norm_TL[0]).all(axis=0)
@@ -81,16 +82,17 @@ def _put_back(detector: HasCode, history: History, ratio_TL: Floats, norm_TL: Fl
     back_L &= ratio_TL.min(axis=0) > MIN_VISIBLE_RATIO * structure_of(history).rms_scale_L
     if back_L.any():
         what = "returns to its earlier values after each update"
+        # a projection to the sphere keeps the norm while the weights move
         ill_L = back_L & ~_is_normalised(history)
         yield from findings_of(detector, history, ill_L, severity=Severity.WARNING, what=what)
 
 
 def _is_normalised(history: History) -> NDArray[np.bool_]:
-    """Return which tensors, or their rows or columns, have a norm that is a round number, as weights on a sphere have.
+    """Return which tensors, rows or columns have a round norm, like weights on a sphere.
 
     Their norm varies by rounding errors only, however far the weights move.
     """
-    shapes = [(*info.shape, 1, 1) for info in history.info.layers]
+    shapes = [(*info.shape, 1, 1) for info in history.info.layers]  # scalars and vectors get two dimensions
     parts_3L = np.sqrt(
         [[1.0] * len(shapes), [float(shape[0]) for shape in shapes], [float(shape[1]) for shape in shapes]]
     )

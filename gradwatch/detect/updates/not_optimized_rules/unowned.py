@@ -20,7 +20,7 @@ from gradwatch.records import Finding, Quantity, Severity
 
 
 def find_unregistered_tensors(detector: HasCode, history: History) -> Iterator[Finding]:
-    """Yield the tensors that the model computes with and does not register as parameters."""
+    """Yield the tensors that the model computes with but does not register as parameters."""
     for event in events_of(history, UNREGISTERED):
         tensors = Quantity(key="tensors", value=event.values["tensors"])
         yield finding_of(detector, history, f"{event.text}: nothing updates them", tensors, layer=event.layer)
@@ -34,7 +34,7 @@ def find_unowned_parameters(detector: HasCode, history: History, ratio_L: Floats
         return
     left_L = np.zeros(len(ratio_L), np.bool_)
     left_L[left] = True
-    left_L &= (history.param.newest("grad.l2") > 0) & ~(ratio_L > 0)  # a measured update: something else moves it
+    left_L &= (history.param.newest("grad.l2") > 0) & ~(ratio_L > 0)  # a measured update: other code moves the tensor
     held = [i for i, layer in enumerate(history.info.layers) if layer.group is not None or moved_L[i]]
     if not held:
         severity, why = Severity.CRITICAL, "no optimizer holds any parameter of the model"
@@ -49,7 +49,7 @@ def find_unowned_parameters(detector: HasCode, history: History, ratio_L: Floats
 
 
 def find_unfrozen_parameters(detector: HasCode, history: History, ratio_L: Floats) -> Iterator[Finding]:
-    """Yield the tensors that were frozen when the monitor attached, get gradients now, and are in no optimizer."""
+    """Yield tensors that were frozen when the monitor attached and now get gradients outside any optimizer."""
     frozen = list(structure_of(history).frozen)
     if not frozen:
         return
@@ -64,7 +64,7 @@ def find_unfrozen_parameters(detector: HasCode, history: History, ratio_L: Float
 
 
 def _is_moved_by_others(history: History) -> NDArray[np.bool_]:
-    """Return which tensors were seen to move though no watched optimizer holds them, of shape (L,)."""
+    """Return which tensors moved although no watched optimizer holds them, of shape (L,)."""
     moved_L = np.zeros(len(history.info.layers), np.bool_)
     for event in history.events:
         if event.kind == WEIGHTS_MOVED.name:
@@ -73,9 +73,10 @@ def _is_moved_by_others(history: History) -> NDArray[np.bool_]:
 
 
 def _is_probe(history: History, left: list[int], held: list[int]) -> bool:
-    """Return whether the tensors may be left out on purpose, as in fine-tuning a head.
+    """Return whether the tensors may be left out on purpose, as when a head is fine-tuned.
 
-    They come first in the model, and no larger part of it is frozen: freezing left the others out.
+    They come first in the model, and no larger part of the model is frozen: a user who freezes layers would have frozen
+    these too.
     """
     infos = history.info.layers
     num_frozen = sum(math.prod(info.shape) for info in infos if not info.trainable)
@@ -84,6 +85,6 @@ def _is_probe(history: History, left: list[int], held: list[int]) -> bool:
 
 
 def _is_own(history: History, tensor: int, held: list[int]) -> bool:
-    """Return whether a tensor comes first only because the module that holds all others has it as its own parameter."""
+    """Return whether a tensor comes first only because it belongs to the module that contains all held layers."""
     module = history.info.layers[tensor].module
     return all(history.info.layers[i].module.startswith(f"{module}." if module else "") for i in held)
