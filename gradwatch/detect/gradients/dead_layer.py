@@ -1,4 +1,4 @@
-"""GW103: one layer's gradient is frozen at zero, or at a tiny value, while the others learn."""
+"""Find a layer with a gradient frozen at zero, or at a tiny value, while other layers learn (GW103)."""
 
 # T = steps of a window, L = parameter tensors, M = weight matrices and kernels
 
@@ -26,10 +26,10 @@ from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
 
 MIN_LIVE_FRAC = 0.5
-"""Fraction of experts with a gradient, 0..1, above which a dead expert is no collapse of their router."""
+"""Fraction of experts with a gradient, 0..1, above which a dead expert is no collapse of its router."""
 
 ROUTER_SYMPTOMS = frozenset({"saturated-activation"})
-"""Symptoms of a collapsed router, whose softmax lies in its tails: they do not explain its dead experts."""
+"""Symptoms of a collapsed router with a softmax in its tails: they do not explain its dead experts."""
 
 
 @final
@@ -82,19 +82,20 @@ class DeadLayer:
         """Yield a finding for each module that has stopped learning."""
         newest_L = history.param.newest("grad.l2")
         rms_M = matrix_rms(history, newest_L)
-        if not len(rms_M) or rms_M.min() > rms_M.max() * 10**-self.decades or not rms_M.any():  # nan: look closer
+        if not len(rms_M) or rms_M.min() > rms_M.max() * 10**-self.decades or not rms_M.any():  # False for nan
             return
         l2_TL = history.param.window("grad.l2", self.steps)
         if len(l2_TL) < self.steps:
             return
         ill_L = find_frozen(history, newest_L, steps=self.steps) | find_cliffs(history, l2_TL, decades=self.decades)
         structure = structure_of(history)
+        # a bias alone may lose its gradient; skipped updates have no gradient worth reading
         if not ill_L[structure.matrices.indices_M].any() or (history.scalar("skipped", self.steps) == 1).any():
             return
         usual = float(median(newest_L[structure.is_trainable_L]))
         for layer, group in affected_modules(history, ill_L, kind=self.kind):
             if layer is None:
-                continue  # no layer learns: that is another illness, or success
+                continue  # no layer learns: that is another fault, or success
             largest = float(np.fmax.reduce(l2_TL[:, group], axis=None))
             what = "no longer gets any gradient" if largest == 0 else "gets almost no gradient"
             yield finding_of(
@@ -114,7 +115,7 @@ class DeadLayer:
             )
 
     def _severity(self, history: History, layer: str, group: list[int], *, is_zero: bool) -> Severity:
-        """Return the harm of a dead module: an expert that is merely not chosen does none."""
+        """Return the harm of a dead module: an expert that is merely not chosen does no harm."""
         live_frac = live_frac_of_siblings(history, layer, history.param.newest("grad.l2"))
         if is_zero and (comes_and_goes(history, group) or (live_frac or 0) > MIN_LIVE_FRAC):
             return Severity.INFO

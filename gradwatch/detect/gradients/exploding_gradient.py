@@ -1,4 +1,4 @@
-"""GW102: gradient norms climb out of everything the run has seen, grow geometrically with depth, or near overflow."""
+"""Find gradient norms that climb above all earlier norms, grow geometrically with depth, or near overflow (GW102)."""
 
 from __future__ import annotations
 
@@ -93,8 +93,9 @@ class ExplodingGradient:
         yield from findings_of(self, history, self._signs(history))
 
     def _signs(self, history: History) -> Iterator[Sign | None]:
-        """Yield what each mechanism has seen, in a fixed order."""
+        """Yield the observation of each mechanism, in a fixed order."""
         norm_T = history.scalar(NORM)
+        # the costly mechanisms run at every second call, but at each call while the run is young
         is_early, is_due = len(norm_T) < MIN_BLOCKS * BLOCK_STEPS, history.step % (2 * self.every) == 0
         yield from find_growth_over_time(history, decades=self.recurrence)
         if is_due:

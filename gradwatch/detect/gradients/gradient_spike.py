@@ -1,4 +1,4 @@
-"""GW106: a single update whose gradient is of order 100 times the steady state."""
+"""Find a single update with a gradient of order 100 times the steady state (GW106)."""
 
 # T = steps of a window, L = parameter tensors
 
@@ -24,13 +24,13 @@ from gradwatch.records import Finding, Quantity
 NORM = "grad_norm.before_clip"
 
 PAST_STEPS = 32
-"""Steps that say what is usual: enough for a median, few enough to follow a schedule."""
+"""Steps that define the usual norm: enough for a median, few enough to follow a schedule."""
 
 MIN_ABOVE_FIRST = 2.0
-"""Norm of a spike in units of the first norms, which are large by nature."""
+"""Norm of a spike over the first norms, which are large by nature."""
 
 MIN_TENSOR_SHARE = 0.25
-"""Spike of one tensor in units of the spike of the whole: tensors have a part in it by different factors."""
+"""Spike of one tensor over the spike of the total: tensors contribute to it by different factors."""
 
 
 @final
@@ -76,7 +76,7 @@ class GradientSpike:
     above_largest: float = 20.0
 
     def detect(self, history: History) -> Iterator[Finding]:
-        """Yield a finding for each module, or the run, whose gradient was a spike since the last check."""
+        """Yield a finding for each module, or the run, with a gradient spike since the last check."""
         norm_T = history.scalar(NORM, PAST_STEPS + self.every)
         if len(norm_T) < 2 * self.every + 6:
             return
@@ -84,14 +84,17 @@ class GradientSpike:
         largest = float(np.fmax.reduce(new_T))
         if all(largest <= self.above_largest * norm for norm in past_T[:2].tolist()):  # cheap: it is below two of them
             return
+        # the second largest: one earlier spike must not hide this one
         highest = _second_largest(past_T)
         if not largest > self.above_largest * highest:
             return
+        # `non-finite` reports Inf
         new_T = np.where(np.isfinite(new_T), new_T, 0)
         spike, usual = float(new_T.max()), float(median(past_T))
         if not usual > 0 or not spike >= self.factor * usual:
             return
         first_T = first_steps(history, NORM)
+        # in a young run the first norms still belong to the past, so the largest counts
         early = _second_largest(first_T) if len(past_T) == PAST_STEPS else float(np.fmax.reduce(first_T))
         if spike < MIN_ABOVE_FIRST * early:
             return
@@ -99,11 +102,12 @@ class GradientSpike:
         yield from self._findings(history, age=age, spike=spike, usual=usual, highest=highest)
 
     def _findings(self, history: History, *, age: int, spike: float, usual: float, highest: float) -> Iterator[Finding]:
-        """Yield a finding for each module with a part in the spike `age` rows from the end, or for the run."""
+        """Yield a finding for each module that contributes to the spike `age` rows from the end, or for the run."""
         l2_TL = history.param.window("grad.l2", PAST_STEPS + age)
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio_L = l2_TL[-age] / median(l2_TL[:-age])
         ill_L = ratio_L >= self.factor * MIN_TENSOR_SHARE
+        # if half of the tensors spike, the run does
         is_part = 2 * ill_L.sum() < len(ill_L)
         layers = [layer for layer, _ in affected_modules(history, ill_L, kind=self.kind)] if is_part else [None]
         step = int(history.param.steps(age)[0])
@@ -154,6 +158,6 @@ class GradientSpike:
 
 
 def _second_largest(norm_T: Floats) -> float:
-    """Return the second largest number, nan left out; nan if there are fewer numbers."""
+    """Return the second largest number, ignoring nan, or nan if there are fewer numbers."""
     second = float(np.sort(np.where(np.isnan(norm_T), -np.inf, norm_T))[-2])
     return second if second >= 0 else math.nan

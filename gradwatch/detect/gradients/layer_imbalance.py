@@ -1,4 +1,4 @@
-"""GW107: one layer's gradient is about 1,000 times that of all others."""
+"""Find a layer with a gradient about 1,000 times the gradients of all other layers (GW107)."""
 
 from __future__ import annotations
 
@@ -87,11 +87,11 @@ class LayerImbalance:
     replaced: float = 0.5
 
     def detect(self, history: History) -> Iterator[Finding]:
-        """Yield a finding for the layer that dwarfs the others."""
+        """Yield a finding for the layer that dominates the others."""
         yield from findings_of(self, history, self._signs(history))
 
     def _signs(self, history: History) -> Iterator[Sign | None]:
-        """Yield what each mechanism has seen, in a fixed order."""
+        """Yield the observation of each mechanism, in a fixed order."""
         yield from find_unstable_coefficients(history, thrown=self.thrown)
         yield find_norm_taker(history, steps=self.steps, rest=self.rest, decades=self.decades)
         yield find_unscaled_inputs(history, decades=self.decades, steps=self.steps, raw=self.raw)

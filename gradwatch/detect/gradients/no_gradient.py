@@ -1,4 +1,4 @@
-"""GW108: parameters that the loss does not reach: their gradient is None, or exactly zero, always."""
+"""Find parameters that the loss never reaches: their gradient is always None or exactly zero (GW108)."""
 
 # T = steps of a window, L = parameter tensors
 
@@ -23,7 +23,7 @@ from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
 
 PATIENCE_FACTOR = 5
-"""How many times longer to wait if a gradient may still come, as for heads that train in turn and for experts."""
+"""Factor of the waiting time if a gradient may still come, as for heads that train in turn and for experts."""
 
 MAX_TURN_FRAC = 0.9
 """Fraction of the steps with a gradient below which a tensor comes and goes."""
@@ -79,10 +79,13 @@ class NoGradient:
         """Yield a finding for each module that no gradient has ever reached."""
         structure = structure_of(history)
         newest_L = history.param.newest("grad.l2")
+        # cheap: all have a gradient; after one window the history no longer shows whether a gradient ever came
         if np.count_nonzero(newest_L > 0) >= structure.num_trainable or history.param.last_step >= WINDOW:
             return
         l2_TL = history.param.window("grad.l2")
+        # a norm that is nan because of NaN elements is a gradient that arrives
         reached_TL = ~((l2_TL == 0) | (np.isnan(l2_TL) & ~(history.param.window("grad.nonfinite") > 0)))
+        # a skipped step without any gradient says nothing
         updated_T = reached_TL.any(axis=1) | (history.scalar("skipped") != 1)
         if not updated_T.any():
             return
@@ -95,6 +98,7 @@ class NoGradient:
         rate_T = history.scalar("lr.0")
         missing_L = np.isnan(l2_TL).all(axis=0)
         is_in_turn = _is_in_turn(l2_TL, in_turn_L, missing_L & ill_L)
+        # a gradient may still come while the rate warms up
         may_come = is_in_turn or rate_T[-1] > rate_T[0] or _is_routed(history, ill_L & missing_L)
         if steps < self.patience * (PATIENCE_FACTOR if may_come else 1):
             return
@@ -105,7 +109,7 @@ class NoGradient:
                 yield from self._findings(history, part_L, steps, value=value, routed=shapes_in_turn)
 
     def _may_be_explained(self, history: History) -> bool:
-        """Return whether `not-optimized` is still to judge parameters that no optimizer holds: now."""
+        """Return whether `not-optimized` has yet to judge parameters that no optimizer holds."""
         return bool(structure_of(history).unowned) and history.step - history.param.steps()[0] <= self.every
 
     def _findings(
@@ -178,7 +182,7 @@ def _make_shift() -> tuple[History, tuple[str, ...]]:
 
 
 def _make_unowned(*, copied: bool = False, moves: bool = False) -> History:
-    """Return a run with a layer that no optimizer holds; all others begin with the same norm."""
+    """Return a run with a layer that no optimizer holds; all other layers start with the same norm."""
     made = Synthetic(steps=60).no_gradient(4)
     layers = tuple(replace(layer, group=None if i == 4 else 0) for i, layer in enumerate(made.info.layers))
     made.info = replace(made.info, layers=layers)
@@ -187,7 +191,7 @@ def _make_unowned(*, copied: bool = False, moves: bool = False) -> History:
 
 
 def _copies(history: History) -> NDArray[np.bool_]:
-    """Return which tensors no optimizer holds, and began as a copy of a trained tensor or move anyway."""
+    """Return which tensors outside the optimizer started as a copy of a trained tensor, or move anyway."""
     layers, l2_TL = history.info.layers, history.param.window("weight.l2")
     moved_L = np.fmax.reduce(l2_TL) > np.fmin.reduce(l2_TL)
     first_L = first_steps(history, "weight.l2", 1)[0]
@@ -204,9 +208,10 @@ def _copies(history: History) -> NDArray[np.bool_]:
 
 
 def _is_routed(history: History, ill_L: NDArray[np.bool_]) -> bool:
-    """Return whether ill tensors look like experts: numbered like tensors with a gradient, and behind some of them.
+    """Return whether tensors without gradient look like experts.
 
-    A cut in a chain of numbered blocks leaves no gradient before it.
+    Experts are numbered like tensors with a gradient, and come after some of them. A cut in a chain of numbered blocks
+    leaves no gradient before the cut.
     """
     layers = history.info.layers
     reached = [i for i, layer in enumerate(layers) if layer.trainable and not ill_L[i]]
@@ -219,17 +224,18 @@ def _is_routed(history: History, ill_L: NDArray[np.bool_]) -> bool:
 def _is_in_turn(l2_TL: NDArray[np.floating], in_turn_L: NDArray[np.bool_], missing_L: NDArray[np.bool_]) -> bool:
     """Return whether other tensors come and go, so that a missing gradient may still come.
 
-    If they come and go as exact zeros, the graph is the same at every step, as with experts whose outputs are masked.
-    A gradient that is None in such a graph stays None.
+    If they come and go as exact zeros, the graph is the same at every step, as with experts that have masked outputs. A
+    gradient that is None in such a graph stays None.
     """
     is_graph_same = not np.isnan(l2_TL[:, in_turn_L]).any()
     return bool(in_turn_L.any()) and not (is_graph_same and missing_L.any())
 
 
 def _is_cancelled(history: History, tensor: int) -> bool:
-    """Return whether a tensor is a bias whose weight has a gradient: the loss does not depend on a shift."""
+    """Return whether a tensor is a bias next to a weight with a gradient: the loss does not depend on a shift."""
     layers, l2_L = history.info.layers, history.param.newest("grad.l2")
     module = layers[tensor].module
+    # a parametrized weight, as with weight norm, lives in a submodule
     homes = module, f"{module}.parametrizations.weight".removeprefix(".")
     mine = [i for i, layer in enumerate(layers) if layer.module in homes and len(layer.shape) >= 2]
     return len(layers[tensor].shape) == 1 and bool((l2_L[mine] > 0).any())

@@ -1,4 +1,4 @@
-"""GW105: norms swing wildly up and down between updates, and the loss keeps bouncing back to where it began."""
+"""Find norms that swing widely between updates while the loss keeps returning to its start (GW105)."""
 
 # T = steps of a window
 
@@ -105,7 +105,7 @@ class OscillatingGradient:
         yield from findings_of(self, history, self._signs(history))
 
     def _signs(self, history: History) -> Iterator[Sign | None]:
-        """Yield what each mechanism has seen, in a fixed order."""
+        """Yield the observation of each mechanism, in a fixed order."""
         for event in events_of(history, CLASSES):
             yield find_one_sided_batches(history, event, one_sided=self.one_sided, share=self.share)
         yield find_drowned_source(history, decades=self.decades)
@@ -115,10 +115,11 @@ class OscillatingGradient:
         yield find_contrary_turns(history, contrary=self.contrary)
         if may_return:
             waves = (self._find_waves(history, length) for length in WAVE_WINDOWS_STEPS)
+            # the first window with waves suffices
             yield next((sign for sign in waves if sign), None)
 
     def _may_return(self, history: History) -> bool:
-        """Return whether the loss was as high as it began and a third of it: cheap, and necessary for a return."""
+        """Return whether the loss has been near its start and far below it: cheap, and necessary for a return."""
         loss_T = history.scalar("loss", 2 * WINDOW_STEPS)
         highest, lowest = float(np.fmax.reduce(loss_T)), float(np.fmin.reduce(loss_T))
         return not highest <= MIN_LOSS_RATIO * lowest and highest >= self.return_to * max_first_loss(history)

@@ -1,4 +1,4 @@
-"""GW104: the zero fraction of a layer's gradient creeps up for good, as units die one by one."""
+"""Find a layer with a gradient that permanently gets sparser, as units die one by one (GW104)."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class RisingSparsity:
     most: float = 0.75
 
     def detect(self, history: History) -> Iterator[Finding]:
-        """Yield a finding for each module whose gradient gets sparser, and for each ReLU whose units fall silent."""
+        """Yield a finding for each module with a sparser gradient, and for each ReLU with units that fall silent."""
         if history.step < self.blocks * BLOCK_STEPS:
             return
         bounds = CreepBounds(

@@ -1,4 +1,4 @@
-"""GW101: gradients shrink geometrically towards the input, so that early layers barely learn."""
+"""Find gradients that shrink geometrically towards the input, so that early layers barely learn (GW101)."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class VanishingGradient:
         yield from findings_of(self, history, self._signs(history))
 
     def _signs(self, history: History) -> Iterator[Sign | None]:
-        """Yield what each mechanism has seen, in a fixed order."""
+        """Yield the observation of each mechanism, in a fixed order."""
         falls = {"decades": self.decades, "at_once": self.at_once}
         yield find_hidden_softmax(history, kind=self.kind, **falls)
         yield from find_fall_over_time(history, decades=self.at_once)

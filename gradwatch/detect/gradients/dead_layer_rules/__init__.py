@@ -1,1 +1,1 @@
-"""Mechanisms of `dead_layer`: frozen tensors, cliffs over depth, and experts that are merely not chosen."""
+"""Mechanisms of `dead_layer`: frozen tensors, cliffs over depth, and experts that the router does not choose."""

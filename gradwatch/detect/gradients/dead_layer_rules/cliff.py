@@ -1,4 +1,4 @@
-"""Find weight matrices at the bottom of a cliff over depth: next to no gradient, next to layers that have one.
+"""Find weight matrices at the bottom of a cliff over depth: almost no gradient, next to layers with a gradient.
 
 Vanishing gradients are as small, but have a slope and no cliff.
 """
@@ -15,21 +15,23 @@ from gradwatch.detect.features.structure import matrix_rms, structure_of
 from gradwatch.history.store import History
 
 MIN_MATRICES = 3
-"""Weight matrices without which there is no cliff between neighbours."""
+"""Minimum number of weight matrices for a cliff between neighbors."""
 
 
 def find_cliffs(history: History, l2_TL: Floats, *, decades: float) -> NDArray[np.bool_]:
-    """Return which tensors are weight matrices far below the median matrix, with a cliff on one side, of shape (L,)."""
+    """Return which tensors are matrices far below the median matrix with a cliff on one side, of shape (L,)."""
     ill_L = np.zeros(l2_TL.shape[1], np.bool_)
     newest_M = log10(matrix_rms(history, l2_TL[-1]))
+    # cheap: the newest step alone rules out most runs
     if len(newest_M) < MIN_MATRICES or not np.fmax.reduce(newest_M) - np.fmin.reduce(newest_M) > decades:
         return ill_L
     level_M = log10(matrix_rms(history, median(l2_TL)))
     top_M = log10(matrix_rms(history, np.fmax.reduce(l2_TL)))
-    tiny_M = top_M < median(level_M) - decades  # nan, for zero and for missing, is not
+    tiny_M = top_M < median(level_M) - decades  # False for nan, which stands for zero and missing
     for start, end in runs_of(tiny_M):
         sides_M = level_M[[i for i in (start - 1, end) if 0 <= i < len(level_M)]]
         edges_M = top_M[[i for i in (start, end - 1) if 0 <= i < len(level_M)]]
+        # a decade less than the full drop, because the neighbor may lie below the median
         tiny_M[start:end] = bool((sides_M > edges_M.max() + decades - 1).any())
     ill_L[structure_of(history).matrices.indices_M[tiny_M]] = True
     return ill_L
@@ -43,6 +45,6 @@ def gap_below_median(history: History, l2_TL: Floats, group: list[int]) -> float
 
 
 def runs_of(mask_M: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Return the start of each unbroken run of True, and the place after its end."""
+    """Return the start and the exclusive end of each unbroken run of True."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask_M, [False]])))
     return [(int(start), int(end)) for start, end in edges.reshape(-1, 2)]

@@ -1,4 +1,4 @@
-"""Make a run whose router collapses, as an example for `dead_layer`."""
+"""Make a run with a collapsing router, as an example for `dead_layer`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gradwatch.history.synthetic.builder import Synthetic
 
 
 def make_collapsed_router() -> Synthetic:
-    """Return a run of twelve layers, ten of which are experts, and of which only the last keeps a gradient."""
+    """Return a run of twelve layers, ten of them experts, in which only the last expert keeps a gradient."""
     made = Synthetic(steps=120).dead(range(2, 11), onset=60)
     layers = made.info.layers
     experts = (replace(la, name=f"experts.{la.name}", module=f"experts.{la.module}") for la in layers[2:])

@@ -1,6 +1,6 @@
-"""Find tensors whose gradient was there and is exactly zero now, while most others have one.
+"""Find tensors that had a gradient which is exactly zero now, while most other tensors have one.
 
-If all go to zero together, the loss is zero: a hinge that is satisfied, or a fit without noise.
+If all gradients go to zero together, the loss is zero: a satisfied hinge, or a fit without noise.
 """
 
 # T = steps of a window, L = parameter tensors
@@ -17,14 +17,16 @@ from gradwatch.history.store import History
 
 
 def find_frozen(history: History, newest_L: Floats, *, steps: int) -> NDArray[np.bool_]:
-    """Return which tensors have gone to exactly zero at each of the newest steps, of shape (L,)."""
+    """Return which tensors are exactly zero at each of the newest steps but were not always, of shape (L,)."""
     is_trainable_L = structure_of(history).is_trainable_L
     zero_L: NDArray[np.bool_] = (newest_L == 0) & is_trainable_L
     if not zero_L.any():
         return zero_L
     counts_L = ~is_side_by_side(history)  # a router may leave most of its experts alone
+    # most tensors at zero: the loss is zero, and no layer is at fault
     if 2 * (zero_L & counts_L).sum() > (is_trainable_L & counts_L).sum():
         return np.zeros(len(newest_L), np.bool_)
     l2_TL = history.param.window("grad.l2")
     zero_L &= (l2_TL[-steps:] == 0).all(axis=0)
+    # a tensor that never had a gradient is the case of `no-gradient`
     return np.asarray(zero_L & (l2_TL > 0).any(axis=0), np.bool_)

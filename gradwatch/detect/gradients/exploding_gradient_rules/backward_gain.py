@@ -1,8 +1,10 @@
-"""Find a backward pass that multiplies the gradient: the weights get far more than the loss sends in.
+"""Find a backward pass that amplifies the gradient: the weights get far more than the loss sends in.
 
-The gradient of the output layer's bias is what the loss sends in, whatever its units. The gain is the gradient norm of
-the median weight matrix over the norm of that bias. Wrong if the bias is not part of the loss: if the loss is made of
-derivatives by the inputs (a physics-informed network), or does not change when all outputs shift by the same amount.
+The gradient of the output layer's bias is the signal that the loss sends in, whatever its units. The gain is the
+gradient norm of the median weight matrix over the norm of that bias.
+
+Wrong if the bias is not part of the loss. A loss of derivatives with respect to the inputs (a physics-informed network)
+does not depend on the bias. Nor does a loss that stays constant when all outputs shift by the same amount.
 """
 
 # T = steps of a window, L = parameter tensors, O = matrices that an optimizer holds
@@ -22,17 +24,17 @@ from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
 CANCELLED_RATIO = 1e-5
-"""Gradient of the output's bias, in units of its weight's, below which it is rounding error: the loss is a distance
+"""Gradient of the output bias over the gradient of its weight, below which it is rounding error: the loss is a distance
 between two outputs, or a softmax over the batch, and does not change when all outputs shift."""
 
 
 def find_backward_gain(history: History, *, kind: str, decades: float) -> Sign | None:
-    """Return a sign if the backward pass multiplies what the loss sends in.
+    """Return a sign if the backward pass amplifies the gradient that the loss sends in.
 
     Args:
-        history: Of the run.
-        kind: Kind of the finding that follows; an earlier one of this kind says enough.
-        decades: Least gain at each of the newest steps, in powers of ten.
+        history: History of the run.
+        kind: Kind of the resulting finding; an earlier finding of this kind suffices.
+        decades: Minimum gain at each of the newest steps, in powers of ten.
     """
     structure = structure_of(history)
     optimized_O, output_bias = structure.matrices.optimized_O, structure.chain.output_bias
@@ -51,9 +53,10 @@ def find_backward_gain(history: History, *, kind: str, decades: float) -> Sign |
         return None
     l2_TL = history.param.window("grad.l2", BLOCK_STEPS)
     gain_T = log10(median(l2_TL[:, optimized_O].T)) - log10(l2_TL[:, output_bias])
-    gain = float(gain_T.min())  # nan: a step without gradient is not enough
+    gain = float(gain_T.min())  # nan if a step has no gradient, which is not enough
     if not gain >= decades:
         return None
+    # the matrix with the largest gradient is where the amplification ends up
     layer = module_of(history, int(optimized_O[np.nanargmax(median(l2_TL[:, optimized_O]))]))
     return Sign(
         f"backprop amplifies the gradient {format_fold(gain)}; the largest is at {layer}",

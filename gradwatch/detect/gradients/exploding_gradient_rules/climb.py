@@ -1,4 +1,4 @@
-"""Find norms that climb exponentially: norm and loss leave everything that they were in the first half of the window.
+"""Find norms that climb exponentially: norm and loss exceed all values of the first half of the window.
 
 The loss has to climb too, because norms also rise at the end of a plateau while the loss falls. A curriculum that gets
 harder raises both, but by less. A loss that is the value of a game may rise for good reasons.
@@ -25,25 +25,26 @@ from gradwatch.records import Quantity, Severity
 NORM = "grad_norm.before_clip"
 
 BLOCK_STEPS = 8
-"""Steps per block median: one wild batch, or three, do not make a climb."""
+"""Steps per block median: up to three wild batches do not make a climb."""
 
 MIN_BLOCKS = 5
-"""Blocks of history before which there is no past to climb above."""
+"""Minimum number of blocks of history for a climb: a shorter run has no past to compare with."""
 
 
 def find_climb(history: History, norm_T: Floats, *, kind: str, factor: float, loss_factor: float) -> Iterator[Sign]:
     """Yield a sign for the run, or for each module that climbs while others do not.
 
     Args:
-        history: Of the run.
+        history: History of the run.
         norm_T: Total gradient norms of the newest steps.
-        kind: Kind of the findings that follow.
+        kind: Kind of the resulting findings.
         factor: Climb of the norm over the largest block median of the first half of the window.
-        loss_factor: The same for the loss, which must also be so far above its first steps.
+        loss_factor: Same factor for the loss, which must also exceed its first steps by it.
     """
     if len(norm_T) < MIN_BLOCKS * BLOCK_STEPS:
         return
     half = len(norm_T) // 2
+    # nan and Inf sort last, so the lower median ignores a few of them
     newest = float(np.sort(norm_T[-BLOCK_STEPS:])[BLOCK_STEPS // 2 - 1])
     if not newest > factor * np.fmin.reduce(norm_T[:half]):  # cheap: above the smallest
         return
@@ -53,6 +54,7 @@ def find_climb(history: History, norm_T: Floats, *, kind: str, factor: float, lo
     l2_TL = history.param.window("grad.l2")
     with np.errstate(divide="ignore", invalid="ignore"):
         ill_L = median(l2_TL[-BLOCK_STEPS:]) >= factor * median(l2_TL[:half])
+    # if most tensors climb, the run climbs
     is_whole = 2 * np.count_nonzero(ill_L) >= structure_of(history).num_trainable
     severity = Severity.INFO if _is_known(history, kind) else Severity.CRITICAL
     for layer, _ in [(None, [])] if is_whole else affected_modules(history, ill_L, kind=kind):
@@ -70,7 +72,7 @@ def find_climb(history: History, norm_T: Floats, *, kind: str, factor: float, lo
 
 
 def _is_loss_rising(history: History, half: int, *, loss_factor: float) -> bool:
-    """Return whether the loss is far above the first half of the window, and above its start."""
+    """Return whether the loss is far above the first half of the window and above its start."""
     loss_T = history.scalar("loss")
     newest, past = float(median(loss_T[-BLOCK_STEPS:])), block_medians(loss_T[:half], BLOCK_STEPS)
     low, high = float(np.fmin.reduce(past)), float(np.fmax.reduce(past))

@@ -12,7 +12,7 @@ from gradwatch.history.synthetic.builder import Synthetic
 
 
 def make_falling_loss(*, power: float, norm: float = 1.5, held: int = 1000, grown: float = 0.01) -> History:
-    """Return a run whose loss falls below zero while gradients and weights grow, until it is held."""
+    """Return a run in which the loss falls below zero while gradients and weights grow, until step `held`."""
     made = Synthetic(steps=200)
     time_T = np.minimum(made.t_T, held) + 1.0
     made.loss_T = -0.01 * time_T**power
@@ -22,7 +22,7 @@ def make_falling_loss(*, power: float, norm: float = 1.5, held: int = 1000, grow
 
 
 def make_gain(decades: float, *, by_inputs: bool = False) -> tuple[History, tuple[str, ...]]:
-    """Return a run whose last tensor is the output's bias, with a gradient some decades below the others'."""
+    """Return a run in which the gradient of the output bias, the last tensor, is `decades` below the others."""
     made = Synthetic(steps=30)
     bias = replace(made.info.layers[-1], name="layers.10.bias", module="layers.10", shape=(64,))
     made.info = replace(made.info, layers=(*made.info.layers[:-1], bias))

@@ -1,7 +1,7 @@
-"""Find gradients that grow geometrically on their way back through the layers, the mirror image of vanishing.
+"""Find gradients that grow geometrically on their way back through the layers, the reverse of vanishing.
 
-The size of a gradient element is taken in each module, without the output layer. A line through the logarithms has to
-rise towards the input; the levels of parallel layers, as in a mixture of experts, have no depth and make no line.
+The size of a gradient element is read in each module except the output layer. A line through the logarithms must rise
+towards the input. The levels of parallel layers, as in a mixture of experts, have no depth and make no line.
 """
 
 # D = modules that have a weight matrix, input side first
@@ -19,24 +19,26 @@ from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
 CRITICAL_RISE = 1.5
-"""Rise, in units of the rise that is reported, at which a finding is critical."""
+"""Rise, in units of the reported minimum, at which a finding is critical."""
 
 
 def find_growth_over_depth(history: History, *, modules: int, decades: float) -> Sign | None:
-    """Return a sign for the module at the input end of a line that rises towards it.
+    """Return a sign for the module at the input end of a line that rises towards the input.
 
     Args:
-        history: Of the run.
-        modules: Least number of modules with a weight matrix.
-        decades: Least growth over depth, in powers of ten.
+        history: History of the run.
+        modules: Minimum number of modules with a weight matrix.
+        decades: Minimum growth over depth, in powers of ten.
     """
     chain = structure_of(history).chain
+    # cheap: half the decades at the newest step, because the median over steps may differ
     if len(chain.starts_D) < modules or module_ratio(history) < 10 ** (decades / 2):
         return None
     level_D = module_levels(history, median(history.param.window("grad.l2", BLOCK_STEPS)))[:-1]
     places = np.flatnonzero(~np.isnan(level_D))
     if len(places) < modules - 1:
         return None
+    # the profile runs from the input to the output, so growth towards the input is a fall
     rise = -monotone_rise(level_D[places])
     if rise < decades:
         return None

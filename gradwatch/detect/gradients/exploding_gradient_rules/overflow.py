@@ -1,4 +1,4 @@
-"""Find gradient norms whose square, as in Adam's second moment, leaves float32."""
+"""Find gradient norms with a square, as in Adam's second moment, above the range of float32."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
 OVERFLOW_NORM = 1e18
-"""Norm above which its square leaves float32 (largest 3.4e38, whose root is 1.8e19)."""
+"""Norm at which its square leaves float32 (largest 3.4e38, with a root of 1.8e19)."""
 
 MIN_SHARE = 0.7
-"""Share of the total norm from which one tensor makes up half of its square, so that the overflow is its own."""
+"""Share of the total norm at which one tensor holds half of the squared norm and so causes the overflow."""
 
 
 def find_overflow(history: History, norm: float) -> Sign | None:

@@ -1,6 +1,6 @@
-"""Find gradients that grow on their way back through the uses of one parameter, one after another.
+"""Find gradients that grow on their way back through successive uses of one parameter.
 
-A forward pass uses one parameter on its own result again and again, as cells in a loop and solvers of equations do.
+A forward pass applies one parameter repeatedly to its own result, as cells in a loop and equation solvers do.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
 CRITICAL_GROWTH = 2.0
-"""Growth, in units of the growth that is reported, at which a finding is critical."""
+"""Growth, in units of the reported minimum, at which a finding is critical."""
 
 
 def find_growth_over_time(history: History, *, decades: float) -> Iterator[Sign]:
-    """Yield a sign for each parameter through whose uses the gradient grows by at least `decades`."""
+    """Yield a sign for each parameter over whose uses the gradient grows by at least `decades`."""
     for event in events_of(history, RECURRENCE):
         growth, uses = event.values["growth"], event.values["uses"]
         if growth < decades:

@@ -1,8 +1,9 @@
-"""Find a loss without a least value: it falls below zero faster and faster, and gradient and weights grow with it.
+"""Find a loss without a minimum: it falls below zero ever faster while gradient and weights grow.
 
-A loss with a least value flattens out, and its gradient shrinks on the way there. A loss without one grows with its
-own gradient: the dual of a distance over functions that nothing bounds, or an error with the wrong sign. Wrong for a
-model with an adversary between it and its loss, which may let the loss fall.
+A loss with a minimum flattens out, and its gradient shrinks on the way there. A loss without a minimum grows with its
+gradient: an unbounded dual of a distance over functions, or an error with the wrong sign.
+
+Wrong for a model with an adversary between it and its loss, which may let the loss fall.
 """
 
 # T = steps of a window, B = quarters of it, M = weight matrices and kernels
@@ -24,28 +25,29 @@ from gradwatch.history.table import WINDOW
 from gradwatch.records import Quantity, Severity
 
 FIRST_STEPS = 8
-"""Steps that say how large the loss and the gradient were."""
+"""Number of first steps that give the initial size of the loss and the gradient."""
 
 MIN_STEPS = 64
-"""Steps before which a fall that gathers speed may be the end of a plateau."""
+"""Steps below which an accelerating fall may be the end of a plateau."""
 
 MIN_ACCELERATION = 2.0
-"""Fall in the second half of the window, in units of the fall in the first half, that gathers speed: a straight line
-has 1, and a loss that approaches a bound has less. The gradient has to grow by as much between the two."""
+"""Fall in the second half of the window, over the fall in the first half, that counts as acceleration. A straight line
+has 1, and a loss that approaches a bound has less. The gradient must grow by as much between the halves."""
 
 MIN_WEIGHT_GROWTH = 1.5
-"""Size of the median weight matrix, in units of its first, that shows the weights to grow too: a model that leaves a
-saddle grows out of one small layer, and the other layers stay what they are."""
+"""Size of the median weight matrix, over its first size, that shows growing weights. A model that leaves a saddle grows
+from one small layer, and the other layers keep their size."""
 
 
 def find_unbounded_loss(history: History, *, kind: str, growth: float) -> Sign | None:
     """Return a sign if the loss falls ever faster below zero, far out of proportion to the first steps.
 
     Args:
-        history: Of the run.
-        kind: Kind of the finding that follows.
-        growth: Least size of the loss, and of the gradient norm, in units of the first ones.
+        history: History of the run.
+        kind: Kind of the resulting finding.
+        growth: Minimum size of the loss, and of the gradient norm, in units of the first ones.
     """
+    # cheap: a loss above zero ends the check, and an adversary may lower the loss
     if not history.run.newest("loss")[0] < 0 or any(events_of(history, ADVERSARY)):
         return None
     loss_T, norm_T = history.scalar("loss", WINDOW), history.scalar(NORM, WINDOW)
@@ -75,7 +77,7 @@ def find_unbounded_loss(history: History, *, kind: str, growth: float) -> Sign |
 
 
 def _growth(history: History) -> float:
-    """Return the size of the median weight matrix in units of its first, nan if all began near zero."""
+    """Return the size of the median weight matrix in units of its first size, or nan if all started near zero."""
     structure = structure_of(history)
     first_M = first_steps(history, "weight.l2", 1)[0, structure.matrices.indices_M]  # measured at the first step
     size_TM = history.param.window("weight.l2")[:, structure.matrices.indices_M]

@@ -1,4 +1,4 @@
-"""Make runs in which one part of the model gets far more gradient than others: examples for `layer_imbalance`."""
+"""Make runs in which one part of the model dominates the gradient, as examples for `layer_imbalance`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from gradwatch.history.synthetic.edit import with_statistic
 
 
 def make_clipped(*, others: float) -> tuple[History, tuple[str, ...]]:
-    """Return a run whose gradients are clipped to a norm of 1, with the part of it that is not the output layer's."""
+    """Return a run with gradients clipped to a norm of 1, of which `others` is outside the output layer."""
     made = Synthetic(steps=40)
     made.grad_l2_TL[:, :-1], made.grad_l2_TL[:, -1] = others / math.sqrt(11), math.sqrt(1 - others**2)
     return made.history(), made.names(11)
 
 
 def make_large_embedding(*, factor: float) -> tuple[History, tuple[str, ...]]:
-    """Return a run whose first layer is an embedding with a gradient that is larger by a factor."""
+    """Return a run with an embedding as first layer, its gradient larger by `factor`."""
     made = Synthetic(steps=40).sparse_embedding(zero_frac=0.1).imbalance(0, factor=factor)
     return made.history(), made.names(0)
 
 
 def make_unscaled_inputs(size: float, *, others: float, least: float | None = None) -> tuple[History, tuple[str, ...]]:
-    """Return a run with a layer whose inputs have a size, with the norm of all other gradients and the smallest."""
+    """Return a run with a layer with inputs of a size, and given norms of the other gradients."""
     made = Synthetic(steps=40)
     made.grad_l2_TL[:] = others / math.sqrt(10) * np.linspace(0.9, 1.1, 40)[:, None]
     weight = made.info.layers[0]
@@ -38,7 +38,7 @@ def make_unscaled_inputs(size: float, *, others: float, least: float | None = No
 
 
 def make_coefficient(*, is_unstable: bool) -> tuple[History, tuple[str, ...]]:
-    """Return a run with a coefficient of 1e-5 that grows until updates of 5e-3 are all of it, or a hundredth of it."""
+    """Return a run with a coefficient of 1e-5 that grows to the size of its updates of 5e-3, or to 100 times it."""
     made = Synthetic(steps=80)
     first, *rest = made.info.layers
     made.info = replace(made.info, layers=(replace(first, name="nu", module="", shape=()), *rest))

@@ -1,8 +1,8 @@
-"""Find the output head whose gradient dwarfs the other heads: the layers that they share learn for it alone.
+"""Find the output head with a gradient that dominates the other heads: the shared layers learn for it alone.
 
-The heads are output layers side by side, whose gradients meet in the layers that they share. They are compared in the
-first steps only: later one head may have learned all there is to learn, and its gradient is gone. Heads that train in
-turn never meet, and do not count.
+The heads are parallel output layers that send their gradients into shared layers. They are compared in the first steps
+only: later one head may have converged, so that its gradient is gone. Heads that train in turn never meet, and do not
+count.
 """
 
 # T = steps of a window, H = heads
@@ -27,12 +27,12 @@ EARLY_STEPS = 64
 
 
 def find_dominant_heads(history: History, *, decades: float, steps: int) -> Iterator[Sign]:
-    """Yield a sign for the head of each model that dwarfs the other heads.
+    """Yield a sign for the head of each model that dominates the other heads.
 
     Args:
-        history: Of the run.
-        decades: Least lead over the second largest head, in powers of ten.
-        steps: Newest steps, the smallest lead of which counts.
+        history: History of the run.
+        decades: Minimum lead over the second largest head, in powers of ten.
+        steps: Newest steps, of which the smallest lead counts.
     """
     if history.step >= EARLY_STEPS:
         return

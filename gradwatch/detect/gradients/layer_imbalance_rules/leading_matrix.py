@@ -1,10 +1,10 @@
-"""Find the weight matrix whose gradient elements are far larger than in every other matrix.
+"""Find the weight matrix with gradient elements far larger than in every other matrix.
 
-Biases, norms, scalars and embeddings are left out: their gradients differ in size by nature. So does the output layer
-of a deeper network: if it leads, the other matrices are compared instead. The largest of them has to stand out from a
-group, rather than be the upper end of a slope.
+Biases, norms, scalars and embeddings are left out: their gradients differ in size by nature. The output layer of a
+deeper network is left out too: if it leads, the other matrices are compared instead. The largest of them must stand out
+from a group instead of being the upper end of a slope.
 
-Wrong for a head that is zero-initialised, or has a much larger loss weight, on purpose.
+Wrong for a head that is zero-initialized, or has a much larger loss weight, on purpose.
 """
 
 # T = steps of a window, M = weight matrices and kernels
@@ -22,30 +22,32 @@ from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
 MIN_MATRICES = 3
-"""Weight matrices to compare: with two, each may well be the larger one."""
+"""Minimum number of weight matrices: of two, either may well be the larger one."""
 
 MAX_SHALLOW_MATRICES = 4
-"""Weight matrices up to which the output layer counts as well: in deeper networks it leads by nature."""
+"""Weight matrices up to which the output layer counts too: in deeper networks it leads by nature."""
 
 MIN_OUTPUT_INPUT_SIZE = 0.1
-"""Size of an output layer's inputs (its weight's gradient in units of its bias's) below which it does not lead: the
-other layers lag behind, and pass on next to nothing."""
+"""Size of an output layer's inputs (gradient of its weight over the gradient of its bias) below which it does not lead:
+the other layers lag behind and pass on almost no signal."""
 
 
 def find_leading_matrix(history: History, *, decades: float, steps: int) -> Sign | None:
-    """Return a sign for the matrix whose gradient dwarfs all others.
+    """Return a sign for the matrix with a gradient far above all others.
 
     Args:
-        history: Of the run, with at least `MIN_MATRICES` weight matrices.
-        decades: Least lead over the second largest, in powers of ten.
-        steps: Newest steps, the smallest lead of which counts.
+        history: History of the run, with at least `MIN_MATRICES` weight matrices.
+        decades: Minimum lead over the second largest matrix, in powers of ten.
+        steps: Newest steps, of which the smallest lead counts.
     """
     newest_M = np.sort(matrix_rms(history, history.param.newest("grad.l2")))  # nan comes last
     if float(newest_M[-1]) < 10**decades * float(newest_M[-3]):  # cheap: the leader is not far above the third
         return None
+    # x == x is False for nan, which sorts last
     known_M = newest_M if newest_M[-1] == newest_M[-1] else newest_M[~np.isnan(newest_M)]
     if len(known_M) < MIN_MATRICES or not 0 < known_M[-2] <= known_M[-1] < np.inf:
         return None
+    # the first or, if the output layer leads, the second matrix must lead
     if not (known_M[-2:] >= 10**decades * known_M[-3:-1]).any():
         return None
     l2_TL = history.param.window("grad.l2", steps)
@@ -81,7 +83,7 @@ def find_leading_matrix(history: History, *, decades: float, steps: int) -> Sign
 
 
 def _pick_leader(history: History, l2_TL: Floats, level_M: Floats, *, decades: float) -> tuple[int, float]:
-    """Return the matrix with the largest gradient and its gradient / second largest, at least, in decades."""
+    """Return the matrix with the largest gradient and its smallest lead over the second largest, in decades."""
     log_TM = log10(matrix_rms(history, l2_TL))
     top, lead = _lead(log_TM, level_M)
     if top < len(level_M) - 1:
@@ -89,13 +91,14 @@ def _pick_leader(history: History, l2_TL: Floats, level_M: Floats, *, decades: f
     if lead >= decades and len(level_M) <= MAX_SHALLOW_MATRICES and not _has_small_inputs(history, l2_TL):
         return top, lead
     rest_M = np.sort(level_M[:-1][~np.isnan(level_M[:-1])])
+    # the lead must exceed the spread of the rest, which a slope over depth does not do
     if len(rest_M) < MIN_MATRICES or rest_M[-1] - rest_M[-2] < rest_M[-2] - rest_M[0]:
         return top, 0.0
     return _lead(log_TM[:, :-1], level_M[:-1])
 
 
 def _lead(log_TM: Floats, level_M: Floats) -> tuple[int, float]:
-    """Return the matrix with the highest level, and its smallest lead over the largest other one."""
+    """Return the matrix with the highest level and its smallest lead over the largest other matrix."""
     top = int(np.nanargmax(level_M))
     rest_T = np.fmax.reduce(np.delete(log_TM, top, axis=1), axis=1)
     return top, float(np.fmin.reduce(log_TM[:, top] - rest_T))

@@ -1,8 +1,8 @@
-"""Find the module that makes up nearly all of the total norm, and so takes nearly all that clipping lets through.
+"""Find the module that makes up nearly all of the total norm, and so uses up the clipping limit.
 
 Clipping scales all gradients by the total norm. If one module makes up nearly all of that norm, clipping cuts the other
-gradients by as much and leaves them next to nothing. Parameters that are neither matrices nor biases count without
-clipping too, if they have the norm almost to themselves.
+gradients by as much and leaves almost nothing of them. Parameters that are neither matrices nor biases also count
+without clipping if they have nearly all of the norm.
 """
 
 # T = steps of a window, L = parameter tensors, P = other parameters
@@ -22,20 +22,20 @@ from gradwatch.records import Quantity, Severity
 BEFORE, AFTER = "grad_norm.before_clip", "grad_norm.after_clip"
 
 CLIPPED_SPREAD = 1e-3
-"""Spread of a norm, in units of the norm, that only clipping leaves: then it was read after clipping."""
+"""Spread of a norm, relative to the norm, that only clipping leaves: such a norm was read after clipping."""
 
 MIN_SHARE = 0.5
-"""Share of the total norm from which a tensor may have nearly all of it, together with others of its module."""
+"""Share of the total norm at which a tensor, together with others of its module, may have nearly all of it."""
 
 
 def find_norm_taker(history: History, *, steps: int, rest: float, decades: float) -> Sign | None:
-    """Return a sign for the module that takes nearly all of the norm.
+    """Return a sign for the module with nearly all of the norm.
 
     Args:
-        history: Of the run.
-        steps: Newest steps at each of which it must hold.
-        rest: Largest norm of all other gradients, in units of the module's own, if clipping cuts the norm.
-        decades: How far below it the other gradients must lie without clipping, in powers of ten.
+        history: History of the run.
+        steps: Newest steps at each of which the module must have it.
+        rest: Maximum norm of all other gradients over the module's norm, if clipping cuts the norm.
+        decades: Distance of the other gradients below the module without clipping, in powers of ten.
     """
     is_clipped, other_params_P = _is_clipped(history, steps), structure_of(history).other_params_P
     if not is_clipped:
@@ -49,7 +49,9 @@ def find_norm_taker(history: History, *, steps: int, rest: float, decades: float
     infos = history.info.layers
     mine_L = np.array([info.module == infos[top].module != "" or info is infos[top] for info in infos])
     others_T, own_T = (np.linalg.norm(l2_TL[:, part].astype(np.float64), axis=1) for part in (~mine_L, mine_L))
+    # `tiny` avoids a division by 0
     rest_T = others_T / np.maximum(own_T, np.finfo(np.float32).tiny)
+    # a rule that does not apply has the limit 0
     limits = (is_clipped * rest, (top in other_params_P) * 10**-decades)
     if len(l2_TL) < steps or not 0 < rest_T.min() <= rest_T.max() <= max(limits):
         return None
@@ -79,6 +81,6 @@ def _is_clipped(history: History, steps: int) -> bool:
     if after_T[-1] < kept * before_T[-1] and (after_T < kept * before_T).all():
         return True
     first, newest = float(before_T[0]), float(before_T[-1])
-    if not abs(newest - first) <= CLIPPED_SPREAD * first:  # cheap: it is not constant
+    if not abs(newest - first) <= CLIPPED_SPREAD * first:  # cheap: the norm is not constant
         return False
     return bool(np.ptp(before_T) <= CLIPPED_SPREAD * before_T.min())

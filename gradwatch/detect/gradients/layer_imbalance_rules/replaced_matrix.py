@@ -1,7 +1,7 @@
-"""Find the weight matrix that one update replaces, while it hardly moves the other matrices.
+"""Find the weight matrix that one update replaces while it hardly moves the other matrices.
 
-Matrices that started near zero do not count, since any update replaces them. They do count if their gradient leads: a
-factor behind them then makes up for their size.
+Matrices that started near zero do not count, since any update replaces them. They count if their gradient leads: a
+later factor then compensates for their size.
 """
 
 # M = weight matrices and kernels
@@ -19,16 +19,16 @@ from gradwatch.history.store import History
 from gradwatch.records import Quantity
 
 MAX_USUAL_RATIO = 0.01
-"""Update/weight ratio up to which a layer learns as usual, ten times the 1e-3 that rates are chosen for."""
+"""Update/weight ratio up to which a layer learns normally, ten times the 1e-3 that rates are chosen for."""
 
 
 def find_replaced_matrix(history: History, *, decades: float, replaced: float) -> Sign | None:
     """Return a sign for the layer that an update replaces.
 
     Args:
-        history: Of the run.
-        decades: Least lead over the second largest update/weight ratio, in powers of ten.
-        replaced: Least update/weight ratio.
+        history: History of the run.
+        decades: Minimum lead over the second largest update/weight ratio, in powers of ten.
+        replaced: Minimum update/weight ratio.
     """
     matrices = structure_of(history).matrices
     ratio_M = history.param.newest("update.ratio")[matrices.indices_M]
@@ -38,6 +38,7 @@ def find_replaced_matrix(history: History, *, decades: float, replaced: float) -
     rms_M = matrix_rms(history, history.param.newest("grad.l2"))
     counts_M = (gain_M > NEAR_ZERO_GAIN) | _is_leading(rms_M, decades=decades)
     ratio_M = np.where(counts_M, ratio_M, np.nan)
+    # (1, 0) fails the check below: two matrices show no outlier
     second, largest = np.sort(ratio_M[~np.isnan(ratio_M)])[-2:] if np.count_nonzero(counts_M) > 2 else (1, 0)
     if not (replaced <= largest < np.inf and second <= min(MAX_USUAL_RATIO, largest * 10**-decades)):
         return None

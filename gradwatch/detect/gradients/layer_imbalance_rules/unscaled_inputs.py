@@ -1,8 +1,8 @@
-"""Find the layer whose inputs are of another unit, so that its gradient dwarfs the others.
+"""Find the layer with inputs of another unit, so that its gradient dominates the others.
 
 The gradient of a weight is the gradient of the outputs times the inputs. The gradient of the bias is the gradient of
 the outputs alone. Their ratio is the usual size of the inputs. Other layers suffer if the layer makes up nearly all of
-the total norm, or if another matrix gets next to nothing.
+the total norm, or if another matrix gets almost no gradient.
 """
 
 # T = steps of a window, L = parameter tensors, M = weight matrices and kernels, B = the ones with a bias
@@ -20,23 +20,23 @@ from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
 MAX_STARVED_SIZE = 10.0
-"""Gradient of another matrix in units of 1 / input size, which a normalisation that the inputs swamp leaves for it."""
+"""Gradient of another matrix, in units of 1 / input size, that is left if these inputs dominate a normalization."""
 
 DRAWN_TOO_LARGE = "poor-initialization"
-"""Kind of finding of layers with too large weights, whose outputs are too large for the layers behind them."""
+"""Kind of finding for too large initial weights, which make the inputs of later layers too large."""
 
 ROUNDING = 1e-6
 """Relative error of a float32 quotient, with room to spare."""
 
 
 def find_unscaled_inputs(history: History, *, decades: float, steps: int, raw: float) -> Sign | None:
-    """Return a sign for the layer that swamps others because its inputs are of another unit.
+    """Return a sign for the layer that dominates others because its inputs are of another unit.
 
     Args:
-        history: Of the run.
-        decades: Least size of the inputs, in powers of ten, and how far below the layer another matrix may lie.
-        steps: Newest steps at each of which it must hold.
-        raw: Largest norm of all other gradients, in units of the layer's own.
+        history: History of the run.
+        decades: Minimum size of the inputs, and distance of another matrix below the layer, in powers of ten.
+        steps: Newest steps at each of which this must hold.
+        raw: Maximum norm of all other gradients over the layer's norm.
     """
     l2_TL = history.param.window("grad.l2", steps)
     if len(l2_TL) < steps or not _may_be_large(history, l2_TL[-1], size=10**decades):
@@ -48,6 +48,7 @@ def find_unscaled_inputs(history: History, *, decades: float, steps: int, raw: f
         place, size = int(matrices.biased_B[b]), float(least_B[b])
         tensor, bias = int(matrices.indices_M[place]), int(matrices.bias_M[place])
         own_T = l2_TL[:, tensor].astype(np.float64)
+        # float64, because squares of large norms overflow float32
         others_TL = np.delete(l2_TL.astype(np.float64), [tensor, bias], axis=1)
         rest = float((np.sqrt(np.nansum(others_TL**2, axis=1)) / own_T).max())
         weakest = float((np.fmin.reduce(rms_TM, axis=1) / rms_TM[:, place]).max())
@@ -82,7 +83,7 @@ def _sign(history: History, tensor: int, *, size: float, rest: float, weakest: f
 
 
 def _may_be_large(history: History, l2_L: Floats, *, size: float) -> bool:
-    """Return whether the inputs of a layer with a bias may have a size at the newest step: cheap, without division."""
+    """Return whether inputs of a layer with a bias may reach `size` at the newest step, cheaply."""
     structure = structure_of(history)
     matrices = structure.matrices
     if not len(matrices.biased_B):
@@ -90,12 +91,13 @@ def _may_be_large(history: History, l2_L: Floats, *, size: float) -> bool:
     weight, bias = matrices.indices_M[matrices.biased_B], matrices.bias_M[matrices.biased_B]
     scale_L = structure.rms_scale_L
     bias_B = (l2_L[bias] / scale_L[bias]).astype(np.float64)
+    # a product instead of a quotient, so the rounding of the quotient needs a margin
     may_B = l2_L[weight] / scale_L[weight] >= size * (1 - ROUNDING) * bias_B
     return bool(may_B.any()) and bool((may_B & (bias_B > 0)).any() and np.isfinite(l2_L).any())
 
 
 def _input_sizes(history: History, l2_TL: Floats) -> Floats:
-    """Return the usual size of the inputs of each layer with a bias, of shape (T, B); 0 if the bias has no gradient."""
+    """Return the usual input size of each layer with a bias, of shape (T, B); 0 if the bias has no gradient."""
     structure = structure_of(history)
     matrices = structure.matrices
     bias = matrices.bias_M[matrices.biased_B]

@@ -1,8 +1,8 @@
-"""Find parameters of a few numbers that updates throw about, and that have nearly all of the gradient.
+"""Find parameters of a few numbers with nearly all of the gradient, which updates throw around.
 
-The first update was many times as large as the parameter, so the parameter is of another unit than the rate is meant
-for. A coefficient that finds its place takes smaller and smaller updates. One that updates of its own size throw about
-never does, and takes the loss with it.
+The first update was many times as large as the parameter, so the rate is meant for parameters of another unit. A
+coefficient that converges takes smaller and smaller updates. A coefficient with updates of its own size never
+converges, and the loss follows it.
 """
 
 # T = steps of a window, F = coefficients
@@ -21,21 +21,21 @@ from gradwatch.history.store import History
 from gradwatch.records import Quantity
 
 MIN_FIRST_RATIO = 30.0
-"""First update, in units of the parameter, at which the parameter is of another unit than the rate is meant for."""
+"""First update, over the size of the parameter, at which the rate is meant for parameters of another unit."""
 
 MIN_SHARE = 0.9
-"""Share of the total norm that is nearly all of it: the other gradients together make up 0.44."""
+"""Share of the total norm that counts as nearly all of it: the other gradients together make up 0.44."""
 
 MEASUREMENTS = 5
-"""Measured updates, the median of which counts."""
+"""Measured updates in the median."""
 
 
 def find_unstable_coefficients(history: History, *, thrown: float) -> Iterator[Sign]:
-    """Yield a sign for each parameter of a few numbers that updates throw about zero.
+    """Yield a sign for each parameter of a few numbers that updates throw around zero.
 
     Args:
-        history: Of the run.
-        thrown: Least update/weight ratio of the newest measurements.
+        history: History of the run.
+        thrown: Minimum update/weight ratio of the newest measurements.
     """
     coefficients_F = structure_of(history).coefficients_F
     if not len(coefficients_F) or not (history.param.newest("update.ratio")[coefficients_F] >= thrown).any():

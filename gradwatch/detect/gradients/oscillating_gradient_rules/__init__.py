@@ -1,1 +1,1 @@
-"""Mechanisms of `oscillating_gradient`, one per file: functions of a history that return what they have seen."""
+"""Mechanisms of `oscillating_gradient`, one per file: functions that read a history and return their observations."""

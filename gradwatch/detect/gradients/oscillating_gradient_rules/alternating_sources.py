@@ -1,11 +1,11 @@
-"""Find batches of two sources in turn, one of which drowns the other.
+"""Find batches of two alternating sources, one of which drowns the other.
 
-The gradient norms are of two kinds that come every second to fourth step. A rank sum says whether the kinds are
-further apart than random batches are. The source with the small gradients is drowned if it learns nothing: its loss is
-still what it was, or it grows because the other source unteaches it.
+The gradient norms have two levels that alternate every second to fourth step. A rank sum shows whether the levels are
+further apart than random batches are. The source with the small gradients is drowned if it learns nothing: its loss
+stays at its start, or grows because the other source unteaches it.
 
-Wrong for two tasks in turn whose losses differ that much and stay as high as in the beginning. Tasks with layers of
-their own are recognised, unless the gap between the norms is so large that one learning rate cannot serve both.
+Wrong for two alternating tasks if their losses differ that much and stay as high as at the start. Tasks with separate
+layers are recognized, unless the gap between the norms is so large that one learning rate cannot serve both.
 """
 
 # T = steps of a window, K = phases of all periods
@@ -30,37 +30,37 @@ from gradwatch.history.store import History
 from gradwatch.records import Quantity
 
 PERIODS_STEPS = (2, 3, 4)
-"""Steps after which the same source has its turn again."""
+"""Steps after which the same source comes again."""
 
 MIN_RANK_SUM_SIGMAS = 5.0
-"""Standard deviations of a rank sum that do not happen by chance: with 2 + 3 + 4 phases to choose from, one window in
+"""Standard deviations of a rank sum that do not occur by chance: with 2 + 3 + 4 phases to choose from, one window in
 200,000 of random batches has as much."""
 
 FIRST_BATCHES = 3
-"""Batches of each kind that say where their loss began if the gap is small, before the others have spoilt it."""
+"""Batches of each kind that give the start of their loss if the gap is small, before the other kind has raised it."""
 
 UNLEARNING_GROWTH = 3.0
 """Growth of the loss of one kind of batches at which the other kind unteaches it."""
 
 MAX_LOSS_RATIO = 3.0
-"""Loss of the loud batches, in units of the loss of the quiet ones, beyond which they are different tasks."""
+"""Loss of the loud batches over the loss of the quiet batches, above which they are different tasks."""
 
 DROWNED_DECADES = 2.5
-"""Gap between two tasks in turn at which one rate cannot serve both; see `layer-imbalance`."""
+"""Gap between two alternating tasks at which one rate cannot serve both; see `layer-imbalance`."""
 
 DROWNED_LATE_DECADES = 2.0
-"""The same for a task that is still unlearned after `PATIENCE_STEPS`: 99 % of what moves its layers is the other's."""
+"""Same gap for a task that is still unlearned after `PATIENCE_STEPS`: the other task makes 99 % of its updates."""
 
 
 class SourcePair(NamedTuple):
-    """A number of the batches with small gradients, and of the others."""
+    """A number for the batches with small gradients, and one for the other batches."""
 
     quiet: float
     loud: float
 
 
 def _list_phases() -> tuple[tuple[tuple[int, int], ...], Floats]:
-    """Return each period with each of its phases, and the weights of the ranks of a window for each."""
+    """Return each period with each of its phases, and the weights of a window's ranks for each."""
     phases = tuple((period, phase) for period in PERIODS_STEPS for phase in range(period))
     is_TK = np.array([np.arange(WINDOW_STEPS)[::-1] % period == phase for period, phase in phases]).T
     count_K = is_TK.sum(axis=0)
@@ -68,16 +68,17 @@ def _list_phases() -> tuple[tuple[tuple[int, int], ...], Floats]:
 
 
 PHASES, _WEIGHT_TK = _list_phases()
-"""Periods with their phases: how many steps before the newest one a source had its turn."""
+"""Periods with their phases: a phase is the number of steps from the last batch of a source to the newest batch."""
 
 
 def find_drowned_source(history: History, *, decades: float) -> Sign | None:
-    """Return a sign if the batches of one source in turn drown the batches of another.
+    """Return a sign if the batches of one alternating source drown the batches of another.
 
     Args:
-        history: Of the run.
-        decades: Gap between the two kinds of norms, in powers of ten, at which they count as sources of other scales.
+        history: History of the run.
+        decades: Gap between the two levels of norms, in powers of ten, at which they count as sources of other scales.
     """
+    # several optimizers, as in a GAN, alternate on purpose
     if "+" in history.info.optimizer:
         return None
     norm_T = history.scalar(NORM, WINDOW_STEPS)
@@ -88,6 +89,7 @@ def find_drowned_source(history: History, *, decades: float) -> Sign | None:
     if np.isnan(log_T).any():
         return None
     found = [k for k in np.argsort(-np.abs(sigmas_K)).tolist() if abs(sigmas_K[k]) >= MIN_RANK_SUM_SIGMAS]
+    # a period of 2 also shows at 4: the shortest period explains both
     k = min(found, key=lambda k: PHASES[k][0])
     period, phase = PHASES[k]
     is_quiet_T = (np.arange(WINDOW_STEPS)[::-1] % period == phase) == (sigmas_K[k] < 0)
@@ -117,7 +119,7 @@ def find_drowned_source(history: History, *, decades: float) -> Sign | None:
 def rank_sum_by_phase(values_T: Floats) -> Floats:
     """Return how far the values of each phase lie above or below all others, in standard deviations.
 
-    It is Wilcoxon's rank sum, which holds for any distribution and for values with a trend.
+    This is Wilcoxon's rank sum, which holds for any distribution and for values with a trend.
 
     Args:
         values_T: Values of successive steps, of shape (WINDOW_STEPS,), without nan.
@@ -125,6 +127,7 @@ def rank_sum_by_phase(values_T: Floats) -> Floats:
     Returns:
         Deviations of shape (K,), in the order of `PHASES`.
     """
+    # sorting twice gives ranks
     rank_T = values_T.argsort().argsort() - (WINDOW_STEPS - 1) / 2
     sigmas_K: Floats = rank_T @ _WEIGHT_TK
     return sigmas_K
@@ -133,7 +136,7 @@ def rank_sum_by_phase(values_T: Floats) -> Floats:
 def _is_drowned(
     history: History, is_quiet_T: NDArray[np.bool_], *, gap: float, decades: float, loss: SourcePair, first: SourcePair
 ) -> bool:
-    """Return whether nothing is learned from the batches with small gradients because of the others."""
+    """Return whether the batches with small gradients teach nothing because of the other batches."""
     if not loss.quiet > UNLEARNED_FRAC * first.quiet > 0:
         return False
     are_the_same = _move_the_same_tensors(history, is_quiet_T)
@@ -145,7 +148,7 @@ def _is_drowned(
 
 
 def _first_losses(history: History, is_quiet_T: NDArray[np.bool_], period: int, most: int) -> SourcePair:
-    """Return the median loss of the first batches with small gradients, at most `most` of them, and of the others."""
+    """Return the median loss of the first `most` batches with small gradients, and of the first `most` others."""
     first_T = first_steps(history, "loss")
     is_quiet_at = {(history.step - age) % period: bool(is_quiet_T[-1 - age]) for age in range(period)}
     steps = history.run.kept_steps()[: len(first_T)].tolist()
@@ -154,6 +157,6 @@ def _first_losses(history: History, is_quiet_T: NDArray[np.bool_], period: int, 
 
 
 def _move_the_same_tensors(history: History, is_quiet_T: NDArray[np.bool_]) -> bool:
-    """Return whether each tensor with a gradient from one kind of batches has one from the other: no separate tasks."""
+    """Return whether both kinds of batches give gradients to the same tensors: no separate tasks."""
     moves_TL = history.param.window("grad.l2", WINDOW_STEPS) > 0
     return bool((moves_TL[is_quiet_T].any(axis=0) == moves_TL[~is_quiet_T].any(axis=0)).all())

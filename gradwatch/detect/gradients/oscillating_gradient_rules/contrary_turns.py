@@ -1,11 +1,11 @@
-"""Find turns that contradict each other: one batch pulls the weights one way, the next ones pull them back.
+"""Find alternating batches that contradict each other: one batch pulls the weights, the next ones pull them back.
 
-The mean of a gradient's elements, in units of their root mean square, is the cosine of its angle with a fixed
-direction. If batches take turns, this cosine has a part that returns with the turn. Two sources that merely differ pull
-the same way for the most part while there is something left to learn.
+The mean of a gradient's elements over their root mean square is the cosine of its angle with a fixed direction. If
+batches alternate, this cosine has a part that returns with the period. Two sources that merely differ mostly pull the
+same way while much is left to learn.
 
-Wrong for an optimizer that swings by itself, which may happen at any period. Its spectrum has a hump instead of a
-line, and a period of four or six steps counts only while nothing is learned.
+Wrong for an optimizer that swings by itself, which may happen at any period. Its spectrum has a hump instead of a line,
+and a period of four or six steps counts only while nothing is learned.
 """
 
 # T = steps of a window, L = parameter tensors, K = frequencies
@@ -34,22 +34,22 @@ MIN_LEFT_FRAC = 0.2
 """Fraction of the baseline loss above which much is left to learn."""
 
 TURN_PERIODS_STEPS = (2, 3, 4, 6)
-"""Steps until a turn comes again: two or three sources, or two with two or three batches each."""
+"""Steps per period: two or three sources, or two sources with two or three batches each."""
 
 MAX_OWN_PERIOD_STEPS = 3
-"""Steps beyond which an optimizer may swing at just that period by itself; it learns meanwhile."""
+"""Period above which a learning optimizer may swing by itself at just that period."""
 
 MAX_TENSORS = 64
-"""Tensors to look at, evenly spread over the model."""
+"""Number of tensors to read, evenly spread over the model."""
 
 
 def find_contrary_turns(history: History, *, contrary: float) -> Sign | None:
-    """Return a sign if batches in turn pull against each other while much of the loss is left.
+    """Return a sign if alternating batches pull against each other while much of the loss remains.
 
     Args:
-        history: Of the run.
-        contrary: Least share of the gradients, 0..1, that the turns take from each other; half of it counts if nothing
-            is learned.
+        history: History of the run.
+        contrary: Minimum share of the gradients, 0..1, that the batches take back from each other; half of it counts if
+            nothing is learned.
     """
     if history.step < PATIENCE_STEPS or history.step % CHECK_EVERY_STEPS or "+" in history.info.optimizer:
         return None
@@ -80,11 +80,11 @@ def find_contrary_turns(history: History, *, contrary: float) -> Sign | None:
 
 
 def opposing_share(mean_TL: Floats, l2_TL: Floats, numel_L: Floats) -> tuple[int, float]:
-    """Return the period at which gradients repeat, and which share of them the other turns take back.
+    """Return the period at which gradients repeat, and the share of them that other batches take back.
 
-    The common part of all turns moves the weights. The rest of a turn's own mean is taken back by the other turns. In
-    the spectrum it is a line at just that period. The swing of an optimizer is a hump, and noise is everywhere, so that
-    the height of the line above the largest of its neighbours counts.
+    The common part of all batches moves the weights. The other batches of a period take back the rest of a batch's
+    mean. In the spectrum this rest is a line at just that period. The swing of an optimizer is a hump, and noise is
+    everywhere. Therefore the height of the line above the largest of its neighbors counts.
 
     Args:
         mean_TL: Mean of the elements of each gradient, of shape (T, L), T being a multiple of 12.
@@ -93,9 +93,9 @@ def opposing_share(mean_TL: Floats, l2_TL: Floats, numel_L: Floats) -> tuple[int
 
     Returns:
         The number of steps, and the share of the squared cosines, 0..1, as the mean over tensors (a weight before a
-        softmax shows nothing); it is below 0 for random batches.
+            softmax shows nothing); it is below 0 for random batches.
     """
-    every = -(-mean_TL.shape[1] // MAX_TENSORS)
+    every = -(-mean_TL.shape[1] // MAX_TENSORS)  # rounded up
     with np.errstate(divide="ignore", invalid="ignore"):
         cosine_TL = mean_TL[:, ::every] * np.sqrt(numel_L[::every]) / l2_TL[:, ::every]
     cosine_TL = cosine_TL[:, np.isfinite(cosine_TL).all(axis=0) & cosine_TL.any(axis=0)]
@@ -106,6 +106,7 @@ def opposing_share(mean_TL: Floats, l2_TL: Floats, numel_L: Floats) -> tuple[int
     share_K = (power_KL / power_KL.sum(axis=0)).mean(axis=1)
     found = []
     for period in TURN_PERIODS_STEPS:
+        # T is a multiple of 12, so each period falls on one frequency exactly
         line = len(cosine_TL) // period
         neighbours = [share_K[k] for k in (line - 2, line - 1, line + 1, line + 2) if k < len(share_K)]
         found.append((float(share_K[line] - max(neighbours)), period))

@@ -11,7 +11,7 @@ from gradwatch.history.synthetic.edit import with_statistic
 
 
 def make_sorted_classes(*, gradient: float, loss: float) -> History:
-    """Return a run over ten classes with a given gradient of the output's bias, and a loss in units of the first."""
+    """Return a run over ten classes with a given gradient of the output bias and a relative loss."""
     made = Synthetic(steps=80)
     made.add_event(CLASSES, layer=made.names(11)[0], text="of ten", values={"samples": 32.0, "classes": 10.0})
     made.loss_T[:] = 2.3 * np.where(made.t_T > 0, loss, 1.0)
@@ -20,14 +20,14 @@ def make_sorted_classes(*, gradient: float, loss: float) -> History:
 
 
 def make_stretches(length: int) -> History:
-    """Return a run whose loss falls for some steps and jumps back again."""
+    """Return a run in which the loss falls for `length` steps and jumps back again."""
     made = Synthetic(steps=140)
     made.loss_T[:] = 2.3 * np.exp(-3.0 * (made.t_T % length) / length)
     return made.history()
 
 
 def make_turns(*, back: float, common: float = 0.0, learned: float = 0.3) -> History:
-    """Return a run that learns some of its loss, with gradients that have a part by turns and a common part."""
+    """Return a run that learns some of its loss, with gradients that alternate by `back` around `common`."""
     made = Synthetic(steps=140)
     made.loss_T[20:] = learned * made.loss_T[0]
     made.grad_l2_TL[:] = 1.0
@@ -36,7 +36,7 @@ def make_turns(*, back: float, common: float = 0.0, learned: float = 0.3) -> His
 
 
 def make_two_sources(*, learned: float, apart: float = 40, period: int = 2) -> Synthetic:
-    """Return a run with larger gradients once per period, while the loss of the other batches ends at a share."""
+    """Return a run with larger gradients once per period; the loss of the other batches ends at `learned`."""
     made = Synthetic(steps=140)
     is_loud_T = made.t_T % period == 1
     made.grad_l2_TL[is_loud_T] *= apart
@@ -46,7 +46,7 @@ def make_two_sources(*, learned: float, apart: float = 40, period: int = 2) -> S
 
 
 def make_bouncing(*, period: int, level: float = 0.9, growth: float = 0.0) -> Synthetic:
-    """Return a run whose norm and loss swing together, while the loss gets nowhere or grows."""
+    """Return a run in which norm and loss swing together, while the loss stays in place or grows."""
     made = Synthetic(steps=140).oscillating(factor=60, onset=12, period=period)
     made.loss_T[12:] = level * np.exp(growth * made.t_T[12:] + 2 * np.sin(2 * np.pi * (made.t_T[12:] + 0.5) / period))
     return made

@@ -1,8 +1,8 @@
-"""Find batches of a single class: each batch undoes what the batch before taught about its class.
+"""Find batches of a single class: each batch undoes what the previous batch taught about its class.
 
-The loss must be a cross entropy of several classes. The gradient of the output's bias is then the mean over the batch
-of predicted probabilities minus labels. For n random samples it falls to 1 / root n as soon as the frequencies of the
-classes are learned. Near 1, nearly all of the batch are of one class, and of a class that was not predicted.
+The loss must be a cross entropy of several classes. The gradient of the output bias is then the mean over the batch of
+predicted probabilities minus labels. For n random samples it falls to 1 / root n as soon as the class frequencies are
+learned. Near 1, nearly all of the batch is of one class that was not predicted.
 
 Wrong if one class stays rare for long: then the loss is below chance level, and the batches do not count.
 """
@@ -21,20 +21,20 @@ from gradwatch.history.store import History
 from gradwatch.records import Event, Quantity
 
 MIN_CLASSES = 3
-"""Of two classes, a batch of one looks like a share of 97 % that is not learned yet."""
+"""With two classes, a batch of one class looks like a class of 97 % that is not learned yet."""
 
 MIN_SAMPLES = 16
-"""Samples from which a random batch is hardly ever of one class."""
+"""Samples per batch at which a random batch is hardly ever of one class."""
 
 
 def find_one_sided_batches(history: History, event: Event, *, one_sided: float, share: float) -> Sign | None:
-    """Return a sign if the batches hold one class each, and rarely the class that was predicted.
+    """Return a sign if the batches hold one class each, and rarely the predicted class.
 
     Args:
-        history: Of the run.
-        event: Of kind `CLASSES`.
-        one_sided: Least gradient of the output's bias, in units of the gradient of a batch of one class.
-        share: Fraction of the newest steps, 0..1, at which gradient and loss must be so.
+        history: History of the run.
+        event: Event of kind `CLASSES`.
+        one_sided: Minimum gradient of the output bias, in units of the gradient of a batch of one class.
+        share: Fraction of the newest steps, 0..1, at which gradient and loss must be so high.
     """
     values, loss_T = event.values, history.scalar("loss", WINDOW_STEPS)
     chance_loss = _chance_loss(history, event)
@@ -66,7 +66,7 @@ def find_one_sided_batches(history: History, event: Event, *, one_sided: float, 
 
 
 def _chance_loss(history: History, event: Event) -> float:
-    """Return the loss of a model that has learned nothing: the first loss if its unit is not known."""
+    """Return the loss of a model that has learned nothing: the first loss if its unit is unknown."""
     values = event.values
     if "nat" in values:
         return math.log(values["classes"]) * values["nat"]

@@ -1,8 +1,9 @@
-"""Find stretches: the loss jumps back to where the run began each time that other batches come.
+"""Find stretches: the loss jumps back to its start each time that other batches come.
 
-Two kinds of batches come in turn, a stretch of each. Within a stretch the loss falls. At each change it jumps up in
-one step, and the jumps are equally far apart. Wrong for tasks in turn with layers of their own, which `is_alternating`
-recognises.
+Two kinds of batches alternate in stretches. Within a stretch the loss falls. At each change it jumps up in one step,
+and the jumps are equally far apart.
+
+Wrong for alternating tasks with separate layers, which `is_alternating` recognizes.
 """
 
 # T = steps of a window, P = jumps
@@ -18,23 +19,23 @@ from gradwatch.history.store import History
 from gradwatch.records import Quantity
 
 JUMP_RATIO = 3.0
-"""Height that the loss jumps to, in units of the loss below which it was one step before."""
+"""Height of a jump over the loss one step before."""
 
 MIN_JUMPS = 4
-"""Jumps at equal distances that do not happen by chance."""
+"""Jumps at equal distances that do not occur by chance."""
 
 MIN_STRETCH_STEPS = 3
 """Steps of the shortest stretch in which the loss visibly falls."""
 
 MAX_STRETCH_STEPS = 24
-"""Steps of the longest stretch: longer ones are tasks of their own, as in continual learning."""
+"""Steps of the longest stretch: longer ones are separate tasks, as in continual learning."""
 
 
 def find_stretches(history: History, *, return_to: float) -> Sign | None:
-    """Return a sign if the loss jumps back to where the run began at equal distances.
+    """Return a sign if the loss jumps back to its start at equal distances.
 
     Args:
-        history: Of the run.
+        history: History of the run.
         return_to: Loss that the jumps must reach, in units of the largest of the first steps.
     """
     first = max_first_loss(history)
@@ -55,12 +56,12 @@ def find_stretches(history: History, *, return_to: float) -> Sign | None:
 
 
 def jump_period(loss_T: Floats, *, high: float, low: float) -> int | None:
-    """Return how many steps lie between the jumps of a loss, or None if they are few or not equally far apart.
+    """Return the number of steps between the jumps of a loss, or None if they are few or unevenly spaced.
 
     Args:
         loss_T: Losses of successive steps, of shape (T,).
         high: Loss that each jump reaches in one step.
-        low: Loss below which it was the step before.
+        low: Loss below which the previous step must be.
     """
     jumps_P = np.flatnonzero((loss_T[1:] >= high) & (loss_T[:-1] < low)) + 1
     if len(jumps_P) < MIN_JUMPS:
@@ -68,5 +69,5 @@ def jump_period(loss_T: Floats, *, high: float, low: float) -> int | None:
     distances_P = np.diff(jumps_P)
     length = int(distances_P[0])
     is_even = bool((distances_P == length).all()) and MIN_STRETCH_STEPS <= length <= MAX_STRETCH_STEPS
-    lasts = jumps_P[0] < 2 * length and len(loss_T) - jumps_P[-1] <= length  # from one end of the window to the other
+    lasts = jumps_P[0] < 2 * length and len(loss_T) - jumps_P[-1] <= length  # the jumps span the window
     return length if is_even and lasts else None

@@ -1,10 +1,10 @@
-"""Find waves: the gradient norm swings up and down, and the loss comes back to where it began with each swing.
+"""Find waves: the gradient norm swings up and down, and the loss returns to its start with each swing.
 
-Small batches make norms as wide, but uncorrelated from step to step. An optimizer that overshoots alternates, so that
-the correlation is near -1. Data in a bad order swing slowly, so that it is near 1.
+Small batches spread norms as widely, but without correlation from step to step. An optimizer that overshoots
+alternates, so the correlation is near -1. Badly ordered data swing slowly, so the correlation is near 1.
 
-Wrong for tasks in turn whose losses differ, which `is_alternating` recognises by their own layers, and for targets that
-move, as values in Q-learning do: their swings grow, and are left out.
+Wrong for alternating tasks with different losses, which `is_alternating` recognizes by their separate layers. Also
+wrong for targets that move, as values in Q-learning do: their swings grow, and are left out.
 """
 
 # T = steps of a window
@@ -25,16 +25,16 @@ from gradwatch.history.store import History
 from gradwatch.records import Quantity
 
 WAVE_WINDOWS_STEPS = (WINDOW_STEPS, 2 * WINDOW_STEPS)
-"""Windows in which norms swing several times: the longer one is for waves of up to thirty steps."""
+"""Windows in which norms swing several times: the longer window is for waves of up to 30 steps."""
 
 MIN_LOSS_RATIO = 3.0
 """Ratio of high to low losses, and of the peaks to the valleys between them, in a wave."""
 
 MIN_RETURNS = 2
-"""Times that the loss has to come back up within the window."""
+"""Times that the loss must rise back to its start within the window."""
 
 MAX_PEAK_GROWTH = 1.25
-"""Growth of the loss's peaks from one window to the next beyond which they do not return to where they were."""
+"""Growth of the loss peaks from one window to the next, above which they do not return to the same level."""
 
 
 def find_waves(
@@ -43,11 +43,11 @@ def find_waves(
     """Return a sign if norm and loss swing in waves over the newest steps.
 
     Args:
-        history: Of the run.
-        length: Steps to look at, one of `WAVE_WINDOWS_STEPS`.
-        decades: Least spread of the norm, in powers of ten.
-        correlation: Least size of the correlation of the log norm from step to step.
-        crossings: Least number of crossings of the middle.
+        history: History of the run.
+        length: Number of steps to read, one of `WAVE_WINDOWS_STEPS`.
+        decades: Minimum spread of the norm, in powers of ten.
+        correlation: Minimum absolute correlation of the log norm from step to step.
+        crossings: Minimum number of crossings of the middle.
         return_to: Loss that the peaks must reach, in units of the largest of the first steps.
     """
     loss_T = history.scalar("loss", length)
@@ -83,7 +83,7 @@ def find_waves(
 
 
 def oscillation(log_T: Floats) -> tuple[float, float, int]:
-    """Return the spread, the correlation from step to step and the number of crossings, without the trend."""
+    """Return the detrended spread, the correlation from step to step and the number of crossings."""
     place_T = np.arange(len(log_T)) - (len(log_T) - 1) / 2
     rest_T = log_T - log_T.mean() - place_T * (place_T @ log_T) / (place_T @ place_T)
     low, high = _low_high(np.sort(rest_T))
@@ -94,12 +94,12 @@ def oscillation(log_T: Floats) -> tuple[float, float, int]:
 
 
 def _low_high(sorted_T: Floats) -> tuple[float, float]:
-    """Return the 10 % and the 90 % quantile of a window that is sorted."""
+    """Return the 10 % and the 90 % quantile of a sorted window."""
     return float(sorted_T[len(sorted_T) // 10]), float(sorted_T[-len(sorted_T) // 10])
 
 
 def _comes_back(loss_T: Floats, *, peak: float) -> bool:
-    """Return whether the loss has been far below a peak and back up there again and again."""
+    """Return whether the loss has repeatedly fallen far below a peak and returned to it."""
     was_low, returns = False, 0
     for loss in loss_T.tolist():
         if was_low and loss >= peak:
@@ -109,7 +109,7 @@ def _comes_back(loss_T: Floats, *, peak: float) -> bool:
 
 
 def _is_growing(history: History, high: float) -> bool:
-    """Return whether the loss also swung in the window before, but clearly less."""
+    """Return whether the loss also swung in the previous window, but clearly less."""
     loss_T = np.sort(history.scalar("loss", 2 * WINDOW_STEPS)[:-WINDOW_STEPS])
     if len(loss_T) < WINDOW_STEPS:
         return False

@@ -1,4 +1,4 @@
-"""Say which steps the mechanisms look at, and what they share: the first loss, and tasks that alternate."""
+"""Define the steps that the mechanisms read, and their shared parts: the first loss and alternating tasks."""
 
 # T = steps of a window, L = parameter tensors
 
@@ -12,27 +12,26 @@ from gradwatch.history.store import History
 NORM = "grad_norm.before_clip"
 
 WINDOW_STEPS = 48
-"""Steps of the window: four waves of a dozen steps, and few enough for an early finding."""
+"""Steps of the window: four waves of 12 steps, and few enough for an early finding."""
 
 FIRST_LOSS_STEPS = 8
-"""First steps of the run, whose largest loss says where the loss began."""
+"""First steps of the run; their largest loss is the start of the loss."""
 
 PATIENCE_STEPS = 120
 """Steps after which a run that has learned nothing does not merely start slowly."""
 
 UNLEARNED_FRAC = 0.9
-"""Fraction of the first loss that is still there if nothing was learned."""
+"""Fraction of the first loss that remains if nothing was learned."""
 
 MIN_TASK_FRAC, MAX_TASK_FRAC = 0.2, 0.8
-"""Fractions of the steps between which a tensor that has a gradient belongs to one of several tasks."""
+"""Fractions of steps with a gradient between which a tensor belongs to one of several tasks."""
 
 
 def max_first_loss(history: History) -> float:
-    """Return the largest loss of the first steps."""
     return float(np.fmax.reduce(first_steps(history, "loss", FIRST_LOSS_STEPS)))
 
 
 def is_alternating(history: History) -> bool:
-    """Return whether a tensor has a gradient at some steps and not at others: tasks with losses of their own."""
+    """Return whether a tensor has a gradient at some steps and not at others: tasks with separate losses."""
     moved_frac_L = (history.param.window("grad.l2", WINDOW_STEPS) > 0).mean(axis=0)
     return bool(((moved_frac_L > MIN_TASK_FRAC) & (moved_frac_L < MAX_TASK_FRAC)).any())

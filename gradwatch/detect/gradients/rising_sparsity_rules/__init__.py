@@ -1,1 +1,1 @@
-"""Mechanisms of `rising_sparsity`: zeros of gradients, silent units of ReLUs, and when an envelope creeps up."""
+"""Mechanisms of `rising_sparsity`: zeros in gradients, silent units of ReLUs, and creeping envelopes."""

@@ -1,4 +1,4 @@
-"""Decide whether the lower envelope of a fraction creeps up steadily, and still does.
+"""Decide whether the lower envelope of a fraction creeps up steadily and is still rising.
 
 The envelope is the smallest value of each block of steps, which selective units do not raise.
 """
@@ -19,10 +19,10 @@ BLOCK_STEPS = 16
 """Steps per block: a unit that is zero in every batch of a block is dead, not selective."""
 
 MIN_RECENT_RISE = 0.03
-"""Rise over the newest third that shows that it goes on: three in a hundred units."""
+"""Rise over the newest third that shows a continuing rise: 3 in 100 units."""
 
 MIN_CREEP_FRAC, MAX_CREEP_FRAC = 0.2, 0.8
-"""Parts of the rise between which a block belongs to the creep."""
+"""Fractions of the rise between which a block belongs to the creep."""
 
 
 @final
@@ -37,12 +37,13 @@ class CreepBounds:
     most: float
 
     def is_high(self, low_L: Floats, first_L: Floats) -> NDArray[np.bool_]:
-        """Return where an envelope is far above its beginning."""
+        """Return where an envelope is far above its start."""
         is_high_L: NDArray[np.bool_] = (low_L >= self.level) & (low_L - first_L >= self.rise)
         return is_high_L
 
     def is_rising(self, low_BL: Floats) -> NDArray[np.bool_]:
-        """Return where an envelope rises steadily and still does."""
+        """Return where an envelope rises steadily and is still rising."""
+        # all pairs of blocks, so that a single wave does not decide
         earlier, later = np.triu_indices(len(low_BL), 1)
         steady_L = (low_BL[later] > low_BL[earlier]).mean(axis=0)
         third, half = (low_BL[-1] - low_BL[-max(2, len(low_BL) // part)] for part in (3, 2))
@@ -51,7 +52,7 @@ class CreepBounds:
         return is_rising_L
 
     def is_creeping(self, low_BL: Floats, first_L: Floats) -> NDArray[np.bool_]:
-        """Return where an envelope took its time, or left hardly a unit."""
+        """Return where an envelope rose slowly, or left hardly any unit."""
         part_BL = (low_BL - first_L) / (low_BL[-1] - first_L)
         is_slow_BL = (part_BL > MIN_CREEP_FRAC) & (part_BL < MAX_CREEP_FRAC)
         is_creeping_L: NDArray[np.bool_] = np.count_nonzero(is_slow_BL, axis=0) >= self.creeping

@@ -1,4 +1,4 @@
-"""Make runs whose units fall silent, and near misses, as examples for `rising_sparsity`."""
+"""Make runs with units that fall silent, and near misses, as examples for `rising_sparsity`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gradwatch.history.synthetic.builder import Synthetic
 
 
 def make_with_bias(*, cancels: bool) -> History:
-    """Return a run in which the gradient of a bias gets sparser, with or without that of its weights."""
+    """Return a run in which the gradient of a bias gets sparser, with or without its weights."""
     made = Synthetic(steps=200).rising_sparsity(7, onset=10, rate=0.004)
     weight = made.info.layers[6]
     bias = replace(weight, name="layers.6.bias", shape=weight.shape[:1])
@@ -22,7 +22,7 @@ def make_with_bias(*, cancels: bool) -> History:
 
 
 def make_silenced(rate: float, *, most: float = 0.9, wave: float = 0.0) -> History:
-    """Return a run in which a part of the units of a ReLU falls silent per step from step 20, on top of a wave."""
+    """Return a run in which units of a ReLU fall silent at `rate` per step from step 20, on top of a wave."""
     made = Synthetic(steps=240, activations=3)
     dead_T = 0.02 + rate * np.maximum(made.t_T - 20, 0) + wave * (1 + np.sin(made.t_T / 15))
     made.dead_frac_TA[:, 1] = np.minimum(dead_T, most)

@@ -1,6 +1,6 @@
-"""Find ReLUs whose units fall silent one by one: they fire for no sample of a batch.
+"""Find ReLUs with units that fall silent one by one: they fire for no sample of a batch.
 
-With a penalty in the loss no gradient is exactly zero, and only the activations show it.
+With a penalty in the loss no gradient is exactly zero, and only the activations show silent units.
 """
 
 # T = sampled steps, B = blocks of steps, A = activation modules
@@ -19,11 +19,11 @@ from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
 MAX_SAMPLED_STEPS = 64
-"""Sampled steps to look at: 640 steps, if every tenth is sampled."""
+"""Number of sampled steps to read: 640 steps, if every tenth is sampled."""
 
 
 def find_silencing_units(history: History, bounds: CreepBounds, *, kind: str, blocks: int) -> Iterator[Sign]:
-    """Yield a sign for each ReLU whose units fall silent, unless a gradient has shown it before."""
+    """Yield a sign for each ReLU with units that fall silent, unless a gradient has shown it before."""
     if not history.info.activations or any(f.kind == kind for f in history.findings):
         return
     steps_T = history.act.steps(MAX_SAMPLED_STEPS)

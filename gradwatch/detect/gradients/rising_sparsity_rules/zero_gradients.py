@@ -1,9 +1,9 @@
-"""Find modules whose gradient gets sparser: more and more of its elements are zero in every batch.
+"""Find modules with gradients that get sparser: more and more elements are zero in every batch.
 
 The zeros are read where one element stands for one unit: in the bias, or in the weight of a module without a bias. A
 bias counts only if its weights have as many zeros. A loss that is a difference gives a bias no gradient where both
-sides answer alike. An embedding counts only if its rows are codes, which the model chooses; which words a batch holds
-is a matter of the data.
+sides give the same answer. An embedding counts only if its rows are codes, which the model chooses: the words in a
+batch depend on the data.
 """
 
 # T = steps of a window, B = blocks of it, L = parameter tensors
@@ -27,12 +27,13 @@ from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
 MIN_SHARED_ZEROS = 0.9
-"""Zeros of a layer's weights in units of its bias's from which its units are silent: the weights then have as many."""
+"""Zeros of a layer's weights, over the zeros of its bias, at which its units are silent."""
 
 
 def find_sparser_gradients(history: History, bounds: CreepBounds, *, kind: str) -> Iterator[Sign]:
-    """Yield a sign for each module whose gradient gets sparser."""
+    """Yield a sign for each module with a gradient that gets sparser."""
     newest_L = history.param.newest("grad.zero_frac")
+    # a gradient of only zeros is the case of `dead-layer` and `no-gradient`
     maybe_L = (newest_L >= bounds.level) & (newest_L < 1)
     if not maybe_L.any():
         return
@@ -78,7 +79,7 @@ def _sign(history: History, layer: str | None, low_BL: Floats, *, rise: float) -
 
 
 def _is_per_unit(history: History) -> NDArray[np.bool_]:
-    """Return of which tensors an element, or a row of a table of codes, stands for one unit."""
+    """Return for which tensors an element, or a row of a codebook, stands for one unit."""
     codes = {event.layer for event in history.events if event.kind == CODEBOOK.name}
     is_per_unit_L = structure_of(history).is_per_unit_L
     if not codes:
@@ -87,7 +88,7 @@ def _is_per_unit(history: History) -> NDArray[np.bool_]:
 
 
 def _is_cancelled(history: History, tensor: int, zero_L: Floats) -> bool:
-    """Return whether a bias has zeros that its weights do not have: its gradient cancels out, and its units live."""
+    """Return whether a bias has zeros that its weights lack: its gradient cancels out, and its units live."""
     own = history.info.layers[tensor]
     mates = [i for i, la in enumerate(history.info.layers) if la.module == own.module and len(la.shape) >= 2]
     if len(own.shape) != 1 or not mates:

@@ -1,1 +1,1 @@
-"""Mechanisms of `vanishing_gradient`, one per file: functions of a history that return what they have seen."""
+"""Mechanisms of `vanishing_gradient`, one per file: functions that read a history and return their observations."""

@@ -9,7 +9,7 @@ from gradwatch.history.synthetic.builder import Synthetic
 
 
 def make_gated() -> Synthetic:
-    """Return a run of layers of a filter and a gate each, in which gradients vanish, and gates get a hundredth."""
+    """Return a run with filter and gate per layer, in which gradients vanish and gates get 1/100 of them."""
     made = Synthetic(steps=40).vanishing(decades=5)
     made.grad_l2_TL[:, 1:-1:2] *= 0.01
     names = [f"blocks.{i // 2}.{('filter', 'gate')[i % 2]}" for i in range(11)]
@@ -19,6 +19,6 @@ def make_gated() -> Synthetic:
 
 
 def make_forgetful() -> Synthetic:
-    """Return a run of a recurrence whose gradients vanish on their way back."""
+    """Return a run of a recurrence with gradients that vanish on their way back."""
     values = {"uses": 80.0, "growth": -20.0}
     return Synthetic(steps=80).add_event(RECURRENCE, layer="layers.3.weight", values=values)

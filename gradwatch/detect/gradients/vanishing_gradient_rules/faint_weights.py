@@ -1,7 +1,8 @@
-"""Find a model in which only the output's bias learns, because all weights get next to no gradient.
+"""Find a model in which only the output bias learns, because all weights get almost no gradient.
 
-If layers are too small, the signal vanishes on its way forward as the gradient does on its way back. The gradients of
-the weights are products of the two, and have no slope over depth. All lie far below the gradient of the output's bias.
+If layers are too small, the signal vanishes on its way forward just as the gradient does on its way back. The gradients
+of the weights are products of the two, and have no slope over depth. All of them lie far below the gradient of the
+output bias.
 """
 
 # T = steps of a window, L = parameter tensors
@@ -19,22 +20,23 @@ from gradwatch.history.store import History
 from gradwatch.records import Quantity
 
 MIN_MATRICES = 3
-"""Weight matrices without which a signal does not vanish on its way."""
+"""Minimum number of weight matrices for a signal to vanish on its way."""
 
 
 def find_faint_weights(history: History, *, decades: float, at_once: float) -> Sign | None:
-    """Return a sign if the loss reaches the output's bias and next to no weight.
+    """Return a sign if the loss reaches the output bias and almost no weight.
 
     Args:
-        history: Of the run.
-        decades: How far below the bias the weights must lie, in powers of ten, if the loss is stuck.
-        at_once: The same without waiting for the loss.
+        history: History of the run.
+        decades: Distance of the weights below the bias, in powers of ten, that counts if the loss is stuck.
+        at_once: Distance that counts without waiting for the loss.
     """
     structure = structure_of(history)
     bias, indices_M = structure.chain.output_bias, structure.matrices.indices_M
     if bias is None or len(indices_M) < MIN_MATRICES:
         return None
     l2_TL = history.param.window("grad.l2", MEDIAN_STEPS)
+    # cheap: the newest step alone, at the lower of both bounds
     if len(l2_TL) < MEDIAN_STEPS or not _is_faint(history, l2_TL[-1:], bias, min(decades, at_once)):
         return None
     if not _is_faint(history, l2_TL, bias, decades if is_stuck(history) else at_once):
@@ -57,6 +59,6 @@ def find_faint_weights(history: History, *, decades: float, at_once: float) -> S
 
 
 def _is_faint(history: History, l2_TL: Floats, bias: int, decades: float) -> bool:
-    """Return whether at each step the gradient of every weight matrix is so far below the output bias's."""
+    """Return whether at each step every weight gradient is at least `decades` below the output bias."""
     most_T = l2_TL[:, structure_of(history).matrices.indices_M].max(axis=1)
     return bool(((most_T > 0) & (most_T < 10**-decades * l2_TL[:, bias])).all())

@@ -1,7 +1,7 @@
-"""Find hidden layers whose activation is a softmax, which makes gradients vanish within two layers.
+"""Find hidden layers with a softmax activation, which makes gradients vanish within two layers.
 
-The slope p (1 - p) of a softmax is about 1 / units, so that each such layer divides gradients by its number of units.
-The output layer counts here.
+The slope p (1 - p) of a softmax is about 1 / units, so each such layer divides gradients by its number of units. The
+output layer counts here.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from gradwatch.records import Quantity
 
 
 def find_hidden_softmax(history: History, *, kind: str, decades: float, at_once: float) -> Sign | None:
-    """Return a sign for the first layer whose activation is a softmax, if that makes gradients vanish.
+    """Return a sign for the first layer with a softmax activation, if gradients vanish through it.
 
     Args:
-        history: Of the run.
-        kind: Kind of the finding that follows; an earlier one of this kind says enough.
+        history: History of the run.
+        kind: Kind of the resulting finding; an earlier finding of this kind suffices.
         decades: Fall in powers of ten that counts if the loss is stuck.
         at_once: Fall that counts without waiting for the loss.
     """
@@ -37,7 +37,7 @@ def find_hidden_softmax(history: History, *, kind: str, decades: float, at_once:
     first = min(int(event.values["before"]) for event in softmax)
     last = max(int(event.values["behind"]) for event in softmax)
     size = median(l2_TL)[[first, last]] / structure_of(history).rms_scale_L[[first, last]]
-    if not 0 < size[0] < size[1] < np.inf:
+    if not 0 < size[0] < size[1] < np.inf:  # also nan
         return None
     fall = float(np.log10(size[1] / size[0]))
     if fall < decades or (fall < at_once and not is_stuck(history)):

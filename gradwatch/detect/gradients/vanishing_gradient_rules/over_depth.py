@@ -1,12 +1,14 @@
 """Find gradients that shrink geometrically towards the input.
 
-The size of a gradient element (root mean square) is taken in each module with a weight matrix, as median over some
-steps. The output layer is left out: few units share all of the loss there, so that its elements are the largest by
-nature. The same is done over blocks, each by its largest module, because a gate may get far less than the filter next
-to it. Blocks do not count if the model has several heads, whose blocks make no line.
+The size of a gradient element (root mean square) is read in each module with a weight matrix, as the median over some
+steps. The output layer is left out: few units share all of the loss there, so its elements are the largest by nature.
+Blocks are read in the same way, each by its largest module, because a gate may get far less than the filter next to it.
+Blocks do not count if the model has several heads, because their blocks make no line.
 
-The line has to explain three quarters of the variance, and no step between two modules may hold most of the fall: a
-cliff is a dead layer or a cut graph. Wrong for networks of parallel towers, which have no single depth.
+The line must explain three quarters of the variance, and no step between two modules may hold most of the fall: a cliff
+is a dead layer or a cut graph.
+
+Wrong for networks of parallel towers, which have no single depth.
 """
 
 # D = modules that have a weight matrix, input side first
@@ -29,15 +31,16 @@ from gradwatch.records import Quantity
 
 
 def find_fall_over_depth(history: History, *, modules: int, decades: float, at_once: float) -> Sign | None:
-    """Return a sign for the module at the input end of a line that falls towards it.
+    """Return a sign for the module at the input end of a line that falls towards the input.
 
     Args:
-        history: Of the run.
-        modules: Least number of modules with a weight matrix, with the output layer.
+        history: History of the run.
+        modules: Minimum number of modules with a weight matrix, including the output layer.
         decades: Fall in powers of ten that counts if the loss is stuck.
         at_once: Fall that counts without waiting for the loss.
     """
     chain = structure_of(history).chain
+    # cheap: half the decades at the newest step, because the median over steps may differ
     if len(chain.starts_D) < modules or module_ratio(history) < 10 ** (min(decades, at_once) / 2):
         return None
     l2_TL = history.param.window("grad.l2", MEDIAN_STEPS)
@@ -45,7 +48,7 @@ def find_fall_over_depth(history: History, *, modules: int, decades: float, at_o
         return None
     level_D = module_levels(history, median(l2_TL))
     levels = [level_D] if any(events_of(history, HEADS)) else [level_D, block_levels(history, level_D)]
-    lines = [line[~np.isnan(line)] for line in (level[:-1] for level in levels)]
+    lines = [line[~np.isnan(line)] for line in (level[:-1] for level in levels)]  # no output layer
     long = [line for line in lines if len(line) >= modules - 1]
     if not long:
         return None

@@ -1,7 +1,7 @@
 """Find gradients that vanish on their way back through the uses of one parameter, if nothing is learned.
 
-A forward pass uses one parameter on its own result again and again. Only a plateau of the loss makes this an illness:
-what lies far back in a sequence need not matter.
+A forward pass applies one parameter repeatedly to its own result. Only a plateau of the loss makes this a fault: the
+distant past of a sequence need not matter.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
 PLATEAU = "loss-plateau"
-"""Kind of finding that says that nothing is learned."""
+"""Kind of finding for a run that learns nothing."""
 
 
 def find_fall_over_time(history: History, *, decades: float) -> Iterator[Sign]:
-    """Yield a sign for each parameter through whose uses the gradient shrinks by at least `decades`."""
+    """Yield a sign for each parameter over whose uses the gradient shrinks by at least `decades`."""
     if not any(f.kind == PLATEAU and f.severity >= Severity.WARNING for f in history.findings):
         return
     for event in events_of(history, RECURRENCE):
