@@ -1,1 +1,1 @@
-"""From findings to causes, ranked, each with a way to confirm it and a remedy."""
+"""Derive ranked causes from findings, each with a confirmation and remedies."""

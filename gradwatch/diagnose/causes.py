@@ -1,7 +1,7 @@
-"""The causes: which symptoms each explains, what makes it likelier, how to confirm it, how to fix it, its source.
+"""Define the causes: the symptoms each explains, its conditions, its confirmation, its remedies and its source.
 
-Odds say how many times likelier something is with the cause than without it. They are judged, not measured, on a coarse
-scale: 2 a hint, 4 a good sign, 10 nearly certain. `rank` multiplies them.
+Odds are ratios: the likelihood of an observation with the cause, over its likelihood without the cause. They are
+judged, not measured, on a coarse scale: 2 a hint, 4 a good sign, 10 nearly certain. `rank` multiplies them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gradwatch.diagnose.condition import Condition
 
 
 class CauseId(enum.StrEnum):
-    """Stable names of causes, which code, JSON and run directories use."""
+    """Stable names of causes for code, JSON and run directories."""
 
     LEARNING_RATE_TOO_HIGH = "learning-rate-too-high"
     SATURATING_STACK = "saturating-stack"
@@ -65,20 +65,20 @@ class CauseId(enum.StrEnum):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """One row of the table.
+    """One row of the table of causes.
 
     Args:
         id: Stable name that code compares.
-        name: Words for a person.
-        leads: Kinds of findings that can lead to it, with the odds that this is it, against something not in the table.
-        explains: Further kinds that follow from it, with the odds that each adds.
-        requires: Conditions without which it is ruled out.
-        excludes: Conditions that rule it out.
-        conditions: Conditions that make it likelier, or less likely, with their odds.
+        name: Name to show to a person.
+        leads: Kinds of findings that can lead to the cause, with the odds against causes outside the table.
+        explains: Further kinds that follow from the cause, with the odds that each kind adds.
+        requires: Conditions without which the cause is ruled out.
+        excludes: Conditions that rule the cause out.
+        conditions: Conditions that make the cause likelier, or less likely, with their odds.
         because: One sentence on the mechanism.
-        confirm: How to be sure.
+        confirm: Test that confirms the cause.
         remedies: Names of functions in `remedies`, the smallest change first.
-        source: Where it is described.
+        source: Publication or page that describes the cause.
     """
 
     id: CauseId
@@ -762,9 +762,8 @@ CAUSES: tuple[Cause, ...] = (
         source="Karpathy 2019, https://karpathy.github.io/2019/04/25/recipe/",
     ),
 )
-"""Every cause that is known. A kind that leads nowhere is reported as unexplained, with what to look at."""
+"""All known causes. A kind that leads to no cause is reported as unexplained, with a hint what to check."""
 
 
 def cause_of(cause_id: CauseId) -> Cause:
-    """Return the row of the table with an id."""
     return next(cause for cause in CAUSES if cause.id == cause_id)

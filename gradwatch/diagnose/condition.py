@@ -1,4 +1,4 @@
-"""The conditions of a run that causes look at: what the model is made of, what rate, norms and graph show."""
+"""Define the conditions of a run that causes depend on: facts of the model, the rate, the norms and the graph."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Condition(enum.Enum):
     """The model has at least `DEEP_MODULES` modules with a weight matrix."""
 
     LINEAR = enum.auto()
-    """The model has several weight matrices and no module between them that is not linear."""
+    """The model has several weight matrices and no nonlinear module between them."""
 
     UNNORMALIZED = enum.auto()
     """No module of the model normalizes."""
@@ -42,7 +42,7 @@ class Condition(enum.Enum):
     """No GradScaler scales the loss."""
 
     RATE_JUMPED = enum.auto()
-    """The learning rate rose threefold beyond all earlier rates in the 100 steps before the finding."""
+    """The learning rate rose threefold above all earlier rates in the 100 steps before the finding."""
 
     RATE_RISING = enum.auto()
     """The learning rate tripled gradually over the 60 steps before the finding."""
@@ -51,35 +51,35 @@ class Condition(enum.Enum):
     """The learning rate has fallen to 1 % of its maximum."""
 
     MODERATE_SGD = enum.auto()
-    """The optimizer is SGD at a rate of at most 0.1, and the gradient was steep or the run at its start: large
-    updates come from large gradients."""
+    """The optimizer is SGD at a rate of at most 0.1, and the gradient was steep or the run at its start: large updates
+    come from large gradients."""
 
     AT_FIRST_STEP = enum.auto()
-    """Found at step 0."""
+    """The finding is at step 0."""
 
     AT_START = enum.auto()
-    """Found within the first 20 steps."""
+    """The finding is within the first 20 steps."""
 
     LATE = enum.auto()
-    """Found after step 40."""
+    """The finding is after step 40."""
 
     CALM = enum.auto()
-    """The gradient norms of the 16 steps before were within 10 times the usual norm."""
+    """The gradient norms of the 16 steps before the finding were within 10 times the usual norm."""
 
     SPIKED = enum.auto()
-    """A single gradient spike was found by then, after the start."""
+    """A single gradient spike came before the finding, after the start."""
 
     STEEP = enum.auto()
     """The gradient norm was 1,000 times the loss."""
 
     NOISY = enum.auto()
-    """The gradient noise scale is more than 10 times the batch."""
+    """The gradient noise scale is more than 10 times the batch size."""
 
     FAINT_SIGNAL = enum.auto()
     """The outputs of a tanh or ReLU hardly vary between samples."""
 
     WHOLE_RUN = enum.auto()
-    """The finding concerns the whole run, not one layer."""
+    """The finding is for the whole run, not for one layer."""
 
     IN_OPTIMIZER = enum.auto()
     """An optimizer holds the layer."""
@@ -94,7 +94,7 @@ class Condition(enum.Enum):
     """The gradient comes in waves, or the batches come class by class."""
 
     BACKWARD_GAIN = enum.auto()
-    """The finding measured the gain of the backward pass."""
+    """The finding contains the gain of the backward pass."""
 
     UNBOUNDED_LOSS = enum.auto()
     """The loss falls below zero without bound."""
@@ -103,16 +103,16 @@ class Condition(enum.Enum):
     """The finding concerns an activation whose output is near zero for every sample."""
 
     ZERO_WEIGHTS = enum.auto()
-    """Most weight matrices were zero at first."""
+    """Most weight matrices started at zero."""
 
     BROADCAST = enum.auto()
-    """The autograd graph shows targets that are broadcast against predictions."""
+    """The autograd graph shows targets that broadcast against predictions."""
 
     SINGULAR_FORMULA = enum.auto()
     """The autograd graph contains a formula near its singular point."""
 
     CONSTANT_OUTPUT = enum.auto()
-    """The autograd graph shows an output that is constant."""
+    """The autograd graph shows a constant output."""
 
     SOFTMAX_OVER_BATCH = enum.auto()
     """The autograd graph contains a softmax over the batch dimension."""
@@ -124,10 +124,10 @@ class Condition(enum.Enum):
     """The loss uses parameters that the model does not register."""
 
     STATISTICS_DIFFER = enum.auto()
-    """Normalization statistics disagree, not the mode of a module."""
+    """Normalization statistics disagree; all modules have the right mode."""
 
     BAD_BATCH = enum.auto()
-    """Inputs whose loss was not finite hold NaN or Inf."""
+    """The inputs of a loss that was not finite contain NaN or Inf."""
 
     GOOD_BATCH = enum.auto()
-    """Inputs whose loss was not finite are finite themselves."""
+    """The inputs of a loss that was not finite are finite."""

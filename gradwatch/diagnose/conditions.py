@@ -1,4 +1,4 @@
-"""Which conditions hold for a finding of a run: one predicate per condition, grouped by what they look at."""
+"""Compute which conditions hold for a finding of a run, one predicate per condition, grouped by data source."""
 
 # T = steps, A = activation modules
 
@@ -30,38 +30,38 @@ SATURATING = ("Sigmoid", "Tanh", "Hardsigmoid", "Hardtanh")
 RECURRENT = ("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell")
 
 CENTERED = ("Tanh", "ReLU", "LeakyReLU", "GELU", "SiLU", "ELU")
-"""Module types whose output varies about as much as their input. A sigmoid's does a quarter as much by nature."""
+"""Module types with outputs that vary about as much as their inputs. A sigmoid's output varies a quarter as much."""
 
 FAINT_STD = 0.01
-"""Standard deviation of such an output below which the signal is lost; near 1 is what initializations aim at."""
+"""Standard deviation of such an output below which the signal is lost; initializations aim at values near 1."""
 
 SHUT_SIZE = 0.01
-"""Mean and standard deviation below which an activation passes nothing on: a sigmoid at -4.6, for every sample."""
+"""Mean and standard deviation below which an activation blocks its input: a sigmoid at -4.6, for every sample."""
 
 DEEP_MODULES = 8
-"""Modules with a weight matrix above which a network is deep: products over fewer factors stay moderate."""
+"""Modules with a weight matrix at which a network is deep: products over fewer factors stay moderate."""
 
 JUMP_STEPS = 100
 """Steps before a finding within which a jump of the learning rate may have caused it."""
 
 START_STEPS = 20
-"""Steps that count as the start: few detectors wait longer for what was there from the first step on."""
+"""Steps that count as the start: few detectors wait longer for a symptom that is there from the first step."""
 
 RISING_STEPS = 60
-"""Steps over which a rate that triples is still rising, rather than warming up for the first time."""
+"""Steps over which a rate that triples is still rising, instead of warming up for the first time."""
 
 CALM_STEPS = 16
-"""Steps before a finding whose gradient norms say whether the run was calm, or steep."""
+"""Steps before a finding with gradient norms that show whether the run was calm or steep."""
 
 MODERATE_RATE = 0.1
-"""Rate that plain SGD tolerates wherever gradients are of usual size: PyTorch's examples use up to 0.1."""
+"""Rate that plain SGD tolerates if gradients are of usual size: PyTorch's examples use up to 0.1."""
 
 STEEP = 1e3
-"""Gradient norm in units of the loss: with weights of order 1 a step of a thousandth would undo all of the loss."""
+"""Gradient norm in units of the loss: with weights of order 1, a step of 1/1000 would undo all of the loss."""
 
 
 def conditions_of(history: History, leading: Finding) -> frozenset[Condition]:
-    """Return the conditions that hold for a finding; see `Condition` for what each one means."""
+    """Return the conditions that hold for a finding; `Condition` defines them."""
     holds = {
         **_of_model(history),
         **_of_layer(history, leading),
@@ -94,11 +94,13 @@ def _of_model(history: History) -> dict[Condition, bool]:
 def _of_layer(history: History, leading: Finding) -> dict[Condition, bool]:
     activations = history.info.activations
     own = {a.module_type for a in activations if a.name == leading.layer}
+    # a parameter is no activation: then any softmax of the model counts
     is_softmax = any(name.startswith("Softmax") for name in own or {a.module_type for a in activations})
     affected = layers_of(history, leading.layer)
     return {
         Condition.WHOLE_RUN: leading.layer is None,
         Condition.SOFTMAX: is_softmax,
+        # `all` of no tensor is True
         Condition.EMBEDDING: bool(affected) and all("Embedding" in layer.module_type for layer in affected),
         Condition.IN_OPTIMIZER: any(layer.group is not None for layer in affected),
         Condition.LAST_ACTIVATION: bool(activations) and leading.layer == activations[-1].name and not is_softmax,
@@ -108,6 +110,7 @@ def _of_layer(history: History, leading: Finding) -> dict[Condition, bool]:
 def _of_evidence(leading: Finding) -> dict[Condition, bool]:
     evidence = {q.key: q.value for q in leading.evidence}
     return {
+        # a finding without this evidence gives None, which is not 0
         Condition.ZERO_GRADIENT: evidence.get("grad.is_none") == 0,
         Condition.WAVES: evidence.get("grad_norm.autocorrelation", 0.0) > 0 or "batch.one_sided" in evidence,
         Condition.BACKWARD_GAIN: "backward.gain_decades" in evidence,
@@ -130,6 +133,7 @@ def _of_rate(history: History, leading: Finding) -> dict[Condition, bool]:
 
 def _of_norms(history: History, leading: Finding) -> dict[Condition, bool]:
     step, noise = leading.step, noise_scale(history)
+    # 0.999: without clipping the two norms may differ by rounding
     clipped_T = history["grad_norm.after_clip"] < 0.999 * history["grad_norm.before_clip"]
     spikes = [f.step for f in history.findings if f.kind == "gradient-spike"]
     return {
@@ -139,7 +143,7 @@ def _of_norms(history: History, leading: Finding) -> dict[Condition, bool]:
         Condition.UNCLIPPED: not clipped_T.any(),
         Condition.CALM: _is_calm(history, step),
         Condition.STEEP: _is_steep(history, step),
-        # a spike may be reported up to one look of its detector after the update that it threw off
+        # the detector of spikes runs every 5 steps, so the report may follow the harm
         Condition.SPIKED: any(START_STEPS < spike <= step + 5 for spike in spikes),
         Condition.NOISY: noise is not None and noise.is_noisy,
     }
@@ -154,6 +158,7 @@ def _of_events(history: History, leading: Finding) -> dict[Condition, bool]:
         Condition.SOFTMAX_OVER_BATCH: SOFTMAX_OVER_BATCH.name in kinds,
         Condition.SEVERAL_HEADS: HEADS.name in kinds,
         Condition.UNREGISTERED: UNREGISTERED.name in kinds,
+        # `mode-` events name a module in the wrong mode
         Condition.STATISTICS_DIFFER: not any(kind.startswith("mode-") for kind in kinds),
         Condition.BAD_BATCH: BATCH_NONFINITE.name in kinds,
         Condition.GOOD_BATCH: BATCH_FINITE.name in kinds,
@@ -163,12 +168,13 @@ def _of_events(history: History, leading: Finding) -> dict[Condition, bool]:
 def _is_linear(activations: set[str], modules: set[str], history: History) -> bool:
     """Return whether a model has several weight matrices and no activation, not even inside a layer."""
     matrices = [layer for layer in history.info.layers if len(layer.shape) >= 2]
+    # these modules compute their activations inside, where no hook sees them
     composed = modules & set(RECURRENT) or any("Attention" in m or "Transformer" in m for m in modules)
     return len(matrices) > 1 and not activations and not composed
 
 
 def _is_rising(history: History, step: int) -> bool:
-    """Return whether the rate has tripled over the last steps, beyond all earlier rates: no warm-up lasts that long."""
+    """Return whether the rate tripled over the last steps above all earlier rates: no warm-up lasts that long."""
     steps_T, rate_T = history.steps("lr.0"), history["lr.0"]
     now_T, before_T = rate_T[steps_T <= step], rate_T[steps_T <= step - RISING_STEPS]
     return len(before_T) > 0 and bool(now_T[-1] >= RATE_JUMP * np.fmax.reduce(before_T) > 0)
@@ -183,14 +189,14 @@ def _is_steep(history: History, step: int) -> bool:
 
 
 def _is_zeroed(history: History) -> bool:
-    """Return whether most weight matrices were zero when they were first measured."""
+    """Return whether most weight matrices were zero at their first measurement."""
     matrices = [i for i, layer in enumerate(history.info.layers) if layer.trainable and len(layer.shape) >= 2]
     norm_TL = history["weight.l2"][:1, matrices]
     return bool(norm_TL.size and 2 * np.count_nonzero(norm_TL == 0) > norm_TL.size)
 
 
 def _is_faint(history: History) -> bool:
-    """Return whether the signal is lost in the forward pass: outputs near zero that hardly differ between samples."""
+    """Return whether the forward pass loses the signal: outputs near zero that hardly differ between samples."""
     if not history.info.activations or not len(history.act.steps(1)):
         return False
     std_A = history.act.newest("act.std")
@@ -203,4 +209,4 @@ def _is_calm(history: History, step: int) -> bool:
     steps_T, norm_T = history.steps("grad_norm.before_clip"), history["grad_norm.before_clip"]
     before_T = norm_T[(steps_T >= step - CALM_STEPS) & (steps_T < step) & np.isfinite(norm_T)]
     usual_T = norm_T[np.isfinite(norm_T) & (steps_T < step)][:USUAL_STEPS]
-    return len(before_T) > 0 and bool(np.max(before_T) < 10 * np.median(usual_T))
+    return len(before_T) > 0 and bool(np.max(before_T) < 10 * np.median(usual_T))  # no norms: unknown

@@ -1,4 +1,4 @@
-"""What the autograd graph of the loss adds to a finding: a formula, the place of a cut, shapes."""
+"""Add facts from the autograd graph of the loss to a finding: a formula, the place of a cut, shapes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS = {
 """Events that add to a kind of finding, the most informative kind first."""
 
 MAX_NOTES = 2
-"""Notes that are shown with one finding."""
+"""Maximum number of notes per finding."""
 
 
 def graph_notes(history: History, leading: Finding) -> list[str]:
@@ -24,6 +24,7 @@ def graph_notes(history: History, leading: Finding) -> list[str]:
     before = [event for event in history.events if event.step <= leading.step]
     kinds = KINDS.get(leading.kind, ())
     events = next((found for kind in kinds if (found := [e for e in before if e.kind == kind.name])), [])
+    # a cut explains a finding only if it lies at the layers of the finding
     if events and events[0].kind == CUT.name:
         affected = layers_of(history, leading.layer)
         places = [place for place, layer in enumerate(history.info.layers) if layer in affected]
@@ -32,5 +33,5 @@ def graph_notes(history: History, leading: Finding) -> list[str]:
 
 
 def layers_of(history: History, name: str | None) -> Sequence[LayerInfo]:
-    """Return the parameter tensors of a module or parameter name; all tensors for None."""
+    """Return the parameter tensors of a module or parameter name, or all tensors for None."""
     return [la for la in history.info.layers if name is None or la.name == name or la.name.startswith(f"{name}.")]

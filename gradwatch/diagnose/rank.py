@@ -1,4 +1,4 @@
-"""From findings to diagnoses: as many findings as possible with as few causes, the root before what follows from it."""
+"""Turn findings into diagnoses: explain many findings with few causes, root causes before their consequences."""
 
 from __future__ import annotations
 
@@ -18,41 +18,42 @@ from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Finding, Severity
 
 SLACK_STEPS = 20
-"""Steps that a symptom may be found before its cause: some detectors need more steps to be sure than others."""
+"""Steps by which a symptom may be found before its cause: some detectors need more steps to be sure than others."""
 
 MAX_CERTAINTY = 0.95
-"""Largest certainty: a table cannot know everything that may go wrong."""
+"""Largest certainty: a table cannot list every possible cause."""
 
 WEIGHT = {Severity.INFO: 1, Severity.WARNING: 2, Severity.CRITICAL: 4}
-"""What it is worth to explain one kind of finding, by its gravest."""
+"""Value of explaining one kind of finding, by its highest severity."""
 
 
 def diagnose(history: History) -> tuple[Diagnosis, ...]:
     """Explain every finding of a history by exactly one cause.
 
-    Causes are taken one after the other: each time the one that explains most of what is left, where a kind of
-    finding counts once, by its severity, times the certainty of the cause. A cause explains nothing that was found
-    clearly before its own leading finding. The certainty is
+    Causes are picked one after another. Each pick is the cause that explains most of the remaining findings. A kind of
+    finding counts once, by its severity, times the certainty of the cause. A cause does not explain findings that came
+    clearly before its leading finding. The certainty is
 
         odds / (odds + odds of the causes that compete for the same leading finding + 1)
 
-    with the odds of the table: the odds of the leading kind, times the odds of the conditions that hold, times the odds
-    of the further kinds that it explains; the 1 stands for causes not in the table. It is cut off at 0.95. The odds are
-    judged on a coarse scale and not measured, so that the number ranks causes against each other: near 0.9 one of them
-    explains everything and has no rival, near 0.5 there is another as likely, and the text names it, below that the
-    conditions say too little. It is no frequency with which the cause is right.
+    The odds of a cause are a product from the table: the odds of the leading kind, of the conditions that hold, and of
+    the further kinds that the cause explains. The 1 stands for causes outside the table. The certainty is at most 0.95.
+    The odds are judged on a coarse scale and not measured, so the certainty only ranks causes against each other. Near
+    0.9 one cause explains everything and has no rival. Near 0.5 another cause is as likely, and the text names it. Below
+    0.5 the conditions say too little. The certainty is not the frequency with which the cause is right.
 
     Args:
-        history: With its findings; nothing else is asked.
+        history: History of the run with its findings.
 
     Returns:
-        Diagnoses, the gravest first, and of equal ones the earliest.
+        Diagnoses, the most severe first, and among equals the earliest first.
     """
     conditions = cache(partial(conditions_of, history))
     left = sorted(history.findings, key=lambda f: (f.step, -f.severity))
     made: list[Diagnosis] = []
     while left:
         best = _best(left, conditions)
+        # without a cause, all findings of a kind share one diagnosis, so that the loop ends
         explained = best.findings if best else tuple(f for f in left if f.kind == left[0].kind)
         made.append(_diagnosis(history, best) if best else _unexplained(explained))
         left = [f for f in left if f not in explained]
@@ -62,7 +63,7 @@ def diagnose(history: History) -> tuple[Diagnosis, ...]:
 @final
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A cause, what it would explain (the leading finding first), its odds and the certainty that follows."""
+    """A cause, the findings that it would explain (the leading one first), its odds and its certainty."""
 
     cause: Cause
     findings: tuple[Finding, ...]
@@ -72,35 +73,37 @@ class _Candidate:
 
     @property
     def worth(self) -> float:
-        """The certainty times the weight of what is explained."""
+        """The certainty times the weight of the explained findings."""
         gravest: dict[str, int] = {}
         for finding in self.findings:
+            # a kind counts once, so that a fault in many layers does not outweigh other kinds
             gravest[finding.kind] = max(gravest.get(finding.kind, 0), WEIGHT[finding.severity])
         return self.certainty * sum(gravest.values())
 
 
 def _best(left: Sequence[Finding], conditions: Callable[[Finding], frozenset[Condition]]) -> _Candidate | None:
-    """Return the cause that explains most of what is left, or None where no cause leads anywhere."""
+    """Return the cause that explains most of the remaining findings, or None if no cause fits."""
     candidates = []
     for leading in _leading(left):
         holds = conditions(leading)
         rivals = [c for cause in CAUSES if (c := _candidate(cause, leading, left, holds)) is not None]
-        everything = 1 + sum(c.odds for c in rivals)
+        everything = 1 + sum(c.odds for c in rivals)  # 1 for causes outside the table
         for c in rivals:
+            # a rival within a factor of 3 is worth naming: odds are coarse
             near = tuple(r.cause.name for r in rivals if r is not c and r.odds >= c.odds / 3)
             candidates.append(_Candidate(c.cause, c.findings, c.odds, min(MAX_CERTAINTY, c.odds / everything), near))
     return max(candidates, key=lambda c: (c.worth, -c.findings[0].step), default=None)
 
 
 def _leading(left: Sequence[Finding]) -> list[Finding]:
-    """Return the first finding of each kind: what follows of the same kind has the same cause."""
-    return list({f.kind: f for f in reversed(left)}.values())
+    """Return the first finding of each kind: later findings of the same kind have the same cause."""
+    return list({f.kind: f for f in reversed(left)}.values())  # reversed: the first one wins
 
 
 def _candidate(
     cause: Cause, leading: Finding, left: Sequence[Finding], holds: frozenset[Condition]
 ) -> _Candidate | None:
-    """Return what a cause explains if a finding leads to it, or None where it is out of the question."""
+    """Return the findings that a cause explains if `leading` leads to it, or None if the cause is ruled out."""
     if leading.kind not in cause.leads or not cause.requires <= holds or cause.excludes & holds:
         return None
     odds = cause.leads[leading.kind]
@@ -108,10 +111,11 @@ def _candidate(
         odds *= factor if condition in holds else 1
     explained = [f for f in left if f.kind == leading.kind]
     for kind in dict.fromkeys(f.kind for f in left if f.kind != leading.kind):
-        # better evidence of the cause than what leads must not come long after it: the cause was not there yet
+        # stronger evidence of the cause must not come long after `leading`: the cause was not there yet
         end = leading.step + SLACK_STEPS if cause.leads.get(kind, 0) > cause.leads[leading.kind] else math.inf
         later = [f for f in left if f.kind == kind and leading.step - SLACK_STEPS <= f.step <= end]
         if later and (kind in cause.explains or kind in cause.leads):
+            # max: a further symptom never makes a cause less likely
             odds *= max(1.0, cause.explains.get(kind, cause.leads.get(kind, 1.0)))
             explained += later
     explained.sort(key=lambda f: (f is not leading, f.kind != leading.kind, f.step, -f.severity))
@@ -145,7 +149,7 @@ def _diagnosis(history: History, best: _Candidate) -> Diagnosis:
 
 
 def _unexplained(findings: tuple[Finding, ...]) -> Diagnosis:
-    """Return what can be said of findings that no cause in the table leads to."""
+    """Return a diagnosis for findings that lead to no cause in the table."""
     first = findings[0]
     return Diagnosis(
         cause=f"{first.kind}, unexplained",

@@ -1,4 +1,4 @@
-"""Remedies: what to change, in words and, where a config can express it, as dotted keys with their new values."""
+"""Build remedies: a change in words and, if a config can express it, dotted keys with their new values."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from gradwatch.diagnose.run_numbers import RunNumbers
 from gradwatch.records import Finding, Remedy
 
 CLIP_BY_USUAL = 2.0
-"""Limit in units of the usual norm: what is usual passes untouched."""
+"""Clipping limit in units of the usual norm: usual gradients pass unchanged."""
 
 USUAL_RATIO = 1e-3
-"""Update/weight ratio that most trainings have (https://cs231n.github.io/neural-networks-3/#ratio)."""
+"""Update/weight ratio of most trainings (https://cs231n.github.io/neural-networks-3/#ratio)."""
 
 MAX_RATE_FACTOR = 1e3
-"""Largest factor by which a rate is proposed to be raised at once."""
+"""Largest factor for a single proposed raise of a rate."""
 
 
 def remedies(names: Sequence[str], *, findings: Sequence[Finding], numbers: RunNumbers) -> tuple[Remedy, ...]:
@@ -25,7 +25,7 @@ def remedies(names: Sequence[str], *, findings: Sequence[Finding], numbers: RunN
 
     Args:
         names: Names of remedies: keys of `KNOWN`.
-        findings: What the cause explains, the leading one first.
+        findings: Findings that the cause explains, the leading one first.
         numbers: Learning rates and norms of the run.
     """
     made = [KNOWN[name](findings, numbers) for name in names]
@@ -40,7 +40,7 @@ def _where(findings: Sequence[Finding]) -> str:
 
 
 def _round(value: float) -> float:
-    """Return a number with one significant digit, as a person would write it."""
+    """Return a number rounded to one significant digit, as a person would write it."""
     return float(f"{Decimal(value):.0e}") if value > 0 and math.isfinite(value) else value
 
 
@@ -68,10 +68,10 @@ def _raise_rate(findings: Sequence[Finding], numbers: RunNumbers) -> Remedy | No
 
 def _clip(findings: Sequence[Finding], numbers: RunNumbers) -> Remedy | None:
     if any(f.kind == "vanishing-gradient" for f in findings):
-        return None  # they are too small
-    # what was too large from the start says nothing about what is usual
+        return None  # such gradients are too small
+    # norms that were too large from the start do not show the usual norm
     norm = _round(CLIP_BY_USUAL * numbers.usual_norm) if findings[0].step > START_STEPS else 1.0
-    norm = norm if norm > 0 else 1.0  # nan is not
+    norm = norm if norm > 0 else 1.0  # False for nan
     text = f"clip the gradient norm at {norm:g} to limit the size of a single step"
     return Remedy(text=text, patch={"train.clip": {"norm": norm}})
 
@@ -85,14 +85,14 @@ def _reattach(findings: Sequence[Finding], numbers: RunNumbers) -> Remedy:
 
 
 def _words(text: str) -> Callable[[Sequence[Finding], RunNumbers], Remedy]:
-    """Return a remedy that only a change of the code can bring; {where} stands for the layers."""
+    """Return a remedy that changes code, not settings; {where} stands for the layers."""
     return lambda findings, _: Remedy(text=text.replace("{where}", _where(findings)))
 
 
 def _setting(text: str, **patch: object) -> Callable[[Sequence[Finding], RunNumbers], Remedy]:
-    """Return a remedy of fixed settings; two underscores in a keyword stand for a dot."""
+    """Return a remedy with fixed settings; two underscores in a keyword stand for a dot."""
     keys = {key.replace("__", "."): value for key, value in patch.items()}
-    return lambda findings, _: Remedy(text=text.replace("{where}", _where(findings)), patch=dict(keys))
+    return lambda findings, _: Remedy(text=text.replace("{where}", _where(findings)), patch=dict(keys))  # a copy
 
 
 KNOWN: dict[str, Callable[[Sequence[Finding], RunNumbers], Remedy | None]] = {
@@ -176,4 +176,4 @@ KNOWN: dict[str, Callable[[Sequence[Finding], RunNumbers], Remedy | None]] = {
     "group_norm": _words("use GroupNorm or LayerNorm in {where}, or re-estimate the running statistics"),
     "check_shapes": _words("make predictions and targets equal in shape, and check that labels match their inputs"),
 }
-"""Every remedy by its name in the table of causes."""
+"""All remedies by their names in the table of causes."""

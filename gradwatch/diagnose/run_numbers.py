@@ -1,4 +1,4 @@
-"""The learning rates and norms of a run that conditions and remedies are computed from."""
+"""Measure the learning rates and norms of a run that conditions and remedies use."""
 
 # T = steps, L = parameter tensors
 
@@ -14,24 +14,24 @@ from numpy.typing import NDArray
 from gradwatch.history.store import History
 
 RATE_JUMP = 3.0
-"""Factor by which the rate must exceed all earlier rates to have jumped: warm-ups rise in smaller steps."""
+"""Factor above all earlier rates that counts as a jump: warm-ups rise in smaller steps."""
 
 WARMUP_STEPS = 8
-"""Steps at a rate before a rise of it counts as a jump: the first steps of a warm-up multiply it as well."""
+"""Steps at a rate before a rise counts as a jump: the first steps of a warm-up multiply the rate as well."""
 
 USUAL_STEPS = 64
-"""First finite gradient norms whose median is the usual norm."""
+"""Number of first finite gradient norms in the median that defines the usual norm."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNumbers:
-    """The numbers that remedies are computed from; nan where unknown.
+    """The numbers that remedies are computed from; nan if unknown.
 
     Args:
-        steady_rate: The largest rate before it jumped; the largest of all where it did not.
-        jumped_at: Step at which it jumped, or None.
-        usual_norm: Median of the finite gradient norms of the first `USUAL_STEPS` steps.
+        steady_rate: The largest rate before the jump, or the largest of all without a jump.
+        jumped_at: Step of the jump, or None.
+        usual_norm: Median of the first `USUAL_STEPS` finite gradient norms.
         update_ratio: Median update/weight ratio of the newest sample.
     """
 
@@ -45,8 +45,8 @@ def measure_run(history: History, *, until: int) -> RunNumbers:
     """Return the numbers of a history with at least one step.
 
     Args:
-        history: The run.
-        until: Step up to which the learning rate is read: a later jump has caused nothing yet.
+        history: History of the run.
+        until: Last step at which the learning rate counts: a later jump has caused nothing yet.
     """
     steps_T = history.steps("lr.0")
     rate_T = history["lr.0"][steps_T <= until]
@@ -54,6 +54,7 @@ def measure_run(history: History, *, until: int) -> RunNumbers:
     norm_T = history["grad_norm.before_clip"]
     usual_T = norm_T[np.isfinite(norm_T)][:USUAL_STEPS]
     ratio_TL = history.param.window("update.ratio")
+    # updates are measured at some steps only
     ratio_T = ratio_TL[np.isfinite(ratio_TL).any(axis=1)]
     newest = ratio_T[-1][np.isfinite(ratio_T[-1])] if len(ratio_T) else ratio_T
     return RunNumbers(
@@ -65,7 +66,7 @@ def measure_run(history: History, *, until: int) -> RunNumbers:
 
 
 def _last_jump(rate_T: NDArray[np.floating[Any]]) -> int | None:
-    """Return the index at which the rate last rose threefold beyond all earlier rates, or None."""
+    """Return the last index at which the rate rose threefold above all earlier rates, or None."""
     before_T = np.maximum.accumulate(rate_T)[:-1]
     jumps = np.flatnonzero((rate_T[1:] >= RATE_JUMP * before_T) & (before_T > 0)) + 1
     return int(jumps[-1]) if len(jumps) and jumps[-1] >= WARMUP_STEPS else None
