@@ -100,7 +100,7 @@ class Condition(enum.Enum):
     """The loss falls below zero without bound."""
 
     SHUT = enum.auto()
-    """The finding concerns an activation whose output is near zero for every sample."""
+    """The finding concerns an activation with an output near zero for every sample."""
 
     ZERO_WEIGHTS = enum.auto()
     """Most weight matrices started at zero."""

@@ -39,8 +39,8 @@ def diagnose(history: History) -> tuple[Diagnosis, ...]:
     The odds of a cause are a product from the table: the odds of the leading kind, of the conditions that hold, and of
     the further kinds that the cause explains. The 1 stands for causes outside the table. The certainty is at most 0.95.
     The odds are judged on a coarse scale and not measured, so the certainty only ranks causes against each other. Near
-    0.9 one cause explains everything and has no rival. Near 0.5 another cause is as likely, and the text names it. Below
-    0.5 the conditions say too little. The certainty is not the frequency with which the cause is right.
+    0.9 one cause explains everything and has no rival. Near 0.5 another cause is as likely, and the text names it.
+    Below 0.5 the conditions say too little. The certainty is not the frequency with which the cause is right.
 
     Args:
         history: History of the run with its findings.

@@ -54,6 +54,7 @@ def _lower_rate(findings: Sequence[Finding], numbers: RunNumbers) -> Remedy | No
 def _drop_jump(findings: Sequence[Finding], numbers: RunNumbers) -> Remedy | None:
     if numbers.jumped_at is None:
         return None
+    # a schedule made the jump, so the patch removes the schedule
     text = f"keep the learning rate at {numbers.steady_rate:g}: remove the jump at step {numbers.jumped_at}"
     return Remedy(text=text, patch={"schedule": None, "optim.lr": _round(numbers.steady_rate)})
 
@@ -61,6 +62,7 @@ def _drop_jump(findings: Sequence[Finding], numbers: RunNumbers) -> Remedy | Non
 def _raise_rate(findings: Sequence[Finding], numbers: RunNumbers) -> Remedy | None:
     if not (numbers.steady_rate > 0 and numbers.update_ratio > 0):
         return Remedy(text="raise the learning rate by factors of 10 until the update/weight ratio is near 1e-3")
+    # rounded down to a power of ten, and limited because a tiny ratio would ask for any factor
     factor = 10 ** math.floor(math.log10(min(max(USUAL_RATIO / numbers.update_ratio, 10.0), MAX_RATE_FACTOR)))
     rate = _round(numbers.steady_rate * factor)
     return Remedy(text=f"raise the learning rate to {rate:g}", patch={"optim.lr": rate})
@@ -77,6 +79,7 @@ def _clip(findings: Sequence[Finding], numbers: RunNumbers) -> Remedy | None:
 
 
 def _reattach(findings: Sequence[Finding], numbers: RunNumbers) -> Remedy:
+    # no setting can express this change
     where = _where(findings)
     return Remedy(
         text=f"reconnect {where} to the loss: look for detach(), no_grad(), .data or .item() after it, or an unused "

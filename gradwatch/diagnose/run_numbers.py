@@ -68,5 +68,6 @@ def measure_run(history: History, *, until: int) -> RunNumbers:
 def _last_jump(rate_T: NDArray[np.floating[Any]]) -> int | None:
     """Return the last index at which the rate rose threefold above all earlier rates, or None."""
     before_T = np.maximum.accumulate(rate_T)[:-1]
+    # a rate that starts at zero warms up and does not jump
     jumps = np.flatnonzero((rate_T[1:] >= RATE_JUMP * before_T) & (before_T > 0)) + 1
     return int(jumps[-1]) if len(jumps) and jumps[-1] >= WARMUP_STEPS else None

@@ -89,7 +89,7 @@ class PoorInitialization:
     layers: int = 2
 
     def detect(self, history: History) -> Iterator[Finding]:
-        """Yield a finding for each module whose weights are badly scaled at step 0."""
+        """Yield a finding for each module with badly scaled weights at step 0."""
         # step 0 alone shows the initialization; a resumed run has no step 0
         if history.step >= self.every or history.param.steps()[0] != 0:
             return

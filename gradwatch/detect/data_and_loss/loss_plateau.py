@@ -93,6 +93,7 @@ class LossPlateau:
             since = history.step // 2  # it may take a while to learn the mean
         else:
             sign, since = find_stall(history, error=self.error), SETTLING_STEPS
+        # shortly after the wait any downward trend defers the report
         is_slow = history.step < self.patience + self.patience // 2
         if sign and is_standing(history, since, fall=self.fall, max_trend=self.trend, is_slow=is_slow):
             yield sign

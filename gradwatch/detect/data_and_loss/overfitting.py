@@ -102,6 +102,7 @@ class Overfitting:
         val_T = history["val_loss"]
         is_known_T = np.isfinite(val_T)
         steps_V, val_V = history.steps("val_loss")[is_known_T], val_T[is_known_T]
+        # too few validations for a best one with `patience` others after it
         if len(val_V) <= self.patience:
             return None
         best = int(np.argmin(val_V))
@@ -109,6 +110,7 @@ class Overfitting:
         if len(val_V) - best <= self.patience or _is_accuracy_best(history):
             return None
         first, train, before = first_loss(history), newest_loss(history), _loss_around(history, steps_V[best])
+        # losses of different units, such as a sum and a mean, cannot be compared
         is_one_unit = val_V[0] < MAX_FIRST_RATIO * _loss_around(history, steps_V[0])
         is_known = 0 <= train < self.by_heart * first
         is_memorized = is_one_unit and is_known and val_V[-self.patience :].min() > self.missed * first
@@ -165,6 +167,7 @@ def _is_clear(val_V: Floats, best: int) -> bool:
     The best of many noisy validations is a lucky one. Second differences ignore trends.
     """
     sigma = float(median(np.abs(np.diff(val_V[best:], 2)))) / SECOND_DIFFERENCE_SIGMAS
+    # the neighbors of the best value make up for its luck
     around = val_V[max(0, best - 1) : best + 2]
     return bool(val_V[best + 1 :].mean() - around.mean() > MIN_CLEAR_SIGMAS * sigma)
 

@@ -211,6 +211,7 @@ def _validation_over_training(history: History, *, first: bool = False) -> float
     if not len(measured):
         return math.nan
     end = int(measured[0 if first else -1]) + 1
+    # only losses up to the validation: later updates may have changed the model
     usual = float(median(loss_T[max(0, end - LOSS_STEPS) : end]))
     return float(val_T[end - 1]) / usual if usual > 0 else math.nan
 

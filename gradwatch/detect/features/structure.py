@@ -113,7 +113,7 @@ class ModuleChain:
             if layer.trainable and chain_key(layer) in groups:
                 groups[chain_key(layer)].append(i)
         sizes = [len(group) for group in groups.values()]
-        # a top-level module has no parent: it is a block of its own
+        # a top-level module has no parent, so it is a separate block
         parents = [module.rpartition(".")[0] or module for module, _ in groups]
         # only neighbors share a block, so a parent that comes again starts a new one
         starts_block = [a != b for a, b in pairwise(["", *parents])]
@@ -207,7 +207,7 @@ def is_matrix(layer: LayerInfo) -> bool:
 
 def chain_key(layer: LayerInfo) -> tuple[str, str]:
     """Return the link of the chain that a tensor belongs to: its module, and its layer in a recurrent module."""
-    # each matrix of a list is a layer of its own
+    # each matrix of a list is a separate layer
     if layer.module_type == "ParameterList" and is_matrix(layer):
         return layer.module, layer.name
     place = re.search(r"_l\d+", layer.name) if layer.module_type in RECURRENT_MODULES else None

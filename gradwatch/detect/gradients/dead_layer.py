@@ -84,6 +84,7 @@ class DeadLayer:
         rms_M = matrix_rms(history, newest_L)
         if not len(rms_M) or rms_M.min() > rms_M.max() * 10**-self.decades or not rms_M.any():  # False for nan
             return
+        # the window is read only if the newest step looks suspicious
         l2_TL = history.param.window("grad.l2", self.steps)
         if len(l2_TL) < self.steps:
             return
@@ -116,6 +117,7 @@ class DeadLayer:
 
     def _severity(self, history: History, layer: str, group: list[int], *, is_zero: bool) -> Severity:
         """Return the harm of a dead module: an expert that is merely not chosen does no harm."""
+        # experts without a gradient say nothing while most of their siblings have one
         live_frac = live_frac_of_siblings(history, layer, history.param.newest("grad.l2"))
         if is_zero and (comes_and_goes(history, group) or (live_frac or 0) > MIN_LIVE_FRAC):
             return Severity.INFO

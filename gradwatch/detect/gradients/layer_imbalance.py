@@ -96,6 +96,7 @@ class LayerImbalance:
         yield find_norm_taker(history, steps=self.steps, rest=self.rest, decades=self.decades)
         yield find_unscaled_inputs(history, decades=self.decades, steps=self.steps, raw=self.raw)
         yield from find_dominant_heads(history, decades=self.decades, steps=self.steps)
+        # the other rules do not compare matrices, so they run for any model
         if len(structure_of(history).matrices.indices_M) < MIN_MATRICES:
             return
         yield find_replaced_matrix(history, decades=self.decades, replaced=self.replaced)

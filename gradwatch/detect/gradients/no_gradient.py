@@ -104,6 +104,7 @@ class NoGradient:
             return
         shapes_in_turn = {layer.shape for layer, is_so in zip(history.info.layers, in_turn_L, strict=True) if is_so}
         for value, part_L in (("None", ill_L & missing_L), ("exactly zero", ill_L & ~missing_L)):
+            # zeros may have another cause that is reported elsewhere; None always means a missing path
             is_open = value != "None" and (_is_blocked(history) or self._may_be_explained(history))
             if not is_open:
                 yield from self._findings(history, part_L, steps, value=value, routed=shapes_in_turn)

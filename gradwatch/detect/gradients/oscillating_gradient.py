@@ -109,6 +109,7 @@ class OscillatingGradient:
         for event in events_of(history, CLASSES):
             yield find_one_sided_batches(history, event, one_sided=self.one_sided, share=self.share)
         yield find_drowned_source(history, decades=self.decades)
+        # stretches and waves both need a loss that returns to its start
         may_return = self._may_return(history)
         if may_return:
             yield find_stretches(history, return_to=self.return_to)

@@ -87,7 +87,7 @@ class Fp16Underflow:
     rows: int = 3
 
     def detect(self, history: History) -> Iterator[Finding]:
-        """Yield a finding for each module whose gradients underflow."""
+        """Yield a finding for each module with gradients that underflow."""
         scale = history.run.newest("loss_scale")[0]
         # gradients are recorded unscaled, so the float16 grid shrinks by the loss scale
         unit = SMALLEST_FP16 / scale if scale > 0 else SMALLEST_FP16

@@ -54,7 +54,7 @@ class NonFinite:
     every: ClassVar[int] = 1
 
     def triggers_T(self, rows: Rows, history: History) -> NDArray[np.bool_]:
-        """Select the steps whose loss or gradient norm is not finite."""
+        """Select the steps with a loss or gradient norm that is not finite."""
         loss, norm = history.run.columns["loss"], history.run.columns[NORM]
         # the sum is not finite if either is not: a loop without a loss triggers at every step
         return ~np.isfinite(rows.run_TS[:, loss] + rows.run_TS[:, norm])

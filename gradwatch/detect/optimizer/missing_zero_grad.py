@@ -81,7 +81,7 @@ class MissingZeroGrad:
     noise: float = 0.1
 
     def detect(self, history: History) -> Iterator[Finding]:
-        """Yield a finding for the run, or for the parameter whose gradient is not cleared."""
+        """Yield a finding for the run, or for the parameter with a gradient that is not cleared."""
         later = {event.layer: event.text for event in events_of(history, GRADIENTS_KEPT_LATER)}
         # a finding for the whole run makes findings for single layers redundant
         for layer, text in ({None: later[None]} if None in later else later).items():
@@ -201,7 +201,7 @@ def _cleared() -> History:
 
 
 def _summed(*, power: float, noise: float = 0.05) -> History:
-    """Return a run whose gradients grow with a power of the number of updates."""
+    """Return a run in which gradients grow with a power of the number of updates."""
     made = Synthetic(steps=40, noise=noise)
     made.grad_l2_TL *= (1.0 + made.t_T[:, None]) ** power
     return made.history()

@@ -118,6 +118,7 @@ class LearningRateTooHigh:
             )
         # the jump and the ramp come first: they name the step at fault
         yield from self._report(history, find_diverging_loss(history, runaway=self.runaway, large=self.large))
+        # the rules below compare updates with weights
         if not len(structure_of(history).rate_weights.indices_W):
             return
         yield from self._report(history, find_overwritten_weights(history, ratio=self.ratio, every=self.every))

@@ -93,6 +93,7 @@ class NotOptimized:
             yield from find_unfrozen_parameters(self, history, ratio_L)
         if structure.unowned and history.step - history.param.steps()[0] >= self.every:  # by then it may have moved
             yield from find_unowned_parameters(self, history, ratio_L)
+        # cheap: some trainable tensor has a measured update of zero
         if largest >= 0 and np.count_nonzero(ratio_L > 0) < structure.num_trainable and (ratio_L == 0).any():
             yield from find_unchanged_parameters(self, history, samples=self.samples)
 

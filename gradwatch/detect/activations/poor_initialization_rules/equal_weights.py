@@ -25,7 +25,7 @@ def find_zero_weights(detector: HasCode, history: History, *, layers: int) -> It
     """Yield the run if all its matrices, at least `layers`, start at zero: each blocks the gradient of the others."""
     infos, matrices_M = history.info.layers, structure_of(history).matrices.indices_M
     weight_M, grad_M = (history.param.window(name)[0, matrices_M] for name in ("weight.l2", "grad.l2"))
-    # one zero matrix learns; a frozen tensor may belong to an adapter that starts at zero on purpose
+    # a single zero matrix still gets a gradient, and frozen tensors may start at zero on purpose
     if len(weight_M) < layers or weight_M.any() or grad_M.any() or not all(info.trainable for info in infos):
         return
     yield finding_of(

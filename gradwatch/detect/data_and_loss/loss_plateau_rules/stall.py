@@ -1,7 +1,7 @@
 """Find a loss that has not fallen since the run began.
 
 The losses decide how long the loss must stand. A sequential test adds up evidence over blocks of 4 steps, and a block
-of a loss that stands still seldom sets a new low. Consider runs in which every second block sets a new low, noise
+of a loss that stands still rarely sets a new low. Consider runs in which every second block sets a new low, noise
 included. The test stops at most a given fraction of them within a window, however often it runs (Ville's inequality).
 
 Wrong for a loss that does not measure success, as in policy gradients, and for tasks that are learned in a sudden

@@ -18,7 +18,7 @@ MIN_SHARE = 0.7
 
 def find_overflow(history: History, norm: float) -> Sign | None:
     """Return a sign if the square of the newest total norm overflows in float32."""
-    if not OVERFLOW_NORM <= norm < np.inf:
+    if not OVERFLOW_NORM <= norm < np.inf:  # `non-finite` reports Inf
         return None
     l2_L = history.param.newest("grad.l2")
     widest = int(np.nanargmax(l2_L))  # there is one, since the total is a number

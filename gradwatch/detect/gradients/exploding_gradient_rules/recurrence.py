@@ -18,7 +18,7 @@ CRITICAL_GROWTH = 2.0
 
 
 def find_growth_over_time(history: History, *, decades: float) -> Iterator[Sign]:
-    """Yield a sign for each parameter over whose uses the gradient grows by at least `decades`."""
+    """Yield a sign for each parameter if the gradient grows over its uses by at least `decades`."""
     for event in events_of(history, RECURRENCE):
         growth, uses = event.values["growth"], event.values["uses"]
         if growth < decades:

@@ -65,6 +65,7 @@ def _sign(history: History, tensor: int, *, size: float, rest: float, weakest: f
         if is_swamped
         else f"another layer gets at most {weakest:.1g} times its gradient"
     )
+    # too large weights in earlier layers also make large inputs: then they are the cause
     is_drawn = any(f.kind == DRAWN_TOO_LARGE and f.severity >= Severity.WARNING for f in history.findings)
     return Sign(
         f"the inputs of {layer} have a size of about {format_factor(size)}: {effect}",

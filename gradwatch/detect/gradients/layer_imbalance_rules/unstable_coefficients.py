@@ -41,10 +41,12 @@ def find_unstable_coefficients(history: History, *, thrown: float) -> Iterator[S
     if not len(coefficients_F) or not (history.param.newest("update.ratio")[coefficients_F] >= thrown).any():
         return
     ratio_TF, grad_TF = (history.param.window(name)[:, coefficients_F] for name in ("update.ratio", "grad.l2"))
+    # updates are measured at some steps only
     measured_T = ~np.isnan(ratio_TF).all(axis=1)
     first_F = first_steps(history, "update.ratio", 1)[0, coefficients_F]
     if np.count_nonzero(measured_T) < MEASUREMENTS:
         return
+    # before clipping, like the gradients themselves
     share_TF = grad_TF / history.scalar("grad_norm.before_clip", len(grad_TF))[:, None]
     ratio_F, share_F = (median(values_TF[measured_T][-MEASUREMENTS:]) for values_TF in (ratio_TF, share_TF))
     for place in np.flatnonzero((first_F >= MIN_FIRST_RATIO) & (ratio_F >= thrown) & (share_F >= MIN_SHARE)):

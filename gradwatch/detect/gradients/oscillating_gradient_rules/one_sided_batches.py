@@ -68,6 +68,7 @@ def find_one_sided_batches(history: History, event: Event, *, one_sided: float, 
 def _chance_loss(history: History, event: Event) -> float:
     """Return the loss of a model that has learned nothing: the first loss if its unit is unknown."""
     values = event.values
+    # `nat` is above 1 if the loss is a sum over samples
     if "nat" in values:
         return math.log(values["classes"]) * values["nat"]
     return float(first_steps(history, "loss", 1)[0])

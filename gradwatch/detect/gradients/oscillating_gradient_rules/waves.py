@@ -85,6 +85,7 @@ def find_waves(
 def oscillation(log_T: Floats) -> tuple[float, float, int]:
     """Return the detrended spread, the correlation from step to step and the number of crossings."""
     place_T = np.arange(len(log_T)) - (len(log_T) - 1) / 2
+    # without the trend: a norm that only rises or falls does not swing
     rest_T = log_T - log_T.mean() - place_T * (place_T @ log_T) / (place_T @ place_T)
     low, high = _low_high(np.sort(rest_T))
     above_T = rest_T > (low + high) / 2
@@ -100,6 +101,7 @@ def _low_high(sorted_T: Floats) -> tuple[float, float]:
 
 def _comes_back(loss_T: Floats, *, peak: float) -> bool:
     """Return whether the loss has repeatedly fallen far below a peak and returned to it."""
+    # a return counts only after a deep fall, so noise around the peak does not count
     was_low, returns = False, 0
     for loss in loss_T.tolist():
         if was_low and loss >= peak:

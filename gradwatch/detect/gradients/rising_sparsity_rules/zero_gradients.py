@@ -48,6 +48,7 @@ def find_sparser_gradients(history: History, bounds: CreepBounds, *, kind: str) 
     maybe = np.flatnonzero(maybe_L)
     first_L = first_L[maybe]
     whole = len(zero_TL) // BLOCK_STEPS
+    # whole blocks only, the last of which ends at the newest step
     low_BL = zero_TL[len(zero_TL) - whole * BLOCK_STEPS :, maybe].reshape(whole, BLOCK_STEPS, -1).min(axis=1)
     ill_L = np.zeros(len(newest_L), np.bool_)
     ill_L[maybe] = bounds.is_rising(low_BL) & bounds.is_creeping(low_BL, first_L)

@@ -34,6 +34,7 @@ def find_hidden_softmax(history: History, *, kind: str, decades: float, at_once:
     l2_TL = history.param.window("grad.l2", MEDIAN_STEPS)
     if len(l2_TL) < MEDIAN_STEPS:
         return None
+    # several softmax layers count as one fall, from before the first to behind the last
     first = min(int(event.values["before"]) for event in softmax)
     last = max(int(event.values["behind"]) for event in softmax)
     size = median(l2_TL)[[first, last]] / structure_of(history).rms_scale_L[[first, last]]

@@ -19,7 +19,8 @@ PLATEAU = "loss-plateau"
 
 
 def find_fall_over_time(history: History, *, decades: float) -> Iterator[Sign]:
-    """Yield a sign for each parameter over whose uses the gradient shrinks by at least `decades`."""
+    """Yield a sign for each parameter if the gradient shrinks over its uses by at least `decades`."""
+    # without a plateau the run does not need the distant past
     if not any(f.kind == PLATEAU and f.severity >= Severity.WARNING for f in history.findings):
         return
     for event in events_of(history, RECURRENCE):

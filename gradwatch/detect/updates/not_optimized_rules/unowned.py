@@ -34,10 +34,12 @@ def find_unowned_parameters(detector: HasCode, history: History, ratio_L: Floats
         return
     left_L = np.zeros(len(ratio_L), np.bool_)
     left_L[left] = True
+    # `~` of `> 0` is True for nan: an update that was not measured
     left_L &= (history.param.newest("grad.l2") > 0) & ~(ratio_L > 0)  # a measured update: other code moves the tensor
     held = [i for i, layer in enumerate(history.info.layers) if layer.group is not None or moved_L[i]]
     if not held:
         severity, why = Severity.CRITICAL, "no optimizer holds any parameter of the model"
+    # an empty group, as from a used-up generator, explains the omission
     elif empty := [event.text for event in history.events if event.kind == EMPTY_GROUP.name]:
         severity, why = Severity.WARNING, empty[0]
     elif _is_probe(history, left, held):
