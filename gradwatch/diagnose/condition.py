@@ -85,7 +85,7 @@ class Condition(enum.Enum):
     """An optimizer holds the layer."""
 
     LAST_ACTIVATION = enum.auto()
-    """The finding concerns the last activation, and it is no softmax."""
+    """The finding concerns the last activation, which is no softmax."""
 
     ZERO_GRADIENT = enum.auto()
     """The gradient is zero, not None."""

@@ -14,7 +14,7 @@ from gradwatch.events import CHANCE
 from gradwatch.history.store import History
 
 BASELINE_STEPS = 16
-"""First recorded steps that count as the beginning of the run."""
+"""Number of first recorded steps that count as the start of the run."""
 
 _known: WeakKeyDictionary[History, dict[str, Floats]] = WeakKeyDictionary()
 _first_losses: WeakKeyDictionary[History, float] = WeakKeyDictionary()

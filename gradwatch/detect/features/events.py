@@ -10,7 +10,7 @@ from gradwatch.records import Event
 
 
 def events_of(history: History, kind: EventKind) -> Iterator[Event]:
-    """Yield the events of a kind up to the newest step, in the order in which they were recorded."""
+    """Yield the events of a kind up to the newest step, in recording order."""
     for event in history.events:
         if event.kind == kind.name and event.step <= history.step:
             yield event

@@ -38,7 +38,7 @@ def median(values_TL: Floats) -> Floats:
 
 
 def log10(values: Floats) -> Floats:
-    """Return the decimal logarithm, nan where a value is zero, negative or missing."""
+    """Return the decimal logarithm, or nan if a value is zero, negative or missing."""
     with np.errstate(divide="ignore", invalid="ignore"):
         logs: Floats = np.log10(values)
     return np.where(np.isfinite(logs), logs, np.nan)  # the log of 0 is -inf, which would break means

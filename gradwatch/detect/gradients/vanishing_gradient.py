@@ -74,7 +74,7 @@ class VanishingGradient:
     modules: int = 5
 
     def detect(self, history: History) -> Iterator[Finding]:
-        """Yield one finding, for the module at the input end of the line."""
+        """Yield at most one finding, for the module at the input end of the line."""
         yield from findings_of(self, history, self._signs(history))
 
     def _signs(self, history: History) -> Iterator[Sign | None]:

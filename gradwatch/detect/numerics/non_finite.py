@@ -60,7 +60,7 @@ class NonFinite:
         return ~np.isfinite(rows.run_TS[:, loss] + rows.run_TS[:, norm])
 
     def detect(self, history: History) -> Iterator[Finding]:
-        """Yield the layer where NaN or Inf entered, at the first step that has any."""
+        """Yield the layer where NaN or Inf entered, at the first step with NaN or Inf."""
         missing_T = _missing(history, 2)
         sick_T = _sick(history, missing_T)
         # only the first step of a NaN: later steps repeat it

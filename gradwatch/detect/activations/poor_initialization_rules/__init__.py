@@ -1,1 +1,1 @@
-"""Mechanisms of `poor-initialization`: one sign of badly scaled weights at step 0 per file."""
+"""Mechanisms of `poor-initialization`: each file finds one sign of badly scaled weights at step 0."""

@@ -1,4 +1,4 @@
-"""Find a first loss far above chance level, which only badly scaled outputs explain."""
+"""Find a first loss that is far above chance level because the outputs are badly scaled."""
 
 from __future__ import annotations
 

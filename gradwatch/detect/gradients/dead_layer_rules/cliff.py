@@ -38,7 +38,7 @@ def find_cliffs(history: History, l2_TL: Floats, *, decades: float) -> NDArray[n
 
 
 def gap_below_median(history: History, l2_TL: Floats, group: list[int]) -> float:
-    """Return how many decades a gradient element of a group lies below the median matrix; inf for zero."""
+    """Return the gap in decades between a group's gradient elements and the median matrix, or inf for zero."""
     level = median(log10(matrix_rms(history, median(l2_TL))))
     top_L = log10(np.fmax.reduce(l2_TL)[group] / structure_of(history).rms_scale_L[group])
     return float(level - np.fmax.reduce(top_L)) if np.isfinite(top_L).any() else np.inf

@@ -1,4 +1,4 @@
-"""Decide whether a run has lost what it had learned."""
+"""Decide whether a run has lost its progress."""
 
 # T = steps of a window
 
