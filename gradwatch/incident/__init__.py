@@ -1,4 +1,4 @@
-"""Incidents: what it takes to run a step again at which something critical was found, kept, written and read."""
+"""Keep, write and read incidents: the state that is needed to rerun a step with a critical finding."""
 
 from gradwatch.incident.reading import Incident, incidents
 from gradwatch.incident.recorder import Snapshotter, warrants_incident

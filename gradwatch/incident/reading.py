@@ -19,16 +19,16 @@ from gradwatch.state.checkpoint_folder import DamagedError
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """What was written when something critical was found.
+    """Hold the facts that were written after a critical finding.
 
     Args:
-        path: Its folder.
-        step: The step that it is about.
-        findings: What was found there, at that time.
-        facts: What `incident.json` says besides: `snapshot` (the step before which the kept state was taken, or None),
-            `epoch` and `batch` (where the step's first batch stands in the data), `samples` (indices of its samples, a
-            list for each micro-batch), `weights` (the step before which the weights were hashed, and the hash),
-            `machine` (what the numbers depend on beside the config).
+        path: Folder of the incident.
+        step: Optimizer step with the finding.
+        findings: Findings of this step that were known at the time of writing.
+        facts: Further entries of `incident.json`: `snapshot` (the step before which the saved state was copied, or
+            None), `epoch` and `batch` (position of the step's first batch in the data), `samples` (indices of its
+            samples, a list for each micro-batch), `weights` (the step before which the weights were hashed, and the
+            hash), `machine` (settings other than the config that the numbers depend on).
     """
 
     path: Path
@@ -41,30 +41,31 @@ class Incident:
         """Read the facts of an incident.
 
         Raises:
-            RunError: It is none, or a newer gradwatch wrote it.
+            RunError: The folder holds no incident, or a newer gradwatch wrote it.
         """
         try:
             data = json.loads((path / FACTS).read_bytes())
             if data.pop("format") > FORMAT:
                 raise RunError(f"{path}: this incident was written by a newer gradwatch: update gradwatch")
             found = tuple(FINDINGS.decode(finding) for finding in data.pop("findings"))
+            # `data` now holds only the entries without a field
             return cls(path=path, step=int(data.pop("step")), findings=found, facts=data)
-        except RunError:
+        except RunError:  # a ValueError too: its text is already complete
             raise
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise RunError(f"{path}: cannot read an incident here ({type(error).__name__}: {error})") from error
 
     @property
     def snapshot_step(self) -> int | None:
-        """The step before which the kept state was taken, or None where no state could be kept."""
+        """Step before which the saved state was copied, or None if no state was saved."""
         found = self.facts.get("snapshot")
         return None if found is None else int(found)
 
     def state(self) -> dict[str, Any]:
-        """Read all that was kept: `snapshot` (a training's state, or None), `window` (the batches) and `rows`.
+        """Read the saved state: `snapshot` (state of the training, or None), `window` (the batches) and `rows`.
 
         Raises:
-            CheckpointError: It is damaged.
+            CheckpointError: The incident is damaged.
         """
         try:
             return checkpoint_folder.read(self.path)
@@ -73,13 +74,14 @@ class Incident:
 
 
 def incidents(run: str | Path) -> tuple[Incident, ...]:
-    """Return the incidents of a run directory, by step; one that cannot be read is named in a warning."""
+    """Read the incidents of a run directory, sorted by step. Warn about each incident that cannot be read."""
     found = []
     for path in sorted((Path(run) / FOLDER).glob("step-*")):
-        if path.suffix:  # unfinished
+        if path.suffix:  # `.tmp`: the process ended while writing
             continue
         try:
             found.append(Incident.read(path))
-        except RunError as error:
+        except RunError as error:  # one damaged incident must not hide the others
             warnings.warn(str(error), RuntimeWarning, stacklevel=2)
+    # by number: names have 6 digits, so as text step-1000000 comes before step-999999
     return tuple(sorted(found, key=lambda incident: incident.step))

@@ -1,11 +1,14 @@
-"""Keep a recent state of a training in host memory, and write it down when something critical is found.
+"""Keep a recent state of a training in host memory, and write it to disk after a critical finding.
 
-Two ways to be able to run a step again were measured (`scripts/benchmarks/record.py`). Holding back, that is noting
-down the random generators before every step and leaving out the bad update, takes 47 us a step for the generators of
-Python, NumPy and torch alone, a tenth of a small step, and only serves findings that are known before the update. A
-copy of everything takes 0.2 ms for a small model, 30 ms for ResNet-18 with AdamW (128 MB, a step takes 134 ms), once in
-`every` steps and at most once a second; it serves every finding, and the steps since then are run again, which on one
-machine gives the very same bits. So that is what is done; its price is the memory of one copy.
+Two designs for rerunning a step were measured (`scripts/benchmarks/record.py`).
+
+- Save the random generators before every step, and skip the bad update. The generators of Python, NumPy and torch
+  alone take 47 us per step, 10 % of a small step. This design only covers findings that are known before the update.
+- Copy the whole state once in `every` steps, and at most once per second. A copy takes 0.2 ms for a small model. For
+  ResNet-18 with AdamW (128 MB, 134 ms per step) it takes 30 ms. This design covers every finding. The steps since the
+  copy are run again, and on one machine the result is bit-identical.
+
+The second design is used. It costs the memory of one copy.
 """
 
 from __future__ import annotations
@@ -27,25 +30,25 @@ NON_FINITE = "non-finite"
 MEGABYTE = 1 << 20
 NEVER = sys.maxsize
 REST_S = 1.0
-"""A copy of a model takes as long as a fraction of its step; of a small one, mostly Python: 0.2 ms at a time."""
+"""Minimum time between snapshots, in seconds. A copy of a small model takes 0.2 ms, which is mostly Python overhead."""
 
 
 def warrants_incident(finding: Finding) -> bool:
-    """Return whether a finding warrants an incident: critical, or NaN or Inf, even if the update was skipped."""
+    """Return whether a finding is critical or is about NaN or Inf."""
+    # NaN and Inf count at any severity: the finding is less severe if the update was skipped
     return finding.severity >= Severity.CRITICAL or finding.kind == NON_FINITE
 
 
 @final
 class Snapshotter:
-    """Keeps the newest snapshot of a training, and writes incidents from it.
+    """Keep the newest snapshot of a training, and write incidents from it.
 
     Args:
         directory: The run directory.
         every: Steps between two snapshots.
-        rest_s: Seconds that are left between two snapshots at least, where steps are short; 0 for snapshots whose
-            steps do not depend on the clock.
-        memory_mb: Host memory that a snapshot may take; a training that needs more is not kept.
-        most: Incidents of a run that are written.
+        rest_s: Minimum time between two snapshots, in seconds; 0 to take snapshots at steps independent of the clock.
+        memory_mb: Maximum host memory of a snapshot, in MB; a larger training is not copied.
+        most: Maximum number of incidents to write.
 
     Attributes:
         due: The step at whose beginning the next snapshot is due.
@@ -64,23 +67,23 @@ class Snapshotter:
         self._snapshot = Snapshot()
 
     def is_rested(self, step: int) -> bool:
-        """Return whether a due snapshot is taken; if the last one is too recent, it is postponed."""
+        """Return whether to take a due snapshot. Postpone the snapshot if the last one is too recent."""
         if time.monotonic() - self._taken_at >= self._rest_s:
             return True
         self.due = self._next(step)
         return False
 
     def keep(self, step: int, state: Any) -> str:
-        """Copy the state before a step. Steps need not grow: a training may go back.
+        """Copy the state before a step. Steps may decrease, since a training can rewind.
 
         Returns:
-            Why nothing is kept, or an empty string.
+            The reason if no copy was made, else an empty string.
         """
-        self.step = None
+        self.step = None  # until the copy is complete
         needed = num_bytes(state)
         if needed > self._limit:
             self.due = NEVER
-            self._snapshot = Snapshot()
+            self._snapshot = Snapshot()  # frees the memory of the previous copy
             return (
                 f"a copy of model and optimizer takes {needed // MEGABYTE:,} MB, watch.record.memory_mb allows "
                 f"{self._limit // MEGABYTE:,}: steps can be replayed from checkpoints only"
@@ -88,46 +91,47 @@ class Snapshotter:
         self._snapshot.take(state)
         self.step = step
         self.due = self._next(step)
-        self._taken_at = time.monotonic()
+        self._taken_at = time.monotonic()  # after the copy, so that a slow copy does not eat up the rest
         return ""
 
     def read(self) -> Any:
-        """Return the kept state, or None. Its tensors change when the next one is kept."""
+        """Return the snapshot, or None. The next snapshot overwrites its tensors."""
         return self._snapshot.read() if self.step is not None else None
 
     def _next(self, step: int) -> int:
+        # a multiple of `every`, so that postponed snapshots keep to the same steps
         return step - step % self._every + self._every
 
     @property
     def is_full(self) -> bool:
-        """Whether no further incident would be written."""
+        """Whether the maximum number of incidents is reached."""
         return self._left <= 0
 
     def write(self, *, step: int, findings: Sequence[Finding], facts: Mapping[str, Any], state: Any) -> Path | None:
-        """Write an incident, unless there are enough of them already. Where that fails, it warns once and is given up.
+        """Write an incident, unless the maximum number is reached. After a failure, warn and write no more incidents.
 
         Args:
-            step: The step that it is about.
-            findings: What was found there.
-            facts: Plain data that a person may read: see `Incident`.
-            state: Tree of all that it takes to run the step again.
+            step: Optimizer step with the findings.
+            findings: Findings of this step.
+            facts: Plain data for a reader of `incident.json`: see `Incident`.
+            state: Nested state that is needed to rerun the step.
 
         Returns:
-            The incident's folder, or None where none was written.
+            The folder of the incident, or None if none was written.
         """
         if self.is_full:
             return None
         self._left -= 1
         try:
             return writing.write(self._directory, step=step, findings=findings, facts=facts, state=state)
-        except (OSError, GradwatchError) as error:
+        except (OSError, GradwatchError) as error:  # a full disk, or a state that a file cannot hold
             self.give_up(error)
             return None
 
     def give_up(self, error: Exception) -> None:
-        """Keep and write nothing any more, and say why: the training is worth more."""
+        """Stop taking snapshots and writing incidents, and warn with the reason. The training continues."""
         self._left, self.due, self.step = 0, NEVER, None
-        self._snapshot = Snapshot()
+        self._snapshot = Snapshot()  # frees the memory of the copy
         reason = (error.strerror or "").lower() if isinstance(error, OSError) else str(error)
         text = f"no more incidents are saved, the training continues: {reason or str(error) or type(error).__name__}"
         warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=3)

@@ -21,13 +21,15 @@ from gradwatch.state.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """What `watch` keeps of a loop whose steps it cannot run again by itself.
+    """Configure the state that `watch` records of a custom loop.
+
+    `watch` cannot run the steps of a custom loop again, so it records their inputs.
 
     Args:
-        every: Steps between two copies of model and optimizer. 1: those of an incident are the ones from before its
-            update, at the price of one copy a step; with more, they may be older.
-        memory_mb: Host memory that this copy may take, in MB; a larger training is not copied.
-        incidents: How many incidents are written at most.
+        every: Steps between two copies of model and optimizer. With 1, an incident has the copy from before its
+            update, at the cost of one copy per step. With more, the copy may be older.
+        memory_mb: Maximum host memory of this copy, in MB; a larger training is not copied.
+        incidents: Maximum number of incidents to write.
     """
 
     every: int = 1
@@ -37,17 +39,17 @@ class StepRecord:
 
 @final
 class StepSnapshotter:
-    """Looks at each step when its first forward pass begins, which is after the batch was made.
+    """Record the state of each step when its first forward pass begins, after the batch was loaded.
 
-    It keeps the inputs of that pass, the states of all random generators, and a copy of weights, buffers, optimizers
-    and scaler.
+    The record has the inputs of this pass, the states of all random generators, and a copy of weights, buffers,
+    optimizers and scaler.
 
     Args:
         directory: The run directory.
-        models: The models by name.
-        optimizers: The optimizers.
+        models: Models by name.
+        optimizers: Optimizers.
         scaler: The GradScaler, or None.
-        settings: How much is kept.
+        settings: Interval and limits of the record.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class StepSnapshotter:
         self._models = dict(models)
         self._optimizers = list(optimizers)
         self._scaler = scaler
+        # no rest: which steps are copied must not depend on the clock
         self._recorder = Snapshotter(
             directory, every=settings.every, memory_mb=settings.memory_mb, most=settings.incidents, rest_s=0.0
         )
@@ -71,30 +74,32 @@ class StepSnapshotter:
         self._refused = ""
 
     def attach(self) -> list[RemovableHandle]:
-        """Hook the models, and return the hooks."""
+        """Register the hooks on the models, and return their handles."""
         hook = untraced(inert_hook(self._before_forward))
         return [model.register_forward_pre_hook(hook, with_kwargs=True) for model in self._models.values()]
 
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._random is not None or not (module.training and torch.is_grad_enabled()):
-            return  # the step has begun before, or this is no training
+            return  # the step has already begun, or this is an evaluation
         self._random = random_state()
+        # copied, since the loop may overwrite its batch before the finding is known
         self._batch.take({"inputs": list(args), "keywords": kwargs})
         if self._step >= self._recorder.due:
             self._refused = self._recorder.keep(self._step, self._state())
 
     def conclude(self, step: int, news: list[Finding]) -> Event | None:
-        """End a step: write an incident where one of the findings calls for it.
+        """End a step, and write an incident if one of the findings warrants it.
 
         Args:
             step: The step.
             news: New findings; the list is cleared.
 
         Returns:
-            What is to be noted of it, if anything.
+            Event to add to the history, or None.
         """
         found = [finding for finding in news if warrants_incident(finding)]
         news.clear()
+        # without the random state, no forward pass was seen in this step, and there is no batch to write
         event = self._written(step, found) if found and self._random is not None else None
         self._random, self._step = None, step + 1
         if self._refused:

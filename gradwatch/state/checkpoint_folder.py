@@ -1,4 +1,4 @@
-"""The folder of one checkpoint: written to the disk with checksums, verified before it is read."""
+"""Write the folder of one checkpoint with checksums, and verify the checksums before reading it."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from gradwatch.errors import CheckpointError
 from gradwatch.state import codec, safetensors_file
 
 FORMAT = 1
-"""Grows with every change after which an older gradwatch could not read a checkpoint."""
+"""Format version, raised with every change that an older gradwatch could not read."""
 MANIFEST, STATE, TENSORS = "manifest.json", "state.json", "tensors.safetensors"
 
 
 class DamagedError(ValueError):
-    """A checkpoint that is not what was written. The text says why."""
+    """Report a checkpoint that differs from the written one. The text gives the reason."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a checkpoint's manifest says.
+    """Hold the contents of a checkpoint's manifest.
 
     Args:
-        step: Optimizer steps made when it was written.
-        best: Whether it was the best of the run so far.
-        files: Bytes and SHA-256 of each file by name.
+        step: Number of optimizer steps completed when the checkpoint was written.
+        best: Whether the checkpoint was the best of the run so far.
+        files: Size in bytes and SHA-256 of each file, by file name.
     """
 
     step: int
@@ -42,7 +42,15 @@ class Manifest:
 
 
 def write(folder: Path, data: Any, tensors: Mapping[str, Tensor], *, step: int, best: bool) -> None:
-    """Fill an empty folder, and return when all of it is on the disk. `data` and `tensors` as `encode` gives them."""
+    """Write a checkpoint into an empty folder, and return when all files are on the disk.
+
+    Args:
+        folder: Empty folder.
+        data: JSON data from `codec.encode`.
+        tensors: Tensors from `codec.encode`, by name.
+        step: Number of optimizer steps completed.
+        best: Whether the checkpoint is the best of the run so far.
+    """
     entries = {}
     with _HashedFile(folder / TENSORS) as file:
         safetensors_file.write(file, tensors)
@@ -50,17 +58,18 @@ def write(folder: Path, data: Any, tensors: Mapping[str, Tensor], *, step: int, 
     with _HashedFile(folder / STATE) as file:
         file.write(json.dumps(data, allow_nan=False).encode())
     entries[STATE] = file.entry
+    # the manifest comes last: it lists the checksums of the other files
     with _HashedFile(folder / MANIFEST) as file:
         file.write(json.dumps({"format": FORMAT, "step": step, "best": best, "files": entries}, indent=1).encode())
     sync(folder)
 
 
 def manifest(folder: Path) -> Manifest:
-    """Return what the manifest says.
+    """Read the manifest of a checkpoint.
 
     Raises:
-        DamagedError: It cannot be read.
-        CheckpointError: A newer gradwatch wrote it.
+        DamagedError: The manifest cannot be read.
+        CheckpointError: A newer gradwatch wrote the checkpoint.
     """
     try:
         data = json.loads((folder / MANIFEST).read_bytes())
@@ -69,27 +78,27 @@ def manifest(folder: Path) -> Manifest:
                 f"{folder}: format {data['format']} is newer than this gradwatch reads ({FORMAT}): update gradwatch"
             )
         return Manifest(step=int(data["step"]), best=bool(data["best"]), files=dict(data["files"]))
-    except CheckpointError:
+    except CheckpointError:  # a ValueError too: without this clause, a newer format would be reported as damage
         raise
-    except FileNotFoundError as error:
+    except FileNotFoundError as error:  # before OSError, its base class
         raise DamagedError(f"{MANIFEST} is missing") from error
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise DamagedError(f"{MANIFEST} cannot be read ({error})") from error
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Return the state in a checkpoint, after its checksums have been verified.
+    """Verify the checksums of a checkpoint, and return its state.
 
     Raises:
-        DamagedError: It is not what was written.
-        CheckpointError: A newer gradwatch wrote it.
+        DamagedError: The checkpoint differs from the written one.
+        CheckpointError: A newer gradwatch wrote the checkpoint.
     """
     expected = manifest(folder).files
     try:
         for name in (STATE, TENSORS):
             _verify(folder / name, expected[name])
         state = codec.decode(json.loads((folder / STATE).read_bytes()), safetensors_file.read(folder / TENSORS))
-    except DamagedError:
+    except DamagedError:  # a ValueError too: its text is already complete
         raise
     except FileNotFoundError as error:
         raise DamagedError(f"{Path(error.filename).name} is missing") from error
@@ -101,9 +110,10 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def _verify(path: Path, expected: Mapping[str, Any]) -> None:
-    """Compare a file's size and checksum with those in the manifest."""
+    """Compare a file's size and checksum with the manifest."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
+        # the size first: a truncated file is reported as such, and without reading it
         if size != expected["bytes"]:
             raise DamagedError(f"{path.name} has {size:,} bytes, expected {expected['bytes']:,}")
         if hashlib.file_digest(file, "sha256").hexdigest() != expected["sha256"]:
@@ -111,7 +121,7 @@ def _verify(path: Path, expected: Mapping[str, Any]) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
+    """Wait until the directory entries of a folder are on the disk."""
     if os.name != "posix":  # elsewhere folders cannot be opened
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -123,11 +133,11 @@ def sync(path: Path) -> None:
 
 @final
 class _HashedFile:
-    """A file that is on the disk, and whose checksum is known, when it is closed."""
+    """Write a file and its checksum in one pass; after closing, the data is on the disk."""
 
     def __init__(self, path: Path) -> None:
         self.size = 0
-        self._file = path.open("xb")
+        self._file = path.open("xb")  # exclusive: the folder is expected to be empty
         self._digest = hashlib.sha256()
 
     def write(self, data: bytes | memoryview) -> None:
@@ -146,6 +156,6 @@ class _HashedFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._file:
-            if kind is None:
+            if kind is None:  # after an error the folder is discarded, so there is nothing to wait for
                 self._file.flush()
                 os.fsync(self._file.fileno())

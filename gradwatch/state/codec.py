@@ -1,4 +1,4 @@
-"""Turn a nested state into plain JSON and named tensors, and back, bit for bit and type for type."""
+"""Encode a nested state as plain JSON and named tensors, and decode it with identical bits and types."""
 
 from __future__ import annotations
 
@@ -18,33 +18,34 @@ from gradwatch.probe.device.sync import to_host
 from gradwatch.state.safetensors_file import DTYPE_NAMES
 
 MARK = "!"
-"""Key that marks an encoded value; a mapping that contains the key itself is encoded, too."""
+"""Key that marks an encoded value. A mapping that contains this key is encoded too."""
 RESERVED = {"__metadata__"}  # safetensors keeps this name for itself
 
 
 def encode(state: Any, *, name: str = "state") -> tuple[Any, dict[str, Tensor]]:
-    """Return a state as JSON data and the tensors that it refers to.
+    """Encode a state as JSON data and the tensors that the data refers to.
 
-    Known are dict, OrderedDict and Counter with str or int keys, list, tuple, strided tensors of any dtype, NumPy
-    arrays and scalars, int, float, bool, str and None. Tensors that are the same view stay one.
+    Supported containers are dict, OrderedDict and Counter with str or int keys, list and tuple. Supported values are
+    strided tensors of any dtype, NumPy arrays and scalars, int, float, bool, str and None. Tensors that are the same
+    view are stored once.
 
     Args:
-        state: The tree.
-        name: What to call its root in errors.
+        state: Nested state.
+        name: Name of the root in error messages.
 
     Returns:
-        Data for `json.dumps`, and tensors on their devices, by their path in the tree.
+        Data for `json.dumps`, and tensors on their devices, by their path in the state.
 
     Raises:
-        CheckpointError: Something in the tree is none of these; the text names its place.
+        CheckpointError: The state contains an unsupported type; the text gives its path.
     """
     encoder = _Encoder(name)
     return encoder.encode(state, ()), encoder.tensors
 
 
 def decode(data: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the state that `encode` was given; its tensors are on the CPU and contiguous."""
-    if isinstance(data, list):
+    """Return the state that was passed to `encode`; its tensors are on the CPU and contiguous."""
+    if isinstance(data, list):  # a tuple has a mark, so that it does not decode as a list
         return [decode(item, tensors) for item in data]
     if not isinstance(data, dict):
         return data
@@ -55,7 +56,7 @@ def decode(data: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 @final
 class _Encoder:
-    """Walks a tree and collects its tensors."""
+    """Encode a nested state recursively, and collect its tensors."""
 
     def __init__(self, name: str) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -63,10 +64,11 @@ class _Encoder:
         self._views: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def encode(self, value: Any, path: tuple[Any, ...]) -> Any:
-        kind = type(value)  # exact: a subclass would come back as something else
+        kind = type(value)  # exact: a subclass would decode as its base class
         if value is None or kind in (bool, int, str):
             return value
         if kind is float:
+            # JSON has no NaN or Inf; the bits also keep the payload of a NaN
             return value if math.isfinite(value) else {MARK: "float", "bits": struct.pack(">d", value).hex()}
         if kind is list:
             return [self.encode(item, (*path, i)) for i, item in enumerate(value)]
@@ -86,10 +88,11 @@ class _Encoder:
                 raise self._unknown(path, f"a key {key!r} of type {type(key).__name__}, expected str or int")
         if type(value) is dict and MARK not in value and all(type(key) is str for key in value):
             return {key: self.encode(item, (*path, key)) for key, item in value.items()}
+        # pairs, since JSON would turn int keys into text
         items = [[key, self.encode(item, (*path, key))] for key, item in value.items()]
         data: dict[str, Any] = {MARK: type(value).__name__, "items": items}
         if isinstance(value, collections.OrderedDict) and hasattr(value, "_metadata"):
-            # where nn.Module.state_dict puts the versions of its modules
+            # nn.Module.state_dict stores the versions of its modules in this attribute
             data["metadata"] = self.encode(value._metadata, (*path, "_metadata"))
         return data
 
@@ -97,6 +100,7 @@ class _Encoder:
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
             what = "quantized" if tensor.is_quantized else f"{tensor.layout} on {tensor.device.type}"
             raise self._unknown(path, f"a tensor that is {what}, expected a dense one with data")
+        # conj and neg are lazy flags: two tensors with the same memory may differ in their values
         view = (
             tensor.untyped_storage().data_ptr(),
             tensor.storage_offset(),
@@ -107,13 +111,14 @@ class _Encoder:
             tensor.is_conj(),
             tensor.is_neg(),
         )
-        if view in self._views and tensor.numel():
+        if view in self._views and tensor.numel():  # empty tensors share the data pointer 0 without being one tensor
             return self._views[view]
         data: dict[str, Any]
         plain = tensor.detach().resolve_conj().resolve_neg()
         if plain.dtype in DTYPE_NAMES:
             data = {MARK: "tensor", "name": self._add(plain, path)}
         else:
+            # reshaped first: a tensor without dimensions cannot be viewed as a smaller dtype
             raw = plain.contiguous().reshape(-1).view(torch.uint8)
             dtype = str(plain.dtype).removeprefix("torch.")
             data = {MARK: "tensor", "name": self._add(raw, path), "dtype": dtype, "shape": list(plain.shape)}
@@ -122,6 +127,7 @@ class _Encoder:
 
     def _array(self, array: NDArray[Any] | np.generic, path: tuple[Any, ...]) -> dict[str, Any]:
         dtype = array.dtype
+        # decoding rebuilds the dtype from `dtype.str`, so the text must describe it completely
         if dtype.hasobject or dtype.names or np.dtype(dtype.str) != dtype:
             raise self._unknown(path, f"a NumPy array of dtype {dtype}, which a checkpoint cannot hold")
         name = self._add(_from_bytes(array.tobytes()), path)
@@ -129,8 +135,10 @@ class _Encoder:
         return {MARK: kind, "name": name, "dtype": dtype.str, "shape": list(array.shape)}
 
     def _add(self, tensor: Tensor, path: tuple[Any, ...]) -> str:
-        """Add a tensor, and return its name: its path, which other readers of the file see."""
+        """Add a tensor under its path in the state, which other readers of the file see, and return this name."""
+        # a key may be text with lone surrogates, which UTF-8 cannot encode
         name = "/".join(str(key) for key in path).encode(errors="replace").decode()
+        # paths collide for the keys 1 and "1", or for a key that contains a slash; the root has an empty path
         while name in self.tensors or name in RESERVED or not name:
             name += "_"
         self.tensors[name] = tensor
@@ -144,6 +152,7 @@ class _Encoder:
 
 
 def _from_bytes(data: bytes) -> Tensor:
+    # torch.frombuffer rejects an empty buffer and warns about a read-only one
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
@@ -163,12 +172,13 @@ def _decode_tensor(data: dict[str, Any], tensors: Mapping[str, Tensor]) -> Tenso
     if "dtype" not in data:
         return tensor
     dtype = getattr(torch, data["dtype"])
-    if not isinstance(dtype, torch.dtype):
+    if not isinstance(dtype, torch.dtype):  # the name is from a file, and torch has attributes of every kind
         raise ValueError(f"torch.{data['dtype']} is no dtype")
     return tensor.view(dtype).reshape(data["shape"])
 
 
 def _decode_array(data: dict[str, Any], tensors: Mapping[str, Tensor]) -> NDArray[Any]:
+    # a bytearray, since an array over bytes would be read-only
     raw = to_host(tensors[data["name"]]).tobytes()
     return np.ndarray(data["shape"], data["dtype"], buffer=bytearray(raw) if raw else None)
 
@@ -178,8 +188,10 @@ _DECODERS: dict[str, Callable[[dict[str, Any], Mapping[str, Tensor]], Any]] = {
     "tuple": lambda data, tensors: tuple(decode(item, tensors) for item in data["items"]),
     "dict": lambda data, tensors: dict(_decode_items(data, tensors)),
     "OrderedDict": _decode_ordered,
+    # through a dict: a Counter made from pairs would count the pairs
     "Counter": lambda data, tensors: collections.Counter(dict(_decode_items(data, tensors))),
     "tensor": _decode_tensor,
     "array": _decode_array,
+    # indexing with () turns an array without dimensions into a NumPy scalar
     "scalar": lambda data, tensors: _decode_array(data, tensors)[()],
 }

@@ -1,4 +1,4 @@
-"""The state of every random generator: Python, NumPy, torch on the CPU and on each CUDA device in use."""
+"""Save and restore every random generator: Python, NumPy, torch on the CPU and on each CUDA device in use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 def random_state() -> dict[str, Any]:
     """Return the state of all random generators: Python, NumPy, torch on the CPU and on each CUDA device in use."""
-    in_use = torch.cuda.is_initialized()
+    in_use = torch.cuda.is_initialized()  # reading the generators would initialize CUDA
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=False),
@@ -22,10 +22,10 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:
-    """Put all random generators into the state that `random_state` returned."""
+    """Restore all random generators to a state that `random_state` returned."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
-    # a run that used one device of eight goes on where there is only that one
+    # not strict: a run from a machine with eight devices can continue on a machine with one
     for device, generator in zip(range(torch.cuda.device_count()), state["cuda"], strict=False):
         torch.cuda.set_rng_state(generator, device)

@@ -1,6 +1,6 @@
 """Write safetensors files one tensor at a time, and read them with the library.
 
-The format: a header's length as uint64, the header as JSON (name to dtype, shape and place), then the data.
+The format: the length of the header as uint64, the header as JSON (name to dtype, shape and offsets), then the data.
 Source: https://github.com/huggingface/safetensors, README, section Format.
 """
 
@@ -32,36 +32,37 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""The dtypes that every version of the format knows."""
+"""Names of the dtypes that every version of the format supports."""
 
 
 class ByteSink(Protocol):
-    """Where bytes go."""
+    """Accept bytes."""
 
     def write(self, data: bytes | memoryview) -> object:
-        """Take all of the data."""
+        """Write all of the data."""
         ...
 
 
 def write(file: ByteSink, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors of the dtypes in `DTYPE_NAMES`, on whatever device, in the safetensors format."""
-    # the widest first, so that each tensor begins at a multiple of its element size
+    """Write tensors of the dtypes in `DTYPE_NAMES`, on any device, in the safetensors format."""
+    # the widest dtype first, so that each tensor begins at a multiple of its element size
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     file.write(_header(ordered))
     for _, tensor in ordered:
         if tensor.numel():
+            # as bytes, since NumPy has no bfloat16; one tensor at a time, so the host never holds the whole model
             file.write(to_host(tensor.detach().contiguous().reshape(-1).view(torch.uint8)).data)
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """Read a safetensors file into tensors of their own, on the CPU.
+    """Read a safetensors file into new tensors on the CPU.
 
     Raises:
-        ValueError: The file is not one, or was cut short.
+        ValueError: The file is not a safetensors file, or is truncated.
     """
     try:
         with safe_open(path, framework="pt") as file:
-            # cloned: the library's tensors are maps of the file, which may be deleted while they are in use
+            # cloned: the library's tensors map the file, which may be deleted while they are in use
             return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a mapping
     except SafetensorError as error:
         raise ValueError(f"{path} is no safetensors file: {error}") from error

@@ -1,4 +1,4 @@
-"""Copy a nested state into reused host memory, so that a training can return to a recent step."""
+"""Copy a nested state into reused host memory, to restore a training to a recent step."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Key = tuple[int, torch.Size, tuple[int, ...], torch.dtype]
 
 @final
 class Snapshot:
-    """A copy of a state: its tensors in host memory, everything else as plain data.
+    """Hold a copy of a state: its tensors in host memory, everything else as plain data.
 
-    Each copy reuses the memory of the previous copy, so that no page is touched for the first time. Memory of tensors
-    on a CUDA device is page-locked, so that the device copies in the background, in order with the training.
+    Each copy reuses the memory of the previous copy, so that no page is touched for the first time. Copies of CUDA
+    tensors use page-locked memory. The device copies in the background, in order with the training.
     """
 
     def __init__(self) -> None:
@@ -26,29 +26,30 @@ class Snapshot:
         self._tree: Any = None
 
     def take(self, state: Any) -> None:
-        """Copy a tree of dicts, lists, tuples, tensors and plain values. Aliases of one tensor stay one."""
-        self._tree = None  # until the end: an interrupted copy is none
+        """Copy a nested state of dicts, lists, tuples, tensors and plain values. Copy aliases of a tensor once."""
+        self._tree = None  # set at the end, so that an interrupted copy is not used
         tree, sources = _without_tensors(state)
+        # a slice: it is empty if the previous copy had fewer tensors
         self._held = [_fitting(source, self._held[i : i + 1]) for i, source in enumerate(sources)]
-        if sources:
+        if sources:  # torch rejects empty lists
             torch._foreach_copy_(self._held, sources, non_blocking=True)
         self._tree = tree
 
     def read(self) -> Any:
-        """Return the state of the last complete `take`, or None. Its tensors change with the next `take`."""
-        if torch.cuda.is_initialized():
+        """Return the state of the last complete `take`, or None. The next `take` overwrites its tensors."""
+        if torch.cuda.is_initialized():  # the copy may still be in flight
             torch.cuda.synchronize()
         return _map_leaves(self._tree, lambda leaf: self._held[leaf.index] if isinstance(leaf, _Place) else leaf)
 
 
 def num_bytes(state: Any) -> int:
-    """Return the number of bytes of the tensors of a tree."""
+    """Return the total size in bytes of the tensors in a nested state."""
     return sum(tensor.nbytes for tensor in _without_tensors(state)[1])
 
 
 @final
 class _Place:
-    """A placeholder for a tensor in a tree."""
+    """Stand for a tensor in a nested state."""
 
     __slots__ = ("index",)
 
@@ -57,13 +58,14 @@ class _Place:
 
 
 def _without_tensors(state: Any) -> tuple[Any, list[Tensor]]:
-    """Return a copy of a tree with placeholders for its tensors, and the tensors, each view once."""
+    """Return a copy of a state with placeholders for its tensors, and the list of tensors, each view once."""
     sources: list[Tensor] = []
     places: dict[Key, int] = {}
 
     def replace(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
+        # all empty tensors have the data pointer 0, so they are no aliases of one another
         key = (leaf.data_ptr(), leaf.shape, leaf.stride(), leaf.dtype)
         index = places.setdefault(key, len(sources)) if leaf.numel() else len(sources)
         if index == len(sources):
@@ -74,9 +76,9 @@ def _without_tensors(state: Any) -> tuple[Any, list[Tensor]]:
 
 
 def _map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return a copy of a tree with a function applied to everything that is not a container.
+    """Copy a nested state with a function applied to everything that is not a container.
 
-    torch's `tree_map` would lose the versions of modules, which `nn.Module.state_dict` keeps in an attribute.
+    torch's `tree_map` would lose the module versions, which `nn.Module.state_dict` stores in an attribute.
     """
     kind = type(value)
     if kind is collections.OrderedDict:
@@ -90,13 +92,15 @@ def _map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
         return copy.copy(value)
     if kind is list:
         return [_map_leaves(v, function) for v in value]
-    if kind is tuple and not (len(value) > 64 and type(value[0]) is int):  # not the 625 words of a random generator
+    # the state of Python's random generator is a tuple of 625 words without tensors
+    if kind is tuple and not (len(value) > 64 and type(value[0]) is int):
         return tuple(_map_leaves(v, function) for v in value)
     return function(value)
 
 
 def _fitting(source: Tensor, held: Sequence[Tensor]) -> Tensor:
-    """Return memory for a copy: the memory of the previous copy if it fits."""
+    """Return memory for a copy, reusing the memory of the previous copy if it fits."""
+    # strides count too: the copy must have the layout of its source
     if held and held[0].shape == source.shape and held[0].dtype == source.dtype and held[0].stride() == source.stride():
         return held[0]
     return torch.empty_like(source, device="cpu", pin_memory=source.is_cuda)
