@@ -1,1 +1,1 @@
-"""Run a recorded step again: exactly as it was, under a magnifying glass, and with one change at a time."""
+"""Rerun a recorded step: exactly as recorded, with every operation traced, and with one change at a time."""

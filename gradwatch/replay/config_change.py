@@ -30,11 +30,13 @@ def config_of(run: Path, patch: Mapping[str, Any] | None = None) -> Config:
         raise RunError(
             f"{run}: has no config.yaml (it was made by gradwatch.watch), so its training cannot be repeated"
         )
+    # JSON is valid YAML, which overrides are parsed as
     return load_config(path, [f"{key}={json.dumps(value)}" for key, value in (patch or {}).items()])
 
 
 def is_taken(run: Path, change: Remedy) -> bool:
-    """Return whether a change is valid for the config of a run, and makes a difference."""
+    """Return whether a change is valid for the config of a run and alters it."""
+    # asked first: a config with a custom model accepts any option
     if not all(_is_option(config_of(run), key) for key in change.patch):
         return False
     try:
@@ -44,10 +46,10 @@ def is_taken(run: Path, change: Remedy) -> bool:
 
 
 def reverted_settings(config: Config) -> Iterator[Remedy]:
-    """Yield changes that each revert one setting of a config to its default: that setting may be the cause.
+    """Yield changes that each revert one setting of a config to its default, since that setting may be the cause.
 
     Options of the model, the loss and the optimizer come first, then the other sections. The size of the model and the
-    learning rate have no default to revert to.
+    learning rate are not reverted.
     """
     for key, section in (("model", config.model), ("loss", config.loss), ("optim", config.optim)):
         for name, default in _defaults(section).items():
@@ -72,12 +74,13 @@ def reverted_settings(config: Config) -> Iterator[Remedy]:
 
 
 def _defaults(section: NamedSection) -> dict[str, Any]:
-    """Return the plain defaults of the options of a section, without sizes of a model and without the rate."""
+    """Return the plain defaults of a section's options, without model sizes and the learning rate."""
     if isinstance(section, TargetSection) and section.target:
         parameters = inspect.signature(plugins.target(section.target, key="target")).parameters.values()
         return {p.name: p.default for p in parameters if _is_plain(p.default)}
     entry = section.vocabulary.find(section.name) if section.name else None
     known = entry.read().parameters if entry else ()
+    # integers of a model are sizes; compared by exact type below, since a bool is an int too
     sizes = (int,) if isinstance(section, ModelSection) else ()
     return {
         p.name: p.default for p in known if _is_plain(p.default) and type(p.default) not in sizes and p.name != "lr"
@@ -85,7 +88,7 @@ def _defaults(section: NamedSection) -> dict[str, Any]:
 
 
 def _is_option(config: Config, key: str) -> bool:
-    """Return whether a custom model has the option of a key; the config itself checks all other keys."""
+    """Return whether a custom model accepts the option of a key; True for all other keys, which the config checks."""
     section, _, name = key.partition(".")
     if section != "model" or not config.model.target:
         return True

@@ -1,4 +1,4 @@
-"""The smallest change of a config that makes a run healthy, found by training with it, and written as YAML."""
+"""Find the smallest config change that makes a run healthy, by training with it, and write it as YAML."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ from gradwatch.replay.trials.trial_run import TrialRun, final_loss
 from gradwatch.replay.verify.result import Verification
 
 ROUNDS = 4
-"""Changes on top of one another at most: what needs more is another training."""
+"""Maximum number of combined changes: a config that needs more changes describes another training."""
 WIDTH = 3
-"""Sets of changes of a round, the best, to which more is added."""
+"""Number of best sets of changes in a round that are extended in the next round."""
 FASTER = (10.0, 100.0, 1000.0)
-"""Factors of the learning rate that are tried where a cure learns less than the illness did."""
+"""Factors of the learning rate to try if a cure learns less than the original run."""
 TOLERANCE = 0.02
-"""Validation accuracy that a cure may lose: about what two seeds differ by on a few hundred samples."""
+"""Validation accuracy that a cure may lose: about the difference of two seeds on a few hundred samples."""
 LITTLE = 0.1
-"""Fall of the loss, as a fraction, below which a training has hardly learnt: an illness may be gone with all else."""
+"""Minimum decrease of the loss, as a fraction. A training that hardly learns may have no findings for that reason."""
 FIRST = 5
-"""Losses of the beginning whose median stands for it."""
-NOTHING = (0, 0, 0)
+"""Number of first losses to take the median of, as the loss at the beginning."""
+NOTHING = (0, 0, 0)  # rank of a cure that leaves no problem
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cure:
-    """A change that was trained with for as long as the run.
+    """Hold a change that was tested by a training as long as the run.
 
     Args:
-        changes: What it is made of, in the order in which they were added.
-        others: Changes under which the finding was gone as well, the smallest first.
-        steps: Steps that were trained.
-        before: Final training loss of the run as it was.
-        after: The same with the cure; of another loss function, where the cure changes that.
-        accuracy: Validation accuracy at the end with the cure; nan where there is none.
-        left: Kinds of findings that are left; none where it is healthy.
+        changes: Single changes of the cure, in the order in which they were added.
+        others: Further changes that also removed the finding, the smallest first.
+        steps: Number of steps trained with the cure.
+        before: Final training loss of the original run.
+        after: Final training loss with the cure; not comparable to `before` if the cure changes the loss function.
+        accuracy: Final validation accuracy with the cure; nan without validation labels.
+        left: Kinds of the remaining findings; empty if the training is healthy.
     """
 
     changes: tuple[Remedy, ...]
@@ -62,7 +62,7 @@ class Cure:
 
     @property
     def patch(self) -> dict[str, Any]:
-        """All that it sets: dotted keys with their values."""
+        """Settings of the cure: dotted keys with their values."""
         return _united(self.changes)
 
     def to_json(self) -> dict[str, Any]:
@@ -80,15 +80,18 @@ class Cure:
 
 
 def find_cure(runner: TrialRunner, verifications: Sequence[Verification]) -> Cure | None:
-    """Return the smallest change with which the whole run is healthy and learns no less, or what comes nearest.
+    """Find the smallest change with which the whole run is healthy and learns no less, or the nearest change.
 
-    Each confirmed change is trained with alone, for as long as the run was, and where that is enough from another seed
-    as well. Where none is enough, what mends the illness that each leaves is added to it, and so on; at last, what the
-    config sets is taken back, one by one.
+    Each confirmed change is tested alone, in a training as long as the run. If the training is healthy, the change is
+    tested with another seed as well. If no change is sufficient, the best ones are extended by remedies for the
+    remaining findings, for several rounds. Finally, the settings of the config are reverted one by one.
 
     Args:
         runner: Trains changed configs of the run.
-        verifications: Causes that were confirmed.
+        verifications: Verifications of the diagnoses, with the confirmed changes.
+
+    Returns:
+        The cure, or None if no change was trained.
     """
     confirmed = sorted((c.change for p in verifications for c in p.confirmed if c.change), key=lambda c: len(c.patch))
     trials: list[_TriedPatch] = []
@@ -96,16 +99,19 @@ def find_cure(runner: TrialRunner, verifications: Sequence[Verification]) -> Cur
     for _ in range(ROUNDS):
         made = list(_try_wave(runner, wave))
         trials += made
+        # a wave ends at its first sufficient set, so only the last one can be sufficient
         if not made or not _rank(made[-1], runner):
             break
         made.sort(key=lambda t: _rank(t, runner) or NOTHING)
         wave = [more for tried in made[:WIDTH] for more in _extend(runner, tried)]
+    # a symptom that cannot be reproduced cannot be seen to disappear
     if any(p.reproduced for p in verifications) and all(_rank(t, runner) for t in trials):
         back = reverted_settings(config_of(runner.run))
         trials += _try_wave(runner, ((c,) for c in back if c not in confirmed))
     if not trials:
         return None
     best = min(trials, key=lambda t: _rank(t, runner) or NOTHING)
+    # the numbers of the run's own seed, for a fair comparison; the findings of both seeds
     return Cure(
         changes=best.changes,
         others=tuple(c for c in confirmed if c not in best.changes),
@@ -118,7 +124,7 @@ def find_cure(runner: TrialRunner, verifications: Sequence[Verification]) -> Cur
 
 
 def to_yaml(cure: Cure, *, run: Path, name: str = "cure.yaml") -> str:
-    """Return a cure as YAML for `gradwatch train config.yaml --set-file`, the smallest change first, with reasons."""
+    """Format a cure as YAML for `gradwatch train config.yaml --set-file`, the smallest change first, with reasons."""
     told = "healthy" if not cure.left else f"not healthy yet: {', '.join(cure.left)}"
     lines = [
         f"# Fix for {run}: trained {cure.steps:,} steps with it; the run was {told}.",
@@ -127,6 +133,7 @@ def to_yaml(cure: Cure, *, run: Path, name: str = "cure.yaml") -> str:
     ordered = sorted(cure.changes, key=lambda c: len(c.patch))
     reasons = {key: c.text for c in ordered for key in c.patch}
     lines += _lines(_nested(_united(ordered)), reasons)
+    # as comments: together with the cure they would change more than needed
     if cure.others:
         lines += ["# Each of these also removed the finding:"]
     for change in cure.others:
@@ -135,10 +142,10 @@ def to_yaml(cure: Cure, *, run: Path, name: str = "cure.yaml") -> str:
 
 
 def write(cure: Cure, path: Path, *, run: Path) -> None:
-    """Write a cure into a file.
+    """Write a cure to a file.
 
     Raises:
-        RunError: It cannot be written.
+        RunError: The file cannot be written.
     """
     try:
         atomic.replace(path, to_yaml(cure, run=run, name=str(path)).encode())
@@ -149,18 +156,18 @@ def write(cure: Cure, path: Path, *, run: Path) -> None:
 @final
 @dataclass(frozen=True, slots=True)
 class _TriedPatch:
-    """Changes, and the training with them; where it was enough, from another seed as well."""
+    """Hold a set of changes and its training; if that was healthy, also the training with another seed."""
 
     changes: tuple[Remedy, ...]
     made: tuple[TrialRun, ...]
 
 
 def _try_wave(runner: TrialRunner, wave: Iterable[tuple[Remedy, ...]]) -> Iterator[_TriedPatch]:
-    """Train with each set of changes that the config takes, up to the first that is enough."""
+    """Train with each set of changes that the config accepts, up to the first sufficient set."""
     for changes in wave:
         try:
             made = _train_patch(runner, _united(changes))
-        except (GradwatchError, RuntimeError):
+        except (GradwatchError, RuntimeError):  # a combination that the config or the model does not accept
             continue
         if not made:  # out of time
             return
@@ -171,25 +178,29 @@ def _try_wave(runner: TrialRunner, wave: Iterable[tuple[Remedy, ...]]) -> Iterat
 
 
 def _train_patch(runner: TrialRunner, patch: dict[str, Any]) -> tuple[TrialRun, ...]:
-    """Train with a patch, and once more from another seed where it is enough: what only puts off helps one seed."""
+    """Train with a patch, and if that is healthy, train with another seed as well.
+
+    A patch that only delays the symptom may help the run's own seed by chance.
+    """
     steps, made = runner.history.step + 1, []
     for seed in ({}, {"run.seed": config_of(runner.run).run.seed + 1}):
         made_run = runner.run_trial(patch | seed, steps=steps)
-        if made_run is None:
+        if made_run is None:  # out of time
             break
         made.append(made_run)
-        if any(_left(made_run, runner.history)):
+        if any(_left(made_run, runner.history)):  # not sufficient: a second seed costs time and cannot change that
             break
     return tuple(made)
 
 
 def _extend(runner: TrialRunner, tried: _TriedPatch) -> Iterator[tuple[Remedy, ...]]:
-    """Yield the changes with one more, which the illness that they leave calls for."""
+    """Yield the changes extended by one remedy each, for the remaining findings or the lack of learning."""
     left = [d for d in diagnose(tried.made[-1].history) if d.severity >= Severity.WARNING]
     more = _remedies(left) if left else _for_learning(runner, tried.made[-1])
     for change in more:
         if change.patch and is_taken(runner.run, change):
-            kept = (c for c in tried.changes if not set(c.patch) <= set(change.patch))  # a rate that is raised again
+            # dropped if the new change overrides all of its keys, such as a learning rate that is raised again
+            kept = (c for c in tried.changes if not set(c.patch) <= set(change.patch))
             yield (*kept, change)
 
 
@@ -198,7 +209,10 @@ def _remedies(diagnoses: Sequence[Diagnosis]) -> Iterator[Remedy]:
 
 
 def _for_learning(runner: TrialRunner, made: TrialRun) -> Iterator[Remedy]:
-    """Yield larger remedies of the illness that there was, then larger steps: the rate may have suited the illness."""
+    """Yield further remedies for the findings of the run, then higher learning rates.
+
+    The original learning rate may have been chosen to suit the problem.
+    """
     yield from _remedies([d for d in diagnose(runner.history) if d.severity >= Severity.WARNING])
     for factor in FASTER:
         rate = float(f"{factor * made.history['lr.0'][0]:.1g}")
@@ -206,33 +220,35 @@ def _for_learning(runner: TrialRunner, made: TrialRun) -> Iterator[Remedy]:
 
 
 def _rank(tried: _TriedPatch, runner: TrialRunner) -> tuple[int, int, int] | None:
-    """Return what is left to mend, from the worse seed; None where nothing is."""
+    """Return the remaining problems of the worse seed as a rank; None if there are none."""
     rank = max(_left(made, runner.history) for made in tried.made)
     return rank if any(rank) else None
 
 
 def _left(made: TrialRun, history: History) -> tuple[int, int, int]:
-    """Return what a training leaves to mend: the gravest finding, how many kinds, and that it learns too little."""
+    """Return the remaining problems of a training: highest severity, number of kinds, and lack of learning (0 to 2)."""
     gravest = max((int(f.severity) for f in made.alarms), default=0)
     too_little = 2 if hardly_learns(made) else int(_learns_less(made, history))
     return gravest, len({f.kind for f in made.alarms}), too_little
 
 
 def _learns_less(made: TrialRun, history: History) -> bool:
-    """Return whether the best accuracy of a training is clearly below the best accuracy of the run."""
+    """Return whether the best accuracy of a training is more than `TOLERANCE` below the best accuracy of the run."""
+    # the best, not the last: the accuracy of a failing run may collapse before its end
     best, run = (_best_accuracy(h) for h in (made.history, history))
     return max(best, made.val_accuracy) < run - TOLERANCE if math.isfinite(run) else False
 
 
 def _best_accuracy(history: History) -> float:
-    """Return the highest validation accuracy that was measured; -inf where none was."""
+    """Return the highest recorded validation accuracy; -inf if none was recorded."""
     accuracy_T = history["val_accuracy"]
     return float(np.max(accuracy_T, initial=-math.inf, where=np.isfinite(accuracy_T)))
 
 
 def hardly_learns(made: TrialRun) -> bool:
-    """Return whether the loss of a training has hardly fallen from its first steps to its end."""
+    """Return whether the loss of a training fell by less than `LITTLE` from its first steps to its end."""
     first = float(np.median(made.history["loss"][:FIRST]))
+    # a fraction of a loss at or below 0 says nothing about its decrease
     return first > 0 and made.loss > (1 - LITTLE) * first
 
 
@@ -244,7 +260,7 @@ def _united(changes: Iterable[Remedy]) -> dict[str, Any]:
 
 
 def _nested(patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return dotted keys as nested mappings; a whole value stands beside its section's other keys."""
+    """Convert dotted keys to nested mappings, as YAML needs them."""
     nested: dict[str, Any] = {}
     for key, value in patch.items():
         *parents, last = key.split(".")
@@ -256,10 +272,11 @@ def _nested(patch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lines(node: Mapping[str, Any], reasons: Mapping[str, str], above: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield the lines of nested mappings, those that set something with the reason behind it."""
+    """Yield the YAML lines of nested mappings; each line with a value ends with its reason as a comment."""
     indent = "  " * len(above)
     for key, value in node.items():
         dotted = ".".join((*above, key))
+        # a mapping with a reason is a value of the patch, and is written on one line
         if isinstance(value, dict) and dotted not in reasons:
             yield f"{indent}{key}:"
             yield from _lines(value, reasons, (*above, key))

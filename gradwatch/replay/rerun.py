@@ -1,4 +1,4 @@
-"""Run recorded steps again, and say whether they are the same to the last bit, or what differs and by how much."""
+"""Rerun recorded steps, and report whether they are bit-identical, or which values differ and by how much."""
 
 # T = recorded steps, L = layers (rows of a table), S = statistics
 
@@ -24,18 +24,18 @@ from gradwatch.train.training_state import machine
 
 NORM = "grad_norm.before_clip"
 AHEAD = 100
-"""Steps that are run beyond the asked for to get to where the weights are known."""
+"""Maximum number of steps to run past the requested ones, to reach a step with a recorded hash of the weights."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """The weights before a step, as hashes of all their bits.
+    """Hold the hashes of all bits of the weights before a step.
 
     Args:
-        step: The step that they were about to make.
-        recorded: Hash of the run's, from an incident or a checkpoint.
-        again: Hash of those that came out.
+        step: The step that follows.
+        recorded: Hash of the weights of the run, from an incident or a checkpoint.
+        again: Hash of the weights of the rerun.
     """
 
     step: int
@@ -44,22 +44,22 @@ class Weights:
 
     @property
     def is_same(self) -> bool:
-        """Whether they are equal to the last bit."""
+        """Whether the weights are bit-identical."""
         return self.recorded == self.again
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerunStep:
-    """One of the steps that were asked for, as it came out again.
+    """Hold the result of rerunning one requested step.
 
     Args:
         step: Optimizer step.
-        loss: Its loss.
-        norm: Norm of its gradient before clipping.
-        is_skipped: Whether its update was left out.
-        compared: Recorded numbers of the step that it was compared with; 0 where they have been thinned away.
-        is_same: Whether all of these came out again.
+        loss: Loss of the rerun.
+        norm: Norm of the gradient before clipping.
+        is_skipped: Whether the update was skipped.
+        compared: Number of recorded values that were compared; 0 if the rows of the step have been thinned out.
+        is_same: Whether all compared values are bit-identical.
     """
 
     step: int
@@ -73,21 +73,21 @@ class RerunStep:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rerun:
-    """What came of running steps again.
+    """Hold the result of rerunning steps.
 
     Args:
         run: The run directory.
-        step: The first step that was asked for.
-        until: The last one.
-        start_step: The step of the kept state; those from there on were run again.
-        source: `incident`, `checkpoint` or `start`: where the state was from.
-        findings: What was found at the step, where it is that of an incident.
-        steps: The steps that were asked for.
-        compared: How many recorded numbers were compared, over all steps that were run again.
-        differences: What differs, the earliest first.
-        weights: Where weights are known, whether they came out again, growing by step.
-        machine: What is different about the machine: name to what it was and what it is.
-        is_data_changed: Whether a batch is not what it was.
+        step: First requested step.
+        until: Last requested step.
+        start_step: Step of the saved state, from which the steps were run again.
+        source: Source of the state: `incident`, `checkpoint` or `start`.
+        findings: Findings of the step if it has an incident.
+        steps: Results of the requested steps.
+        compared: Number of recorded values that were compared, over all steps of the rerun.
+        differences: Values that differ, the earliest first.
+        weights: Comparisons of the weights at all steps with a recorded hash, in the order of steps.
+        machine: Changed properties of the machine: name to recorded and current value.
+        is_data_changed: Whether a batch differs from the recorded one.
     """
 
     run: Path
@@ -105,45 +105,49 @@ class Rerun:
 
     @property
     def is_same(self) -> bool:
-        """Whether everything that was recorded came out again to the last bit."""
+        """Whether all recorded values and weights are bit-identical."""
         return not self.differences and all(weights.is_same for weights in self.weights)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data; numbers that are not finite are text."""
         data = asdict(self) | {"run": str(self.run), "is_same": self.is_same}
+        # findings have a JSON form of their own, which differs from `asdict`
         data["findings"] = [finding.to_json() for finding in self.findings]
         plain: dict[str, Any] = _plain(data)
         return plain
 
 
 def rerun(run: Path, *, step: int | None = None, until: int | None = None) -> Rerun:
-    """Run steps of a run again.
+    """Rerun steps of a run, and compare them with the recorded ones.
 
     Args:
         run: The run directory.
-        step: The first; None is that of the first incident.
-        until: The last; None is the first alone.
+        step: First step; None for the step of the first incident.
+        until: Last step; None for the first step alone.
 
     Raises:
-        RunError: There are no such steps.
+        RunError: The run has no such steps.
     """
     source = find_start_state(run, step)
     last = source.step if until is None else until
     if last < source.step:
         raise RunError(f"--until: got {last}, expected {source.step} or more, its first step")
     known = _known_weights(source, last)
+    # up to `last + 1`, since hashes are of the weights before a step
     asked = [number for number in known if number <= last + 1]
+    # otherwise one hash after the requested steps, which covers their updates too
     ends = [] if last + 1 in known else [number for number in known if number > last][:1]
     with restored_session(source, load_config(run / "config.yaml")) as session:
         weights = []
         for number in asked + ends:
             run_until(session, number)
-            if session.progress.step == number:
+            if session.progress.step == number:  # the training may end before
                 weights.append(Weights(step=number, recorded=known[number], again=fingerprint(session.training)))
         run_until(session, last + 1)
         again = rows(session.pipeline.history, first=source.begins_at)
         differences, counts = compare_rows(recorded(source), again)
         now = machine(session.device)
+    # only recorded names: nothing is known about the machine at the start of a run
     changed = {name: (then, now.get(name)) for name, then in source.machine.items() if now.get(name) != then}
     return Rerun(
         run=run,
@@ -162,7 +166,7 @@ def rerun(run: Path, *, step: int | None = None, until: int | None = None) -> Re
 
 
 def _known_weights(source: StartState, last: int) -> dict[int, str]:
-    """Return hashes of the run's weights, by the step that they were about to make, as far as is worth running."""
+    """Return hashes of the run's weights by the step that follows, up to `AHEAD` steps after the last step."""
     known = {}
     if source.kind == "incident" and source.incident is not None:
         weights = source.incident.facts["weights"]
@@ -170,6 +174,7 @@ def _known_weights(source: StartState, last: int) -> dict[int, str]:
     else:
         root = source.run / "checkpoints"
         for number in checkpoint.steps(root):
+            # later than the start: the weights at the start are the loaded ones, which proves nothing
             if source.begins_at < number <= last + AHEAD:
                 known[number] = f"{hash_batch(checkpoint.load(root, step=number)[1]['model']):012x}"
     return {number: known[number] for number in sorted(known) if source.begins_at < number <= last + AHEAD}
@@ -194,7 +199,7 @@ def _shown(
 
 
 def _plain(value: Any) -> Any:
-    """Return nested data with numbers that are not finite as text, which JSON has no other form for."""
+    """Return nested data with NaN and Inf as text, since JSON has no numbers for them."""
     if isinstance(value, float):
         return value if np.isfinite(value) else str(value)
     if isinstance(value, dict):

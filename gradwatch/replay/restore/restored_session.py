@@ -1,4 +1,4 @@
-"""Build a training at a recorded state, in memory, and run it exactly as the loop does."""
+"""Build a training in memory at a recorded state, and run it exactly as the training loop does."""
 
 from __future__ import annotations
 
@@ -19,29 +19,31 @@ from gradwatch.train.session import Session
 
 @contextlib.contextmanager
 def restored_session(source: StartState, config: Config) -> Iterator[Session]:
-    """Yield a session in the state of the source.
+    """Yield a session that starts at a recorded state.
 
     Args:
-        source: State at which the session begins.
+        source: Recorded state at which the session begins.
         config: Config of the run.
     """
     with contextlib.ExitStack() as stack:
-        # as many threads as the run used: the last bits of a sum may depend on it
+        # with the thread count of the run, since the last bits of a sum may depend on it
         stack.enter_context(isolated_process(config, threads=source.machine.get("threads")))
-        # workers do not change the batches, and starting them takes a second
+        # without workers: they do not change the batches, and starting them takes 1 s
         data = config.data.model_copy(update={"workers": 0})
-        watch = config.watch.model_copy(update={"budget": 0.0})  # measure everything that the run may have measured
+        # without a time budget, so that every statistic that the run may have measured is measured
+        watch = config.watch.model_copy(update={"budget": 0.0})
         quiet = config.model_copy(update={"data": data, "watch": watch})
-        if not source.state:
+        if not source.state:  # the start of the run: the seed reproduces its initial weights
             seed_all(config.run.seed)
         session = Session(quiet, source.run, stack=stack, rerun=source.state)
+        # batches that the run skipped later, after a rewind, are skipped from here too
         session.progress.bad = source.bad or session.progress.bad
         stack.callback(session.training.end_workers)
         yield session
 
 
 def run_until(session: Session, step: int) -> None:
-    """Run a session up to a step, which it does not make, or until it ends by itself."""
+    """Run a session until just before a step, or until the training ends."""
     if session.progress.step < step:
         loop.run(session, _Until(session, step))
 
@@ -49,7 +51,7 @@ def run_until(session: Session, step: int) -> None:
 @final
 @dataclass(frozen=True, slots=True)
 class _Until:
-    """Interrupts the loop before a step."""
+    """Request the end of the loop before a step."""
 
     session: Session
     step: int
@@ -61,11 +63,11 @@ class _Until:
 
 @contextlib.contextmanager
 def isolated_process(config: Config, *, threads: int | None) -> Iterator[None]:
-    """Use the threads and algorithms of a config, and restore those and the random generators of this process.
+    """Use the threads and algorithms of a config, and restore the settings and random generators on exit.
 
     Args:
         config: Config of the training.
-        threads: Threads if the config does not set them; None to keep the number of this process.
+        threads: Number of threads if the config does not set it; None to keep the number of this process.
     """
     threads_before, generators_before = torch.get_num_threads(), random_state()
     torch.set_num_threads(config.train.threads or threads or threads_before)

@@ -1,4 +1,4 @@
-"""Bring a training back to the state before one of its steps, any number of times."""
+"""Restore a training to the state before one of its steps, any number of times."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from gradwatch.train.step import Batch, Stepper
 
 @contextlib.contextmanager
 def restore_step(run: Path, step: int) -> Iterator[RestoredStep]:
-    """Restore a training to the state before a step, by running the steps from an earlier recorded state again.
+    """Restore a training to the state before a step, by rerunning the steps since an earlier recorded state.
 
     Args:
         run: The run directory.
         step: Optimizer step.
 
     Raises:
-        RunError: There is no such run or step.
+        RunError: The run or the step does not exist, or the replay ended before the step.
     """
     source = find_start_state(run, step)
     with restored_session(source, load_config(run / "config.yaml")) as session:
@@ -45,29 +45,30 @@ def restore_step(run: Path, step: int) -> Iterator[RestoredStep]:
 
 @final
 class RestoredStep:
-    """A training in the state before a step. Its objects stay the same: everything is restored in place.
+    """Hold a training in the state before a step, and restore this state in place.
 
     Args:
         session: The training, just before the step; its monitor is detached.
 
     Attributes:
         config: Config of the training.
-        step: The step that comes next.
-        training: The model, optimizer and further parts.
-        window: The step's micro-batches, as the training read them.
+        step: The next step.
+        training: The model, the optimizer and the other parts of the training.
+        window: Micro-batches of the step, as the training read them.
         indices: Indices of the samples of each micro-batch in the training data.
     """
 
     def __init__(self, session: Session) -> None:
-        if session.monitor:
+        if session.monitor:  # experiments with the step must not be recorded
             session.monitor.detach()
         self.config = session.config
         self.step = session.progress.step
         self.training = session.training
+        # saved here, since a state dict does not contain the modes
         self._modes = [module.training for module in self.training.model.modules()]
         self._before = Snapshot()
         self._before.take(session.state())
-        position = self._position(0)
+        position = self._position(0)  # needs the progress in the snapshot
         self.window: list[Batch] = position.read(self.training.batches)
         self.indices: list[Indices] = position.indices(self.training.batches)
 
@@ -78,18 +79,18 @@ class RestoredStep:
         for module, is_training in zip(self.training.model.modules(), self._modes, strict=True):
             module.training = is_training
         for parameter in self.training.model.parameters():
-            parameter.grad = None
+            parameter.grad = None  # gradients are not part of the saved state
         set_random_state(saved["random"])
 
     def stepper(self, **changes: Any) -> Stepper:
-        """Return the stepper of the run with some fields changed, such as `precision="fp32"`."""
+        """Return the stepper of the run with changed fields, such as `precision="fp32"`."""
         return dataclasses.replace(self.training.stepper(), **changes)
 
     def window_at(self, offset: int) -> list[Batch]:
         """Return the micro-batches of a later step.
 
         Args:
-            offset: Steps after this step, not negative.
+            offset: Number of steps after this step, not negative.
         """
         return self._position(offset).read(self.training.batches)
 

@@ -1,4 +1,4 @@
-"""Find the newest state of a run from which a step can be reached: an incident's, or a checkpoint."""
+"""Find the recorded state of a run from which a step can be reached: an incident or a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from gradwatch.train.recovery.incidents import rows
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartState:
-    """A state of a run, and what was recorded after it.
+    """Hold a recorded state of a run, from which a step is run again.
 
     Args:
         run: The run directory.
-        step: The step to be reached.
-        incident: The incident that the step is the subject of, or None.
-        kind: `incident`, `checkpoint` or `start`: where the state is from.
-        state: The state, as a `Session` runs on from it; empty for the start of the run, which its seed brings back.
+        step: The step to reach.
+        incident: Incident of this step, or None.
+        kind: Source of the state: `incident`, `checkpoint` or `start`.
+        state: State for a `Session`; empty for the start of the run, which the seed reproduces.
         machine: Machine and settings that the bits depend on, from `training_state.machine`; empty if unknown.
-        bad: Where a run that went back has left out batches since: in what is left of it, it never had them.
+        bad: Batches that the run skipped after a rewind. The remaining history has no step with these batches.
     """
 
     run: Path
@@ -39,19 +39,19 @@ class StartState:
 
     @property
     def begins_at(self) -> int:
-        """The step before which the state was taken."""
+        """Step before which the state was copied."""
         return int(self.state["progress"]["step"]) if self.state else 0
 
 
 def find_start_state(run: Path, step: int | None = None) -> StartState:
-    """Return the state from which a step is run again.
+    """Find the recorded state from which to rerun a step.
 
     Args:
         run: The run directory.
-        step: The step, or None for that of the first incident.
+        step: The step, or None for the step of the first incident.
 
     Raises:
-        RunError: There is no such run or step, or no incident where no step is named.
+        RunError: The run or the step does not exist, or no step is given and the run has no incident.
     """
     if not (run / "config.yaml").is_file():
         raise RunError(
@@ -70,8 +70,10 @@ def find_start_state(run: Path, step: int | None = None) -> StartState:
         step = found[0].step
     incident = next((one for one in found if one.step == step), None)
     recorded = read(run).step
+    # the step of an incident may be later: a rewind removes the steps that led to it from the history
     if incident is None and not 0 <= step <= recorded:
         raise RunError(f"{run}: got step {step}, expected 0 to {recorded}, the last recorded step")
+    # the incident's own state first: with it come the rows recorded at that time, even if a rewind removed them
     if incident is not None and incident.snapshot_step is not None:
         return _of_incident(run, step, incident, incident)
     for number in sorted(checkpoint.steps(run / "checkpoints"), reverse=True):
@@ -84,7 +86,7 @@ def find_start_state(run: Path, step: int | None = None) -> StartState:
 
 
 def recorded(source: StartState) -> dict[str, Any]:
-    """Return the rows recorded from the state on, by table: its statistics, steps (T,) and values (T, S, L)."""
+    """Return the rows recorded since the state, by table: statistics, steps (T,) and values (T, S, L)."""
     if source.incident is not None and source.kind == "incident":
         kept: dict[str, Any] = source.incident.state()["rows"]
         return kept
@@ -92,6 +94,7 @@ def recorded(source: StartState) -> dict[str, Any]:
 
 
 def _of_incident(run: Path, step: int, incident: Incident | None, holder: Incident) -> StartState:
+    # without `bad`: the incident happened before the run skipped its batch
     state = holder.state()["snapshot"]
     machine = holder.facts.get("machine", {})
     return StartState(run=run, step=step, incident=incident, kind="incident", state=state, machine=machine)
@@ -104,7 +107,7 @@ def _of_checkpoint(run: Path, step: int, incident: Incident | None, number: int)
 
 
 def _left_out(run: Path) -> list[Identity]:
-    """Return what a run has left out in the end, and from where on."""
+    """Return the batches that the run has skipped according to its newest checkpoint."""
     if not checkpoint.steps(run / "checkpoints"):
         return []
     bad: list[Identity] = checkpoint.load(run / "checkpoints")[1]["progress"].get("bad", [])

@@ -13,7 +13,7 @@ from gradwatch.replay.trials.trial_run import TrialRun, run_trial
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedPair:
-    """Two trainings from one seed."""
+    """Hold the trainings of both configs from one seed."""
 
     seed: int
     old: TrialRun
@@ -27,12 +27,12 @@ class SeedPair:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigComparison:
-    """An old and a new config, trained side by side.
+    """Hold the trainings of an old and a new config from the same seeds.
 
     Args:
         steps: Optimizer steps of each training.
-        pairs: One for each seed.
-        same_loss: Whether both minimise the same loss function, so that their losses can be compared.
+        pairs: Both trainings for each seed.
+        same_loss: Whether both configs minimize the same loss function, so that their losses are comparable.
     """
 
     steps: int
@@ -41,7 +41,7 @@ class ConfigComparison:
 
     @property
     def resolved(self) -> dict[str, tuple[int, int]]:
-        """Kinds of findings of the old config: seeds in which each was made, and of those the ones where it is gone."""
+        """Findings of the old config by kind: number of seeds with it, and number of these in which it is resolved."""
         kinds = dict.fromkeys(f.kind for p in self.pairs for f in p.old.alarms)
         counted = {}
         for kind in kinds:
@@ -51,7 +51,7 @@ class ConfigComparison:
 
     @property
     def introduced(self) -> dict[str, int]:
-        """Kinds of findings that only the new config makes, and in how many seeds."""
+        """Kinds of findings that only the new config has, with the number of seeds."""
         kinds = dict.fromkeys(f.kind for p in self.pairs for f in p.new.alarms)
         return {
             k: sum(any(f.kind == k for f in p.new.alarms) for p in self.pairs) for k in kinds if k not in self.resolved
@@ -59,14 +59,16 @@ class ConfigComparison:
 
     @property
     def better(self) -> int:
-        """Seeds in which the new config ends better: by validation accuracy, else by loss."""
+        """Number of seeds in which the new config ends better."""
         return sum(self.is_better(p) for p in self.pairs)
 
     def is_better(self, pair: SeedPair) -> bool:
         """Return whether the new config ended better from a seed."""
         old, new = pair.old, pair.new
+        # different loss functions have no common scale; accuracy is comparable, if there is a validation set
         if not self.same_loss and not math.isnan(new.val_accuracy):
             return new.val_accuracy > old.val_accuracy
+        # a comparison with nan is false, so a finite loss after nan is tested separately
         return new.loss < old.loss or (math.isfinite(new.loss) and not math.isfinite(old.loss))
 
     def to_json(self) -> dict[str, Any]:
@@ -84,14 +86,14 @@ class ConfigComparison:
 def compare_configs(
     old: Config, new: Config, *, steps: int, seeds: int, threads: int | None = None
 ) -> ConfigComparison:
-    """Train both for some steps, from each of some seeds: the run's own, and those after it.
+    """Train both configs from several seeds: the seed of the old config, and the numbers that follow it.
 
     Args:
-        old: The config as it was.
-        new: The changed one.
-        steps: Optimizer steps.
-        seeds: How many.
-        threads: As in `run_trial`.
+        old: The original config.
+        new: The changed config.
+        steps: Optimizer steps of each training.
+        seeds: Number of seeds.
+        threads: Number of threads, as in `run_trial`.
     """
 
     def trained(config: Config, seed: int) -> TrialRun:

@@ -25,26 +25,26 @@ from gradwatch.train.reproducible import seed_all
 from gradwatch.train.session import Session
 
 NON_FINITE = ("non-finite", "loss-scale-collapse")
-"""Kinds of findings that come of numbers that are not finite."""
+"""Kinds of findings that result from values that are not finite."""
 SHORT_STEP_MS = 20.0
-"""Time of a step below which a second thread does not pay."""
+"""Time of a step, in milliseconds, below which a second thread does not pay off."""
 NEVER_STEPS = 10**9
 """Interval of checkpoints that is never reached."""
 TAIL_FRAC = 0.1
-"""Fraction of the steps, at the end, whose mean loss is compared."""
+"""Fraction of the steps at the end that the final loss is the mean of."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRun:
-    """A training that was tried.
+    """Hold the result of a trial.
 
     Args:
-        history: All that was recorded.
-        val_loss: Validation loss at the end; nan without validation data.
-        val_accuracy: Fraction of validation labels predicted right at the end; nan where there are none.
-        seconds: Time that it took.
-        start_step: Its first step: 0, or that of a recorded state.
+        history: Recorded history, including the steps before a recorded state.
+        val_loss: Final validation loss; nan without validation data.
+        val_accuracy: Final fraction of correctly predicted validation labels; nan without labels.
+        seconds: Duration of the trial in seconds.
+        start_step: First step of the trial: 0, or the step of a recorded state.
     """
 
     history: History
@@ -55,45 +55,47 @@ class TrialRun:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps made."""
+        """Number of optimizer steps of the trial."""
         return self.history.step + 1 - self.start_step
 
     @property
     def loss(self) -> float:
-        """Mean training loss of the last tenth of the steps; nan or inf where it was so."""
+        """Mean training loss of the last 10 % of the steps; nan or inf if one of these losses is."""
         return final_loss(self.history, since=self.start_step)
 
     @property
     def alarms(self) -> list[Finding]:
-        """Findings of which somebody must know, in the order of steps."""
+        """Findings of severity WARNING or higher, in the order of steps."""
         found = [f for f in self._made() if f.severity >= Severity.WARNING]
         return sorted(found, key=lambda f: f.step)
 
     def found(self, finding: Finding) -> list[Finding]:
-        """Return the findings of the same illness that are as grave as a warning, or as this one."""
+        """Return the findings of the same problem that are at least as severe as a warning, or as this finding."""
         least = min(finding.severity, Severity.WARNING)
         kinds = same_illness(finding.kind)
         return [f for f in self._made() if f.kind in kinds and f.severity >= least]
 
     def _made(self) -> list[Finding]:
-        """Return the findings that are of its own steps."""
+        # a warm start brings the findings of the run before it along
         return [f for f in self.history.findings if f.step >= self.start_step]
 
 
 def same_illness(kind: str) -> tuple[str, ...]:
-    """Return the kinds of findings that are one illness: NaN makes a loss scale fall, where there is one."""
+    """Return the kinds of findings that are signs of the same problem as a kind."""
+    # with a loss scaler, NaN in the gradients shows as a falling loss scale
     return NON_FINITE if kind in NON_FINITE else (kind,)
 
 
 def final_loss(history: History, *, since: int = 0) -> float:
-    """Return the mean training loss of the last tenth of a history from a step on."""
+    """Return the mean training loss of the last 10 % of a history, counted from step `since`."""
     losses_T: NDArray[Any] = history["loss"][history.steps("loss") >= since]
     tail_T = losses_T[-max(1, math.ceil(TAIL_FRAC * len(losses_T))) :]
     return float(np.mean(tail_T)) if len(tail_T) else math.nan
 
 
 def threads_for(history: History) -> int | None:
-    """Return the threads that suit a run: one for short steps, which lose by waiting; None for torch's choice."""
+    """Return the number of threads for the trials of a run: 1 for short steps; None for torch's default."""
+    # short steps would spend their time in the synchronization of threads
     step_ms_T = history["step_ms"]
     known_T = step_ms_T[np.isfinite(step_ms_T)]
     return 1 if len(known_T) and float(np.median(known_T)) < SHORT_STEP_MS else None
@@ -105,16 +107,16 @@ def run_trial(
     """Train a config in a temporary folder.
 
     Args:
-        config: What to train. Checkpoints, sinks, incidents and compilation are left out.
-        steps: The step before which to end, as counted from the start; the schedule goes on as if the training did.
-        threads: On the CPU, where the config leaves that open.
-        warm_start: The state to begin at; None is the start.
+        config: Config to train, without checkpoints, sinks, incidents and compilation.
+        steps: The step before which to end, counted from the start of the run. The schedule keeps its full length.
+        threads: Number of CPU threads if the config does not set it.
+        warm_start: State at which to begin; None for the start of the run.
     """
     began = time.perf_counter()
     with contextlib.ExitStack() as stack:
         stack.enter_context(isolated_process(config, threads=threads))
         stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # the run itself has shown them
+        warnings.simplefilter("ignore")  # the run itself has already shown them
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradwatch-")))
         session, val_loss, val_accuracy = _trained(_quiet(config, folder), folder, steps, warm_start, stack)
         session.close("finished")
@@ -129,7 +131,7 @@ def run_trial(
 def _trained(
     config: Config, folder: Path, steps: int, warm_start: WarmStart | None, stack: contextlib.ExitStack
 ) -> tuple[Session, float, float]:
-    seed_all(config.run.seed)
+    seed_all(config.run.seed)  # before the session, which draws the initial weights
     stack.enter_context(failures.explained())
     session = warm_start.open(config, folder, stack=stack) if warm_start else Session(config, folder, stack=stack)
     run_until(session, steps)
@@ -142,7 +144,8 @@ def _trained(
 
 
 def _quiet(config: Config, folder: Path) -> Config:
-    """Return a config without checkpoints, incidents, sinks and compilation."""
+    """Return a config without checkpoints, incidents, sinks and compilation, for a run in a temporary folder."""
+    # findings are only recorded: a trial neither stops at one nor rewinds
     train = config.train.model_copy(
         update={
             "compile": False,
@@ -150,6 +153,7 @@ def _quiet(config: Config, folder: Path) -> Config:
             "checkpoint": config.train.checkpoint.model_copy(update={"every": NEVER_STEPS, "best": False}),
         }
     )
+    # enabled even if the run was not watched: a trial is judged by its findings
     watch = config.watch.model_copy(
         update={"enabled": True, "record": config.watch.record.model_copy(update={"enabled": False})}
     )
