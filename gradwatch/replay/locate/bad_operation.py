@@ -1,4 +1,4 @@
-"""Describe the first bad operation of a step: the operation, the chain that leads to it, and the blame."""
+"""Describe the first bad operation of a step: the operation, the chain of operations before it, and the cause."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gradwatch.replay.locate.records import Operation, Place, Value
 
 
 class Blame(StrEnum):
-    """The thing that is at fault."""
+    """Name the cause of a non-finite value."""
 
     DATA = "bad data"
     WEIGHTS = "weights already NaN, Inf or huge"
@@ -21,24 +21,24 @@ class Blame(StrEnum):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Located:
-    """The first bad operation of a step.
+    """Hold the first bad operation of a step.
 
     Args:
-        operation: The first operation whose output is not finite while its inputs are; where something was bad before
-            the step began, the first that took it.
-        forward: For one of the backward pass, the operation of the forward pass that it belongs to.
-        leaf: What was bad before: a weight, a buffer or the data; None where nothing was.
-        weight: The weight or buffer that is to blame, where one is: not finite, or out of hand.
-        blame: What is at fault: data, weights, number format or formula.
-        because: How that is known, with numbers; a sentence.
-        is_jump: Whether all is finite, and the operation only one with a jump in magnitude.
-        reaches: What it harms: `the loss`, or parameters whose gradients are not finite.
-        chain: The operations that lead there, the input side first, the operation itself last.
-        samples: Positions in the batch of the samples that make it happen; empty where it is no matter of samples, or
-            where the batch was not given.
-        in_data: The same samples by their indices in the training data, where that is known.
-        followed: Operations that ran.
-        runs: How many times the step was run to attribute the blame.
+        operation: First operation with finite inputs and a non-finite output. If a value was bad before the step
+            began, the first operation that used this value.
+        forward: For an operation of the backward pass, the operation of the forward pass that it belongs to.
+        leaf: Value that was bad before the step: a weight, a buffer or the data; None if there was none.
+        weight: Weight or buffer that is the cause, since it is not finite or too large; None for other causes.
+        blame: Cause: data, weights, number format or formula.
+        because: Evidence for the cause, with numbers, as a sentence.
+        is_jump: Whether all values are finite, and the operation is only a jump in magnitude.
+        reaches: Affected results: `the loss`, or the parameters with non-finite gradients.
+        chain: Operations that lead to the bad operation, the input side first, the operation itself last.
+        samples: Positions in the batch of the samples that trigger it. Empty if no single samples do, or if the batch
+            was not given.
+        in_data: Indices of these samples in the training data, if known.
+        followed: Number of operations that ran.
+        runs: Number of times the step was run to find the cause.
     """
 
     operation: Operation
@@ -57,12 +57,12 @@ class Located:
 
     @property
     def name(self) -> str:
-        """Name of the operation of the forward pass: itself, or the one whose backward pass it belongs to."""
+        """Name of the operation, or for the backward pass, of the forward operation that it belongs to."""
         return (self.forward or self.operation).name
 
     @property
     def title(self) -> str:
-        """What it is, in words."""
+        """Description of the operation in words."""
         operation = self.operation
         if operation.phase == "forward":
             return operation.name
@@ -70,12 +70,12 @@ class Located:
 
     @property
     def module(self) -> str:
-        """Path of the module that called it; empty for the model itself, or outside of it."""
+        """Path of the module that called the operation; empty for the model itself, and outside of the model."""
         return self.operation.module
 
     @property
     def place(self) -> Place | None:
-        """The line that called it; of the backward pass, the line of the forward pass that made it."""
+        """Line that called the operation; for the backward pass, the line of its forward operation."""
         return self.operation.place
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which samples of a batch make it happen: rows that are not finite, or else by halving the batch."""
+"""Find the samples of a batch that make a step fail: non-finite rows, or else by bisection of the batch."""
 
 # B = samples of the batch
 
@@ -16,18 +16,19 @@ from torch.utils._pytree import tree_leaves, tree_map
 from gradwatch.probe.device.sync import to_host
 
 RUNS = 48
-"""Runs of the step that halving may take: one culprit among 64 takes about 13."""
+"""Maximum number of runs of the step for a bisection: one bad sample among 64 takes about 13."""
 Indices = Sequence[int]
 
 
 def count(batch: Sequence[Any]) -> int | None:
-    """Return the number of samples, B, or None where the tensors do not agree on one."""
+    """Return the number of samples, B, or None if the tensors differ in their first dimension."""
+    # a tensor without dimensions adds None: such a batch cannot be split into samples
     sizes = {len(t) if t.ndim else None for t in tree_leaves(batch) if isinstance(t, Tensor)}
     return sizes.pop() if len(sizes) == 1 else None
 
 
 def take(batch: Sequence[Any], rows: Indices) -> tuple[Any, ...]:
-    """Return a batch of some of the samples, in that order."""
+    """Return a batch of the samples at `rows`, in this order."""
 
     def rows_of(value: Any) -> Any:
         return value[torch.as_tensor(list(rows), device=value.device)] if isinstance(value, Tensor) else value
@@ -36,7 +37,7 @@ def take(batch: Sequence[Any], rows: Indices) -> tuple[Any, ...]:
 
 
 def not_finite(batch: Sequence[Any]) -> tuple[int, ...]:
-    """Return the samples that hold a value that is not finite."""
+    """Return the samples with a value that is not finite."""
     bad_B: set[int] = set()
     for tensor in _floating(batch):
         rows = torch.nonzero(~torch.isfinite(tensor).flatten(1).all(1) if tensor.ndim > 1 else ~torch.isfinite(tensor))
@@ -45,10 +46,11 @@ def not_finite(batch: Sequence[Any]) -> tuple[int, ...]:
 
 
 def magnitudes(batch: Sequence[Any]) -> NDArray[np.float64]:
-    """Return the largest finite magnitude of each sample, shape (B,)."""
+    """Return the largest magnitude of each sample, shape (B,), with NaN counted as 0."""
     largest_B: NDArray[np.float64] | None = None
     for tensor in _floating(batch):
         flat = torch.nan_to_num(tensor.detach().double().flatten(1) if tensor.ndim > 1 else tensor.double()[:, None])
+        # amax raises on an empty dimension
         mine_B = np.asarray(to_host(flat.abs().amax(1)), np.float64) if flat.shape[1] else np.zeros(len(flat))
         largest_B = mine_B if largest_B is None else np.maximum(largest_B, mine_B)
     return np.zeros(0) if largest_B is None else largest_B
@@ -56,10 +58,10 @@ def magnitudes(batch: Sequence[Any]) -> NDArray[np.float64]:
 
 @final
 class BatchBisection:
-    """Finds the samples that each make a batch fail by themselves.
+    """Find the samples that each make a step fail alone.
 
     Args:
-        fails: Says whether the step fails on these samples.
+        fails: Returns whether the step fails on the given samples.
     """
 
     def __init__(self, fails: Callable[[Indices], bool]) -> None:
@@ -67,19 +69,20 @@ class BatchBisection:
         self.runs = 0
 
     def find(self, size: int) -> tuple[int, ...]:
-        """Return the samples, or none where it takes several together, or more runs than are allowed."""
+        """Return the samples; empty if the failure needs several samples together, or if the runs are used up."""
         try:
             return tuple(self._search(range(size)))
         except (_TogetherError, RuntimeError, ValueError, IndexError):
-            return ()  # such as BatchNorm on a single sample, or a loss that needs a full batch
+            return ()  # for example BatchNorm on a single sample, or a loss that needs a full batch
 
     def _search(self, rows: Indices) -> list[int]:
-        """Return the culprits among samples that fail together."""
+        """Return the bad samples among samples that fail together."""
         if len(rows) == 1:
             return list(rows)
+        # both halves are searched, since both may contain a bad sample
         middle = len(rows) // 2
         found = [i for half in (rows[:middle], rows[middle:]) if self._ask(half) for i in self._search(half)]
-        if not found:
+        if not found:  # neither half fails without the other
             raise _TogetherError
         return found
 
@@ -91,7 +94,7 @@ class BatchBisection:
 
 
 class _TogetherError(Exception):
-    """No sample does it alone, or it would take too long to find out."""
+    """Report that no sample fails alone, or that the bisection needs too many runs."""
 
 
 def _floating(batch: Sequence[Any]) -> list[Tensor]:

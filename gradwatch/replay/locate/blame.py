@@ -1,4 +1,4 @@
-"""Whose fault it is: the data's, the weights', the format's, or the formula's."""
+"""Attribute a bad operation to its cause: the data, the weights, the number format or the formula."""
 
 from __future__ import annotations
 
@@ -14,24 +14,29 @@ from gradwatch.replay.locate.records import Operation, Value
 from gradwatch.replay.locate.step_tracer import StepTracer, TracedStep
 
 HUGE = 1e6
-"""Magnitude of a weight beyond which it is out of hand: weights begin near 1 or below, and stay near."""
+"""Magnitude above which a weight is too large: weights begin near 1 or below, and stay near."""
 OUTLIER = 100.0
-"""How many times the median magnitude of the samples one must have to be unlike them."""
+"""Ratio of a sample's magnitude to the median of the other samples above which the sample is an outlier."""
 
 
 def attribute_cause(located: Located, *, run: TracedStep, step_tracer: StepTracer, batch: Sequence[Any]) -> Located:
-    """Return the located operation with its blame attributed.
+    """Return the located operation with its cause.
 
-    In this order: what was bad before the step began is to blame; then the format, where the same step is finite in
-    float32; then samples unlike the others that do it alone; then weights that are out of hand; then the formula.
+    The first of these causes that applies is chosen:
+
+    1. A value that was not finite before the step began.
+    2. The number format, if the same step is finite in float32.
+    3. Samples that are outliers and trigger the failure alone.
+    4. Weights that are too large.
+    5. The formula.
 
     Args:
-        located: Without blame.
-        run: The step in which it was located.
-        step_tracer: Runs that step again.
-        batch: What it ran on; may be empty.
+        located: Bad operation without a cause.
+        run: The traced step with the bad operation.
+        step_tracer: Runs the step again.
+        batch: Batch of the step; may be empty.
     """
-    if located.leaf:
+    if located.leaf:  # no further runs are needed
         return _was_bad(located, located.leaf, batch)
     if any(o.is_half for o in run.operations):
         wide = step_tracer.run(batch, widen=True)
@@ -48,7 +53,7 @@ def attribute_cause(located: Located, *, run: TracedStep, step_tracer: StepTrace
 
 
 def _was_bad(located: Located, leaf: Value, batch: Sequence[Any]) -> Located:
-    """Attribute a value that was not finite before the step began."""
+    """Attribute a bad operation to a value that was not finite before the step began."""
     told = f"{leaf.bad:,} of {leaf.size:,} values of {leaf.name or 'a constant'} were NaN or Inf before the step"
     if leaf.origin in ("parameter", "buffer"):
         return replace(located, blame=Blame.WEIGHTS, because=told, weight=leaf)
@@ -57,10 +62,11 @@ def _was_bad(located: Located, leaf: Value, batch: Sequence[Any]) -> Located:
 
 
 def _too_small(located: Located, wide: TracedStep) -> Located:
-    """Attribute a value that is finite in float32; say how large it is there."""
+    """Attribute a bad operation to its number format, with the magnitude of its output in float32."""
     dtype = next((v.dtype for v in (*located.operation.outputs, *located.operation.inputs)), "half")
     told = "the same step is finite in float32"
     same = located.operation.index
+    # the name is compared too: without casts, the wide step may have other operations at this index
     if same < len(wide.operations) and wide.operations[same].name == located.operation.name:
         largest = max((v.magnitude for v in wide.operations[same].outputs), default=0.0)
         told += f", with magnitudes up to {largest:.3g} in this output"
@@ -69,9 +75,9 @@ def _too_small(located: Located, wide: TracedStep) -> Located:
 
 
 def _bisected(located: Located, step_tracer: StepTracer, batch: Sequence[Any]) -> Located:
-    """Return it with the samples that do it alone."""
+    """Return the located operation with the samples that trigger it alone."""
     size = bad_samples.count(batch)
-    if not size or size == 1:
+    if not size or size == 1:  # a single sample has no other samples to differ from
         return located
     halving = bad_samples.BatchBisection(lambda rows: step_tracer.run(bad_samples.take(batch, rows)).start is not None)
     found = halving.find(size)
@@ -79,10 +85,10 @@ def _bisected(located: Located, step_tracer: StepTracer, batch: Sequence[Any]) -
 
 
 def _unlike(rows: Sequence[int], batch: Sequence[Any]) -> str:
-    """Return in what these samples are unlike the others, or an empty string."""
+    """Describe how these samples differ from the others; empty if they are no outliers."""
     largest_B = bad_samples.magnitudes(batch)
     others = np.delete(largest_B, list(rows)) if len(largest_B) else largest_B
-    if not len(others) or len(rows) > len(others):
+    if not len(others) or len(rows) > len(others):  # a majority cannot be outliers
         return ""
     usual, theirs = float(np.median(others)), float(largest_B[list(rows)].min())
     if not theirs > OUTLIER * usual:
@@ -93,15 +99,15 @@ def _unlike(rows: Sequence[int], batch: Sequence[Any]) -> str:
 
 
 def _out_of_hand(operations: Sequence[Operation]) -> Value | None:
-    """Return the weight of largest magnitude, where that is out of hand."""
+    """Return the weight of largest magnitude if it is above `HUGE`, else None."""
     weights = [v for o in operations for v in o.inputs if v.origin == "parameter"]
     largest = max(weights, key=lambda v: v.magnitude, default=None)
     return largest if largest and largest.magnitude > HUGE else None
 
 
 def _singular(located: Located) -> str:
-    """Return what the operation was given that it has no finite result for."""
-    given = [v for v in located.operation.inputs if v.low == v.low]
+    """Describe the inputs for which the operation has no finite result."""
+    given = [v for v in located.operation.inputs if v.low == v.low]  # false for nan: integers have no range
     ranges = " and ".join(_range(v) for v in given[:2]) or "its inputs"
     told = f"data and weights are finite, but {located.operation.name} of {ranges} is not"
     if located.samples and len(located.samples) <= 3:

@@ -1,4 +1,4 @@
-"""Name the first bad operation of a recorded step, and since when its weights are bad."""
+"""Find the first bad operation of a recorded step, and the step since which its weights are bad."""
 
 # B = samples of a batch
 
@@ -20,18 +20,18 @@ from gradwatch.replay.restore.restored_step import RestoredStep, restore_step
 from gradwatch.train.step import Stepper, to_device
 
 GROWN = 1e3
-"""Factor over its first norm beyond which a weight counts as out of hand in the history."""
+"""Ratio of a weight's norm to its first recorded norm above which the weight counts as too large."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """A step that was searched.
+    """Hold the result of searching a step.
 
     Args:
         step: Optimizer step.
-        located: Its first bad operation, or None where there is none.
-        since: Step whose update made the weight bad, if the weights are to blame and the history shows it; else None.
+        located: First bad operation of the step, or None if there is none.
+        since: Step with the update that made the weight bad; None for other causes, or if the history does not show it.
     """
 
     step: int
@@ -47,7 +47,7 @@ def locate_in_run(run: Path, step: int) -> Search:
     """Search a step of a run for its first bad operation.
 
     Raises:
-        GradwatchError: The step is out of reach.
+        GradwatchError: The step cannot be restored.
     """
     with restore_step(run, step) as restored:
         located = locate_step(restored)
@@ -63,29 +63,31 @@ def locate_step(restored: RestoredStep) -> Located | None:
         shares = stepper.objective.shares(restored.window)
         for share, batch, indices_B in zip(shares, restored.window, restored.indices, strict=True):
             step = _forward_backward(stepper, share)
+            # a share of 0: no target of the micro-batch counts, so its loss has no part in the step
             if share and (located := locate(step, *batch, model=stepper.model)):
                 return replace(located, in_data=tuple(int(indices_B[i]) for i in located.samples))
-            step(*batch)  # the next micro-batch finds the random generators and statistics that this one leaves
+            step(*batch)  # the next micro-batch needs the random state and BatchNorm statistics after this one
     finally:
         restored.restore()
     return None
 
 
 def bad_since(history: History, name: str) -> int | None:
-    """Return the step whose update made a weight bad, as the history has it, or None where it does not say.
+    """Return the step with the update that made a weight bad, or None if the history does not show it.
 
     Args:
-        history: Of the run.
-        name: Of the parameter.
+        history: History of the run.
+        name: Name of the parameter.
     """
     layers = [layer.name for layer in history.info.layers]
-    if name not in layers:
+    if name not in layers:  # for example a buffer, which the history does not record
         return None
     column = layers.index(name)
     steps_T, skipped_T = history.steps("grad.nonfinite"), history["skipped"]
+    # a skipped update does not carry a non-finite gradient into the weight
     spoilt_T = (history["grad.nonfinite"][:, column] > 0) & (skipped_T != 1)
     if spoilt_T.any():
-        return int(steps_T[np.argmax(spoilt_T)])
+        return int(steps_T[np.argmax(spoilt_T)])  # argmax of booleans is the first True
     norm_T = history["weight.l2"][:, column]
     steps_T = history.steps("weight.l2")
     known_T = np.isfinite(norm_T)
@@ -96,10 +98,11 @@ def bad_since(history: History, name: str) -> int | None:
 
 
 def _forward_backward(stepper: Stepper, share: float) -> Callable[..., Tensor]:
-    """Return the forward and backward pass of one micro-batch as a function of it, as the stepper makes them."""
+    """Return a function that runs the forward and backward pass of one micro-batch as the stepper does."""
 
     def step(inputs: Any, targets: Tensor) -> Tensor:
         _, loss = stepper.forward(*to_device((inputs, targets), stepper.device))
+        # no multiplication by 1: the traced operations must be those of the training
         part = loss * share if share != 1.0 else loss
         (stepper.scaler.scale(part) if stepper.scaler else part).backward()
         return loss

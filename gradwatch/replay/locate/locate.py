@@ -1,4 +1,4 @@
-"""Locate the first bad operation of a step: the line that calls it, the chain that leads to it, and the blame."""
+"""Locate the first bad operation of a step, with its line, the chain of operations before it, and the cause."""
 
 from __future__ import annotations
 
@@ -13,26 +13,30 @@ from gradwatch.replay.locate.records import Operation
 from gradwatch.replay.locate.step_tracer import Step, StepTracer, TracedStep
 
 JUMP = 1e6
-"""Factor by which one operation may raise the largest magnitude: beyond it, a sum over a million equal values."""
+"""Maximum growth of the largest magnitude in one operation: the growth of a sum over a million equal values."""
 
 
 def locate(step: Step, *batch: Any, model: nn.Module | None = None, jump: float = JUMP) -> Located | None:
-    """Run a step, forward and backward, and return its first bad operation, or None where there is none.
+    """Run the forward and backward pass of a step, and return its first bad operation.
 
-    The step runs once with every operation traced, and some more times to attribute the blame. Gradients, buffers of
-    modules and random
-    generators are put back afterwards. It must not move the weights: leave the optimizer out of it.
+    The step runs once with every operation traced, and several more times to find the cause. Gradients, buffers of
+    modules and random generators are restored afterwards. The step must not update the weights: leave the optimizer
+    step out.
 
     Args:
-        step: Called with the batch; returns the loss, whose backward pass is then run, unless the step has run it.
-        batch: Tensors with one sample per index of their first dimension. With them, bad samples are found too.
-        model: Whose weights the step uses; found by itself where a module is called.
-        jump: Factor by which the largest magnitude may grow in one operation before that is named, where all is finite.
+        step: Function of the batch that returns the loss. Its backward pass is run afterwards, unless the step ran it.
+        batch: Tensors with one sample per index of the first dimension. With a batch, bad samples are found too.
+        model: Model that the step uses. If None, the modules that the step calls are used.
+        jump: Factor by which the largest magnitude may grow in one operation. If all values are finite, the first
+            operation above this factor is returned.
+
+    Returns:
+        The first bad operation, or None if there is none.
     """
     step_tracer = StepTracer(step, model=model)
     run = step_tracer.run(batch)
     found = run.start
-    if found is None:
+    if found is None:  # all finite: a jump in magnitude may still be worth reporting
         jumped = next(jumps(run.operations, jump), None)
         return None if jumped is None else _located(run, jumped, because=_grown(jumped), is_jump=True)
     located = _located(run, found.operation, leaf=found.leaf, reaches=run.reaches)
@@ -40,7 +44,7 @@ def locate(step: Step, *batch: Any, model: nn.Module | None = None, jump: float 
 
 
 def _located(run: TracedStep, operation: Operation, **known: Any) -> Located:
-    """Return what is known of an operation before blame is attributed."""
+    """Describe an operation without its cause."""
     return Located(
         operation=operation,
         forward=run.forward_of(operation),

@@ -1,4 +1,4 @@
-"""Which module is running, and what its tensors are called: learnt from the calls themselves, put back afterwards."""
+"""Track the running module and the names of its tensors through forward hooks, and restore the module afterwards."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from gradwatch.replay.locate.records import Origin
 
 @final
 class ModuleStack:
-    """Follows calls of modules while it is entered.
+    """Track the calls of modules while the context is entered.
 
-    A module that is called outside of all others is a root: paths are relative to it. Its buffers and gradients are
-    put back to what they were when it is first called, by `restore`.
+    A module that is called outside of all other modules is a root, and paths are relative to it. `restore` resets its
+    buffers and gradients to their state at its first call.
 
     Args:
-        model: A root that is known before, or None.
+        model: Root that is known in advance, or None.
     """
 
     def __init__(self, model: nn.Module | None = None) -> None:
         self.running: list[nn.Module] = []
         self.leaves: dict[int, tuple[str, Origin]] = {}
-        """Name and sort of every tensor that was there before, by the identity of its storage."""
+        """Name and origin of every tensor that existed before the step, by the identity of its storage."""
         self._paths: dict[int, tuple[str, str]] = {}
         self._roots: list[nn.Module] = []
         self._buffers: list[tuple[Tensor, Tensor]] = []
@@ -38,9 +38,10 @@ class ModuleStack:
             self._meet(model)
 
     def __enter__(self) -> Self:
+        # global hooks, since the roots are not known before they are called
         self._handles = [
             hooks.register_module_forward_pre_hook(self._enter),
-            hooks.register_module_forward_hook(self._leave, always_call=True),
+            hooks.register_module_forward_hook(self._leave, always_call=True),  # also if the forward raises
         ]
         return self
 
@@ -49,15 +50,16 @@ class ModuleStack:
         self.running.clear()
 
     def current(self) -> tuple[str, str]:
-        """Return path and class name of the module that is running; both empty outside of all."""
+        """Return path and class name of the running module; both are empty outside of all modules."""
         return self._paths[id(self.running[-1])] if self.running else ("", "")
 
     def name(self, tensor: Tensor, name: str, origin: Origin) -> None:
-        """Call a tensor that is there before by a name, unless it has one."""
+        """Name a tensor that exists before the step."""
+        # the first name stays, for example of a tied weight
         self.leaves.setdefault(storage(tensor), (name, origin))
 
     def restore(self) -> None:
-        """Put buffers and gradients of all roots back, in place."""
+        """Restore the buffers of all roots in place, and their gradients."""
         with torch.no_grad():
             for buffer, before in self._buffers:
                 buffer.copy_(before)
@@ -66,11 +68,12 @@ class ModuleStack:
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if id(module) not in self._paths:
-            if self.running:
+            if self.running:  # not registered in its root, so it has no path there: its class name stands in
                 path, _ = self.current()
                 self._paths[id(module)] = (f"{path}.{type(module).__name__}".lstrip("."), type(module).__name__)
             else:
                 self._meet(module)
+        # other roots, such as a loss module, get outputs of the model as inputs
         if not self.running and module is self._roots[0]:
             self._name_inputs(args)
         self.running.append(module)
@@ -85,13 +88,15 @@ class ModuleStack:
             self.name(tensor, "inputs" if len(tensors) == 1 else f"inputs[{i}]", "input")
 
     def _meet(self, root: nn.Module) -> None:
-        """Learn the names of a root's parts, and keep what a run of it changes."""
+        """Register the names of a root's parts, and save the tensors that a run of it changes."""
+        # the first root is the model; names of later roots could collide with its names
         prefix = f"{type(root).__name__}." if self._roots else ""
         self._roots.append(root)
         for path, module in root.named_modules():
             self._paths.setdefault(id(module), (without_wrappers(path), type(module).__name__))
         for name, parameter in root.named_parameters():
             self.name(parameter, prefix + without_wrappers(name), "parameter")
+            # removed, so that the backward pass does not add to the saved gradient
             self._grads.append((parameter, parameter.grad))
             parameter.grad = None
         for name, buffer in root.named_buffers():

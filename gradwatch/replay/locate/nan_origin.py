@@ -1,4 +1,4 @@
-"""Find the origin of a value that is not finite, back from the loss or a gradient, past intended infinities."""
+"""Trace a non-finite value from the loss or a gradient back to its origin, and skip intended infinities."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import final
 from gradwatch.replay.locate.records import Operation, Value
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "convolution", "mkldnn_convolution")
-"""Operations that no mask is meant for, but as what is added."""
+"""Operations that never take a mask, except as the added term."""
 FACTORS = ("mul", "div")
-"""Operations that no mask from outside of the step is meant for; one that was made in it may be scaled."""
+"""Operations that never take a mask from outside of the step. A mask that the step creates may be scaled."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NanOrigin:
-    """Where it began.
+    """Hold the origin of a non-finite value.
 
     Args:
-        operation: The first operation with an output that is not finite.
-        leaf: What it was given that was not finite before the step began, or None where its inputs were finite.
+        operation: First operation with a non-finite output.
+        leaf: Input of the operation that was not finite before the step began, or None if its inputs were finite.
     """
 
     operation: Operation
@@ -30,8 +30,8 @@ class NanOrigin:
 
 
 def is_on_purpose(operation: Operation, before: Sequence[Operation], scalars: Iterable[float]) -> bool:
-    """Return whether infinities are intended: an argument is infinite, or only intended ones came in."""
-    if not operation.is_bad or operation.has_nan:
+    """Return whether infinities in the output are intended: from an infinite argument, or from intended inputs."""
+    if not operation.is_bad or operation.has_nan:  # NaN is never intended
         return False
     bad = [v for v in operation.inputs if v.bad]
     if bad:
@@ -40,10 +40,10 @@ def is_on_purpose(operation: Operation, before: Sequence[Operation], scalars: It
 
 
 def find_origin(operations: Sequence[Operation], sinks: Iterable[Value]) -> NanOrigin | None:
-    """Return the first place where what is not finite in the sinks began, or None where all of them are finite.
+    """Return the first origin of the non-finite values in the sinks, or None if all sinks are finite.
 
     Args:
-        operations: In the order in which they ran.
+        operations: Operations in the order in which they ran.
         sinks: The loss, or gradients of parameters.
     """
     starts = list(_starts(operations, sinks))
@@ -51,9 +51,9 @@ def find_origin(operations: Sequence[Operation], sinks: Iterable[Value]) -> NanO
 
 
 def upstream(operations: Sequence[Operation], last: Operation) -> list[Operation]:
-    """Return the operations that lead from the input to one, the input side first, views and casts left out.
+    """Return the chain of operations from the input to an operation, the input side first, without views and casts.
 
-    Of several inputs, the one that was computed is followed, and of those the one of largest magnitude.
+    Of several computed inputs, the chain follows the input of largest magnitude, non-finite inputs first.
     """
     path = [last]
     while made := [v for v in path[-1].inputs if v.source is not None and v.source < path[-1].index]:
@@ -64,7 +64,8 @@ def upstream(operations: Sequence[Operation], last: Operation) -> list[Operation
 
 
 def jumps(operations: Sequence[Operation], factor: float) -> Iterator[Operation]:
-    """Yield the operations whose largest magnitude is more than `factor` times that of all their inputs, and of 1."""
+    """Yield the operations with outputs more than `factor` times as large as all their inputs, and as 1."""
+    # as 1 too: with inputs below 1, the output itself must exceed the factor
     for operation in operations:
         given = max((v.magnitude for v in operation.inputs), default=math.inf)
         got = max((v.magnitude for v in operation.outputs), default=0.0)
@@ -81,6 +82,7 @@ def _starts(operations: Sequence[Operation], sinks: Iterable[Value]) -> Iterator
         if not any(v.bad for v in operation.inputs):
             yield NanOrigin(operation=operation)
         elif not harmful:
+            # every bad input is intended: a NaN was made here, an infinity where the mask was gathered or summed
             yield NanOrigin(operation=operation if operation.has_nan else _unmasked(operation, operations))
         for value in harmful:
             if value.source is None:
@@ -91,13 +93,13 @@ def _starts(operations: Sequence[Operation], sinks: Iterable[Value]) -> Iterator
 
 
 def _harmful(operation: Operation, operations: Sequence[Operation]) -> list[Value]:
-    """Return the inputs to follow: of a NaN those with NaN, where there are such, else infinities."""
+    """Return the inputs to follow: for a NaN the inputs with NaN, if there are any, else the infinite inputs."""
     nans = [v for v in operation.inputs if v.nans] if operation.has_nan else []
     return nans or _to_blame(operation, operations)
 
 
 def _to_blame(operation: Operation, operations: Sequence[Operation]) -> list[Value]:
-    """Return the inputs that are not finite, and not so on purpose."""
+    """Return the inputs that are not finite without intention."""
     added = operation.name in ("addmm", "baddbmm")  # their first input is added to the product of the others
     found = []
     for i, value in enumerate(operation.inputs):
@@ -109,22 +111,23 @@ def _to_blame(operation: Operation, operations: Sequence[Operation]) -> list[Val
 
 
 def _is_mask(value: Value, operations: Sequence[Operation]) -> bool:
-    """Return whether a value may be intended not to be finite."""
+    """Return whether the infinities of a value may be intended, as in a mask."""
     if value.source is not None:
         return operations[value.source].on_purpose
     if value.nans or value.origin == "parameter":
         return False
-    return value.origin == "constant" or value.negative_only  # a mask that is kept as a buffer, or given with the batch
+    return value.origin == "constant" or value.negative_only  # a mask that is a buffer, or part of the batch
 
 
 def _unmasked(operation: Operation, operations: Sequence[Operation]) -> Operation:
-    """Return where an infinity that was meant for a mask was picked up: the first that gathers or adds up."""
+    """Return the first operation that gathers or sums the infinity of a mask, where it stops being a mask."""
     path = [operation]
     while made := [v for v in path[-1].inputs if v.bad and v.source is not None]:
         assert made[0].source is not None, "filtered above"
         path.append(operations[made[0].source])
     for step in reversed(path):
         given = max((v.size for v in step.inputs if v.bad), default=0)
+        # a gather or a sum has a smaller output; an operation that keeps the size keeps the mask
         if given > max((v.size for v in step.outputs), default=0):
             return step
     return operation

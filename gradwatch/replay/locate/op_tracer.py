@@ -1,4 +1,4 @@
-"""Follow every operation of a step, forward and backward: what went in, what came out, who called it."""
+"""Trace every operation of a step, forward and backward, with its inputs, outputs and calling line."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from gradwatch.replay.locate.records import Operation, Value
 
 HALF = (torch.float16, torch.bfloat16)
 UNWRITTEN = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
-"""Operations whose output holds no values yet."""
+"""Operations with an uninitialized output, which may contain anything."""
 Range = tuple[float, float, int, int, bool]
 
 
 @final
 class OpTracer(TorchDispatchMode):
-    """Writes down every operation that runs while it is entered.
+    """Record every operation that runs while the mode is active.
 
-    It sees what autograd calls, so a forward pass as it was cast and decomposed, and every operation of the backward
-    pass; what a fused kernel does inside is one operation. A compiled model runs as it was written.
+    The mode is below autograd: it sees the forward pass after casts and decompositions, and every operation of the
+    backward pass. A fused kernel is one operation. A compiled model runs in eager mode.
 
     Args:
-        modules: Names modules and tensors; entered by the caller.
-        within: Code of the frame that runs the step: lines around it did not call an operation.
-        widen: Compute in float32 whatever would be computed in a half format.
+        modules: Provides the names of modules and tensors; entered by the caller.
+        within: Code of the frame that runs the step. Frames outside of it are not searched for the calling line.
+        widen: Whether to compute in float32 instead of half formats.
     """
 
     def __init__(self, modules: ModuleStack, *, within: CodeType | None = None, widen: bool = False) -> None:
@@ -47,24 +47,27 @@ class OpTracer(TorchDispatchMode):
         self._modules = modules
         self._within = within
         self._widen = widen
-        self._made: dict[int, int] = {}  # operation by the number of the autograd node that it made
-        self._written: dict[int, list[int]] = {}  # operations that wrote into a storage, by its identity
-        self._held: dict[int, StorageWeakRef] = {}  # while it is held, no other storage gets its identity
+        self._made: dict[int, int] = {}  # operation by the sequence number of the autograd node that it created
+        self._written: dict[int, list[int]] = {}  # operations that wrote into a storage, by identity of the storage
+        self._held: dict[int, StorageWeakRef] = {}  # while a reference exists, no other storage gets this identity
         self._ranges: dict[tuple[Any, ...], Range] = {}
-        self._grads: dict[int, tuple[Tensor, Tensor | None, Tensor | None]] = {}  # leaf, its gradient, a copy of that
+        self._grads: dict[int, tuple[Tensor, Tensor | None, Tensor | None]] = {}  # leaf, its gradient, copy of that
 
     def __torch_dispatch__(
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run an operation, and write it down."""
+        """Run an operation, and record it."""
         kwargs = kwargs or {}
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         operation = self._called(func)
+        # measured before the call, since the operation may overwrite its inputs
         operation.inputs = tuple(self.value(t) for t in given)
         out = func(*args, **kwargs) if not self._widen else _widened(func, args, kwargs)
         changed = _changed(func, args, kwargs)
+        # an in-place operation returns its argument, which must not count twice
         returned = [t for t in tree_leaves(out) if isinstance(t, Tensor) and all(t is not c for c in changed)]
         before = {storage(t) for t in given}
+        # a view computes nothing, so the values keep the operation that wrote them
         is_view = not changed and all(storage(t) in before for t in returned)
         if not is_view and operation.name not in UNWRITTEN:
             operation.outputs = tuple(self._wrote(t, operation.index) for t in (*returned, *changed))
@@ -74,11 +77,11 @@ class OpTracer(TorchDispatchMode):
         return out
 
     def value(self, tensor: Tensor, *, source: int | None = None) -> Value:
-        """Return a tensor as a value: its range, and where it comes from.
+        """Describe a tensor: its range and its source.
 
         Args:
-            tensor: Of any kind; of one without values in memory, only shape and dtype are told.
-            source: The operation that wrote it, where that is known.
+            tensor: Tensor of any kind. Without values in memory, only shape and dtype are known.
+            source: Index of the operation that wrote the tensor, or None to look it up.
         """
         shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
         if tensor.layout != torch.strided or tensor.device.type == "meta" or not tensor.numel():
@@ -102,41 +105,44 @@ class OpTracer(TorchDispatchMode):
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put back the gradients to which the backward pass has added."""
+        """Restore the gradients that the backward pass has added to."""
         for leaf, grad, values in self._grads.values():
             leaf.grad = grad
-            if grad is not None and values is not None:
+            if grad is not None and values is not None:  # autograd may have added to the gradient in place
                 grad.copy_(values)
 
     def _wrote(self, tensor: Tensor, index: int) -> Value:
-        """Note that an operation wrote a tensor, and return it as a value."""
-        if tensor.layout == torch.strided:
+        """Register that an operation wrote a tensor, and describe the tensor."""
+        if tensor.layout == torch.strided:  # other layouts have no single storage
             memory = storage(tensor)
             self._held.setdefault(memory, StorageWeakRef(tensor.untyped_storage()))
             self._written.setdefault(memory, []).append(index)
         return self.value(tensor, source=index)
 
     def _called(self, func: Any) -> Operation:
-        """Return the next operation, with who called it."""
+        """Create the record of the next operation, with its calling line and module."""
         index, name = len(self.operations), func.overloadpacket.__name__.lstrip("_")
-        place, again = find_call_site(self._within, skip=3)
+        place, again = find_call_site(self._within, skip=3)  # its frame, this one and the dispatcher
         module, kind = self._modules.current()
         node = torch._C._current_autograd_node()
+        # activation checkpointing recomputes the forward pass inside of a node of the backward pass
         if node is not None and not again:
             return self._called_back(node, Operation(index=index, name=name, phase="backward", place=place))
+        # autograd numbers a node before it calls the operation; operations without a node see the old number again
         self._made.setdefault(torch._C._autograd._get_sequence_nr() - 1, index)
         if again and not kind:
             module, kind = self._module_of(name, place)
         return Operation(index=index, name=name, phase="forward", module=module, module_type=kind, place=place)
 
     def _called_back(self, node: Any, operation: Operation) -> Operation:
-        """Trace an operation of the backward pass to the line of the forward pass that made its node."""
-        operation.node = node.name().rpartition("::")[2]
+        """Add the forward operation that created the node of a backward operation, with its line and module."""
+        operation.node = node.name().rpartition("::")[2]  # without the C++ namespace
         operation.forward = self._made.get(node._sequence_nr())
         if operation.forward is not None:
             made = self.operations[operation.forward]
             operation.module, operation.module_type = made.module, made.module_type
-            operation.place = operation.place or made.place  # a backward pass in Python has a line of its own
+            operation.place = operation.place or made.place  # a backward pass in Python has its own line
+        # only the node that adds to the gradient of a leaf has a variable
         if isinstance(leaf := getattr(node, "variable", None), Tensor):
             grad = leaf.grad
             self._grads.setdefault(id(leaf), (leaf, grad, None if grad is None else grad.clone()))
@@ -144,17 +150,19 @@ class OpTracer(TorchDispatchMode):
         return operation
 
     def _module_of(self, name: str, place: object) -> tuple[str, str]:
-        """Return the module of an operation that runs again, outside of the calls of modules."""
+        """Return the module of a recomputed operation that runs outside of all module calls."""
+        # the same operation on the same line has run before, in the original forward pass
         for other in self.operations:
             if other.name == name and other.place == place and other.module_type:
                 return other.module, other.module_type
         return "", ""
 
     def _source(self, memory: int, bad: bool) -> int | None:
-        """Return the operation that wrote a tensor's values: where they are not finite, the last that wrote such."""
+        """Return the last operation that wrote into a storage; for bad values, the last that wrote bad values."""
         written = self._written.get(memory)
         if not written:
             return None
+        # several operations may write into parts of one storage, so the last one may have written finite values
         if bad:
             for index in reversed(written):
                 if self.operations[index].is_bad:
@@ -162,7 +170,7 @@ class OpTracer(TorchDispatchMode):
         return written[-1]
 
     def _range(self, tensor: Tensor, memory: int) -> Range:
-        times = len(self._written.get(memory, ()))
+        times = len(self._written.get(memory, ()))  # each write may change the range
         key = (memory, times, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
         if key not in self._ranges:
             self._held.setdefault(memory, StorageWeakRef(tensor.untyped_storage()))
@@ -171,13 +179,14 @@ class OpTracer(TorchDispatchMode):
 
 
 def _measure(tensor: Tensor) -> Range:
-    """Return the finite range of a tensor, how many values are not finite, how many are NaN, and if all are -inf."""
+    """Return the finite range of a tensor, and of its non-finite values the number, the NaNs, and if all are -inf."""
     if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
+        tensor = torch.view_as_real(tensor.resolve_conj())  # aminmax rejects complex, view_as_real rejects conj
     if not tensor.is_floating_point():
         return math.nan, math.nan, 0, 0, False
     if tensor.element_size() == 1:  # float8 has no reductions
         tensor = tensor.float()
+    # NaN propagates through aminmax, so one copy to the host is sufficient for a finite tensor
     low, high = (float(v) for v in to_host(torch.stack(torch.aminmax(tensor)).double()))
     if math.isfinite(low) and math.isfinite(high):
         return low, high, 0, 0, False
@@ -192,20 +201,21 @@ def _measure(tensor: Tensor) -> Range:
     return low, high, bad, nans, bad == negative
 
 
-@cache
+@cache  # the schema of an operation does not change
 def _writes(func: Any) -> tuple[tuple[int, str], ...]:
     arguments = func._schema.arguments
     return tuple((i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
 
 
 def _changed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """Return the arguments that an operation writes into."""
+    """Return the tensor arguments that an operation writes into."""
     written = [args[i] if i < len(args) else kwargs.get(name) for i, name in _writes(func)]
     return [t for t in tree_leaves(written) if isinstance(t, Tensor)]
 
 
 def _widened(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run an operation in float32 that would run in a half format; what it writes into stays as it is."""
+    """Run an operation in float32 instead of a half format."""
+    # arguments that are written to keep their dtype: a converted copy would receive the result instead
     kept = {id(t) for t in _changed(func, args, kwargs)}
 
     def wide(value: Any) -> Any:
@@ -218,7 +228,8 @@ def _widened(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def uncompiled() -> Iterator[None]:
-    """Run compiled models as they were written."""
+    """Run compiled models in eager mode."""
+    # a compiled graph would hide its operations from the tracer
     with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Using `torch.compile")  # that hooks see the wrapper, too, does no harm
+        warnings.filterwarnings("ignore", "Using `torch.compile")  # hooks see the wrapper too, which is harmless
         yield

@@ -1,4 +1,4 @@
-"""Records of traced operations: values with their ranges, the line and the module that called them."""
+"""Describe traced operations: values with their ranges, and the line and module that called them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ HALVES = ("float16", "bfloat16")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A line of source.
+    """Hold a line of source code.
 
     Args:
-        file: Path as Python knows it.
-        line: Number, from 1.
-        text: What stands there, without indentation; empty where the source is not at hand.
-        function: Name of the function around it.
+        file: Path of the file in the code object.
+        line: Line number, from 1.
+        text: Text of the line without indentation; empty if the source is not available.
+        function: Name of the function that contains the line.
     """
 
     file: str
@@ -32,19 +32,19 @@ class Place:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """A tensor that went into an operation, or came out of it.
+    """Describe an input or output tensor of an operation.
 
     Args:
-        shape: Its shape.
-        dtype: Its dtype, such as `float32`.
-        low: Smallest finite value; nan where there is none, or where the dtype is not floating.
-        high: Largest finite value, likewise.
-        bad: Values that are not finite.
-        nans: How many of those are NaN.
-        negative_only: Whether all that is not finite is -inf, as in a mask.
-        source: Index of the operation that wrote it, or None where it was there before.
-        name: What it is called where it was there before: a parameter, buffer or input.
-        origin: What it was before, or None where an operation wrote it.
+        shape: Shape of the tensor.
+        dtype: Dtype of the tensor, such as `float32`.
+        low: Smallest finite value; nan if there is none, or if the dtype is not floating-point.
+        high: Largest finite value; nan in the same cases.
+        bad: Number of values that are not finite.
+        nans: Number of NaN values.
+        negative_only: Whether all non-finite values are -inf, as in a mask.
+        source: Index of the operation that wrote the tensor, or None if it existed before the step.
+        name: Name of a parameter, buffer or input that existed before the step, else empty.
+        origin: Kind of tensor that existed before the step, or None if an operation wrote it.
     """
 
     shape: tuple[int, ...]
@@ -60,17 +60,18 @@ class Value:
 
     @property
     def size(self) -> int:
-        """Number of values."""
+        """Number of values in the tensor."""
         return math.prod(self.shape)
 
     @property
     def magnitude(self) -> float:
-        """Largest finite magnitude; 0 where there is none."""
-        known = [abs(v) for v in (self.low, self.high) if v == v]
+        """Largest finite magnitude; 0 if there is no finite value."""
+        known = [abs(v) for v in (self.low, self.high) if v == v]  # false for nan
         return max(known, default=0.0)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data; what is unknown is None."""
+        """Return plain data; unknown numbers are None."""
+        # JSON has no NaN
         low, high = (None if v != v else v for v in (self.low, self.high))
         told = {"shape": list(self.shape), "dtype": self.dtype, "low": low, "high": high}
         return told | {"nonfinite": self.bad, "nan": self.nans, "name": self.name}
@@ -79,19 +80,19 @@ class Value:
 @final
 @dataclass(slots=True, kw_only=True)
 class Operation:
-    """One operation as it ran.
+    """Describe one executed operation.
 
     Args:
-        index: Its number, in the order in which operations ran.
-        name: Torch's name of it, such as `log` or `softmax`.
-        phase: Whether it ran in the forward pass (or in one that is repeated) or in the backward pass.
-        module: Path of the module whose forward called it; empty for the outermost, and outside of all modules.
-        module_type: Class name of that module; empty outside of all modules.
-        place: Line that called it, or None where no line of anybody but torch and gradwatch did.
-        node: For the backward pass: name of the node of the graph, such as `SqrtBackward0`.
-        forward: For the backward pass: index of the operation that made the node, or None where that is not known.
-        inputs: Tensors that went in, as they were before it.
-        outputs: Tensors that came out of it, or were changed by it.
+        index: Number of the operation, in the order in which operations ran.
+        name: Name of the operation in torch, such as `log` or `softmax`.
+        phase: `forward`, also for a recomputed forward pass, or `backward`.
+        module: Path of the calling module; empty for the outermost module, and outside of all modules.
+        module_type: Class name of the calling module; empty outside of all modules.
+        place: Line that called the operation, or None if only torch and gradwatch are on the call stack.
+        node: For the backward pass: name of the autograd node, such as `SqrtBackward0`.
+        forward: For the backward pass: index of the operation that created the node, or None if unknown.
+        inputs: Input tensors, as they were before the operation.
+        outputs: Tensors that the operation returned or changed.
         on_purpose: Whether its infinities are intended, such as the infinities of a mask.
         leaf: For an addition to a parameter's gradient: the name of the parameter.
     """
@@ -111,15 +112,15 @@ class Operation:
 
     @property
     def has_nan(self) -> bool:
-        """Whether a NaN came out."""
+        """Whether an output contains NaN."""
         return any(v.nans for v in self.outputs)
 
     @property
     def is_bad(self) -> bool:
-        """Whether something came out that is not finite."""
+        """Whether an output contains a value that is not finite."""
         return any(v.bad for v in self.outputs)
 
     @property
     def is_half(self) -> bool:
-        """Whether it computed in a half format."""
+        """Whether an input or output is float16 or bfloat16."""
         return any(v.dtype in HALVES for v in (*self.inputs, *self.outputs))

@@ -1,4 +1,4 @@
-"""Run a step any number of times from the same state, every operation followed."""
+"""Run a step any number of times from the same state, and trace every operation."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from gradwatch.state.rng import random_state, set_random_state
 
 Step = Callable[..., Any]
 USUAL = ("inputs", "targets")
-"""What the parts of a batch are called; where there are more, they are counted."""
+"""Names of the parts of a batch with at most two parts; the parts of other batches are numbered."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedStep:
-    """A step that was run.
+    """Hold the traced operations of a step.
 
     Args:
-        operations: In the order in which they ran.
-        losses: What the step returned.
+        operations: Operations in the order in which they ran.
+        losses: Tensors that the step returned.
     """
 
     operations: Sequence[Operation]
@@ -36,22 +36,23 @@ class TracedStep:
 
     @property
     def start(self) -> NanOrigin | None:
-        """Where what is not finite began, or None where neither loss nor gradients are touched."""
+        """Origin of the first non-finite value, or None if the loss and the gradients are finite."""
         return find_origin(self.operations, self._sinks())
 
     @property
     def reaches(self) -> tuple[str, ...]:
-        """What it harms: the loss, or the parameters whose gradients it spoils."""
+        """Affected results: the loss, or the parameters with non-finite gradients."""
+        # a bad loss makes most gradients bad, so their list would say nothing
         if any(v.bad for v in self.losses):
             return ("the loss",)
         return tuple(dict.fromkeys(o.leaf for o in self.operations if o.leaf and any(v.bad for v in o.inputs)))
 
     def forward_of(self, operation: Operation) -> Operation | None:
-        """Return the operation of the forward pass that one of the backward pass belongs to."""
+        """Return the forward operation that an operation of the backward pass belongs to, or None."""
         return None if operation.forward is None else self.operations[operation.forward]
 
     def _sinks(self) -> list[Value]:
-        """Return what was harmed: the loss, or else gradients of parameters, or else what came out last."""
+        """Return the bad losses, or else the bad gradients, or else the last outputs if the step returned no loss."""
         bad = [v for v in self.losses if v.bad]
         bad = bad or [v for o in self.operations if o.leaf for v in o.inputs if v.bad]
         if bad or self.losses:
@@ -61,11 +62,11 @@ class TracedStep:
 
 @final
 class StepTracer:
-    """Runs a step from the state in which it is made.
+    """Run a step repeatedly from the random state at the creation of this object.
 
     Args:
-        step: Called with a batch; returns the loss, or None.
-        model: Whose weights it uses, or None to find out.
+        step: Function of a batch that returns the loss, or None.
+        model: Model that the step uses, or None to detect the called modules.
     """
 
     def __init__(self, step: Step, *, model: nn.Module | None = None) -> None:
@@ -74,7 +75,12 @@ class StepTracer:
         self._random = random_state()
 
     def run(self, batch: Sequence[Any], *, widen: bool = False) -> TracedStep:
-        """Follow the step on a batch, in float32 where it should be wide, and leave everything as it was."""
+        """Trace the step on a batch, and restore the state afterwards.
+
+        Args:
+            batch: Parts of the batch.
+            widen: Whether to compute in float32 instead of half formats.
+        """
         modules = ModuleStack(self._model)
         for tensor, name in _named(batch):
             modules.name(tensor, name, "input")
@@ -84,17 +90,19 @@ class StepTracer:
             with modules, uncompiled(), torch.enable_grad(), tracer:
                 losses = _called(self._step, batch)
                 pending = [loss for loss in losses if loss.requires_grad]
+                # an addition to a parameter's gradient shows that the step ran its backward pass itself
                 if pending and not any(o.leaf for o in tracer.operations):
                     torch.autograd.backward(pending, [torch.ones_like(loss) for loss in pending])
             return TracedStep(operations=tracer.operations, losses=tuple(tracer.value(loss) for loss in losses))
         finally:
+            # the modules last: the tracer only knows that parameters had no gradients when the run began
             tracer.restore()
             modules.restore()
             set_random_state(self._random)
 
 
 def _called(step: Step, batch: Sequence[Any]) -> list[Tensor]:
-    """Run the step; this code is where the search for calling lines ends."""
+    # a function of its own: the search for calling lines ends at the code of this frame
     return [t for t in tree_leaves(step(*batch)) if isinstance(t, Tensor)]
 
 
