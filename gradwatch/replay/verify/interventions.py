@@ -1,4 +1,4 @@
-"""Interventions: single changes to a recorded step, with the causes that they confirm if the symptom is gone."""
+"""Define interventions: single changes to a recorded step, and the causes that they confirm."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from gradwatch.train.step import Batch
 from gradwatch.train.training_state import TrainingState
 
 OTHERS = 3
-"""Other batches, and other draws of random numbers, that are tried."""
+"""Number of other batches, and of other random seeds, to try."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervention:
-    """A change to a step.
+    """Describe a change to a step.
 
     Args:
-        text: What is different.
-        causes: Ids of the causes that are confirmed where the symptom is gone under it.
-        axis: What it varies: `data`, `state`, `numerics`, `chance`, `mode` or `formula`.
-        run: Returns the outcome of the step for each variant.
+        text: Description of the change.
+        causes: Ids of the causes that are confirmed if the symptom is gone with the change.
+        axis: Factor that the change varies: `data`, `state`, `numerics`, `chance`, `mode` or `formula`.
+        run: Returns the outcome of the step for each variant; empty if the change does not apply.
     """
 
     text: str
@@ -52,8 +52,8 @@ def interventions(restored: RestoredStep, symptom: Symptom, located: Located | N
 
     Args:
         restored: The training, restored to the step.
-        symptom: What to look for.
-        located: The first bad operation, where one was located.
+        symptom: The symptom to check for.
+        located: The first bad operation, or None if none was located.
     """
     look = functools.partial(observe, restored, symptom)
     yield from _numerics(restored, symptom, look)
@@ -65,6 +65,7 @@ def interventions(restored: RestoredStep, symptom: Symptom, located: Located | N
         run=lambda: [look(prepare=lambda: _begin(restored))],
     )
     yield from _modes(restored, look)
+    # not for a value that was bad before the step: no operation made it, so a guard cannot help
     if located and located.place and not located.leaf:
         yield _guarded(located, symptom, look)
 
@@ -72,6 +73,7 @@ def interventions(restored: RestoredStep, symptom: Symptom, located: Located | N
 def _numerics(restored: RestoredStep, symptom: Symptom, look: Callable[..., StepOutcome]) -> Iterator[Intervention]:
     if restored.config.train.precision == "fp32":
         return
+    # zeros in float16 gradients: with a scaler its scale is too low, without a scaler there is none
     low = CauseId.LOW_LOSS_SCALE if restored.training.scaler else CauseId.UNSCALED_HALF_PRECISION
     yield Intervention(
         text=f"float32 instead of {restored.config.train.precision}",
@@ -91,6 +93,7 @@ def _numerics(restored: RestoredStep, symptom: Symptom, look: Callable[..., Step
 def _data(
     restored: RestoredStep, symptom: Symptom, look: Callable[..., StepOutcome], located: Located | None
 ) -> Iterator[Intervention]:
+    # only a large gradient that other batches do not have speaks for an odd batch
     odd = (CauseId.ODD_BATCH,) if symptom.kind in LARGE else ()
     if located and (window := _without(restored, located.samples)):
         yield Intervention(
@@ -109,10 +112,10 @@ def _data(
 
 
 def _modes(restored: RestoredStep, look: Callable[..., StepOutcome]) -> Iterator[Intervention]:
-    """Yield what switches off parts of the model that differ between training and evaluation."""
+    """Yield changes of the parts of the model that differ between training and evaluation."""
     dropouts = [m for m in restored.training.model.modules() if isinstance(m, _DropoutNd) and m.p > 0]
     norms = [m for m in restored.training.model.modules() if isinstance(m, _BatchNorm)]
-    if dropouts:
+    if dropouts:  # other seeds are tried only here, since dropout draws random numbers
         yield Intervention(
             text="without dropout", causes=(), axis="chance", run=lambda: [look(prepare=lambda: _evaluate(dropouts))]
         )
@@ -140,7 +143,7 @@ def _guarded(located: Located, symptom: Symptom, look: Callable[..., StepOutcome
     def run() -> list[StepOutcome]:
         guard = NumericGuard(place)
         outcome = look(under=guard)
-        return [outcome] if guard.guarded else []  # an operation that is not known how to guard says nothing
+        return [outcome] if guard.guarded else []  # without a guard for the operation, the outcome shows nothing
 
     return Intervention(
         text=f"inputs of {located.name} on line {place.line} clamped 1e-6 away from the singularity",
@@ -156,11 +159,11 @@ def _evaluate(modules: Sequence[nn.Module]) -> None:
 
 
 def _without(restored: RestoredStep, rows: Sequence[int]) -> list[Batch] | None:
-    """Return the step's one micro-batch without some of its samples, or None where that makes no sense."""
-    if len(restored.window) != 1 or not rows:
+    """Return the micro-batch of the step without some of its samples, or None if that is impossible."""
+    if len(restored.window) != 1 or not rows:  # the positions are relative to one of several micro-batches
         return None
     size = bad_samples.count(restored.window[0])
-    if size is None or len(rows) > size // 2:
+    if size is None or len(rows) > size // 2:  # most of the batch is bad, so no single samples are to blame
         return None
     kept = [i for i in range(size) if i not in set(rows)]
     inputs, targets = bad_samples.take(restored.window[0], kept)
@@ -169,16 +172,18 @@ def _without(restored: RestoredStep, rows: Sequence[int]) -> list[Batch] | None:
 
 def _next_windows(restored: RestoredStep) -> Iterator[list[Batch]]:
     for offset in range(1, OTHERS + 1):
+        # the data may end, or a later batch may be unreadable: fewer batches are tried then
         with contextlib.suppress(GradwatchError, IndexError, StopIteration):
             yield restored.window_at(offset)
 
 
 def _begin(restored: RestoredStep) -> None:
-    """Give the model the weights with which the run began."""
+    """Set the model to the initial weights of the run."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         seed_all(restored.config.run.seed)
         state: dict[str, Any] = TrainingState.build(restored.config).model.state_dict()
+    # copied in place: the optimizer and the session hold the same parameters
     with torch.no_grad():
         for name, value in restored.training.model.state_dict().items():
             if isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""Keep one operation on one line away from its singular point, to see whether that is what makes a step fail."""
+"""Keep the operations of one line away from their singular points, to test whether these make a step fail."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradwatch.replay.locate.call_site import find_call_site
 from gradwatch.replay.locate.records import Place
 
 EPS = 1e-6
-"""Distance that is kept: above the resolution of float32 at 1, and small against what is computed with."""
+"""Distance from the singular point: above the resolution of float32 at 1, and small compared to usual values."""
 LARGEST_EXPONENT = 80.0  # exp(88.7) is the largest float32
 
 Guard = Callable[[Tensor], Tensor]
@@ -24,6 +24,7 @@ def _above_zero(x: Tensor) -> Tensor:
 
 
 def _off_zero(x: Tensor) -> Tensor:
+    # not clamp_min, which would replace every negative operand
     return torch.where(x.abs() < EPS, torch.full_like(x, EPS), x)
 
 
@@ -38,20 +39,20 @@ FIRST: Mapping[str, Guard] = {
     "log1p": lambda x: x.clamp_min(EPS - 1),
     **dict.fromkeys(("exp", "expm1", "cosh", "sinh"), lambda x: x.clamp_max(LARGEST_EXPONENT)),
 }
-"""What an operation's first operand is kept to, by the name under which a line calls it."""
-DIVISORS = ("div", "divide", "true_divide", "__truediv__", "__div__")
-REVERSED = ("__rtruediv__", "__rdiv__")
+"""Guards of the first operand, by the name of the function that the line calls."""
+DIVISORS = ("div", "divide", "true_divide", "__truediv__", "__div__")  # the divisor is the second operand
+REVERSED = ("__rtruediv__", "__rdiv__")  # the divisor is the first operand
 
 
 @final
 class NumericGuard(TorchFunctionMode):
-    """While it is entered, what one line calls is kept away from where it has no finite result or derivative.
+    """Keep operands of one line away from points without a finite result or derivative, while the mode is active.
 
     Args:
         place: The line.
 
     Attributes:
-        guarded: Names of the operations that were guarded.
+        guarded: Names of the operations with a guarded operand.
     """
 
     def __init__(self, place: Place) -> None:
@@ -62,15 +63,16 @@ class NumericGuard(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call an operation, its operands kept where they are safe."""
+        """Call an operation with guarded operands."""
         name = getattr(func, "__name__", "")
         operand = 1 if name in DIVISORS else 0
         guard = _off_zero if name in (*DIVISORS, *REVERSED) else FIRST.get(name)
+        # the line last: walking the frames is the slowest of these tests
         if guard and len(args) > operand and isinstance(args[operand], Tensor) and self._is_here():
             self.guarded.add(name)
             args = [guard(a) if i == operand and a.is_floating_point() else a for i, a in enumerate(args)]
         return func(*args, **(kwargs or {}))
 
     def _is_here(self) -> bool:
-        place, _ = find_call_site(None, skip=3)
+        place, _ = find_call_site(None, skip=3)  # its frame, this one and the torch function
         return place is not None and (place.file, place.line) == (self._place.file, self._place.line)

@@ -1,4 +1,4 @@
-"""Results of the verification of a diagnosis: experiments, tested causes, and the verification of a finding."""
+"""Hold the results of verifying a diagnosis: experiments, tested causes, and the verification of a finding."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ Status = Literal["confirmed", "refuted", "open"]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """A change and its result.
+    """Hold a change and its result.
 
     Args:
-        text: What was different.
+        text: Description of the change.
         result: The outcome, with numbers.
         gone: Whether the symptom was gone; None if unknown.
-        change: The change of the config, where it is one.
-        causes: Ids of the causes that it speaks for.
-        axis: What it varied: `data`, `state`, `numerics`, `chance`, `mode`, `formula`, `config`; `look`: nothing.
-        is_healthy: Whether no other alarm came in its place.
-        start_step: Step of the recorded state from which was trained; 0 is the start, None is no training.
+        change: The config change; None for other changes.
+        causes: Ids of the causes that the experiment supports if the symptom is gone.
+        axis: Factor that was varied: `data`, `state`, `numerics`, `chance`, `mode`, `formula` or `config`. `look` is a
+            check without a change.
+        is_healthy: Whether the training had no findings of severity WARNING or higher.
+        start_step: Step at which the training began: 0, or the step of a recorded state; None without a training.
     """
 
     text: str
@@ -53,12 +54,12 @@ class Experiment:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestedCause:
-    """A cause and the experiments that test it.
+    """Hold a cause and the experiments that test it.
 
     Args:
-        cause: Words for the cause.
-        cause_id: Its stable name.
-        status: `confirmed` if the symptom was gone under one of its changes; `refuted` if it was gone under none;
+        cause: Description of the cause.
+        cause_id: Stable id of the cause.
+        status: `confirmed` if the symptom was gone with one of the changes; `refuted` if it was gone with none;
             `open` if there was no change to try, or the symptom cannot be reproduced.
         experiments: The experiments.
     """
@@ -81,17 +82,17 @@ class TestedCause:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """The verification of one diagnosis.
+    """Hold the verification of one diagnosis.
 
     Args:
-        finding: Its leading finding.
+        finding: Leading finding of the diagnosis.
         control: Result without a change, in words.
         reproduced: Whether the symptom appeared again.
-        located: The first bad operation, where something was not finite.
-        sorted: What the symptom depends on: data, state, numerics or chance, in words.
-        causes: The diagnosed cause, then its rivals where they were looked at.
-        other_experiments: Experiments that belong to no cause of the table.
-        seconds: Time of the verification.
+        located: The first bad operation, if a value was not finite.
+        sorted: Factors that the symptom depends on, in words: data, state, numerics or chance.
+        causes: The diagnosed cause, then the rivals that were tested.
+        other_experiments: Experiments that belong to none of the tested causes.
+        seconds: Duration of the verification in seconds.
     """
 
     finding: Finding
@@ -105,7 +106,7 @@ class Verification:
 
     @property
     def confirmed(self) -> tuple[Experiment, ...]:
-        """The changes of the config under which the symptom was gone, the smallest first."""
+        """Config changes with which the symptom was gone: the changes of the tested causes, then the others."""
         experiments = [c for tested in self.causes for c in tested.experiments] + list(self.other_experiments)
         return tuple(c for c in experiments if c.gone and c.change)
 

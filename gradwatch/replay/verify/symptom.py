@@ -1,4 +1,4 @@
-"""Recognise a symptom in a single step: values that are not finite, a large gradient, many zeros in it."""
+"""Recognize a symptom in a single step: non-finite values, a large gradient, or many zeros in the gradient."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from gradwatch.train.step import Batch, Stepper
 LARGE = ("gradient-spike", "exploding-gradient")
 ZERO = ("fp16-underflow",)
 KINDS = (*NON_FINITE, *LARGE, *ZERO)
-"""Kinds of findings that a single step shows."""
+"""Kinds of findings that a single step can show."""
 FLUSHED = 0.05
-"""Fraction of the gradient that is zero only for its format, from which on it counts as flushed."""
+"""Fraction of the gradient that is zero only because of its format, above which the gradient counts as flushed."""
 SPIKE = 10.0
-"""Norm, in units of what is usual in the run, from which on a gradient counts as large here."""
+"""Ratio of the gradient norm to the usual norm of the run, above which a gradient counts as large."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """The outcome of a forward and a backward pass.
+    """Hold the outcome of a forward and a backward pass.
 
     Args:
         loss: The loss.
-        norm: L2 norm of all gradients, unscaled; nan or inf where one is not finite.
-        zero_frac: Fraction of the gradient that is exactly zero, over the layers in question.
+        norm: L2 norm of all gradients, unscaled; nan or inf if a gradient is not finite.
+        zero_frac: Fraction of the gradient that is exactly zero, over the layers of the symptom.
     """
 
     loss: float
@@ -51,13 +51,13 @@ class StepOutcome:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symptom:
-    """How to see an illness in an outcome.
+    """Recognize a finding in the outcome of a step.
 
     Args:
         kind: Kind of the finding.
-        layer: Name of the module or parameter that it was found in, or None for all.
-        usual_norm: Norm of the gradient that the run had in its first steps.
-        zeros_in_float32: Fraction of the gradient that is zero in float32, too.
+        layer: Name of the module or parameter with the finding, or None for all.
+        usual_norm: Norm of the gradient in the first steps of the run.
+        zeros_in_float32: Fraction of the gradient that is also zero in float32.
     """
 
     kind: str
@@ -67,10 +67,17 @@ class Symptom:
 
     @classmethod
     def of(cls, finding: Finding, restored: RestoredStep, *, usual_norm: float) -> Symptom:
-        """Return the symptom of a finding whose kind is one of `KINDS`, at a restored step."""
+        """Return the symptom of a finding at a restored step.
+
+        Args:
+            finding: Finding of a kind in `KINDS`.
+            restored: The training, restored to the step.
+            usual_norm: Norm of the gradient in the first steps of the run.
+        """
         symptom = cls(kind=finding.kind, layer=finding.layer, usual_norm=usual_norm)
         if finding.kind not in ZERO:
             return symptom
+        # zeros that float32 has too, such as behind a dead ReLU, are no underflow
         wide = observe(restored, symptom, stepper=restored.stepper(precision="fp32", scaler=None))
         return dataclasses.replace(symptom, zeros_in_float32=wide.zero_frac)
 
@@ -79,11 +86,11 @@ class Symptom:
         if self.kind in ZERO:
             return outcome.zero_frac > self.zeros_in_float32 + FLUSHED
         if self.kind in LARGE:
-            return not outcome.norm <= SPIKE * self.usual_norm
+            return not outcome.norm <= SPIKE * self.usual_norm  # true for nan, too
         return not outcome.finite
 
     def told(self, outcome: StepOutcome) -> str:
-        """Return the numbers of an outcome in which it shows, or does not."""
+        """Format the numbers of an outcome that show whether it has the symptom."""
         if self.kind in ZERO:
             return f"{100 * outcome.zero_frac:.3g} % of the gradient is zero"
         return f"loss {outcome.loss:.4g}, gradient norm {outcome.norm:.4g}"
@@ -102,12 +109,13 @@ def observe(
 
     Args:
         restored: The training, restored to the step.
-        symptom: Of which layers zeros are counted.
-        window: Other batches.
-        stepper: Another way to run it.
-        under: A context to run it in.
-        prepare: Called on the restored state, before it runs.
+        symptom: Symptom with the layers to count zeros in.
+        window: Other micro-batches; None for those of the step.
+        stepper: Another stepper; None for the stepper of the run.
+        under: Context in which to run the passes.
+        prepare: Called on the restored state before the passes.
     """
+    # a non-finite loss must not end the passes before the gradients are known
     stepper = dataclasses.replace(stepper or restored.stepper(), on_nonfinite="continue")
     restored.restore()
     try:
@@ -115,6 +123,7 @@ def observe(
             prepare()
         with under or contextlib.nullcontext():
             loss, _ = stepper.backward(window or restored.window)
+        # the passes leave the gradients scaled; the stepper would unscale them before its update
         scale = stepper.scaler.get_scale() if stepper.scaler else 1.0
         return StepOutcome(loss=loss, norm=_norm(restored) / scale, zero_frac=_zeros(restored, symptom.layer))
     finally:

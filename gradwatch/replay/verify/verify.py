@@ -33,15 +33,15 @@ AXES = {
     "numerics": ("the number format", "float32"),
     "chance": ("the random numbers of this step", "other random numbers"),
 }
-"""What a symptom may depend on: how that is said where it does, and where it does not."""
+"""Factors that a symptom may depend on: the words if it does, and the words if it does not."""
 
 
 def verify(runner: TrialRunner, diagnoses: Sequence[Diagnosis]) -> tuple[Verification, ...]:
-    """Confirm or refute each diagnosis of a run; diagnoses for information only are skipped.
+    """Confirm or refute each diagnosis of a run, and skip diagnoses of severity INFO.
 
     Args:
-        runner: Of the run, which is only read.
-        diagnoses: What is thought of it.
+        runner: Trains changed configs of the run, and does not modify its directory.
+        diagnoses: Diagnoses of the run.
     """
     return tuple(_verify_one(runner, d) for d in diagnoses if d.severity > Severity.INFO)
 
@@ -51,12 +51,14 @@ def _verify_one(runner: TrialRunner, diagnosis: Diagnosis) -> Verification:
     finding = diagnosis.findings[0]
     facts = measure_run(runner.history, until=finding.step)
     warm_start = runner.warm_start(finding)
+    # a single step first: it is faster than a training, but shows only some kinds of findings
     seen = _reproduce_step(runner, finding, facts, warm_start) if finding.kind in KINDS else None
     if seen is None or not seen.reproduced:
         seen = _reproduce_training(runner, finding, warm_start, located=seen.located if seen else None)
     causes = tuple(_test_causes(runner, diagnosis, seen, facts))
     ids = {tested.cause_id for tested in causes}
     other_experiments = [c for c in seen.experiments if not ids & set(c.causes) and c.axis != "look"]
+    # no config change helps so far: the cause may be a setting that no cause of the table covers
     if seen.reproduced and not any(c.gone and c.change and c.is_healthy for t in causes for c in t.experiments):
         other_experiments += _try_reverted_settings(runner, finding, seen)
     return Verification(
@@ -74,7 +76,7 @@ def _verify_one(runner: TrialRunner, diagnosis: Diagnosis) -> Verification:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reproduction:
-    """The result without a change, then with one change each; further changes begin at `warm_start`."""
+    """Hold the result without a change and the results with one change each; trials begin at `warm_start`."""
 
     control: str
     reproduced: bool
@@ -90,7 +92,7 @@ def _reproduce_step(
     with contextlib.ExitStack() as stack:
         try:
             restored = stack.enter_context(restore_step(runner.run, finding.step))
-        except GradwatchError:
+        except GradwatchError:  # for example data that have changed: a training from the start may still reproduce it
             return None
         symptom = Symptom.of(finding, restored, usual_norm=facts.usual_norm)
         control, reproduced = _run_control(restored, symptom)
@@ -104,7 +106,7 @@ def _reproduce_step(
 
 
 def _check_data(restored: RestoredStep) -> list[Experiment]:
-    """Return that the batch is finite, where it is: then it is no bad data."""
+    """Return an experiment that speaks against bad data if the batch is finite, else no experiment."""
     if any(bad_samples.not_finite(batch) for batch in restored.window):
         return []
     told = "every value is finite"
@@ -114,9 +116,9 @@ def _check_data(restored: RestoredStep) -> list[Experiment]:
 def _reproduce_training(
     runner: TrialRunner, finding: Finding, warm_start: WarmStart | None, *, located: Located | None
 ) -> _Reproduction:
-    """Train again, from the recorded state or else from the start, where it comes back; and from another seed."""
+    """Reproduce a finding by training from the recorded state, or else from the start, and with another seed."""
     control, reproduced = _train_again(runner, finding, warm_start)
-    if warm_start and not reproduced:
+    if warm_start and not reproduced:  # the problem may have begun before the recorded state
         warm_start = None
         control, reproduced = _train_again(runner, finding, None)
     made = (_try_other_seed(runner, finding),) if reproduced else ()
@@ -126,9 +128,9 @@ def _reproduce_training(
 
 
 def _run_control(restored: RestoredStep, symptom: Symptom) -> tuple[str, bool]:
-    """Run a step twice as it was; say what came of it, and whether the symptom came back."""
+    """Run an unchanged step twice; return the result in words, and whether both runs show the symptom."""
     first, second = observe(restored, symptom), observe(restored, symptom)
-    same = repr(first) == repr(second)  # nan is equal to nan here
+    same = repr(first) == repr(second)  # as text, since nan is not equal to nan
     told = f"step {restored.step:,} run twice: {symptom.told(first)}"
     told += ", bit-identical" if same else f", then {symptom.told(second)}: not deterministic"
     return told, symptom.is_in(first) and symptom.is_in(second)
@@ -147,27 +149,28 @@ def _train_again(runner: TrialRunner, finding: Finding, warm_start: WarmStart | 
 
 
 def _span(made: TrialRun) -> str:
-    """Return which steps were trained."""
     return f"{made.steps:,} training steps" + (f" from step {made.start_step:,}" if made.start_step else "")
 
 
 def _try_other_seed(runner: TrialRunner, finding: Finding) -> Experiment:
-    """Train with another seed: other first weights, another order of the data, other draws."""
+    """Train with another seed: other initial weights, another order of the data, other random numbers."""
     seed = config_of(runner.run).run.seed + 1
     change = Remedy(text=f"seed {seed} instead", patch={"run.seed": seed})
+    # from the start, where a seed acts; without a change, since another seed is no remedy
     return replace(_train_with(runner, finding, change, None), change=None, axis="chance")
 
 
 def _run_intervention(intervention: Intervention, symptom: Symptom) -> Iterator[Experiment]:
-    """Run an intervention, all of its variants; yield nothing where it does not apply after all."""
+    """Run all variants of an intervention; yield nothing if it does not apply."""
     try:
         outcomes = intervention.run()
-    except (RuntimeError, ValueError, TypeError) as error:  # a change that the model cannot take
+    except (RuntimeError, ValueError, TypeError) as error:  # a change that the model does not support
         gone, result = None, f"cannot run: {str(error).splitlines()[0]}"
     else:
         if not outcomes:
             return
         ill = [o for o in outcomes if symptom.is_in(o)]
+        # gone only if no variant shows the symptom; the first bad outcome is the more telling one
         gone, result = not ill, symptom.told((ill or outcomes)[0])
         if len(outcomes) > 1:
             result = f"symptom in {len(ill)} of {len(outcomes)}; {result}"
@@ -177,7 +180,8 @@ def _run_intervention(intervention: Intervention, symptom: Symptom) -> Iterator[
 
 
 def _describe_dependence(experiments: Sequence[Experiment]) -> str:
-    """Say what the symptom depends on: it is gone where that is changed."""
+    """Describe the factors that the symptom depends on, or else the changes that it survives."""
+    # a symptom depends on a factor if it is gone with another value of the factor
     needed = [what for axis, (what, _) in AXES.items() if any(c.axis == axis and c.gone for c in experiments)]
     if needed:
         alone = " together (one alone is not enough)" if len(needed) > 1 else ""
@@ -189,7 +193,7 @@ def _describe_dependence(experiments: Sequence[Experiment]) -> str:
 def _test_causes(
     runner: TrialRunner, diagnosis: Diagnosis, seen: _Reproduction, facts: RunNumbers
 ) -> Iterator[TestedCause]:
-    """Yield the diagnosed cause, and its rivals where something speaks for them, or it is not confirmed itself."""
+    """Yield the diagnosed cause, then its rivals if it is not confirmed or an experiment supports them."""
     leading, ill = diagnosis.findings[0], seen.reproduced
     own = [c for c in seen.experiments if diagnosis.cause_id in c.causes]
     own += _try_remedies(runner, leading, diagnosis.remedies, seen)
@@ -200,18 +204,19 @@ def _test_causes(
         experiments = [c for c in seen.experiments if cause.id in c.causes]
         if tested.status == "confirmed" and not any(c.gone for c in experiments):
             continue
-        if not experiments:
+        if not experiments:  # no single step tests this cause, so its remedies are trained with
             made = remedies(cause.remedies, findings=diagnosis.findings, numbers=facts)
             experiments += _try_remedies(runner, leading, made, seen)
         if experiments:
             yield _conclude(cause.name, cause.id, experiments, reproduced=ill)
+    # causes that are no rivals, but that an experiment supports all the same
     known = {diagnosis.cause_id, *(cause.id for cause in rivals)}
     for other in dict.fromkeys(i for c in seen.experiments if c.gone for i in c.causes if i not in known):
         yield _conclude(cause_of(other).name, other, [c for c in seen.experiments if other in c.causes], reproduced=ill)
 
 
 def _rivals(history: History, diagnosis: Diagnosis) -> list[Cause]:
-    """Return the other causes of the table that can lead to the finding, the likeliest first."""
+    """Return the other causes of the table that can lead to the finding, the most likely first."""
     leading = diagnosis.findings[0]
     holds = conditions_of(history, leading)
     able = [c for c in CAUSES if leading.kind in c.leads and c.requires <= holds and not c.excludes & holds]
@@ -222,7 +227,8 @@ def _rivals(history: History, diagnosis: Diagnosis) -> list[Cause]:
 def _try_remedies(
     runner: TrialRunner, finding: Finding, made: Sequence[Remedy], seen: _Reproduction
 ) -> list[Experiment]:
-    """Return what comes of training with each remedy that a config can express, up to the first that heals."""
+    """Train with each remedy that is a config change, up to the first that makes the run healthy."""
+    # without a reproduced symptom, a training would show nothing
     changes = [r for r in made if r.patch] if seen.reproduced else []
     return _try_until_healed(runner, finding, changes, seen.warm_start)
 
@@ -235,14 +241,15 @@ def _try_until_healed(
         if is_taken(runner.run, change):
             made.append(_try_change(runner, finding, change, warm_start))
             if made[-1].gone and made[-1].is_healthy:
-                break  # they come smallest first
+                break  # remedies come smallest first, so the others are larger than needed
     return made
 
 
 def _try_change(runner: TrialRunner, finding: Finding, change: Remedy, warm_start: WarmStart | None) -> Experiment:
-    """Train with one change from the recorded state, where it can be made there.
+    """Train with one change, from the recorded state if the change can be made there.
 
-    What does not help that late may have helped from the start, and is tried from there before it counts as refuted.
+    A change that does not help at this state may help from the start. It is trained from the start as well before it
+    counts as refuted.
     """
     late = (
         _train_with(runner, finding, change, warm_start) if warm_start and warm_start.supports(change.patch) else None
@@ -250,20 +257,22 @@ def _try_change(runner: TrialRunner, finding: Finding, change: Remedy, warm_star
     if late and late.gone:
         return late
     early = _train_with(runner, finding, change, None)
+    # without a result from the start, such as for lack of time, the late result stands
     return late if late and early.gone is None else early
 
 
 def _train_with(runner: TrialRunner, finding: Finding, change: Remedy, warm_start: WarmStart | None) -> Experiment:
-    """Train with one change, and look for the finding."""
+    """Train with one change, and check for the finding."""
     steps = runner.steps_for(finding)
     try:
         made = runner.run_trial(dict(change.patch), steps=steps, warm_start=warm_start)
-    except (GradwatchError, RuntimeError) as error:
+    except (GradwatchError, RuntimeError) as error:  # a failed training neither confirms nor refutes
         return Experiment(text=change.text, result=f"training failed: {str(error).splitlines()[0]}", gone=None)
     if made is None:
         return Experiment(text=change.text, result="not tried: out of time", gone=None)
     found = made.found(finding)
-    gone = not found if found or made.history.step >= finding.step else None  # it may end before by itself
+    # unknown if the training ended before the step of the finding
+    gone = not found if found or made.history.step >= finding.step else None
     others = sorted({f.kind for f in made.alarms} - set(same_illness(finding.kind)))
     told = f"{_span(made)}, loss {made.loss:.4g}: " + (f"{found[0].kind} again" if found else f"no {finding.kind}")
     told += f", but {', '.join(others)}" if gone and others else ""
@@ -278,14 +287,15 @@ def _train_with(runner: TrialRunner, finding: Finding, change: Remedy, warm_star
 
 
 def _try_reverted_settings(runner: TrialRunner, finding: Finding, seen: _Reproduction) -> list[Experiment]:
-    """Return what comes of setting the config's own choices back one by one, up to the first that mends it."""
+    """Train with each setting of the config reverted to its default, up to the first that makes the run healthy."""
     changes, located = list(reverted_settings(config_of(runner.run))), seen.located
-    if located and located.operation.module_type == "":  # outside of the model: the loss comes first
+    if located and located.operation.module_type == "":  # outside of all modules: the loss function is tried first
         changes.sort(key=lambda c: not any(key.split(".")[0] == "loss" for key in c.patch))
     return _try_until_healed(runner, finding, changes, seen.warm_start)
 
 
 def _conclude(name: str, cause_id: str, experiments: Sequence[Experiment], *, reproduced: bool) -> TestedCause:
+    # one change that removes the symptom confirms; a refutation needs all changes to fail
     known = [c.gone for c in experiments if c.gone is not None]
     status: Status = "open"
     if reproduced and known:
