@@ -41,8 +41,8 @@ class StepRecord:
 class StepSnapshotter:
     """Record the state of each step when its first forward pass begins, after the batch was loaded.
 
-    The record has the inputs of this pass, the states of all random generators, and a copy of weights, buffers,
-    optimizers and scaler.
+    The record has the inputs of this pass and the states of all random generators. It also has a copy of weights,
+    buffers, optimizers and scaler.
 
     Args:
         directory: The run directory.

@@ -41,7 +41,7 @@ def is_taken(run: Path, change: Remedy) -> bool:
         return False
     try:
         return config_of(run, change.patch) != config_of(run)
-    except GradwatchError:
+    except GradwatchError:  # the change is not valid for this config
         return False
 
 
@@ -75,6 +75,7 @@ def reverted_settings(config: Config) -> Iterator[Remedy]:
 
 def _defaults(section: NamedSection) -> dict[str, Any]:
     """Return the plain defaults of a section's options, without model sizes and the learning rate."""
+    # a custom class is not in the vocabulary, so its signature is read
     if isinstance(section, TargetSection) and section.target:
         parameters = inspect.signature(plugins.target(section.target, key="target")).parameters.values()
         return {p.name: p.default for p in parameters if _is_plain(p.default)}
@@ -93,6 +94,7 @@ def _is_option(config: Config, key: str) -> bool:
     if section != "model" or not config.model.target:
         return True
     parameters = inspect.signature(plugins.target(config.model.target, key="model.target")).parameters
+    # a model with **kwargs accepts any option
     return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 

@@ -233,14 +233,12 @@ def _left(made: TrialRun, history: History) -> tuple[int, int, int]:
 
 
 def _learns_less(made: TrialRun, history: History) -> bool:
-    """Return whether the best accuracy of a training is more than `TOLERANCE` below the best accuracy of the run."""
     # the best, not the last: the accuracy of a failing run may collapse before its end
     best, run = (_best_accuracy(h) for h in (made.history, history))
     return max(best, made.val_accuracy) < run - TOLERANCE if math.isfinite(run) else False
 
 
 def _best_accuracy(history: History) -> float:
-    """Return the highest recorded validation accuracy; -inf if none was recorded."""
     accuracy_T = history["val_accuracy"]
     return float(np.max(accuracy_T, initial=-math.inf, where=np.isfinite(accuracy_T)))
 

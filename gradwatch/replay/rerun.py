@@ -24,7 +24,7 @@ from gradwatch.train.training_state import machine
 
 NORM = "grad_norm.before_clip"
 AHEAD = 100
-"""Maximum number of steps to run past the requested ones, to reach a step with a recorded hash of the weights."""
+"""Maximum number of steps to run past the requested ones, to reach a recorded hash of the weights."""
 
 
 @final
@@ -177,6 +177,7 @@ def _known_weights(source: StartState, last: int) -> dict[int, str]:
             # later than the start: the weights at the start are the loaded ones, which proves nothing
             if source.begins_at < number <= last + AHEAD:
                 known[number] = f"{hash_batch(checkpoint.load(root, step=number)[1]['model']):012x}"
+    # limited again, for the hash of an incident
     return {number: known[number] for number in sorted(known) if source.begins_at < number <= last + AHEAD}
 
 
@@ -192,7 +193,7 @@ def _shown(
                 step=step,
                 loss=float(values["loss"][t]),
                 norm=float(values[NORM][t]),
-                is_skipped=bool(values["skipped"][t] == 1),
+                is_skipped=bool(values["skipped"][t] == 1),  # nan, which is truthy, does not count
                 compared=counts.get(step, 0),
                 is_same=step not in bad,
             )

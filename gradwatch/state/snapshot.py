@@ -99,7 +99,6 @@ def _map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def _fitting(source: Tensor, held: Sequence[Tensor]) -> Tensor:
-    """Return memory for a copy, reusing the memory of the previous copy if it fits."""
     # strides count too: the copy must have the layout of its source
     if held and held[0].shape == source.shape and held[0].dtype == source.dtype and held[0].stride() == source.stride():
         return held[0]

@@ -99,7 +99,6 @@ def _unlike(rows: Sequence[int], batch: Sequence[Any]) -> str:
 
 
 def _out_of_hand(operations: Sequence[Operation]) -> Value | None:
-    """Return the weight of largest magnitude if it is above `HUGE`, else None."""
     weights = [v for o in operations for v in o.inputs if v.origin == "parameter"]
     largest = max(weights, key=lambda v: v.magnitude, default=None)
     return largest if largest and largest.magnitude > HUGE else None

@@ -179,7 +179,7 @@ class OpTracer(TorchDispatchMode):
 
 
 def _measure(tensor: Tensor) -> Range:
-    """Return the finite range of a tensor, and of its non-finite values the number, the NaNs, and if all are -inf."""
+    """Return the finite range, the number of non-finite values and of NaNs, and whether all non-finite are -inf."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())  # aminmax rejects complex, view_as_real rejects conj
     if not tensor.is_floating_point():

@@ -76,6 +76,7 @@ def find_start_state(run: Path, step: int | None = None) -> StartState:
     # the incident's own state first: with it come the rows recorded at that time, even if a rewind removed them
     if incident is not None and incident.snapshot_step is not None:
         return _of_incident(run, step, incident, incident)
+    # the newest checkpoint first, for the fewest steps to rerun
     for number in sorted(checkpoint.steps(run / "checkpoints"), reverse=True):
         if number <= step:
             return _of_checkpoint(run, step, incident, number)
@@ -88,6 +89,7 @@ def find_start_state(run: Path, step: int | None = None) -> StartState:
 def recorded(source: StartState) -> dict[str, Any]:
     """Return the rows recorded since the state, by table: statistics, steps (T,) and values (T, S, L)."""
     if source.incident is not None and source.kind == "incident":
+        # from the incident, since a rewind may have removed these rows from the history
         kept: dict[str, Any] = source.incident.state()["rows"]
         return kept
     return rows(read(source.run), first=source.begins_at)

@@ -42,6 +42,7 @@ class ConfigComparison:
     @property
     def resolved(self) -> dict[str, tuple[int, int]]:
         """Findings of the old config by kind: number of seeds with it, and number of these in which it is resolved."""
+        # a dict keeps the order of the findings, which a set would not
         kinds = dict.fromkeys(f.kind for p in self.pairs for f in p.old.alarms)
         counted = {}
         for kind in kinds:
@@ -53,6 +54,7 @@ class ConfigComparison:
     def introduced(self) -> dict[str, int]:
         """Kinds of findings that only the new config has, with the number of seeds."""
         kinds = dict.fromkeys(f.kind for p in self.pairs for f in p.new.alarms)
+        # not introduced if the old config has the kind in any seed
         return {
             k: sum(any(f.kind == k for f in p.new.alarms) for p in self.pairs) for k in kinds if k not in self.resolved
         }
@@ -99,6 +101,7 @@ def compare_configs(
     def trained(config: Config, seed: int) -> TrialRun:
         return run_trial(_seeded(config, seed), steps=steps, threads=threads)
 
+    # both configs train from the same seeds, so that each pair differs only in the config
     every_seed = range(old.run.seed, old.run.seed + seeds)
     pairs = [SeedPair(seed=seed, old=trained(old, seed), new=trained(new, seed)) for seed in every_seed]
     return ConfigComparison(steps=steps, pairs=tuple(pairs), same_loss=old.loss == new.loss)

@@ -21,7 +21,7 @@ MIN_TRIAL_STEPS = 30
 FOUND_AT_ONCE = ("non-finite", "gradient-spike")
 """Kinds that are found at the step where they occur; all other problems may begin earlier."""
 WHOLE_RUN_FACTOR = 1.5
-"""Maximum ratio of the whole run to the needed steps at which to train the whole run, as the search for a cure does."""
+"""Maximum ratio of the whole run to the needed steps. Up to this ratio, the whole run is trained, as for a cure."""
 
 
 @final

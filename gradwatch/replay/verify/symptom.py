@@ -139,6 +139,7 @@ def _zeros(restored: RestoredStep, layer: str | None) -> float:
     """Return the fraction of gradient elements that are zero in the parameters of a layer."""
     zeros = total = 0
     for name, parameter in restored.training.model.named_parameters():
+        # the dot keeps a layer `fc1` from matching `fc10`
         if parameter.grad is not None and (layer is None or name == layer or name.startswith(f"{layer}.")):
             zeros += int(to_host((parameter.grad == 0).sum()))
             total += parameter.numel()

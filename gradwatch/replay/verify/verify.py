@@ -227,7 +227,6 @@ def _rivals(history: History, diagnosis: Diagnosis) -> list[Cause]:
 def _try_remedies(
     runner: TrialRunner, finding: Finding, made: Sequence[Remedy], seen: _Reproduction
 ) -> list[Experiment]:
-    """Train with each remedy that is a config change, up to the first that makes the run healthy."""
     # without a reproduced symptom, a training would show nothing
     changes = [r for r in made if r.patch] if seen.reproduced else []
     return _try_until_healed(runner, finding, changes, seen.warm_start)
@@ -287,7 +286,6 @@ def _train_with(runner: TrialRunner, finding: Finding, change: Remedy, warm_star
 
 
 def _try_reverted_settings(runner: TrialRunner, finding: Finding, seen: _Reproduction) -> list[Experiment]:
-    """Train with each setting of the config reverted to its default, up to the first that makes the run healthy."""
     changes, located = list(reverted_settings(config_of(runner.run))), seen.located
     if located and located.operation.module_type == "":  # outside of all modules: the loss function is tried first
         changes.sort(key=lambda c: not any(key.split(".")[0] == "loss" for key in c.patch))
