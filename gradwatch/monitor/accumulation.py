@@ -1,4 +1,4 @@
-"""Counts steps and updates, and learns how calls of `Monitor.step` and updates alternate."""
+"""Count steps and updates, and learn how many calls of `Monitor.step` make one update."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gradwatch.monitor.best_effort import warn_once
 @final
 @dataclass(slots=True)
 class StepCounter:
-    """The step in progress and the updates before it; behind, while the fast path is active.
+    """Counts steps and updates. The counts are out of date while the fast path is active.
 
     Args:
         step: The optimizer step in progress.
@@ -24,7 +24,7 @@ class StepCounter:
 
 @final
 class AccumulationTracker:
-    """Learns after how many calls an update comes.
+    """Learns the number of calls between two updates.
 
     Args:
         accumulate: Up to this many calls are the micro-batches of one update.
@@ -41,21 +41,22 @@ class AccumulationTracker:
 
     @property
     def is_one_step_per_call(self) -> bool:
-        """Whether an update came before each call so far."""
+        """Whether every call so far followed an update."""
         return self._interval == 1 and not self._calls_without_update
 
     @property
     def is_full(self) -> bool:
-        """Whether as many calls came as an update has micro-batches."""
+        """Whether the calls since the last row reach the number of micro-batches per update."""
         return self.calls >= self._accumulate
 
     def learn(self, *, is_updated: bool) -> None:
-        """Learn from a call; the same interval between updates, twice in a row, is taken for accumulation."""
+        """Learn from a call. Two equal intervals between updates in a row are taken for accumulation."""
         if not is_updated:
+            # the calls before the last micro-batch of `accumulate` are declared, not learned
             self._calls_without_update += self.is_full
             return
         interval, self._calls_without_update = self._calls_without_update + 1, 0
-        if interval == self._interval > 1:
+        if interval == self._interval > 1:  # a single long interval may be a skipped update
             self._accumulate *= interval
             calls = self._accumulate
             text = (

@@ -1,4 +1,4 @@
-"""Best-effort features: the first exception disables the feature with a single warning, and training continues."""
+"""Disable a feature at its first exception, with a single warning, and let the training continue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gradwatch.errors import GradwatchError
 
 
 class Warns(Protocol):
-    """An object that remembers the names of its warnings."""
+    """An object that remembers the names of the warnings it gave."""
 
     warned: set[str]
 
@@ -24,17 +24,17 @@ R = TypeVar("R")
 def best_effort(
     name: str,
 ) -> Callable[[Callable[Concatenate[S, P], R]], Callable[Concatenate[S, P], R | None]]:
-    """Decorate a method so that an exception disables it, with a warning: from then on it returns None.
+    """Decorate a method so that its first exception disables it with a warning. It returns None after that.
 
     A GradwatchError is raised, since the user can fix its cause, such as a full disk.
 
     Args:
-        name: The feature, such as `the histograms`; methods of one name are disabled together.
+        name: The feature, such as `the histograms`. Methods with equal names are disabled together.
     """
 
     def wrap(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R | None]:
         def attempt(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R | None:
-            if name in self.warned:
+            if name in self.warned:  # a feature that failed once would fail, and warn, at every step
                 return None
             try:
                 return method(self, *args, **kwargs)
@@ -51,7 +51,7 @@ def best_effort(
 
 
 def disable_feature(owner: Warns, name: str, error: Exception) -> None:
-    """Warn that a feature is disabled from now on, and why."""
+    """Warn that a feature is disabled, and name the exception."""
     warn_once(owner, name, f"{name} is disabled: {type(error).__name__}: {error}")
 
 
@@ -59,4 +59,5 @@ def warn_once(owner: Warns, name: str, text: str) -> None:
     """Warn, unless a warning of this name was given before."""
     if name not in owner.warned:
         owner.warned.add(name)
+        # level 4 is the caller of the decorated method: warn_once, disable_feature and attempt lie between
         warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=4)

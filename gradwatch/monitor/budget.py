@@ -1,4 +1,4 @@
-"""Overhead budget: sample optional statistics less often until the monitor stays within its share of the time."""
+"""Sample optional statistics less often until the overhead of the monitor is within its budget."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from gradwatch.step_time import StepTimer
 from gradwatch.time_quota import TimeQuota
 
 SETTLING_STEPS = 64
-"""Steps at the beginning that follow the schedule at any cost: faults from the start show there, and the usual step
-time is known afterwards."""
+"""First steps, which follow the schedule at any cost. Faults that exist from the start show there, and the usual step
+time is known after them."""
 REVIEW_STEPS = 64
 """Steps between two reviews of the costs."""
 MAX_FACTOR = 16
-"""How many times less often than scheduled a statistic is measured at most, so that it is still seen."""
+"""Largest factor by which the steps between two measurements grow, so that each statistic is still measured."""
 STEPS_PER_FACTOR = 32
-"""Steps made so far, for each time that something is measured less often: a statistic that is scheduled every 10 steps
-is seen again before the run is 1/3 longer."""
+"""Steps of the run that each unit of the factor requires. A statistic that is scheduled every 10 steps is then
+measured again before the run is 1/3 longer."""
 CLOSE_WATCH_STEPS = 64
-"""Steps after a new finding that follow the schedule, so that its causes can be told apart."""
+"""Steps after a new finding that follow the schedule, so that the diagnosis can separate its causes."""
 NUM_SLICES = 20
-"""Slices of the parameters whose histograms are measured one after the other, if that many steps are sampled."""
+"""Number of slices of the parameters. Each sampled step measures the histograms of one slice, if enough steps are
+sampled."""
 
 
 class HistogramSlice(NamedTuple):
-    """The parameters whose histograms are due: slice `place`, counted from 0, of `of` slices."""
+    """The slice of parameters with histograms due: slice `place`, counted from 0, of `of` slices."""
 
     place: int
     of: int
@@ -54,8 +55,8 @@ class Schedule:
         activations: Statistics of activation modules.
         histograms: Histograms of the gradient and the weights of a parameter. Each sampled step measures a slice of the
             parameters, so that no step waits for all; the first step of a run measures all.
-        budget: Share of the time that watching may take. Above it, all these are measured less often, by a power of
-            two; 0 follows the schedule at any cost, and so at the same steps in every run.
+        budget: Fraction of the time that the monitor may take. Above it, all sampled statistics are measured less
+            often, by a power of two. 0 follows the schedule at any cost, so at the same steps in every run.
     """
 
     updates: int = 10
@@ -68,15 +69,15 @@ class Schedule:
 class Budget:
     """Schedules the optional statistics.
 
-    It compares the monitor's overhead with the time that steps took, without pauses, since the last review, and halves
-    or doubles how often optional statistics are measured. Norms and finiteness of every layer are read at every step
-    and are not optional: if they alone exceed the budget, only the optional statistics can be reduced.
+    A review compares the overhead of the monitor with the time of the steps since the last review, without pauses. It
+    then changes the sampling rate of optional statistics by a power of two. Norms and finiteness of every layer are
+    read at every step and are not optional. If they alone exceed the budget, only optional statistics are reduced.
 
     Args:
-        schedule: The schedule that was asked for.
+        schedule: The schedule that the user chose.
 
     Attributes:
-        factor: How many times less often than scheduled statistics are measured now: a power of two.
+        factor: Factor by which the steps between two measurements exceed the schedule: a power of two.
         next_review: First step at which `review` adjusts the factor again.
     """
 
@@ -98,15 +99,15 @@ class Budget:
         return every > 0 and step % every == 0 and (step < self._close_watch_until or step % (every * self.factor) == 0)
 
     def due(self, step: int) -> DueStatistics:
-        """Return the statistics that are due at a step. To be called once per step."""
-        if self._every == 0 or step % self._every:
+        """Return the statistics that are due at a step. Call it once per step, since it advances the slices."""
+        if self._every == 0 or step % self._every:  # almost all steps: every schedule is a multiple of the gcd
             return NOTHING_DUE
         schedule, is_due = self.schedule, self.is_due
         updates, activations = is_due(schedule.updates, step), is_due(schedule.activations, step)
         owed = self._owes_histograms and (updates or activations)
-        self._owes_histograms &= not owed
+        self._owes_histograms &= not owed  # paid once per finding
         due_slice = None
-        if owed or (step == 0 and schedule.histograms > 0):
+        if owed or (step == 0 and schedule.histograms > 0):  # faults of the initialization show at step 0
             due_slice = ALL_PARAMETERS
         elif is_due(self._slice_every, step):
             due_slice = HistogramSlice(self._next_slice, self._num_slices)
@@ -114,13 +115,13 @@ class Budget:
         return DueStatistics(updates, activations, due_slice)
 
     def next_due(self, step: int) -> int:
-        """Return the first step from `step` at which something is due; `sys.maxsize` if nothing ever is."""
+        """Return the first step, `step` or later, at which a statistic is due; `sys.maxsize` if there is none."""
         schedule = self.schedule
         scheduled = [every for every in (schedule.updates, schedule.activations, self._slice_every) if every > 0]
         return min((self._next(every, step) for every in scheduled), default=sys.maxsize)
 
     def _next(self, every: int, step: int) -> int:
-        scheduled = -(-step // every) * every
+        scheduled = -(-step // every) * every  # rounded up
         if scheduled < self._close_watch_until:
             return scheduled
         return -(-step // (every * self.factor)) * every * self.factor
@@ -131,22 +132,23 @@ class Budget:
         Args:
             wall_s: Seconds from the last step to each of them.
             watch_s: Overhead of the monitor in seconds, on all threads.
-            optional_s: Its part that was spent on the scheduled statistics.
+            optional_s: Seconds of it that the scheduled statistics took.
         """
-        self._quota.charge(watch_s - optional_s)
+        self._quota.charge(watch_s - optional_s)  # the fixed part: no factor reduces it
         self._optional_s += optional_s
         self._wall_s += self._timer.training_s(*wall_s)
 
     def watch_closely(self, step: int) -> None:
-        """Follow the schedule for a while, with all histograms once, since something was found."""
+        """Follow the schedule for `CLOSE_WATCH_STEPS` after a finding, and measure all histograms once."""
         self._close_watch_until = step + CLOSE_WATCH_STEPS
+        # without a budget nothing is thinned, and the samples must stay at the same steps in every run
         self._owes_histograms = self.schedule.histograms > 0 and self.schedule.budget > 0
 
     def review(self, step: int) -> bool:
-        """Adjust to the costs, if a review is due; return whether the factor changed."""
+        """Adjust the factor to the costs if a review is due. Return whether the factor changed."""
         if step < self.next_review:
             return False
-        self.next_review = step + REVIEW_STEPS * self.factor
+        self.next_review = step + REVIEW_STEPS * self.factor  # as many samples between reviews, whatever the factor
         before = self.factor
         if self.schedule.budget and self._wall_s:
             self.factor = self._affordable(most=min(MAX_FACTOR, step // STEPS_PER_FACTOR))
@@ -154,14 +156,13 @@ class Budget:
         return self.factor != before
 
     def _reset(self) -> None:
-        """Start to count the costs again."""
         self._quota.reset()
         self._optional_s = self._wall_s = 0.0
 
     def _affordable(self, *, most: int) -> int:
         """Return the smallest factor, at most `most`, at which the cost would have been within the budget."""
         available_s = self._quota.remaining_s(self._wall_s)
-        scheduled_s = self._optional_s * self.factor
+        scheduled_s = self._optional_s * self.factor  # the cost at factor 1
         factor = 1
         while 2 * factor <= most and scheduled_s / factor > available_s:
             factor *= 2
@@ -171,8 +172,9 @@ class Budget:
 def histogram_slices(schedule: Schedule) -> tuple[int, int]:
     """Return the steps between two slices of histograms, 0 for never, and the number of slices of all parameters."""
     every = schedule.histograms
+    # slices fall on steps that are sampled anyway, so that they add no steps to the full path
     often = min((sampled for sampled in (schedule.updates, schedule.activations) if sampled > 0), default=1)
     num_slices = min(NUM_SLICES, every // often)
     if num_slices > 1:
         every = every // num_slices // often * often
-    return every, max(1, schedule.histograms // max(1, every))
+    return every, max(1, schedule.histograms // max(1, every))  # `every` is 0 for never

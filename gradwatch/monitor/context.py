@@ -1,4 +1,4 @@
-"""What the parts of one monitor share: its settings, its counters and clocks, and the pipeline that they feed."""
+"""Share settings, counters, clocks and the pipeline between the parts of one monitor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradwatch.probe.inspections import Inspections
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorContext:
-    """Shared by the parts of a monitor.
+    """The state that the parts of a monitor share.
 
     Args:
         pipeline: Where rows and events go.

@@ -1,4 +1,4 @@
-"""The fast path: steps on which no sampled statistic is due are recorded natively, into blocks of rows."""
+"""Record the steps without sampled statistics natively, into blocks of rows: the fast path."""
 
 # N = rows of a block, R = statistics of the run, S = statistics of a layer, L = parameter tensors
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MAX_BLOCK_BYTES = 512 << 10
 """Size of a block, unless a single row is larger."""
 MAX_BLOCK_ROWS = WINDOW
-"""Rows of a block: a new block, and the Python work between two blocks, take as long as watching about 5 steps."""
+"""Maximum number of rows in a block. A new block, with the Python work around it, costs as much as about 5 steps."""
 OWN_STATISTICS = (
     "loss",
     "batch_hash",
@@ -45,16 +45,16 @@ OWN_STATISTICS = (
     "watch_ms",
     "lr.0",
 )
-"""Run statistics that the fast path computes, in the order of `csrc/fast_path.h`; other learning rates follow the
+"""Run statistics that the fast path computes, in the order of `csrc/fast_path.h`. Further learning rates follow the
 first."""
 VALIDATION = "val_loss"
-"""Run statistic that takes a step to the full path."""
+"""Run statistic that only the full path records. A step that passes it leaves the fast path."""
 
 Hook = Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], None]
 
 
 class BegunStep(NamedTuple):
-    """A step whose gradients were read on the fast path, and which the full path continues.
+    """A step that the fast path began by reading its gradients, and that the full path continues.
 
     Args:
         gradients_SL: Statistics of the gradients, of shape (6, L).
@@ -67,7 +67,7 @@ class BegunStep(NamedTuple):
 
 @final
 class _Block:
-    """Rows that are filled natively, and read while the block fills."""
+    """Rows that native code fills, and that other threads read while the block fills."""
 
     def __init__(self, num_rows: int, width: int, num_layers: int) -> None:
         self.step_N = np.empty(num_rows, np.int64)
@@ -77,7 +77,7 @@ class _Block:
         self.num_read = self.num_charged = 0
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return its memory, as the native code expects it."""
+        """Return the arrays of the block as tensors that share their memory."""
         arrays = (self.step_N, self.run_NR, self.param_NSL, self.wall_N)
         a, b, c, d = (torch.from_numpy(array) for array in arrays)
         return a, b, c, d
@@ -85,21 +85,21 @@ class _Block:
 
 @final
 class FastPath:
-    """Records steps of one optimizer natively: its hooks, and the call of the loop after it.
+    """Records the steps of one optimizer natively, in its hooks and in `Monitor.step`.
 
-    It records from `enter` until a step is unsupported or Python is due, see `csrc/fast_path.h`. After `leave`, the
-    full path continues with the step in progress, as if it had recorded all steps before.
+    It records from `enter` until a step is unsupported or Python work is due; see `csrc/fast_path.h`. After `leave`,
+    the full path continues with the step in progress, as if it had recorded all earlier steps.
 
     Args:
         extension: The native extension.
         params: The parameters, in the order of the columns; all on the CPU.
         groups: Number of groups of the optimizer.
         before: The hook of the full path before an update. It leaves the fast path.
-        after: The same after an update.
+        after: The hook of the full path after an update. It leaves the fast path.
 
     Attributes:
         native: The native object.
-        is_active: Whether steps since `enter` are known to the native object alone. The only record of the mode.
+        is_active: Whether only the native object knows the steps since `enter`. No other attribute holds the mode.
     """
 
     def __init__(
@@ -126,6 +126,7 @@ class FastPath:
         )
         self.native.clip_tolerance = NORM_TOLERANCE
         self._watch_ms, self._rates = names.index("watch_ms"), slice(columns[-1], columns[-1] + groups)
+        # float32 parameter statistics and float64 run statistics
         row_bytes = 4 * len(catalogue.PARAM) * len(params) + 8 * len(names)
         num_rows = min(max(MAX_BLOCK_BYTES // row_bytes, 1), MAX_BLOCK_ROWS)
         self._make_block = functools.partial(_Block, num_rows, len(names), len(params))
@@ -146,25 +147,26 @@ class FastPath:
 
         Args:
             step: The step in progress.
-            until: First step that takes the full path again.
-            findings: All findings; a new one ends the fast path.
-            skip_step: Returns whether there is nothing to inspect after a step; None if there never is.
-            deadline: Clock that ends the fast path.
+            until: First step that the full path records again.
+            findings: List of all findings. Native code leaves the fast path when it grows.
+            skip_step: Returns whether a step needs no inspection; None if no step does.
+            deadline: Clock at which the fast path ends.
         """
         native = self.native
         if native.filled == len(self._block.step_N):
-            with self._lock:
+            with self._lock:  # `gather` runs on the worker thread and must not mix two blocks
                 self._block = self._make_block()
                 native.use_block(*self._block.tensors())
         native.start(step, until, findings, skip_step, deadline, torch.get_num_threads())
         self.is_active = True
 
     def leave(self) -> BegunStep | None:
-        """Stop recording natively; return the step in progress if its gradients were read."""
+        """Stop native recording. Return the step in progress if its gradients were read."""
         self.is_active = False
         if not self.native.stop():
             return None
         block, place = self._block, self.native.filled
+        # copied: the next steps on the fast path write to this row of the block
         return BegunStep(
             block.param_NSL[place, GRAD].copy(), [float(rate) for rate in block.run_NR[place, self._rates]]
         )
@@ -178,11 +180,12 @@ class FastPath:
         budget.charge(*block.wall_N[new].data, watch_s=watch_s, optional_s=0.0)
 
     def gather(self) -> Rows | None:
-        """Return the rows since the last call, on any thread; None if there are none."""
+        """Return the rows since the last call, or None if there are none. Any thread may call it."""
         with self._lock:
             block = self._block
             new = slice(block.num_read, self.native.filled)
             block.num_read = new.stop
         if new.start == new.stop:
             return None
+        # views, without a copy: native code never writes to a filled row again
         return Rows(block.step_N[new], block.run_NR[new], block.param_NSL[new])

@@ -1,4 +1,4 @@
-"""The full path: any step can take it. It collects a row in Python, and enters the fast path again when it can."""
+"""Record any step in Python, and enter the fast path again when possible: the full path."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from gradwatch.probe.gradients.micro_batch import MicroBatchProbe
 
 @final
 class FullPath:
-    """Records a step in Python, whatever it is like, and lets the fast path record those that it can.
+    """Records steps of any kind in Python, and enters the fast path for the steps that it supports.
 
     Args:
         context: Shared by the parts of the monitor.
         collector: Reads on the device.
         rows: Completes the rows.
         micro_batch: Probe of micro-batches, or None.
-        keeper: Keeps the state before each step, or None; then each step waits for its findings.
+        keeper: Keeps the state before each step, or None. With a keeper, each step waits for its findings.
         memory_device: CUDA device whose peak memory is recorded, or None.
     """
 
@@ -55,6 +55,8 @@ class FullPath:
         self._losses = LossAverage(collector.device if context.is_deferred else None)
         self._batches = BatchReader(collector.device, context)
         self._num_findings = len(context.pipeline.findings)
+        # a keeper waits for the findings of each step, and a micro-batch probe works in Python; native rows have one
+        # learning rate per group of the optimizer, so the history must have the same columns
         is_fast = keeper is None and micro_batch is None and self._pipeline.history.groups == collector.num_groups
         self.fast_path: FastPath | None = collector.fast_path if is_fast else None
 
@@ -83,35 +85,37 @@ class FullPath:
         """Record a step, unless the call only ends a micro-batch.
 
         Args:
-            loss: As in `Monitor.step`, like the following.
-            batch: The step's inputs.
-            val_loss: Validation loss.
-            grad_norm: Total norm that clipping returned.
-            statistics: Statistics of the run that override the monitor's own.
+            loss: As in `Monitor.step`.
+            batch: As in `Monitor.step`.
+            val_loss: As in `Monitor.step`.
+            grad_norm: As in `Monitor.step`.
+            statistics: As in `Monitor.step`.
             began: Clock at which `Monitor.step` was called.
         """
         if not self._context.is_hooked:
             assert statistics is not None, "a loop without hooks passes statistics"
             self._collector.conclude(updated=not statistics["skipped"])
         elif not self._collect_step(loss, val_loss, is_complete=bool(statistics)):
-            return
+            return  # a micro-batch: its update is still to come
         else:
             self._run["step_ms"] = 1e3 * (began - self._meter.step_began)
         given = {**(statistics or {}), "peak_memory_bytes": self._memory.at(self._meter.step_began)}
         self._submit(given, loss, batch, grad_norm, began)
         waited_s = self._conclude_snapshot(self._keeper) if self._keeper else 0.0
+        # before `_begin`, which asks the budget for the statistics that are due
         self._adjust_schedule(self._counter.step)
         self._begin(self._counter.step + 1)
         self._meter.carry_over(waited_s or 0.0)
         self.enter_fast_path()
 
     def enter_fast_path(self) -> None:
-        """Let the fast path record the steps up to the next that is due, if no step has been unusual."""
+        """Enter the fast path until the next due step, if every call so far followed an update."""
         if self.fast_path is None or not self._accumulation.is_one_step_per_call:
-            return
+            return  # native code takes each call for one update
         step, facts = self._counter.step, self._context.facts
+        # a review belongs to the end of its step, so the step after it is the first on the full path
         until = min(self._budget.next_due(step), self._budget.next_review + 1)
-        if step >= until:
+        if step >= until:  # the step in progress itself is due
             return
         native = self.fast_path.native
         native.peak_memory = self._memory.at(self._meter.step_began)
@@ -125,22 +129,22 @@ class FullPath:
         )
 
     def close(self) -> None:
-        """Leave the fast path for good."""
+        """Leave the fast path, and never enter it again."""
         self._collector.leave_fast_path()
         self.fast_path = None
 
     def run_housekeeping(self) -> None:
-        """Do the periodic work in Python between two steps of the fast path, and enter it again."""
+        """Do the periodic Python work between two steps of the fast path, then enter it again."""
         self._collector.leave_fast_path()
         meter, began = self._meter, self._meter.step_began
-        self._pull()
+        self._pull()  # before a new block replaces the rows that the worker has not read yet
         self._adjust_schedule(self._counter.step - 1)
         self._begin(self._counter.step)
-        meter.carried_s += meter.step_began - began + meter.pipeline_s()
+        meter.carried_s += meter.step_began - began + meter.pipeline_s()  # no row ends here to charge them to
         self.enter_fast_path()
 
     def charge(self, seconds: float) -> None:
-        """Charge the next row for time that was spent elsewhere."""
+        """Charge the next row for overhead outside the monitor."""
         if self.fast_path is not None and self.fast_path.is_active:
             self.fast_path.native.carried_s += seconds
         else:
@@ -158,12 +162,13 @@ class FullPath:
         self._meter.begin_step()
 
     def _collect_step(self, loss: Tensor | float | None, val_loss: Tensor | float | None, *, is_complete: bool) -> bool:
-        """Collect what the hooks saw since the last row; return whether it makes a row."""
+        """Collect the readings of the hooks since the last row. Return whether a row is complete."""
         collector, run = self._collector, self._run
         self._accumulation.calls += 1
         self._add_losses(loss, val_loss)
-        is_updated = collector.is_updated or not collector.has_optimizers
+        is_updated = collector.is_updated or not collector.has_optimizers  # without optimizers, each call is a step
         is_usual = is_updated and self._accumulation.is_one_step_per_call
+        # statistics in the call declare a whole step
         if not is_usual and not is_complete and self._is_between_updates(is_updated):
             return False
         if not is_updated:
@@ -173,9 +178,9 @@ class FullPath:
         return True
 
     def _is_between_updates(self, is_updated: bool) -> bool:
-        """Return whether a call of `step` ends a micro-batch whose update is still to come."""
+        """Return whether a call of `step` ends a micro-batch before its update."""
         loss_scale = self._collector.loss_scale
-        if not loss_scale.has_scaler:
+        if not loss_scale.has_scaler:  # a scaler skips updates, which look like accumulation
             self._accumulation.learn(is_updated=is_updated)
         return not (is_updated or self._accumulation.is_full or loss_scale.has_fallen())
 
@@ -183,7 +188,7 @@ class FullPath:
     def _add_losses(self, loss: Tensor | float | None, val_loss: Tensor | float | None) -> None:
         value = self._losses.add(loss, calls=self._accumulation.calls)
         self._run["loss"] = self._losses.mean
-        if value != value:  # in the row, a missing loss looks like a loss of NaN
+        if value != value:  # nan: in the row, a missing loss looks like a loss of NaN
             self._events.nan(step=self._counter.step, is_given=loss is not None)
         if val_loss is not None:
             self._run["val_loss"] = value = to_number(val_loss)
@@ -210,10 +215,12 @@ class FullPath:
         if self._micro_batch and self._micro_batch.norm is not None:
             readings["micro"] = self._micro_batch.norm
         given_norm = None
+        # no step waits for a norm on the device of deferred rows: it joins the readings
         if isinstance(grad_norm, Tensor) and self._losses.is_remote(grad_norm):
             readings["given_norm"] = grad_norm.detach()
         elif grad_norm is not None:
             given_norm = self._number_of(grad_norm)
+        # a norm that cannot be read leaves unknown whether the gradients were clipped
         is_norm_known = grad_norm is None or given_norm is not None or "given_norm" in readings
         end()
         row = PendingRow(
@@ -234,7 +241,7 @@ class FullPath:
         return to_number(grad_norm)
 
     def _adjust_schedule(self, step: int) -> None:
-        """Adjust how often sampled statistics are measured, after a step, to the budget and to new findings."""
+        """Adjust the sampling rate after a step, to the budget and to new findings."""
         budget, num_findings = self._budget, len(self._pipeline.findings)
         if num_findings != self._num_findings:
             self._num_findings = num_findings
@@ -248,7 +255,7 @@ class FullPath:
 
     @best_effort("the recorder of incidents")
     def _conclude_snapshot(self, keeper: StepSnapshotter) -> float:
-        """Wait for the findings of the step, let the keeper act on them, and return the seconds of waiting."""
+        """Wait for the findings of the step, let the keeper act on them, and return the seconds spent waiting."""
         began = time.perf_counter()
         self._pipeline.finish()
         waited_s = time.perf_counter() - began

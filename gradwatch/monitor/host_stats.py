@@ -1,4 +1,4 @@
-"""Statistics of a step that the host computes: losses, batch size, peak memory."""
+"""Compute the statistics of a step on the host: losses, batch size, peak memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ except ImportError:  # not on Windows
     resource = None
 
 NORM_TOLERANCE = 1e-5  # relative: total norms of the same gradients differ by less, in any order of summation
-MEMORY_INTERVAL_S = 1.0  # between two readings of the peak memory, each of which takes a step to the full path, 0.3 ms
+MEMORY_INTERVAL_S = 1.0  # between two readings of the peak memory; each moves a step to the full path, 0.3 ms
 RSS_UNIT_BYTES = (
     1 if sys.platform == "darwin" else 1024
 )  # getrusage(2): ru_maxrss is in bytes on macOS, in KiB on Linux
@@ -30,6 +30,7 @@ RSS_UNIT_BYTES = (
 def to_number(value: Tensor | float | None) -> float:
     """Return a value as a float: the mean of a tensor with several values, nan for None."""
     if isinstance(value, Tensor):
+        # float first: a mean is rounded to the dtype of its tensor, and integers have no mean
         return to_float(value if value.numel() == 1 else value.detach().float().mean())
     return math.nan if value is None else float(value)
 
@@ -43,7 +44,7 @@ def num_samples(batch: Any) -> int | None:
 
 
 def peak_memory(device: torch.device | None) -> float:
-    """Return the peak memory in bytes: of the allocator of a CUDA device, else of the resident set."""
+    """Return the peak memory in bytes: of the CUDA allocator if there is a device, else of the resident set."""
     if device is not None:
         return float(torch.cuda.max_memory_allocated(device))
     if resource is None:
@@ -53,7 +54,7 @@ def peak_memory(device: torch.device | None) -> float:
 
 @final
 class PeakMemory:
-    """Reads the peak memory from time to time.
+    """Reads the peak memory at most once per `MEMORY_INTERVAL_S`.
 
     Args:
         device: A CUDA device, or None.
@@ -73,7 +74,7 @@ class PeakMemory:
         return self._bytes
 
     def deadline(self, clock: float) -> float:
-        """Return the clock at which a reading is due again, if one was made at `clock`."""
+        """Return the clock of the next reading after a reading at `clock`."""
         return clock + MEMORY_INTERVAL_S
 
     @best_effort("the peak memory")
@@ -86,7 +87,7 @@ class LossAverage:
     """Averages the losses of the micro-batches of a step.
 
     Args:
-        remote_device: Device whose values the host must not wait for, or None.
+        remote_device: Device that the host must not wait for, or None.
 
     Attributes:
         mean: Mean of the losses that the host knows, over all calls.
@@ -122,5 +123,6 @@ class LossAverage:
             self.remote_sum = mean if self.remote_sum is None else self.remote_sum + mean
         else:
             value = to_number(loss)
+        # a remote loss counts as 0 here; `PendingRow.complete` adds `remote_sum / calls`
         self.mean = (self.mean * (calls - 1) + value) / calls
         return value

@@ -1,4 +1,4 @@
-"""The monitor of a training loop: one call per optimizer step makes one row of the history."""
+"""Monitor a training loop: each optimizer step becomes one row of the history."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ from gradwatch.render.own_loop.finding_handler import FindingStop
 class Monitor:
     """Watches a model in a training loop without changing the training.
 
-    The loop calls `step()` once per optimizer step, after it. The optimizers' own hooks read the gradients, just before
-    an update; a loop that clips calls `observe()` before it clips, or passes the norm that clipping returned to `step`.
-    The layout of the row is fixed when the monitor is made: later parameters are not in it.
+    The loop calls `step()` once after each optimizer step. Hooks of the optimizers read the gradients just before an
+    update. A loop that clips calls `observe()` before it clips, or passes the norm that clipping returned to `step`.
+    The layout of the row is fixed at construction, so parameters that are added later are not in it.
 
     No failure of the monitor stops the training: a feature that raises is disabled with one RuntimeWarning. Mistakes
-    that the user can fix are raised, as `GradwatchError`.
+    that the user can fix are raised as `GradwatchError`.
 
     Args:
         params: The parameters to watch, in the order of `pipeline.history.info.layers`.
-        optimizers: The optimizers that move them.
-        pipeline: Where rows go.
+        optimizers: The optimizers that update the parameters.
+        pipeline: Receives the rows.
         activations: Probe of the model's activation modules, or None.
         scaler: The loop's GradScaler, or None.
-        schedule: When the sampled statistics are measured.
+        schedule: Steps between two measurements of the sampled statistics.
         accumulate: Up to this many calls of `step` are the micro-batches of one update, not skipped updates.
-        facts: Inspects graph and modes, or None.
-        hooked: Whether to follow the optimizers by their hooks. A loop that calls `observe` before each update, and
-            passes the statistics `skipped`, `loss_scale`, learning rates and both norms to `step`, needs none.
-        hooks: More hooks to remove with the monitor's own.
-        keeper: Keeps the state before each step, or None; then each step waits for its findings.
+        facts: Inspects the autograd graph and the modes of modules, or None.
+        hooked: Whether to hook the optimizers. A loop needs no hooks if it calls `observe` before each update and
+            passes the statistics `skipped`, `loss_scale`, learning rates and both norms to `step`.
+        hooks: Further hooks to remove with the hooks of the monitor.
+        keeper: Keeps the state before each step, or None. With a keeper, each step waits for its findings.
         deferred: Whether rows are completed some steps later, when the device has computed them, so that no step waits
-            for it. None chooses so if all parameters are on one GPU, there is no keeper, and there are hooks.
+            for the device. None enables this if all parameters are on one GPU, there are hooks, and there is no keeper.
         stop: Raises a finding in `step`, or None.
         run_dir: The run directory; None if the history is only in memory.
     """
@@ -97,6 +97,7 @@ class Monitor:
             facts=facts,
             accumulate=accumulate,
             is_hooked=hooked,
+            # one GPU: a transfer carries tensors of one device; a keeper needs the values of the step at its end
             is_deferred=is_on_one_gpu and hooked and keeper is None if deferred is None else deferred,
         )
         self.warned = context.warned
@@ -116,18 +117,19 @@ class Monitor:
             keeper=keeper,
             memory_device=cuda,
         )
+        # stubs instead of a branch in `step`: on the fast path, the bound native method is the whole call
         self._append: Callable[[Any, Any, Any, Any, Any], bool | None] = _not_appended
         self._observe: Callable[[], float | None] = _not_observed
         if (fast_path := self._full_path.fast_path) is not None:
             pipeline.row_source = fast_path.gather
             self._append = fast_path.native.append
-            if not hooked:
+            if not hooked:  # with hooks, the native hook reads the gradients
                 self._observe = fast_path.native.observe
         self._full_path.begin(pipeline.next_step)
 
     @property
     def history(self) -> History:
-        """All that was recorded; waits for the device."""
+        """All recorded data. Waits for the device and the worker thread."""
         self._rows.drain(wait=True)
         return self.pipeline.history
 
@@ -137,12 +139,13 @@ class Monitor:
         return self._full_path.next_step
 
     def observe(self, optimizer: Optimizer | None = None) -> float:
-        """Measure the gradients as they are now, which must be those of the loss, and return their total L2 norm.
+        """Measure the present gradients and return their total L2 norm.
 
-        The norm is NaN or Inf if a gradient holds NaN or Inf.
+        Call it when the gradients are complete, before any clipping. The norm is NaN or Inf if a gradient contains NaN
+        or Inf.
 
         Args:
-            optimizer: The optimizer whose gradients to measure; by default, all optimizers that have not stepped yet.
+            optimizer: The optimizer that holds the gradients; by default, all optimizers that have not stepped yet.
         """
         norm = self._observe()
         if norm is None:
@@ -159,32 +162,32 @@ class Monitor:
         grad_norm: Tensor | float | None = None,
         statistics: Mapping[str, float] | None = None,
     ) -> None:
-        """Record one optimizer step, after it.
+        """Record one optimizer step, after the step.
 
-        If the step is a CUDA graph, warm it up and capture it while the monitor watches, and call this after every
-        replay, outside of the capture: each replay computes the captured readings again. Weights and activations, which
-        are sampled, are not read then.
+        If the step is a CUDA graph, warm it up and capture it after the monitor is attached. Then call this method
+        after every replay, outside of the capture. Each replay computes the captured readings again. Weights and
+        activations are sampled statistics, and are not read in this case.
 
         If no optimizer has stepped since the last call, the update was skipped. With accumulation, the call may also
-        end a micro-batch: its loss is averaged with the losses of the other calls up to the update.
+        end a micro-batch. The losses of all calls up to the update are averaged.
 
         Args:
             loss: Loss of the step.
-            batch: The step's inputs, any nest of tensors: their hash identifies batches that repeat.
+            batch: The step's inputs, any nest of tensors. Their hash identifies repeated batches.
             val_loss: Validation loss, if it was just measured.
-            grad_norm: Total norm that clipping returned, over all that is watched. The gradients were read after it,
-                and their statistics are scaled back.
-            statistics: Statistics of the run by their name in the catalogue; they override the monitor's own.
+            grad_norm: Total norm that clipping returned, over all watched parameters. The statistics of the clipped
+                gradients are scaled back to it.
+            statistics: Statistics of the run by their name in the catalogue. They override the values of the monitor.
 
         Raises:
             FindingError: There is a new finding, and `watch` was called with `on_finding="raise"`.
         """
         is_appended = self._append(loss, batch, val_loss, grad_norm, statistics)
-        if is_appended:
+        if is_appended:  # first: almost all steps end here
             return
-        if self._stop:  # a new finding has ended the fast path, so this is soon after it
+        if self._stop:  # a new finding ends the fast path, so this point is reached soon after it
             self._stop.raise_finding()
-        if is_appended is None:
+        if is_appended is None:  # the row is written, and Python work is due
             self._full_path.run_housekeeping()
             return
         began = time.perf_counter()
@@ -192,22 +195,22 @@ class Monitor:
             warn_once(self, "close", "step() after close() records nothing")
             return
         self._collector.leave_fast_path()
-        self._rows.drain()
+        self._rows.drain()  # first, so that events and rows of earlier steps reach the pipeline before this row
         self._full_path.record(loss, batch, val_loss, grad_norm, statistics, began=began)
 
     def findings(self) -> tuple[Finding, ...]:
-        """Return all findings so far, in the order in which they were found."""
+        """Return all findings so far, in the order of their detection."""
         return tuple(self.history.findings)
 
     def _repr_html_(self) -> str:
-        """Return the summary that a notebook shows for the run so far."""
+        """Return the summary of the run so far, for display in a notebook."""
         from gradwatch.diagnose.rank import diagnose
         from gradwatch.render.terminal.summary import summary_html
 
         return summary_html(self.history, diagnose(self.history))
 
     def detach(self) -> None:
-        """Remove all hooks from the model and the optimizers; `step` records nothing any more."""
+        """Remove all hooks from the model and the optimizers. Later calls of `step` record nothing."""
         self._is_closed = True
         self._full_path.close()
         self._collector.detach()
@@ -217,34 +220,35 @@ class Monitor:
             hook.remove()
 
     def charge(self, seconds: float) -> None:
-        """Charge the next row for time that was spent on watching elsewhere."""
+        """Charge the next row for overhead outside the monitor."""
         self._full_path.charge(seconds)
 
     def state(self) -> dict[str, Any]:
-        """Return the state that further rows depend on, plain data and arrays."""
+        """Return the state that later rows depend on, as plain data and arrays."""
         return self._collector.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` returned."""
+        """Continue from the result of `state`."""
         self._collector.restore(state)
 
     def restart(self) -> None:
-        """Continue with the step after the newest in the history, which was truncated."""
+        """Continue with the step after the newest step of a truncated history."""
         self._rows.drain(wait=True)
         self._collector.leave_fast_path()
         self._full_path.begin(self.pipeline.next_step)
 
     def close(self, status: Status = "finished") -> tuple[Diagnosis, ...]:
-        """Detach, end the run for sinks and disk, and return the diagnoses. A second call only returns them.
+        """Detach, end the run for sinks and disk, and return the diagnoses. A second call only returns the diagnoses.
 
         Raises:
             FindingError: As in `step`, if the loop has finished.
         """
         if self._diagnoses is None:
-            self.detach()
+            self.detach()  # first: no hook may add readings while the last rows are completed
             self._flush()
             self._diagnoses = self._end(status) or ()
-        if self._stop and status == "finished":  # a loop may end before the worker thread finds something
+        # a loop may end before the worker thread finds something; after an exception, that exception is raised
+        if self._stop and status == "finished":
             self._stop.raise_finding()
         return self._diagnoses
 
@@ -270,10 +274,8 @@ class Monitor:
 
 
 def _not_appended(*_: object) -> bool | None:
-    """Leave the step to the full path."""
-    return False
+    return False  # the full path has to record the step
 
 
 def _not_observed() -> float | None:
-    """Leave the gradients to the full path."""
-    return None
+    return None  # the full path has to read the gradients

@@ -1,4 +1,4 @@
-"""What a monitor notes of a run, each kind once: losses of NaN, the batch behind one, validations that disagree."""
+"""Emit events at most once per run: a loss of NaN, the batch that caused it, validations that disagree."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import final
 from gradwatch.events import BATCH_FINITE, BATCH_NONFINITE, LOSS_NAN, LOSS_WITHHELD, THINNED, VALIDATIONS_DIFFER
 from gradwatch.records import Event
 
-SAME_LOSS = 1e-3  # of itself: an evaluation in half precision or in another order of summation differs by less
+SAME_LOSS = 1e-3  # relative: evaluations in half precision or in another order of summation differ by less
 
 
 @final
@@ -23,34 +23,35 @@ class OneTimeEvents:
         self._emit = emit
         self._emitted: set[str] = set()
         self._validated: tuple[float, int] | None = None
-        self._factor = 1
+        self._factor = 1  # the largest so far
 
     @property
     def has_batch(self) -> bool:
-        """Whether it has been noted if the inputs behind a loss that is not finite were."""
+        """Whether the batch of the first non-finite loss has been inspected."""
         return "batch" in self._emitted
 
     def nan(self, *, step: int, is_given: bool) -> None:
-        """Note a loss of NaN that the loop handed over, or that it handed over none."""
+        """Emit that the loop passed a loss of NaN, or no loss."""
         kind = LOSS_NAN if is_given else LOSS_WITHHELD
         if self._is_new(kind.name):
             self._emit(kind.emit(step=step))
 
     def batch(self, *, step: int, is_clean: bool) -> None:
-        """Note of the first batch whose loss is not finite whether its inputs are."""
-        if self._is_new("batch"):
+        """Emit whether the inputs of the first non-finite loss are finite."""
+        if self._is_new("batch"):  # one key for both kinds: only the first batch counts
             self._emit((BATCH_FINITE if is_clean else BATCH_NONFINITE).emit(step=step))
 
     def validation(self, value: float, *, step: int, updates: int) -> None:
-        """Note the first validation loss that differs from the one before, of the same weights.
+        """Emit the first pair of validation losses that differ although the weights are equal.
 
         Args:
             value: The validation loss.
             step: Current optimizer step.
-            updates: How often an optimizer has stepped.
+            updates: Number of updates so far.
         """
         before, updates_before = self._validated or (value, updates)
         self._validated = value, updates
+        # `not >` is also true of nan, which compares with nothing
         if updates != updates_before or not abs(value - before) > SAME_LOSS * abs(before):
             return
         if self._is_new(VALIDATIONS_DIFFER.name):
@@ -58,8 +59,8 @@ class OneTimeEvents:
             self._emit(VALIDATIONS_DIFFER.emit(step=step, values=values, before=before, after=value))
 
     def thinned(self, factor: int, *, step: int, budget: float) -> None:
-        """Emit that sampling became less often than ever before in this run."""
-        if factor > self._factor:
+        """Emit that sampling became rarer than at any earlier step of this run."""
+        if factor > self._factor:  # the factor may fall and rise again, which is no news
             self._factor = factor
             self._emit(THINNED.emit(step=step, values={"factor": factor, "budget": budget}))
 

@@ -1,6 +1,6 @@
-"""One row of step statistics: the part that the host knows, and the row that is completed from values of the device."""
+"""Complete a row of step statistics from the part that the host knows and the values of the device."""
 
-# L = parameter tensors, P = those of one optimizer, S = statistics, A = activation modules, B = bins,
+# L = parameter tensors, P = parameter tensors of one optimizer, S = statistics, A = activation modules, B = bins,
 # K = parameters with histograms
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from gradwatch.probe.batches.batch_hash import joined
 from gradwatch.probe.device.transfer_queue import Values
 from gradwatch.probe.gradients.histograms import bin_edges
 
+# rows of `catalogue.PARAM`; `csrc/fast_path.h` has the same order
 GRAD = slice(0, 6)
 LINEAR = slice(0, 4)  # the gradient statistics that grow with the gradient: norm, maximum, mean, deviation
 UPDATE = slice(6, 8)
@@ -33,19 +34,19 @@ Columns = NDArray[np.intp] | slice
 
 
 class OptimizerColumns(NamedTuple):
-    """The columns of a row that one optimizer fills: those of its parameters, and those with histograms."""
+    """The columns of a row that one optimizer fills: all its parameters, and its parameters with histograms."""
 
     params: Columns
     histograms_K: NDArray[np.intp]
 
 
 class OptimizerResult(NamedTuple):
-    """One optimizer's share of a row.
+    """The part of a row that one optimizer contributes.
 
     Args:
-        norm: Total norm of the gradients as they were read; None if they were not.
+        norm: Total norm of the gradients at their first reading; None if they were not read.
         clipped_norm: Total norm just before the update, if the gradients were read a second time.
-        is_skipped: Whether a GradScaler had the update skipped, as far as only the device knew.
+        is_skipped: Whether a GradScaler skipped the update on the device.
         counts_2KB: Histograms of gradients and weights, if they were due.
     """
 
@@ -76,15 +77,17 @@ class StepRow(NamedTuple):
         """Return the total norm before and after clipping; nan if no gradient was read.
 
         Args:
-            given_norm: The norm that clipping returned. Gradients that were read after clipping are scaled back.
+            given_norm: The norm that clipping returned. It scales gradients back that were read after clipping.
         """
         read = [result.norm for result in self.optimizers if result.norm is not None]
         if not read:
             return math.nan, math.nan
         norm = read[0] if len(self.optimizers) == 1 else total_norm(self.param_SL)
+        # an optimizer without a second reading was not clipped
         clipped = [r.norm if r.clipped_norm is None else r.clipped_norm for r in self.optimizers]
         if any(result.clipped_norm is not None for result in self.optimizers):
             return norm, math.hypot(*[value for value in clipped if value is not None])
+        # the tolerance: a norm of unclipped gradients differs by its order of summation
         if given_norm is not None and math.isfinite(given_norm) and 0 < norm * (1 + NORM_TOLERANCE) < given_norm:
             self.param_SL[LINEAR] *= given_norm / norm
             return given_norm, norm
@@ -94,13 +97,13 @@ class StepRow(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowBuilder:
-    """Completes a row from values of the device; the next row may begin in between.
+    """Completes a row from values of the device. The next row may begin before that.
 
     Args:
         step: Optimizer step.
         num_layers: Parameters of the model.
         optimizers: Columns of each optimizer.
-        dead: UnitMask of each activation module that never fired, if the host knows them.
+        dead: Mask of the dead units of each activation module, or None if only the device knows them.
         num_modules: Number of activation modules.
         silence: Tracks since when units have been silent.
     """
@@ -116,8 +119,8 @@ class RowBuilder:
         """Return the completed row.
 
         Args:
-            values: By name; those of optimizer `i` are `i.grad` and `i.clipped` of shape (S, P), `i.update` of shape
-                (2, P), `i.counts` of shape (2, K, B), `i.found_inf`, `i.loss_scale` and learning rates; `act` and
+            values: Values by name. Optimizer `i` has `i.grad` and `i.clipped` of shape (S, P), `i.update` of shape
+                (2, P), `i.counts` of shape (2, K, B), `i.found_inf`, `i.loss_scale` and learning rates. `act` and
                 `dead.j` belong to the activations.
         """
         param_SL = np.full((len(catalogue.PARAM), self.num_layers), math.nan, np.float32)
@@ -127,6 +130,7 @@ class RowBuilder:
             own = {name.partition(".")[2]: v for name, v in values.items() if name.startswith(f"{i}.")}
             results.append(_fill(param_SL, own, columns.params))
             run |= {n: float(v.reshape(-1)[0]) for n, v in own.items() if n == "loss_scale" or n.startswith("lr.")}
+        # only a value of the device overrides what the host knows; one optimizer that moves makes a step
         if any("found_inf" in name for name in values):
             run["skipped"] = float(all(result.is_skipped for result in results))
         return StepRow(param_SL, self._activations(values), self._histograms(results), results, run)
@@ -160,7 +164,7 @@ def _fill(param_SL: NDArray[np.float32], values: Values, columns: Columns) -> Op
     if "grad" in values:
         param_SL[GRAD, columns] = values["grad"]
         norm = total_norm(values["grad"])
-    if "update" in values and not is_skipped:
+    if "update" in values and not is_skipped:  # a skipped update moved nothing, so it has no ratio
         param_SL[UPDATE, columns] = values["update"]
     clipped_norm = total_norm(values["clipped"]) if "clipped" in values else None
     return OptimizerResult(norm, clipped_norm, is_skipped, values.get("counts"))
@@ -175,12 +179,12 @@ class PendingRow:
         builder: Completes the statistics of parameters and activations.
         run: The monitor's own statistics of the run.
         given: Statistics of the run that override `run`.
-        calls: Number of losses that are averaged.
+        calls: Number of losses in the average.
         accumulate: Micro-batches per step.
-        has_norms: Whether the gradient norms are the monitor's to compute.
+        has_norms: Whether the monitor computes the gradient norms.
         given_norm: The norm that clipping returned, if the host knows it.
-        checksums: Checksums of the batch that its hash is computed from; tensors stand for those on the device. None if
-            there is no batch, or its hash is known.
+        checksums: Checksums for the hash of the batch, with a tensor for each checksum on the device. None if there is
+            no batch, or if its hash is known.
         loss: The loss as the loop passed it.
     """
 
@@ -203,8 +207,8 @@ class PendingRow:
         """Return the row with all statistics of the run.
 
         Args:
-            values: As in `RowBuilder.build`; also `loss`, the sum of losses on the device, `given_norm`, `micro`, the
-                norm of the first micro-batch, and `batch`, the missing checksums.
+            values: As in `RowBuilder.build`. Also `loss`, the sum of losses on the device; `given_norm`; `micro`, the
+                norm of the first micro-batch; and `batch`, the missing checksums.
         """
         row = self.builder.build(values)
         run = {**self.run, **row.run}
@@ -215,7 +219,7 @@ class PendingRow:
         if self.has_norms:
             given_norm = float(values["given_norm"].mean()) if "given_norm" in values else self.given_norm
             run["grad_norm.before_clip"], run["grad_norm.after_clip"] = row.norms(given_norm)
-        run |= self.given
+        run |= self.given  # last: given statistics override computed ones
         if self.checksums is not None:
             remote = iter(values.get("batch", np.zeros(0, np.int64)))
             parts = [int(next(remote)) if isinstance(part, Tensor) else part for part in self.checksums]
@@ -227,18 +231,19 @@ def total_norm(row_SL: Floats) -> float:
     """Return the L2 norm of all gradients; NaN or Inf if one holds NaN or Inf.
 
     Args:
-        row_SL: The gradient statistics of every layer, nan for a layer without gradient; at least the first six rows.
+        row_SL: The gradient statistics of every layer, nan for a layer without gradient. At least the first 6 rows.
     """
     norm = _norm(row_SL[L2])
+    # nan means a missing gradient or a gradient of NaN: only the first has no count of non-finite elements
     return norm if norm == norm else _norm(row_SL[L2, ~np.isnan(row_SL[NONFINITE])])
 
 
 def _norm(values: Floats) -> float:
-    """Return the L2 norm of float32 values, rounded twice: bit-identical to `total_norm` of `csrc/fast_path.h`."""
+    """Return the L2 norm of float32 values, bit-identical to `total_norm` of `csrc/fast_path.h`."""
     squares = np.square(values, dtype=np.float64)  # exact
-    return math.sqrt(math.fsum(squares.data))
+    return math.sqrt(math.fsum(squares.data))  # rounded twice: by the sum and by the root
 
 
 def has_gradients(row_SP: Floats) -> bool:
-    """Return whether any gradient was read that is neither None nor all zeros."""
+    """Return whether any gradient is neither None nor all zeros."""
     return bool(((row_SP[L2] != 0) & ~np.isnan(row_SP[NONFINITE])).any())

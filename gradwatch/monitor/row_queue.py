@@ -1,4 +1,4 @@
-"""Rows on their way to the pipeline: completed at once, or deferred until the device has computed them."""
+"""Complete rows and feed them to the pipeline, at once or when the device has computed them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class RowQueue:
 
     Args:
         context: Shared by the parts of the monitor. Deferred rows are completed when the device has computed them, so
-            that no step waits for it.
+            that no step waits for the device.
         device_clock: Measures the time that the device spends.
-        has_scaler: Whether the loss is scaled: scalers overflow by design, so a norm that is not finite is no reason to
+        has_scaler: Whether the loss is scaled. Scalers overflow by design, so a non-finite norm is then no reason to
             inspect a step.
     """
 
@@ -49,15 +49,16 @@ class RowQueue:
 
         Args:
             row: The part that the host knows.
-            readings: The readings that complete it.
+            readings: The readings that complete the row.
             began: Clock at which `Monitor.step` was called.
         """
         if self._transfers is None:
             completed = row.complete({name: sync.to_array(reading) for name, reading in readings.items()})
             self._inspect(row, is_validated=row.is_validated, is_non_finite=not self._is_finite(completed))
+            # after the inspection, which belongs to the cost of this row
             self._feed(row.builder.step, completed, self._meter.end_row(began), device_s=0.0)
             return
-        self._inspect(row, is_validated=row.is_validated, is_non_finite=False)  # not known yet
+        self._inspect(row, is_validated=row.is_validated, is_non_finite=False)  # unknown until `_on_arrival`
         tensors = {n: r for n, r in readings.items() if isinstance(r, Tensor) and not sync.is_on_host(r)}
         known = {name: sync.to_array(reading) for name, reading in readings.items() if name not in tensors}
         device_s, cost = self._device_clock.collect(), self._meter.end_row(began)
@@ -77,7 +78,7 @@ class RowQueue:
         self, row: PendingRow, known: Values, cost: RowCost, device_s: Callable[[], float], values: Values
     ) -> None:
         completed, step = row.complete({**known, **values}), row.builder.step
-        loss = completed.run["loss"]
+        loss = completed.run["loss"]  # the host did not see this loss, so its events are emitted here
         if math.isnan(loss) and "loss" in values:
             self._context.events.nan(step=step, is_given=True)
         if not math.isfinite(loss) and "finite" in values:
@@ -98,6 +99,7 @@ class RowQueue:
                 self._context.pipeline.add_event(event)
 
     def _feed(self, step: int, row: StepRow, cost: RowCost, *, device_s: float) -> None:
+        # host and device work at the same time, so the longer of the two delays the step
         watch_s = max(cost.host_s, device_s) + self._meter.pipeline_s()
         row.run["watch_ms"] = 1e3 * watch_s
         self._context.budget.charge(cost.wall_s, watch_s=watch_s, optional_s=cost.optional_s)
