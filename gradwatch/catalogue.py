@@ -1,4 +1,4 @@
-"""Every statistic that is recorded: its name, unit, meaning and cost. A name reads `tensor.reduction`, unit last."""
+"""List every recorded statistic: its name, unit, meaning and cost. A name is `tensor.reduction`, with its unit last."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ class Statistic:
     """One row of the catalogue.
 
     Args:
-        name: Such as `grad.l2`.
-        unit: Empty for a pure number in the units of the tensor itself.
+        name: Name, such as `grad.l2`.
+        unit: Unit; empty for a number in the units of the tensor.
         meaning: One sentence.
-        cost: When it is measured, and what that takes.
-        is_sampled: Whether it is measured at some steps only, less often if the watch budget is spent.
-        is_clock: Whether it depends on the clock or the memory of the machine, so that it differs in every run.
+        cost: Steps at which it is measured, and the reads that this takes.
+        is_sampled: Whether only some steps measure it, fewer of them if the watch budget is spent.
+        is_clock: Whether it depends on the clock or the memory of the machine, and thus differs in every run.
     """
 
     name: str
@@ -33,6 +33,7 @@ _REMEMBERED = "every watch.activations_every steps; a few bits of memory for eac
 _HOST = "every step; no tensor is read"
 _VALIDATED = "every train.eval_every steps"
 
+# in the order in which the native code writes them: see `csrc/fast_path.h`
 PARAM: tuple[Statistic, ...] = (
     Statistic("grad.l2", "", "L2 norm of the gradient, unscaled and before clipping", _ONE_READ),
     Statistic("grad.absmax", "", "largest magnitude in the gradient; NaN if the gradient contains NaN", _ONE_READ),
@@ -121,7 +122,7 @@ RUN: tuple[Statistic, ...] = (
     ),
     Statistic("watch_ms", "ms", "overhead of the monitor in the step", _HOST, is_clock=True),
 )
-"""Statistics of the whole run; one `lr.<i>` per optimizer group follows them (see `run_names`)."""
+"""Statistics of the whole run. One `lr.<i>` per optimizer group follows them; see `run_names`."""
 
 PARAM_NAMES: tuple[str, ...] = tuple(s.name for s in PARAM)
 ACT_NAMES: tuple[str, ...] = tuple(s.name for s in ACT)
@@ -130,5 +131,5 @@ SAMPLED_NAMES: frozenset[str] = frozenset(s.name for s in (*PARAM, *ACT, *RUN) i
 
 
 def run_names(num_groups: int) -> tuple[str, ...]:
-    """Return the names of the run's statistics, with one learning rate per optimizer group."""
+    """Return the names of the statistics of a run, with one learning rate per optimizer group."""
     return (*(s.name for s in RUN), *(f"lr.{i}" for i in range(num_groups)))

@@ -1,4 +1,4 @@
-"""Every kind of event that a run records: its name, meaning, values with units, and the text that people read."""
+"""Define every kind of event that a run records: its name, meaning, values with units, and text for people."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from gradwatch.records import Event
 NO_VALUES: Mapping[str, float] = MappingProxyType({})
 
 PER_PARAMETER = "<parameter>"
-"""Declares one value for each of several parameters, under the name of the parameter."""
+"""Name of a declaration for several values, each under the name of a parameter."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # hashed by identity: there is one of each
 class EventKind:
-    """One row of the catalogue.
+    """One row of the catalogue of events.
 
     Args:
         name: Name in `events.jsonl`, such as `graph-cut`. Code compares kinds, never texts.
         meaning: One sentence.
         values: Unit of each value that an event may carry; empty for a pure number.
-        text: Template of the sentence for a person. Its slots are the values, and words that `observe` is given.
+        text: Template of the sentence for people. Its slots are the values and the `words` of `observe`.
     """
 
     name: str
@@ -35,13 +35,14 @@ class EventKind:
     def observe(
         self, layer: str | None = None, *, values: Mapping[str, float] = NO_VALUES, **words: object
     ) -> Observation:
-        """Return an event of this kind whose step is not known yet.
+        """Return an event of this kind without a step.
 
         Args:
             layer: Module or parameter name, or None for the whole run.
-            values: Named numbers, all of them declared by this kind.
-            words: Slots of the text that are not values.
+            values: Named numbers, all declared by this kind.
+            words: Values for the other slots of the text.
         """
+        # names of parameters cannot be declared in advance
         unknown = set() if PER_PARAMETER in self.values else values.keys() - self.values.keys()
         assert not unknown, f"{self.name}: got values {sorted(unknown)}, expected some of {sorted(self.values)}"
         text = self.text.format(**values, **words)
@@ -55,7 +56,7 @@ class EventKind:
 
 
 class Observation(NamedTuple):
-    """An event before its step is known: the name of its kind, the layer it concerns, its text and its values."""
+    """An event without a step: the name of its kind, its layer, its text and its values."""
 
     kind: str
     layer: str | None
@@ -432,11 +433,11 @@ KINDS: Mapping[str, EventKind] = {kind.name: kind for kind in [*globals().values
 
 OLD_NAMES = {"tape-opponent": ADVERSARY.name}
 OLD_PREFIX, PREFIX = "tape-", "graph-"
-"""Names of kinds in runs and checkpoints of gradwatch 0.1."""
+"""Names of kinds in runs and checkpoints of gradwatch 0.1, and the prefixes of the old and the new names."""
 
 
 def read_event(data: Mapping[str, Any]) -> Event:
-    """Return the event that `Event.to_json` wrote, under the present name of its kind."""
+    """Return the event from the result of `Event.to_json`, with the present name of its kind."""
     kind: str = data["kind"]
     if kind.startswith(OLD_PREFIX):
         kind = OLD_NAMES.get(kind, PREFIX + kind.removeprefix(OLD_PREFIX))

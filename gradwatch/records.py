@@ -1,4 +1,4 @@
-"""The nouns: what a run is, what was found in it, and what to do about it. Plain frozen data, JSON in and out."""
+"""Define the records of a run, its findings and its diagnoses, as frozen data with JSON input and output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 
 class Severity(enum.IntEnum):
-    """How much harm a finding does. `str()` gives its name in lower case."""
+    """The harm of a finding to the training. `str()` returns the name in lower case."""
 
     INFO = 0
     WARNING = 1
@@ -19,7 +19,7 @@ class Severity(enum.IntEnum):
 
     @classmethod
     def parse(cls, name: str) -> Severity:
-        """Return the severity of that name, in any case."""
+        """Return the severity of a name, in upper or lower case."""
         return cls[name.upper()]
 
 
@@ -28,10 +28,10 @@ class Quantity:
     """One number of evidence.
 
     Args:
-        key: Stable name that code compares, such as `backward.gain_decades`; a statistic keeps its catalogue name.
+        key: Stable name that code compares, such as `backward.gain_decades`. A statistic keeps its catalogue name.
         value: The number.
         unit: Its unit, empty for a pure number.
-        label: Words for a person; empty if the key says enough. Code never compares it.
+        label: Description for people; empty if the key is clear. Code never compares it.
     """
 
     key: str
@@ -41,7 +41,7 @@ class Quantity:
 
     @property
     def name(self) -> str:
-        """The label, or the key where there is no label."""
+        """The label, or the key if there is no label."""
         return self.label or self.key
 
     def to_json(self) -> dict[str, Any]:
@@ -50,20 +50,21 @@ class Quantity:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Quantity:
-        """Return the quantity that `to_json` gave."""
+        """Return the quantity from the result of `to_json`."""
+        # JSON has the shown name, which is the key if there is no label
         label = "" if data["name"] == data["key"] else data["name"]
         return cls(key=data["key"], value=data["value"], unit=data["unit"], label=label)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something ill, seen in the history.
+    """A problem that a detector found in the history.
 
     Args:
         code: Number of the kind, such as `GW101`.
         kind: Name of the kind, such as `vanishing-gradient`.
         layer: Module or parameter name, or None for the whole run.
-        step: Optimizer step at which it was first reported, from 0.
+        step: Optimizer step of the first report, from 0.
         severity: Harm to the training.
         evidence: Named numbers with units.
         message: One sentence.
@@ -87,18 +88,18 @@ class Finding:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Finding:
-        """Return the finding that `to_json` gave."""
+        """Return the finding from the result of `to_json`."""
         evidence = tuple(Quantity.from_json(q) for q in data["evidence"])
         return cls(**data | {"severity": Severity.parse(data["severity"]), "evidence": evidence})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """An observation that is no statistic: of the autograd graph or of modes, a rewind, an incident. See `events.py`.
+    """An observation that is not a statistic, such as a cut graph, a wrong mode or a rewind. See `events.py`.
 
     Args:
-        kind: What happened, such as `graph-probabilities`.
-        step: Optimizer step that it belongs to.
+        kind: Name of the kind, such as `graph-probabilities`.
+        step: Optimizer step of the event.
         layer: Module or parameter name, or None for the whole run.
         text: One sentence for a person.
         values: Named numbers.
@@ -116,13 +117,13 @@ class Event:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Event:
-        """Return the event that `to_json` gave."""
+        """Return the event from the result of `to_json`."""
         return cls(**data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """A change that mends a cause: a sentence, and where a config can express it, dotted keys with their new values."""
+    """A change that cures a cause: a sentence, and the dotted config keys with their new values if there are any."""
 
     text: str
     patch: dict[str, Any] = field(default_factory=dict)
@@ -130,16 +131,16 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """A cause and the findings that it explains, the most telling first.
+    """A cause and the findings that it explains, the strongest evidence first.
 
     Args:
-        cause: Words for the cause, such as `saturating activations in a deep network`. Code compares `cause_id`.
-        certainty: How sure, from 0 to 1.
-        findings: Findings it explains, never empty.
-        because: One or two sentences that tie the evidence to the cause.
-        confirm: What to do or to look at to be sure.
-        remedies: Changes that mend it, the smallest first.
-        source: Where the physics is described.
+        cause: Description of the cause, such as `saturating activations in a deep network`. Code compares `cause_id`.
+        certainty: Confidence in the cause, from 0 to 1.
+        findings: Findings that the cause explains, never empty.
+        because: One or two sentences that connect the evidence to the cause.
+        confirm: Instructions to confirm the cause.
+        remedies: Changes that cure the cause, the smallest first.
+        source: Reference for the mechanism.
         cause_id: Stable name of the cause, such as `saturating-stack`; empty if no cause is known.
     """
 
@@ -154,17 +155,17 @@ class Diagnosis:
 
     @property
     def severity(self) -> Severity:
-        """The gravest of its findings."""
+        """The highest severity of the findings."""
         return max(f.severity for f in self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return plain data for JSON."""
         return asdict(self) | {"severity": str(self.severity), "findings": [f.to_json() for f in self.findings]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSpec:
-    """What a model must know of its data.
+    """The shape and kind of the data that a model trains on.
 
     Args:
         input_shape: Shape of one sample's input, without the batch.
@@ -179,16 +180,16 @@ class DataSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerInfo:
-    """One parameter tensor, as the probe saw it when it attached.
+    """One parameter tensor when the monitor was attached.
 
     Args:
         name: Parameter name, such as `blocks.3.fc.weight`.
-        module: Name of the module that owns it, such as `blocks.3.fc`; empty for the root.
-        module_type: Class name of that module, such as `Linear`.
+        module: Name of the module that owns the tensor, such as `blocks.3.fc`; empty for the root.
+        module_type: Class name of the module, such as `Linear`.
         shape: Shape of the tensor.
-        dtype: Its dtype, such as `float32`.
-        trainable: Whether it required a gradient.
-        group: Index of its optimizer group, or None where no optimizer holds it.
+        dtype: Dtype of the tensor, such as `float32`.
+        trainable: Whether the tensor required a gradient.
+        group: Index of its optimizer group, or None if no optimizer holds the tensor.
     """
 
     name: str
@@ -210,21 +211,21 @@ class ActivationInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """What a history is a history of.
+    """The description of a run.
 
     Args:
         name: Name of the run.
-        created: When it began, ISO 8601 with time zone.
+        created: Start of the run, ISO 8601 with time zone.
         layers: The parameter tensors in the order of the model (input side first).
         activations: The watched activation modules in the order of the model.
         precision: `fp32`, `bf16` or `fp16`: the format of the forward pass.
         loss_scaling: Whether a GradScaler scales the loss.
         accumulate: Micro-batches per optimizer step.
         optimizer: Class name of the optimizer, such as `AdamW`; several are joined by `+`.
-        loss: Name of the loss function, such as `CrossEntropyLoss`; empty where nobody said.
+        loss: Name of the loss function, such as `CrossEntropyLoss`; empty if unknown.
         device: Device of the first parameter, such as `cpu` or `cuda:0`.
-        total_steps: Planned optimizer steps, or None where nobody knows.
-        versions: Package name to version: python, torch, gradwatch.
+        total_steps: Planned optimizer steps, or None if unknown.
+        versions: Versions by package name: python, torch, gradwatch.
     """
 
     name: str
@@ -246,6 +247,7 @@ class RunInfo:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> RunInfo:
-        """Return the run info that `to_json` gave, also after a trip through JSON text."""
+        """Return the run info from the result of `to_json`, also if it was JSON text in between."""
+        # JSON has lists, while equal records need equal types
         layers = tuple(LayerInfo(**layer | {"shape": tuple(layer["shape"])}) for layer in data["layers"])
         return cls(**data | {"layers": layers, "activations": tuple(ActivationInfo(**a) for a in data["activations"])})

@@ -1,4 +1,4 @@
-"""A limit on the share of the time that an activity may take."""
+"""Limit the fraction of the elapsed time that an activity may take."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import final
 
 @final
 class TimeQuota:
-    """Compares the time that an activity has taken with its share of the elapsed time.
+    """Compares the time spent on an activity with its allowed fraction of the elapsed time.
 
     Args:
-        fraction: Share of the elapsed time, 0..1.
+        fraction: Allowed fraction of the elapsed time, 0..1.
         expected_s: Expected seconds of the first activity.
 
     Attributes:
-        spent_s: Seconds that the activity has taken so far.
+        spent_s: Seconds spent so far.
     """
 
     def __init__(self, fraction: float, *, expected_s: float = 0.0) -> None:
@@ -23,28 +23,29 @@ class TimeQuota:
         self._last_s = expected_s
 
     def charge(self, seconds: float) -> None:
-        """Charge the quota with one activity."""
+        """Add the time of one activity."""
         self.spent_s += seconds
         self._last_s = seconds
 
     def reset(self) -> None:
-        """Forget what was spent."""
+        """Reset the spent time."""
+        # the last duration stays: it is still the best estimate of the next one
         self.spent_s = 0.0
 
     def remaining_s(self, elapsed_s: float) -> float:
-        """Return the seconds that the activity may still take."""
+        """Return the seconds that are left within the quota."""
         return self._fraction * elapsed_s - self.spent_s
 
     def allows_another(self, elapsed_s: float, *, grace_s: float = 0.0) -> bool:
-        """Return whether another activity, as long as the last one, would be within the quota.
+        """Return whether another activity of the last duration would be within the quota.
 
         Args:
             elapsed_s: Seconds since the beginning.
-            grace_s: Seconds that the activity may take before they are earned.
+            grace_s: Seconds that are allowed in advance.
         """
         return self.spent_s + self._last_s <= grace_s + self._fraction * elapsed_s
 
     @property
     def pause_s(self) -> float:
-        """Seconds to wait from one activity to the next, so that the last one stays within the quota."""
+        """Seconds between the last activity and the next at which the quota is kept."""
         return self._last_s / self._fraction

@@ -183,7 +183,7 @@ class Monitor:
             FindingError: There is a new finding, and `watch` was called with `on_finding="raise"`.
         """
         is_appended = self._append(loss, batch, val_loss, grad_norm, statistics)
-        if is_appended:  # first: almost all steps end here
+        if is_appended:  # on the fast path, almost all steps end here
             return
         if self._stop:  # a new finding ends the fast path, so this point is reached soon after it
             self._stop.raise_finding()
@@ -195,7 +195,7 @@ class Monitor:
             warn_once(self, "close", "step() after close() records nothing")
             return
         self._collector.leave_fast_path()
-        self._rows.drain()  # first, so that events and rows of earlier steps reach the pipeline before this row
+        self._rows.drain()  # earlier rows whose readings have arrived, without waiting
         self._full_path.record(loss, batch, val_loss, grad_norm, statistics, began=began)
 
     def findings(self) -> tuple[Finding, ...]:
@@ -244,7 +244,7 @@ class Monitor:
             FindingError: As in `step`, if the loop has finished.
         """
         if self._diagnoses is None:
-            self.detach()  # first: no hook may add readings while the last rows are completed
+            self.detach()  # first: it leaves the fast path, and no hook adds readings after it
             self._flush()
             self._diagnoses = self._end(status) or ()
         # a loop may end before the worker thread finds something; after an exception, that exception is raised

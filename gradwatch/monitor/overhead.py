@@ -41,7 +41,7 @@ class OverheadMeter:
 
     def __init__(self, pipeline_cpu_s: Callable[[], float]) -> None:
         self._pipeline_cpu_s = pipeline_cpu_s
-        self._charged_pipeline_s = pipeline_cpu_s()  # a pipeline may have worked before this monitor
+        self._charged_pipeline_s = pipeline_cpu_s()  # time before this monitor is not charged
         self.hooks_s = self.optional_s = self.carried_s = 0.0
         self.step_began = self.row_ended = time.perf_counter()
 

@@ -83,7 +83,7 @@ class StepRow(NamedTuple):
         if not read:
             return math.nan, math.nan
         norm = read[0] if len(self.optimizers) == 1 else total_norm(self.param_SL)
-        # an optimizer without a second reading was not clipped
+        # an optimizer without a second reading counts with its first
         clipped = [r.norm if r.clipped_norm is None else r.clipped_norm for r in self.optimizers]
         if any(result.clipped_norm is not None for result in self.optimizers):
             return norm, math.hypot(*[value for value in clipped if value is not None])

@@ -1,4 +1,4 @@
-"""`watch`: put a monitor on the model of any training loop."""
+"""Attach a monitor to the model of any training loop: `watch`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from gradwatch.render import Sink
 from gradwatch.render.own_loop.finding_handler import OnFinding, check_on_finding, make_sink
 
 _open_monitors: weakref.WeakSet[Monitor] = weakref.WeakSet()
-"""The hooks of a model keep its monitor alive, and nothing keeps it alive longer than the model."""
+"""Monitors to close at exit. Weak: the hooks of a model keep its monitor alive exactly as long as the model."""
 
 
 def watch(
@@ -52,56 +52,57 @@ def watch(
     record: bool | StepRecord = False,
     on_finding: OnFinding = "print",
 ) -> Monitor:
-    """Watch a model in your own loop; call `monitor.step(loss)` once per optimizer step, after it.
+    """Watch a model in your own loop. Call `monitor.step(loss)` once after each optimizer step.
 
-    No other call is needed: the optimizer's own hooks read the gradients. A loop that clips calls `monitor.observe()`
-    before it clips, or passes the norm that clipping returned: `monitor.step(loss, grad_norm=norm)`. With several
-    optimizers, call `monitor.observe(optimizer)` when the gradients of one are complete.
+    No other call is needed, since hooks of the optimizer read the gradients. A loop that clips calls
+    `monitor.observe()` before it clips, or passes the norm that clipping returned, as
+    `monitor.step(loss, grad_norm=norm)`.
+    With several optimizers, call `monitor.observe(optimizer)` when the gradients of one optimizer are complete.
 
-    If parameters are sharded over processes (FSDP2, tensor parallelism), each process must call this in the same way:
-    each reads the statistics of whole tensors. All must measure at the same steps, so sampled statistics follow the
-    schedule at any cost, and `record` is ignored.
+    If parameters are sharded over processes (FSDP2, tensor parallelism), each process must call `watch` in the same
+    way, since each process reads the statistics of whole tensors. All processes must measure at the same steps.
+    Sampled statistics therefore follow the schedule at any cost, and `record` is ignored.
 
-    The training stays bit-identical, and no failure here stops it: a feature that raises, a full disk included, is
-    disabled with one RuntimeWarning. Parameters and groups that are added after this call are not in the history, and
-    a warning says so.
+    The training stays bit-identical, and no failure of the monitor stops the training. A feature that raises is
+    disabled with one RuntimeWarning, also if the reason is a full disk. Parameters and groups that are added after
+    this call are not in the history, and a warning says so.
 
     Args:
-        model: The model, or several by name (a GAN's generator and discriminator).
-        optimizer: The optimizer that moves it, or several. For a wrapper, such as Accelerate's, the inner optimizer is
-            watched.
-        run: Run directory to write, for `gradwatch diagnose` and TensorBoard; None keeps the history in memory. If it
-            contains a run already, the next free name is used (`mine-2`, `mine-3`) and printed to stderr;
-            `monitor.run_dir` is the directory in use. If torch.distributed is initialised, only rank 0 writes; all
+        model: The model, or several models by name (the generator and the discriminator of a GAN).
+        optimizer: The optimizer of the model, or several. If it is a wrapper, such as the optimizer of Accelerate, the
+            inner optimizer is watched.
+        run: Run directory to write, for `gradwatch diagnose` and TensorBoard; None keeps the history in memory. If the
+            directory contains a run, the next free name is used (`mine-2`, `mine-3`) and printed to stderr.
+            `monitor.run_dir` is the directory in use. If torch.distributed is initialized, only rank 0 writes. All
             other ranks keep their histories in memory, and their `run_dir` is None.
-        scaler: The loop's GradScaler, if it has one.
+        scaler: The GradScaler of the loop, if there is one.
         accumulate: Micro-batches per optimizer step. `monitor.step` may be called for each of them.
-        loss_fn: The loss function: its name stands in the run, and where it is a module and the loop hands its loss
-            over as a plain number, the autograd graph behind it is read.
-        total_steps: Planned optimizer steps, where known.
-        schedule: When the sampled statistics are measured.
-        detect: Thresholds by kind, as in a config's `detect` section.
-        record: Keep what each step began with (batch, random states, weights, optimizer), and write it to
-            `incidents/` of the run directory when something critical is found. It copies the model at every step, or
-            as often as a `StepRecord` says.
-        on_finding: What to do with a finding. `"print"` writes one line to standard error, and a summary at the end;
+        loss_fn: The loss function. Its name is recorded. If it is a module and the loop passes its loss as a plain
+            number, the autograd graph of the loss is read from the module.
+        total_steps: Planned optimizer steps, if known.
+        schedule: Steps between two measurements of the sampled statistics.
+        detect: Thresholds by kind, as in the `detect` section of a config.
+        record: Keep the initial state of each step (batch, random states, weights, optimizer), and write it to
+            `incidents/` of the run directory after a critical finding. This copies the model at every step, or as
+            often as a `StepRecord` says.
+        on_finding: Action for each finding. `"print"` writes one line to standard error, and a summary at the end.
             `"raise"` raises a `FindingError` in `monitor.step`, within about a second, or in `close`, unless the
-            finding is only information; a function is called with the `Finding`, on the monitor's thread; None does
-            nothing. If torch.distributed is initialised, only rank 0 prints.
+            finding is only information. A function is called with the `Finding` on the thread of the monitor. None
+            does nothing. If torch.distributed is initialized, only rank 0 prints.
 
     Returns:
         A monitor. Use it in a `with` statement or call `close()`; otherwise it is closed when Python exits.
 
     Raises:
-        GradwatchError: The run directory cannot be made, a parameter has no shape yet, an optimizer takes no hooks, or
-            `on_finding` is none of its values.
+        GradwatchError: The run directory cannot be created, a parameter has no shape yet, an optimizer takes no hooks,
+            or `on_finding` is not one of its values.
     """
     if record and run is None:
         raise GradwatchError("record: incidents are written into a run directory, and there is none; give run=...")
     check_on_finding(on_finding)
     models = dict(model) if isinstance(model, Mapping) else {"": model}
     if is_sharded := any(is_distributed(param) for each in models.values() for param in each.parameters()):
-        schedule = replace(schedule, budget=0.0)  # which each process would keep to by its own clock
+        schedule = replace(schedule, budget=0.0)  # each process would thin by its own clock, at other steps
     optimizers = [_bare(o) for o in ([optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer)]
     loss_scaling = scaler is not None and scaler.is_enabled()
     activations = probe_activations(models) if schedule.activations else None
@@ -116,9 +117,10 @@ def watch(
         total_steps=total_steps,
         loss_fn=loss_fn,
     )
+    # after `inspect`, which may raise: no empty directory is left then
     directory = claim_free(Path(run)) if run and _is_first_rank() else None
     if directory:
-        info = replace(info, name=directory.name)
+        info = replace(info, name=directory.name)  # `claim_free` may have added a number
     history = History(info, groups=sum(len(o.param_groups) for o in optimizers))
     if on_finding == "print" and not _is_first_rank():
         on_finding = None
@@ -147,36 +149,36 @@ def watch(
 
 
 def _close_at_exit(monitor: Monitor) -> None:
-    """Close a monitor when Python exits, unless it is closed or freed before."""
-    if not _open_monitors:
+    if not _open_monitors:  # one handler closes all monitors; closing twice does no harm
         atexit.register(_close_monitors)
     _open_monitors.add(monitor)
 
 
 def _close_monitors() -> None:
-    """Close all monitors that are still open, with the status of a program that ends now."""
-    error = getattr(sys, "last_value", None)  # the exception that nothing has handled
+    """Close all open monitors, with the status of the program at its exit."""
+    error = getattr(sys, "last_value", None)  # the unhandled exception
     status: Status = "finished"
     if error is not None:
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-    for monitor in tuple(_open_monitors):
+    for monitor in tuple(_open_monitors):  # a copy: a weak set may shrink during the loop
         try:
             monitor.close(status)
-        except FindingError as finding:  # Python ignores what is raised here
+        except FindingError as finding:  # Python ignores exceptions of exit handlers
             print(f"gradwatch: {finding}", file=sys.stderr)  # noqa: T201
 
 
 def _is_first_rank() -> bool:
-    """Return whether this process is the one of its training that writes a run directory."""
+    # a process without torch.distributed is the only one
     return not (dist.is_available() and dist.is_initialized() and dist.get_rank())
 
 
 def _bare(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the optimizer that makes the updates. A wrapper such as Accelerate's is an uninitialised optimizer.
+    """Return the inner optimizer of a wrapper, or the optimizer itself.
 
     Raises:
         GradwatchError: Neither the optimizer nor one that it wraps takes hooks.
     """
+    # a wrapper such as the optimizer of Accelerate never calls `Optimizer.__init__`, so it has no table of hooks
     try:
         optimizer.register_step_pre_hook(_nothing).remove()
     except AttributeError:
@@ -197,7 +199,7 @@ def _nothing(*_: object) -> None:
 def _pipeline(
     history: History, directory: Path | None, detect: Mapping[str, Mapping[str, Any]] | None, sinks: Sequence[Sink]
 ) -> tuple[Pipeline, BestEffortWriter | None]:
-    """Return the pipeline of a run, and its writer if there is a run directory."""
+    """Return the pipeline of a run, and the writer if there is a run directory."""
     asked = detectors(detect)
     if not directory:
         return Pipeline(history, detectors=asked, sinks=sinks, writer=None), None
@@ -214,10 +216,10 @@ def _keeper(
     scaler: torch.amp.GradScaler | None,
     is_sharded: bool,
 ) -> StepSnapshotter | None:
-    """Return the recorder of the state before each step, if it was asked for."""
+    """Return the recorder of the state before each step, or None if `record` is off or nothing can be written."""
     if not record or not directory:
         return None
-    if is_sharded:  # a copy of the whole state takes all processes
+    if is_sharded:  # a copy of the whole state needs all processes
         text = "no incident is recorded of a model whose parameters are spread over processes"
         warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=3)
         return None
@@ -226,7 +228,7 @@ def _keeper(
 
 
 def _sinks(directory: Path) -> list[Sink]:
-    """Return the sinks that write to the run directory. They are imported here, since rich draws a random number."""
+    # rich draws a random number when it is imported, which would change the training
     state = random.getstate()
     from gradwatch.render.report.sink import Html
     from gradwatch.render.tensorboard.sink import TensorBoard
@@ -236,21 +238,21 @@ def _sinks(directory: Path) -> list[Sink]:
 
 
 def _format(models: Mapping[str, nn.Module]) -> str:
-    """Return the format of most parameters, which is used by the forward pass unless autocast changes it."""
+    # the forward pass uses the format of most parameters, unless autocast changes it
     counts = Counter(p.dtype for model in models.values() for p in model.parameters())
     return PRECISION.get(max(counts, key=lambda dtype: counts[dtype]), "fp32") if counts else "fp32"
 
 
 @final
 class BestEffortWriter:
-    """Writes a run to disk until that fails: then it warns once, and training continues.
+    """Writes a run to disk. The first failure ends the writing with one warning, and training continues.
 
     Args:
         directory: The run directory.
-        history: What is written.
+        history: The history to write.
 
     Raises:
-        RunError: The directory holds a run, or cannot be written.
+        RunError: The directory contains a run, or cannot be written.
     """
 
     def __init__(self, directory: Path, history: History) -> None:
@@ -272,11 +274,12 @@ class BestEffortWriter:
         self._attempt(functools.partial(self._writer.add_event, event))
 
     def close(self, status: Status) -> None:
-        """Write how the run ended, and close its files."""
+        """Write the final status of the run, and close its files."""
+        # also after a failure, since it releases the lock of the directory
         self._attempt(functools.partial(self._writer.close, status), always=True)
 
     def update_layout(self) -> None:
-        """Write the layout of the history's rows."""
+        """Write the layout of the rows again, after the activations were found."""
         self._attempt(self._writer.update_layout)
 
     def rewrite_header(self) -> None:
@@ -293,7 +296,7 @@ class BestEffortWriter:
 
 
 def _change_precision(history: History, recorder: BestEffortWriter | None, precision: str) -> None:
-    """Correct the format of the forward pass in the description of the run."""
+    # autocast is known at the first forward, after the description was written
     if precision != history.info.precision:
         history.info = replace(history.info, precision=precision)
         if recorder:

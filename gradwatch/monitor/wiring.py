@@ -1,4 +1,4 @@
-"""The one way to wire a monitor: what is inspected and hooked, and in which order."""
+"""Build a monitor: inspect the models, then attach all hooks in a fixed order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class LayoutWriter(Protocol):
-    """Writes the layout of a history's rows to disk: see `gradwatch.history.disk.writer.Writer`."""
+    """Writes the layout of the rows to disk; see `gradwatch.history.disk.writer.Writer`."""
 
     def update_layout(self) -> None:
         """Write the layout again."""
@@ -41,11 +41,11 @@ class LayoutWriter(Protocol):
 
 
 def probe_activations(models: Models, **options: Any) -> ActivationProbe | None:
-    """Return a probe of the models' activations; None, with a warning, if the models take no hooks.
+    """Return a probe of the activations; None, with a warning, if the models take no hooks.
 
     Args:
         models: The models by name.
-        options: Of the probe.
+        options: Options of the probe.
     """
     return _or_none("the activation probe", lambda: ActivationProbe(models, **options))
 
@@ -73,6 +73,7 @@ def inspect(
         loss_scaling=loss_scaling,
         accumulate=accumulate,
         optimizer="+".join(type(o).__name__ for o in optimizers),
+        # a function has a name, a module only a class
         loss="" if loss_fn is None else str(getattr(loss_fn, "__name__", type(loss_fn).__name__)),
         device=str(params[0].device) if params else "cpu",
         total_steps=total_steps,
@@ -103,18 +104,18 @@ def build_monitor(
     stop: FindingStop | None = None,
     run_dir: Path | None = None,
 ) -> Monitor:
-    """Return a monitor, with everything hooked in order: probes, inspections, other hooks, optimizers.
+    """Return a monitor with all hooks attached in order: probes, inspections, other hooks, optimizers.
 
-    The other arguments are those of `Monitor`.
+    Other arguments as for `Monitor`.
 
     Args:
         models: The models by name.
         layout_writer: Writes the layout of the history again if it changes, or None.
         loss_fn: The loss function, if it is known.
-        attach: Attach other hooks, which are removed with the monitor's own.
+        attach: Functions that attach further hooks. The hooks are removed with the hooks of the monitor.
     """
     history = pipeline.history
-    if activations and not len(history.param):
+    if activations and not len(history.param):  # a resumed run has a layout already
         activations.find_functions(functools.partial(lay_out, history, pipeline, layout_writer))
     names = {param: layer.name for param, layer in zip(params, history.info.layers, strict=True)}
     make_facts = functools.partial(
@@ -150,7 +151,8 @@ def build_monitor(
 def lay_out(
     history: History, pipeline: Pipeline, writer: LayoutWriter | None, activations: tuple[ActivationInfo, ...]
 ) -> bool:
-    """Add columns to a history for activations that the first step has shown; return whether it still can."""
+    """Add columns for the activations that the first step has shown. Return whether the history had room for them."""
+    # a row in the queue has the old layout
     is_row_pending = pipeline.next_step > history.step + 1
     has_room = not is_row_pending and history.set_activations(activations)
     if has_room and writer:
@@ -159,10 +161,10 @@ def lay_out(
 
 
 def _or_none(feature: str, make: Callable[[], T]) -> T | None:
-    """Return a feature; None, with a warning, if it cannot be made for these models."""
+    """Return a feature; None, with a warning, if it does not support these models."""
     try:
         return make()
-    except Exception as error:  # a module of an unknown kind; the gradients are watched nevertheless
+    except Exception as error:  # a module of an unknown kind: the gradients are watched in any case
         text = f"{feature} is disabled: {type(error).__name__}: {error}"
         warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=4)
         return None

@@ -1,1 +1,1 @@
-"""The host side of a run, live and on replay: append rows, write them, run detectors, notify sinks."""
+"""Process the rows of a live or replayed run on the host: append, write, run detectors, notify sinks."""

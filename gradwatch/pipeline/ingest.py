@@ -19,13 +19,13 @@ from gradwatch.records import Diagnosis, Event, Finding
 from gradwatch.render import Sink
 
 MAX_UNSHOWN_STEPS = 4096
-"""Steps that may be in flight while sinks still see every row; if more are, sinks see only the newest."""
+"""Maximum number of steps in flight at which sinks see every row. Above it, sinks see only the newest row."""
 MAX_UNWRITTEN_S = 1.0
-"""Longest time for which a recorded row stays unwritten while slow sinks show other rows."""
+"""Maximum time for which a recorded row stays unwritten while slow sinks show other rows."""
 
 
 class RunWriter(Protocol):
-    """Writes a history to disk while it grows: see `gradwatch.history.disk.writer.Writer`."""
+    """Writes a growing history to disk; see `gradwatch.history.disk.writer.Writer`."""
 
     def append(self) -> None:
         """Write the steps of the history that are not on disk yet."""
@@ -40,7 +40,7 @@ class RunWriter(Protocol):
         ...
 
     def close(self, status: Status) -> None:
-        """Write how the run ended, and close the files."""
+        """Write the final status of the run, and close the files."""
         ...
 
 
@@ -48,17 +48,17 @@ class RunWriter(Protocol):
 class Ingest:
     """Append rows to a history in order, write them to disk, run the detectors and notify the sinks.
 
-    A detector or a sink that raises is disabled with one warning: a bug in the monitor must not stop a training.
+    A detector or a sink that raises is disabled with one warning, since a bug in the monitor must not stop a training.
     Errors that the user can fix, such as a full disk, are raised.
 
     Args:
         history: Receives the rows and the findings.
-        detectors: Each runs at the steps that are a multiple of its `every`.
-        sinks: Each sees every finding, and every step that is a multiple of its `every` if it has one.
+        detectors: Detectors. Each runs at the multiples of its `every`, or at the steps that its triggers select.
+        sinks: Sinks. Each sees every finding, and every step, or the multiples of its `every` if it has one.
         writer: Writes the history to disk, or None.
 
     Attributes:
-        unhandled_findings: Findings that nothing has acted on; the caller that acts on them clears the list.
+        unhandled_findings: Findings without an action so far. The caller that acts on them clears the list.
         max_rows_at_once: Maximum number of rows per call of `ingest`. The cost per row falls with their number.
     """
 
@@ -73,7 +73,7 @@ class Ingest:
         self.history = history
         self.writer = writer
         self.unhandled_findings: list[Finding] = []
-        self.max_rows_at_once = max(WINDOW, history.param.slack)
+        self.max_rows_at_once = max(WINDOW, history.param.slack)  # more would make the table grow
         self._detectors = list(detectors)
         self._disabled: set[int] = set()
         self._triggers = {id(d): d.triggers_T for d in detectors if isinstance(d, TriggeredDetector)}
@@ -86,8 +86,8 @@ class Ingest:
 
         Args:
             rows: The steps.
-            num_in_flight: Later steps that wait. If there are too many, sinks skip these rows, and an event reports
-                the number.
+            num_in_flight: Number of later steps that wait. If it is too large, sinks skip these rows, and an event
+                reports the number of skipped rows.
         """
         num_left, first = rows.num_steps, 0
         for last, detectors in self._plan(rows):
@@ -101,20 +101,21 @@ class Ingest:
 
     def _plan(self, rows: Rows) -> Iterator[tuple[int, list[Detector]]]:
         """Yield the index of each row after which a detector or a sink is due, and the due detectors."""
-        detectors = tuple(self._detectors)
+        detectors = tuple(self._detectors)  # a copy: `_due_T` may disable a detector
         due_DT = np.zeros((len(detectors), rows.num_steps), np.bool_)
         for is_due_T, detector in zip(due_DT, detectors, strict=True):
             is_due_T[:] = self._due_T(detector, rows)
         is_stop_T: NDArray[np.bool_] = np.logical_or.reduce(due_DT)
         for every in {getattr(sink, "every", 1) for sink in self._sinks} - {0}:  # 0 is a sink that asks for no step
             is_stop_T |= rows.steps_T % every == 0
+        # sinks see each histogram, of which the history holds only the newest
         is_stop_T[[sample.place for sample in rows.samples if sample.histograms]] = True
-        is_stop_T[-1] = True
+        is_stop_T[-1] = True  # the rest of the rows is appended as well
         for place in is_stop_T.nonzero()[0].tolist():
             yield place, [d for d, is_due in zip(detectors, due_DT[:, place].tolist(), strict=True) if is_due]
 
     def _due_T(self, detector: Detector, rows: Rows) -> NDArray[np.bool_]:
-        """Return after which of the rows a detector is due: none if the detector raises."""
+        """Return a mask of the rows after which a detector is due; all False if the detector raises."""
         triggers_T = self._triggers.get(id(detector))
         if triggers_T is None:
             return np.asarray(rows.steps_T % detector.every == 0)
@@ -125,14 +126,14 @@ class Ingest:
             return np.zeros(rows.num_steps, np.bool_)
 
     def _process(self, detectors: Sequence[Detector], num_steps: int, *, num_in_flight: int) -> None:
-        """Run the detectors that are due at the newest step, and show it, after `num_steps` were appended."""
+        """Run the due detectors at the newest step and show the step, after `num_steps` steps were appended."""
         if not self._num_unwritten:
             self._unwritten_since_s = time.monotonic()
         self._num_unwritten += num_steps
         for finding in self._detect(detectors):
             self.unhandled_findings.append(finding)
             if self.writer:
-                self.write()
+                self.write()  # first: the rows behind a finding are on disk before the finding
                 self.writer.report(finding)
             self._show("report", finding)
         if num_in_flight > MAX_UNSHOWN_STEPS:
@@ -151,17 +152,17 @@ class Ingest:
         self._num_unwritten = 0
 
     def add_event(self, event: Event) -> None:
-        """Append an event to the history and, if there is a writer, to the file on disk."""
+        """Append an event to the history, and to the file on disk if there is a writer."""
         kept = self.history.add_event(event)
         if kept and self.writer:
             self.write()
             self.writer.add_event(kept)
 
     def end_sinks(self) -> tuple[Diagnosis, ...]:
-        """Diagnose the run, let every sink show its end, once, and return the diagnoses."""
+        """Diagnose the run, close every sink once, and return the diagnoses."""
         diagnoses = diagnose(self.history)
         self._show("close", self.history, diagnoses)
-        self._sinks.clear()
+        self._sinks.clear()  # a second call closes none
         return diagnoses
 
     def _report_skipped(self) -> None:
@@ -173,13 +174,13 @@ class Ingest:
         """Run detectors at the newest step, and return their findings that are new or more severe than before."""
         news: list[Finding] = []
         for detector in detectors:
-            if id(detector) in self._disabled:  # at a step of the same chunk
+            if id(detector) in self._disabled:  # at an earlier step of the same call of `ingest`
                 continue
             try:
                 for finding in detector.detect(self.history):
                     if self.history.report(finding):
                         news.append(finding)
-            except Exception as error:  # whatever a plugin raises must not stop the training
+            except Exception as error:  # an error of a plugin must not stop the training
                 self._disable(detector, error)
         return news
 
@@ -189,10 +190,10 @@ class Ingest:
         _warn_disabled(f"detector {detector.kind}", error)
 
     def _show(self, method: str, *args: object) -> None:
-        for sink in tuple(self._sinks):
+        for sink in tuple(self._sinks):  # a copy: the loop may remove sinks
             try:
                 getattr(sink, method)(*args)
-            except Exception as error:  # as above: a sink shows, it does not decide
+            except Exception as error:  # as in `_detect`
                 self._sinks.remove(sink)
                 _warn_disabled(f"sink {type(sink).__name__}", error)
 

@@ -1,4 +1,4 @@
-"""Run the host side on a worker thread: ingest rows and events, write them, detect and show findings. No torch."""
+"""Ingest rows and events on a worker thread: write them, run detectors, show findings. No torch."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from gradwatch.records import Diagnosis, Event, Finding
 from gradwatch.render import Sink
 
 MAX_WAITING_BYTES = 64 * 2**20
-"""Rows that may wait in memory for a slow disk; if there are more, the training waits too."""
+"""Size of the rows that may wait in memory for a slow disk. If there are more, the training waits as well."""
 
 
 @final
 class Pipeline:
-    """Ingest rows and events on a worker thread, so that no training step waits for it.
+    """Ingest rows and events on a worker thread, so that no training step waits for them.
 
-    An exception on the thread is raised by the next call. Arguments as for `Ingest`.
+    The next call raises an exception of the thread. Arguments as for `Ingest`.
 
     Attributes:
-        unhandled_findings: Findings that nothing has acted on; the caller that acts on them clears the list. It grows
-            on the worker thread.
+        unhandled_findings: Findings without an action so far. The caller that acts on them clears the list. It grows on
+            the worker thread.
         findings: All findings in the ingested rows. It grows on the worker thread.
         row_source: Returns the rows that follow the last `feed`, or None if there are none. Called on any thread.
     """
@@ -54,11 +54,11 @@ class Pipeline:
             limit=max_waiting_rows,
             name="gradwatch",
         )
-        self._newest_step = history.step
+        self._newest_step = history.step  # of the rows that were passed to the worker
 
     @property
     def history(self) -> History:
-        """The history of all rows so far. Waits until the worker has ingested them."""
+        """The history of all rows so far. Waits until the worker has ingested the rows."""
         self.finish()
         return self._ingest.history
 
@@ -66,6 +66,7 @@ class Pipeline:
     def next_step(self) -> int:
         """The step after the newest of all rows so far, including those that wait."""
         self.pull()
+        # an idle worker has ingested all rows, and the history may have been truncated since
         newest_step = self._newest_step if self._worker.is_busy else self._ingest.history.step
         return newest_step + 1
 
@@ -101,14 +102,14 @@ class Pipeline:
         self._worker.put(event)
 
     def close(self, status: Status) -> tuple[Diagnosis, ...]:
-        """End the sinks, write how the run ended, and return the diagnoses."""
+        """End the sinks, write the final status of the run, and return the diagnoses."""
         diagnoses = self.end_sinks()
         if self._ingest.writer:
             self._ingest.writer.close(status)
         return diagnoses
 
     def end_sinks(self) -> tuple[Diagnosis, ...]:
-        """Diagnose the run, let every sink show its end, once, and return the diagnoses."""
+        """Diagnose the run, close every sink once, and return the diagnoses."""
         try:
             self.finish()
         finally:  # a live view must restore the screen even if the last rows failed
@@ -122,11 +123,12 @@ class Pipeline:
         return rows
 
     def _process(self, items: Sequence[Rows | Event]) -> None:
-        """Ingest rows and events in their order, successive rows together."""
+        """Ingest rows and events in order, with successive rows in one batch."""
         parts: list[Rows] = []
         num_rows = 0
         for item in items:
             more = 0 if isinstance(item, Event) else item.num_steps
+            # the rows before an event come first, so that the event gets its place in the history
             if isinstance(item, Event) or num_rows + more > self._ingest.max_rows_at_once:
                 self._ingest_rows(parts)
                 num_rows = 0
@@ -138,8 +140,7 @@ class Pipeline:
         self._ingest_rows(parts)
 
     def _ingest_rows(self, parts: list[Rows]) -> None:
-        """Ingest rows together, and clear the list of them."""
         if parts:
-            rows = concatenate(parts)
+            rows = concatenate(parts)  # the cost per row falls with their number
             parts.clear()
             self._ingest.ingest(rows, num_in_flight=max(0, self._newest_step - int(rows.steps_T[-1])))

@@ -14,25 +14,25 @@ from gradwatch.pipeline.ingest import Ingest
 
 
 def redetect(stored: History, detectors: Sequence[Detector]) -> History:
-    """Return a new history of the stored rows and events, with the findings of these detectors.
+    """Return a new history of the stored rows and events, with the findings of the given detectors.
 
-    Over the steps that are kept at full detail, these are the findings of a live run with these detectors.
+    Where all steps are kept, the findings are equal to the findings of a live run with these detectors.
     """
     ingest = Ingest(History(stored.info, groups=stored.groups), detectors=detectors)
     rows = _all_rows(stored)
     events = deque(sorted(stored.events, key=lambda event: event.step))
+    # split before each event: a detector may read events, and must not see an event before its step
     before_events = np.searchsorted(rows.steps_T, [event.step for event in events]).tolist()
     every_max = range(0, rows.num_steps, ingest.max_rows_at_once)
     for first, stop in itertools.pairwise(sorted({0, *before_events, *every_max, rows.num_steps})):
         while events and events[0].step <= rows.steps_T[first]:
             ingest.add_event(events.popleft())
         ingest.ingest(rows.part(first, stop))
-    ingest.history.events.extend(events)
+    ingest.history.events.extend(events)  # events after the last row
     return ingest.history
 
 
 def _all_rows(stored: History) -> Rows:
-    """Return all stored rows of a history as one batch."""
     param_steps_T, param_TSL = stored.param.rows()
     run_steps_T, run_TS1 = stored.run.rows()
     assert np.array_equal(param_steps_T, run_steps_T), "both tables have a row per optimizer step"

@@ -1,4 +1,4 @@
-"""Process items in order on a worker thread, so that the caller does not wait for them."""
+"""Process items in order on a worker thread, without delaying the caller."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from typing import Generic, TypeVar, final
 T = TypeVar("T")
 
 MAX_ITEMS_AT_ONCE = 256
-"""Items per call of the function at most, so that items which arrive meanwhile need not wait long."""
+"""Maximum number of items per call of the function. Items that arrive during a call do not wait long."""
 BATCH_S = 1.0
 """Time between two batches. Many items share the cost of a batch, and find code and data in the caches."""
 POLL_S = 0.25
-"""Time between two checks whether the program has ended, which then need not wait for the next batch."""
+"""Time between two checks whether the program has ended. The end of a program does not wait for the next batch."""
 MAX_IDLE_S = 1.0
-"""Time without items after which the thread ends, so that it keeps no program alive. The next item starts another."""
+"""Time without items after which the thread ends. The next item starts a new thread."""
 
 
 @final
 class Worker(Generic[T]):
     """Pass items to a function on a thread, several at once, in the order of arrival.
 
-    An exception of the function drops all waiting items, and is raised by the caller's next call. The thread is no
-    daemon: if the program ends, its last items are still processed.
+    An exception of the function drops all waiting items, and the next call of the caller raises it. The thread is not
+    a daemon: if the program ends, its last items are still processed.
 
     Args:
         process: Called with the items that have arrived, on one thread at a time.
-        source: Returns an item that is ready but was not put, to follow all that were; None if there is none.
-        when_idle: Called when no item is left for now.
-        limit: Items that may wait; a caller that puts more processes them itself.
+        source: Returns an item that is ready but was not put, to follow all items so far; None if there is none.
+        when_idle: Called when no item is left.
+        limit: Maximum number of waiting items. A caller that puts more processes the items itself.
         name: Name of the thread.
 
     Attributes:
@@ -63,7 +63,7 @@ class Worker(Generic[T]):
         self._error: Exception | None = None
 
     def __len__(self) -> int:
-        """Return how many items wait."""
+        """Return the number of waiting items."""
         return len(self._items)
 
     @property
@@ -85,12 +85,12 @@ class Worker(Generic[T]):
 
     def finish(self) -> None:
         """Wait until all items are processed. Returns at once if the function itself calls it."""
-        if self._processing_thread == threading.get_ident():
+        if self._processing_thread == threading.get_ident():  # waiting for itself would be a deadlock
             return
         self._pull_source()
         if self.is_busy:
             self._drain()
-        error, self._error = self._error, None
+        error, self._error = self._error, None  # raised once
         if error is not None:
             raise error
 
@@ -111,7 +111,7 @@ class Worker(Generic[T]):
 
     def _start(self) -> None:
         with self._starting:
-            if self._is_running:
+            if self._is_running:  # another thread was faster
                 return
             self._is_running = True
         threading.Thread(target=self._run, name=self._name).start()
@@ -121,14 +121,15 @@ class Worker(Generic[T]):
         while True:
             is_last = _sleep()
             self._pull_source()
-            idle_s = 0.0 if self._items else idle_s + BATCH_S
+            idle_s = 0.0 if self._items else idle_s + BATCH_S  # the time of `_sleep`
             if self._items and self._error is None:
                 self._drain()
             elif (idle_s >= MAX_IDLE_S or is_last) and self._retire():
                 return
 
     def _retire(self) -> bool:
-        """Stop being the running thread. Return False if an item has arrived and no other thread has started."""
+        """Mark the thread as ended. Return False if an item has arrived and no other thread has started."""
+        # before the check of the items: a `put` after the check then starts another thread
         self._is_running = False
         if not self._items or self._error is not None:
             return True
@@ -138,7 +139,7 @@ class Worker(Generic[T]):
 
     def _drain(self) -> None:
         """Process items until none is left."""
-        with self._processing:
+        with self._processing:  # a caller may drain at the same time as the thread
             self._processing_thread = threading.get_ident()
             began_s = time.thread_time()
             try:
@@ -147,7 +148,7 @@ class Worker(Generic[T]):
                     self._process([self._items.popleft() for _ in range(count)])
                 if self._when_idle and self._error is None:
                     self._when_idle()
-            except Exception as error:  # for the caller: its next call raises it
+            except Exception as error:  # of any kind: the next call of the caller raises it
                 self._error = error
                 self._items.clear()
             finally:
@@ -156,7 +157,7 @@ class Worker(Generic[T]):
 
 
 def _sleep() -> bool:
-    """Sleep until the next batch, or until the main thread ends. Return whether it has ended."""
+    """Sleep until the next batch or the end of the main thread. Return whether the main thread has ended."""
     until_s = time.monotonic() + BATCH_S
     while threading.main_thread().is_alive() and (left_s := until_s - time.monotonic()) > 0:
         time.sleep(min(left_s, POLL_S))

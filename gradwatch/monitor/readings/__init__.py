@@ -1,1 +1,1 @@
-"""The readings of a step: gradients, updates, activations, loss scale and batch, left on the device that has them."""
+"""Read gradients, updates, activations, loss scale and batch of a step, and leave the readings on their device."""

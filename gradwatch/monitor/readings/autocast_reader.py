@@ -1,4 +1,4 @@
-"""Read the number format of autocast in the first training forward of each module."""
+"""Read the number format of autocast from the first training forward of each module."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PRECISION = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 @final
 class AutocastReader:
-    """Reads the format of autocast in the first training forward of each module.
+    """Reads the number format of autocast from the first training forward of each module.
 
     Args:
         report: Called with the first format, at most once.
@@ -31,16 +31,17 @@ class AutocastReader:
     def attach(self, models: Mapping[str, nn.Module]) -> list[RemovableHandle]:
         """Hook every module that has parameters, and return the hooks."""
         for _, module in named_modules(models):
+            # its parameter gives the device type that autocast is asked for
             if next(module.parameters(recurse=False), None) is not None:
                 self._handles[module] = module.register_forward_pre_hook(inert_hook(self._before_forward))
         return list(self._handles.values())
 
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
         if torch.compiler.is_compiling() or not module.training or not torch.is_grad_enabled():
-            return
+            return  # evaluation may use another format, and torch.compile must not trace the rest
         if (handle := self._handles.pop(module, None)) is None or self._report is None:
             return
-        handle.remove()
+        handle.remove()  # one forward tells the format: later ones cost nothing
         kind = next(module.parameters(recurse=False)).device.type
         if torch.is_autocast_enabled(kind) and (seen := PRECISION.get(torch.get_autocast_dtype(kind))):
             self._report(seen)

@@ -1,4 +1,4 @@
-"""The statistics of a step's inputs: their hash, their number, and whether they are finite."""
+"""Read the inputs of a step: their hash, their number, and whether they are finite."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gradwatch.probe.batches.repeated_samples import RepeatedSamples
 
 
 class BatchReading(NamedTuple):
-    """What was read of a batch.
+    """The readings of a batch.
 
     Args:
         run: Statistics of the run.
-        checksums: Checksums that the hash is computed from; tensors stand for those on the device. None if it is known.
-        readings: `batch`, the checksums on the device, and `finite`, whether all values there are.
+        checksums: Checksums for the hash, with a tensor for each checksum on the device. None if the hash is known.
+        readings: `batch`, the checksums on the device, and `finite`, whether all values of the batch are finite.
     """
 
     run: Mapping[str, float]
@@ -54,12 +54,12 @@ class BatchReader:
         Args:
             batch: The step's inputs, any nest of tensors, or None.
             step: Optimizer step.
-            run: The statistics of the run so far.
+            run: The statistics of the step so far.
         """
         if batch is None:
             return NO_BATCH
         reading = self._read(batch, step, run) or NO_BATCH
-        if not self._context.is_deferred:  # the comparison reads the values
+        if not self._context.is_deferred:  # the comparison reads the values, and would wait for the device
             self._compare(batch, step)
         return reading
 
@@ -76,7 +76,7 @@ class BatchReader:
             if remote := [part.to(self._device, non_blocking=True) for part in parts if isinstance(part, Tensor)]:
                 readings["batch"] = torch.stack(remote)
         if not self._events.has_batch:
-            if self._context.is_deferred:  # the loss may not be known yet
+            if self._context.is_deferred:  # the loss may not be known yet: `RowQueue` reads the flag when it is
                 flag = finite_flag(batch, self._device)
                 readings |= {"finite": flag} if flag is not None else {}
             elif not math.isfinite(run.get("loss", 0.0)):

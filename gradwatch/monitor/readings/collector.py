@@ -1,4 +1,4 @@
-"""The device side of a row: hooks on the optimizers read gradients, weights and activations."""
+"""Collect the readings of a row on the device: hooks read gradients, weights and activations."""
 
 # S = statistics, A = activation modules
 
@@ -36,16 +36,16 @@ class Collector:
 
     Args:
         params: The parameters to watch, in the order of the columns.
-        optimizers: The optimizers that move them.
-        activations: Probe of the model's activation modules, or None.
-        scaler: The loop's GradScaler, or None.
+        optimizers: The optimizers that update the parameters.
+        activations: Probe of the activation modules, or None.
+        scaler: The GradScaler of the loop, or None.
         context: Shared by the parts of the monitor.
 
     Attributes:
         device: Device of the first parameter.
         device_clock: Measures the time that the device spends.
-        fast_path: Records most steps natively; None if no step can be.
-        loss_scale: The state of the loop's GradScaler.
+        fast_path: Records most steps natively; None if it supports no step.
+        loss_scale: Reads the GradScaler of the loop.
         updates: Reads gradients and settings around updates.
     """
 
@@ -60,6 +60,7 @@ class Collector:
     ) -> None:
         self.warned: set[str] = set()
         self.device = params[0].device if params else torch.device("cpu")
+        # rows that are not deferred wait for the device, so the clock of the host counts that time already
         self.device_clock = DeviceClock(self.device if context.is_deferred else torch.device("cpu"))
         self.loss_scale = LossScaleReader(scaler)
         self.updates = UpdateReader(params, context, loss_scale=self.loss_scale, device_clock=self.device_clock)
@@ -68,7 +69,7 @@ class Collector:
         self._activations = activations
         self._silence = SilentUnits()
         self.owner: object = None
-        """The monitor. Hooks keep the collector alive, and so the monitor, for as long as the model lives."""
+        """The monitor. The hooks keep the collector alive, and thus the monitor, as long as the model."""
         self._context, self._meter, self._counter = context, context.meter, context.counter
         self._trackers = split_by_optimizer(params, optimizers)
         self._handles: list[RemovableHandle] = []
@@ -77,7 +78,7 @@ class Collector:
 
     def _attach(self, tracker: OptimizerTracker, *, has_fast_path: bool) -> None:
         before, after = _hook(self._before_update, tracker), _hook(self._after_update, tracker)
-        if has_fast_path and len(self._trackers) == 1:
+        if has_fast_path and len(self._trackers) == 1:  # native code reads whole rows, of one optimizer
             self.fast_path = tracker.fast_path(before=before, after=after)
         if not self._context.is_hooked:
             return
@@ -90,17 +91,17 @@ class Collector:
 
     @property
     def has_optimizers(self) -> bool:
-        """Whether there is anything to watch."""
+        """Whether there is an optimizer to watch."""
         return bool(self._trackers)
 
     @property
     def num_groups(self) -> int:
-        """Number of groups that the optimizers had at first."""
+        """Number of parameter groups when the monitor was attached."""
         return sum(tracker.rates.num_groups for tracker in self._trackers)
 
     @property
     def is_updated(self) -> bool:
-        """Whether an optimizer has moved its parameters since the row began."""
+        """Whether an optimizer has updated its parameters since the row began."""
         return any(tracker.is_updated for tracker in self._trackers)
 
     @property
@@ -118,23 +119,23 @@ class Collector:
         if due.activations:
             self._arm_activations()
         if self._context.is_hooked:
-            self.loss_scale.read()
+            self.loss_scale.read()  # `has_fallen` compares with the scale at the beginning of the row
 
     def conclude(self, *, updated: bool) -> None:
-        """Learn from a loop without hooks whether the gradients that were observed have moved the parameters."""
+        """Record whether a loop without hooks has updated the parameters with the observed gradients."""
         for tracker in self._trackers:
             tracker.is_updated = updated
 
     def observe(self, optimizer: Optimizer | None = None) -> float:
-        """Read the gradients of an optimizer, or of all that have not stepped yet; return their total norm."""
+        """Read the gradients of an optimizer, or of all that have not stepped yet, and return the total norm."""
         began = time.perf_counter()
         if optimizer is None:
             trackers = [tracker for tracker in self._trackers if not tracker.is_updated] or self._trackers
         else:
-            asked = (optimizer, getattr(optimizer, "optimizer", None))  # a wrapper has the optimizer that it wraps
+            asked = (optimizer, getattr(optimizer, "optimizer", None))  # a wrapper holds the watched optimizer
             trackers = [tracker for tracker in self._trackers if tracker.optimizer in asked]
         norm = math.hypot(*[self.updates.observe(tracker) for tracker in trackers])
-        if self.is_due and not self._context.is_hooked:
+        if self.is_due and not self._context.is_hooked:  # no hook comes between this call and the update
             for tracker in trackers:
                 self.updates.keep_weights(tracker)
         self._meter.hooks_s += time.perf_counter() - began
@@ -153,7 +154,7 @@ class Collector:
             began = time.perf_counter()
             act, dead = self._read_activations() or ({}, None)
             readings |= act
-            spent_s = self._activations.spent_s  # within the forward calls
+            spent_s = self._activations.spent_s  # inside the forward calls
             self._meter.hooks_s += spent_s
             self._meter.optional_s += spent_s + time.perf_counter() - began
         builder = RowBuilder(
@@ -167,11 +168,11 @@ class Collector:
         return readings, builder
 
     def state(self) -> dict[str, Any]:
-        """Return the state that further rows depend on: since when units are silent, and that of the activations."""
+        """Return the state that later rows depend on: the steps since which units are silent, and the probe state."""
         return self._silence.state() | (self._activations.state() if self._activations else {})
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` returned; the watched activations were set before the monitor was made."""
+        """Continue from the result of `state`. The watched activations were set before the monitor was built."""
         self._silence.restore(state)
         if self._activations:
             self._activations.restore(state)
@@ -187,7 +188,7 @@ class Collector:
     def leave_fast_path(self) -> None:
         """Continue on the full path with the step in progress, if the fast path is active.
 
-        The only way back from the fast path, from hooks as well as from calls of the loop.
+        Both hooks and calls of the loop leave the fast path through this method only.
         """
         if self.fast_path is None or not self.fast_path.is_active:
             return
@@ -200,6 +201,7 @@ class Collector:
         if begun is not None:
             tracker.pending["grad"] = begun.gradients_SL
             tracker.is_updated = self._context.is_hooked  # else `conclude` sets it
+            # there is no scaler on the fast path
             self.updates.settings = {"loss_scale": 1.0} | {f"lr.{i}": rate for i, rate in enumerate(begun.rates)}
 
     def _before_update(
@@ -232,7 +234,7 @@ class Collector:
         act_SA = self._activations.read()
         if act_SA is None:
             return {}, None
-        if act_SA.is_cpu:  # the next step may write to the bits, before a deferred row is complete
+        if act_SA.is_cpu:  # copied: the next step may write to the bits before a deferred row is complete
             units = self._activations.packed_units()
             return {"act": act_SA}, [None if u is None else UnitMask(u.bits.copy(), u.number) for u in units]
         dead = enumerate(self._activations.dead_units())
@@ -240,7 +242,7 @@ class Collector:
 
 
 def _hook(method: Callable[..., None], tracker: OptimizerTracker) -> Hook:
-    """Return a method as the hook of one tracker, excluded from torch.compile if that is in use."""
+    """Return a method as the hook of one tracker, excluded from torch.compile if torch.compile is in use."""
     hook: Hook = functools.partial(method, tracker)
     if "torch._dynamo" not in sys.modules:  # importing it takes a second
         return hook
@@ -249,7 +251,7 @@ def _hook(method: Callable[..., None], tracker: OptimizerTracker) -> Hook:
     def choose(*args: Any) -> None:
         if torch.compiler.is_compiling():
             excluded(*args)
-        else:  # without the wrapper, which takes 4 us a call
+        else:  # without the wrapper, which costs 4 us per call
             hook(*args)
 
     return choose

@@ -1,4 +1,4 @@
-"""The state of the loop's GradScaler."""
+"""Read the scale of the loop's GradScaler."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ class LossScaleReader:
     """Reads the loss scale without waiting for the device.
 
     Args:
-        scaler: The loop's GradScaler, or None.
+        scaler: The GradScaler of the loop, or None.
 
     Attributes:
-        current: The loss scale at the last `read`: a number, or a tensor on its device; 1 without a scaler.
+        current: The loss scale at the last `read`: a number, or a tensor on the device of the scale. 1 without a
+            scaler.
     """
 
     def __init__(self, scaler: torch.amp.GradScaler | None) -> None:
@@ -31,9 +32,9 @@ class LossScaleReader:
         return self._scaler is not None
 
     def read(self) -> float | Tensor:
-        """Read the loss scale as it is now."""
+        """Read the present loss scale."""
         if self._scaler is not None:
-            scale = self._scaler._get_scale_async()  # `get_scale` would wait
+            scale = self._scaler._get_scale_async()  # private, but `get_scale` waits for the device
             # before the first use there is no tensor, and `get_scale` returns the initial scale
             self.current = self._scaler.get_scale() if scale is None else host_value_or_copy(scale)
         return self.current
@@ -43,5 +44,6 @@ class LossScaleReader:
         return to_float(self.current) if isinstance(self.current, Tensor) else self.current
 
     def has_fallen(self) -> bool:
-        """Return whether the scale is lower than at the last `read`: the scaler lowers it when it skips an update."""
+        """Return whether the scale is lower than at the last `read`."""
+        # a scaler lowers its scale when it skips an update
         return self._scaler is not None and self._scaler.get_scale() < self.wait()

@@ -1,7 +1,7 @@
-"""The parameters that one optimizer moves: its columns of the row, its probes, and the readings of the row so far."""
+"""Track one optimizer: its parameters, its columns of the row, its probes, and its readings so far."""
 
-# L = parameter tensors of the model, P = those of one optimizer, K = those with histograms due, S = statistics,
-# B = bins
+# L = parameter tensors of the model, P = parameter tensors of one optimizer, S = statistics, B = bins,
+# K = parameter tensors with histograms due
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from gradwatch.probe.gradients.statistics import GradientProbe
 
 @final
 class OptimizerTracker:
-    """Reads the parameters of one optimizer, and leaves the readings where they were computed.
+    """Reads the parameters of one optimizer, and leaves the readings on their device.
 
     Args:
         optimizer: The optimizer.
         params: Its parameters.
         columns: Their columns in the row.
-        first_group: Index of its first group among those of all optimizers.
+        first_group: Index of its first group among the groups of all optimizers.
         num_layers: Parameters of the model.
 
     Attributes:
-        pending: Readings of the row so far, by the names of `RowBuilder.build`; tensors, or arrays if the host had to
-            know them at once.
-        is_observed: `observe` has read the gradients, and neither an update nor a backward pass came since.
-        is_updated: The optimizer has moved its parameters since the last row.
-        awaits_closure: The step in progress computes its gradients itself.
+        pending: Readings of the row so far, by the names of `RowBuilder.build`: tensors, or arrays if the host needed
+            them at once.
+        is_observed: `observe` has read the gradients, and no update or backward pass has followed.
+        is_updated: The optimizer has updated its parameters since the last row.
+        awaits_closure: The step in progress computes its gradients in a closure.
         rates: Reads the learning rates.
         histograms: Reads the histograms.
         update: Measures the updates.
@@ -80,11 +80,12 @@ class OptimizerTracker:
         self.is_updated = bool(self._captured)
 
     def watch_backward(self) -> list[RemovableHandle]:
-        """Hook the parameters to learn when a backward pass changes a gradient, and return the hooks."""
+        """Hook the parameters to detect backward passes that change a gradient, and return the hooks."""
 
         def invalidate(_: Tensor) -> None:
             self.is_observed = False
 
+        # torch takes this hook only on leaves that require a gradient
         trainable = [p for p in self.params if p.requires_grad and p.is_leaf]
         return [p.register_post_accumulate_grad_hook(invalidate) for p in trainable]
 
@@ -93,10 +94,11 @@ class OptimizerTracker:
 
         Args:
             before: The hook of the full path before an update.
-            after: The same after an update.
+            after: The hook of the full path after an update.
         """
         extension, scaled = select_backend(), ("grad_scale", "found_inf")
         is_whole = self._is_on_cpu and isinstance(self._columns, slice)
+        # native code fills whole rows, and finds `grad_scale` and `found_inf` only in the instance of an optimizer
         if extension is None or not is_whole or any(hasattr(type(self.optimizer), name) for name in scaled):
             return None
         return FastPath(extension, self.params, groups=self.rates.num_groups, before=before, after=after)
@@ -106,7 +108,7 @@ class OptimizerTracker:
 
         Args:
             inverse_scale: Factor that undoes a loss scale.
-            is_counting: Whether `histograms.read` follows: on a CPU, gradients are then counted in the same pass.
+            is_counting: Whether `histograms.read` follows. On a CPU, the same pass then counts the gradients.
         """
         counts_KB = self.histograms.gradient_counts() if is_counting and self._is_on_cpu else None
         self.pending["grad"] = self._gradients.read(
@@ -114,42 +116,43 @@ class OptimizerTracker:
         )
 
     def norm(self) -> float:
-        """Return the total norm of the gradients that were read, waiting for the device."""
+        """Return the total norm of the read gradients, waiting for the device."""
+        # kept as an array, so that the row does not wait for the device again
         read_SP = self.pending["grad"] = to_array(self.pending["grad"])
         return total_norm(read_SP)
 
     def norm_without_probe(self) -> float:
-        """Return the total norm of the gradients as they are now, by torch alone."""
+        """Return the total norm of the present gradients, computed by torch without the probe."""
         return to_float(nn.utils.get_total_norm([p.grad for p in self.params if p.grad is not None]))
 
     def forget_scaled_gradients(self, *, has_scaler: bool) -> None:
-        """Drop the reading of a skipped update if it is empty, or may not be the gradient of the loss.
+        """Drop the reading of a skipped update if it is empty or may be scaled.
 
         Args:
-            has_scaler: Whether a scaler skipped the update. It does so if a gradient is not finite, after it has
-                unscaled the gradients: finite gradients may still be scaled.
+            has_scaler: Whether a scaler skipped the update.
         """
+        # a scaler skips if a gradient is not finite, after it has unscaled them: finite gradients may still be scaled
         if (has_scaler and math.isfinite(self.norm())) or not has_gradients(to_array(self.pending["grad"])):
             del self.pending["grad"]
 
     def read_clipped(self) -> None:
-        """Read the gradients as they are now, for their total norm after clipping."""
+        """Read the present gradients for the total norm after clipping."""
         self.pending["clipped"] = self._gradients.read()
 
     def keep_captured(self) -> None:
-        """Keep the readings of an update that is captured in a CUDA graph, whose replays compute them again."""
+        """Keep the readings of an update in a captured CUDA graph: each replay computes them again."""
         if is_capturing(self.params):
             self._captured = {**self.pending}
 
     def read_update(self) -> None:
-        """Read how far the update moved the weights."""
+        """Read the size of the update relative to the weights."""
         row_2P = self.update.read() if self.is_updated else None
         if row_2P is not None:
             self.pending["update"] = row_2P
 
 
 def split_by_optimizer(params: Sequence[Tensor], optimizers: Sequence[Optimizer]) -> list[OptimizerTracker]:
-    """Assign each parameter to the optimizer that moves it; parameters of no optimizer go to the last.
+    """Assign each parameter to its optimizer. Parameters without an optimizer go to the last optimizer.
 
     Args:
         params: All parameters, in the order of the row's columns.
@@ -166,6 +169,7 @@ def split_by_optimizer(params: Sequence[Tensor], optimizers: Sequence[Optimizer]
             for k, p in enumerate(params)
             if not p.is_meta and (id(p) in held[i] or (is_last and id(p) not in held_by_any))  # meta: without values
         ]
+        # a slice: one optimizer with all parameters fills a row without an index, and may use the fast path
         columns = slice(None) if len(own) == len(params) else np.array(own, np.intp)
         trackers.append(OptimizerTracker(optimizer, [params[k] for k in own], columns, first_group, len(params)))
         first_group += len(optimizer.param_groups)

@@ -1,4 +1,4 @@
-"""The readings of one optimizer that have a state of their own: learning rates, histograms and updates."""
+"""Read learning rates, histograms and updates of one optimizer. Each reader keeps some state."""
 
 # K = parameters with histograms due, B = bins, P = parameters of the optimizer
 
@@ -23,11 +23,11 @@ from gradwatch.probe.updates.from_moments import MomentUpdateProbe
 
 @final
 class LearningRates:
-    """Reads the learning rates of the groups that an optimizer had at first.
+    """Reads the learning rates of the groups that an optimizer had when the monitor was attached.
 
     Args:
         optimizer: The optimizer.
-        first_group: Index of its first group among those of all optimizers.
+        first_group: Index of its first group among the groups of all optimizers.
     """
 
     def __init__(self, optimizer: Optimizer, first_group: int) -> None:
@@ -37,20 +37,20 @@ class LearningRates:
 
     @property
     def num_groups(self) -> int:
-        """Number of groups that the optimizer had at first."""
+        """Number of groups when the monitor was attached."""
         return len(self._names)
 
     def read(self) -> dict[str, float | Tensor]:
-        """Return the learning rates by their names in the catalogue: numbers, or copies on their device."""
+        """Return the learning rates by their names in the catalogue, as numbers or as copies on their device."""
         rates: dict[str, float | Tensor] = {}
-        # a loaded checkpoint replaces the groups, so they are looked up each time
+        # a loaded checkpoint replaces the groups, so they are looked up each time; not strict, as groups may be added
         for name, group in zip(self._names, self._optimizer.param_groups, strict=False):
             rate = group.get("lr", math.nan)
             rates[name] = host_value_or_copy(rate) if isinstance(rate, Tensor) else float(rate)
         return rates
 
     def late_params(self) -> list[Tensor]:
-        """Return the parameters of groups that were added later."""
+        """Return the parameters of groups that were added after the monitor was attached."""
         return [p for group in self._optimizer.param_groups[len(self._names) :] for p in group["params"]]
 
 
@@ -91,12 +91,12 @@ class HistogramReader:
         self._gradients_KB = None
         self._due = slice(0, 0)
         if due is not None:
-            if due.of not in self._slices:
+            if due.of not in self._slices:  # cached: balancing the slices visits all parameters
                 self._slices[due.of] = histograms.shares(self._params, due.of)
             self._due = self._slices[due.of][due.place]
 
     def gradient_counts(self) -> Tensor:
-        """Return a buffer for the counts of gradients, of shape (K, B), to be filled before `read`."""
+        """Return a buffer of shape (K, B) for the counts of gradients. The caller fills it before `read`."""
         self._gradients_KB = histograms.empty(self._params[self._due])
         return self._gradients_KB
 
@@ -108,14 +108,14 @@ class HistogramReader:
 
 @final
 class UpdateMeasurement:
-    """Measures how far an update moves the weights: by the moments that it leaves, or by a copy.
+    """Measures the size of an update, from the moments of the optimizer or from a copy of the weights.
 
     Args:
         params: Parameters of the optimizer.
         optimizer: The optimizer.
 
     Attributes:
-        is_traced: The update will be computed from the moments that it leaves, right after it.
+        is_traced: The update is computed from the moments of the optimizer, right after the step.
     """
 
     def __init__(self, params: Sequence[Tensor], optimizer: Optimizer) -> None:
@@ -129,10 +129,10 @@ class UpdateMeasurement:
         self._is_prepared = self.is_traced = False
 
     def prepare(self, *, awaits_closure: bool) -> None:
-        """Prepare before an update: copy the weights, unless the step leaves its moments.
+        """Prepare for an update: copy the weights, unless the moments of the optimizer suffice.
 
         Args:
-            awaits_closure: Whether the step computes its gradients itself.
+            awaits_closure: Whether the step computes its gradients in a closure.
         """
         if not is_capturing(self._params):  # sampled statistics are not part of a CUDA graph
             self.is_traced = not awaits_closure and self._traces.before()
@@ -141,8 +141,8 @@ class UpdateMeasurement:
             self._is_prepared = True
 
     def read(self) -> Tensor | None:
-        """Return weight norms and update ratios, of shape (2, P), if the update was prepared for."""
+        """Return weight norms and update ratios, of shape (2, P), or None if `prepare` was not called."""
         if not self._is_prepared:
             return None
-        self._is_prepared = False
+        self._is_prepared = False  # a traced update is read right after it, and must not be read again by the row
         return self._traces.after() if self.is_traced else self._copies.after()

@@ -1,4 +1,4 @@
-"""The readings around an update: gradients before it, and how far it moved the weights after it."""
+"""Read the gradients before an update, and the size of the update after it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ HISTOGRAMS = "the histograms"
 
 @final
 class UpdateReader:
-    """Reads gradients, weights and settings of optimizers around their updates. What fails is disabled, with a warning.
+    """Reads gradients, weights and settings of optimizers around their updates. A failing feature is disabled.
 
     Args:
-        params: All parameters that are watched.
+        params: All watched parameters.
         context: Shared by the parts of the monitor.
-        loss_scale: The state of the loop's GradScaler.
+        loss_scale: Reads the GradScaler of the loop.
         device_clock: Measures the time that the device spends.
 
     Attributes:
-        due: What is measured in the row in progress.
+        due: The statistics that are measured in the row in progress.
         settings: Loss scale and learning rates of the newest update, by their names in the catalogue.
     """
 
@@ -54,13 +54,13 @@ class UpdateReader:
         """Read the gradients before an update.
 
         Args:
-            tracker: Its optimizer.
-            args: Of the optimizer's `step`, after the optimizer itself.
-            kwargs: The same.
+            tracker: Tracker of the optimizer.
+            args: Positional arguments of `Optimizer.step`, starting with the optimizer.
+            kwargs: Keyword arguments of `Optimizer.step`.
         """
         tracker.is_updated = True
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        tracker.awaits_closure = closure is not None  # it computes the gradients, possibly several times
+        tracker.awaits_closure = closure is not None  # a closure computes the gradients, possibly several times
         end = self._device_clock.begin()
         self._read_before_update(tracker)
         end()
@@ -70,7 +70,7 @@ class UpdateReader:
     @best_effort("the reading of updates")
     def _read_before_update(self, tracker: OptimizerTracker) -> None:
         inverse_scale = self._read_settings(tracker)
-        if tracker.is_observed:
+        if tracker.is_observed:  # the loop has called `observe`, so it may have clipped since
             tracker.read_clipped()
         elif not tracker.awaits_closure:
             self._read_gradients(tracker, inverse_scale=inverse_scale)
@@ -79,7 +79,7 @@ class UpdateReader:
             warn_once(self, "later parameters", text)
 
     def _read_settings(self, tracker: OptimizerTracker) -> float | Tensor:
-        """Read loss scale and learning rates; return the factor that undoes the scale of the gradients."""
+        """Read loss scale and learning rates, and return the factor that undoes the scale of the gradients."""
         # a scaler leaves scaled gradients to fused optimizers, which decide on the device whether to skip the update
         scale, found_inf = getattr(tracker.optimizer, "grad_scale", None), getattr(tracker.optimizer, "found_inf", None)
         if found_inf is not None:
@@ -96,10 +96,10 @@ class UpdateReader:
         if isinstance(found_inf, Tensor):
             tracker.pending["found_inf"] = found_inf
         else:
-            tracker.is_updated = not found_inf
+            tracker.is_updated = not found_inf  # the step skips the update if any gradient overflowed
 
     def _put(self, tracker: OptimizerTracker, settings: Mapping[str, float | Tensor]) -> None:
-        """Record settings: numbers are known, tensors are pending."""
+        # numbers are known; tensors are pending until the row arrives
         for name, value in settings.items():
             if isinstance(value, Tensor):
                 tracker.pending[name] = value
@@ -107,7 +107,7 @@ class UpdateReader:
                 self.settings[name] = value
 
     def after_update(self, tracker: OptimizerTracker) -> None:
-        """Read what the update has computed: gradients of its closure, and what it left behind."""
+        """Read the gradients of a closure, and the size of the update from the moments of the optimizer."""
         self._read_after_update(tracker)
         if tracker.update.is_traced:
             self.read_updates([tracker])
@@ -118,13 +118,13 @@ class UpdateReader:
         if tracker.awaits_closure:
             if not tracker.is_observed:
                 self._read_gradients(tracker)
-            else:  # the closure has observed them, and may have clipped them since
+            else:  # the closure has called `observe`, and may have clipped the gradients after it
                 tracker.read_clipped()
         tracker.keep_captured()
 
     def observe(self, tracker: OptimizerTracker) -> float:
-        """Read the gradients as they are now; return their total norm."""
-        norm = self._observed_norm(tracker)
+        """Read the present gradients, and return their total norm."""
+        norm = self._observed_norm(tracker)  # None if the probe is disabled, but the loop needs a norm
         tracker.is_observed = True
         return tracker.norm_without_probe() if norm is None else norm
 
@@ -134,7 +134,7 @@ class UpdateReader:
 
     @best_effort("the reading of skipped updates")
     def read_skipped(self, trackers: Sequence[OptimizerTracker]) -> None:
-        """Read the gradients of an update that was skipped, as far as the loop has not cleared them."""
+        """Read the gradients of a skipped update, unless the loop has cleared them."""
         self.settings["loss_scale"] = self._loss_scale.wait()
         for tracker in trackers:
             self._put(tracker, tracker.rates.read())
@@ -143,12 +143,12 @@ class UpdateReader:
 
     @best_effort("the gradient probe")
     def _read_gradients(self, tracker: OptimizerTracker, *, inverse_scale: float | Tensor = 1.0) -> bool:
-        """Read the gradients, and their histograms if they are due; return whether that succeeded."""
+        """Read the gradients, and their histograms if they are due. Return whether this succeeded."""
         began = time.perf_counter()
         is_counting = tracker.histograms.is_due and HISTOGRAMS not in self.warned
         tracker.read_gradients(inverse_scale=inverse_scale, is_counting=is_counting)
         if is_counting and self.due.histograms is not None:
-            # about the time of counting
+            # an estimate of the time for counting, which shares the pass over the gradients
             self._meter.optional_s += (time.perf_counter() - began) / self.due.histograms.of
             self._read_histograms(tracker)
         return True
@@ -156,21 +156,21 @@ class UpdateReader:
     @best_effort(HISTOGRAMS)
     def _read_histograms(self, tracker: OptimizerTracker) -> None:
         if not tracker.histograms.is_due or is_capturing(tracker.params):
-            return
+            return  # sampled statistics are not part of a CUDA graph
         began = time.perf_counter()
         tracker.pending["counts"] = tracker.histograms.read()
         self._meter.optional_s += time.perf_counter() - began
 
     @best_effort("the update probe")
     def keep_weights(self, tracker: OptimizerTracker) -> None:
-        """Prepare to measure how far the next update moves the weights."""
+        """Prepare to measure the size of the next update."""
         began = time.perf_counter()
         tracker.update.prepare(awaits_closure=tracker.awaits_closure)
         self._meter.optional_s += time.perf_counter() - began
 
     @best_effort("the update probe")
     def read_updates(self, trackers: Sequence[OptimizerTracker]) -> None:
-        """Read how far the updates moved the weights, if that is due."""
+        """Read the size of the updates, if it is due."""
         if self.due.updates:
             began = time.perf_counter()
             for tracker in trackers:
