@@ -1,1 +1,1 @@
-"""Hold the recorded data of a run, in memory and on disk. All later stages read only the history."""
+"""Store the recorded data of a run, in memory and on disk. All later stages read only the history."""

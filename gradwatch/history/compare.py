@@ -1,4 +1,4 @@
-"""Compare two histories: find the first step at which they differ, and the layers whose gradients differ most."""
+"""Compare two histories: find the first step at which they differ, and the layers with the largest differences."""
 
 # T = steps in both, S = statistics in both, L = layers in both
 
@@ -15,13 +15,13 @@ from gradwatch import catalogue
 from gradwatch.history.store import Floats, History, Table
 
 CANCELLING_MEANS = ("grad.mean", "act.mean")
-"""Means of numbers of both signs, which may cancel up to the rounding error. Only their bits are compared."""
+"""Means of numbers of both signs, which may cancel down to the rounding error. Only their bits are compared."""
 EXACT = ("batch_hash",)
-"""Statistics without rounding error: they are equal or they differ."""
+"""Statistics without rounding error. No tolerance applies to them."""
 HISTORY_DEPENDENT = ("act.silent", "act.silent_since")
-"""Statistics that depend on all earlier samples: they may differ after a step that only one side sampled."""
+"""Statistics that depend on all earlier samples. They may differ after a step that only one side sampled."""
 ORDER = ("batch_hash", "lr.", "weight.l2", "loss", "act.", "grad.", "grad_norm.", "loss_scale", "skipped", "update.")
-"""Order in which a step computes the statistics. If several differ at a step, the first one is closest to the cause."""
+"""Order in which a step computes the statistics. If several differ at a step, the first is closest to the cause."""
 ROUNDOFF = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-9}  # IEEE 754, table 3.5; bfloat16 has 8 bits
 SUM_ROUNDINGS, STORE_ROUNDINGS = 2.0**10, 2.0**3
 """Rounding errors in a number, in units of the roundoff: of fp32 sums of some 1000 terms in any order, and of values
@@ -36,7 +36,7 @@ class FirstDifference:
 
     Args:
         step: Optimizer step.
-        statistic: Statistic that differs; if several do, the one that a step computes first.
+        statistic: The differing statistic; if there are several, the first that a step computes.
         layer: Parameter tensor or activation module, or None for the run.
         first: Value in the first run.
         second: Value in the second run.
@@ -60,7 +60,8 @@ class GradientGap:
         layer: Parameter tensor.
         decades: Median over the common steps of the decimal logarithm of the second norm over the first; infinite if
             one of the norms is zero.
-        spread: Median of the absolute value of that logarithm. Noise of changing sign adds to it, but not to `decades`.
+        spread: Median of the absolute value of that logarithm. Noise of changing sign adds to `spread`, not to
+            `decades`.
     """
 
     layer: str
@@ -98,10 +99,10 @@ class ValueDifference:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The common steps and layers of two histories, and where the histories differ.
+    """The differences of two histories over their common steps and layers.
 
     Args:
-        steps: Number of steps that both keep.
+        steps: Number of steps that both histories keep.
         tolerance: Relative difference that counts as rounding error.
         bits: First difference of any size, or None.
         rounding: First difference above the tolerance, or None.
@@ -120,12 +121,12 @@ class Comparison:
 
 
 def compare(first: History, second: History, *, tolerance: float | None = None) -> Comparison:
-    """Compare two histories at the steps that both keep.
+    """Compare two histories at their common steps.
 
     Args:
         first: History of the first run.
         second: History of the second run.
-        tolerance: Relative difference that counts as rounding error; by default that of the coarser format.
+        tolerance: Relative difference that counts as rounding error. The default is chosen for the coarser format.
     """
     allowed = choose_tolerance(first, second) if tolerance is None else tolerance
     names = (first.param.layers, second.param.layers)
@@ -143,16 +144,16 @@ def compare(first: History, second: History, *, tolerance: float | None = None) 
 def compare_rows(recorded: Mapping[str, Any], again: Mapping[str, Any]) -> tuple[list[ValueDifference], dict[int, int]]:
     """Compare the rows of a rerun with the recorded rows, bit by bit.
 
-    Statistics that only one side has are left out, and so are clocks. Sampled statistics are left out at steps that
-    only one side sampled.
+    Clocks and statistics that only one side has are skipped. Sampled statistics are skipped at steps that only one side
+    sampled.
 
     Args:
         recorded: The recorded rows, by table: statistics (S), layers (L), steps (T) and values (T, S, L).
         again: The rows of the rerun.
 
     Returns:
-        The differences, ordered by step, with the whole run before its layers; and the number of compared values of
-        each step.
+        The differences, ordered by step, with the whole run before its layers; and the number of compared values by
+        step.
     """
     differences: list[ValueDifference] = []
     counts: dict[int, int] = {}
@@ -167,6 +168,7 @@ def compare_rows(recorded: Mapping[str, Any], again: Mapping[str, Any]) -> tuple
         is_sampled_S, is_dependent_S = (
             np.array([s in names for s in common], np.bool_) for names in (catalogue.SAMPLED_NAMES, HISTORY_DEPENDENT)
         )
+        # nan is unequal to itself, but two missing values are no difference
         is_left_out_TSL = np.isnan(was_TSL) & np.isnan(is_TSL)
         is_left_out_TSL |= is_sampled_S[:, None] & (np.isnan(was_TSL) | np.isnan(is_TSL))
         is_left_out_TSL |= is_later_T[:, None, None] & is_dependent_S[:, None]
@@ -186,13 +188,13 @@ def compare_rows(recorded: Mapping[str, Any], again: Mapping[str, Any]) -> tuple
 
 
 def choose_tolerance(first: History, second: History) -> float:
-    """Return the relative difference that rounding explains, in the coarser format of two runs."""
+    """Return the largest relative difference that rounding explains in the coarser format of two runs."""
     coarser = max(ROUNDOFF.get(history.info.precision, ROUNDOFF["fp32"]) for history in (first, second))
     return max(SUM_ROUNDINGS * ROUNDOFF["fp32"], STORE_ROUNDINGS * coarser if coarser > ROUNDOFF["fp32"] else 0.0)
 
 
 def _first_difference(first: History, second: History, *, tolerance: float | None) -> FirstDifference | None:
-    """Return the first difference of two histories: of any size, or above a tolerance."""
+    """Return the first difference of two histories, of any size or above a tolerance."""
     differences: list[FirstDifference] = []  # the first of each statistic
     for statistic, layers, steps_T, a_TL, b_TL in _common_statistics(first, second):
         if tolerance is not None and statistic in CANCELLING_MEANS:
@@ -209,7 +211,7 @@ def _first_difference(first: History, second: History, *, tolerance: float | Non
                 layer=layers[i] or None,
                 first=float(a_TL[t, i]),
                 second=float(b_TL[t, i]),
-                others=int(is_different_TL[t].sum()) - 1,
+                others=int(is_different_TL[t].sum()) - 1,  # without this one
             )
         )
     if not differences:
@@ -222,7 +224,7 @@ def _first_difference(first: History, second: History, *, tolerance: float | Non
 def _common_statistics(
     first: History, second: History
 ) -> Iterator[tuple[str, tuple[str, ...], NDArray[np.int64], Floats, Floats]]:
-    """Yield each statistic that both have, with its layers, the common steps, and the values of both, (T, L)."""
+    """Yield each common statistic with its layers, the common steps, and the values (T, L) of both histories."""
     for a, b in ((first.run, second.run), (first.param, second.param), (first.act, second.act)):
         layers = tuple(name for name in a.layers if name in set(b.layers))
         for statistic in a.statistics:
@@ -240,11 +242,11 @@ def _align(a: Table, b: Table, statistic: str, layers: tuple[str, ...]) -> tuple
 
 
 def _is_different(a_TL: Floats, b_TL: Floats, tolerance: float | None) -> NDArray[np.bool_]:
-    """Return which values differ: by more than the tolerance, or at all if there is none. Two nan are equal."""
+    """Return which values differ, by more than the tolerance if there is one. Two nan are equal."""
     a_TL, b_TL = a_TL.astype(np.float64), b_TL.astype(np.float64)  # exact: it keeps every bit of a float32
     same_TL = (a_TL == b_TL) | (np.isnan(a_TL) & np.isnan(b_TL))
     if tolerance:
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore"):  # inf - inf
             same_TL |= np.abs(a_TL - b_TL) <= tolerance * np.maximum(np.abs(a_TL), np.abs(b_TL))
     is_different_TL: NDArray[np.bool_] = ~same_TL
     return is_different_TL
@@ -261,11 +263,12 @@ def _compare_gradients(first: Table, second: Table) -> list[GradientGap]:
     _, a_TL, b_TL = _align(first, second, "grad.l2", layers)
     with np.errstate(all="ignore"):
         decades_TL: NDArray[Any] = np.log10(b_TL.astype(np.float64)) - np.log10(a_TL.astype(np.float64))
-    decades_TL[(a_TL == 0) & (b_TL == 0)] = 0.0
+    decades_TL[(a_TL == 0) & (b_TL == 0)] = 0.0  # equal, although the logarithms are infinite
     gaps = []
     for i, layer in enumerate(layers):
         known_T = decades_TL[~np.isnan(decades_TL[:, i]), i]
         if known_T.size:
             gap = GradientGap(layer=layer, decades=float(np.median(known_T)), spread=float(np.median(np.abs(known_T))))
             gaps.append(gap)
+    # by spread: a median of both signs may be 0 although every step differs
     return sorted(gaps, key=lambda gap: -gap.spread)

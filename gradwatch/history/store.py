@@ -1,4 +1,4 @@
-"""Hold the history of a run in memory: recorded statistics per step and layer, findings, events and histograms."""
+"""Store the history of a run in memory: statistics per step and layer, findings, events and histograms."""
 
 # T = recorded steps, L = layers of a table, S = statistics, K = layers with histograms, B = their bins
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["WINDOW", "Floats", "Histograms", "History", "Rows", "SampledStep", "Table"]
 
 MAX_EVENTS = 1000
-"""Events that a history holds, so that a loop which emits an event per step cannot fill the memory."""
+"""Maximum number of events in a history, so that a loop with an event per step cannot fill the memory."""
 
 VALIDATION = ("val_loss", "val_accuracy")
 """Statistics of the run that a validation measures."""
@@ -35,7 +35,7 @@ VALIDATION = ("val_loss", "val_accuracy")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Histograms:
-    """Signed histograms of some parameter tensors at one step.
+    """The signed histograms of some parameter tensors at one step.
 
     Args:
         step: Optimizer step.
@@ -53,7 +53,7 @@ class Histograms:
 
 
 class SampledStep(NamedTuple):
-    """Values that only some steps measure.
+    """The values of a step that only some steps measure.
 
     Args:
         place: Index of the step in `Rows.steps_T`.
@@ -87,14 +87,14 @@ class Rows(NamedTuple):
         return len(self.steps_T)
 
     def part(self, first: int, stop: int) -> Rows:
-        """Return the rows from index `first` to before `stop`. The arrays are views."""
+        """Return the rows from index `first` up to, but not including, `stop`. The arrays are views."""
         samples = tuple(s._replace(place=s.place - first) for s in self.samples if first <= s.place < stop)
         return Rows(self.steps_T[first:stop], self.run_TS[first:stop], self.param_TSL[first:stop], samples)
 
 
 def concatenate(parts: Sequence[Rows]) -> Rows:
-    """Join successive rows. A single part is returned as it is."""
-    if len(parts) == 1:
+    """Join successive rows. A single part is returned unchanged."""
+    if len(parts) == 1:  # the usual case, without a copy
         return parts[0]
     steps_T, run_TS, param_TSL = (np.concatenate(arrays) for arrays in zip(*(p[:3] for p in parts), strict=True))
     firsts = itertools.accumulate((part.num_steps for part in parts), initial=0)
@@ -115,9 +115,9 @@ class History:
         groups: Number of optimizer groups, each with a learning rate.
 
     Attributes:
-        findings: Findings in the order in which they were made. `report` adds to them.
-        events: Events in the order in which they were emitted. `add_event` adds to them.
-        histograms: The newest histograms of each parameter tensor, and its index in them, by its index in
+        findings: Findings in the order of their reports. `report` adds to them.
+        events: Events in the order of emission. `add_event` adds to them.
+        histograms: The newest histograms of each parameter tensor, with its index in them, by its index in
             `RunInfo.layers`. They are not saved with the run.
         histograms_step: Step of the newest histograms, or -1 before the first.
         trained_s: Seconds that the appended steps took, without the pauses between them.
@@ -153,7 +153,7 @@ class History:
         return self.run.last_step
 
     def latest_validation(self, statistic: str) -> tuple[int, float]:
-        """Return step and value of the newest validation that measured a statistic, or (-1, nan) if there is none.
+        """Return the step and value of the newest validation with a statistic, or (-1, nan) if there is none.
 
         Args:
             statistic: One of `VALIDATION`.
@@ -161,9 +161,10 @@ class History:
         return self._latest_validations.get(statistic, (-1, math.nan))
 
     def set_activations(self, activations: tuple[ActivationInfo, ...]) -> bool:
-        """Replace the activation modules. Return False, and change nothing, if a step is recorded already."""
+        """Replace the activation modules. Return False, without a change, if a step is recorded already."""
         if len(self.param):
             return False
+        # a new table forgets the step that `start_at` may have set
         last_step = self.act.last_step
         self.info = replace(self.info, activations=activations)
         self.act = self._table(tuple(a.name for a in activations), catalogue.ACT_NAMES, "<f4")
@@ -189,10 +190,10 @@ class History:
             histograms: Histograms, or None if the step has none.
 
         Raises:
-            ValueError: `run` has a name that is no statistic.
+            ValueError: `run` has a name that is not a statistic.
         """
         whole = {**self._blank_run, **run}  # in the order of the statistics
-        if len(whole) > len(self._blank_run):
+        if len(whole) > len(self._blank_run):  # an unknown name has added a key
             unknown, known = ", ".join(sorted(run.keys() - self._blank_run.keys())), ", ".join(self.run.statistics)
             raise ValueError(f"no statistic of the run is called {unknown}; there are {known}")
         run_TS = np.fromiter(whole.values(), np.float64, len(whole))[None]
@@ -200,11 +201,11 @@ class History:
         return Rows(np.array([step]), run_TS, param_SL[None], samples)
 
     def append(self, step: int, *, run: Mapping[str, float], param_SL: Floats, act_SL: Floats | None = None) -> None:
-        """Append one optimizer step, later than all before. Arguments as for `row`."""
+        """Append one optimizer step, later than all earlier ones. Arguments as for `row`."""
         self.extend(self.row(step, run=run, param_SL=param_SL, act_SL=act_SL))
 
     def extend(self, rows: Rows) -> None:
-        """Append optimizer steps, in increasing order and later than all before."""
+        """Append optimizer steps, in increasing order and later than all earlier ones."""
         self.param.append(rows.steps_T, rows.param_TSL)
         self.run.append(rows.steps_T, rows.run_TS[:, :, None])
         for sample in rows.samples:
@@ -224,7 +225,7 @@ class History:
         Returns:
             Whether the finding was added.
         """
-        if len(self._finding_index) != len(self.findings):  # the list itself was changed
+        if len(self._finding_index) != len(self.findings):  # a caller has changed the list itself
             self._finding_index = {(f.kind, f.layer): i for i, f in enumerate(self.findings)}
         i = self._finding_index.get((finding.kind, finding.layer))
         if i is None:
@@ -237,10 +238,10 @@ class History:
         return finding.severity > earlier.severity
 
     def add_event(self, event: Event) -> Event | None:
-        """Add an event, unless `MAX_EVENTS` are there.
+        """Add an event, unless the history has `MAX_EVENTS` events.
 
         Returns:
-            The added event, or None. The last one that fits is replaced by an event which says that more were dropped.
+            The added event, or None. The last event that fits is replaced by an event that reports dropped events.
         """
         if len(self.events) >= MAX_EVENTS:
             return None
@@ -250,7 +251,7 @@ class History:
         return added
 
     def start_at(self, step: int) -> None:
-        """Let an empty history start at a later step, to run a part of a run again."""
+        """Set the first step of an empty history, to run a part of a run again."""
         for table in self._tables:
             table.last_step = step - 1
 
@@ -262,20 +263,21 @@ class History:
         self.events[:] = [e for e in self.events if e.step <= step]
         self.histograms = {place: (seen, k) for place, (seen, k) in self.histograms.items() if seen.step <= step}
         self.histograms_step = max((seen.step for seen, _ in self.histograms.values()), default=-1)
-        self._finding_index.clear()
+        self._finding_index.clear()  # `report` builds it again
         self.find_validations()
 
     def state(self) -> dict[str, Any]:
         """Return all data that detectors may read: the newest steps unthinned, the findings and the events.
 
-        The state is plain data and arrays, for a checkpoint. The run on disk may be thinned after the checkpoint.
+        The state consists of plain data and arrays for a checkpoint. The run on disk may be thinned after the
+        checkpoint.
         """
         tables = {"param": self.param.state(), "act": self.act.state(), "run": self.run.state()}
         events = [e.to_json() for e in self.events]
         return tables | {"findings": [f.to_json() for f in self.findings], "events": events}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of `state`. Older steps of this history stay."""
+        """Restore the result of `state`. Older steps of this history are kept."""
         self.param.restore(state["param"])
         self.act.restore(state["act"])
         self.run.restore(state["run"])
@@ -285,17 +287,17 @@ class History:
         self.find_validations()
 
     def find_validations(self) -> None:
-        """Find the steps with a validation, after the tables were changed directly rather than by `extend`."""
+        """Find the steps with a validation, after a direct change of the tables instead of `extend`."""
         steps_T, values_TSL = self.run.rows(thin=False)
         self._validation_steps.clear()
         self._latest_validations.clear()
         self._collect_validations(steps_T, values_TSL[:, :, 0])
 
     def _collect_validations(self, steps_T: NDArray[np.int64], run_TS: Floats) -> None:
-        """Remember which of the rows have a validation, and its values."""
+        """Record the steps and the values of the validations in some rows."""
         values_TV = run_TS[:, self._validation_columns]
         if math.isnan(np.fmax.reduce(values_TV, axis=None, initial=math.nan)):
-            return  # almost all rows, in 1 us
+            return  # almost all rows end here, after 1 us
         for step, values in zip(steps_T.tolist(), values_TV.tolist(), strict=True):
             known = {name: (step, x) for name, x in zip(VALIDATION, values, strict=True) if not math.isnan(x)}
             if known:
@@ -303,12 +305,12 @@ class History:
                 self._latest_validations |= known
 
     def scalar(self, statistic: str, length: int = WINDOW) -> NDArray[np.float64]:
-        """Return a statistic of the run over the newest steps, of shape (at most length,)."""
+        """Return a statistic of the run over the newest steps, of shape (T,) with T at most `length`."""
         values_T: NDArray[np.float64] = self.run.window(statistic, length)[:, 0].astype(np.float64, copy=False)
         return values_T
 
     def table(self, statistic: str) -> Table:
-        """Return the table that holds a statistic."""
+        """Return the table of a statistic."""
         for table in self._tables:
             if statistic in table.statistics:
                 return table
@@ -322,12 +324,12 @@ class History:
         return values_TL[:, 0] if table is self.run else values_TL
 
     def steps(self, statistic: str) -> NDArray[np.int64]:
-        """Return the kept steps of the table that holds a statistic, of shape (T,)."""
+        """Return the kept steps of the table of a statistic, of shape (T,)."""
         return self.table(statistic).series(statistic)[0]
 
     def frame(self, statistic: str) -> pandas.DataFrame:
-        """Return a statistic as a pandas frame with a row per step and a column per layer. Needs pandas."""
-        import pandas
+        """Return a statistic as a pandas data frame with a row per step and a column per layer. Needs pandas."""
+        import pandas  # optional: only this method needs it
 
         table = self.table(statistic)
         steps_T, values_TL = table.series(statistic)

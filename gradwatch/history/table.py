@@ -1,4 +1,4 @@
-"""Hold statistics by step and layer: the newest steps in one array, older ones in segments that are thinned."""
+"""Store statistics by step and layer: the newest steps in one array, older steps in thinned segments."""
 
 # T = recorded steps, L = layers of the table, S = statistics
 
@@ -16,14 +16,14 @@ Floats = NDArray[np.floating[Any]]
 Steps = NDArray[np.int64]
 
 WINDOW = 256
-"""Newest recorded steps that are always in memory unthinned: the longest window that a detector may read."""
+"""Number of newest steps that are always in memory unthinned: the longest window that a detector may read."""
 MAX_APPENDED_STEPS = 1024
 """Maximum number of steps per call of `Table.append`."""
 MAX_SLACK_BYTES = 1 << 19
 """Memory after the window for further steps. When it is full, the window moves back to the start of the array. Wide
-rows get fewer steps of slack: moving them is cheap compared with the training steps that they describe."""
+rows get fewer steps of slack, since moving them is cheap compared with their training steps."""
 MIN_SLACK_STEPS = 32
-"""Steps of slack after the window, whatever the width of the rows."""
+"""Minimum number of steps of slack after the window, for rows of any width."""
 
 
 @final
@@ -34,8 +34,8 @@ class Table:
         layers: Names of the layers, such as parameter names; one empty name for the whole run.
         statistics: Names of the statistics, as in the catalogue.
         dtype: Floating dtype of the values.
-        segment_length: Steps that are thinned, and stored on disk, together.
-        keep: Returns which of all recorded steps to keep, given the steps; see `thinning`.
+        segment_length: Number of steps in a segment, which is thinned and stored on disk as a unit.
+        keep: Returns a mask of the steps to keep, given all recorded steps; see `thinning`.
 
     Attributes:
         columns: Index of each statistic in the values of a step.
@@ -74,7 +74,7 @@ class Table:
         return len(self.kept_steps())
 
     def append(self, steps_T: Steps, values_TSL: Floats) -> None:
-        """Append at most `MAX_APPENDED_STEPS` steps, increasing and later than all before.
+        """Append at most `MAX_APPENDED_STEPS` steps, increasing and later than all earlier ones.
 
         Raises:
             ValueError: A step does not follow the one before it, or the values do not have the shape (T, S, L).
@@ -82,7 +82,7 @@ class Table:
         self._check(steps_T, values_TSL)
         end = self._len + len(steps_T)
         if end > len(self._steps_T):
-            self._make_room(len(steps_T))
+            self._make_room(len(steps_T))  # it may move the window, and so the end
             end = self._len + len(steps_T)
         self._steps_T[self._len : end], self._values_TSL[self._len : end] = steps_T, values_TSL
         self._len = end
@@ -96,14 +96,15 @@ class Table:
         if (falls_T := steps_T[1:] <= steps_T[:-1]).any():
             before, step = steps_T[falls_T.argmax() :][:2].tolist()
             raise ValueError(f"step {step} does not follow step {before}: recorded steps must grow")
-        if values_TSL.shape[1:] != self.shape:
+        if values_TSL.shape[1:] != self.shape:  # NumPy would broadcast some other shapes
             raise ValueError(f"step {first} has values of shape {values_TSL.shape[1:]}, expected {self.shape}")
 
     def fill(self, steps_T: Steps, values_TSL: Floats) -> None:
-        """Fill an empty table with any number of steps, such as those read from disk."""
+        """Fill an empty table with any number of steps, such as the steps of a run on disk."""
         assert self._len == 0, "the table must be empty"
         recent = min(len(steps_T), WINDOW)
         split = len(steps_T) - recent
+        # only the window is copied: older steps stay views of the argument, as they never change
         self._archive(steps_T[:split], values_TSL[:split])
         self._steps_T[:recent], self._values_TSL[:recent] = steps_T[split:], values_TSL[split:]
         self._len = recent
@@ -117,14 +118,14 @@ class Table:
         self.fill(steps_T[is_kept_T], values_TSL[is_kept_T])
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return a copy of the newest steps and their values."""
+        """Return a copy of the newest window of steps and their values."""
         newest = slice(max(0, self._len - WINDOW), self._len)
         return {"steps": self._steps_T[newest].copy(), "values": self._values_TSL[newest].copy()}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Replace the first step of `state` and all later steps by the steps of `state`."""
         if not len(state["steps"]):
-            return
+            return  # a checkpoint before the first step
         steps_T, values_TSL = self.rows(thin=False)
         is_older_T = steps_T < state["steps"][0]
         self._clear()
@@ -139,7 +140,7 @@ class Table:
         return self._steps_T[max(0, self._len - length) : self._len]
 
     def window(self, statistic: str, length: int = WINDOW) -> Floats:
-        """Return a statistic over the newest recorded steps, of shape (at most length, L), oldest first."""
+        """Return a statistic over the newest steps, oldest first, of shape (T, L) with T at most `length`."""
         assert length <= WINDOW, f"a window has at most {WINDOW} steps"
         return self._values_TSL[max(0, self._len - length) : self._len, self.columns[statistic]]
 
@@ -151,13 +152,13 @@ class Table:
     def since(self, step: int) -> tuple[Steps, Floats]:
         """Return the steps (T,) and values (T, S, L) after a step.
 
-        The step must not be older than the window was before the last `append`.
+        The step must not be older than the window before the last `append`.
         """
         first = int(np.searchsorted(self._steps_T[: self._len], step, side="right"))
         return self._steps_T[first : self._len], self._values_TSL[first : self._len]
 
     def series(self, statistic: str) -> tuple[Steps, Floats]:
-        """Return the kept steps (T,) and the values (T, L) of a statistic at them, oldest first."""
+        """Return the kept steps (T,) and a statistic at them (T, L), oldest first."""
         i = self.columns[statistic]
         steps_T = self._all_steps()
         values_TL = np.concatenate([*(v[:, i] for _, v in self._old.values()), self._values_TSL[: self._len, i]])
@@ -168,7 +169,7 @@ class Table:
         """Return the kept steps (T,) and all values (T, S, L) at them, oldest first.
 
         Args:
-            thin: Leave out steps that are still in memory but no longer kept.
+            thin: Whether to drop steps that are in memory but no longer kept.
         """
         steps_T = self._all_steps()
         values_TSL = np.concatenate([*(v for _, v in self._old.values()), self._values_TSL[: self._len]])
@@ -183,12 +184,13 @@ class Table:
         return steps_T[_select(self._keep, steps_T)]
 
     def segment(self, index: int) -> tuple[Steps, Floats]:
-        """Return the steps (T,) and values (T, S, L) of a segment that are in memory, including those not kept."""
+        """Return the steps (T,) and values (T, S, L) of a segment in memory, including steps that are not kept."""
         first, last = index * self.segment_length, (index + 1) * self.segment_length
         recent = slice(*np.searchsorted(self._steps_T[: self._len], [first, last]).tolist())
         steps_T, values_TSL = self._steps_T[recent], self._values_TSL[recent]
         if index not in self._old:
             return steps_T, values_TSL
+        # a segment may lie partly before and partly in the window
         old_steps_T, old_values_TSL = self._old[index]
         return np.concatenate([old_steps_T, steps_T]), np.concatenate([old_values_TSL, values_TSL])
 
@@ -196,7 +198,7 @@ class Table:
         return np.concatenate([*(s for s, _ in self._old.values()), self._steps_T[: self._len]])
 
     def _make_room(self, count: int) -> None:
-        """Make room for `count` steps after the newest."""
+        """Make room for `count` steps after the newest step."""
         if self._len > WINDOW:
             self._slide()
         more = self._len + count - len(self._steps_T)
@@ -205,19 +207,21 @@ class Table:
             self._values_TSL = np.concatenate([self._values_TSL, np.empty((more, *self.shape), self.dtype)])
 
     def _slide(self) -> None:
-        """Move all steps before the newest window to the segments, and the window to the start of the array."""
+        """Move the window to the start of the array, and all older steps to the segments."""
         shift = self._len - WINDOW
+        # copied: the window is about to overwrite them
         self._archive(self._steps_T[:shift].copy(), self._values_TSL[:shift].copy())
         for first in range(0, WINDOW, shift):  # source and target of a piece never overlap: NumPy needs no copy
             piece = slice(first, min(first + shift, WINDOW))
             source = slice(piece.start + shift, piece.stop + shift)
             self._steps_T[piece], self._values_TSL[piece] = self._steps_T[source], self._values_TSL[source]
         self._len = WINDOW
+        # once per segment: the rule for older steps changes only when a new segment begins
         if self.last_step // self.segment_length != self._thinned_at:
             self._thin()
 
     def _archive(self, steps_T: Steps, values_TSL: Floats) -> None:
-        """Add steps older than the window to their segments."""
+        """Add steps to their segments."""
         if not len(steps_T):
             return
         segments, starts = np.unique(steps_T // self.segment_length, return_index=True)
@@ -229,11 +233,11 @@ class Table:
             self._old[index] = part
 
     def _thin(self) -> None:
-        """Drop steps of old segments that are no longer kept. Segments that lose no step are not copied."""
+        """Drop the steps of old segments that are no longer kept. A segment that loses no step is not copied."""
         steps_T = self._all_steps()
         dropped_T = steps_T[~_select(self._keep, steps_T)]
         for index in set((dropped_T // self.segment_length).tolist()):
-            if index in self._old:
+            if index in self._old:  # else the dropped steps are still in the array
                 steps, values = self._old[index]
                 is_kept = ~is_among(steps, dropped_T)
                 self._old[index] = (steps[is_kept], values[is_kept])
@@ -249,5 +253,5 @@ class Table:
 
 
 def _select(keep: Callable[[Steps], NDArray[np.bool_]], steps_T: Steps) -> NDArray[np.bool_]:
-    # a policy reads the newest step, so it needs at least one
+    # `keep` reads the newest step, so it needs at least one step
     return keep(steps_T) if len(steps_T) else np.zeros(0, np.bool_)

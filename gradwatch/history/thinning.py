@@ -1,10 +1,15 @@
-"""Select the recorded steps to keep, from step numbers alone, so that memory, disk and a resumed run agree.
+"""Select the recorded steps to keep, from step numbers only, so that memory, disk and a resumed run agree.
 
 Steps are grouped into segments of equal length. The newest segment and the `FULL_SEGMENTS` before it keep every step.
-An older segment keeps every 2nd, 4th, 8th ... step; the stride doubles each time its age doubles. Three sets of steps
-are kept as well: the first `FIRST_STEPS`; the steps within `MARGIN_STEPS` of one of the first `MAX_FINDINGS` findings;
-and in each stride the last step with a validation. A dropped step never returns. The kept rows therefore do not depend
-on how often the history is thinned, and their number grows with the logarithm of the number of steps.
+An older segment keeps every 2nd, 4th, 8th ... step. The stride doubles each time the age of the segment doubles.
+Three further sets of steps are kept:
+
+- the first `FIRST_STEPS`;
+- the steps within `MARGIN_STEPS` of one of the first `MAX_FINDINGS` findings;
+- in each stride, the last step with a validation.
+
+A dropped step never returns. The kept rows therefore do not depend on how often the history is thinned. Their number
+grows with the logarithm of the number of steps.
 """
 
 # T = recorded steps, F = steps of findings, V = steps with a validation
@@ -37,13 +42,13 @@ def choose_segment_length(row_bytes: int) -> int:
 def is_kept(
     steps_T: Steps, *, newest: int, length: int, findings: Sequence[int] = (), validations: Sequence[int] = ()
 ) -> NDArray[np.bool_]:
-    """Return which steps are kept when `newest` is the newest recorded step.
+    """Return a mask of the kept steps if `newest` is the newest recorded step.
 
     Args:
         steps_T: Recorded steps, increasing.
         newest: The newest recorded step.
         length: Steps in one segment.
-        findings: Steps of the findings, in the order in which they were reported.
+        findings: Steps of the findings, in the order of their reports.
         validations: Steps with a validation, increasing.
 
     Returns:
@@ -61,16 +66,18 @@ def is_kept(
 
 
 def is_among(steps_T: Steps, others_K: Steps) -> NDArray[np.bool_]:
-    """Return which steps are among others. Both increase, so this is faster than `np.isin`, which sorts them again."""
+    """Return a mask of the steps that are among others. Both arrays must increase."""
+    # both are sorted, so this is faster than `np.isin`, which sorts them again
     if not len(others_K):
         return np.zeros(len(steps_T), np.bool_)
+    # clipped: a step after all others has no place among them
     place_T = np.minimum(np.searchsorted(others_K, steps_T), len(others_K) - 1)
     is_among_T: NDArray[np.bool_] = others_K[place_T] == steps_T
     return is_among_T
 
 
 def _strides(steps_T: Steps, *, newest: int, length: int) -> Steps:
-    """Return the stride of the segment of each step: segments of age n keep every stride-th step."""
+    """Return the stride of the segment of each step. The segment keeps every stride-th step."""
     quarter_T = np.maximum(newest // length - steps_T // length - 1, 0) // FULL_SEGMENTS
     bit_length_T = np.frexp(quarter_T)[1].astype(np.int64)  # the exponent of frexp is the bit length
     stride_T: Steps = np.left_shift(np.int64(1), bit_length_T)
@@ -78,7 +85,8 @@ def _strides(steps_T: Steps, *, newest: int, length: int) -> Steps:
 
 
 def _is_near(steps_T: Steps, findings: Sequence[int]) -> NDArray[np.bool_]:
-    """Return which steps lie within `MARGIN_STEPS` of one of the first findings."""
+    """Return a mask of the steps within `MARGIN_STEPS` of one of the first findings."""
+    # distinct steps: many findings at one step count once
     steps_F = np.sort(np.array(list(dict.fromkeys(findings))[:MAX_FINDINGS], np.int64))
     after_T = np.searchsorted(steps_F, steps_T)
     to_next_T = steps_F[np.minimum(after_T, len(steps_F) - 1)] - steps_T
@@ -88,7 +96,7 @@ def _is_near(steps_T: Steps, findings: Sequence[int]) -> NDArray[np.bool_]:
 
 
 def _is_last_in_stride(steps_V: Steps, stride_V: Steps) -> NDArray[np.bool_]:
-    """Return which steps are the last among the steps that share their multiple of the stride."""
+    """Return a mask of the steps that are the last ones in their stride."""
     is_last_V = np.ones(len(steps_V), np.bool_)
     is_last_V[:-1] = steps_V[1:] // stride_V[:-1] != steps_V[:-1] // stride_V[:-1]
     return is_last_V

@@ -73,7 +73,8 @@ class Ingest:
         self.history = history
         self.writer = writer
         self.unhandled_findings: list[Finding] = []
-        self.max_rows_at_once = max(WINDOW, history.param.slack)  # more would make the table grow
+        # what fits after the window of the table, and at least a window
+        self.max_rows_at_once = max(WINDOW, history.param.slack)
         self._detectors = list(detectors)
         self._disabled: set[int] = set()
         self._triggers = {id(d): d.triggers_T for d in detectors if isinstance(d, TriggeredDetector)}

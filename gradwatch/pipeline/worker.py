@@ -17,7 +17,8 @@ BATCH_S = 1.0
 POLL_S = 0.25
 """Time between two checks whether the program has ended. The end of a program does not wait for the next batch."""
 MAX_IDLE_S = 1.0
-"""Time without items after which the thread ends. The next item starts a new thread."""
+"""Time without items after which the thread ends, so that it keeps no program alive. The next item starts another
+thread."""
 
 
 @final

@@ -1,4 +1,4 @@
-"""Map the names of evidence that gradwatch 0.1 wrote to run directories to the keys of today."""
+"""Map the evidence names in run directories of gradwatch 0.1 to the present keys."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ KEYS = {
     "validation loss by training loss": "val_loss.by_loss",
     "weight.l2, by the first, median of the weight matrices": "weight.l2.growth",
 }
-"""Key of a quantity by its former name. Statistics of the catalogue had their key as name."""
+"""Key of a quantity by its former name. Statistics of the catalogue used their key as the name."""
 
 PREFIXES = {
     "act.silent of ": "act.silent",
@@ -115,11 +115,11 @@ PREFIXES = {
     "grad_norm.before_clip, median of the newest": "grad_norm.newest_quarter",
     "grad_norm.before_clip, median of the first": "grad_norm.first",
 }
-"""Key by the start of the former name, if the rest was a number or a module."""
+"""Key of a quantity by the start of its former name, if the rest was a number or a module."""
 
 
 def key_of(name: str) -> str:
-    """Return the key of a quantity by its former name, or the name if it has no other key."""
+    """Return the key of a quantity with a former name, or the name if it has no other key."""
     if re.fullmatch(r"lr\.\d+ (before|after)", name):
         return f"lr.{name.rpartition(' ')[2]}"
     prefixed = (key for prefix, key in PREFIXES.items() if name.startswith(prefix))

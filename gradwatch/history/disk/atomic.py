@@ -1,4 +1,4 @@
-"""Write files so that neither a killed process nor a full disk loses data that are already on disk."""
+"""Write files without losing data on disk if the process is killed or the disk is full."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from pathlib import Path
 
 from gradwatch.errors import RunError
 
+# O_BINARY exists on Windows only, where text mode would change line ends
 APPENDING = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
 OUT_OF_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Replace a file atomically: write a temporary file next to it, then rename that.
+    """Replace a file atomically: write a temporary file next to it, then rename the temporary file.
 
     Raises:
-        RunError: The file could not be written; its old content is still there.
+        RunError: The file could not be written. Its old content is unchanged.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
         temporary.write_bytes(data)
         temporary.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the first error is the one to report
             temporary.unlink()
         raise write_error(path, needed=len(data), error=error) from error
 
@@ -46,7 +47,7 @@ def open_at_end(path: Path) -> int:
 
 
 def append(file: int, data: bytes, *, path: Path, size: int) -> None:
-    """Append all of the data to a file, or nothing.
+    """Append all data to a file, or nothing.
 
     Args:
         file: Descriptor from `open_at_end`.
@@ -55,20 +56,20 @@ def append(file: int, data: bytes, *, path: Path, size: int) -> None:
         size: Bytes in the file so far.
 
     Raises:
-        RunError: The data could not be written; the file is as long as before.
+        RunError: The data could not be written. The file has its old length.
     """
     try:
         done = os.write(file, data)
-        while done < len(data):  # a nearly full disk takes a part, and raises at the next call
+        while done < len(data):  # a nearly full disk writes a part, and raises at the next call
             done += os.write(file, data[done:])
     except OSError as error:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # a reader ignores an incomplete record, if it has to stay
             os.ftruncate(file, size)
         raise write_error(path, needed=len(data), error=error) from error
 
 
 def write_error(path: Path, *, needed: int, error: OSError) -> RunError:
-    """Return an error for the user: which file was not written, why, and what to do."""
+    """Return an error for the user: the file, the reason of the failure, and the way out."""
     reason = os.strerror(error.errno).lower() if error.errno else str(error)
     if error.errno not in OUT_OF_SPACE:
         return RunError(f"{path}: cannot be written: {reason}")

@@ -21,7 +21,7 @@ def _decode(data: dict[str, Any]) -> Finding:
 
 
 def _upgraded(quantity: dict[str, Any]) -> dict[str, Any]:
-    """Add the key of a quantity, which gradwatch 0.1 did not write."""
+    # gradwatch 0.1 wrote no keys
     return quantity if "key" in quantity else quantity | {"key": key_of(quantity["name"])}
 
 

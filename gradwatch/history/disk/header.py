@@ -1,4 +1,4 @@
-"""Read and write run.json: the description of a run, the layout of its records, and how it ended."""
+"""Read and write run.json: the description of a run, the layout of its records, and its status."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gradwatch.history.table import Table
 from gradwatch.records import RunInfo
 
 FORMAT = 1
-"""Version of the format, increased by every change that an older gradwatch cannot read."""
+"""Version of the format. Every change that an older gradwatch cannot read increases it."""
 NAME = "run.json"
 SHARED = {"steps": ("run", "param"), "samples": ("act",)}
-"""Tables that share records, by folder: one record for each step, or one for each step that sampled activations."""
+"""Tables that share records, by folder: a record per step, or a record per step that sampled activations."""
 
 Status = Literal["running", "finished", "interrupted", "failed"]
 
@@ -29,7 +29,7 @@ class Header:
     """The content of run.json.
 
     Args:
-        status: How the run ended, or `running` if it runs or its process was killed.
+        status: Final status of the run, or `running` if the run is active or its process was killed.
         groups: Number of optimizer groups.
         layouts: Layout of the records by folder.
         info: Description of the run.
@@ -42,7 +42,7 @@ class Header:
 
     @classmethod
     def of(cls, history: History, status: Status) -> Self:
-        """Return the header that this version writes for a history."""
+        """Return the header of a history, in the format of this version."""
         layouts = {folder: Layout.of(tables) for folder, tables in shared_tables(history).items()}
         return cls(status=status, groups=history.groups, layouts=layouts, info=history.info)
 
@@ -67,6 +67,7 @@ class Header:
         path = _find(directory)
         try:
             data = json.loads(path.read_bytes())
+            # before the rest, which a newer format may have changed
             if int(data["format"]) > FORMAT:
                 raise RunError(
                     f"{path}: format {data['format']} is newer than this gradwatch reads ({FORMAT}): update gradwatch"
@@ -84,6 +85,7 @@ class Header:
         info = RunInfo.from_json(data["info"])
         layouts = {folder: Layout.from_json(data["records"][folder]) for folder in SHARED}
         rows = {"run": 1, "param": len(info.layers), "act": len(info.activations)}
+        # checked here, since records of another shape would be read as wrong numbers
         for layout in layouts.values():
             for name, values in layout.fields.items():
                 if values.layers != rows[name]:
@@ -97,7 +99,7 @@ def shared_tables(history: History) -> dict[str, dict[str, Table]]:
 
 
 def _find(directory: Path) -> Path:
-    """Return the path of run.json; raise an error that suggests near names and the runs inside the directory."""
+    """Return the path of run.json, or raise an error that suggests similar names and runs in the directory."""
     if not directory.exists():
         near = did_you_mean(directory.name, (p.name for p in _folders(directory.parent)))
         raise RunError(f"{directory}: there is no such run directory{near}")

@@ -1,4 +1,4 @@
-"""Read and write files of one JSON object per line, each with the step at which it was written."""
+"""Read and write files with one JSON object per line, each with the step of its writing."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class JsonLines(Generic[Item]):
 
     Args:
         name: File name in the run directory.
-        noun: Word for an item, for the message about a damaged line.
-        encode: Returns an item as plain data without infinite or nan numbers, which JSON does not have.
-        decode: Returns the item of such data. Raises ValueError, TypeError, KeyError or AttributeError if the data are
+        noun: Noun for an item in the message about a damaged line.
+        encode: Converts an item to plain data without infinite or nan numbers, which JSON does not have.
+        decode: Converts plain data to an item. Raises ValueError, TypeError, KeyError or AttributeError if the data are
             damaged.
     """
 
@@ -38,17 +38,17 @@ class JsonLines(Generic[Item]):
 
         Args:
             item: A finding or an event.
-            at: Newest step of the history when the item was made, which may be later than the step of the item.
+            at: Newest step of the history when the item was created. It may be later than the step of the item.
         """
         data = {"at": at} | self.encode(item) | {"step": int(item.step)}
         return json.dumps(data, allow_nan=False).encode() + b"\n"
 
     def read(self, directory: Path, *, until: int | None = None) -> tuple[list[Item], list[str]]:
-        """Read all items, in the order in which they were made. An unfinished last line is ignored.
+        """Read all items in the order of writing. An unfinished last line is ignored.
 
         Args:
-            directory: A run directory. The directory of an older gradwatch may lack the file.
-            until: Leave out items of later steps, and items written after this step.
+            directory: A run directory. An older gradwatch may have written no such file.
+            until: Newest step to read; items of later steps and items written after it are skipped. None for all.
 
         Returns:
             The items, and a sentence about each damaged line.
@@ -66,6 +66,7 @@ class JsonLines(Generic[Item]):
     def _parse(self, path: Path, until: int | None) -> tuple[list[tuple[int, Item]], list[str]]:
         if not path.exists():
             return [], []
+        # the text after the last newline is empty, or a line that a killed process did not finish
         *texts, _unfinished = path.read_bytes().split(b"\n")
         kept, problems = [], []
         for number, text in enumerate(texts, start=1):
@@ -76,12 +77,13 @@ class JsonLines(Generic[Item]):
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 problems.append(f"{path}, line {number} is no {self.noun}: {type(error).__name__}: {error}")
                 continue
+            # `at` as well: a more severe finding keeps the step of the first one, but was found later
             if until is None or max(at, item.step) <= until:
                 kept.append((at, item))
         return kept, problems
 
 
 def encode_number(value: float) -> float | str:
-    """Return a number for JSON: `nan`, `inf` and `-inf` become strings, which `float` reads back."""
+    """Convert a number for JSON: `nan`, `inf` and `-inf` become strings, which `float` reads back."""
     value = float(value)
     return value if math.isfinite(value) else str(value)

@@ -1,4 +1,4 @@
-"""Lock a run directory, so that at most one process writes to it and others can see whether it is alive."""
+"""Lock a run directory, so that at most one process writes to it and other processes know if the run is active."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ except ImportError:  # Windows has no such locks: two processes may write to one
 
 
 def acquire(directory: Path) -> int:
-    """Lock a run directory, and return the descriptor that holds the lock until it is closed or the process dies.
+    """Lock a run directory, and return the descriptor of the lock.
+
+    The lock is held until the descriptor is closed or the process dies.
 
     Raises:
         RunError: Another process holds the lock.
@@ -30,10 +32,10 @@ def acquire(directory: Path) -> int:
 
 
 def is_held(directory: Path) -> bool:
-    """Return whether another process writes to a run; True if that is unknown."""
+    """Return whether another process writes to a run, or True if this is unknown."""
     try:
         descriptor = os.open(_path(directory), os.O_RDWR)
-    except OSError:
+    except OSError:  # no lock file, or a file that this user may not open
         return True
     try:
         return _is_held_elsewhere(descriptor, if_unknown=True)
@@ -46,13 +48,13 @@ def _path(directory: Path) -> Path:
 
 
 def _is_held_elsewhere(descriptor: int, *, if_unknown: bool) -> bool:
-    """Try to lock a file, and return whether another process holds its lock."""
+    """Try to lock a file, and return whether another process holds the lock."""
     if fcntl is None:
         return if_unknown
     try:
-        # lockf rather than flock: a forked data worker that outlives its parent would inherit a flock
+        # lockf instead of flock: a forked data worker that outlives its parent would inherit a flock
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
+    except (BlockingIOError, PermissionError):  # EAGAIN or EACCES: POSIX allows both for a held lock
         return True
     except OSError:  # a file system without locks
         return if_unknown

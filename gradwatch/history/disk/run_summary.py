@@ -1,4 +1,4 @@
-"""Summarize a run for a list, from its header and the ends of its files: health, steps, metrics and findings."""
+"""Summarize a run for a list, from its header and the ends of its files: status, steps, metrics and findings."""
 
 # T = records of a file
 
@@ -22,11 +22,11 @@ from gradwatch.history.disk.segments import SUFFIX, Layout
 from gradwatch.records import Severity
 
 MAX_DEPTH = 3
-"""Levels of folders that are searched for runs, such as `runs/sweep/first/`."""
+"""Number of folder levels that are searched for runs, such as `runs/sweep/first/`."""
 FINAL = ("loss", "val_loss", "val_accuracy")
-"""Metrics whose newest value a list of runs shows."""
+"""Metrics in a list of runs, each with its newest value."""
 RUN_FILES = ("history", "config.yaml", FINDINGS.name)
-"""Other contents of a run directory. A folder that has one of them but no header is a damaged run."""
+"""Other contents of a run directory. A folder with one of them but without a header is a damaged run."""
 
 Ending = Status | Literal["killed"]
 
@@ -34,13 +34,13 @@ Ending = Status | Literal["killed"]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """The entry of a run in a list of runs.
+    """The entry of one run in a list of runs.
 
     Args:
         path: Run directory.
         name: Name of the run.
-        created: When the run started, with time zone.
-        status: How the run ended; `killed` if its header says `running` and no process writes to it.
+        created: Start of the run, with time zone.
+        status: Final status of the run; `killed` if its header says `running` and no process writes to it.
         steps: Optimizer steps done.
         total_steps: Planned optimizer steps, or None if unknown.
         loss: Training loss at the newest step; nan if it was not finite or there is no step.
@@ -68,7 +68,7 @@ class RunSummary:
 
 
 def directories(folder: Path) -> Iterator[Path]:
-    """Yield the run directories in a folder, damaged ones included; a folder that is a run yields itself."""
+    """Yield the run directories in a folder, including damaged ones. A run directory yields itself."""
     yield from _directories(str(folder), MAX_DEPTH)
 
 
@@ -76,7 +76,7 @@ def summarize(directory: Path) -> RunSummary:
     """Return the summary of a run.
 
     Raises:
-        RunError: The run is damaged; the message names the damage.
+        RunError: The run is damaged. The message names the damage.
     """
     if not (directory / NAME).is_file():
         raise RunError(f"{directory}: it holds no {NAME}")
@@ -90,6 +90,7 @@ def summarize(directory: Path) -> RunSummary:
     return RunSummary(
         path=directory,
         name=info.name,
+        # times with and without a zone cannot be sorted together
         created=created if created.tzinfo else created.replace(tzinfo=datetime.UTC),
         status="killed" if status == "running" and not lock.is_held(directory) else status,
         steps=steps,
@@ -112,16 +113,17 @@ def _directories(folder: str, depth: int) -> Iterator[Path]:
 
 
 def _newest(folder: Path, layout: Layout) -> tuple[int, dict[str, float]]:
-    """Return the number of steps, and the newest value of each final metric, nan if there is none."""
+    """Return the number of steps, and the newest value of each final metric or nan."""
+    # from the newest file back, until all metrics are known
     final = dict.fromkeys(FINAL, float("nan"))
     wanted = {name: layout.fields["run"].statistics.index(name) for name in FINAL}
     steps = 0
     for path in sorted((p for p in folder.iterdir() if p.suffix == SUFFIX), reverse=True):
         records_T = _records(path, layout)
-        if not len(records_T):
+        if not len(records_T):  # the writer opens a file before its first record
             continue
         values_TS = records_T["run"][:, :, 0]
-        if not steps:
+        if not steps:  # the newest file; a loss of nan is its value, while a validation is missing at most steps
             steps, final["loss"] = int(records_T["step"][-1]) + 1, float(values_TS[-1, wanted.pop("loss")])
         for name, column in tuple(wanted.items()):
             known_T = np.flatnonzero(~np.isnan(values_TS[:, column]))
@@ -133,8 +135,8 @@ def _newest(folder: Path, layout: Layout) -> tuple[int, dict[str, float]]:
 
 
 def _records(path: Path, layout: Layout) -> NDArray[np.void]:
-    """Return the complete records of a file. The file is mapped, because only a few columns are read."""
     record = layout.record
+    # complete records only; mapped, since only a few columns are read; an empty file cannot be mapped
     count = path.stat().st_size // record.itemsize
     return np.memmap(path, record, mode="r", shape=(count,)) if count else np.empty(0, record)
 

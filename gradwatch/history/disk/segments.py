@@ -1,4 +1,4 @@
-"""Read and write segment files: raw little-endian records of a step and the values of some tables at it."""
+"""Read and write segment files: raw little-endian records of a step and its values in some tables."""
 
 # T = recorded steps, L = layers of a table, S = statistics
 
@@ -19,7 +19,7 @@ from gradwatch.history.thinning import is_among
 
 SUFFIX = ".bin"
 INCOMPLETE = -1
-"""Number of rows of a file whose last record is incomplete, so that the file is always rewritten."""
+"""Marks a file with an incomplete last record. No number of rows is equal to it, so the file is always rewritten."""
 
 
 @final
@@ -47,7 +47,7 @@ class Layout:
     """The layout of a record: the step as int64, then the values of each table.
 
     Args:
-        segment_length: Steps that share a file.
+        segment_length: Number of steps in a file.
         fields: Values of each table by its name, in the order of the record.
     """
 
@@ -56,7 +56,7 @@ class Layout:
 
     @classmethod
     def of(cls, tables: Mapping[str, Table]) -> Self:
-        """Return the layout that this version writes for tables. They must have the same steps."""
+        """Return the layout of tables in the format of this version. All tables must have equal steps."""
         lengths = {table.segment_length for table in tables.values()}
         assert len(lengths) == 1, "tables that share records share their segments"
         fields = {
@@ -80,18 +80,18 @@ class Layout:
 
     @property
     def record(self) -> np.dtype[np.void]:
-        """The record of one step."""
+        """The dtype of a record."""
         values = [(name, f.dtype, (len(f.statistics), f.layers)) for name, f in self.fields.items()]
         return np.dtype([("step", "<i8"), *values])
 
 
 @final
 class SegmentWriter:
-    """Write tables to segment files while they grow. Rows are passed to the kernel at once, so that a kill loses none.
+    """Writes growing tables to segment files. Rows are passed to the kernel at once, so that a kill loses none.
 
     Args:
         folder: Folder of the files, created if it is missing.
-        tables: Tables by name. All of them have the same steps.
+        tables: Tables by name, all with equal steps.
     """
 
     def __init__(self, folder: Path, tables: Mapping[str, Table]) -> None:
@@ -109,8 +109,9 @@ class SegmentWriter:
         self._repair()
 
     def append(self) -> None:
-        """Write the rows that are not on disk yet. Before the last append to the tables, they were in the windows."""
+        """Write the rows that are not on disk yet. They must have been in the windows before the last append."""
         length = self._layout.segment_length
+        # one round per segment, since a file ends with its segment
         while self._written_step < self._tables[0].last_step:
             steps_T, _ = self._tables[0].since(self._written_step)
             segment = int(steps_T[0]) // length
@@ -121,6 +122,7 @@ class SegmentWriter:
             records_T["step"] = steps_T[:count]
             for name, table in zip(self._names, self._tables, strict=True):
                 records_T[name] = table.since(self._written_step)[1][:count]
+            # counted, not read from the file: the length to restore if the disk is full
             size = self._num_rows[segment] * self._record.itemsize
             atomic.append(self._file, records_T.tobytes(), path=self._path, size=size)
             self._num_rows[segment] += count
@@ -133,7 +135,8 @@ class SegmentWriter:
         self._file = self._segment = -1
 
     def _repair(self) -> None:
-        """Rewrite existing files until they hold exactly the rows that the tables keep."""
+        """Rewrite existing files so that they contain exactly the kept rows of the tables."""
+        # left by a process that was killed in `atomic.replace`
         for unfinished in self._folder.glob("*.tmp"):
             unfinished.unlink()
         for index, path in _segments(self._folder, self._layout.segment_length).items():
@@ -151,17 +154,18 @@ class SegmentWriter:
         self._segment = segment
 
     def _thin(self, *, except_for: int) -> None:
-        """Rewrite the segments whose number of rows is not the number of kept rows."""
+        """Rewrite the segments that do not have as many rows as the tables keep."""
         kept_T = self._tables[0].kept_steps()
         indices, counts = np.unique(kept_T // self._layout.segment_length, return_counts=True)
         wanted = dict(zip(indices.tolist(), counts.tolist(), strict=True))
-        # newest first: if the process is killed meanwhile, no gap is left before rows that are still to be deleted
+        # newest first: a kill in between must leave no gap before rows that are still to be deleted
         for index in sorted((self._num_rows.keys() | wanted.keys()) - {except_for}, reverse=True):
             if self._num_rows.get(index, 0) != wanted.get(index, 0):
                 self._rewrite(index, kept_T)
 
     def _rewrite(self, index: int, kept_T: Steps) -> None:
-        """Rewrite a segment with its kept steps. The tables may hold different other steps of the segment."""
+        """Rewrite a segment with its kept steps."""
+        # each table may hold other steps of the segment as well, so each has its own mask
         steps_T = self._tables[0].segment(index)[0]
         steps_T = steps_T[is_among(steps_T, kept_T)]
         if not len(steps_T):
@@ -181,7 +185,7 @@ class SegmentWriter:
 
 
 def read(folder: Path, layout: Layout) -> tuple[list[NDArray[np.void]], list[str]]:
-    """Read all segments in a folder. An incomplete last record, of a killed writer, is ignored.
+    """Read all segments in a folder. An incomplete last record of a killed writer is ignored.
 
     Returns:
         Records by segment, in order of their steps, and a sentence about each damaged file.
@@ -202,6 +206,7 @@ def read(folder: Path, layout: Layout) -> tuple[list[NDArray[np.void]], list[str
         is_valid_T = _is_in_order(records_T["step"], index, layout.segment_length)
         if not is_valid_T.all():
             problems.append(f"{path}: {int((~is_valid_T).sum())} of {num_records} records are damaged")
+        # a killed writer leaves an incomplete record only in the newest file
         if num_extra_bytes and index != segments[-1][0]:
             problems.append(f"{path} is cut short")
         parts.append(records_T if is_valid_T.all() else records_T[is_valid_T])
@@ -220,7 +225,7 @@ def fill(table: Table, parts: list[NDArray[np.void]], *, name: str, layout: Layo
     recorded = layout.fields[name].statistics
     steps_T = np.concatenate([np.empty(0, "<i8"), *(part["step"] for part in parts)])
     values_TSL = np.empty((len(steps_T), *table.shape), table.dtype)
-    if recorded == table.statistics:
+    if recorded == table.statistics:  # in one piece, without a temporary array
         np.concatenate([values_TSL[:0], *(part[name] for part in parts)], out=values_TSL)
     else:
         values_TSL.fill(np.nan)
@@ -236,7 +241,7 @@ def _segments(folder: Path, length: int) -> dict[int, Path]:
 
 
 def _is_in_order(steps_T: Steps, index: int, length: int) -> NDArray[np.bool_]:
-    """Return which steps belong to the segment and are greater than all valid steps before them."""
+    """Return a mask of the steps that belong to the segment and are greater than all valid steps before them."""
     is_valid_T: NDArray[np.bool_] = steps_T // length == index
     largest_T = np.maximum.accumulate(np.where(is_valid_T, steps_T, -1))
     is_valid_T[1:] &= steps_T[1:] > largest_T[:-1]

@@ -1,4 +1,4 @@
-"""Write and read a run directory: run.json describes it, history/ holds the rows, .jsonl files findings and events."""
+"""Write and read a run directory: run.json, rows in history/, findings and events in .jsonl files."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from gradwatch.records import Event, Finding
 
 @final
 class Writer:
-    """Write a run to disk while it grows.
+    """Writes a growing run to disk.
 
     Every row, finding and event is passed to the kernel at once, so that it survives if the process is killed. The
     number of rows is bounded; see `thinning`.
 
     Args:
-        directory: The run directory, which is created if it is missing. It must not hold a run; see `resume`.
+        directory: The run directory, created if it is missing. It must not contain a run; see `resume`.
         history: The history to write.
         held_lock: Lock that the caller already holds on an existing run; None to create the run.
 
     Raises:
-        RunError: The directory holds a run, or cannot be written.
+        RunError: The directory contains a run, or cannot be written.
     """
 
     def __init__(self, directory: Path, history: History, *, held_lock: int | None = None) -> None:
@@ -64,12 +64,12 @@ class Writer:
     def resume(cls, directory: Path, step: int) -> tuple[Self, History]:
         """Continue a run after a step, as if no later step had been recorded.
 
-        If the checkpoint holds a `History.state`, pass it to `History.restore` next: the steps before the checkpoint
-        may have been thinned on disk since. The history is then the same as in a run without interruption.
+        If the checkpoint has a `History.state`, pass it to `History.restore` next. The steps before the checkpoint may
+        have been thinned on disk after it. The history is then equal to the history of an uninterrupted run.
 
         Args:
             directory: A run directory.
-            step: Newest optimizer step to keep; later rows, findings and events are deleted.
+            step: Newest optimizer step to keep. Later rows, findings and events are deleted.
 
         Returns:
             The writer, and the history up to and including the step.
@@ -79,7 +79,7 @@ class Writer:
         """
         header = Header.read(directory)
         with contextlib.ExitStack() as on_error:
-            held_lock = lock.acquire(directory)
+            held_lock = lock.acquire(directory)  # before the rows are read: no process may write to them meanwhile
             on_error.callback(os.close, held_lock)
             history = _load(directory, header, until=step)
             if Header.of(history, "running").layouts != header.layouts:
@@ -87,6 +87,7 @@ class Writer:
                 raise RunError(
                     f"{directory} was recorded by gradwatch {author}, with other statistics: resume with that"
                 )
+            # after all checks: a refused run stays as it is
             FINDINGS.truncate(directory, until=step)
             EVENTS.truncate(directory, until=step)
             writer = cls(directory, history, held_lock=held_lock)
@@ -94,44 +95,44 @@ class Writer:
         return writer, history
 
     def append(self) -> None:
-        """Write the steps that are not on disk yet. Before the last `History.extend`, at most `WINDOW` may be left."""
+        """Write the steps that are not on disk yet: at most `WINDOW` of them before the last `History.extend`."""
         for writer in self._writers:
             writer.append()
 
     def update_layout(self) -> None:
-        """Write the layout of the history's rows again, after it changed before the first row."""
+        """Write the layout of the rows again, after a change before the first row."""
         Header.of(self._history, "running").write(self._directory)
         for writer in self._writers:
             writer.close()
         self._writers = self._segment_writers()
 
     def report(self, finding: Finding) -> None:
-        """Write a finding that was made at the newest step of the history."""
+        """Write a finding of the newest step of the history."""
         line = FINDINGS.line(finding, at=self._history.step)
         size = os.fstat(self._findings).st_size
         atomic.append(self._findings, line, path=self._directory / FINDINGS.name, size=size)
 
     def add_event(self, event: Event) -> None:
-        """Write an event that was emitted at the newest step of the history."""
+        """Write an event of the newest step of the history."""
         line = EVENTS.line(event, at=self._history.step)
         atomic.append(self._events, line, path=self._directory / EVENTS.name, size=os.fstat(self._events).st_size)
 
     def rewind(self) -> None:
-        """Delete everything on disk after the newest step of the history, which was truncated."""
-        self._close_files()
+        """Delete all data on disk after the newest step of a truncated history."""
+        self._close_files()  # truncating replaces the files, which the descriptors would not follow
         FINDINGS.truncate(self._directory, until=self._history.step)
         EVENTS.truncate(self._directory, until=self._history.step)
-        self._open_files()
+        self._open_files()  # new segment writers delete the later rows
 
     def close(self, status: Status = "finished") -> None:
-        """Write how the run ended, close its files and release its lock. A second call does nothing."""
+        """Write the final status, close the files and release the lock. A second call does nothing."""
         if self._is_closed:
             return
         self._is_closed = True
         self._close_files()
         try:
             Header.of(self._history, status).write(self._directory)
-        finally:
+        finally:  # also on a full disk
             os.close(self._lock)
 
     def __enter__(self) -> Self:
@@ -145,7 +146,7 @@ class Writer:
             return
         try:
             self.close("interrupted" if issubclass(kind, KeyboardInterrupt) else "failed")
-        except RunError as second:  # such as a full disk; the first error is raised
+        except RunError as second:  # such as a full disk; the first error propagates
             warnings.warn(str(second), RuntimeWarning, stacklevel=2)
 
 
@@ -157,14 +158,14 @@ def read(directory: Path, *, until: int | None = None) -> History:
         until: Newest step to read, or None for all.
 
     Raises:
-        RunError: There is no run, or it cannot be read. If only a part is damaged, a warning names the part, and the
+        RunError: There is no run, or it cannot be read. If only a part is damaged, a warning names the part and the
             rest is read.
     """
     return _load(directory, Header.read(directory), until=until)
 
 
 def status(directory: Path) -> Status:
-    """Return how a run ended, or `running` if it runs or its process was killed."""
+    """Return the status of a run: `running` also if its process was killed."""
     return Header.read(directory).status
 
 
@@ -182,6 +183,7 @@ def _load(directory: Path, header: Header, *, until: int | None = None) -> Histo
     if until is not None:
         history.truncate(until)
     history.find_validations()
+    # `report` keeps the first step of a finding and the highest severity, as in the live run
     findings, damage = FINDINGS.read(directory, until=until)
     for finding in findings:
         history.report(finding)
@@ -195,9 +197,9 @@ def _load(directory: Path, header: Header, *, until: int | None = None) -> Histo
 
 
 def claim_free(directory: Path) -> Path:
-    """Create a run directory with this name or the next free one, such as `mine-2`, which is then named on stderr.
+    """Create a run directory with this name or the next free one, such as `mine-2`, and print the latter to stderr.
 
-    If several processes ask for the same name at the same time, each gets another directory.
+    If several processes ask for one name at the same time, each gets another directory.
 
     Raises:
         RunError: The directory cannot be created.
@@ -212,12 +214,12 @@ def claim_free(directory: Path) -> Path:
 
 
 def _is_claimed(directory: Path) -> bool:
-    """Create a directory for a run. Return False if a run has claimed it; other files in it do not matter."""
+    """Create a directory for a run. Return False if a run has claimed it. Other files in it do not matter."""
     if (directory / NAME).exists():
         return False
     atomic.make_folder(directory)
     try:
-        (directory / "history").mkdir()
+        (directory / "history").mkdir()  # atomic: of several processes, one succeeds
     except FileExistsError:
         return False
     except OSError as error:
@@ -226,7 +228,7 @@ def _is_claimed(directory: Path) -> bool:
 
 
 def _create(directory: Path) -> int:
-    """Create a directory for a new run, and return its lock."""
+    """Create a directory for a new run, and return the lock."""
     if (directory / NAME).exists():
         raise RunError(f"{directory} already holds a run: resume it, or choose another directory")
     atomic.make_folder(directory / "history")

@@ -1,1 +1,1 @@
-"""Build synthetic histories of healthy and sick runs, for examples and tests of detectors."""
+"""Build synthetic histories of healthy and faulty runs, for examples and tests of detectors."""

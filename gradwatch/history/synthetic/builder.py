@@ -1,4 +1,4 @@
-"""Make synthetic runs with faults, or that only look faulty, for the examples and tests of detectors. Seeded."""
+"""Build seeded synthetic runs that have faults, or only look faulty, for examples and tests of detectors."""
 
 # T = steps, L = parameter tensors, A = activation modules
 
@@ -16,17 +16,17 @@ from gradwatch.history.synthetic.healthy import HealthyRun, Layers
 
 @final
 class Synthetic(HealthyRun):
-    """A synthetic run with a method per fault; each returns the run, so they chain. Arguments as in `HealthyRun`."""
+    """A synthetic run with a method per fault. Each method returns the run. Arguments as for `HealthyRun`."""
 
     def vanishing(self, *, decades: float = 8.0, onset: int = 0) -> Self:
-        """Shrink gradients geometrically towards the input, by `decades` over all layers; the loss stops falling."""
+        """Shrink gradients geometrically towards the input, by `decades` over all layers, and stop the loss."""
         depth_L = np.linspace(1, 0, self.layers)
         self.grad_l2_TL[onset:] *= 10 ** (-decades * depth_L)
         self.loss_T[onset:] = self.loss_T[onset] * np.exp(0.02 * self.rng.standard_normal(self.steps - onset))
         return self
 
     def exploding(self, *, rate: float = 1.2, onset: int = 100, layers: Layers = None) -> Self:
-        """Grow the gradients by a factor per step from `onset`, and the loss with them, until they overflow."""
+        """Grow gradients and loss by a factor per step from `onset`, until the gradients overflow."""
         growth_T = rate ** np.maximum(self.t_T - onset, 0.0)
         self.grad_l2_TL[:, self._pick(layers)] *= growth_T[:, None]
         self.loss_T *= np.sqrt(growth_T)
@@ -43,15 +43,15 @@ class Synthetic(HealthyRun):
         return self
 
     def rising_sparsity(self, layer: Layers, *, rate: float = 0.005, onset: int = 50, most: float = 0.98) -> Self:
-        """Raise the zero fraction of a layer's gradient by `rate` per step, as if units die one after the other."""
+        """Raise the zero fraction of a gradient by `rate` per step, as if units die one after another."""
         i = self._pick(layer)
         zero_T = np.clip(rate * (self.t_T - onset), 0, most)[:, None]
         self.zero_frac_TL[:, i] = np.maximum(self.zero_frac_TL[:, i], zero_T)
-        self.grad_l2_TL[:, i] *= np.sqrt(1 - zero_T)
+        self.grad_l2_TL[:, i] *= np.sqrt(1 - zero_T)  # the norm of the elements that are left
         return self
 
     def oscillating(self, *, factor: float = 30.0, onset: int = 50, layers: Layers = None, period: int = 2) -> Self:
-        """Let gradient norms oscillate by a factor, and the loss with them."""
+        """Let gradient norms oscillate by a factor, and the loss by a factor of 2."""
         swing_T = np.where(self.t_T >= onset, np.where(self.t_T % period < period / 2, 0.5, -0.5), 0.0)
         self.grad_l2_TL[:, self._pick(layers)] *= factor ** swing_T[:, None]
         self.loss_T *= 2.0**swing_T
@@ -63,24 +63,26 @@ class Synthetic(HealthyRun):
         return self
 
     def no_gradient(self, layer: Layers, *, zero: bool = False) -> Self:
-        """Make the gradient of a layer None at every step, or exactly zero."""
+        """Make the gradient of a layer None, or exactly zero, at every step."""
         i = self._pick(layer)
+        # nan stands for a gradient of None
         self.grad_l2_TL[:, i] = 0.0 if zero else np.nan
         self.zero_frac_TL[:, i] = 1.0 if zero else np.nan
         self.nonfinite_TL[:, i] = 0.0 if zero else np.nan
         return self
 
     def imbalance(self, layer: Layers, *, factor: float = 1000.0) -> Self:
-        """Multiply the gradient of a layer at every step, and its update unless the optimizer is SGD."""
+        """Multiply the gradient and the update of a layer at every step by a factor."""
         i = self._pick(layer)
         self.grad_l2_TL[:, i] *= factor
+        # the update of SGD follows from the gradient, and has the factor already
         self.update_factor_TL[:, i] *= factor if self.info.optimizer != "SGD" else 1.0
         return self
 
     def non_finite(
         self, *, step: int = 150, layers: Layers = None, value: float = np.nan, count: int = 1, lasting: bool = False
     ) -> Self:
-        """Put nan or inf into gradients at one step; if `lasting`, at all later steps and into the loss as well."""
+        """Put nan or inf into gradients at one step. If `lasting`, put it into all later gradients and losses."""
         at = slice(step, None) if lasting else slice(step, step + 1)
         for i in self._pick(layers):
             self.grad_l2_TL[at, i] = value
@@ -90,7 +92,7 @@ class Synthetic(HealthyRun):
         return self
 
     def dead_relu(self, act: int, *, fraction: float = 0.95, onset: int = 100) -> Self:
-        """Silence a fraction of the units of a ReLU from `onset`; mean and standard deviation shrink with them."""
+        """Silence a fraction of the units of a ReLU from `onset`, which shrinks mean and standard deviation."""
         self.dead_frac_TA[onset:, act] = fraction
         self.act_mean_TA[onset:, act] *= 1 - fraction
         self.act_std_TA[onset:, act] *= np.sqrt(1 - fraction)
@@ -99,7 +101,7 @@ class Synthetic(HealthyRun):
         return self
 
     def saturated(self, act: int, *, fraction: float = 0.95, onset: int = 100, module_type: str = "Sigmoid") -> Self:
-        """Saturate a fraction of the outputs of a module, which becomes a module of `module_type`."""
+        """Saturate a fraction of the outputs of a module, and change its type to `module_type`."""
         self.saturated_frac_TA[onset:, act] = fraction
         acts = list(self.info.activations)
         acts[act] = replace(acts[act], module_type=module_type)
@@ -107,36 +109,37 @@ class Synthetic(HealthyRun):
         return self
 
     def warm_up(self, *, steps: int = 50, factor: float = 5.0) -> Self:
-        """Raise the learning rate linearly over the first steps; gradients start larger by a factor and settle."""
+        """Raise the learning rate linearly over the first steps. Gradients start larger by a factor, then settle."""
         self.lr_T *= np.minimum((self.t_T + 1) / steps, 1.0)
         self.grad_l2_TL *= 1 + (factor - 1) * np.exp(-self.t_T / (steps / 5))[:, None]
         return self
 
     def loss_scale_skips(self, steps: Sequence[int] = (0, 1, 2)) -> Self:
-        """Let the scaled gradients of an fp16 run overflow at some steps, which are skipped and halve the scale."""
+        """Let scaled fp16 gradients overflow at some steps. These steps are skipped and halve the scale."""
         self.info = replace(self.info, precision="fp16", loss_scaling=True)
         at = list(steps)
         self.skipped_T[at] = 1.0
         self.grad_l2_TL[at], self.nonfinite_TL[at] = np.inf, self.numel // 10
+        # without the step itself: a scaler halves the scale after the step that overflows
         halvings_T = np.cumsum(self.skipped_T) - self.skipped_T
         self.loss_scale_T[:] = dynamics.INITIAL_SCALE * 0.5**halvings_T
         return self
 
     def sparse_embedding(self, layer: int = 0, *, zero_frac: float = 0.97) -> Self:
-        """Make a layer an embedding, most of whose rows are used by no sample of a batch."""
+        """Make a layer an embedding with few used rows per batch, so that most of its gradient is zero."""
         self._change(layer, module_type="Embedding")
         unused_T = zero_frac + 0.2 * (1 - zero_frac) * self.rng.standard_normal(self.steps)
         self.zero_frac_TL[:, layer] = np.clip(unused_T, 0, 1)
         return self
 
     def frozen(self, layer: Layers) -> Self:
-        """Freeze a layer on purpose: it requires no gradient and is in no optimizer."""
+        """Freeze a layer: remove its gradient and its optimizer group."""
         for i in self._pick(layer):
             self._change(i, trainable=False, group=None)
         return self.no_gradient(layer)
 
     def own_rate(self, layer: int, *, factor: float) -> Self:
-        """Put a layer into another parameter group, with a learning rate that is `factor` times as high."""
+        """Put a layer into a new parameter group with `factor` times the learning rate."""
         self.rates.append(factor)
         self._change(layer % self.layers, group=len(self.rates))
         self.update_factor_TL[:, layer] *= factor

@@ -1,4 +1,4 @@
-"""Replace statistics in a synthetic history, for examples that no method of `Synthetic` makes."""
+"""Replace statistics in a synthetic history, for examples that no method of `Synthetic` covers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def with_statistic(
     Args:
         history: History of a `Synthetic`, without thinned steps.
         statistic: Name in the catalogue.
-        values: Numbers that broadcast to (steps, layers). Steps that did not measure the statistic stay nan.
+        values: Numbers that broadcast to (steps, layers). Steps without a measurement stay nan.
         layers: Indices of the layers to change, or None for all.
-        missing: Also replace the values of steps that did not measure the statistic.
+        missing: Whether to replace the values of steps without a measurement as well.
     """
     copy = History(history.info, groups=history.groups)
     for source, target in ((history.param, copy.param), (history.act, copy.act), (history.run, copy.run)):
@@ -33,6 +33,6 @@ def with_statistic(
             where = slice(None) if layers is None else list(layers)
             column_TL[:, where] = values if missing else np.where(np.isnan(column_TL[:, where]), np.nan, values)
         target.fill(steps_T, values_TSL)
-    copy.find_validations()
+    copy.find_validations()  # the tables were filled without `extend`
     copy.events.extend(history.events)
     return copy

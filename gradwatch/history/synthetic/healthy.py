@@ -1,4 +1,4 @@
-"""Make the history of a healthy synthetic run from arrays of every statistic. Seeded."""
+"""Build the history of a healthy, seeded synthetic run from arrays of every statistic."""
 
 # T = steps, L = parameter tensors, A = activation modules
 
@@ -18,24 +18,24 @@ from gradwatch.history.synthetic.dynamics import Optimizer, Precision
 from gradwatch.records import Event, LayerInfo
 
 Layers = int | Sequence[int] | None
-"""Index of a layer from the input side, several indices, or None for all layers; negative ones count from the end."""
+"""Index of a layer from the input side, several indices, or None for all layers. Negative ones count from the end."""
 
 
 class HealthyRun:
     """A healthy synthetic run. Edit its arrays, then call `history`; `Synthetic` has a method for each fault.
 
     The loss falls towards a floor as a power law. The gradient norm of a layer is the root of the excess loss plus a
-    constant, times log-normal noise, part of which is common to all layers. Statistics that follow from these arrays
-    (absmax, mean, std, total norm, update ratio) are computed when the history is made.
+    constant, times log-normal noise. Part of the noise is common to all layers. `history` computes the statistics that
+    follow from these arrays (absmax, mean, std, total norm, update ratio).
 
     Args:
-        layers: Number of parameter tensors, called `layers.<i>.weight`, the input side first.
+        layers: Number of parameter tensors, called `layers.<i>.weight`, from the input side.
         steps: Number of optimizer steps.
         seed: Seed of all randomness.
         noise: Standard deviation of the natural logarithm of gradient norms from step to step.
         activations: Number of ReLU modules, called `acts.<i>`.
         optimizer: Optimizer that turns gradients into updates.
-        precision: Format of the forward pass; fp16 has a loss scale of 65536.
+        precision: Format of the forward pass. fp16 has a loss scale of 65536.
         width: Side of the square weights.
         lr: Learning rate.
 
@@ -43,11 +43,11 @@ class HealthyRun:
         loss_T, val_loss_T, val_accuracy_T, lr_T, loss_scale_T, skipped_T, batch_hash_T: Statistics of the run.
         grad_l2_TL: Gradient norms; nan for a gradient that is None.
         zero_frac_TL: Fraction of exact zeros in the gradients.
-        nonfinite_TL: Number of non-finite gradient elements; if it is not 0, grad_l2_TL should be nan or inf.
+        nonfinite_TL: Number of non-finite gradient elements. If it is not 0, grad_l2_TL should be nan or inf.
         weight_l2_TL: Weight norms.
-        update_factor_TL: Factor of the update that follows from gradient, learning rate and optimizer.
+        update_factor_TL: Factor on the update that follows from gradient, learning rate and optimizer.
         dead_frac_TA, saturated_frac_TA, act_mean_TA, act_std_TA: Statistics of the activations.
-        silent_TA, silent_since_TA: Number of silent units, and the step since which they are silent.
+        silent_TA, silent_since_TA: Number of silent units, and the first step of their silence.
         events: Events of the run; `add_event` adds to them.
     """
 
@@ -117,7 +117,7 @@ class HealthyRun:
         return self
 
     def replay(self, until: int | None = None) -> Iterator[History]:
-        """Yield the same growing history after each of its steps, as in a live run."""
+        """Yield one growing history after each of its steps, as in a live run."""
         history = History(self.info, groups=1 + len(self.rates))
         run, param_TSL = self._run(), self._param_TSL()
         remembered = (self.silent_TA, self.silent_since_TA, np.full(self.silent_TA.shape, self.width))
@@ -126,6 +126,7 @@ class HealthyRun:
         for t in range(self.steps if until is None else until):
             sampled = t % dynamics.SAMPLE_EVERY == 0 and self.activations > 0
             row = {name: float(values_T[t]) for name, values_T in run.items()}
+            # before the row: a live run emits the events of a step before it feeds the row
             for event in (e for e in self.events if e.step == t):
                 history.add_event(event)
             history.append(t, run=row, param_SL=param_TSL[t], act_SL=act_TSA[t] if sampled else None)
@@ -149,6 +150,7 @@ class HealthyRun:
         self.lr_T = np.full(self.steps, lr)
         self.loss_scale_T = np.full(self.steps, dynamics.INITIAL_SCALE if self.info.loss_scaling else 1.0)
         self.skipped_T = np.zeros(self.steps)
+        # 48 bits, which a float64 holds exactly
         self.batch_hash_T = self.rng.integers(0, 1 << 48, self.steps).astype(np.float64)
 
     def _run(self) -> dict[str, dynamics.Array]:
@@ -166,6 +168,7 @@ class HealthyRun:
 
     def _param_TSL(self) -> dynamics.Floats32:
         rms_TL = self.grad_l2_TL / np.sqrt(self.numel)
+        # a skipped step moves nothing
         moved_lr_T = self.lr_T * (1 - self.skipped_T)
         update_TL = dynamics.updates(
             rms_TL,
