@@ -89,6 +89,7 @@ class Finding:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Finding:
         """Return the finding from the result of `to_json`."""
+        # JSON has lists and names, while equal findings need tuples and severities
         evidence = tuple(Quantity.from_json(q) for q in data["evidence"])
         return cls(**data | {"severity": Severity.parse(data["severity"]), "evidence": evidence})
 
@@ -160,6 +161,7 @@ class Diagnosis:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for JSON."""
+        # `asdict` would write severities as numbers
         return asdict(self) | {"severity": str(self.severity), "findings": [f.to_json() for f in self.findings]}
 
 
@@ -189,7 +191,7 @@ class LayerInfo:
         shape: Shape of the tensor.
         dtype: Dtype of the tensor, such as `float32`.
         trainable: Whether the tensor required a gradient.
-        group: Index of its optimizer group, or None if no optimizer holds the tensor.
+        group: Index of its optimizer group, or None if it is in no optimizer.
     """
 
     name: str

@@ -20,7 +20,7 @@ class TimeQuota:
     def __init__(self, fraction: float, *, expected_s: float = 0.0) -> None:
         self.spent_s = 0.0
         self._fraction = fraction
-        self._last_s = expected_s
+        self._last_s = expected_s  # the estimate for the next activity
 
     def charge(self, seconds: float) -> None:
         """Add the time of one activity."""
@@ -29,7 +29,6 @@ class TimeQuota:
 
     def reset(self) -> None:
         """Reset the spent time."""
-        # the last duration stays: it is still the best estimate of the next one
         self.spent_s = 0.0
 
     def remaining_s(self, elapsed_s: float) -> float:

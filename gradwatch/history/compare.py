@@ -21,12 +21,13 @@ EXACT = ("batch_hash",)
 HISTORY_DEPENDENT = ("act.silent", "act.silent_since")
 """Statistics that depend on all earlier samples. They may differ after a step that only one side sampled."""
 ORDER = ("batch_hash", "lr.", "weight.l2", "loss", "act.", "grad.", "grad_norm.", "loss_scale", "skipped", "update.")
-"""Order in which a step computes the statistics. If several differ at a step, the first is closest to the cause."""
+"""Computation order of the statistics in a step. If several differ at a step, the first is closest to the cause."""
 ROUNDOFF = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-9}  # IEEE 754, table 3.5; bfloat16 has 8 bits
 SUM_ROUNDINGS, STORE_ROUNDINGS = 2.0**10, 2.0**3
-"""Rounding errors in a number, in units of the roundoff: of fp32 sums of some 1000 terms in any order, and of values
-stored in the format of the forward pass in some 10 layers. Such errors grow with the root of their number (N. Higham,
-Accuracy and Stability of Numerical Algorithms, 2nd ed., sec. 2.8), so both are upper bounds."""
+"""Rounding errors in a number, in units of the roundoff. The first is for fp32 sums of some 1000 terms in any order. The
+second is for values stored in the format of the forward pass in some 10 layers. Such errors grow with the root of
+their number (N. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., sec. 2.8), so both are upper
+bounds."""
 
 
 @final
@@ -40,7 +41,7 @@ class FirstDifference:
         layer: Parameter tensor or activation module, or None for the run.
         first: Value in the first run.
         second: Value in the second run.
-        others: Number of other values of layers and run that differ at the same step.
+        others: Number of other values of layers and run that differ at this step.
     """
 
     step: int
@@ -173,6 +174,7 @@ def compare_rows(recorded: Mapping[str, Any], again: Mapping[str, Any]) -> tuple
         is_left_out_TSL |= is_sampled_S[:, None] & (np.isnan(was_TSL) | np.isnan(is_TSL))
         is_left_out_TSL |= is_later_T[:, None, None] & is_dependent_S[:, None]
         for t, step in enumerate(steps_T.tolist()):
+            # summed over the tables
             counts[step] = counts.get(step, 0) + int((~is_left_out_TSL[t]).sum())
         for t, s, layer in np.argwhere((was_TSL != is_TSL) & ~is_left_out_TSL).tolist():
             differences.append(
@@ -228,6 +230,7 @@ def _common_statistics(
     for a, b in ((first.run, second.run), (first.param, second.param), (first.act, second.act)):
         layers = tuple(name for name in a.layers if name in set(b.layers))
         for statistic in a.statistics:
+            # clocks differ in every run
             if statistic not in b.statistics or statistic in catalogue.CLOCK_NAMES or not layers:
                 continue
             yield statistic, layers, *_align(a, b, statistic, layers)

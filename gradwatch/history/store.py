@@ -106,9 +106,9 @@ def concatenate(parts: Sequence[Rows]) -> Rows:
 class History:
     """All recorded data of a run: three tables, the findings and the events.
 
-    `param` holds the statistics of each parameter tensor at each step, `act` the statistics of each activation module
-    at each sampled step, and `run` the statistics of the whole run at each step. A missing value is nan. `param` and
-    `run` always hold the same steps.
+    `param` has the statistics of each parameter tensor at each step, and `run` the statistics of the whole run.
+    `act` has the statistics of each activation module at each sampled step. A missing value is nan. The steps of
+    `param` and `run` are always equal.
 
     Args:
         info: Description of the run.
@@ -140,6 +140,7 @@ class History:
         self._segment_length = thinning.choose_segment_length(row_bytes)
         self.param = self._table(tuple(layer.name for layer in info.layers), catalogue.PARAM_NAMES, "<f4")
         self.act = self._table(tuple(a.name for a in info.activations), catalogue.ACT_NAMES, "<f4")
+        # float64: a batch hash has 48 bits
         self.run = self._table(("",), catalogue.run_names(groups), "<f8")
         self._blank_run = dict.fromkeys(self.run.statistics, math.nan)
         self._step_ms = self.run.columns["step_ms"]
@@ -261,6 +262,7 @@ class History:
             table.truncate(step)
         self.findings[:] = [f for f in self.findings if f.step <= step]
         self.events[:] = [e for e in self.events if e.step <= step]
+        # only the newest histograms were kept, so a tensor may have none after this
         self.histograms = {place: (seen, k) for place, (seen, k) in self.histograms.items() if seen.step <= step}
         self.histograms_step = max((seen.step for seen, _ in self.histograms.values()), default=-1)
         self._finding_index.clear()  # `report` builds it again

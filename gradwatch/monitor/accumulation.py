@@ -37,6 +37,7 @@ class AccumulationTracker:
         self.warned: set[str] = set()
         self.calls = 0
         self._accumulate = accumulate
+        # an interval of 1 until proven otherwise, so that a run starts on the fast path
         self._calls_without_update, self._interval = 0, 1
 
     @property

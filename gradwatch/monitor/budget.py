@@ -56,7 +56,7 @@ class Schedule:
         histograms: Histograms of the gradient and the weights of a parameter. Each sampled step measures a slice of the
             parameters, so that no step waits for all; the first step of a run measures all.
         budget: Fraction of the time that the monitor may take. Above it, all sampled statistics are measured less
-            often, by a power of two. 0 follows the schedule at any cost, so at the same steps in every run.
+            often, by a power of two. 0 follows the schedule at any cost, so every run measures at equal steps.
     """
 
     updates: int = 10
@@ -160,7 +160,7 @@ class Budget:
         self._optional_s = self._wall_s = 0.0
 
     def _affordable(self, *, most: int) -> int:
-        """Return the smallest factor, at most `most`, at which the cost would have been within the budget."""
+        """Return the smallest factor, at most `most`, with a cost within the budget."""
         available_s = self._quota.remaining_s(self._wall_s)
         scheduled_s = self._optional_s * self.factor  # the cost at factor 1
         factor = 1

@@ -19,7 +19,7 @@ class MonitorContext:
     """The state that the parts of a monitor share.
 
     Args:
-        pipeline: Where rows and events go.
+        pipeline: Receives rows and events.
         budget: Schedules the sampled statistics.
         meter: All clocks.
         events: One-time events of the run.

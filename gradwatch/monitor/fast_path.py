@@ -71,6 +71,7 @@ class _Block:
 
     def __init__(self, num_rows: int, width: int, num_layers: int) -> None:
         self.step_N = np.empty(num_rows, np.int64)
+        # nan: native code writes only the statistics that a step has
         self.run_NR = np.full((num_rows, width), math.nan)
         self.param_NSL = np.full((num_rows, len(catalogue.PARAM), num_layers), math.nan, np.float32)
         self.wall_N = np.empty(num_rows)
@@ -88,7 +89,7 @@ class FastPath:
     """Records the steps of one optimizer natively, in its hooks and in `Monitor.step`.
 
     It records from `enter` until a step is unsupported or Python work is due; see `csrc/fast_path.h`. After `leave`,
-    the full path continues with the step in progress, as if it had recorded all earlier steps.
+    the full path continues with the step in progress. It gets the counts and clocks of the earlier steps.
 
     Args:
         extension: The native extension.
@@ -99,7 +100,7 @@ class FastPath:
 
     Attributes:
         native: The native object.
-        is_active: Whether only the native object knows the steps since `enter`. No other attribute holds the mode.
+        is_active: Whether only the native object knows the steps since `enter`. This is the only record of the mode.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class FastPath:
         self.native: _native.FastPath = extension.FastPath(
             tuple(params),
             columns,
+            # a statistic without a column here takes its step to the full path
             {name: i for i, name in enumerate(names) if name != VALIDATION},
             len(names),
             groups,
@@ -149,11 +151,11 @@ class FastPath:
             step: The step in progress.
             until: First step that the full path records again.
             findings: List of all findings. Native code leaves the fast path when it grows.
-            skip_step: Returns whether a step needs no inspection; None if no step does.
+            skip_step: Returns whether a step needs no inspection; None if no step of the run needs one.
             deadline: Clock at which the fast path ends.
         """
         native = self.native
-        if native.filled == len(self._block.step_N):
+        if native.filled == len(self._block.step_N):  # native code refuses to start with a full block
             with self._lock:  # `gather` runs on the worker thread and must not mix two blocks
                 self._block = self._make_block()
                 native.use_block(*self._block.tensors())
@@ -185,7 +187,7 @@ class FastPath:
             block = self._block
             new = slice(block.num_read, self.native.filled)
             block.num_read = new.stop
-        if new.start == new.stop:
+        if new.start == new.stop:  # the worker asks at every batch, also on the full path
             return None
         # views, without a copy: native code never writes to a filled row again
         return Rows(block.step_N[new], block.run_NR[new], block.param_NSL[new])

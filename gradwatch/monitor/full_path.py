@@ -32,7 +32,7 @@ class FullPath:
         rows: Completes the rows.
         micro_batch: Probe of micro-batches, or None.
         keeper: Keeps the state before each step, or None. With a keeper, each step waits for its findings.
-        memory_device: CUDA device whose peak memory is recorded, or None.
+        memory_device: CUDA device for the peak memory, or None for the host.
     """
 
     def __init__(
@@ -241,7 +241,7 @@ class FullPath:
         return to_number(grad_norm)
 
     def _adjust_schedule(self, step: int) -> None:
-        """Adjust the sampling rate after a step, to the budget and to new findings."""
+        """Adjust the sampling rate to the budget and to new findings, after a step."""
         budget, num_findings = self._budget, len(self._pipeline.findings)
         if num_findings != self._num_findings:
             self._num_findings = num_findings

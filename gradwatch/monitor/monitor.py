@@ -52,12 +52,12 @@ class Monitor:
         schedule: Steps between two measurements of the sampled statistics.
         accumulate: Up to this many calls of `step` are the micro-batches of one update, not skipped updates.
         facts: Inspects the autograd graph and the modes of modules, or None.
-        hooked: Whether to hook the optimizers. A loop needs no hooks if it calls `observe` before each update and
-            passes the statistics `skipped`, `loss_scale`, learning rates and both norms to `step`.
+        hooked: Whether to hook the optimizers. A loop without hooks calls `observe` before each update. It also passes
+            the statistics `skipped`, `loss_scale`, learning rates and both norms to `step`.
         hooks: Further hooks to remove with the hooks of the monitor.
         keeper: Keeps the state before each step, or None. With a keeper, each step waits for its findings.
-        deferred: Whether rows are completed some steps later, when the device has computed them, so that no step waits
-            for the device. None enables this if all parameters are on one GPU, there are hooks, and there is no keeper.
+        deferred: Whether rows are completed some steps later, so that no step waits for the device. None enables this
+            if all parameters are on one GPU, there are hooks, and there is no keeper.
         stop: Raises a finding in `step`, or None.
         run_dir: The run directory; None if the history is only in memory.
     """
@@ -145,7 +145,7 @@ class Monitor:
         or Inf.
 
         Args:
-            optimizer: The optimizer that holds the gradients; by default, all optimizers that have not stepped yet.
+            optimizer: The optimizer of the gradients; by default, all optimizers that have not stepped yet.
         """
         norm = self._observe()
         if norm is None:
@@ -203,7 +203,7 @@ class Monitor:
         return tuple(self.history.findings)
 
     def _repr_html_(self) -> str:
-        """Return the summary of the run so far, for display in a notebook."""
+        # called by notebooks only, so the renderer is imported here
         from gradwatch.diagnose.rank import diagnose
         from gradwatch.render.terminal.summary import summary_html
 

@@ -120,8 +120,8 @@ class RowBuilder:
 
         Args:
             values: Values by name. Optimizer `i` has `i.grad` and `i.clipped` of shape (S, P), `i.update` of shape
-                (2, P), `i.counts` of shape (2, K, B), `i.found_inf`, `i.loss_scale` and learning rates. `act` and
-                `dead.j` belong to the activations.
+                (2, P) and `i.counts` of shape (2, K, B). It also has `i.found_inf`, `i.loss_scale` and learning rates.
+                `act` and `dead.j` belong to the activations.
         """
         param_SL = np.full((len(catalogue.PARAM), self.num_layers), math.nan, np.float32)
         results = []
@@ -228,7 +228,7 @@ class PendingRow:
 
 
 def total_norm(row_SL: Floats) -> float:
-    """Return the L2 norm of all gradients; NaN or Inf if one holds NaN or Inf.
+    """Return the L2 norm of all gradients; NaN or Inf if one contains NaN or Inf.
 
     Args:
         row_SL: The gradient statistics of every layer, nan for a layer without gradient. At least the first 6 rows.

@@ -61,6 +61,7 @@ class RowQueue:
         self._inspect(row, is_validated=row.is_validated, is_non_finite=False)  # unknown until `_on_arrival`
         tensors = {n: r for n, r in readings.items() if isinstance(r, Tensor) and not sync.is_on_host(r)}
         known = {name: sync.to_array(reading) for name, reading in readings.items() if name not in tensors}
+        # the cost of a row ends here: later work on the row is part of a later call
         device_s, cost = self._device_clock.collect(), self._meter.end_row(began)
         self._transfers.send(tensors, functools.partial(self._on_arrival, row, known, cost, device_s))
 

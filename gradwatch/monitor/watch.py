@@ -59,9 +59,9 @@ def watch(
     `monitor.step(loss, grad_norm=norm)`.
     With several optimizers, call `monitor.observe(optimizer)` when the gradients of one optimizer are complete.
 
-    If parameters are sharded over processes (FSDP2, tensor parallelism), each process must call `watch` in the same
-    way, since each process reads the statistics of whole tensors. All processes must measure at the same steps.
-    Sampled statistics therefore follow the schedule at any cost, and `record` is ignored.
+    If parameters are sharded over processes (FSDP2, tensor parallelism), each process must call `watch` with equal
+    arguments. Each process reads the statistics of whole tensors, so all processes must measure at equal steps. Sampled
+    statistics therefore follow the schedule at any cost, and `record` is ignored.
 
     The training stays bit-identical, and no failure of the monitor stops the training. A feature that raises is
     disabled with one RuntimeWarning, also if the reason is a full disk. Parameters and groups that are added after
@@ -77,14 +77,14 @@ def watch(
             other ranks keep their histories in memory, and their `run_dir` is None.
         scaler: The GradScaler of the loop, if there is one.
         accumulate: Micro-batches per optimizer step. `monitor.step` may be called for each of them.
-        loss_fn: The loss function. Its name is recorded. If it is a module and the loop passes its loss as a plain
-            number, the autograd graph of the loss is read from the module.
+        loss_fn: The loss function. Its name is recorded. If it is a module, the autograd graph of the loss is read even
+            for a loss that is passed as a plain number.
         total_steps: Planned optimizer steps, if known.
         schedule: Steps between two measurements of the sampled statistics.
         detect: Thresholds by kind, as in the `detect` section of a config.
-        record: Keep the initial state of each step (batch, random states, weights, optimizer), and write it to
-            `incidents/` of the run directory after a critical finding. This copies the model at every step, or as
-            often as a `StepRecord` says.
+        record: Whether to keep the initial state of each step: batch, random states, weights, optimizer. After a
+            critical finding, the state is written to `incidents/` of the run directory. This copies the model at every
+            step, or as often as a `StepRecord` says.
         on_finding: Action for each finding. `"print"` writes one line to standard error, and a summary at the end.
             `"raise"` raises a `FindingError` in `monitor.step`, within about a second, or in `close`, unless the
             finding is only information. A function is called with the `Finding` on the thread of the monitor. None
@@ -94,7 +94,7 @@ def watch(
         A monitor. Use it in a `with` statement or call `close()`; otherwise it is closed when Python exits.
 
     Raises:
-        GradwatchError: The run directory cannot be created, a parameter has no shape yet, an optimizer takes no hooks,
+        GradwatchError: The run directory cannot be created; a parameter has no shape yet; an optimizer takes no hooks;
             or `on_finding` is not one of its values.
     """
     if record and run is None:
@@ -199,7 +199,6 @@ def _nothing(*_: object) -> None:
 def _pipeline(
     history: History, directory: Path | None, detect: Mapping[str, Mapping[str, Any]] | None, sinks: Sequence[Sink]
 ) -> tuple[Pipeline, BestEffortWriter | None]:
-    """Return the pipeline of a run, and the writer if there is a run directory."""
     asked = detectors(detect)
     if not directory:
         return Pipeline(history, detectors=asked, sinks=sinks, writer=None), None

@@ -77,6 +77,7 @@ def inspect(
         loss="" if loss_fn is None else str(getattr(loss_fn, "__name__", type(loss_fn).__name__)),
         device=str(params[0].device) if params else "cpu",
         total_steps=total_steps,
+        # `resume` names the version of gradwatch if the statistics have changed since
         versions={
             "gradwatch": __version__,
             "python": platform.python_version(),
@@ -115,9 +116,11 @@ def build_monitor(
         attach: Functions that attach further hooks. The hooks are removed with the hooks of the monitor.
     """
     history = pipeline.history
-    if activations and not len(history.param):  # a resumed run has a layout already
+    # functions show at the first forward; a resumed run has a layout already
+    if activations and not len(history.param):
         activations.find_functions(functools.partial(lay_out, history, pipeline, layout_writer))
     names = {param: layer.name for param, layer in zip(params, history.info.layers, strict=True)}
+    # deferred to `_or_none`, which disables the inspection if a model does not support it
     make_facts = functools.partial(
         Inspections,
         models,
@@ -141,6 +144,7 @@ def build_monitor(
         accumulate=accumulate,
         facts=_or_none("the inspection of autograd graph and modes", make_facts),
         hooked=hooked,
+        # attached after the probes and before the optimizers: arguments are evaluated in order
         hooks=[hook for attach_hooks in attach for hook in attach_hooks()],
         keeper=keeper,
         stop=stop,

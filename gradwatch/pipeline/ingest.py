@@ -48,7 +48,7 @@ class RunWriter(Protocol):
 class Ingest:
     """Append rows to a history in order, write them to disk, run the detectors and notify the sinks.
 
-    A detector or a sink that raises is disabled with one warning, since a bug in the monitor must not stop a training.
+    A detector or a sink that raises is disabled with one warning. A bug in the monitor must not stop a training.
     Errors that the user can fix, such as a full disk, are raised.
 
     Args:
@@ -167,7 +167,6 @@ class Ingest:
         return diagnoses
 
     def _report_skipped(self) -> None:
-        """Emit an event with the number of steps that the sinks did not see."""
         self.add_event(NOT_SHOWN.emit(step=self.history.step, values={"steps": self._num_unshown}))
         self._num_unshown = 0
 

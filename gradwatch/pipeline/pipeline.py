@@ -45,6 +45,7 @@ class Pipeline:
         self.row_source: Callable[[], Rows | None] = lambda: None
         self.unhandled_findings: list[Finding] = self._ingest.unhandled_findings
         self.findings = history.findings
+        # without the columns of the run, which are few
         row_bytes = len(history.info.layers) * len(catalogue.PARAM) * np.dtype(np.float32).itemsize
         max_waiting_rows = max(2 * MAX_UNSHOWN_STEPS, MAX_WAITING_BYTES // max(row_bytes, 1))
         self._worker: Worker[Rows | Event] = Worker(
@@ -86,7 +87,7 @@ class Pipeline:
     ) -> None:
         """Pass one optimizer step to the worker. Arguments as for `History.row`; the arrays must not change later."""
         rows = self._ingest.history.row(step, run=run, param_SL=param_SL, act_SL=act_SL, histograms=histograms)
-        self._worker.put(rows)
+        self._worker.put(rows)  # the rows of the source come first, as they are older
         self._newest_step = step
 
     def pull(self) -> None:

@@ -55,6 +55,7 @@ class Header:
             "records": {folder: layout.to_json() for folder, layout in self.layouts.items()},
             "info": self.info.to_json(),
         }
+        # atomic, since other processes may read the header while the run is active
         atomic.replace(directory / NAME, json.dumps(data, indent=1).encode())
 
     @classmethod
@@ -73,7 +74,7 @@ class Header:
                     f"{path}: format {data['format']} is newer than this gradwatch reads ({FORMAT}): update gradwatch"
                 )
             return cls._from_json(data)
-        except RunError:
+        except RunError:  # a newer format is not damage
             raise
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise RunError(f"{path} is damaged, so the run cannot be read: {_reason(error)}") from error
@@ -100,6 +101,7 @@ def shared_tables(history: History) -> dict[str, dict[str, Table]]:
 
 def _find(directory: Path) -> Path:
     """Return the path of run.json, or raise an error that suggests similar names and runs in the directory."""
+    # a missing directory is often a typo, and a folder of runs is often given instead of a run
     if not directory.exists():
         near = did_you_mean(directory.name, (p.name for p in _folders(directory.parent)))
         raise RunError(f"{directory}: there is no such run directory{near}")

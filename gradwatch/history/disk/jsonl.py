@@ -60,7 +60,7 @@ class JsonLines(Generic[Item]):
         """Delete the items of steps after `until`, the items written after it, and damaged lines."""
         path = directory / self.name
         kept, _ = self._parse(path, until)
-        if path.exists():
+        if path.exists():  # an older gradwatch wrote no events
             atomic.replace(path, b"".join(self.line(item, at=at) for at, item in kept))
 
     def _parse(self, path: Path, until: int | None) -> tuple[list[tuple[int, Item]], list[str]]:
@@ -75,6 +75,7 @@ class JsonLines(Generic[Item]):
                 at = int(data.pop("at"))
                 item = self.decode(data)
             except (ValueError, TypeError, KeyError, AttributeError) as error:
+                # reported and skipped: one damaged line must not hide the others
                 problems.append(f"{path}, line {number} is no {self.noun}: {type(error).__name__}: {error}")
                 continue
             # `at` as well: a more severe finding keeps the step of the first one, but was found later

@@ -1,4 +1,4 @@
-"""Lock a run directory, so that at most one process writes to it and other processes know if the run is active."""
+"""Lock a run directory against other writers, and detect if its run is active."""
 
 from __future__ import annotations
 

@@ -23,13 +23,13 @@ from gradwatch.records import Event, Finding
 class Writer:
     """Writes a growing run to disk.
 
-    Every row, finding and event is passed to the kernel at once, so that it survives if the process is killed. The
-    number of rows is bounded; see `thinning`.
+    Every row, finding and event is passed to the kernel at once, so that a kill loses none. The number of rows is
+    bounded; see `thinning`.
 
     Args:
         directory: The run directory, created if it is missing. It must not contain a run; see `resume`.
         history: The history to write.
-        held_lock: Lock that the caller already holds on an existing run; None to create the run.
+        held_lock: Lock of the caller on an existing run; None to create the run.
 
     Raises:
         RunError: The directory contains a run, or cannot be written.
@@ -62,7 +62,7 @@ class Writer:
 
     @classmethod
     def resume(cls, directory: Path, step: int) -> tuple[Self, History]:
-        """Continue a run after a step, as if no later step had been recorded.
+        """Continue a run after a step, and delete all later data.
 
         If the checkpoint has a `History.state`, pass it to `History.restore` next. The steps before the checkpoint may
         have been thinned on disk after it. The history is then equal to the history of an uninterrupted run.
@@ -197,9 +197,11 @@ def _load(directory: Path, header: Header, *, until: int | None = None) -> Histo
 
 
 def claim_free(directory: Path) -> Path:
-    """Create a run directory with this name or the next free one, such as `mine-2`, and print the latter to stderr.
+    """Create a run directory with this name or the next free one, such as `mine-2`.
 
-    If several processes ask for one name at the same time, each gets another directory.
+    A name other than the given one is printed to stderr.
+
+    If several processes ask for one name at once, each gets a different directory.
 
     Raises:
         RunError: The directory cannot be created.

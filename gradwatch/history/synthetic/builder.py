@@ -30,20 +30,21 @@ class Synthetic(HealthyRun):
         growth_T = rate ** np.maximum(self.t_T - onset, 0.0)
         self.grad_l2_TL[:, self._pick(layers)] *= growth_T[:, None]
         self.loss_T *= np.sqrt(growth_T)
+        # the statistics are recorded in float32
         overflow_TL = self.grad_l2_TL > np.finfo(np.float32).max
         self.grad_l2_TL[overflow_TL] = np.inf
         self.nonfinite_TL[overflow_TL] = self.numel
         return self
 
     def dead(self, layer: Layers, *, onset: int = 100, level: float = 0.0) -> Self:
-        """Hold the gradient norm of a layer at a level."""
+        """Set the gradient norm of a layer to a level."""
         i = self._pick(layer)
         self.grad_l2_TL[onset:, i] = level
         self.zero_frac_TL[onset:, i] = 1.0 if level == 0 else self.zero_frac_TL[onset:, i]
         return self
 
     def rising_sparsity(self, layer: Layers, *, rate: float = 0.005, onset: int = 50, most: float = 0.98) -> Self:
-        """Raise the zero fraction of a gradient by `rate` per step, as if units die one after another."""
+        """Raise the zero fraction of a gradient by `rate` per step, like units that die one after another."""
         i = self._pick(layer)
         zero_T = np.clip(rate * (self.t_T - onset), 0, most)[:, None]
         self.zero_frac_TL[:, i] = np.maximum(self.zero_frac_TL[:, i], zero_T)

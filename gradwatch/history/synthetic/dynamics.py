@@ -28,7 +28,7 @@ ADAM_EPS = 1e-8  # torch.optim.AdamW, default of eps
 ADAM_STEP = 0.3
 """Size of a typical Adam update in units of the learning rate. It is below 1 because gradients change their sign."""
 CREST = 1.3
-"""Largest gradient element relative to that of a normal distribution: gradients have heavier tails."""
+"""Largest gradient element relative to the largest of a normal distribution: gradients have heavier tails."""
 INITIAL_SCALE = 65536.0  # torch.amp.GradScaler, default of init_scale
 
 

@@ -27,7 +27,7 @@ def with_statistic(
     """
     copy = History(history.info, groups=history.groups)
     for source, target in ((history.param, copy.param), (history.act, copy.act), (history.run, copy.run)):
-        steps_T, values_TSL = source.rows()
+        steps_T, values_TSL = source.rows()  # a copy, which may be written to
         if statistic in source.statistics:
             column_TL = values_TSL[:, source.statistics.index(statistic)]
             where = slice(None) if layers is None else list(layers)

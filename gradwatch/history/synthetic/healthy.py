@@ -69,7 +69,7 @@ class HealthyRun:
         self.width, self.numel = width, width * width
         self.t_T = np.arange(steps)
         self.events: list[Event] = []
-        self.rates: list[float] = []
+        self.rates: list[float] = []  # learning rates of further groups, relative to the first
         self.info = dynamics.describe(
             layers=layers,
             activations=activations,
@@ -118,7 +118,7 @@ class HealthyRun:
 
     def replay(self, until: int | None = None) -> Iterator[History]:
         """Yield one growing history after each of its steps, as in a live run."""
-        history = History(self.info, groups=1 + len(self.rates))
+        history = History(self.info, groups=1 + len(self.rates))  # the first group has no factor in `rates`
         run, param_TSL = self._run(), self._param_TSL()
         remembered = (self.silent_TA, self.silent_since_TA, np.full(self.silent_TA.shape, self.width))
         measured = (self.dead_frac_TA, self.saturated_frac_TA, self.act_mean_TA, self.act_std_TA)

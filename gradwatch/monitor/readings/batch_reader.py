@@ -68,11 +68,12 @@ class BatchReader:
         statistics: dict[str, float] = {}
         readings: dict[str, Tensor] = {}
         parts: Sequence[int | Tensor] | None = None
-        known = native_hash(batch)
+        known = native_hash(batch)  # None if the extension cannot read the batch in place
         if known is not None:
             statistics["batch_hash"] = float(known)
         else:
             parts = checksums(batch)
+            # one tensor for all checksums, so that the row needs one transfer for them
             if remote := [part.to(self._device, non_blocking=True) for part in parts if isinstance(part, Tensor)]:
                 readings["batch"] = torch.stack(remote)
         if not self._events.has_batch:

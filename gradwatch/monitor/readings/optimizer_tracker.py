@@ -70,7 +70,7 @@ class OptimizerTracker:
         """Start a row.
 
         Args:
-            due: The parameters whose histograms are due.
+            due: The parameters with histograms due.
         """
         self.is_observed = self.awaits_closure = False
         self.histograms.begin(due)
@@ -108,7 +108,7 @@ class OptimizerTracker:
 
         Args:
             inverse_scale: Factor that undoes a loss scale.
-            is_counting: Whether `histograms.read` follows. On a CPU, the same pass then counts the gradients.
+            is_counting: Whether `histograms.read` follows. On a CPU, one pass then also counts the gradients.
         """
         counts_KB = self.histograms.gradient_counts() if is_counting and self._is_on_cpu else None
         self.pending["grad"] = self._gradients.read(

@@ -78,16 +78,16 @@ class HistogramReader:
 
     @property
     def columns_K(self) -> NDArray[np.intp]:
-        """Columns of the parameters whose histograms are due."""
+        """Columns of the parameters with histograms due."""
         return np.array(self._columns[self._due], np.intp)
 
     @property
     def first(self) -> int:
-        """Place of the first parameter whose histogram is due."""
+        """Index of the first parameter with a histogram due."""
         return self._due.start
 
     def begin(self, due: HistogramSlice | None) -> None:
-        """Start a row with the parameters whose histograms are due."""
+        """Start a row, given the parameters with histograms due."""
         self._gradients_KB = None
         self._due = slice(0, 0)
         if due is not None:
