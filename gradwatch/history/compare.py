@@ -24,8 +24,8 @@ ORDER = ("batch_hash", "lr.", "weight.l2", "loss", "act.", "grad.", "grad_norm."
 """Computation order of the statistics in a step. If several differ at a step, the first is closest to the cause."""
 ROUNDOFF = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-9}  # IEEE 754, table 3.5; bfloat16 has 8 bits
 SUM_ROUNDINGS, STORE_ROUNDINGS = 2.0**10, 2.0**3
-"""Rounding errors in a number, in units of the roundoff. The first is for fp32 sums of some 1000 terms in any order. The
-second is for values stored in the format of the forward pass in some 10 layers. Such errors grow with the root of
+"""Rounding errors in a number, in units of the roundoff. The first is for fp32 sums of some 1000 terms in any order.
+The second is for values stored in the format of the forward pass in some 10 layers. Such errors grow with the root of
 their number (N. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., sec. 2.8), so both are upper
 bounds."""
 

@@ -16,7 +16,7 @@ from gradwatch.pipeline.ingest import Ingest
 def redetect(stored: History, detectors: Sequence[Detector]) -> History:
     """Return a new history of the stored rows and events, with the findings of the given detectors.
 
-    Over steps that are kept at full detail, the findings equal those of a live run with the detectors.
+    Over steps at full detail, the findings equal the findings of a live run with these detectors.
     """
     ingest = Ingest(History(stored.info, groups=stored.groups), detectors=detectors)
     rows = _all_rows(stored)
