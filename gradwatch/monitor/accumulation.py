@@ -42,12 +42,12 @@ class AccumulationTracker:
 
     @property
     def is_one_step_per_call(self) -> bool:
-        """Whether every call so far followed an update."""
+        """Return whether every call so far followed an update."""
         return self._interval == 1 and not self._calls_without_update
 
     @property
     def is_full(self) -> bool:
-        """Whether the calls since the last row reach the number of micro-batches per update."""
+        """Return whether the calls since the last row reach the number of micro-batches per update."""
         return self.calls >= self._accumulate
 
     def learn(self, *, is_updated: bool) -> None:

@@ -107,7 +107,7 @@ class Budget:
         owed = self._owes_histograms and (updates or activations)
         self._owes_histograms &= not owed  # paid once per finding
         due_slice = None
-        if owed or (step == 0 and schedule.histograms > 0):  # faults of the initialization show at step 0
+        if owed or (step == 0 and schedule.histograms > 0):  # the initial weights, before any update
             due_slice = ALL_PARAMETERS
         elif is_due(self._slice_every, step):
             due_slice = HistogramSlice(self._next_slice, self._num_slices)

@@ -27,7 +27,7 @@ class OneTimeEvents:
 
     @property
     def has_batch(self) -> bool:
-        """Whether the batch of the first non-finite loss has been inspected."""
+        """Return whether the batch of the first non-finite loss has been inspected."""
         return "batch" in self._emitted
 
     def nan(self, *, step: int, is_given: bool) -> None:
@@ -60,7 +60,7 @@ class OneTimeEvents:
 
     def thinned(self, factor: int, *, step: int, budget: float) -> None:
         """Emit that sampling became rarer than at any earlier step of this run."""
-        if factor > self._factor:  # the factor may fall and rise again, which is no news
+        if factor > self._factor:  # a factor that falls and rises again is not emitted twice
             self._factor = factor
             self._emit(THINNED.emit(step=step, values={"factor": factor, "budget": budget}))
 

@@ -200,7 +200,7 @@ class PendingRow:
 
     @property
     def is_validated(self) -> bool:
-        """Whether the step has a validation loss."""
+        """Return whether the step has a validation loss."""
         return "val_loss" in self.run or "val_loss" in self.given
 
     def complete(self, values: Values) -> StepRow:
@@ -234,13 +234,13 @@ def total_norm(row_SL: Floats) -> float:
         row_SL: The gradient statistics of every layer, nan for a layer without gradient. At least the first 6 rows.
     """
     norm = _norm(row_SL[L2])
-    # nan means a missing gradient or a gradient of NaN: only the first has no count of non-finite elements
+    # nan means a missing gradient or a gradient of NaN: only a missing one has no count of non-finite elements
     return norm if norm == norm else _norm(row_SL[L2, ~np.isnan(row_SL[NONFINITE])])
 
 
 def _norm(values: Floats) -> float:
     """Return the L2 norm of float32 values, bit-identical to `total_norm` of `csrc/fast_path.h`."""
-    squares = np.square(values, dtype=np.float64)  # exact
+    squares = np.square(values, dtype=np.float64)  # exact: the square of a float32 fits in a float64
     return math.sqrt(math.fsum(squares.data))  # rounded twice: by the sum and by the root
 
 

@@ -73,7 +73,7 @@ def inspect(
         loss_scaling=loss_scaling,
         accumulate=accumulate,
         optimizer="+".join(type(o).__name__ for o in optimizers),
-        # a function has a name, a module only a class
+        # a function has a name, and a module only the name of its class
         loss="" if loss_fn is None else str(getattr(loss_fn, "__name__", type(loss_fn).__name__)),
         device=str(params[0].device) if params else "cpu",
         total_steps=total_steps,

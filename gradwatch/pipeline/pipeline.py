@@ -65,7 +65,7 @@ class Pipeline:
 
     @property
     def next_step(self) -> int:
-        """The step after the newest of all rows so far, including those that wait."""
+        """The step after the newest of all rows so far, including rows that wait."""
         self.pull()
         # an idle worker has ingested all rows, and the history may have been truncated since
         newest_step = self._newest_step if self._worker.is_busy else self._ingest.history.step

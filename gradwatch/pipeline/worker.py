@@ -55,7 +55,7 @@ class Worker(Generic[T]):
         self._limit = limit
         self._name = name
         self._items: deque[T] = deque()
-        # Lock order: no lock is requested while `_pulling` or `_starting` is held.
+        # lock order: no lock is requested while `_pulling` or `_starting` is held.
         self._pulling = threading.Lock()
         self._processing = threading.Lock()
         self._starting = threading.Lock()
@@ -69,7 +69,7 @@ class Worker(Generic[T]):
 
     @property
     def is_busy(self) -> bool:
-        """Whether an item waits or is being processed."""
+        """Return whether an item waits or is being processed."""
         return bool(self._items) or self._processing.locked()
 
     def put(self, item: T) -> None:

@@ -31,7 +31,7 @@ class AutocastReader:
     def attach(self, models: Mapping[str, nn.Module]) -> list[RemovableHandle]:
         """Hook every module that has parameters, and return the hooks."""
         for _, module in named_modules(models):
-            # its parameter gives the device type that autocast is asked for
+            # the hook needs a parameter for the device type of autocast
             if next(module.parameters(recurse=False), None) is not None:
                 self._handles[module] = module.register_forward_pre_hook(inert_hook(self._before_forward))
         return list(self._handles.values())
@@ -41,7 +41,7 @@ class AutocastReader:
             return  # evaluation may use another format, and torch.compile must not trace the rest
         if (handle := self._handles.pop(module, None)) is None or self._report is None:
             return
-        handle.remove()  # one forward tells the format: later ones cost nothing
+        handle.remove()  # one forward shows the format; later ones run without the hook
         kind = next(module.parameters(recurse=False)).device.type
         if torch.is_autocast_enabled(kind) and (seen := PRECISION.get(torch.get_autocast_dtype(kind))):
             self._report(seen)

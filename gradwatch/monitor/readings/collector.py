@@ -91,7 +91,7 @@ class Collector:
 
     @property
     def has_optimizers(self) -> bool:
-        """Whether there is an optimizer to watch."""
+        """Return whether there is an optimizer to watch."""
         return bool(self._trackers)
 
     @property
@@ -101,12 +101,12 @@ class Collector:
 
     @property
     def is_updated(self) -> bool:
-        """Whether an optimizer has updated its parameters since the row began."""
+        """Return whether an optimizer has updated its parameters since the row began."""
         return any(tracker.is_updated for tracker in self._trackers)
 
     @property
     def is_due(self) -> bool:
-        """Whether the statistics of updates are measured in this row."""
+        """Return whether the statistics of updates are measured in this row."""
         return self.updates.due.updates
 
     def begin(self) -> None:

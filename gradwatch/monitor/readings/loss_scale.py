@@ -28,7 +28,7 @@ class LossScaleReader:
 
     @property
     def has_scaler(self) -> bool:
-        """Whether the loss is scaled."""
+        """Return whether the loss is scaled."""
         return self._scaler is not None
 
     def read(self) -> float | Tensor:

@@ -73,7 +73,7 @@ class HistogramReader:
 
     @property
     def is_due(self) -> bool:
-        """Whether histograms of any parameter are due."""
+        """Return whether histograms of any parameter are due."""
         return self._due.start < self._due.stop
 
     @property
