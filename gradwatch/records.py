@@ -96,7 +96,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """An observation that is not a statistic, such as a cut graph, a wrong mode or a rewind. See `events.py`.
+    """An observation that is not a statistic, such as a cut graph, a wrong mode, a rewind or an incident.
+
+    `events.py` lists all kinds.
 
     Args:
         kind: Name of the kind, such as `graph-probabilities`.
@@ -249,7 +251,7 @@ class RunInfo:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> RunInfo:
-        """Return the run info from the result of `to_json`, also if it was JSON text in between."""
+        """Return the run info from the result of `to_json`, also after a conversion to JSON text and back."""
         # JSON has lists, while equal records need equal types
         layers = tuple(LayerInfo(**layer | {"shape": tuple(layer["shape"])}) for layer in data["layers"])
         return cls(**data | {"layers": layers, "activations": tuple(ActivationInfo(**a) for a in data["activations"])})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import final
 
 PAUSE_FACTOR = 2.0
-"""Multiple of the usual step time above which a step contains a pause: a validation, a checkpoint, a prompt."""
+"""Multiple of the usual step time above which a step has a pause: a validation, a checkpoint, a user at a prompt."""
 RISE, FALL = 1.03, 1.1
 """Factors by which the usual time follows longer and shorter steps. They balance if 1/4 of all steps are shorter."""
 

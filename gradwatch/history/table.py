@@ -198,7 +198,6 @@ class Table:
         return np.concatenate([*(s for s, _ in self._old.values()), self._steps_T[: self._len]])
 
     def _make_room(self, count: int) -> None:
-        """Make room for `count` steps after the newest step."""
         if self._len > WINDOW:
             self._slide()
         more = self._len + count - len(self._steps_T)

@@ -63,7 +63,7 @@ def inspect(
     loss_fn: Callable[..., Any] | None = None,
 ) -> tuple[list[Tensor], RunInfo]:
     """Return the parameters to watch, and the description of the run."""
-    params, layers = list_parameters(models, optimizers)
+    params, layers = list_parameters(models, optimizers)  # first: it raises if a parameter has no shape yet
     info = RunInfo(
         name=name,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
