@@ -119,8 +119,8 @@ class RowBuilder:
         """Return the completed row.
 
         Args:
-            values: Values by name. Optimizer `i` has `i.grad` and `i.clipped` of shape (S, P), `i.update` of shape
-                (2, P) and `i.counts` of shape (2, K, B). It also has `i.found_inf`, `i.loss_scale` and learning rates.
+            values: Values by name. Optimizer `i` has `i.grad` and `i.clipped` of shape (S, P); `i.update` of shape
+                (2, P); and `i.counts` of shape (2, K, B). It also has `i.found_inf`, `i.loss_scale` and learning rates.
                 `act` and `dead.j` belong to the activations.
         """
         param_SL = np.full((len(catalogue.PARAM), self.num_layers), math.nan, np.float32)

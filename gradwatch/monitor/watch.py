@@ -77,8 +77,8 @@ def watch(
             other ranks keep their histories in memory, and their `run_dir` is None.
         scaler: The GradScaler of the loop, if there is one.
         accumulate: Micro-batches per optimizer step. `monitor.step` may be called for each of them.
-        loss_fn: The loss function. Its name is recorded. If it is a module, the autograd graph of the loss is read even
-            for a loss that is passed as a plain number.
+        loss_fn: The loss function. Its name is recorded. For a module, the autograd graph of the loss is read even if
+            the loop passes a plain number.
         total_steps: Planned optimizer steps, if known.
         schedule: Steps between two measurements of the sampled statistics.
         detect: Thresholds by kind, as in the `detect` section of a config.
