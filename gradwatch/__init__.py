@@ -1,4 +1,4 @@
-"""gradwatch: train PyTorch models, watch every layer's gradients, and say which layer is ill and why."""
+"""Train PyTorch models, watch the gradients of every layer, and report which layer has a problem and why."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gradwatch._version import __version__ as __version__
 
+# for type checkers and editors, which do not run `__getattr__`; the same names as in _HOME
 if TYPE_CHECKING:
     from gradwatch.diagnose.gradient_noise import noise_scale as noise_scale
     from gradwatch.errors import FindingError as FindingError
@@ -57,7 +58,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when it is first used, so that the command line starts without torch."""
+    """Import a public name on first use, so that the command line starts without torch."""
     if name not in _HOME:
         raise AttributeError(f"module 'gradwatch' has no attribute '{name}'")
     return getattr(importlib.import_module(_HOME[name]), name)

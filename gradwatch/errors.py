@@ -1,4 +1,4 @@
-"""Errors that a user can fix: their text is the whole message, shown without a traceback, exit code 2."""
+"""Define the errors that a user can fix. The command line prints their text without a traceback, with exit code 2."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
+# purelib and platlib differ on some systems, such as Fedora: lib and lib64
 LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
 
 
 class GradwatchError(ValueError):
-    """A mistake of the user's. The text gives the place, the value, what was expected and what to do."""
+    """An error that the user can fix. The text gives the place, the value, the expected value and the fix."""
 
 
 class FindingError(RuntimeError):
-    """A finding, raised by `Monitor.step` in a loop that asked for it with `on_finding="raise"`."""
+    """A finding, raised by `Monitor.step` if `watch` was called with `on_finding="raise"`."""
 
 
 Key = tuple[str | int, ...]
@@ -28,13 +29,13 @@ Key = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excerpt:
-    """The line that a problem is in, to show it with a caret.
+    """A line of a config with a problem, to print it with a caret.
 
     Args:
-        name: File, or `command line`.
-        line: Line, from 1; 0 if the problem is with the whole file or in an override.
-        column: Column, from 1.
-        text: The line itself.
+        name: Name of the file, or `command line`.
+        line: Number of the line, from 1; 0 if the problem is with the whole file or in an override.
+        column: Number of the column, from 1.
+        text: Text of the line.
         width: Number of characters to underline.
     """
 
@@ -47,15 +48,15 @@ class Excerpt:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong in a config.
+    """One problem of a config.
 
     Args:
-        key: Keys that lead to the value; for a problem with a whole file or override, its name alone.
-        text: What was found and what was expected, without the place.
-        place: File and line (`configs/mlp.yaml, line 12`) or the override it came from; empty if unknown.
-        help: What to do; empty if `text` says it.
-        excerpt: The line that the problem is in, or None if unknown.
-        is_about_key: Whether the name is wrong, not its value.
+        key: Keys that lead to the value. For a problem with a whole file or override, the name of the file or override.
+        text: The value found and the value expected, without the place.
+        place: File and line, such as `configs/mlp.yaml, line 12`, or the override; empty if unknown.
+        help: How to fix it; empty if `text` says it.
+        excerpt: Line with the problem, or None if unknown.
+        is_about_key: Whether the key is wrong, not the value.
     """
 
     key: Key
@@ -70,12 +71,12 @@ class Problem:
         return f"{dotted(self.key)}: {text}" + (f" ({self.place})" if self.place else "")
 
     def below(self, *above: str | int) -> Problem:
-        """Return the problem with these keys before its own, as seen from further up."""
+        """Return the problem with `above` prepended to its key."""
         return replace(self, key=(*above, *self.key))
 
 
 class ConfigError(GradwatchError):
-    """A config that is wrong, with all of its problems at once."""
+    """A wrong config, with all of its problems at once."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
@@ -87,36 +88,38 @@ class RunError(GradwatchError):
 
 
 class CheckpointError(GradwatchError):
-    """A run checkpoint that is missing, damaged or does not fit the model."""
+    """A checkpoint that is missing, damaged or does not fit the model."""
 
 
 def dotted(key: Key) -> str:
-    """Return a key as it is written on the command line, such as `optim.groups.0.match`."""
+    """Return a key as the command line writes it, such as `optim.groups.0.match`."""
     return ".".join(map(str, key))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` for the nearest known name, or an empty string if none is near."""
     by_folded = {k.casefold(): k for k in known}
-    near = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.6)  # 0.6 is difflib's default
     return f"; did you mean '{by_folded[near[0]]}'?" if near else ""
 
 
 def raised(error: BaseException) -> str:
-    """Return what a user's own code raised, and where: `KeyError: 'k' (mine.py, line 22, in factory)`."""
+    """Return an error of the user's code with its place: `KeyError: 'k' (mine.py, line 22, in factory)`."""
+    # an error without a message would end with a colon
     text = f"{type(error).__name__}: {str(error).strip()}".removesuffix(": ")
     frames = [f for f in traceback.extract_tb(error.__traceback__) if is_users(f.filename)]
     if not frames or isinstance(error, SyntaxError):  # the text of a syntax error says where it is
         return text
-    last = frames[-1]
+    last = frames[-1]  # the innermost: a library may have raised further inside
     return f"{text} ({shown_path(last.filename)}, line {last.lineno}, in {last.name})"
 
 
 def is_users(filename: str) -> bool:
-    """Return whether code is the user's own: not of this package, Python or an installed library."""
+    """Return whether a file is the user's own: not of this package, Python or an installed library."""
+    # `<frozen importlib._bootstrap>`, `<string>` and the like are not files
     return not filename.startswith("<") and not any(Path(filename).is_relative_to(p) for p in (PACKAGE, *LIBRARIES))
 
 
 def shown_path(filename: str) -> str:
-    """Return a path relative to the current folder if it is below it."""
+    """Return a path, relative if the file is below the current folder."""
     return os.path.relpath(filename) if Path(filename).is_relative_to(Path.cwd()) else filename

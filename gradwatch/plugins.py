@@ -1,4 +1,4 @@
-"""Find plugins: files of a package of ours by name, other packages' classes by entry point, a user's own by target."""
+"""Find plugins: our modules by name, classes of other packages by entry point, and the user's code by target."""
 
 from __future__ import annotations
 
@@ -15,45 +15,49 @@ from gradwatch.errors import GradwatchError, did_you_mean, raised
 
 
 def names(package: str) -> tuple[str, ...]:
-    """Return the public module names in a package, sorted, without importing any of them.
+    """Return the sorted names of the public modules in a package, without importing the modules.
 
     Args:
-        package: Dotted name, such as `gradwatch.models`; only the package itself is imported.
+        package: Dotted name, such as `gradwatch.models`. Only the package itself is imported.
     """
     path = importlib.import_module(package).__path__
     return tuple(sorted(m.name for m in pkgutil.iter_modules(path) if not m.name.startswith("_")))
 
 
 def load(package: str, name: str) -> ModuleType:
-    """Import one plugin file of a package. The name must be one of `names(package)`."""
+    """Import one module of a package. The name must be one of `names(package)`."""
     return importlib.import_module(f"{package}.{name}")
 
 
 def entry_points(group: str) -> tuple[Any, ...]:
-    """Return the objects that installed packages offer under an entry point group, such as `gradwatch.detectors`."""
+    """Load the objects that installed packages register in an entry point group, such as `gradwatch.detectors`."""
     return tuple(point.load() for point in importlib.metadata.entry_points(group=group))
 
 
 def target(name: str, *, key: str) -> Callable[..., Any]:
-    """Return what a user's `package.module:factory` names; the folder that gradwatch runs in is searched too.
+    """Import the user's function or class from `package.module:factory`.
 
     Args:
-        name: As it stands in the config.
-        key: Where it stands, such as `model.target`.
+        name: Target as written in the config.
+        key: Config key of the target, such as `model.target`.
+
+    Raises:
+        GradwatchError: The module cannot be imported, lacks the attribute, or the attribute is not callable.
     """
+    # the `gradwatch` script, unlike `python -m`, does not put the current folder on the path
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     module_name, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if f"{module_name}.".startswith(f"{error.name}."):  # itself, and nothing that it imports
+        if f"{module_name}.".startswith(f"{error.name}."):  # the target itself, not a module that it imports
             raise GradwatchError(
                 f"{key}: '{name}' does not import: {error}; expected package.module:factory, on the Python path "
                 "or below the folder that gradwatch runs in"
             ) from error
         raise GradwatchError(f"{key}: '{name}' does not import: {raised(error)}") from error
-    except Exception as error:  # a module runs when it is imported: anything may happen
+    except Exception as error:  # an import runs the user's code, which may raise anything
         raise GradwatchError(f"{key}: '{name}' does not import: {raised(error)}") from error
     if not hasattr(module, attribute):
         hint = did_you_mean(attribute, vars(module))

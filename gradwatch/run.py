@@ -1,4 +1,4 @@
-"""A recorded run as a person meets it in Python: arrays by name, findings, a figure, and itself in a notebook."""
+"""Read a recorded run in Python: arrays by name, findings, figures, and a summary in a notebook."""
 
 # T = recorded steps, L = layers (rows of a table)
 
@@ -21,6 +21,7 @@ from gradwatch.render.common.format import plural
 from gradwatch.render.notebook import plot
 from gradwatch.render.terminal.summary import summary_html
 
+# optional dependencies: imported only by the methods that need them
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
@@ -28,16 +29,16 @@ if TYPE_CHECKING:
 
 @final
 class Run:
-    """A recorded run. In a notebook it shows its verdict, its findings and its layers.
+    """A recorded run. In a notebook, it shows its verdict, its findings and its layers.
 
-    `run["grad.l2"]` is a NumPy array of all that is kept of a statistic, `run.steps("grad.l2")` are its steps, and
-    `run.plot("grad.l2")` draws it. `gradwatch list statistics` names them all.
+    `run["grad.l2"]` is a NumPy array with the kept values of a statistic. `run.steps("grad.l2")` are their steps, and
+    `run.plot("grad.l2")` draws them. `gradwatch list statistics` lists all statistics.
 
     Args:
-        history: What was recorded.
+        history: Recorded data of the run.
 
     Attributes:
-        history: The same, as detectors and sinks read it.
+        history: The recorded data, as detectors and sinks read it.
     """
 
     def __init__(self, history: History) -> None:
@@ -45,22 +46,22 @@ class Run:
 
     @property
     def info(self) -> RunInfo:
-        """What it is a recording of."""
+        """Name, layers, settings and environment of the run."""
         return self.history.info
 
     @property
     def findings(self) -> list[Finding]:
-        """What was found, in the order of its finding."""
+        """The findings, oldest first."""
         return self.history.findings
 
     @property
     def events(self) -> list[Event]:
-        """What happened besides."""
+        """The events, such as rewinds and skipped batches."""
         return self.history.events
 
-    @functools.cached_property
+    @functools.cached_property  # a notebook asks for them each time it shows the run
     def diagnoses(self) -> tuple[Diagnosis, ...]:
-        """What explains the findings, the most telling first."""
+        """The diagnoses of the findings, most likely cause first."""
         return diagnose(self.history)
 
     @property
@@ -75,12 +76,12 @@ class Run:
 
     @property
     def param(self) -> Table:
-        """The table with a row per parameter tensor and step."""
+        """The table with one row per parameter tensor and step."""
         return self.history.param
 
     @property
     def act(self) -> Table:
-        """The table with a row per activation module and sampled step."""
+        """The table with one row per activation module and sampled step."""
         return self.history.act
 
     @property
@@ -89,26 +90,29 @@ class Run:
         return self.history.run
 
     def __getitem__(self, statistic: str) -> Floats:
-        """Return all that is kept of a statistic: shape (T, L), or (T,) for one of the run."""
+        """Return the kept values of a statistic, of shape (T, L), or (T,) for a statistic of the run."""
         return self.history[statistic]
 
     def steps(self, statistic: str) -> NDArray[np.int64]:
-        """Return the steps at which a statistic is kept, of shape (T,)."""
+        """Return the kept steps of a statistic, of shape (T,)."""
         return self.history.steps(statistic)
 
     def frame(self, statistic: str) -> pandas.DataFrame:
-        """Return a statistic as a pandas frame: steps down, layers across. Needs pandas."""
+        """Return a statistic as a pandas frame with a row per step and a column per layer. Needs pandas."""
         return self.history.frame(statistic)
 
     def plot(self, statistic: str, *, layers: Sequence[str] | None = None) -> Figure:
-        """Draw a statistic over the run, a line per layer, with the findings marked. Needs matplotlib.
+        """Draw a statistic over the run, with a line per layer and the findings marked. Needs matplotlib.
 
         Args:
-            statistic: Such as `grad.l2`.
-            layers: Parameter tensors or activation modules to draw, by name; all by default.
+            statistic: Name of the statistic, such as `grad.l2`.
+            layers: Names of the parameter tensors or activation modules to draw; all by default.
+
+        Returns:
+            A figure that a notebook shows and `savefig` writes.
 
         Raises:
-            GradwatchError: There is no such statistic or layer, or matplotlib is not installed.
+            GradwatchError: The statistic or a layer does not exist, or matplotlib is not installed.
         """
         return plot.plot(self.history, statistic, layers=layers)
 
@@ -124,9 +128,9 @@ def load_run(path: str | os.PathLike[str]) -> Run:
     """Return a recorded run, live or finished.
 
     Args:
-        path: A run directory.
+        path: Run directory. If a file in it is damaged, a warning names the file and the rest is read.
 
     Raises:
-        RunError: It is none, or cannot be read. Where a part is damaged, a warning names it and the rest is read.
+        RunError: `path` is not a run directory, or cannot be read.
     """
     return Run(read(Path(path)))

@@ -1,1 +1,1 @@
-"""Ride along in the trainers of other libraries, as one of their callbacks."""
+"""Watch the trainers of other libraries through their callbacks."""

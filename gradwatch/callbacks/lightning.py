@@ -1,4 +1,4 @@
-"""Watch a training of Lightning, under either name of it: `Trainer(callbacks=[Watch(run="runs/mine")])`."""
+"""Watch a Lightning training: `Trainer(callbacks=[Watch(run="runs/mine")])`."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ from gradwatch.monitor.watch import watch
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
-except ModuleNotFoundError:  # the older name of the same package, which calls a callback of either
+except ModuleNotFoundError:  # `pytorch_lightning` is the older name of the same package
     from pytorch_lightning import Callback, LightningModule, Trainer  # type: ignore[assignment]
 
 
 @final
 class Watch(Callback):
-    """Watches every fit: gradients are read before Lightning clips them, losses with their graph.
+    """Watches every fit of a Lightning trainer.
+
+    Gradients are read before Lightning clips them, and losses are read with their autograd graph.
 
     Args:
         val_loss: Name under which the module logs its validation loss.
-        options: Those of `gradwatch.watch`, without model and optimizer. Scaler, accumulation and the planned steps are
-            those of the trainer.
+        options: Options of `gradwatch.watch`, without model and optimizer. The trainer gives `scaler`, `accumulate` and
+            `total_steps`.
 
     Attributes:
-        monitor: Monitor of the current fit, or of the last one; None before.
+        monitor: Monitor of the current or the last fit, or None before the first fit.
     """
 
     def __init__(self, *, val_loss: str = "val_loss", **options: Any) -> None:
@@ -39,35 +41,39 @@ class Watch(Callback):
         self._validated: Tensor | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin to watch."""
+        """Start watching the model and its optimizers."""
+        # inf for an endless training, -1 for an iterable dataset without `max_steps`
         steps = trainer.estimated_stepping_batches
         known: dict[str, Any] = {
-            "scaler": getattr(trainer.precision_plugin, "scaler", None),
+            "scaler": getattr(trainer.precision_plugin, "scaler", None),  # only the plugin for fp16 has one
             "accumulate": trainer.accumulate_grad_batches,
             "total_steps": int(steps) if math.isfinite(steps) and steps > 0 else None,
         }
         self._loss = self._validated = None
+        # the user's options win over the trainer's values
         self.monitor = watch(pl_module, trainer.optimizers, **known | self._options)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        """Keep the loss, with its graph; where a module optimizes by hand, a batch may have several."""
+        """Keep the loss with its autograd graph."""
+        # with manual optimization, one batch may have several backward passes: add their losses
         before = None if pl_module.automatic_optimization else self._loss
         self._loss = loss if before is None else before + loss
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """Read the gradients, unscaled and not clipped yet; LBFGS makes some along its way that are no update's."""
+        """Read the gradients, after unscaling and before clipping."""
+        # LBFGS calls its closure several times per step, so most of these gradients are not used for the update
         if self.monitor and not isinstance(optimizer, LBFGS):
             self.monitor.observe(optimizer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Record the step, or the micro-batch."""
+        """Record the step or the micro-batch."""
         if not self.monitor:
             return
-        loss, self._loss = self._loss, None
+        loss, self._loss = self._loss, None  # `on_before_backward` adds to the kept loss
         if loss is not None and isinstance(outputs, Mapping) and pl_module.automatic_optimization:
-            # its value is that of the module; the graph is that of the loss divided by micro-batches and scaled
+            # the kept loss is divided by the micro-batches and scaled: keep its graph, and restore the module's value
             value = trainer.accumulate_grad_batches * outputs["loss"].detach()
             with torch.enable_grad():
                 loss = loss + (value - loss.detach())
@@ -76,12 +82,13 @@ class Watch(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the validation loss for the next step."""
-        if not trainer.sanity_checking:
+        if not trainer.sanity_checking:  # the sanity check runs before training, on a few batches only
             self._validated = trainer.callback_metrics.get(self._val_loss)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """End the run as what it is."""
+        """End the run as failed or interrupted."""
         if self.monitor:
+            # as a `with` block does, so that the monitor records how the run ended
             self.monitor.__exit__(type(exception), exception, exception.__traceback__)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -1,4 +1,4 @@
-"""Watch a training of transformers: `Trainer(..., callbacks=[Watch(run="runs/mine")])`."""
+"""Watch a transformers training: `Trainer(..., callbacks=[Watch(run="runs/mine")])`."""
 
 from __future__ import annotations
 
@@ -17,17 +17,21 @@ from gradwatch.monitor.watch import watch
 
 @final
 class Watch(TrainerCallback):
-    """Watches every training: the loss is the one that the model returns, with its graph.
+    """Watches every training of a transformers trainer.
 
-    A trainer tells its callbacks nothing between the backward pass and clipping; so gradients are read at the end of
-    the last micro-batch's backward pass. A loss that is computed outside of the model is not seen.
+    The loss is the one that the model returns, with its autograd graph. A loss that is computed outside of the model is
+    not recorded.
+
+    The trainer calls no callback between the backward pass and clipping. So gradients are read at the end of the last
+    micro-batch's backward pass.
 
     Args:
-        options: Those of `gradwatch.watch`, without model and optimizer; for fp16 the accelerator's scaler among them:
+        options: Options of `gradwatch.watch`, without model and optimizer. For fp16, pass the accelerator's scaler:
             `scaler=trainer.accelerator.scaler`.
 
     Attributes:
-        monitor: Monitor of the current training, or of the last one; None before. After an exception it is still open.
+        monitor: Monitor of the current or the last training, or None before the first. After an exception it is still
+            open.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -43,26 +47,30 @@ class Watch(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Begin to watch."""
+        """Start watching the model and its optimizer."""
         model, self._micro_batches = kwargs["model"], args.gradient_accumulation_steps
         known: dict[str, Any] = {"accumulate": self._micro_batches, "total_steps": state.max_steps}
-        self._let_go()
+        self._let_go()  # a training that raised has left its hook on the model
+        # the user's options win over the trainer's values
         self.monitor = watch(model, kwargs["optimizer"], **known | self._options)
         self._handle = model.register_forward_hook(self._after_forward, with_kwargs=True)
 
     def _after_forward(self, model: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
-        """Keep the loss of a micro-batch."""
+        """Keep the loss and the batch of a micro-batch."""
         loss = output.get("loss") if isinstance(output, Mapping) else None
+        # a loss without a gradient is of an evaluation
         if not isinstance(loss, Tensor) or not loss.requires_grad or torch.compiler.is_compiling():
             return
         self._losses.append(loss)
         self._batches.append(dict(kwargs) or args)
+        # with `num_items_in_batch`, the model divides its loss by the items of the whole step
         self._is_share = kwargs.get("num_items_in_batch") is not None
+        # gradients are complete only after the last micro-batch
         if len(self._losses) == self._micro_batches:
             loss.register_hook(self._before_backward)
 
     def _before_backward(self, grad: Tensor) -> None:
-        """Have the gradients read when the backward pass that begins is over."""
+        # in a hook, since the engine accepts a final callback only during a backward pass
         Variable._execution_engine.queue_callback(self._after_backward)
 
     def _after_backward(self) -> None:
@@ -70,10 +78,11 @@ class Watch(TrainerCallback):
             self.monitor.observe()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Record the step; each micro-batch's loss is its share of the whole, or a mean of its own."""
+        """Record the step."""
         if not self.monitor:
             return
         loss = torch.stack(self._losses).sum() if self._losses else None
+        # shares add up to the loss of the step; means of the micro-batches are averaged
         if loss is not None and not self._is_share:
             loss = loss / len(self._losses)
         self.monitor.step(loss, batch=self._batches, val_loss=self._validated)
@@ -86,13 +95,12 @@ class Watch(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """End the run."""
+        """End the run, and remove the hook from the model."""
         self._let_go()
         if self.monitor:
             self.monitor.close()
 
     def _let_go(self) -> None:
-        """Leave the model, also one whose training ended with an exception."""
         if self._handle:
             self._handle.remove()
         self._forget()

@@ -1,4 +1,4 @@
-"""The Sink interface: one history, many renderings."""
+"""Define the sink: an object that shows a run while it trains."""
 
 from __future__ import annotations
 
@@ -8,35 +8,38 @@ from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Finding
 
 LogFormat = Literal["auto", "rich", "plain", "json"]
-"""How a training shows itself: `auto` takes the live view on a terminal and plain lines elsewhere."""
+"""Output format of a training: `auto` is the live view on a terminal and plain lines elsewhere."""
 
 SINKS = {
+    # before the terminal: the terminal's summary names report.html if the file exists
     "html": "gradwatch.render.report.sink:Html",
     "terminal": "gradwatch.render.terminal.sink:Terminal",
     "tensorboard": "gradwatch.render.tensorboard.sink:TensorBoard",
 }
-"""The class of each sink of this package, imported only when one is made; `html` first, as the terminal names it."""
+"""Import path of each sink class, so that an unused sink is never imported."""
 
 
 @runtime_checkable
 class Sink(Protocol):
-    """Shows a run while it goes on. It reads the history and keeps its own schedule; it never calls back.
+    """Shows a run while it trains.
 
-    A sink that raises is switched off with one warning: it never stops a training. So it lets go of screen and files
-    before it raises. Its `close` is called however the training ends, by an error or an interrupt too.
+    A sink reads the history and decides when to write. It never calls back into the training.
 
-    Where it has an attribute `every`, it is sure to be shown the steps that are a multiple of that, 0 for none; without
-    one, each step.
+    A sink that raises is disabled with one warning, and the training continues. Such a sink must release the screen and
+    its files before it raises. `close` is called at every end of a training, also after an error or an interrupt.
+
+    A sink may have an attribute `every`: `write` is then called at least at each multiple of it, and 0 asks for no
+    step. Without the attribute, `write` is called at each step.
     """
 
     def write(self, history: History) -> None:
-        """Look at the newest step. Under a microsecond where nothing is due."""
+        """Show the newest step, if output is due. If none is due, return within 1 us."""
         ...
 
     def report(self, finding: Finding) -> None:
-        """Show a finding, at the moment it is made; it is in the history already."""
+        """Show a new finding. The history already contains it."""
         ...
 
     def close(self, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
-        """Show the end of the run and let go of files and screen. The history may hold no step at all."""
+        """Show the end of the run, and release files and screen. The history may be empty."""
         ...

@@ -1,22 +1,22 @@
-"""Everything that is known about a run's health as JSON, for programs: one document, or one line per event.
+"""Write the health of a run as JSON: one document, or one line per event.
 
-Format, version 1. Keys are added within a version; none changes its meaning or goes. A number that is NaN or infinite
-is null, so that every strict parser reads it.
+Format, version 1. Within a version, keys may be added, but no key is removed or changes its meaning. A number that is
+NaN or infinite is null, so that every strict parser can read the document.
 
 `gradwatch diagnose RUN --format json` writes one document:
 
     version     1
     run         RunInfo: name, created, layers, activations, precision, optimizer, device, total_steps, versions, ...
     step        newest recorded optimizer step, -1 before the first
-    verdict     "healthy" where no finding is graver than info, else "warning" or "critical"; "unknown" without a step
+    verdict     "healthy" if no finding is more severe than info, else "warning" or "critical"; "unknown" without a step
     facts       steps, seconds, samples_per_s, watch_frac, watch_s, loss, val_loss, val_accuracy
     findings    list of {code, kind, layer, step, severity, message, evidence: [{key, name, value, unit}]}
     diagnoses   list of {cause, cause_id, certainty, severity, because, confirm, source, findings,
                 remedies: [{text, patch}]}
     events      list of {kind, step, layer, text, values}: rewinds, skipped batches, incidents, graph observations
-    incidents   list of {step, replay}: the command that runs the step again, empty for a loop of one's own
+    incidents   list of {step, replay}: the command that runs the step again, empty for your own training loop
 
-and where it was asked for (`diagnose --verify`, `--patch`, `--try`):
+`diagnose --verify`, `--patch` and `--try` add these keys:
 
     proofs      list of {finding, control, comes_back, located, sorted,
                 causes: [{cause, cause_id, status, checks}], further, seconds}
@@ -52,12 +52,20 @@ def dumps(
     *,
     run: Path | None = None,
 ) -> str:
-    """Return the diagnosis of a run as one indented JSON document, with what was proved of it where it was."""
+    """Return the diagnosis of a run as one indented JSON document.
+
+    Args:
+        history: The run.
+        diagnoses: Diagnoses of its findings.
+        proved: Further keys of the document: `proofs`, `cure` and `attempt`.
+        run: Run directory, or None.
+    """
+    # allow_nan=False: raise rather than write a `NaN` that strict parsers reject
     return json.dumps(strict(document(history, diagnoses, run=run) | dict(proved or {})), indent=2, allow_nan=False)
 
 
 def document(history: History, diagnoses: Sequence[Diagnosis], *, run: Path | None = None) -> dict[str, Any]:
-    """Return the diagnosis of a run as plain data, in the format that this file describes."""
+    """Return the diagnosis of a run as plain data, in the format that the module docstring describes."""
     return {
         "version": VERSION,
         "run": history.info.to_json(),
@@ -72,14 +80,15 @@ def document(history: History, diagnoses: Sequence[Diagnosis], *, run: Path | No
 
 
 def word(found: Severity | None, *, steps: int) -> str:
-    """Return a verdict as every format names it: a run without a step is neither healthy nor ill.
+    """Return the verdict on a run as a word, for all formats.
 
     Args:
-        found: The gravest finding above info, or None.
-        steps: Optimizer steps recorded.
+        found: The highest severity above info, or None.
+        steps: Number of recorded optimizer steps.
     """
     if found is not None:
         return str(found)
+    # without a step, there is no data to call a run healthy
     return "healthy" if steps else UNKNOWN
 
 
@@ -89,7 +98,8 @@ def line(event: str, data: Mapping[str, Any]) -> str:
 
 
 def strict(value: Any) -> Any:
-    """Return plain data with null for numbers that JSON does not know, and text for keys and values it does not."""
+    """Return a value as strict JSON data: NaN and Inf become null, unknown types and keys become text."""
+    # before float: np.float64 is a float too, but np.float32 and np.bool_ are not
     if isinstance(value, np.generic):
         return strict(value.item())
     if isinstance(value, float):

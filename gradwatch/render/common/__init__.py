@@ -1,1 +1,1 @@
-"""What several sinks show: run statistics, layer tables, number formats, heat maps."""
+"""Compute and format the content that several sinks show: run statistics, layers, numbers, heat maps."""

@@ -1,4 +1,4 @@
-"""Numbers as people read them: significant digits, percent, durations, names that fit. Percent is made here only."""
+"""Format numbers for people: significant digits, percent, durations, shortened names. Only this file formats percent."""
 
 from __future__ import annotations
 
@@ -14,30 +14,32 @@ _UNITS = {s.name: s.unit for s in (*catalogue.PARAM, *catalogue.ACT, *catalogue.
 
 
 def number(measured: float, *, digits: int = 3) -> str:
-    """Return a number with so many significant digits; nan is missing."""
+    """Return a number with `digits` significant digits, or `-` for nan."""
     if math.isnan(measured):
         return MISSING
     if math.isinf(measured):
         return "Inf" if measured > 0 else "-Inf"
-    if measured == 0:
+    if measured == 0:  # log10 below needs a number other than 0
         return "0"
     if 1e-3 <= abs(measured) < 1e5:
         decimals = max(0, digits - 1 - math.floor(math.log10(abs(measured))))
         return f"{measured:,.{decimals}f}"
+    # `1e-5`, where Python writes `1e-05`
     mantissa, exponent = f"{measured:.{digits - 1}e}".split("e")
     return f"{mantissa}e{int(exponent)}"
 
 
 def value(measured: float) -> str:
-    """Return a number that every step has: where it is nan, it was not finite, and that is said."""
+    """Return a number that every step has. Such a number is never missing, so nan is shown as `NaN`."""
     return "NaN" if math.isnan(measured) else number(measured)
 
 
 def percent(fraction: float) -> str:
-    """Return a fraction as percent; never 0 % or 100 % where it is not exactly that."""
+    """Return a fraction as percent. Only exactly 0 and 1 are shown as 0 % and 100 %."""
     if math.isnan(fraction):
         return MISSING
     points = 100.0 * fraction
+    # rounding must not turn one dead unit of thousands into none
     if 0 < points < 0.1:
         return "<0.1 %"
     if 99.9 < points < 100:
@@ -49,6 +51,7 @@ def duration(seconds: float) -> str:
     """Return a time span, such as `64 ms`, `41 s`, `3 min 12 s` or `2 h 5 min`."""
     if not math.isfinite(seconds):
         return MISSING
+    # limits are where the longer form would round up: 0.095 s is 0.1 s, 9.95 s is 10 s
     if 0 < seconds < 0.095:
         return f"{1e3 * seconds:.0f} ms" if seconds >= 9.95e-4 else "<1 ms"
     if seconds < 9.95:
@@ -62,8 +65,8 @@ def duration(seconds: float) -> str:
 
 
 def quantity(evidence: Quantity) -> str:
-    """Return a number of evidence with its unit; fractions as percent. What is evidence is not missing: nan is NaN."""
-    if math.isnan(evidence.value):
+    """Return a number of a finding's evidence with its unit, fractions as percent."""
+    if math.isnan(evidence.value):  # evidence is never missing, so nan was measured
         return "NaN"
     unit = evidence.unit or _UNITS.get(evidence.name, "")
     if unit == FRACTION:
@@ -73,19 +76,20 @@ def quantity(evidence: Quantity) -> str:
 
 
 def times(ratio: float) -> str:
-    """Return a factor with two digits, such as `31,000x`."""
+    """Return a factor with 2 significant digits, such as `31,000x`."""
     return f"{float(f'{ratio:.2g}'):,.0f}x" if 10 <= ratio < 1e6 else f"{number(ratio, digits=2)}x"
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a count with its noun, such as `1 finding` or `12 findings`."""
+    """Return a count and its noun, such as `1 finding` or `12 findings`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def shorten(name: str, width: int) -> str:
-    """Return a dotted name that fits a width; the end, which tells layers apart, stays."""
+    """Return a dotted name, cut at the start to fit a width. Its end tells layers apart, so the end stays."""
     return name if len(name) <= width else "~" + name[len(name) - width + 1 :]
 
 
 def _is_count(value: float) -> bool:
+    # larger floats are whole by chance: beyond 2**24, every float32 is
     return math.isfinite(value) and value == round(value) and abs(value) < 1e9

@@ -1,4 +1,4 @@
-"""Write the first lines about a run: its health, how it learned, what monitoring cost."""
+"""Write the first lines about a run: health, loss and validation, throughput and overhead of monitoring."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from gradwatch.render.common.series import broken
 from gradwatch.render.common.sparkline import Glyphs, sparkline
 from gradwatch.render.common.style import OK, SEVERITY, mark
 
-TREND = 16
+TREND = 16  # columns of the loss trend
 
 
 def headline(history: History, signs: Glyphs) -> list[Text]:
-    """Return three lines: health with name and length; loss and validation; throughput and the cost of monitoring."""
+    """Return three lines: health with name and length, loss with validation, throughput with overhead.
+
+    A run without a step gets one line.
+    """
     if history.step < 0:
         return [Text.assemble((health(history), "bold"), f"  {history.info.name}")]
     run = run_stats(history)
@@ -25,7 +28,7 @@ def headline(history: History, signs: Glyphs) -> list[Text]:
 
 
 def health(history: History) -> str:
-    """Return the health of a run in words: `healthy`, or the number of problems of each severity."""
+    """Return the health of a run: `healthy`, or the number of problems of each severity."""
     if history.step < 0:
         return "no steps recorded"
     total = history.info.total_steps
@@ -33,14 +36,14 @@ def health(history: History) -> str:
     found = ", ".join(_counted(count, severity) for count, severity in counts if count)
     if worst_severity(history) is not None:
         return found
+    # also a run that ended early: its planned steps are not all done
     healthy = "healthy so far" if total and history.step + 1 < total else "healthy"
-    if not is_long_enough(history):
+    if not is_long_enough(history):  # too few steps for the detectors to see a flat loss
         healthy = "no problems found (short run)"
     return f"{healthy}, {found}" if found else healthy
 
 
 def _counted(count: int, severity: Severity) -> str:
-    """Return a number of findings of one severity, such as `2 critical problems, 1 warning`."""
     noun = {Severity.CRITICAL: "critical problem", Severity.WARNING: "warning", Severity.INFO: "note"}[severity]
     return units.plural(count, noun)
 
@@ -58,6 +61,7 @@ def _learning(history: History, run: RunStats, signs: Glyphs) -> Text:
     loss_T = history["loss"]
     text = Text(f"  loss {units.value(float(loss_T[0]))} to {units.value(run.loss)} ")
     text.append(sparkline(broken(loss_T), width=TREND, signs=signs))
+    # a run without validation has nan here
     if np.isfinite(run.val_loss):
         text.append(f"  validation loss {units.number(run.val_loss)}")
     if np.isfinite(run.val_accuracy):

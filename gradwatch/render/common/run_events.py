@@ -1,4 +1,4 @@
-"""List what a run did besides its steps: rewound, skipped a batch, saved a step for replay."""
+"""List the events of a run that people should see: rewinds, skipped batches, steps saved for replay."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ LABELS = {
     UNREAD: "not read",
     INCIDENT: "incident",
 }
-"""Kinds of events that are shown, in this order, and their labels."""
+"""Event kinds to show, in this order, and their labels."""
 MAX_PER_KIND = 5
-"""Events of a kind that are shown one by one: as many as there are incidents by default."""
+"""Number of events of a kind that are shown one by one: the default number of incidents."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEvent:
-    """One thing that a run did.
+    """One event of a run, ready to print.
 
     Args:
-        label: What sort of thing it is.
-        text: What it was.
-        command: What to type to look at it, or an empty string.
+        label: Label of the event kind.
+        text: Description of the event.
+        command: Command that shows more, or an empty string.
     """
 
     label: str
@@ -40,11 +40,11 @@ class RunEvent:
 
 
 def run_events(history: History, *, run: Path | None) -> Iterator[RunEvent]:
-    """Yield what a run did, kind by kind.
+    """Yield the events of a run, grouped by kind.
 
     Args:
-        history: Its events.
-        run: Its directory, or None where there is none.
+        history: The run.
+        run: Run directory, or None.
     """
     for kind, label in LABELS.items():
         mine = [event for event in history.events if event.kind == kind.name]
@@ -61,10 +61,8 @@ def _run_event(event: Event, label: str, run: Path | None) -> RunEvent:
 
 
 def replay(event: Event, run: Path | None) -> str:
-    """Return the command that replays the step of an incident, or an empty string.
-
-    Only runs of `gradwatch train` can be replayed: they have a config.
-    """
+    """Return the command that replays the step of an incident, or an empty string."""
+    # without a config, `gradwatch replay` cannot build the model: only `gradwatch train` saves one
     if event.kind != INCIDENT.name or run is None or not (run / "config.yaml").is_file():
         return ""
     return f"gradwatch replay {run} --step {event.step}"

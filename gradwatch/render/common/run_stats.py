@@ -1,4 +1,4 @@
-"""Compute the numbers of a run from its history: time, throughput, loss, validation, cost of watching."""
+"""Compute the numbers of a run from its history: time, throughput, loss, validation, overhead of monitoring."""
 
 # T = recorded steps
 
@@ -18,27 +18,26 @@ from gradwatch.render.common import format as units
 Floats = NDArray[np.floating[Any]]
 
 SHORT_S = 10.0
-"""Runs up to which a share of the time says little of a longer one: what each run pays once at its start, some 0.1 s
-for the graph, the first samples and the opening of files, is a percent of it and more."""
+"""Duration below which the overhead is shown in seconds too. Each run spends about 0.1 s once at its start, for the
+graph, the first samples and opening files. In a shorter run, that is 1 % or more, which a longer run does not have."""
 
 MIN_JUDGED_STEPS = 128
-"""Steps below which a run is called healthy only if its loss has fallen: loss-plateau waits that long by default."""
+"""Steps below which a run is healthy only if its loss has fallen: by default, `loss-plateau` waits that long."""
 MIN_LOSS_FALL_FRAC = 0.1
-"""Fall of the loss, as a fraction of its first value, from which it has fallen."""
+"""Least decrease of the loss, as a fraction of its first value, that counts as a fall."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class RunStats:
-    """Numbers about a whole run; nan is unknown.
+    """Numbers about a whole run; nan if unknown.
 
     Args:
-        steps: Optimizer steps done.
-        seconds: Wall time of them, estimated over the kept steps.
-        samples_per_s: Throughput over the same.
-        watch_frac: Part of the time that the monitor took, over the steps that are kept one by one. Where steps are
-            thinned, too many of those that stay are sampled ones: both are multiples of powers of two.
-        watch_s: The same in seconds, of all steps.
+        steps: Number of optimizer steps.
+        seconds: Wall time of the steps, estimated from the kept steps.
+        samples_per_s: Throughput, estimated from the kept steps.
+        watch_frac: Fraction of the time that the monitor took, measured over the steps that are not thinned.
+        watch_s: Seconds that the monitor took, estimated for all steps.
         loss: Training loss at the newest step.
         val_loss: Newest validation loss.
         val_accuracy: Newest validation accuracy, 0..1.
@@ -57,17 +56,20 @@ class RunStats:
 def is_long_enough(history: History) -> bool:
     """Return whether a run without findings can be called healthy: it is long, or its loss has fallen."""
     loss_T = history["loss"][np.isfinite(history["loss"])]
+    # abs: a loss may be negative, such as a log density
     has_fallen = len(loss_T) > 1 and bool(loss_T[-1] < loss_T[0] - MIN_LOSS_FALL_FRAC * abs(loss_T[0]))
     return has_fallen or history.step + 1 >= MIN_JUDGED_STEPS
 
 
 def run_stats(history: History) -> RunStats:
-    """Return the numbers of a run. Where steps are thinned, a kept one stands for those before it."""
+    """Return the numbers of a run."""
+    # if steps are thinned, a kept step counts for itself and the deleted steps before it
     weight_T = np.diff(history.steps("loss"), prepend=-1).astype(np.float64)
     step_ms_T, per_s_T, watch_T = (history[s] for s in ("step_ms", "samples_per_s", "watch_ms"))
     known_T = ~np.isnan(step_ms_T)
     time_ms = float(np.sum((weight_T * step_ms_T)[known_T]))
     samples = float(np.nansum(weight_T * step_ms_T * per_s_T)) / 1e3
+    # thinning keeps multiples of powers of 2, which sampled steps are too: thinned parts overstate the overhead
     whole_T = known_T & (weight_T == 1)
     whole_ms = float(np.sum(step_ms_T[whole_T]))
     watch_frac = float(np.nansum(watch_T[whole_T])) / whole_ms if whole_ms > 0 else float("nan")
@@ -84,7 +86,7 @@ def run_stats(history: History) -> RunStats:
 
 
 def watching(run: RunStats) -> str:
-    """Return what watching took: its share of the time, and for a short run in seconds, too; missing where unknown."""
+    """Return the overhead of monitoring as percent of the time, for a short run also in seconds; `-` if unknown."""
     share = units.percent(run.watch_frac)
     if share == units.MISSING:
         return share
@@ -94,7 +96,7 @@ def watching(run: RunStats) -> str:
 
 
 def environment(info: RunInfo) -> dict[str, str]:
-    """Return what was trained and with what, by name, as text."""
+    """Return model, optimizer, precision, device and versions of a run, as text by name."""
     numel = sum(math.prod(layer.shape) for layer in info.layers)
     return {
         "run": info.name,
@@ -110,7 +112,7 @@ def environment(info: RunInfo) -> dict[str, str]:
 
 
 def newest(history: History, statistic: str) -> float:
-    """Return a statistic of the run at the newest step, nan before the first."""
+    """Return a statistic of the run at the newest step, or nan before the first step."""
     values_T = history.scalar(statistic, 1)
     return float(values_T[-1]) if len(values_T) else float("nan")
 
@@ -118,7 +120,7 @@ def newest(history: History, statistic: str) -> float:
 def throughput(history: History) -> tuple[float, float]:
     """Return samples per second and steps per second over the newest window."""
     step_ms_T, per_s_T = history.scalar("step_ms"), history.scalar("samples_per_s")
-    known_T = step_ms_T > 0
+    known_T = step_ms_T > 0  # nan compares as false
     time_ms = float(step_ms_T[known_T].sum())
     if not time_ms:
         return float("nan"), float("nan")
@@ -127,12 +129,12 @@ def throughput(history: History) -> tuple[float, float]:
 
 
 def skipped(history: History) -> tuple[int, int]:
-    """Return how many of the newest window's updates were skipped, and the step of the last one, or -1."""
+    """Return the number of skipped updates in the newest window, and the step of the last one, or -1."""
     skipped_T = np.flatnonzero(history.scalar("skipped") > 0)
     return len(skipped_T), int(history.run.steps()[skipped_T[-1]]) if len(skipped_T) else -1
 
 
 def worst_severity(history: History) -> Severity | None:
-    """Return the severity of the gravest finding, or None for a healthy run: one without a warning."""
+    """Return the highest severity of the findings, or None if no finding is more severe than info."""
     worst = max((f.severity for f in history.findings), default=Severity.INFO)
     return worst if worst > Severity.INFO else None

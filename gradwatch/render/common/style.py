@@ -1,4 +1,4 @@
-"""How findings look in a terminal: a sign and a word for each severity, and a colour that repeats them."""
+"""Style findings for a terminal: a sign and a word for each severity, and a color that repeats them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ SEVERITY = {Severity.INFO: "#0087af", Severity.WARNING: "#d75f00", Severity.CRIT
 
 
 def mark(severity: Severity | None, signs: Glyphs) -> Text:
-    """Return the one-column sign of a health; None is healthy."""
+    """Return the sign of a severity, one column wide; None is healthy."""
     return Text(signs.ok, OK) if severity is None else Text(signs.marks[severity], SEVERITY[severity])
 
 
 def sentence(finding: Finding, signs: Glyphs) -> Text:
-    """Return a finding as one line: sign, step, severity, kind, where, and the sentence."""
+    """Return a finding as one line: sign, step, severity, kind, layer and message."""
     text = Text.assemble(mark(finding.severity, signs), f" step {finding.step:,} ")
     text.append(f"{finding.severity} {finding.code} {finding.kind}", SEVERITY[finding.severity])
     where = finding.layer or "whole run"
-    if where not in finding.message:
+    if where not in finding.message:  # many messages name the layer already
         text.append(f" {where}", "bold")
     return text.append(f": {finding.message}")
