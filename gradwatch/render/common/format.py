@@ -1,4 +1,4 @@
-"""Format numbers for people: significant digits, percent, durations, shortened names. Only this file formats percent."""
+"""Format numbers for people: significant digits, percent, durations, names. All percentages are formatted here."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def percent(fraction: float) -> str:
     if math.isnan(fraction):
         return MISSING
     points = 100.0 * fraction
-    # rounding must not turn one dead unit of thousands into none
+    # rounding would claim exactly 0 or 1
     if 0 < points < 0.1:
         return "<0.1 %"
     if 99.9 < points < 100:
@@ -91,5 +91,4 @@ def shorten(name: str, width: int) -> str:
 
 
 def _is_count(value: float) -> bool:
-    # larger floats are whole by chance: beyond 2**24, every float32 is
     return math.isfinite(value) and value == round(value) and abs(value) < 1e9

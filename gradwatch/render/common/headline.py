@@ -36,9 +36,9 @@ def health(history: History) -> str:
     found = ", ".join(_counted(count, severity) for count, severity in counts if count)
     if worst_severity(history) is not None:
         return found
-    # also a run that ended early: its planned steps are not all done
+    # a live run, or one that ended before its planned steps
     healthy = "healthy so far" if total and history.step + 1 < total else "healthy"
-    if not is_long_enough(history):  # too few steps for the detectors to see a flat loss
+    if not is_long_enough(history):  # too short for `loss-plateau` to find a flat loss
         healthy = "no problems found (short run)"
     return f"{healthy}, {found}" if found else healthy
 

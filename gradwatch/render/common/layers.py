@@ -25,11 +25,11 @@ class Layer:
     """One module that owns parameters.
 
     Args:
-        name: Module name; the parameter's own where the root module owns it.
-        columns: Its parameter tensors, as rows of `history.param`.
-        names: Everything that a finding may call it: the module and its parameters.
-        size: Number of elements in all of them.
-        is_matrix: Whether a tensor of it has two dimensions or more: norms and biases have none.
+        name: Name of the module, or of the parameter if the root module owns it.
+        columns: Indexes of its parameter tensors in `history.param`.
+        names: Names that a finding may use for the layer: the module and its parameters.
+        size: Number of elements in all parameter tensors.
+        is_matrix: Whether a trainable tensor has 2 or more dimensions. Norms and biases have 1.
     """
 
     name: str
@@ -40,28 +40,30 @@ class Layer:
 
 
 def layers(params: tuple[LayerInfo, ...]) -> tuple[Layer, ...]:
-    """Return the layers of a model in its order, input side first."""
+    """Return the layers of a model in the order of the model, input side first."""
     columns: dict[str, list[int]] = {}
     for i, param in enumerate(params):
-        columns.setdefault(param.module or param.name, []).append(i)
+        columns.setdefault(param.module or param.name, []).append(i)  # the root module has an empty name
     return tuple(_layer(name, mine, params) for name, mine in columns.items())
 
 
 def matrices(params: tuple[LayerInfo, ...]) -> tuple[Layer, ...]:
-    """Return the layers that own a matrix or a filter, through which gradients flow; all where none does."""
+    """Return the layers that own a matrix or a filter, through which gradients flow, or all layers if none does."""
     known = layers(params)
     return tuple(layer for layer in known if layer.is_matrix) or known
 
 
 def grad_norms(l2_TL: Floats, nonfinite_TL: Floats, of: Sequence[Layer]) -> Floats:
-    """Return the L2 norm of each layer's gradient, of shape (T, M): nan without gradient, Inf where it is broken.
+    """Return the L2 norm of each layer's gradient, of shape (T, M): nan without a gradient, Inf if it has NaN or Inf.
 
     Args:
         l2_TL: `grad.l2` over some steps.
-        nonfinite_TL: `grad.nonfinite` over the same.
-        of: Layers to take together.
+        nonfinite_TL: `grad.nonfinite` over the same steps.
+        of: Layers to compute.
     """
+    # `grad.l2` of a broken gradient may be nan, so only `grad.nonfinite` shows if a gradient was there
     present_TL = ~np.isnan(nonfinite_TL)
+    # float64: the square of a large float32 norm overflows
     squares_TL = np.where(present_TL, np.square(l2_TL, dtype=np.float64), 0.0)
     squares_TL[(present_TL & ~(nonfinite_TL == 0)) | ~np.isfinite(squares_TL)] = np.inf
     total_TM, present_TM = _sums(of, squares_TL, present_TL.astype(np.float64))
@@ -76,20 +78,20 @@ def norms_now(history: History, of: Sequence[Layer]) -> Floats:
 
 
 def norms_over_run(history: History, of: Sequence[Layer]) -> tuple[NDArray[np.int64], Floats]:
-    """Return all kept steps (T,) and each layer's gradient norm at them (T, M)."""
+    """Return all kept steps, of shape (T,), and the gradient norms of the layers, of shape (T, M)."""
     steps_T, l2_TL = history.param.series("grad.l2")
     return steps_T, grad_norms(l2_TL, history.param.series("grad.nonfinite")[1], of)
 
 
 def update_ratios(history: History, of: Sequence[Layer]) -> Floats:
-    """Return the newest known update norm divided by the weight norm of each layer, of shape (M,)."""
+    """Return the newest known ratio of update norm to weight norm of each layer, of shape (M,)."""
     ratio_L, weight_L = (newest_known(history.param, s) for s in ("update.ratio", "weight.l2"))
     ratio_M: Floats = _ratios(ratio_L[None], weight_L[None], of)[0]
     return ratio_M
 
 
 def update_ratios_over_run(history: History, of: Sequence[Layer]) -> tuple[NDArray[np.int64], Floats]:
-    """Return the kept steps that sampled updates (T,) and each layer's update/weight ratio at them (T, M)."""
+    """Return the kept steps with sampled updates, of shape (T,), and the update/weight ratios, of shape (T, M)."""
     steps_T, ratio_TL = history.param.series("update.ratio")
     sampled_T = ~np.isnan(ratio_TL).all(axis=1)
     weight_TL = history.param.series("weight.l2")[1]
@@ -97,8 +99,9 @@ def update_ratios_over_run(history: History, of: Sequence[Layer]) -> tuple[NDArr
 
 
 def _ratios(ratio_TL: Floats, weight_TL: Floats, of: Sequence[Layer]) -> Floats:
-    """Return the norms of layers' updates divided by those of their weights, of shape (T, M)."""
-    with np.errstate(all="ignore"):
+    """Return the update norm divided by the weight norm of each layer, of shape (T, M)."""
+    with np.errstate(all="ignore"):  # a layer of zeros has a ratio of Inf or nan
+        # norms of tensors add up as squares, ratios do not
         norms = (ratio_TL * weight_TL, weight_TL)
         squares = [np.where(np.isnan(norm_TL), 0.0, np.square(norm_TL, dtype=np.float64)) for norm_TL in norms]
         moved_TM, weight_TM, known_TM = _sums(of, *squares, (~np.isnan(ratio_TL)).astype(np.float64))
@@ -107,17 +110,18 @@ def _ratios(ratio_TL: Floats, weight_TL: Floats, of: Sequence[Layer]) -> Floats:
 
 
 def zero_fracs(zero_TL: Floats, of: Sequence[Layer], params: Sequence[LayerInfo]) -> Floats:
-    """Return the zero fraction of each layer's gradient, of shape (T, M): the mean weighted by size."""
+    """Return the zero fraction of each layer's gradient, of shape (T, M): the mean over tensors, weighted by size."""
+    # math.prod(()) is 1, but a tensor may be empty
     size_L = np.array([max(1, math.prod(p.shape)) for p in params], np.float64)
     known_TL = ~np.isnan(zero_TL)
     zeros_TM, known_TM = _sums(of, np.where(known_TL, zero_TL * size_L, 0.0), known_TL * size_L)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore"):  # 0 / 0 is nan: no tensor of the layer has a gradient
         return zeros_TM / known_TM
 
 
 def newest_known(table: Table, statistic: str) -> Floats:
-    """Return the last known value of each row of a table, of shape (L,); nan where none is in the window."""
-    for length in (1, 16, WINDOW):  # most statistics are sampled often enough to lie in the newest few steps
+    """Return the last known value of each row of a table, of shape (L,), or nan if the window has none."""
+    for length in (1, 16, WINDOW):  # most statistics are sampled within the newest few steps
         values_TL = table.window(statistic, length)
         known_TL = ~np.isnan(values_TL)
         if known_TL.any() and (length > 1 or known_TL.all()):
@@ -130,16 +134,16 @@ def newest_known(table: Table, statistic: str) -> Floats:
 
 
 def worst_finding(layer: Layer, findings: Iterable[Finding]) -> Finding | None:
-    """Return the gravest finding on a layer or one of its parameters, the earliest of equals."""
+    """Return the most severe finding on a layer or one of its parameters, the earliest if several are equal."""
     mine = [f for f in findings if f.layer in layer.names]
     return max(mine, key=lambda f: (f.severity, -f.step), default=None)
 
 
 def median_distances(norms_M: Floats, of: Sequence[Layer]) -> Floats:
-    """Return how far each layer's gradient is from that of the median layer, in powers of ten, of shape (M,).
+    """Return the distance of each layer's gradient from the median layer, in powers of ten, of shape (M,).
 
-    Gradients are compared by their root mean square, since layers differ in size. A gradient that is missing, zero or
-    not finite is infinitely far.
+    Gradients are compared by root mean square, since layers differ in size. A gradient that is missing, zero or not
+    finite has an infinite distance.
     """
     rms_M = norms_M / np.sqrt([layer.size for layer in of])
     usable_M = rms_M[np.isfinite(rms_M) & (rms_M > 0)]
@@ -160,8 +164,10 @@ def _layer(name: str, columns: Sequence[int], params: Sequence[LayerInfo]) -> La
 
 
 def _sums(of: Sequence[Layer], *terms_TL: Floats) -> Iterator[Floats]:
-    """Yield the sums of several terms over each layer's columns, of shape (T, M)."""
+    """Yield the sum of each term over the columns of each layer, of shape (T, M)."""
+    # gather the columns of each layer side by side: reduceat sums contiguous parts
     columns = np.array([column for layer in of for column in layer.columns], np.intp)
     starts = np.array([0, *itertools.accumulate(len(layer.columns) for layer in of[:-1])], np.intp)
     for term_TL in terms_TL:
+        # without layers, the start 0 would lie beyond the columns
         yield np.add.reduceat(term_TL[:, columns], starts, axis=1) if of else np.zeros((len(term_TL), 0))

@@ -22,6 +22,6 @@ def sentence(finding: Finding, signs: Glyphs) -> Text:
     text = Text.assemble(mark(finding.severity, signs), f" step {finding.step:,} ")
     text.append(f"{finding.severity} {finding.code} {finding.kind}", SEVERITY[finding.severity])
     where = finding.layer or "whole run"
-    if where not in finding.message:  # many messages name the layer already
+    if where not in finding.message:  # some messages name the layer already
         text.append(f" {where}", "bold")
     return text.append(f": {finding.message}")

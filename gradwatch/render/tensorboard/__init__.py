@@ -1,1 +1,1 @@
-"""The TensorBoard sink: scalars, histograms, heat maps and findings as event files."""
+"""Write a run for TensorBoard: scalars, histograms, heat maps and findings as event files."""

@@ -1,7 +1,7 @@
-"""What TensorBoard shows: every chart with its tag, its meaning and how it is computed.
+"""Define and compute TensorBoard's charts: tag, meaning and values of each.
 
-TensorBoard sorts groups by name and opens the first two: these are `gradients` and `loss`, on purpose. What is not
-finite is left out of a chart, so that its axis stays useful, and counted in the group `nonfinite`.
+TensorBoard sorts groups by name and opens the first 2. The names are chosen so that these are `gradients` and `loss`.
+Values that are not finite are left out of a chart, so that its axis stays useful. The group `nonfinite` counts them.
 """
 
 # T = recorded steps, L = parameter tensors, M = layers, A = activation modules
@@ -36,11 +36,11 @@ METRICS = {
     FINDINGS: "findings",
 }
 MARKERS = {"loss": "loss/nan_or_inf", "grad_norm.before_clip": "gradients/total_norm_nan_or_inf"}
-"""Charts that mark where a statistic was not finite, beside its own, from which it is left out."""
+"""Tags of the charts that mark non-finite values of a statistic. The statistic's own chart leaves them out."""
 THIRDS = ("early", "middle", "late")
 HEALTHY = (-4.0, -2.0)
-"""Powers of ten between which the update/weight ratio of a healthy layer lies: one around the 1e-3 that A. Karpathy
-gives as a rule of thumb (Stanford CS231n notes, Neural Networks 3, "Ratio of weights:updates")."""
+"""Limits of the update/weight ratio of a healthy layer, as powers of ten: 10x below and above 1e-3, the rule of thumb
+by A. Karpathy (Stanford CS231n notes, Neural Networks 3, "Ratio of weights:updates")."""
 
 
 @final
@@ -49,11 +49,11 @@ class Chart:
     """One scalar chart of the run.
 
     Args:
-        statistic: Of the run, as in the catalogue.
+        statistic: Name of a run statistic in the catalogue.
         tag: Group and name in TensorBoard.
-        meaning: One sentence.
-        mean: Show the mean since the last point rather than the newest value.
-        scale: Factor from the catalogue's unit to that of the tag.
+        meaning: Description in one sentence.
+        mean: Whether to show the mean since the last point instead of the newest value.
+        scale: Factor from the catalogue's unit to the chart's unit.
     """
 
     statistic: str
@@ -117,7 +117,7 @@ DESCRIPTIONS = {chart.tag: chart.meaning for chart in (*CHARTS, *SCALING, *VALID
 
 
 def rows_since(history: History, step: int) -> int:
-    """Return how many of the newest recorded steps lie after a step, at least 1 and at most the window."""
+    """Return the number of recorded steps after a step, at least 1 and at most the window."""
     return max(1, int(np.count_nonzero(history.run.steps() > step)))
 
 
@@ -127,13 +127,15 @@ def run_points(history: History, of: Sequence[Layer], rows: int) -> dict[str, fl
     Args:
         history: The run so far.
         of: Layers through which gradients flow, input side first.
-        rows: Recorded steps since the last point.
+        rows: Number of recorded steps since the last point.
     """
     points = {}
     for chart in (*CHARTS, *(SCALING if history.info.loss_scaling else ())):
         values = history.scalar(chart.statistic, rows if chart.mean else 1).tolist()
         known = [value for value in values if math.isfinite(value)] if chart.mean else values
+        # a newest value that is not finite stays, and `_finite` drops it below
         points[chart.tag] = chart.scale * sum(known) / len(known) if known else math.nan
+    # nothing was clipped: a second curve would only cover the first
     if points["gradients/total_norm_after_clip"] == points["gradients/total_norm"]:
         del points["gradients/total_norm_after_clip"]
     for i in range(history.groups):
@@ -145,7 +147,8 @@ def run_points(history: History, of: Sequence[Layer], rows: int) -> dict[str, fl
 
 
 def validation_points(history: History, after: int) -> list[tuple[int, dict[str, float]]]:
-    """Return the validations that were measured after a step: each with its step and its values by tag."""
+    """Return the validations after a step, each with its step and its values by tag."""
+    # without a new validation, skip reading whole columns of the history
     if all(history.latest_validation(chart.statistic)[0] <= after for chart in VALIDATION):
         return []
     steps_T = history.steps(VALIDATION[0].statistic)
@@ -163,16 +166,17 @@ def layer_points(history: History, seen: set[str]) -> dict[str, float]:
 
     Args:
         history: The run so far.
-        seen: Tags of zero fractions that were above zero once; added to here.
+        seen: Tags of zero fractions that were above 0 before. New tags are added to the set.
     """
     points = {}
     for statistic, group in PARAM_CHARTS.items():
-        sampled = statistic == "update.ratio"
+        sampled = statistic == "update.ratio"  # the newest step may not have it
         values_L = newest_known(history.param, statistic) if sampled else history.param.newest(statistic)
         for name, value in zip(history.param.layers, values_L.tolist(), strict=True):
             tag = f"{group}/{name}"
             if statistic == "grad.zero_frac" and value > 0:
                 seen.add(tag)
+            # most layers never have a zero gradient: a flat chart per layer would bury the others
             if statistic != "grad.zero_frac" or tag in seen:
                 points[tag] = value
     for statistic, group in ACT_CHARTS.items():
@@ -182,13 +186,13 @@ def layer_points(history: History, seen: set[str]) -> dict[str, float]:
 
 
 def nonfinite_steps(history: History, *, until: int) -> int:
-    """Return at how many kept steps, up to one, loss or gradient norm were not finite."""
+    """Return the number of kept steps, up to `until`, at which loss or gradient norm was not finite."""
     broken_T = ~np.isfinite(history["loss"]) | ~np.isfinite(history["grad_norm.before_clip"])
     return int((broken_T & (history.steps("loss") <= until)).sum())
 
 
 def _flow(history: History, of: Sequence[Layer]) -> dict[str, float]:
-    """Return the median gradient norm of each third of the layers as a power of ten."""
+    """Return the median gradient norm of each third of the layers, as a power of ten."""
     if len(of) < len(THIRDS):
         return {}
     norms, points = norms_now(history, of).tolist(), {}
@@ -204,6 +208,7 @@ def _updates(history: History, of: Sequence[Layer]) -> dict[str, float]:
     usable_M = ratios_M[np.isfinite(ratios_M) & (ratios_M > 0)]
     if not usable_M.size:
         return {}
+    # quantiles rather than extremes: a single odd layer does not move the band
     slow, middle, fast = np.quantile(np.log10(usable_M), (0.1, 0.5, 0.9)).tolist()
     ratios = {"updates/log10_ratio_slowest": slow, "updates/log10_ratio_median": middle}
     band = {"updates/healthy_from": HEALTHY[0], "updates/healthy_to": HEALTHY[1]}
@@ -211,22 +216,23 @@ def _updates(history: History, of: Sequence[Layer]) -> dict[str, float]:
 
 
 def _sparsity(history: History) -> dict[str, float]:
-    """Return the worst zero, dead and saturated fractions of all layers."""
+    """Return the largest zero, dead and saturated fractions over all layers."""
     points = {"sparsity/zero_gradient_frac": _most(history.param.newest("grad.zero_frac"))}
-    if history.act.last_step >= 0:
+    if history.act.last_step >= 0:  # no activations were sampled yet
         points["sparsity/dead_units_frac"] = _most(history.act.newest("act.dead_frac"))
         points["sparsity/saturated_frac"] = _most(history.act.newest("act.saturated_frac"))
     return points
 
 
 def _most(values_L: Floats) -> float:
+    # nan if all are nan or there are none: fmax ignores nan, and `_finite` drops it
     return float(np.fmax.reduce(values_L, initial=np.nan))
 
 
 def _nonfinite(history: History, rows: int) -> dict[str, float]:
-    """Return how many layers and steps were not finite since the last point; 0 where all is well.
+    """Return the number of layers and steps that were not finite since the last point.
 
-    Each statistic that was not has a point besides, at the height of its last finite value, or 0.
+    Each statistic that was not finite also gets a marker at its last finite value, or at 0.
     """
     points = {}
     layers_T = np.count_nonzero(history.param.window("grad.nonfinite", rows) > 0, axis=1)

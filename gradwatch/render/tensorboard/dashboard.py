@@ -1,4 +1,4 @@
-"""How TensorBoard's custom scalars lay out the charts of a run: the gradient's way first, the speed last."""
+"""Lay out the charts of a run on TensorBoard's custom-scalars dashboard: gradient flow first, speed last."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from gradwatch.render.tensorboard.protobuf import Layout, Margin
 
 
 def layout(info: RunInfo) -> Layout:
-    """Return the custom-scalars dashboard of a run: the gradient's way first."""
+    """Return the custom-scalars dashboard of a run."""
+    # tags are regular expressions in TensorBoard; a margin chart takes plain tags
     ratio = "updates/log10_ratio_{}".format
     charts: dict[str, dict[str, Sequence[str] | Margin]] = {
         "Gradient flow": {
@@ -38,7 +39,7 @@ def layout(info: RunInfo) -> Layout:
         },
         "NaN and Inf": {"steps and layers with NaN or Inf; 0 is healthy": [r"^nonfinite/.*$"]},
     }
-    if info.loss_scaling:
+    if info.loss_scaling:  # without it, these charts would be empty
         charts["Loss scaling"] = {
             "loss scale": [r"^optim/loss_scale$"],
             "skipped updates": [r"^optim/skipped_frac$"],

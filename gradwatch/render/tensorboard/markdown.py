@@ -1,4 +1,4 @@
-"""Write findings and diagnoses as Markdown for TensorBoard's text tab."""
+"""Write findings and diagnoses as Markdown for TensorBoard's TEXT tab."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from gradwatch.render.common.config_patch import patch_yaml
 from gradwatch.render.common.sparkline import UNICODE
 
 MOST = 100
-"""Findings in one text: more would not be read."""
+"""Maximum number of findings in one text."""
 
 
 def findings(found: Sequence[Finding], *, run: str) -> str:
-    """Return findings as a list, the gravest first: tables become too narrow to read in that tab.
+    """Return findings as a list, most severe first.
 
     Args:
-        found: What to tell.
-        run: Name that TensorBoard gives the run, for the links to its charts.
+        found: Findings to list.
+        run: TensorBoard's name of the run, for the links to its charts.
     """
     if not found:
         return f"**{UNICODE.ok} healthy**: no problems found."
+    # a list, since the tab makes tables too narrow to read
     ordered = sorted(found, key=lambda f: (-f.severity, f.step))
     more = [f"\n{len(found) - MOST:,} more are not shown."] if len(found) > MOST else []
     return "\n".join([*(_item(f, run) for f in ordered[:MOST]), *more])
@@ -36,14 +37,14 @@ def finding(found: Finding, *, run: str) -> str:
 
 
 def diagnosis(history: History, diagnoses: Sequence[Diagnosis], *, run: str) -> str:
-    """Return the diagnosis of a run: for each cause why, how to confirm it, and the change that mends it."""
+    """Return the diagnosis of a run: each cause with its reason, its fix and a way to confirm it."""
     if not diagnoses:
         return findings(history.findings, run=run)
     return "\n\n".join(_diagnosis(d, run) for d in sorted(diagnoses, key=lambda d: -d.severity))
 
 
 def code(text: str, language: str) -> str:
-    """Return text as a fenced block."""
+    """Return text as a fenced code block."""
     return f"```{language}\n{text.rstrip()}\n```"
 
 
@@ -74,11 +75,10 @@ def _item(finding: Finding, run: str) -> str:
 
 
 def _link(finding: Finding, run: str) -> str:
-    """Return the address of the charts that a finding is about, in the TensorBoard that shows the text.
-
-    Its time series take filters of tags and runs as regular expressions. Where TensorBoard was started on the run
-    directory itself, the run is called `.`.
-    """
+    """Return the URL of the charts of a finding, relative to the TensorBoard that shows the text."""
+    # tagFilter and runFilter are regular expressions
     tags = f"^per_layer_.*/{re.escape(finding.layer)}" if finding.layer else "^(loss|gradients|updates|nonfinite)/"
+    # TensorBoard names the run `.` if it was started on the run directory itself
     query = {"tagFilter": tags, "runFilter": f"{re.escape(run)}$|^\\.$", "smoothing": "0"}
+    # quote: the default would write a space as `+`
     return f"?{urlencode(query, quote_via=quote)}#timeseries"
