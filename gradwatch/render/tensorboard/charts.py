@@ -176,7 +176,7 @@ def layer_points(history: History, seen: set[str]) -> dict[str, float]:
             tag = f"{group}/{name}"
             if statistic == "grad.zero_frac" and value > 0:
                 seen.add(tag)
-            # most layers never have a zero gradient: a flat chart per layer would bury the others
+            # charted from the first zero on: a chart that is always 0 shows nothing
             if statistic != "grad.zero_frac" or tag in seen:
                 points[tag] = value
     for statistic, group in ACT_CHARTS.items():
@@ -218,7 +218,7 @@ def _updates(history: History, of: Sequence[Layer]) -> dict[str, float]:
 def _sparsity(history: History) -> dict[str, float]:
     """Return the largest zero, dead and saturated fractions over all layers."""
     points = {"sparsity/zero_gradient_frac": _most(history.param.newest("grad.zero_frac"))}
-    if history.act.last_step >= 0:  # no activations were sampled yet
+    if history.act.last_step >= 0:  # else no activation was sampled yet
         points["sparsity/dead_units_frac"] = _most(history.act.newest("act.dead_frac"))
         points["sparsity/saturated_frac"] = _most(history.act.newest("act.saturated_frac"))
     return points

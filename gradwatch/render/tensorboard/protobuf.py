@@ -23,7 +23,7 @@ from tensorboard.util.tensor_util import make_tensor_proto
 
 
 class Margin(NamedTuple):
-    """A chart of one tag, with a band shaded between two others."""
+    """A chart of one tag, with a shaded band between two other tags."""
 
     value: str
     lower: str
@@ -31,14 +31,14 @@ class Margin(NamedTuple):
 
 
 Layout = Mapping[str, Mapping[str, Sequence[str] | Margin]]
-"""Categories of the custom-scalars dashboard: their charts by title, each with the tags it draws, as patterns."""
+"""Charts of the custom-scalars dashboard, by category and title. Each has the patterns of its tags, or a margin."""
 
 SUCCESS, FAILURE = api_pb2.STATUS_SUCCESS, api_pb2.STATUS_FAILURE
 
 
 @final
 class Summaries:
-    """Builds the values of events. TensorBoard wants a tag's description with its first value only."""
+    """Builds events, and adds the description of a tag to its first value only, as TensorBoard expects."""
 
     def __init__(self) -> None:
         self._described: set[str] = set()
@@ -47,9 +47,9 @@ class Summaries:
         """Return one event with many scalars.
 
         Args:
-            step: Step they belong to.
+            step: Step of the scalars.
             points: Values by tag.
-            descriptions: What a chart shows, by tag or by the part of the tag before the slash.
+            descriptions: Descriptions of the charts, by tag or by the part of the tag before the slash.
         """
         event = event_pb2.Event(wall_time=time.time(), step=step)
         for tag, value in points.items():
@@ -60,19 +60,35 @@ class Summaries:
         return event
 
     def histogram(self, event: event_pb2.Event, tag: str, buckets_K3: NDArray[np.float64], description: str) -> None:
-        """Add a histogram to an event: buckets of left edge, right edge and count."""
+        """Add a histogram to an event.
+
+        Args:
+            event: Event to change.
+            tag: Group and name in TensorBoard.
+            buckets_K3: Left edge, right edge and count of each bucket.
+            description: Description of the chart.
+        """
         added = event.summary.value.add(tag=tag, tensor=make_tensor_proto(buckets_K3, dtype=np.float64))
         if self._is_new(tag):
             added.metadata.CopyFrom(_of_histogram(description))
 
     def picture(self, step: int, tag: str, png: bytes, size: tuple[int, int], description: str) -> event_pb2.Event:
-        """Return an event with one picture of that width and height."""
+        """Return an event with one picture.
+
+        Args:
+            step: Step of the picture.
+            tag: Group and name in TensorBoard.
+            png: Bytes of the PNG.
+            size: Width and height in pixels.
+            description: Description of the picture.
+        """
+        # the format of the image plugin: width, height and the PNG, all as strings
         strings = [str(size[0]).encode(), str(size[1]).encode(), png]
         metadata = image_metadata.create_summary_metadata("", description) if self._is_new(tag) else None
         return _event(step, tag, make_tensor_proto(strings, dtype=np.object_), metadata)
 
     def text(self, step: int, tag: str, markdown: str) -> event_pb2.Event:
-        """Return an event with one text."""
+        """Return an event with a Markdown text."""
         metadata = text_metadata.create_summary_metadata("", "") if self._is_new(tag) else None
         return _event(step, tag, make_tensor_proto(markdown, dtype=np.object_), metadata)
 
@@ -102,20 +118,21 @@ def hparams_start(hparams: Mapping[str, Any], metrics: Mapping[str, str], *, ste
     """Return the events that show a run in TensorBoard's HPARAMS tab: the columns, and the values of this run.
 
     Args:
-        hparams: Values by dotted key; a value that is no number, bool or text becomes text.
-        metrics: Tags of the scalars whose last values are shown in further columns, with the names of the columns.
+        hparams: Values by dotted key. A value other than a number, bool or text becomes text.
+        metrics: Tags of scalars and the names of their columns. A column shows the last value of its scalar.
         step: Step of the events.
     """
+    # the protocol buffer holds only numbers, bools and strings
     plain = {key: value if isinstance(value, int | float | str) else str(value) for key, value in hparams.items()}
     columns = [summary_v2.HParam(key) for key in plain]
     shown = [summary_v2.Metric(tag, display_name=name) for tag, name in metrics.items()]
-    # without a trial id, runs with equal settings would be averaged in one row
+    # the default id is a hash of the settings, so that runs with equal settings would share a row
     summaries = (summary_v2.hparams_config_pb(columns, shown), summary_v2.hparams_pb(plain, trial_id=""))
     return [event_pb2.Event(wall_time=time.time(), step=step, summary=summary) for summary in summaries]
 
 
 def hparams_end(*, step: int, status: int) -> event_pb2.Event:
-    """Return the event that states how a run ended."""
+    """Return the event with the final status of a run."""
     end = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=time.time())
     metadata = hparams_metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(session_end_info=end))
     return _event(step, hparams_metadata.SESSION_END_INFO_TAG, hparams_metadata.NULL_TENSOR, metadata)
@@ -131,6 +148,7 @@ def _event(
 
 def _of_scalar(description: str) -> summary_pb2.SummaryMetadata:
     metadata = scalar_metadata.create_summary_metadata("", description)
+    # TensorBoard keeps a value with a data class as it is, and migrates all others
     metadata.data_class = summary_pb2.DATA_CLASS_SCALAR
     return metadata
 

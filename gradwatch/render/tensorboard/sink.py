@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a run: charts, histograms, a picture of all layers, findings as text, hyperparameters."""
+"""Show a run in TensorBoard: charts, histograms, pictures of all layers, findings as text, hyperparameters."""
 
 # T = recorded steps, M = layers, K = parameter tensors with histograms, B = their bins
 
@@ -29,31 +29,32 @@ HISTOGRAM_MEANING = "Sizes of the elements as powers of ten: a histogram that mo
 PICTURE_MEANING = "Gradient norm of every layer over the run, input side on top; triangles mark findings."
 UPDATES_MEANING = "Update norm divided by weight norm of every layer: about 1e-3 is usual; triangles mark findings."
 PICTURE_S = 0.04
-"""What drawing the first pictures is taken to cost, in seconds: 2 of 7 to 12 ms, and more than they may in advance."""
+"""Expected seconds to draw the first 2 pictures, which take 7 to 12 ms each. The value exceeds the grace time of the
+throttle, so the first pictures must be earned."""
 ONE_BY_ONE = 20
-"""New findings that each get a text of their own at their step; the list has all."""
+"""New findings that get a separate text at their step. The list contains all findings."""
 
 
 @final
 class TensorBoard:
     """Writes a run for TensorBoard: `tensorboard --logdir` on the directory or one above it.
 
-    It takes at most about 0.15 % of the time of the steps (the shares below, after the first output of each): a point,
-    histogram or picture that would cost more is left out, so that a fast training gets fewer of them. `close` writes
-    the last of each. Values that are not finite are left out of charts, marked beside them, and counted in
-    `nonfinite/`.
+    After the first output of each kind, the sink takes about 0.15 % of the time of the steps at most. A point,
+    histogram or picture that would take more is left out, so that a fast training gets fewer of them. `close` writes
+    the last output of each kind. Charts leave out values that are not finite. Separate charts mark them, and
+    `nonfinite/` counts them.
 
     Args:
-        directory: Where to write; best the run directory itself, whose name becomes that of the run.
-        every: Optimizer steps between two points of the run's charts; 0 is never.
-        layers_every: The same for the charts of layers.
-        picture_every: The same for the picture of layers by steps.
-        config_text: The config, shown as text.
+        directory: Directory to write to, usually the run directory. Its name becomes the name of the run.
+        every: Optimizer steps between two points of the run's charts; 0 for never.
+        layers_every: Optimizer steps between two points of the layers' charts; 0 for never.
+        picture_every: Optimizer steps between two pictures of all layers; 0 for never.
+        config_text: Text of the config, to show.
         hparams: Values for the HPARAMS tab, by dotted key.
-        purge_step: First step of a resumed run: later points of the interrupted run are dropped.
+        purge_step: First step of a resumed run. TensorBoard drops the interrupted run's data from this step.
 
     Raises:
-        OSError: Where the directory cannot be written, here and in every method.
+        OSError: The directory cannot be written. Every method may raise it.
     """
 
     def __init__(
@@ -72,9 +73,11 @@ class TensorBoard:
         self._summaries = Summaries()
         self._config_text = config_text
         self._hparams = dict(hparams or {})
+        # the sink must see every multiple of each; gcd ignores zeros
         self.every = math.gcd(every, layers_every, picture_every)
         self._run = Throttle(every, fraction=0.0005)
         self._layer = Throttle(layers_every, fraction=0.00025)
+        # not due at step 0: the picture would show a single step
         self._picture = Throttle(picture_every, fraction=0.0005, first=picture_every, expected_s=PICTURE_S)
         self._histogram = Throttle(1, fraction=0.00025)
         self._next: float = 0
@@ -89,13 +92,13 @@ class TensorBoard:
         self._matrices: tuple[Layer, ...] = ()
 
     def write(self, history: History) -> None:
-        """Write what is due at the newest step and affordable."""
-        step = history.run.last_step  # what `history.step` is, in half the time
+        """Write the outputs that are due at the newest step and within their quotas."""
+        step = history.run.last_step  # equal to `history.step`, in half the time
         if step < self._newest:
             self._rewind(history)
         self._newest = step
         has_histograms = history.histograms_step > self._written["histograms"]
-        if step < self._next and not self._pending and not has_histograms:
+        if step < self._next and not self._pending and not has_histograms:  # the fast path of most steps
             return
         if not self._is_started:
             self._start(history)
@@ -111,11 +114,11 @@ class TensorBoard:
             self._write_findings(history)
 
     def report(self, finding: Finding) -> None:
-        """Note the news; the next `write` shows it, and all findings."""
+        """Keep a finding until the next `write`, which shows it and the list of all findings."""
         self._pending.append(finding)
 
     def close(self, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
-        """Write the last of everything, the diagnosis and how the run ended, and close the file."""
+        """Write the last output of each kind, the diagnosis and the final status, and close the file."""
         try:
             if history.step >= 0:
                 if not self._is_started:
@@ -127,12 +130,12 @@ class TensorBoard:
     def _start(self, history: History) -> None:
         self._is_started = True
         self._all, self._matrices = layers(history.info.layers), matrices(history.info.layers)
-        if self._written["run"] >= 0:  # a resumed run
+        if self._written["run"] >= 0:  # a resumed run: count the non-finite steps before the interruption
             self._nonfinite = charts.nonfinite_steps(history, until=self._written["run"])
         self._describe(history)
 
     def _rewind(self, history: History) -> None:
-        """Take back what was written of the steps that the run took back, which come again."""
+        """Withdraw the output of the rewound steps, which the run will do again."""
         step = history.step
         self._file.purge(step)
         for part, written in self._written.items():
@@ -142,11 +145,12 @@ class TensorBoard:
         self._next = step
         self._pending = [finding for finding in self._pending if finding.step <= step]
         self._nonfinite = charts.nonfinite_steps(history, until=step - 1)
+        # the purge has withdrawn the description too
         if self._is_started and step <= self._described_at:
             self._describe(history)
 
     def _describe(self, history: History) -> None:
-        """Write what the run is: layout of the dashboard, config and hyperparameters."""
+        """Write the layout of the dashboard, the config and the hyperparameters."""
         step = self._described_at = max(history.step, 0)
         self._file.write(dashboard(layout(history.info), step=step))
         if self._config_text:
@@ -159,7 +163,7 @@ class TensorBoard:
         parts = {"run": self._run, "layers": self._layer, "picture": self._picture}
         writes = (self._write_run, self._write_layers, self._write_picture)
         for (part, throttle), write in zip(parts.items(), writes, strict=True):
-            if throttle.every and history.step > self._written[part]:
+            if throttle.every and history.step > self._written[part]:  # whatever the quota: it is the last output
                 write(history)
         self._write_findings(history)
         step, text = history.step, self._summaries.text
@@ -174,6 +178,7 @@ class TensorBoard:
         self._written["validation"] = history.step
         rows = charts.rows_since(history, self._written["run"])
         points = charts.run_points(history, self._matrices, rows)
+        # a running count, since a thinned history does not keep every step
         self._nonfinite += int(points[charts.NONFINITE])
         self._scalars(history.step, points | {charts.NONFINITE_SO_FAR: float(self._nonfinite)})
         self._written["run"] = history.step
@@ -183,18 +188,19 @@ class TensorBoard:
         self._written["layers"] = history.step
 
     def _write_picture(self, history: History) -> None:
-        if not self._all:
+        if not self._all:  # no layers were monitored
             return
         png, size = draw(*norms_over_run(history, self._all), self._all, findings=history.findings)
         self._file.write(self._summaries.picture(history.step, charts.PICTURE, png, size, PICTURE_MEANING))
         steps_T, ratios_TM = update_ratios_over_run(history, self._all)
-        if len(steps_T):
+        if len(steps_T):  # updates may be sampled rarely, or never
             words = {"title": "update/weight ratio", "absent": "not known"}
             png, size = draw(steps_T, ratios_TM, self._all, findings=history.findings, **words)
             self._file.write(self._summaries.picture(history.step, charts.UPDATE_PICTURE, png, size, UPDATES_MEANING))
         self._written["picture"] = history.step
 
     def _write_histograms(self, history: History) -> None:
+        # layers take turns in being sampled, so one write may have several steps; an event has one step
         fresh: dict[int, tuple[Histograms, list[int]]] = {}
         for seen, k in history.histograms.values():
             if seen.step > self._written["histograms"]:

@@ -1,4 +1,4 @@
-"""How often a kind of output is written: every N steps, within a quota of the training's time."""
+"""Limit how often a kind of output is written: every N steps, within a quota of the training time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import final
 from gradwatch.time_quota import TimeQuota
 
 GRACE_S = 0.005
-"""Seconds that each kind of output may take before they are earned, so that a short run is shown, too."""
+"""Seconds that each kind of output may take beyond its quota, so that a short run has output too."""
 
 
 @final
@@ -15,14 +15,14 @@ class Throttle:
     """Decides when one kind of output is due and within its quota.
 
     Args:
-        every: Optimizer steps between two outputs; 0 is never.
-        fraction: Share of the training's time that it may take.
-        first: Step at which it is due first.
-        expected_s: Expected seconds of the first output; with 0 the first output is always granted.
+        every: Optimizer steps between two outputs; 0 for never.
+        fraction: Share of the training time that the output may take.
+        first: First step at which the output is due.
+        expected_s: Expected seconds of the first output. With 0, the first output is always granted.
 
     Attributes:
-        next: First step at which it is due again.
-        quota: The time that it took so far, and may take.
+        next: Next step at which the output is due.
+        quota: Time that the output has taken and may take.
     """
 
     def __init__(self, every: int, *, fraction: float, first: int = 0, expected_s: float = 0.0) -> None:
@@ -32,18 +32,22 @@ class Throttle:
         self._first = first
 
     def grants(self, step: int, *, elapsed_s: float) -> bool:
-        """Return whether it is due at a step and within its quota; if it is only due, it is skipped this time.
+        """Return whether the output is due at a step and within its quota.
+
+        An output that is due but beyond its quota is skipped until the next multiple of `every`.
 
         Args:
             step: Newest optimizer step.
-            elapsed_s: Time that the steps took so far.
+            elapsed_s: Seconds that the steps have taken so far.
         """
         if step < self.next:
             return False
+        # to a multiple of `every`, also if the caller has skipped steps
         self.next = step - step % self.every + self.every
         return self.quota.allows_another(elapsed_s, grace_s=GRACE_S)
 
     def rewind(self, step: int) -> None:
-        """Make it due again at the steps from `step`, to which the run went back."""
+        """Make the output due again from `step`, after a rewind of the run to that step."""
         if self.every:
+            # `-(-a // b)` rounds up: the first multiple of `every` that is not before `step`
             self.next = min(self.next, max(self._first, -(-step // self.every) * self.every))

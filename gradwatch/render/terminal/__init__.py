@@ -1,1 +1,1 @@
-"""The terminal sink: live view, plain lines, summary, diagnosis, tables of runs."""
+"""Show runs in the terminal: live view, plain lines, summary, diagnosis, tables of runs."""

@@ -1,17 +1,17 @@
-"""Two runs side by side: text for people, and JSON for programs.
+"""Show two runs side by side: text for people, and JSON for programs.
 
-The JSON, version 1. Keys are added within a version; none changes its meaning or goes. A number that is NaN or infinite
-is null.
+The JSON, version 1. Within a version, keys may be added, but no key is removed or changes its meaning. A number that is
+NaN or infinite is null.
 
     version     1
-    same        "bits", "rounding" or "no": how far the histories agree at the steps that both keep
-    steps       number of these steps
+    same        "bits", "rounding" or "no": how closely the histories agree at the steps that both keep
+    steps       number of steps that both keep
     tolerance   relative difference that counts as rounding
     parting     {bits, rounding}: null, or {step, statistic, layer, first, second, others} of the first difference
-    settings    {key: [first, second]} of what the configs and the environments differ in; null where one has it not
+    settings    {key: [first, second]} of the settings that differ in config or environment; null if one lacks the key
     runs        [first, second], each {name, verdict, facts, findings}, as in `gradwatch diagnose --format json`
-    layers      list of {layer, decades, spread}, those whose gradients differ most first
-    only        [first, second]: parameter tensors that the other run has not
+    layers      list of {layer, decades, spread}, largest difference of the gradients first
+    only        [first, second]: parameter tensors that the other run lacks
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ NAMES = ("A", "B")
 Settings = Mapping[str, tuple[Any, Any]]
 
 OWN = ("run.name", "run.out")
-"""Settings that two runs differ in by their nature."""
+"""Settings that always differ between two runs, so they are not compared."""
 MOST = 8
-"""Layers and findings that are named one by one."""
+"""Maximum number of layers, and of findings per group, that are listed."""
 TOLD = 0.05
-"""Powers of ten from which the gradients of a layer are said to differ: one eighth."""
+"""Minimum difference of a layer's gradients, in powers of ten, that is listed: a factor of 1.12, about 1/8."""
+# the first match wins; a statistic that starts with the key has the reason
 REASONS = (
     ("batch_hash", "the batches differ: another seed, order of the data, or augmentation"),
     ("lr.", "the learning rates differ"),
@@ -57,25 +58,26 @@ REASONS = (
 
 
 def settings(first: History, second: History, configs: tuple[Mapping[str, Any], Mapping[str, Any]]) -> Settings:
-    """Return in what two runs differ by their configs and their environments, by dotted key.
+    """Return the settings in which two runs differ, in config or environment, by dotted key.
 
     Args:
-        first: A run.
-        second: Another.
-        configs: What their config files hold; empty where a run has none.
+        first: First run.
+        second: Second run.
+        configs: Contents of the two config files; empty for a run without a config.
     """
     flattened = [flat(config) for config in configs]
     for one, history in zip(flattened, (first, second), strict=True):
         info = history.info
         one |= {"device": info.device, **{f"versions.{name}": version for name, version in info.versions.items()}}
-        if not all(configs):
+        if not all(configs):  # the config states them too, under other keys
             one |= {"optimizer": info.optimizer, "precision": info.precision, "accumulate": info.accumulate}
+    # dict.fromkeys: no key twice, in the order of the configs
     keys = [key for key in dict.fromkeys((*flattened[0], *flattened[1])) if key not in OWN]
     return {key: (a, b) for key in keys if (a := flattened[0].get(key)) != (b := flattened[1].get(key))}
 
 
 def dumps(found: Comparison, runs: tuple[History, History], changed: Settings) -> str:
-    """Return a comparison as one JSON document, in the format that this file describes."""
+    """Return a comparison as one JSON document, in the format that the module docstring describes."""
     data = {
         "version": VERSION,
         "same": "no" if found.rounding or not found.steps else "rounding" if found.bits else "bits",
@@ -91,7 +93,7 @@ def dumps(found: Comparison, runs: tuple[History, History], changed: Settings) -
 
 
 def print_comparison(console: Console, found: Comparison, runs: tuple[History, History], changed: Settings) -> None:
-    """Print two runs side by side: where they part first, then why that may be, then how they ended."""
+    """Print two runs side by side: first difference and its likely reason, outcome, settings, layers, findings."""
     signs = glyphs(console)
     for line in _differences(found, signs):
         console.print(line)
@@ -137,15 +139,15 @@ def _where(parting: FirstDifference) -> Text:
     text = Text.assemble((f"step {parting.step:,}", "bold"), f" in {parting.statistic}")
     if parting.layer:
         text.append(f" of {parting.layer}")
-    if parting.statistic != "batch_hash":
+    if parting.statistic != "batch_hash":  # a hash is a number without meaning
         a, b = _apart(parting.first, parting.second)
         text.append(f": {a} in A, {b} in B")
     return text.append(f"; {units.plural(parting.others, 'other number')} as well" if parting.others else "")
 
 
 def _apart(first: float, second: float) -> tuple[str, str]:
-    """Return two numbers with as many digits as it takes to tell them apart."""
-    for digits in range(3, 17):
+    """Return two numbers with as many digits as needed to show the difference."""
+    for digits in range(3, 17):  # 16 digits separate nearly all float64, and `repr` the rest
         shown = (f"{first:.{digits}g}", f"{second:.{digits}g}")
         if shown[0] != shown[1]:
             return shown
@@ -206,7 +208,7 @@ def _validation(run: RunStats) -> str:
 
 
 def _layers(found: Comparison, runs: tuple[History, History], signs: Glyphs, width: int) -> Group | None:
-    """Return the layers whose gradients differ, each with how much and its norm in both runs over the steps."""
+    """Return a table of the layers with different gradients: the factor, and the norm over both runs."""
     apart = [gap for gap in found.gaps if gap.spread >= TOLD]
     table = _grid(("", "gradient", *(f"{name} over the run" for name in NAMES)))
     room = 24 if width >= 100 else 12
@@ -227,15 +229,17 @@ def _layers(found: Comparison, runs: tuple[History, History], signs: Glyphs, wid
 
 
 def _times(gap: GradientGap) -> str:
-    if np.isinf(gap.decades):
+    if np.isinf(gap.decades):  # a ratio to zero
         return f"zero in {'A' if gap.decades > 0 else 'B'}"
+    # neither run is larger on the whole: the difference changes sign over the steps
     if abs(gap.decades) < gap.spread / 2:
         return f"{units.times(10**gap.spread)} apart"
     return f"{units.times(10 ** abs(gap.decades))} larger in {'B' if gap.decades > 0 else 'A'}"
 
 
 def _findings(runs: tuple[History, History], signs: Glyphs) -> Table | None:
-    """Return the findings of one run alone, then those of both, the gravest of each first."""
+    """Return a table of the findings in only one run, then in both, each group with the most severe first."""
+    # one finding per kind and layer in a history, so the pair identifies it
     first, second = ({(f.kind, f.layer): f for f in run.findings} for run in runs)
     groups = {
         "only in A": [finding for key, finding in first.items() if key not in second],

@@ -1,4 +1,4 @@
-"""Diagnoses as text: findings, the trend with its onset marked, evidence, cause, how to confirm it, and the remedy."""
+"""Print diagnoses as text: findings, trend with the onset marked, evidence, cause, confirmation and remedy."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from gradwatch.render.common.sparkline import Glyphs, glyphs
 from gradwatch.render.common.style import SEVERITY, mark
 
 NAMES_BRIEF, NAMES = 3, 12
-"""Places of a kind that are named one by one, in a summary and in a diagnosis."""
-LABEL = 10
+"""Maximum number of layers that are listed per kind, in a summary and in a diagnosis."""
+LABEL = 10  # columns of a label
 CODE = "#0087af"
 
 Row = tuple[str, Text]
@@ -30,13 +30,13 @@ Row = tuple[str, Text]
 def print_diagnosis(
     console: Console, history: History, diagnoses: Sequence[Diagnosis], *, run: Path | None = None
 ) -> None:
-    """Print what `gradwatch diagnose` says of a run: the verdict, then each diagnosis with all of its evidence.
+    """Print the output of `gradwatch diagnose`: the verdict, then each diagnosis with all of its evidence.
 
     Args:
-        console: Where to print.
+        console: Console to print to.
         history: The run.
-        diagnoses: What explains its findings.
-        run: Its directory, or None.
+        diagnoses: Diagnoses of its findings.
+        run: Run directory, or None.
     """
     signs = glyphs(console)
     for line in headline(history, signs):
@@ -48,27 +48,28 @@ def print_diagnosis(
 
 
 def print_run_events(console: Console, history: History, *, run: Path | None) -> None:
-    """Print what a run did besides its steps, where it did anything."""
-    before = ""
+    """Print the events of a run, if there are any."""
+    before = ""  # successive events of a kind share one label
     for event in run_events(history, run=run):
         label, before = "" if event.label == before else event.label, event.label
         line = Text.assemble((f"{label:>{LABEL}} ", "dim"), event.text, (f" {event.command}".rstrip(), "bold"))
-        console.print(line, soft_wrap=True)
+        console.print(line, soft_wrap=True)  # a command must not be broken into lines: people copy it
 
 
 def blocks(
     history: History, diagnoses: Sequence[Diagnosis], *, signs: Glyphs, brief: bool, width: int
 ) -> Iterator[RenderableType]:
-    """Yield a block of lines for each diagnosis, the gravest first, then one for the findings that none explains.
+    """Yield a block of lines for each diagnosis, most severe first, then one for the unexplained findings.
 
     Args:
-        history: Where findings and trends are.
-        diagnoses: What to describe, the most telling first.
-        signs: What the terminal can show.
-        brief: For a summary: few names, the smallest remedy, no source.
+        history: The run, with its findings and trends.
+        diagnoses: Diagnoses to describe, most likely cause first.
+        signs: Glyphs that the terminal can show.
+        brief: Whether to print few names, only the first remedy and no source, for a summary.
         width: Columns of the terminal.
     """
     explained = {f for d in diagnoses for f in d.findings}
+    # a stable sort: of equal severity, the most likely cause stays first
     for diagnosis in sorted(diagnoses, key=lambda d: -d.severity):
         title = _title(diagnosis.severity, diagnosis.cause, signs)
         title.append(f"  {units.percent(diagnosis.certainty)} sure", "dim")
@@ -95,9 +96,9 @@ def _title(severity: Severity, cause: str, signs: Glyphs) -> Text:
 
 
 def _found(findings: Sequence[Finding], history: History, *, signs: Glyphs, brief: bool, width: int) -> Iterator[Row]:
-    """Yield, for each kind, where it was found, the sentence of the first of it, its trend and its evidence.
+    """Yield, for each kind, its layers, and the message, trend and evidence of its first finding.
 
-    The kinds come in order of harm; of equals, the most telling first.
+    The kinds are sorted by severity. Kinds of equal severity stay in the order of `findings`.
     """
     by_kind: dict[str, list[Finding]] = {}
     for finding in findings:
@@ -106,13 +107,13 @@ def _found(findings: Sequence[Finding], history: History, *, signs: Glyphs, brie
     for i, mine in enumerate(worst_first):
         yield "also" if i else "found", _places(mine, NAMES_BRIEF if brief else NAMES)
         yield "", Text(mine[0].message)
-        if i == 0 or not brief:
+        if i == 0 or not brief:  # a summary shows the trend of the most severe kind only
             yield from _trend(mine[0], history, signs, width)
             yield from _evidence(mine[0], signs)
 
 
 def _places(findings: Sequence[Finding], names: int) -> Text:
-    """Return a kind with the layers, gravest first, and the steps at which it was found."""
+    """Return a kind with its layers and steps, a line per severity, most severe first."""
     text = Text()
     for severity in reversed(Severity):
         mine = [f for f in findings if f.severity == severity]
@@ -127,10 +128,11 @@ def _places(findings: Sequence[Finding], names: int) -> Text:
 
 
 def _trend(finding: Finding, history: History, signs: Glyphs, width: int) -> Iterator[Row]:
-    """Yield the series that a finding is about, and under it a sign at its step."""
+    """Yield the series of a finding, and a line below it with a sign at the step of the finding."""
     series = series_of(finding, history)
     if series is None:
         return
+    # 5: the gaps of the grid and before the caption; below 12 columns a trend shows nothing
     room = max(12, min(64, width - LABEL - 5 - len(series.caption)))
     bars, onset = series.draw(finding.step, width=room, signs=signs)
     yield "trend", Text.assemble(bars, (f"  {series.caption}", "dim"))
@@ -149,7 +151,7 @@ def _remedy(label: str, remedy: Remedy) -> Iterator[Row]:
 
 
 def _grid(rows: Sequence[Row]) -> Table:
-    """Return labelled paragraphs, the text of each indented behind its label."""
+    """Return labeled paragraphs, with the text of each indented after its label."""
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_column(style="dim", width=LABEL, justify="right")
     grid.add_column(overflow="fold")

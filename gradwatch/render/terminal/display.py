@@ -12,29 +12,32 @@ from rich.live import Live
 from rich.segment import ControlType
 from rich.text import Text
 
+# without the fonts that rich asks for, box characters have gaps between lines: hence the line height
 PAGE = "<pre style=\"line-height:1.2;font-family:Menlo,Consolas,'DejaVu Sans Mono',monospace\">{code}</pre>"
 
 
 @final
 class PrintedLines:
-    """The last lines of a terminal.
+    """Redraws a view in the last lines of a terminal.
 
-    Text printed meanwhile appears above them. An error stream that is no terminal, such as a file, is left alone.
+    Text that is printed meanwhile appears above the view. An error stream that is not a terminal, such as a file, is
+    not redirected.
 
     Args:
-        console: The terminal.
+        console: Console of the terminal.
     """
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._view: Text | None = None
         self._width = console.width
-        # no thread of its own: the caller of `show` redraws, so nothing moves while a step computes
+        # auto_refresh=False: no extra thread, since the caller of `show` redraws
         self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stderr=sys.stderr.isatty())
         self._live.start()
 
     def show(self, view: Text) -> None:
-        """Replace the view, even if the terminal has become narrower."""
+        """Replace the view, also after the terminal became narrower."""
+        # a narrower terminal has wrapped the old view into more lines than rich knows of: erase the extra ones
         if self._view is not None and self._console.width < self._width:
             upwards = ((ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1))
             self._console.control(Control(*upwards * _num_wrapped_lines(self._view, self._console.width)))
@@ -48,19 +51,21 @@ class PrintedLines:
 
 
 def _num_wrapped_lines(view: Text, width: int) -> int:
-    """Return how many more lines a view takes in a terminal of this width than it was drawn with."""
+    """Return the number of extra lines of a view after the terminal has wrapped it to a width."""
+    # the terminal wraps a line only when a character follows: a line of exactly `width` takes one
     return sum(max(0, len(line) - 1) // width for line in view.plain.split("\n"))
 
 
 @final
 class Notebook:
-    """The output of a notebook's cell, as HTML that is replaced in place."""
+    """Redraws a view in the output of a notebook cell, as HTML."""
 
     def __init__(self) -> None:
         self._handle: Any = None
 
     def show(self, view: Text) -> None:
         """Replace the view."""
+        # imported here: outside of a notebook, IPython may not be installed
         from IPython.display import HTML, display
 
         page = HTML(html(view))
@@ -79,17 +84,18 @@ class Notebook:
 
 
 def html(view: Text) -> str:
-    """Return text with its colours as HTML; everything in it is escaped."""
+    """Return text with its colors as HTML, escaped."""
+    # as wide as the longest line, so that nothing wraps
     console = html_console(max(map(len, view.plain.split("\n"))) + 1)
     console.print(view, soft_wrap=True)
     return exported_html(console)
 
 
 def html_console(width: int) -> Console:
-    """Return a console that shows nothing and keeps what is printed for `exported_html`."""
+    """Return a console that prints nothing and records its output for `exported_html`."""
     return Console(record=True, file=io.StringIO(), width=width, force_jupyter=False, color_system="truecolor")
 
 
 def exported_html(console: Console) -> str:
-    """Return what was printed to an `html_console`, with its colours; everything in it is escaped."""
+    """Return the recorded output of an `html_console` as HTML with colors, escaped."""
     return console.export_html(inline_styles=True, code_format=PAGE)
