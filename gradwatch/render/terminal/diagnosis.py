@@ -132,7 +132,7 @@ def _trend(finding: Finding, history: History, signs: Glyphs, width: int) -> Ite
     series = series_of(finding, history)
     if series is None:
         return
-    # 5: the gaps of the grid and before the caption; below 12 columns a trend shows nothing
+    # 5 columns for the gaps around label and caption
     room = max(12, min(64, width - LABEL - 5 - len(series.caption)))
     bars, onset = series.draw(finding.step, width=room, signs=signs)
     yield "trend", Text.assemble(bars, (f"  {series.caption}", "dim"))

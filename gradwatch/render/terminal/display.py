@@ -12,7 +12,6 @@ from rich.live import Live
 from rich.segment import ControlType
 from rich.text import Text
 
-# without the fonts that rich asks for, box characters have gaps between lines: hence the line height
 PAGE = "<pre style=\"line-height:1.2;font-family:Menlo,Consolas,'DejaVu Sans Mono',monospace\">{code}</pre>"
 
 

@@ -1,4 +1,4 @@
-"""Draw the live view: a few lines of text that show the progress of a training and its layers."""
+"""Draw the live view: a few lines of text with the progress of a training and its layers."""
 
 # T = recorded steps, M = layers
 
@@ -23,28 +23,28 @@ from gradwatch.render.common.style import OK, SEVERITY, mark
 
 Floats = NDArray[np.floating[Any]]
 
-LABEL = 10
+LABEL = 10  # columns of a label
 BAR = 60
-"""Most columns of the progress bar."""
+"""Maximum columns of the progress bar."""
 CELL = 4
-"""Most columns of a layer in the strip."""
+"""Maximum columns of a layer in the strip."""
 ROOMY = 100
-"""Columns from which the strip's legend has room for its scale."""
+"""Minimum columns of a terminal in which the legend of the strip explains its scale."""
 NEWEST = 3
-"""Findings that are shown."""
-DATED = re.compile(r"^\d{8}-\d{6}-")
+"""Number of newest findings to show."""
+DATED = re.compile(r"^\d{8}-\d{6}-")  # default names of runs begin with date and time
 
 
 def panel(history: History, of: Sequence[Layer], *, width: int, signs: Glyphs) -> Text:
-    """Return the live view, each line at most `width` columns.
+    """Return the live view, with lines of at most `width` columns.
 
     Args:
         history: The run so far.
         of: Layers through which gradients flow, input side first.
         width: Columns of the terminal.
-        signs: What it can show.
+        signs: Glyphs that the terminal can show.
     """
-    trend = max(12, min(100, width - 48))
+    trend = max(12, min(100, width - 48))  # 48 columns for label, value and validation
     lines = [
         progress(history, width=width, signs=signs),
         _loss(history, trend, signs),
@@ -53,15 +53,17 @@ def panel(history: History, of: Sequence[Layer], *, width: int, signs: Glyphs) -
         *_strip(history, of, width=width, signs=signs),
         *_findings(history, width=width, signs=signs),
     ]
+    # a wrapped line would break the redraw in place, and the ellipsis is not ASCII
     for line in lines:
         line.truncate(width, overflow="ellipsis" if signs is UNICODE else "crop")
     return Text("\n").join(lines)
 
 
 def progress(history: History, *, width: int, signs: Glyphs) -> Text:
-    """Return name, bar, step, percent, time left and throughput, as far as they are known."""
+    """Return a line with name, bar, step, percent, time left and throughput, as far as known."""
     step, total = history.step + 1, history.info.total_steps
     samples_per_s, steps_per_s = throughput(history)
+    # a loop that states no batch has no samples: `x == x` is false for nan
     speed = f"{samples_per_s:,.0f} samples/s" if samples_per_s == samples_per_s else f"{units.number(steps_per_s)}/s"
     name = units.shorten(_undated(history.info.name or "run", width // 4), max(8, width // 4))
     if not total:
@@ -70,13 +72,13 @@ def progress(history: History, *, width: int, signs: Glyphs) -> Text:
     run_stats = f" {step:,}/{total:,}  {100 * step // total} %  {left} left  {speed}"
     room = max(4, min(BAR, width - len(name) - len(run_stats) - 1))
     done = min(room, room * step // total)
-    tip = signs.half if done < room else ""
+    tip = signs.half if done < room else ""  # a full bar has no tip
     bar = Text.assemble((signs.full * done + tip, OK), (signs.empty * (room - done - len(tip)), "dim"))
     return Text.assemble((name, "bold"), " ", bar, run_stats)
 
 
 def _undated(name: str, room: int) -> str:
-    """Return the name of a run without the time that its directory begins with, if the whole name does not fit."""
+    # the end of a name tells runs apart better than their date
     return name if len(name) <= room else DATED.sub("", name)
 
 
@@ -100,11 +102,12 @@ def _gradients(history: History, trend: int, signs: Glyphs) -> Text:
     norm, clipped = newest(history, "grad_norm.before_clip"), newest(history, "grad_norm.after_clip")
     text = _label("gradient").append(f" {units.value(norm):<9}", _alarm(norm))
     text.append(sparkline(broken(history["grad_norm.before_clip"]), width=trend, signs=signs, log=True))
+    # 0.999: the two norms differ by rounding even if nothing is clipped
     return text.append(f"  clipped to {units.number(clipped)}" if clipped < 0.999 * norm else "  total norm")
 
 
 def _scaler(history: History) -> list[Text]:
-    """Return a line where updates were skipped or the loss scale moved: there is something to tell."""
+    """Return a line about skipped updates and the loss scale, or no line if neither happened nor changed."""
     count, last = skipped(history)
     scale_T = history.scalar("loss_scale")
     moved = history.info.loss_scaling and len(scale_T) > 0 and scale_T[0] != scale_T[-1]
@@ -121,9 +124,10 @@ def _scaler(history: History) -> list[Text]:
 
 
 def _strip(history: History, of: Sequence[Layer], *, width: int, signs: Glyphs) -> list[Text]:
-    """Return the layers as one bar each, and under it the signs of those in which something was found."""
+    """Return a line with one bar per layer, and below it the signs of the layers with findings."""
     if not of:
         return []
+    # 48 columns for the words around the strip and its legend
     room = max(8, width - LABEL - 48)
     bars = min(len(of), room)
     cell = max(1, min(CELL, room // bars))
@@ -142,6 +146,7 @@ def _marks(history: History, of: Sequence[Layer], *, bars: int, cell: int, signs
     graves: dict[int, Severity] = {}
     for m, finding in enumerate(worst):
         if finding:
+            # several layers may share a column: it shows the worst of them
             place = column(m, len(of), bars)
             graves[place] = max(finding.severity, graves.get(place, finding.severity))
     if not graves:
@@ -153,7 +158,8 @@ def _marks(history: History, of: Sequence[Layer], *, bars: int, cell: int, signs
 
 
 def _odd(norms_M: Floats, top: float, signs: Glyphs) -> tuple[tuple[str, str], ...]:
-    """Return the signs that are no bars, and what they stand for."""
+    """Return the signs of the strip that are not bars, with their meanings."""
+    # the strip draws a norm below its lowest level as zero, so the legend must not claim exactly 0
     floor = top * 10.0**-LEVELS
     is_tiny = bool(((norms_M > 0) & (norms_M <= floor)).any())
     low = f"under {units.number(floor, digits=2)}" if is_tiny else "zero"
@@ -161,7 +167,7 @@ def _odd(norms_M: Floats, top: float, signs: Glyphs) -> tuple[tuple[str, str], .
 
 
 def _findings(history: History, *, width: int, signs: Glyphs) -> list[Text]:
-    """Return how many findings there are by severity, and the newest of them, a line each."""
+    """Return a line with the number of findings by severity, and a line for each of the newest findings."""
     if not history.findings:
         return []
     text = _label("findings").append(" ")

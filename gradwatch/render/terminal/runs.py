@@ -1,7 +1,7 @@
-"""Saved runs side by side: a table for people, lines for other programs, and JSON.
+"""Show saved runs side by side: a table for people, and lines or JSON for programs.
 
-The JSON, version 1. Keys are added within a version; none changes its meaning or goes. A number that is NaN, infinite
-or unknown is null.
+The JSON, version 1. Within a version, keys may be added, but no key is removed or changes its meaning. A number that is
+NaN, infinite or unknown is null.
 
     version     1
     runs        list of {path, name, verdict, status, created, age_s, steps, total_steps, loss, val_loss, val_accuracy,
@@ -32,10 +32,10 @@ VERSION = 1
 HEAD = ("verdict", "run", "steps", "loss", "val loss", "accuracy", "age", "found")
 NUMBERS = HEAD[2:7]
 WIDE = 110
-"""Columns from which all metrics fit; where it is narrower, the training loss and one of the validation go."""
+"""Minimum columns for all metrics. A narrower table omits the training loss and one validation metric."""
 NAME, FOUND, GAP = 20, 20, 2
-"""Least columns for a name, wished ones for the kinds of findings, and those between two cells."""
-WHOLE = 10**6
+"""Minimum columns of a name, preferred columns of the finding kinds, and columns between two cells."""
+WHOLE = 10**6  # a width that cuts nothing
 
 KEYS: dict[str, Callable[[RunSummary], Any]] = {
     "created": lambda run: run.created,
@@ -47,19 +47,20 @@ KEYS: dict[str, Callable[[RunSummary], Any]] = {
     "val_loss": lambda run: run.val_loss,
     "val_accuracy": lambda run: run.val_accuracy,
 }
-"""What runs can be sorted by."""
+"""Sort keys of runs."""
 FALLING = ("created", "verdict", "steps", "val_accuracy")
-"""Of those, what begins with the greatest: the newest, the worst, the longest, the best."""
+"""Sort keys with the largest value first: the newest, the worst, the longest and the best run."""
 
 
 def ordered(runs: Sequence[RunSummary], key: str, *, reverse: bool = False) -> list[RunSummary]:
-    """Return runs in order, those without the value last whichever way round.
+    """Return runs in order. Runs without the value are last, also in reverse order.
 
     Args:
         runs: Runs in any order.
         key: One of `KEYS`.
-        reverse: Turn the order round.
+        reverse: Whether to reverse the order.
     """
+    # nan compares as false with everything, so it must not reach `sort`
     valued = [(KEYS[key](run), run) for run in runs]
     missing = [run for value, run in valued if isinstance(value, float) and math.isnan(value)]
     known = [(value, run) for value, run in valued if not (isinstance(value, float) and math.isnan(value))]
@@ -68,7 +69,7 @@ def ordered(runs: Sequence[RunSummary], key: str, *, reverse: bool = False) -> l
 
 
 def dumps(runs: Sequence[RunSummary], damaged: Sequence[tuple[str, str]], *, now: datetime.datetime) -> str:
-    """Return runs as one JSON document, in the format that this file describes."""
+    """Return runs as one JSON document, in the format that the module docstring describes."""
     data = {
         "version": VERSION,
         "runs": [_plain(run, now) for run in runs],
@@ -78,12 +79,14 @@ def dumps(runs: Sequence[RunSummary], damaged: Sequence[tuple[str, str]], *, now
 
 
 def print_runs(console: Console, runs: Sequence[RunSummary], *, now: datetime.datetime) -> None:
-    """Print runs as a table that fits the terminal: names and kinds of findings are cut where it is narrow."""
+    """Print runs as a table that fits the terminal. In a narrow terminal, names and finding kinds are cut."""
     signs, wide = glyphs(console), console.width >= WIDE
+    # accuracy says more than the validation loss, but only classifiers have one
     least = "val loss" if any(run.val_accuracy == run.val_accuracy for run in runs) else "accuracy"
     heads = [head for head in HEAD if wide or head not in ("loss", least)]
     rows = [dict(zip(HEAD, _cells(run, now, signs), strict=True)) for run in runs]
     width = {head: max(len(head), *(len(row[head]) for row in rows)) for head in heads}
+    # the name takes its columns first, and the finding kinds take the rest
     room = console.width - sum(width[h] + GAP for h in heads if h not in ("run", "found"))
     width["run"] = min(width["run"], max(NAME, room - GAP - FOUND))
     width["found"] = max(0, room - GAP - width["run"])
@@ -98,9 +101,10 @@ def print_runs(console: Console, runs: Sequence[RunSummary], *, now: datetime.da
 
 
 def lines(runs: Sequence[RunSummary], *, now: datetime.datetime) -> str:
-    """Return runs as lines, their columns separated by tabs: path, status, verdict, and those of the table."""
+    """Return runs as tab-separated lines: path, status, verdict, and the other columns of the table."""
     rows = []
     for run in runs:
+        # without the cells for verdict and name: they contain signs and the status
         _, _, *cells = _cells(run, now, ASCII)
         rows.append(
             [str(run.path), run.status, word(run.worst_severity, steps=run.steps), *(cell.plain for cell in cells)]
@@ -109,11 +113,11 @@ def lines(runs: Sequence[RunSummary], *, now: datetime.datetime) -> str:
 
 
 def age(seconds: float) -> str:
-    """Return a time since then in its largest unit, such as `3 h` or `12 d`."""
+    """Return an age in its largest unit, such as `3 h` or `12 d`."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"
+    return f"{max(0.0, seconds):.0f} s"  # the clock of another machine may be ahead
 
 
 def _cells(run: RunSummary, now: datetime.datetime, signs: Glyphs) -> tuple[Text, ...]:
@@ -138,17 +142,18 @@ def _health(run: RunSummary, signs: Glyphs) -> Text:
 
 
 def _name(run: RunSummary, width: int) -> Text:
-    """Return the name, and how the run ended where it did not finish."""
+    """Return the name of a run, and its status if the run did not finish."""
     ended = "" if run.status == "finished" else f"  {run.status}"
     return Text.assemble((units.shorten(run.name, max(8, width - len(ended))), "bold"), (ended, "dim"))
 
 
 def _found(run: RunSummary, width: int) -> Text:
-    """Return the kinds, the gravest first, as many as fit, and how many more there are."""
+    """Return the finding kinds that fit, most severe first, and the number of further kinds."""
     text, rest = Text(), list(run.found.items())
     while rest:
         kind, severity = rest[0]
         more = f" +{len(rest) - 1}" if len(rest) > 1 else ""
+        # 2 for the comma and the space before all but the first kind
         if len(text) + 2 * bool(text) + len(kind) + len(more) > width:
             break
         text.append(", " if text else "").append(kind, SEVERITY[severity])

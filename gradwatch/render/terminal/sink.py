@@ -1,4 +1,4 @@
-"""What a person sees in the terminal: a live view or plain lines while training, and the summary at the end."""
+"""Show a run in the terminal: a live view or lines while it trains, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from gradwatch.render.terminal.summary import print_summary
 from gradwatch.time_quota import TimeQuota
 
 REDRAW_S = 0.25
-"""Least time between two redraws."""
+"""Minimum seconds between two redraws."""
 MAX_PER_KIND = 4
-"""Findings of one kind that are printed, so that 30 sick layers do not fill the screen."""
+"""Maximum number of findings of a kind to print, so that 30 layers with one problem do not fill the screen."""
 COST_FRAC = 0.01
-"""Share of the wall time that redraws may take: after a slow one, the next waits longer."""
+"""Maximum share of the wall time for redraws. After a slow redraw, the next one waits longer."""
 
 
 @final
 class Terminal:
-    """Shows a run in the terminal while it goes on, and its summary at the end.
+    """Shows a run in the terminal while it trains, and a summary at the end.
 
     Args:
-        console: Where to write; standard output where None.
-        every: Optimizer steps between two lines, where the output is no live view; 0 is never.
-        log_format: `rich` for the live view, `plain` for lines of text, `json` for lines of JSON; `auto` takes the
-            live view on a terminal and plain lines elsewhere.
-        run_dir: Run directory that the summary names, or None.
+        console: Console to write to, or None for standard output.
+        every: Optimizer steps between two lines, if there is no live view; 0 for never.
+        log_format: `rich` for the live view, `plain` for lines of text, `json` for lines of JSON. `auto` is the live
+            view on a terminal and plain lines elsewhere.
+        run_dir: Run directory to name in the summary, or None.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class Terminal:
         self.run_dir = run_dir
         self.log_format = log_format
         if log_format == "auto":
+            # a dumb terminal cannot move its cursor
             live = (self.console.is_terminal and not self.console.is_dumb_terminal) or self.console.is_jupyter
             self.log_format = "rich" if live else "plain"
         self._is_live = self.log_format == "rich"
@@ -68,9 +69,9 @@ class Terminal:
         self._val_step = self._newest = -1
 
     def write(self, history: History) -> None:
-        """Redraw or print a line where one is due."""
+        """Redraw the view or print a line, if one is due."""
         step = history.run.last_step
-        if step < self._newest:  # the run went back: what is found again is news again
+        if step < self._newest:  # the run was rewound, and may find the same problems again
             self._seen.clear()
             self._val_step = min(self._val_step, step - 1)
         self._newest = step
@@ -82,23 +83,24 @@ class Terminal:
             self._next_step = history.step - history.step % self.every + self.every
 
     def report(self, finding: Finding) -> None:
-        """Print a finding as it comes; of many of a kind, the first few."""
+        """Print a new finding, unless `MAX_PER_KIND` of its kind are printed already. JSON has all findings."""
         if self.log_format == "json":
             self._out(json_document.line("finding", finding.to_json()))
             return
         self._seen[finding.kind] += 1
         if self._seen[finding.kind] > MAX_PER_KIND:
             return
+        # soft_wrap leaves lines to the terminal, but above a live view rich must know where they break
         self.console.print(sentence(finding, self._signs), highlight=False, soft_wrap=self._screen is None)
         if self._seen[finding.kind] == MAX_PER_KIND:
             self.console.print(f"  more layers with {finding.kind}: see the summary", style="dim")
 
     def close(self, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
-        """End the live view and print the summary; as JSON, the whole diagnosis in one line."""
+        """Remove the live view and print the summary. In JSON, print the whole diagnosis in one line."""
         self._stop()
         if self.log_format == "json":
             self._out(json_document.line("end", json_document.document(history, diagnoses, run=self.run_dir)))
-        elif history.step >= 0:  # else an error comes, and the run is not kept
+        elif history.step >= 0:  # without a step, an error follows and the run is deleted
             self.console.print()
             print_summary(self.console, history, diagnoses, run_dir=self.run_dir)
 
@@ -110,7 +112,7 @@ class Terminal:
         try:
             self._screen.show(panel(history, self._layers, width=self.console.width, signs=self._signs))
         except BaseException:
-            self._stop()  # the handler of the error must get the cursor back
+            self._stop()  # restore the cursor before the error is shown
             raise
         now = time.monotonic()
         self._quota.charge(now - began)
@@ -139,6 +141,7 @@ class Terminal:
             history.latest_validation("val_loss"),
             history.latest_validation("val_accuracy"),
         )
+        # each validation is printed once, with the first line after it
         if max(loss_step, step) > self._val_step:
             self._val_step = max(loss_step, step)
             run_stats.append(f"validation {units.number(val_loss)} {units.percent(accuracy)}".removesuffix(" -"))
@@ -149,6 +152,6 @@ class Terminal:
         return "  ".join(run_stats)
 
     def _out(self, line: str) -> None:
-        """Write a line as it is, past rich, which would cost ten times as much."""
+        # not through rich, which takes 10x as long
         self.console.file.write(line + "\n")
         self.console.file.flush()

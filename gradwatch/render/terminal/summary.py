@@ -1,4 +1,4 @@
-"""Print the end of a run on one screen: its health, its layers, what to change, and where to look next."""
+"""Print the summary of a run on one screen: health, layers, remedies, and commands that show more."""
 
 # T = recorded steps, M = layers
 
@@ -34,24 +34,24 @@ from gradwatch.render.terminal.diagnosis import blocks, print_run_events
 from gradwatch.render.terminal.display import exported_html, html_console
 
 MAX_ROWS = 16
-"""Layers up to which each has a row."""
+"""Maximum number of layers of a model that gets a row for every layer."""
 WIDE = 110
-"""Columns from which long names, long trends and steps fit."""
+"""Minimum columns for long names, long trends and steps."""
 TREND, TREND_WIDE = 10, 40
 TOP_ROWS = 12
-"""Rows of a larger model: layers with findings first, then outliers."""
+"""Number of rows for a larger model: layers with findings first, then outliers."""
 HTML_WIDTH = 120
-"""Columns of the summary in a notebook, which scrolls sideways."""
+"""Columns of the summary in a notebook, which scrolls horizontally."""
 
 
 def print_summary(console: Console, history: History, diagnoses: Sequence[Diagnosis], *, run_dir: Path | None) -> None:
-    """Print the end of a run. A healthy one takes three lines.
+    """Print the summary of a run. A healthy run takes 3 lines.
 
     Args:
-        console: Where to print.
+        console: Console to print to.
         history: The run.
-        diagnoses: What explains its findings, the most telling first.
-        run_dir: Where it was written, or None.
+        diagnoses: Diagnoses of its findings, most likely cause first.
+        run_dir: Run directory, or None.
     """
     signs = glyphs(console)
     lines = headline(history, signs)
@@ -59,6 +59,7 @@ def print_summary(console: Console, history: History, diagnoses: Sequence[Diagno
     if run_dir and is_whole:
         lines[-1].append_text(_charts(run_dir))
     for line in lines:
+        # the last line may end with a command, which must not be broken into lines: people copy it
         console.print(line, soft_wrap=is_whole and line is lines[-1])
     print_run_events(console, history, run=run_dir)
     if not history.findings:
@@ -83,9 +84,10 @@ def _charts(run_dir: Path) -> Text:
 
 
 def summary_html(history: History, diagnoses: Sequence[Diagnosis]) -> str:
-    """Return the summary of a run as HTML for a notebook, with its layers in any case; all text is escaped."""
+    """Return the summary of a run as HTML for a notebook, escaped. It always has the table of layers."""
     console = html_console(HTML_WIDTH)
     print_summary(console, history, diagnoses, run_dir=None)
+    # `print_summary` has printed the table only for a run with a warning
     if worst_severity(history) is None and history.step >= 0 and history.info.layers:
         console.print(_table(history, UNICODE, HTML_WIDTH))
     return exported_html(console)
@@ -118,7 +120,7 @@ def _table(history: History, signs: Glyphs, width: int) -> RenderableType:
 
 def _header(*, wide: bool) -> Table:
     table = Table(box=None, padding=(0, 2 if wide else 1, 0, 0), header_style="dim", pad_edge=False)
-    table.add_column("", width=1)
+    table.add_column("", width=1)  # the sign of the health
     trend, update = ("over the run", "update/weight") if wide else ("trend", "upd/weight")
     for name in ("layer", "gradient", trend, update, "zeros", ""):
         side: JustifyMethod = "right" if name in ("gradient", update, "zeros") else "left"
@@ -127,7 +129,10 @@ def _header(*, wide: bool) -> Table:
 
 
 def _choose(history: History, known: Sequence[Layer]) -> list[int]:
-    """Return which layers get a row, in the order of the model: the gravest findings first, then outliers."""
+    """Return the indexes of the layers that get a row, in the order of the model.
+
+    In a large model, these are the layers with the most severe findings, then the outliers.
+    """
     if len(known) <= MAX_ROWS:
         return list(range(len(known)))
     worst = [worst_finding(layer, history.findings) for layer in known]
@@ -137,7 +142,7 @@ def _choose(history: History, known: Sequence[Layer]) -> list[int]:
 
 
 def _health(finding: Finding | None, history: History, signs: Glyphs) -> Text:
-    """Return the sign of a layer's health; in an ill run, layers that were not named have none."""
+    # in a run with findings, a layer without one is not certified as healthy
     return Text("") if finding is None and history.findings else mark(finding.severity if finding else None, signs)
 
 
@@ -149,8 +154,9 @@ def _note(finding: Finding | None, *, wide: bool) -> Text:
 
 
 def _activations(history: History, signs: Glyphs, *, wide: bool) -> list[tuple[Text | str, ...]]:
-    """Return rows for the activation modules in which something was found."""
+    """Return a row for each activation module with a finding."""
     rows: list[tuple[Text | str, ...]] = []
+    # dict.fromkeys: one row per module, in the order of the findings
     for name in dict.fromkeys(f.layer for f in history.findings if f.layer in history.act.layers):
         worst = max((f for f in history.findings if f.layer == name), key=lambda f: f.severity)
         short = units.shorten(str(name), 48 if wide else 20)
