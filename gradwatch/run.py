@@ -61,7 +61,7 @@ class Run:
 
     @functools.cached_property  # a notebook asks for them each time it shows the run
     def diagnoses(self) -> tuple[Diagnosis, ...]:
-        """The diagnoses of the findings, most likely cause first."""
+        """The diagnoses of the findings, most severe first."""
         return diagnose(self.history)
 
     @property

@@ -1,1 +1,1 @@
-"""React to findings in a loop of the user's own: print them, raise an error, or call a function."""
+"""React to findings in the user's own loop: print them, raise an error, or call a function."""

@@ -1,4 +1,4 @@
-"""Choose the sink that reacts to findings: it prints them, keeps one to raise, or calls a function."""
+"""Choose the sink that reacts to findings: print each, keep one to raise, or call a function."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradwatch.render import Sink
 from gradwatch.render.own_loop.finding_lines import FindingLines
 
 OnFinding = Literal["print", "raise"] | Callable[[Finding], object] | None
-"""What `watch` does with a finding."""
+"""Reaction of `watch` to a finding."""
 
 
 @final
@@ -21,38 +21,40 @@ class FindingHandler:
     """A sink that calls a function for each finding, on the worker thread.
 
     Args:
-        handle: Called with each finding. If it raises, it is disabled with a warning.
+        handle: Function to call with each finding. If it raises, it is disabled with a warning.
     """
 
-    every = 0
+    every = 0  # no step is due, so the worker thread does not stop for this sink
 
     def __init__(self, handle: Callable[[Finding], object]) -> None:
         self._handle = handle
 
     def write(self, history: History) -> None:
-        """Do nothing: steps are not handled."""
+        """Do nothing: only findings are handled."""
 
     def report(self, finding: Finding) -> None:
-        """Pass a finding on."""
+        """Call the function with a finding."""
         self._handle(finding)
 
     def close(self, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
-        """Do nothing: every finding has been passed on."""
+        """Do nothing: the function has received every finding."""
 
 
 @final
 class FindingStop:
-    """Keeps the first finding that is not only information, until the training thread raises it.
+    """Keeps the first finding above info until the training thread raises it.
 
     Attributes:
         finding: The finding, or None.
     """
 
+    # findings arrive on the worker thread, where raising would not stop the training loop
+
     def __init__(self) -> None:
         self.finding: Finding | None = None
 
     def keep(self, finding: Finding) -> None:
-        """Keep a finding, if it is the first."""
+        """Keep a finding if it is the first above info."""
         if self.finding is None and finding.severity is not Severity.INFO:
             self.finding = finding
 
@@ -62,16 +64,17 @@ class FindingStop:
         Raises:
             FindingError: A finding was kept.
         """
+        # cleared first: a loop that catches the error must not get it again at the next step
         finding, self.finding = self.finding, None
         if finding:
             raise FindingError(finding)
 
 
 def check_on_finding(on_finding: object) -> None:
-    """Check the value of the argument.
+    """Check the argument `on_finding` of `watch`.
 
     Raises:
-        GradwatchError: It is none of the known values.
+        GradwatchError: The value is not one of `OnFinding`.
     """
     if not (on_finding in ("print", "raise", None) or callable(on_finding)):
         near = did_you_mean(on_finding, ("print", "raise")) if isinstance(on_finding, str) else ""
@@ -79,7 +82,7 @@ def check_on_finding(on_finding: object) -> None:
 
 
 def make_sink(on_finding: OnFinding, run_dir: Path | None) -> tuple[Sink | None, FindingStop | None]:
-    """Return the sink that reacts to findings, and the stop that `Monitor.step` asks."""
+    """Return the sink that reacts to findings, and for "raise" the stop that `Monitor.step` checks."""
     if on_finding is None:
         return None, None
     if on_finding == "print":

@@ -1,4 +1,4 @@
-"""Print the findings in a loop of the user's own: one plain line each on standard error, and a summary at the end."""
+"""Print findings in the user's own loop: a plain line for each on standard error, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from gradwatch.render.common import format as units
 from gradwatch.render.common.run_stats import is_long_enough
 
 MAX_LINES_PER_KIND = 3
-"""Findings of a kind that get a line of their own; the summary and `gradwatch diagnose` have all of them."""
+"""Maximum number of findings of a kind to print. The summary and `gradwatch diagnose` count all of them."""
 MAX_KINDS = 4
-"""Kinds that the summary names."""
+"""Maximum number of kinds to list in the summary."""
 
 
 @final
 class FindingLines:
-    """Prints each warning and critical finding when it is found, and a summary of the run when it ends.
+    """Prints each new warning and critical finding, and a summary when the run ends.
 
     Args:
-        run_dir: Run directory, or None if the history is kept only in memory.
+        run_dir: Run directory, or None if the history is only in memory.
     """
 
-    every = 0
+    every = 0  # no step is due: only findings are printed
 
     def __init__(self, run_dir: Path | None) -> None:
         self._run_dir = run_dir
         self._num_lines: Counter[str] = Counter()
 
     def write(self, history: History) -> None:
-        """Do nothing: steps are not shown."""
+        """Do nothing: steps are not printed."""
 
     def report(self, finding: Finding) -> None:
-        """Print a finding. After the first few of a kind, print none."""
+        """Print a finding, unless `MAX_LINES_PER_KIND` of its kind are printed already."""
         if finding.severity is Severity.INFO:
             return
         self._num_lines[finding.kind] += 1
@@ -46,8 +46,8 @@ class FindingLines:
             _print(f"more layers have {finding.kind}; they are in the summary of the run")
 
     def close(self, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
-        """Print what was found, the most likely cause with its fix, and the command that shows more."""
-        if history.step < 0:
+        """Print the problems, the most likely cause with its fix, and the command that shows more."""
+        if history.step < 0:  # most often, the loop never calls `monitor.step`
             _print("no step was recorded. Call `monitor.step(loss)` after each `optimizer.step()`")
             return
         problems = [f for f in history.findings if f.severity is not Severity.INFO]
@@ -65,6 +65,7 @@ def _headline(history: History, problems: list[Finding]) -> str:
     if not problems:
         health = "healthy: no problems found" if is_long_enough(history) else "no problems found"
         return f"{health} in {steps}"
+    # each kind once, at the step of its first finding
     first_steps: dict[str, int] = {}
     for finding in problems:
         first_steps.setdefault(finding.kind, finding.step)
@@ -75,4 +76,5 @@ def _headline(history: History, problems: list[Finding]) -> str:
 
 
 def _print(text: str) -> None:
+    # standard error, so that the output of the user's script stays clean
     print(f"gradwatch: {text}", file=sys.stderr, flush=True)  # noqa: T201 - the user's terminal is the output

@@ -1,1 +1,1 @@
-"""The HTML report: one self-contained page with charts and findings."""
+"""Write the HTML report: one self-contained page with charts and findings."""

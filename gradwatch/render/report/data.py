@@ -1,4 +1,4 @@
-"""The numbers of a report as plain data: statistics by layer and column, curves of the run, places of findings."""
+"""Pack the numbers of a report as plain data: statistics by layer and column, curves of the run, findings."""
 
 # T = recorded steps, L = rows of a table, W = columns of the report
 
@@ -20,11 +20,11 @@ from gradwatch.render.report import encoding as pack
 
 VERSION = 1
 MOST_COLUMNS, LEAST_COLUMNS = 720, 60
-"""Columns of a small and of a huge model: 720 are as fine as the picture on most screens."""
+"""Number of columns for a small and for a huge model. More than 720 would not be visible on most screens."""
 CELLS = 360_000
-"""Columns times rows of all statistics, about: what 2 MB of text hold."""
+"""Approximate number of cells in all statistics, rows times columns. They take about 2 MB of text."""
 MOST_BYTES = 1_500_000
-"""Text of the packed numbers; where they take more, which very noisy ones do, they get fewer columns."""
+"""Maximum bytes of text for the packed numbers. Very noisy numbers take more, so they get fewer columns."""
 CURVE_COLUMNS = 720
 
 Floats = NDArray[np.floating[Any]]
@@ -33,10 +33,10 @@ FRACTION = "_frac"
 
 
 def packed(history: History) -> tuple[dict[str, Any], str]:
-    """Return all numbers of a run for the page, in as many columns as fit.
+    """Return all numbers of a run for the page, with as many columns as fit.
 
     Returns:
-        Plain data for JSON, and the codes of all statistics by layer, deflated, in base64.
+        Plain data for JSON, and the codes of all statistics by layer, compressed and in base64.
     """
     document = {
         "version": VERSION,
@@ -45,7 +45,7 @@ def packed(history: History) -> tuple[dict[str, Any], str]:
         "findings": [_finding(finding, history) for finding in history.findings],
         "curves": list(_curves(history)),
     }
-    coded = list(_coded(history))
+    coded = list(_coded(history))  # encoded once: only the columns change from try to try
     most = _most_columns(history)
     while True:
         columns: list[dict[str, Any]] = []
@@ -57,6 +57,7 @@ def packed(history: History) -> tuple[dict[str, Any], str]:
         text = pack.deflated(b"".join(parts))
         if len(text) <= MOST_BYTES or most <= LEAST_COLUMNS:
             return document | {"columns": columns, "statistics": described}, text
+        # proportional, and 5 % less so that few tries are needed; the minimum ends the loop
         most = max(int(0.95 * most * MOST_BYTES / len(text)), LEAST_COLUMNS)
 
 
@@ -67,21 +68,21 @@ def _most_columns(history: History) -> int:
 
 
 def _params(history: History) -> list[dict[str, Any]]:
-    """Return what the page says of each parameter tensor; `main` are those through which gradients flow."""
+    """Return the page's data of each parameter tensor. `main` tensors are those through which gradients flow."""
     main = [len(p.shape) > 1 and p.trainable for p in history.info.layers]
     return [
         {
             "name": p.name,
             "about": f"{p.module_type}, {' x '.join(map(str, p.shape)) or 'scalar'}, {p.dtype}"
             + ("" if p.trainable else ", frozen"),
-            "main": is_main or not any(main),
+            "main": is_main or not any(main),  # all, in a model without a trainable matrix
         }
         for p, is_main in zip(history.info.layers, main, strict=True)
     ]
 
 
 def _coded(history: History) -> Iterator[tuple[dict[str, Any], pack.Steps, pack.Codes]]:
-    """Yield each statistic that has a value anywhere: its description, the steps that measured it, and its codes."""
+    """Yield each statistic that has a value: its description, the steps that measured it, and its codes."""
     for of, table, known in (("param", history.param, catalogue.PARAM), ("act", history.act, catalogue.ACT)):
         steps_T, values_TSL = table.rows()
         for i, statistic in enumerate(known):
@@ -89,7 +90,7 @@ def _coded(history: History) -> Iterator[tuple[dict[str, Any], pack.Steps, pack.
             measured_T = ~missing_TL.all(axis=1)
             if not measured_T.any():
                 continue
-            is_log = not statistic.name.endswith(FRACTION)
+            is_log = not statistic.name.endswith(FRACTION)  # fractions are often exactly 0
             codes_TL, scale = pack.encode(values_TSL[measured_T, i], missing_TL=missing_TL[measured_T], log=is_log)
             described = {
                 "name": statistic.name,
@@ -102,14 +103,16 @@ def _coded(history: History) -> Iterator[tuple[dict[str, Any], pack.Steps, pack.
 
 
 def _missing(statistic: str, values_TSL: Floats, table: Table) -> NDArray[np.bool_]:
-    """Say where there is no value. Of a gradient that is there, nan is no gap but a NaN in it."""
+    """Return a mask of the missing values."""
+    # nan in a gradient statistic may be a measured NaN: only `grad.nonfinite` shows if a gradient was there
     absent = "grad.nonfinite" if statistic.startswith(GRADIENT) else statistic
     missing_TL: NDArray[np.bool_] = np.isnan(values_TSL[:, table.statistics.index(absent)])
     return missing_TL
 
 
 def _place(found: pack.Bins, columns: list[dict[str, Any]]) -> int:
-    """Return the index of some columns in the list of all that are in use; new ones are added."""
+    """Return the index of the columns in the list of all columns, after adding them if they are new."""
+    # most statistics have the same steps, so the page holds their columns once
     data = {"first": found.steps_W.tolist(), "last": found.last_W.tolist(), "thinned": not found.are_steps}
     if data not in columns:
         columns.append(data)
@@ -117,13 +120,13 @@ def _place(found: pack.Bins, columns: list[dict[str, Any]]) -> int:
 
 
 def _curves(history: History) -> Iterator[dict[str, Any]]:
-    """Yield the statistics of the run that have a value anywhere, as float32: least, median and greatest by column."""
+    """Yield the statistics of the run that have a value, as float32: median, minimum and maximum by column."""
     steps_T, values_TSL = history.run.rows()
     meanings = {s.name: (s.unit, s.meaning) for s in catalogue.RUN}
     for i, name in enumerate(history.run.statistics):
         values_T = broken(values_TSL[:, i, 0]) if name in EVERY_STEP else values_TSL[:, i, 0]
         known_T = ~np.isnan(values_T)
-        if name == "batch_hash" or not known_T.any():
+        if name == "batch_hash" or not known_T.any():  # a hash is not a measurement
             continue
         unit, meaning = meanings.get(name) or ("", f"learning rate of optimizer group {name.partition('.')[2]}")
         found = pack.bins(steps_T[known_T], CURVE_COLUMNS)
@@ -139,7 +142,7 @@ def _curves(history: History) -> Iterator[dict[str, Any]]:
 
 
 def _spread(values_T: Floats, found: pack.Bins) -> list[Floats]:
-    """Return the median of each column; where one is many steps, its least and greatest value too."""
+    """Return the median of each column, and if a column has several steps, also its minimum and maximum."""
     if found.are_steps:
         return [values_T]
     ends = np.append(found.first_W[1:], len(values_T))
@@ -170,7 +173,7 @@ def _finding(finding: Finding, history: History) -> dict[str, Any]:
 
 
 def _rows(layer: str | None, history: History, table: Table) -> list[int]:
-    """Return the rows of a table that a layer's name stands for: its own, or that of each parameter of the module."""
+    """Return the rows of a layer in a table: its own row, or the rows of all parameters of a module."""
     if layer is None:
         return []
     if layer in table.layers:

@@ -1,4 +1,4 @@
-"""Long series in few bytes: thinned in time so that no spike is lost, as 16-bit codes, deflated, in base64."""
+"""Encode long series in few bytes: thinned without losing spikes, as 16-bit codes, compressed, in base64."""
 
 # T = recorded steps, L = rows of a table, W = columns of the report
 
@@ -18,26 +18,27 @@ Codes = NDArray[np.uint16]
 Steps = NDArray[np.int64]
 
 MISSING, ZERO, INFINITE, NAN = 0, 1 << 15, (1 << 16) - 2, (1 << 16) - 1
-"""Codes that are no number, or exactly 0. All others lie around that of 0 in the order of their values."""
-MOST_LEVEL = ZERO - 3
+"""Special codes. All other codes lie around `ZERO` in the order of their values."""
+MOST_LEVEL = ZERO - 3  # the largest level, plus 1, must stay below INFINITE and above MISSING
 FINEST = 0.002
-"""Powers of ten between two levels: a value that was read back is off by at most 0.23 %."""
+"""Minimum distance of two levels on a log scale, in powers of ten. A decoded value is off by at most 0.23 %."""
 FRACTION_STEP = 1 / 4096
-"""The same for fractions, which are coded as they are."""
+"""Minimum distance of two levels on the linear scale of fractions."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class CodeScale:
-    """How the code of a number is read back.
+    """The scale to decode the numbers of a statistic.
 
-    A code `ZERO + 1 + k` stands for `low + k * step`, as a power of ten where `log`, else as it is; `ZERO - 1 - k` for
-    the negative of that. Rounding goes to the nearest level, so that only 0 itself has the code `ZERO`.
+    A code `ZERO + 1 + k` stands for the level `low + k * step`: the exponent of a power of ten if `log`, else the value
+    itself. A code `ZERO - 1 - k` stands for the negative value. Values are rounded to the nearest level, and only 0 has
+    the code `ZERO`.
 
     Args:
         log: Whether levels are powers of ten.
-        low: The lowest level.
-        step: Distance of levels.
+        low: Lowest level.
+        step: Distance of two levels.
     """
 
     log: bool
@@ -52,7 +53,7 @@ class Bins:
 
     Args:
         first_W: Index of the first row of each column.
-        steps_W: Step of that row.
+        steps_W: Step of the first row of each column.
         last_W: Step of the last row of each column.
     """
 
@@ -67,10 +68,10 @@ class Bins:
 
 
 def bins(steps_T: Steps, most: int) -> Bins:
-    """Divide recorded steps into at most so many columns.
+    """Divide recorded steps into at most `most` columns.
 
-    Half of the columns are spread evenly over the steps, half over what is recorded: where the history kept every step
-    (the beginning, the end, around findings), columns are narrow.
+    One half of the columns is spread evenly over the steps, the other half over the recorded rows. So columns are
+    narrow where the history keeps every step: at the beginning, at the end and around findings.
     """
     if len(steps_T) <= most:
         return Bins(np.arange(len(steps_T)), steps_T, steps_T)
@@ -82,12 +83,12 @@ def bins(steps_T: Steps, most: int) -> Bins:
 
 
 def encode(values_TL: Floats, *, missing_TL: NDArray[np.bool_], log: bool) -> tuple[Codes, CodeScale]:
-    """Return the code of every value, and how to read it back.
+    """Return the code of every value, and the scale to decode it.
 
     Args:
-        values_TL: Values; a nan that is not missing was NaN.
-        missing_TL: Where there is no value.
-        log: Whether levels are powers of ten; else steps of a fraction.
+        values_TL: Values; a nan that is not missing is a measured NaN.
+        missing_TL: Mask of the missing values.
+        log: Whether levels are powers of ten, not linear.
     """
     size_TL = np.abs(values_TL)
     usable_TL = np.isfinite(size_TL) & (size_TL > 0)
@@ -95,21 +96,23 @@ def encode(values_TL: Floats, *, missing_TL: NDArray[np.bool_], log: bool) -> tu
         height_TL = np.log10(size_TL) if log else size_TL
     low = float(height_TL.min(where=usable_TL, initial=np.inf)) if log else 0.0
     high = float(height_TL.max(where=usable_TL, initial=-np.inf))
+    # without a usable value, the limits are infinite
     low, high = (low, high) if math.isfinite(low) and math.isfinite(high) else (0.0, 0.0)
     scale = CodeScale(log, low, max(FINEST if log else FRACTION_STEP, (high - low) / MOST_LEVEL))
+    # + 1: the lowest level must not share the code of 0
     level_TL = np.rint((np.where(usable_TL, height_TL, low) - low) / scale.step).astype(np.int32) + 1
     codes_TL = np.where(usable_TL, ZERO + np.where(values_TL < 0, -level_TL, level_TL), ZERO)
     codes_TL[np.isinf(values_TL)] = INFINITE
     codes_TL[np.isnan(values_TL)] = NAN
-    codes_TL[missing_TL] = MISSING
+    codes_TL[missing_TL] = MISSING  # after NaN: missing values are nan too
     return codes_TL.astype(np.uint16), scale
 
 
 def thin(codes_TL: Codes, columns: Bins) -> tuple[Codes, Codes, Codes]:
-    """Return the least, the median and the greatest code of each column, each of shape (W, L).
+    """Return the minimum, the median and the maximum code of each column, each of shape (W, L).
 
-    The median is that of the finite values. Missing is none of them; where a column holds NaN or Inf, that is the
-    greatest, and where it holds nothing else, all three.
+    The median is over the finite values. Missing values are ignored. If a column has NaN or Inf, this code is the
+    maximum, and if a column has no finite value, it is all three.
     """
     shape = (len(columns.first_W), codes_TL.shape[1])
     low_WL, mid_WL, high_WL = (np.empty(shape, np.uint16) for _ in range(3))
@@ -117,6 +120,7 @@ def thin(codes_TL: Codes, columns: Bins) -> tuple[Codes, Codes, Codes]:
     layer_L = np.arange(shape[1])
     for w, (first, end) in enumerate(zip(columns.first_W, ends, strict=True)):
         sorted_TL = np.sort(codes_TL[first:end], axis=0)
+        # sorted codes: first MISSING, then finite values, then INFINITE and NAN
         missing_L = np.count_nonzero(sorted_TL == MISSING, axis=0)
         usable_L = np.count_nonzero(sorted_TL < INFINITE, axis=0) - missing_L
         lowest_L = np.minimum(missing_L, len(sorted_TL) - 1)
@@ -127,19 +131,19 @@ def thin(codes_TL: Codes, columns: Bins) -> tuple[Codes, Codes, Codes]:
 
 
 def planes(codes_TL: Codes, columns: Bins) -> bytes:
-    """Return codes thinned to columns as bytes, row by row: the medians alone where each column is one step, else
-    followed by what the least lies below and the greatest above them, modulo 2**16.
+    """Return codes as bytes, thinned to columns, row by row.
 
-    Of each of these, all low bytes come first, then all high ones, which deflates well.
+    The medians come first. If a column has several steps, the differences median - minimum and maximum - median follow,
+    modulo 2**16. In each of these blocks, all low bytes precede all high bytes, which compresses better.
     """
-    if columns.are_steps:
+    if columns.are_steps:  # minimum and maximum equal the median
         return _split(codes_TL[columns.first_W].T)
     low_WL, mid_WL, high_WL = thin(codes_TL, columns)
     return b"".join(_split(plane_WL.T) for plane_WL in (mid_WL, mid_WL - low_WL, high_WL - mid_WL))
 
 
 def deflated(data: bytes) -> str:
-    """Return bytes in the zlib format, as base64."""
+    """Compress bytes in the zlib format, and return them as base64."""
     return base64.b64encode(zlib.compress(data, level=6)).decode("ascii")
 
 

@@ -63,13 +63,13 @@ def blocks(
 
     Args:
         history: The run, with its findings and trends.
-        diagnoses: Diagnoses to describe, most likely cause first.
+        diagnoses: Diagnoses to describe, most severe first.
         signs: Glyphs that the terminal can show.
         brief: Whether to print few names, only the first remedy and no source, for a summary.
         width: Columns of the terminal.
     """
     explained = {f for d in diagnoses for f in d.findings}
-    # a stable sort: of equal severity, the most likely cause stays first
+    # a stable sort: of equal severity, the earliest stays first
     for diagnosis in sorted(diagnoses, key=lambda d: -d.severity):
         title = _title(diagnosis.severity, diagnosis.cause, signs)
         title.append(f"  {units.percent(diagnosis.certainty)} sure", "dim")

@@ -53,7 +53,7 @@ def panel(history: History, of: Sequence[Layer], *, width: int, signs: Glyphs) -
         *_strip(history, of, width=width, signs=signs),
         *_findings(history, width=width, signs=signs),
     ]
-    # a wrapped line would break the redraw in place, and the ellipsis is not ASCII
+    # the ellipsis is not ASCII
     for line in lines:
         line.truncate(width, overflow="ellipsis" if signs is UNICODE else "crop")
     return Text("\n").join(lines)

@@ -81,7 +81,7 @@ def dumps(runs: Sequence[RunSummary], damaged: Sequence[tuple[str, str]], *, now
 def print_runs(console: Console, runs: Sequence[RunSummary], *, now: datetime.datetime) -> None:
     """Print runs as a table that fits the terminal. In a narrow terminal, names and finding kinds are cut."""
     signs, wide = glyphs(console), console.width >= WIDE
-    # accuracy says more than the validation loss, but only classifiers have one
+    # the validation metric that a narrow table omits
     least = "val loss" if any(run.val_accuracy == run.val_accuracy for run in runs) else "accuracy"
     heads = [head for head in HEAD if wide or head not in ("loss", least)]
     rows = [dict(zip(HEAD, _cells(run, now, signs), strict=True)) for run in runs]

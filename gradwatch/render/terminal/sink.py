@@ -90,7 +90,7 @@ class Terminal:
         self._seen[finding.kind] += 1
         if self._seen[finding.kind] > MAX_PER_KIND:
             return
-        # soft_wrap leaves lines to the terminal, but above a live view rich must know where they break
+        # above a live view, rich breaks long lines; otherwise the terminal does
         self.console.print(sentence(finding, self._signs), highlight=False, soft_wrap=self._screen is None)
         if self._seen[finding.kind] == MAX_PER_KIND:
             self.console.print(f"  more layers with {finding.kind}: see the summary", style="dim")

@@ -50,7 +50,7 @@ def print_summary(console: Console, history: History, diagnoses: Sequence[Diagno
     Args:
         console: Console to print to.
         history: The run.
-        diagnoses: Diagnoses of its findings, most likely cause first.
+        diagnoses: Diagnoses of its findings, most severe first.
         run_dir: Run directory, or None.
     """
     signs = glyphs(console)
