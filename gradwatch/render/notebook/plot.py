@@ -1,4 +1,4 @@
-"""A statistic of a run as a figure of matplotlib: a line per layer, early to late, with the findings marked."""
+"""Draw a statistic of a run with matplotlib: a line per layer, early to late, with the findings marked."""
 
 # T = recorded steps, L = layers (rows of a table)
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAMED = 10
-"""Layers up to which each has its name beside the figure; where there are more, a colour bar tells early from late."""
+"""Maximum number of layers with their names next to the figure. For more, a color bar shows early to late."""
 MARKED = 5
-"""Kinds of findings that are marked, the gravest first."""
+"""Maximum number of finding kinds that are marked, most severe first."""
 SPAN = 0.9
-"""Part of the colour map that is used: its last tenth, a light yellow, is hardly seen on white."""
+"""Fraction of the color map in use. Its last 10 %, a light yellow, is hard to see on white."""
 
 
 def plot(history: History, statistic: str, *, layers: Sequence[str] | None = None) -> Figure:
@@ -34,24 +34,26 @@ def plot(history: History, statistic: str, *, layers: Sequence[str] | None = Non
 
     Args:
         history: The run.
-        statistic: As in the catalogue, such as `grad.l2`.
-        layers: Parameter tensors or activation modules to draw, by name; all by default.
+        statistic: Name of the statistic in the catalogue, such as `grad.l2`.
+        layers: Names of the parameter tensors or activation modules to draw; all by default.
 
     Returns:
         A figure that a notebook shows and `savefig` writes.
 
     Raises:
-        GradwatchError: There is no such statistic or layer, or matplotlib is not installed.
+        GradwatchError: The statistic or a layer does not exist, or matplotlib is not installed.
     """
+    # before the import: a wrong name is reported even without matplotlib
     names, steps_T, values_TL = _chosen(history, statistic, layers)
     try:
         import matplotlib.pyplot as plt
     except ModuleNotFoundError as error:
         raise GradwatchError("plot: needs matplotlib, which is not installed here: pip install matplotlib") from error
     figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
-    plt.close(figure)  # a notebook shows what is returned; it would show what is left open once more
+    plt.close(figure)  # a notebook shows the returned figure, and would show an open figure a second time
     _draw(figure, axes, names, steps_T, values_TL)
     usable_TL = values_TL[np.isfinite(values_TL)]
+    # a log axis needs a positive value, and would hide negative ones
     if statistic not in LINEAR and (usable_TL > 0).any() and not (usable_TL < 0).any():
         axes.set_yscale("log")
     _broken(axes, _broken_steps(history, statistic, names, steps_T, values_TL))
@@ -59,7 +61,7 @@ def plot(history: History, statistic: str, *, layers: Sequence[str] | None = Non
     axes.set(xlabel="optimizer step", ylabel=statistic)
     axes.set_title(history.info.name, loc="left", fontsize="medium")
     axes.spines[["top", "right"]].set_visible(False)
-    if axes.get_legend_handles_labels()[1]:
+    if axes.get_legend_handles_labels()[1]:  # an empty legend warns
         figure.legend(loc="outside right upper", fontsize="small", frameon=False)
     return figure
 
@@ -67,7 +69,7 @@ def plot(history: History, statistic: str, *, layers: Sequence[str] | None = Non
 def _chosen(
     history: History, statistic: str, layers: Sequence[str] | None
 ) -> tuple[tuple[str, ...], NDArray[np.int64], Floats]:
-    """Return names, steps (T,) and values (T, L) of what is drawn; without a name for a statistic of the run."""
+    """Return the names (L,), steps (T,) and values (T, L) to draw. A statistic of the run has an empty name."""
     known = (*history.run.statistics, *history.param.statistics, *history.act.statistics)
     if statistic not in known:
         raise GradwatchError(
@@ -87,12 +89,12 @@ def _chosen(
 
 
 def _draw(figure: Figure, axes: Axes, names: Sequence[str], steps_T: NDArray[np.int64], values_TL: Floats) -> None:
-    """Draw a line per layer, coloured from early to late."""
+    """Draw a line per layer, colored from early to late."""
     import matplotlib as mpl
 
     colours = mpl.colormaps["viridis"](np.linspace(0, SPAN, max(2, len(names))))
     for i, name in enumerate(names):
-        known_T = np.isfinite(values_TL[:, i])  # a statistic that is sampled has a point only here and there
+        known_T = np.isfinite(values_TL[:, i])  # a sampled statistic has values at some steps only: connect them
         label = name if name and len(names) <= NAMED else None
         axes.plot(steps_T[known_T], values_TL[known_T, i], color=colours[i], linewidth=1, label=label)
     if len(names) > NAMED:
@@ -104,8 +106,9 @@ def _draw(figure: Figure, axes: Axes, names: Sequence[str], steps_T: NDArray[np.
 
 
 def _broken(axes: Axes, at_T: NDArray[np.int64]) -> None:
-    """Mark the steps at which a value was NaN or Inf on the upper edge; no line can show them."""
+    """Mark the steps with a NaN or Inf value at the upper edge, since no line can show them."""
     if len(at_T):
+        # the transform takes x in steps and y as a fraction of the axes; matplotlib knows no "bold" color
         where, red = axes.get_xaxis_transform(), SEVERITY[Severity.CRITICAL].removeprefix("bold ")
         axes.plot(at_T, np.full(len(at_T), 0.98), "x", color=red, transform=where, label="NaN or Inf", clip_on=False)
 
@@ -113,21 +116,23 @@ def _broken(axes: Axes, at_T: NDArray[np.int64]) -> None:
 def _broken_steps(
     history: History, statistic: str, names: Sequence[str], steps_T: NDArray[np.int64], values_TL: Floats
 ) -> NDArray[np.int64]:
-    """Return the steps at which a value was NaN or Inf; one of a gradient may hold the norm of the rest."""
+    """Return the steps at which a value was NaN or Inf."""
     broken_TL = np.isinf(values_TL)
     if statistic in EVERY_STEP:
         broken_TL |= np.isnan(values_TL)
     if statistic.startswith("grad."):
+        # the norm of a broken gradient may be finite: it may be over the finite elements
         columns = [history.param.layers.index(name) for name in names]
         broken_TL |= history["grad.nonfinite"][:, columns] > 0
     return steps_T[broken_TL.any(axis=1)]
 
 
 def _findings(axes: Axes, findings: Sequence[Finding]) -> None:
-    """Mark the first finding of each kind by a line at its step."""
+    """Mark the first of the most severe findings of each kind with a line at its step."""
     first: dict[str, Finding] = {}
     for finding in sorted(findings, key=lambda f: (-f.severity, f.step)):
         first.setdefault(finding.kind, finding)
+    # styles differ, since findings of one severity share a color
     styles = ("--", "-.", ":", (0, (5, 1)), (0, (1, 3)))
     for finding, style in zip(list(first.values())[:MARKED], styles, strict=False):
         colour = SEVERITY[finding.severity].removeprefix("bold ")

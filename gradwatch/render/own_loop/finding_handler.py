@@ -44,11 +44,11 @@ class FindingHandler:
 class FindingStop:
     """Keeps the first finding above info until the training thread raises it.
 
+    Findings arrive on the worker thread, where an error would not stop the training loop.
+
     Attributes:
         finding: The finding, or None.
     """
-
-    # findings arrive on the worker thread, where raising would not stop the training loop
 
     def __init__(self) -> None:
         self.finding: Finding | None = None

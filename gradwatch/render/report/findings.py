@@ -16,14 +16,15 @@ from gradwatch.render.common.series import series_of
 from gradwatch.render.common.sparkline import UNICODE
 
 MAX_TRENDS = 40
-"""Kinds of findings whose trend is drawn: each reads the history once."""
+"""Maximum number of kinds with a trend, since each trend reads the history once."""
 TREND_WIDTH = 64
 MAX_ROWS = 500
-"""Findings of a kind that are listed."""
+"""Maximum number of findings of a kind in a table."""
 
 
 def diagnosis_cards(history: History, diagnoses: Sequence[Diagnosis]) -> str:
-    """Return a card for each diagnosis, the gravest first, then one for the findings that none explains."""
+    """Return a card for each diagnosis, most severe first, then one for the unexplained findings."""
+    # a detector's class docstring is its manual page
     pages = {d.code: inspect.getdoc(type(d)) or "" for d in detectors()}
     explained = {f for d in diagnoses for f in d.findings}
     cards = [
@@ -38,14 +39,16 @@ def diagnosis_cards(history: History, diagnoses: Sequence[Diagnosis]) -> str:
 
 
 def badge(severity: Severity | None, text: str) -> str:
-    """Return a text with the sign and the colour of a severity; None is healthy."""
+    """Return a text with the sign and the color of a severity; None is healthy."""
     name = "healthy" if severity is None else str(severity)
     sign = UNICODE.ok if severity is None else UNICODE.marks[severity]
+    # screen readers read the text, not the sign
     return f'<span class="badge {name}"><span aria-hidden="true">{sign}</span> {escape(text)}</span>'
 
 
 def code(text: str) -> str:
-    """Return text as a block that scrolls sideways, also by keyboard."""
+    """Return text as a code block that scrolls horizontally."""
+    # tabindex: a block that has the focus scrolls by keyboard
     return f'<pre tabindex="0"><code>{escape(text.rstrip())}</code></pre>'
 
 
@@ -72,7 +75,7 @@ def _remedy(remedy: Remedy) -> str:
 
 
 def _found(findings: Sequence[Finding], history: History, pages: dict[str, str]) -> Iterator[str]:
-    """Yield for each kind its first finding with evidence and trend, the places of all, and the manual page."""
+    """Yield, for each kind, its first finding with evidence and trend, the table of all, and the manual page."""
     by_kind: dict[str, list[Finding]] = {}
     for finding in findings:
         by_kind.setdefault(finding.kind, []).append(finding)
@@ -92,22 +95,24 @@ def _found(findings: Sequence[Finding], history: History, pages: dict[str, str])
 
 
 def _place(finding: Finding) -> str:
-    """Return where and when, as a button that shows it on the heat map where that can."""
+    """Return the layer and the step of a finding, with a button that shows them on the heat map."""
     where = f"<code>{escape(finding.layer)}</code>" if finding.layer else "the whole run"
     show = "" if finding.layer is None else f' data-layer="{escape(finding.layer)}"'
     at = f' data-step="{finding.step}" data-kind="{escape(finding.kind)}"'
+    # hidden: the script shows the buttons that lead somewhere, so there are none without a script
     button = f'<button type="button" class="show" hidden{show}{at}>Show on the map</button>'
     return f"{button}<b>{where}</b>, step {finding.step:,}"
 
 
 def _trend(finding: Finding, history: History) -> str:
-    """Return the series that a finding is about as a line of bars, with its step marked."""
+    """Return the series of a finding as a line of bars, with the step of the finding marked."""
     series = series_of(finding, history)
     if series is None:
         return ""
     bars, onset = series.draw(finding.step, width=TREND_WIDTH, signs=UNICODE)
     about = escape(f"{series.caption}; found at step {finding.step:,}")
     mark = f'{" " * onset}<span class="onset">{UNICODE.onset} step {finding.step:,}</span>'
+    # role and label: a screen reader would spell out the bars
     picture = f'<pre class="bars" role="img" aria-label="{about}">{bars}\n{mark}</pre>'
     return f'<figure class="trend">{picture}<figcaption>{about}</figcaption></figure>'
 
@@ -121,8 +126,8 @@ def _evidence(finding: Finding) -> str:
 
 
 def _further(findings: Sequence[Finding]) -> str:
-    """Return the findings of a kind as a foldable table, where there is more than one."""
-    if len(findings) == 1:
+    """Return the findings of a kind as a foldable table, if there are several."""
+    if len(findings) == 1:  # the section shows the first finding in full
         return ""
     rows = "".join(
         f"<tr><td><code>{escape(f.layer or 'the whole run')}</code></td><td>{f.step:,}</td><td>{f.severity}</td>"
@@ -139,5 +144,6 @@ def _further(findings: Sequence[Finding]) -> str:
 
 
 def _linked(text: str) -> str:
-    """Return text with its web addresses as links."""
+    """Return escaped text with its URLs as links."""
+    # the last character excludes punctuation, which ends the sentence and not the URL
     return re.sub(r"https?://[^\s<>&]*[^\s<>&.,;)]", r'<a href="\g<0>" rel="noreferrer">\g<0></a>', escape(text))

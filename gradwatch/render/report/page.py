@@ -1,4 +1,4 @@
-"""The report as one HTML page: verdict, findings, map of the layers, curves, config, environment, cost of watching."""
+"""Build the report as one HTML page: verdict, findings, heat map, curves, config, environment, overhead."""
 
 from __future__ import annotations
 
@@ -25,24 +25,26 @@ from gradwatch.render.report.data import packed
 from gradwatch.render.report.findings import badge, code, diagnosis_cards
 
 ASSETS = Path(__file__).parent / "assets"
+# in order of use: they share one script element
 SCRIPTS = ("uplot.iife.min.js", "codes.js", "colours.js", "lines.js", "heatmap.js", "report.js")
 LICENCE = "uplot.LICENSE"
-"""Goes with every copy of the library, so with every report."""
+"""License of uPlot. Every copy of the library must include it, so every report does."""
 STYLES = ("uplot.min.css", "report.css")
 NOTHING = "No steps recorded: the run ended before its first optimizer step."
 MOST_EVENTS = 200
 
 
 def page(history: History, diagnoses: Sequence[Diagnosis], *, run: Path | None = None, config_text: str = "") -> str:
-    """Return the report of a run as one page that loads nothing from anywhere.
+    """Return the report of a run as one HTML page that loads no other file.
 
     Args:
-        history: The run, also one without a step.
-        diagnoses: What explains its findings.
-        run: Its directory, or None.
-        config_text: Its config, if it has one.
+        history: The run; it may be empty.
+        diagnoses: Diagnoses of its findings.
+        run: Run directory, or None.
+        config_text: Text of the config, or an empty string.
     """
     document, codes = packed(history)
+    # the policy has hashes of these texts, so the template must insert them unchanged
     script, style = f"\n/*{_asset_text((LICENCE,))}*/{_asset_text(SCRIPTS)}", _asset_text(STYLES)
     return Template((ASSETS / "report.html").read_text(encoding="utf-8")).substitute(
         policy=_policy(script, style),
@@ -64,7 +66,7 @@ def page(history: History, diagnoses: Sequence[Diagnosis], *, run: Path | None =
 
 
 def _policy(script: str, style: str) -> str:
-    """Return the content security policy: this script, this style, pictures in the page, and nothing else."""
+    """Return the content security policy: allow this script, this style and embedded pictures, nothing else."""
     script_hash, style_hash = (
         base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii") for text in (script, style)
     )
@@ -74,13 +76,14 @@ def _policy(script: str, style: str) -> str:
     )
 
 
-@functools.cache
+@functools.cache  # the files do not change, and a process may write many reports
 def _asset_text(names: tuple[str, ...]) -> str:
     return "\n" + "\n".join((ASSETS / name).read_text(encoding="utf-8").strip() for name in names) + "\n"
 
 
 def _json(document: Mapping[str, object]) -> str:
-    """Return JSON that ends no script element, whatever the names in it are."""
+    """Return JSON that is safe within a script element."""
+    # a layer may be named `</script>`, and old browsers take U+2028 and U+2029 in a script for line ends
     text = json.dumps(strict(document), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
@@ -105,12 +108,13 @@ def _facts(history: History) -> Iterator[tuple[str, str]]:
 
 
 def _definitions(rows: Iterable[tuple[str, str]]) -> str:
+    # a page has room to leave out unknown values, where a table needs `-`
     items = (f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in rows if v != units.MISSING)
     return f"<dl>{''.join(items)}</dl>"
 
 
 def _run_events(history: History, run: Path | None) -> str:
-    """Return what the run did besides its steps; an empty string where it did nothing."""
+    """Return the main events of the run with their commands, or an empty string without events."""
     rows = "".join(
         f"<div><dt>{escape(event.label)}</dt><dd>{escape(event.text)}"
         f"{f' <code>{escape(event.command)}</code>' if event.command else ''}</dd></div>"
@@ -120,7 +124,7 @@ def _run_events(history: History, run: Path | None) -> str:
 
 
 def _events(history: History) -> str:
-    """Return what happened besides the statistics, as a foldable list; an empty string where nothing did."""
+    """Return all events as a foldable list, or an empty string without events."""
     if not history.events:
         return ""
     items = "".join(
@@ -132,9 +136,9 @@ def _events(history: History) -> str:
 
 
 def _picture(history: History) -> str:
-    """Return the layers by steps as a picture, for readers that run no script, such as the preview of a mail."""
+    """Return the heat map as a picture, for readers without scripts, such as the preview of a mail."""
     known = layers(history.info.layers)
-    if history.step < 0 or not known:
+    if history.step < 0 or not known:  # `draw` needs a step and a layer
         return ""
     png, (width, height) = draw(*norms_over_run(history, known), known, findings=history.findings)
     source = base64.b64encode(png).decode("ascii")

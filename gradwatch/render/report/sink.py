@@ -1,4 +1,4 @@
-"""report.html: a run on one page that needs no network, with its findings, its layers by step, and what to change."""
+"""Write report.html: a run on one page that needs no network, with findings, layers by step, and remedies."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ NAME = "report.html"
 def write_report(
     path: Path, history: History, diagnoses: Sequence[Diagnosis], *, run: Path | None = None, config_text: str = ""
 ) -> None:
-    """Write the report of a run, whole or not at all.
+    """Write the report of a run atomically.
 
     Args:
-        path: The file; one that is there is replaced.
-        history: The run, also one without a step.
-        diagnoses: What explains its findings.
-        run: Its directory, or None.
-        config_text: Its config, if it has one.
+        path: File to write; an existing file is replaced.
+        history: The run; it may be empty.
+        diagnoses: Diagnoses of its findings.
+        run: Run directory, or None.
+        config_text: Text of the config, or an empty string.
 
     Raises:
-        RunError: It could not be written.
+        RunError: The file cannot be written.
     """
+    # a browser that has the old report open never sees half of the new one
     atomic.replace(path, page(history, diagnoses, run=run, config_text=config_text).encode("utf-8"))
 
 
@@ -39,30 +40,30 @@ class Html:
     """Writes report.html into the run directory when the run ends.
 
     Args:
-        directory: The run directory.
-        config_text: The config, shown as text.
+        directory: Run directory.
+        config_text: Text of the config, to show.
     """
 
-    every = 0
+    every = 0  # no step is due: only `close` writes
 
     def __init__(self, *, directory: Path, config_text: str = "") -> None:
         self._directory = directory
         self._config_text = config_text
 
     def write(self, history: History) -> None:
-        """Do nothing: the report is of the whole run."""
+        """Do nothing: the report covers the whole run."""
 
     def report(self, finding: Finding) -> None:
-        """Do nothing: the report is of the whole run."""
+        """Do nothing: the report covers the whole run."""
 
     def close(self, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
-        """Write the report of a run that has a step; where that fails, warn and say how to get it later."""
-        if history.step < 0:
+        """Write the report of the run, if the run has a step. If that fails, warn with a command to write it later."""
+        if history.step < 0:  # the directory of such a run is deleted
             return
         try:
             path, run = self._directory / NAME, self._directory
             write_report(path, history, diagnoses, run=run, config_text=self._config_text)
-        except RunError as error:
+        except RunError as error:  # a full disk, say: the run itself is recorded, and other sinks must still close
             warnings.warn(
                 f"gradwatch: could not write the report: {error}. Write it later with: "
                 f"gradwatch diagnose {self._directory} --format html",
