@@ -80,6 +80,7 @@ class ConfigError(GradwatchError):
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
+        # one line per problem: a user fixes all of them before the next try
         super().__init__("\n".join(str(p) for p in self.problems))
 
 
@@ -98,7 +99,7 @@ def dotted(key: Key) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` for the nearest known name, or an empty string if none is near."""
-    by_folded = {k.casefold(): k for k in known}
+    by_folded = {k.casefold(): k for k in known}  # `adamw` must find `AdamW`
     near = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.6)  # 0.6 is difflib's default
     return f"; did you mean '{by_folded[near[0]]}'?" if near else ""
 

@@ -47,6 +47,7 @@ def target(name: str, *, key: str) -> Callable[..., Any]:
     # the `gradwatch` script, unlike `python -m`, does not put the current folder on the path
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
+    # without a colon, the attribute is empty and is reported below as missing
     module_name, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(module_name)

@@ -90,6 +90,7 @@ class Watch(TrainerCallback):
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Keep the validation loss for the next step."""
+        # an evaluation without labels has no loss
         self._validated = kwargs.get("metrics", {}).get("eval_loss")
 
     def on_train_end(

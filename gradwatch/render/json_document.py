@@ -103,7 +103,7 @@ def strict(value: Any) -> Any:
     if isinstance(value, np.generic):
         return strict(value.item())
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return value if math.isfinite(value) else None  # JSON has no NaN or Inf
     if value is None or isinstance(value, str | int | bool):
         return value
     if isinstance(value, Mapping):

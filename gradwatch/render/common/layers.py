@@ -63,7 +63,7 @@ def grad_norms(l2_TL: Floats, nonfinite_TL: Floats, of: Sequence[Layer]) -> Floa
     """
     # `grad.l2` of a broken gradient may be nan, so only `grad.nonfinite` shows if a gradient was there
     present_TL = ~np.isnan(nonfinite_TL)
-    # float64: the square of a large float32 norm overflows
+    # float64: the square of a large float32 overflows
     squares_TL = np.where(present_TL, np.square(l2_TL, dtype=np.float64), 0.0)
     squares_TL[(present_TL & ~(nonfinite_TL == 0)) | ~np.isfinite(squares_TL)] = np.inf
     total_TM, present_TM = _sums(of, squares_TL, present_TL.astype(np.float64))
@@ -120,10 +120,11 @@ def zero_fracs(zero_TL: Floats, of: Sequence[Layer], params: Sequence[LayerInfo]
 
 
 def newest_known(table: Table, statistic: str) -> Floats:
-    """Return the last known value of each row of a table, of shape (L,), or nan if the window has none."""
+    """Return the last known value of each row of a table, of shape (L,); nan if the window has none."""
     for length in (1, 16, WINDOW):  # most statistics are sampled within the newest few steps
         values_TL = table.window(statistic, length)
         known_TL = ~np.isnan(values_TL)
+        # the newest step alone is enough only if it has a value in every row
         if known_TL.any() and (length > 1 or known_TL.all()):
             break
     else:

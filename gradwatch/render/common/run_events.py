@@ -56,6 +56,7 @@ def run_events(history: History, *, run: Path | None) -> Iterator[RunEvent]:
 
 def _run_event(event: Event, label: str, run: Path | None) -> RunEvent:
     command = replay(event, run)
+    # the event's text names the saved files, which the command makes unnecessary
     text = f"Step {event.step:,} was saved. Replay it with:" if command else event.text
     return RunEvent(label=label, text=text, command=command)
 

@@ -76,6 +76,7 @@ def run_stats(history: History) -> RunStats:
     return RunStats(
         steps=history.step + 1,
         seconds=time_ms / 1e3 if known_T.any() else float("nan"),
+        # a run that states no batch sizes has 0 samples here, which means unknown
         samples_per_s=samples / time_ms * 1e3 if time_ms > 0 and samples > 0 else float("nan"),
         watch_frac=watch_frac,
         watch_s=watch_frac * time_ms / 1e3,
@@ -131,6 +132,7 @@ def throughput(history: History) -> tuple[float, float]:
 def skipped(history: History) -> tuple[int, int]:
     """Return the number of skipped updates in the newest window, and the step of the last one, or -1."""
     skipped_T = np.flatnonzero(history.scalar("skipped") > 0)
+    # indexes of the window, not steps
     return len(skipped_T), int(history.run.steps()[skipped_T[-1]]) if len(skipped_T) else -1
 
 

@@ -88,6 +88,7 @@ def series_of(finding: Finding, history: History) -> Series | None:
 
 def _values(statistic: str, layer: str | None, history: History) -> Floats | None:
     if statistic in history.run.statistics:
+        # a statistic of the whole run says nothing of a single layer
         values_T = history[statistic] if layer is None else None
         return broken(values_T) if values_T is not None and statistic in EVERY_STEP else values_T
     if layer is None:
@@ -105,7 +106,7 @@ def _grad_norm(layer: str, history: History) -> Floats | None:
     l2_TL, bad_TL = history["grad.l2"], history["grad.nonfinite"]
     if layer in history.param.layers:
         i = history.param.layers.index(layer)
-        return np.where(bad_TL[:, i] > 0, np.inf, l2_TL[:, i])
+        return np.where(bad_TL[:, i] > 0, np.inf, l2_TL[:, i])  # nan > 0 is false: a missing gradient stays nan
     mine = [known for known in layers(history.info.layers) if layer in known.names]
     return grad_norms(l2_TL, bad_TL, mine)[:, 0] if mine else None
 

@@ -17,9 +17,9 @@ Floats = NDArray[np.floating[Any]]
 
 LEVELS = 8
 RANGE = 0.25
-"""Minimum range of a linear trend, as a fraction of its largest absolute value, so that noise is drawn nearly flat."""
+"""Minimum range of a linear trend, as a fraction of its largest absolute value. It keeps noise nearly flat."""
 DECADES = 1.0
-"""Minimum range of a logarithmic trend, in powers of ten, so that noise is drawn nearly flat."""
+"""Minimum range of a logarithmic trend, in powers of ten. It keeps noise nearly flat."""
 
 # from the 256-color cube, at least 3:1 on black and on white (WCAG 2.1, 1.4.11): green fades over blue to violet,
 # without a warning color, so that gradients of equal size look healthy at any level

@@ -7,7 +7,7 @@ from rich.text import Text
 from gradwatch.records import Finding, Severity
 from gradwatch.render.common.sparkline import Glyphs
 
-# from the 256-colour cube, at least 3:1 on black and on white (WCAG 2.1, 1.4.11)
+# from the 256-color cube, at least 3:1 on black and on white (WCAG 2.1, 1.4.11)
 OK = "#008700"
 SEVERITY = {Severity.INFO: "#0087af", Severity.WARNING: "#d75f00", Severity.CRITICAL: "bold #d70000"}
 

@@ -106,7 +106,7 @@ def _draw(figure: Figure, axes: Axes, names: Sequence[str], steps_T: NDArray[np.
 
 
 def _broken(axes: Axes, at_T: NDArray[np.int64]) -> None:
-    """Mark the steps with a NaN or Inf value at the upper edge, since no line can show them."""
+    # at the upper edge, since no line can show a NaN
     if len(at_T):
         # the transform takes x in steps and y as a fraction of the axes; matplotlib knows no "bold" color
         where, red = axes.get_xaxis_transform(), SEVERITY[Severity.CRITICAL].removeprefix("bold ")

@@ -103,7 +103,6 @@ def _coded(history: History) -> Iterator[tuple[dict[str, Any], pack.Steps, pack.
 
 
 def _missing(statistic: str, values_TSL: Floats, table: Table) -> NDArray[np.bool_]:
-    """Return a mask of the missing values."""
     # nan in a gradient statistic may be a measured NaN: only `grad.nonfinite` shows if a gradient was there
     absent = "grad.nonfinite" if statistic.startswith(GRADIENT) else statistic
     missing_TL: NDArray[np.bool_] = np.isnan(values_TSL[:, table.statistics.index(absent)])
@@ -124,6 +123,7 @@ def _curves(history: History) -> Iterator[dict[str, Any]]:
     steps_T, values_TSL = history.run.rows()
     meanings = {s.name: (s.unit, s.meaning) for s in catalogue.RUN}
     for i, name in enumerate(history.run.statistics):
+        # a NaN loss must not look like a missing one
         values_T = broken(values_TSL[:, i, 0]) if name in EVERY_STEP else values_TSL[:, i, 0]
         known_T = ~np.isnan(values_T)
         if name == "batch_hash" or not known_T.any():  # a hash is not a measurement
@@ -146,6 +146,7 @@ def _spread(values_T: Floats, found: pack.Bins) -> list[Floats]:
     if found.are_steps:
         return [values_T]
     ends = np.append(found.first_W[1:], len(values_T))
+    # sorted once for median, minimum and maximum; the lower median is a value that was measured
     parts = [np.sort(values_T[first:end]) for first, end in zip(found.first_W, ends, strict=True)]
     return [
         np.array(of) for of in ([p[(len(p) - 1) // 2] for p in parts], [p[0] for p in parts], [p[-1] for p in parts])

@@ -92,7 +92,7 @@ def encode(values_TL: Floats, *, missing_TL: NDArray[np.bool_], log: bool) -> tu
     """
     size_TL = np.abs(values_TL)
     usable_TL = np.isfinite(size_TL) & (size_TL > 0)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):  # log10 of 0 and nan: not usable, so overwritten below
         height_TL = np.log10(size_TL) if log else size_TL
     low = float(height_TL.min(where=usable_TL, initial=np.inf)) if log else 0.0
     high = float(height_TL.max(where=usable_TL, initial=-np.inf))
@@ -111,8 +111,8 @@ def encode(values_TL: Floats, *, missing_TL: NDArray[np.bool_], log: bool) -> tu
 def thin(codes_TL: Codes, columns: Bins) -> tuple[Codes, Codes, Codes]:
     """Return the minimum, the median and the maximum code of each column, each of shape (W, L).
 
-    The median is over the finite values. Missing values are ignored. If a column has NaN or Inf, this code is the
-    maximum, and if a column has no finite value, it is all three.
+    The median is over the finite values. Missing values are ignored. The maximum of a column with NaN or Inf is the
+    code of it. A column without a finite value has this code for all three.
     """
     shape = (len(columns.first_W), codes_TL.shape[1])
     low_WL, mid_WL, high_WL = (np.empty(shape, np.uint16) for _ in range(3))
@@ -148,4 +148,5 @@ def deflated(data: bytes) -> str:
 
 
 def _split(codes_LW: Codes) -> bytes:
+    # little-endian on every machine: the page expects the low bytes first
     return np.ascontiguousarray(codes_LW).astype("<u2").reshape(-1).view(np.uint8).reshape(-1, 2).T.tobytes()

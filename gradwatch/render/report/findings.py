@@ -144,6 +144,5 @@ def _further(findings: Sequence[Finding]) -> str:
 
 
 def _linked(text: str) -> str:
-    """Return escaped text with its URLs as links."""
-    # the last character excludes punctuation, which ends the sentence and not the URL
+    # escape first, so that only our own tags are HTML; punctuation at the end belongs to the sentence, not to the URL
     return re.sub(r"https?://[^\s<>&]*[^\s<>&.,;)]", r'<a href="\g<0>" rel="noreferrer">\g<0></a>', escape(text))

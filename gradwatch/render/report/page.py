@@ -82,7 +82,6 @@ def _asset_text(names: tuple[str, ...]) -> str:
 
 
 def _json(document: Mapping[str, object]) -> str:
-    """Return JSON that is safe within a script element."""
     # a layer may be named `</script>`, and old browsers take U+2028 and U+2029 in a script for line ends
     text = json.dumps(strict(document), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
@@ -108,7 +107,7 @@ def _facts(history: History) -> Iterator[tuple[str, str]]:
 
 
 def _definitions(rows: Iterable[tuple[str, str]]) -> str:
-    # a page has room to leave out unknown values, where a table needs `-`
+    # a list, unlike a table, needs no placeholder for unknown values
     items = (f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in rows if v != units.MISSING)
     return f"<dl>{''.join(items)}</dl>"
 

@@ -31,7 +31,7 @@ def write_report(
     Raises:
         RunError: The file cannot be written.
     """
-    # a browser that has the old report open never sees half of the new one
+    # atomic: a crash or a full disk never leaves half a page
     atomic.replace(path, page(history, diagnoses, run=run, config_text=config_text).encode("utf-8"))
 
 
@@ -58,12 +58,12 @@ class Html:
 
     def close(self, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
         """Write the report of the run, if the run has a step. If that fails, warn with a command to write it later."""
-        if history.step < 0:  # the directory of such a run is deleted
+        if history.step < 0:  # nothing to show
             return
         try:
             path, run = self._directory / NAME, self._directory
             write_report(path, history, diagnoses, run=run, config_text=self._config_text)
-        except RunError as error:  # a full disk, say: the run itself is recorded, and other sinks must still close
+        except RunError as error:  # the run itself is recorded, so the report can still be written later
             warnings.warn(
                 f"gradwatch: could not write the report: {error}. Write it later with: "
                 f"gradwatch diagnose {self._directory} --format html",

@@ -139,6 +139,7 @@ def run_points(history: History, of: Sequence[Layer], rows: int) -> dict[str, fl
     if points["gradients/total_norm_after_clip"] == points["gradients/total_norm"]:
         del points["gradients/total_norm_after_clip"]
     for i in range(history.groups):
+        # a single group needs no number
         tag = "optim/learning_rate" + (f"_group_{i}" if history.groups > 1 else "")
         points[tag] = float(history.scalar(f"lr.{i}", 1)[-1])
     points[FINDINGS] = float(sum(f.severity > Severity.INFO for f in history.findings))
@@ -216,7 +217,6 @@ def _updates(history: History, of: Sequence[Layer]) -> dict[str, float]:
 
 
 def _sparsity(history: History) -> dict[str, float]:
-    """Return the largest zero, dead and saturated fractions over all layers."""
     points = {"sparsity/zero_gradient_frac": _most(history.param.newest("grad.zero_frac"))}
     if history.act.last_step >= 0:  # else no activation was sampled yet
         points["sparsity/dead_units_frac"] = _most(history.act.newest("act.dead_frac"))
@@ -241,6 +241,7 @@ def _nonfinite(history: History, rows: int) -> dict[str, float]:
         finite_T = np.isfinite(history.scalar(statistic, rows))
         if not finite_T.all():
             broken_T |= ~finite_T
+            # over the whole window: the last finite value may be older than the last point
             values_T = history.scalar(statistic)
             points[tag] = next((value for value in values_T[::-1].tolist() if math.isfinite(value)), 0.0)
     return points | {"nonfinite/layers": float(layers_T.max(initial=0)), NONFINITE: float(broken_T.sum())}

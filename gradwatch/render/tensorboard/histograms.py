@@ -51,6 +51,6 @@ def magnitudes(edges_B: Floats, counts_LB: Floats) -> list[NDArray[np.float64]]:
     buckets_LK3[:, :, 2] = np.add.reduceat(counts_LB[:, np.flatnonzero(usable_B)[order_B]], first_K, axis=1)
     is_filled_LK = buckets_LK3[:, :, 2] > 0
     begin_L = np.argmax(is_filled_LK, axis=1)
-    # argmax of an all-false row is 0, so an empty row needs its own end
+    # argmax of an all-false row is 0, so the end of an empty row is set to its begin
     end_L = np.where(is_filled_LK.any(axis=1), len(bucket_K) - np.argmax(is_filled_LK[:, ::-1], axis=1), begin_L)
     return [buckets_K3[begin:end] for buckets_K3, begin, end in zip(buckets_LK3, begin_L, end_L, strict=True)]

@@ -33,7 +33,7 @@ def findings(found: Sequence[Finding], *, run: str) -> str:
 
 def finding(found: Finding, *, run: str) -> str:
     """Return one finding, with a link to the charts of its layer."""
-    return _item(found, run).removeprefix("* ")
+    return _item(found, run).removeprefix("* ")  # a single finding needs no bullet
 
 
 def diagnosis(history: History, diagnoses: Sequence[Diagnosis], *, run: str) -> str:

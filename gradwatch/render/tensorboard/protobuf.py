@@ -90,6 +90,7 @@ class Summaries:
     def text(self, step: int, tag: str, markdown: str) -> event_pb2.Event:
         """Return an event with a Markdown text."""
         metadata = text_metadata.create_summary_metadata("", "") if self._is_new(tag) else None
+        # np.object_ makes a tensor of strings
         return _event(step, tag, make_tensor_proto(markdown, dtype=np.object_), metadata)
 
     def _is_new(self, tag: str) -> bool:

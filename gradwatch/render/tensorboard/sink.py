@@ -39,10 +39,9 @@ ONE_BY_ONE = 20
 class TensorBoard:
     """Writes a run for TensorBoard: `tensorboard --logdir` on the directory or one above it.
 
-    After the first output of each kind, the sink takes about 0.15 % of the time of the steps at most. A point,
-    histogram or picture that would take more is left out, so that a fast training gets fewer of them. `close` writes
-    the last output of each kind. Charts leave out values that are not finite. Separate charts mark them, and
-    `nonfinite/` counts them.
+    After the first output of each kind, the sink takes at most about 0.15 % of the steps' time. A point, histogram or
+    picture that would take more is left out, so a fast training gets fewer of them. `close` writes the last output of
+    each kind. Charts leave out values that are not finite. Separate charts mark them, and `nonfinite/` counts them.
 
     Args:
         directory: Directory to write to, usually the run directory. Its name becomes the name of the run.
@@ -75,6 +74,7 @@ class TensorBoard:
         self._hparams = dict(hparams or {})
         # the sink must see every multiple of each; gcd ignores zeros
         self.every = math.gcd(every, layers_every, picture_every)
+        # the fractions add up to 0.15 % of the steps' time
         self._run = Throttle(every, fraction=0.0005)
         self._layer = Throttle(layers_every, fraction=0.00025)
         # not due at step 0: the picture would show a single step
@@ -84,6 +84,7 @@ class TensorBoard:
         self._newest = -1
         self._described_at = 0
         self._is_started = False
+        # the newest step written of each part; a resumed run has written the steps before `purge_step`
         self._written = dict.fromkeys(("run", "layers", "picture", "validation", "histograms"), (purge_step or 0) - 1)
         self._zeros: set[str] = set()
         self._pending: list[Finding] = []
@@ -169,6 +170,7 @@ class TensorBoard:
         step, text = history.step, self._summaries.text
         self._file.write(text(step, "health/diagnosis", markdown.diagnosis(history, diagnoses, run=self._name)))
         if self._hparams:
+            # TensorBoard's status shows the health of the run
             failed = worst_severity(history) is Severity.CRITICAL
             self._file.write(hparams_end(step=step, status=FAILURE if failed else SUCCESS))
 
@@ -217,6 +219,7 @@ class TensorBoard:
         self._written["histograms"] = history.histograms_step
 
     def _write_findings(self, history: History) -> None:
+        # a step may have a finding for each of many layers
         for finding in self._pending[:ONE_BY_ONE]:
             text = markdown.finding(finding, run=self._name)
             self._file.write(self._summaries.text(finding.step, f"health_by_step/{finding.kind}", text))

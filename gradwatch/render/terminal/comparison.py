@@ -68,6 +68,7 @@ def settings(first: History, second: History, configs: tuple[Mapping[str, Any], 
     flattened = [flat(config) for config in configs]
     for one, history in zip(flattened, (first, second), strict=True):
         info = history.info
+        # the environment is in no config
         one |= {"device": info.device, **{f"versions.{name}": version for name, version in info.versions.items()}}
         if not all(configs):  # the config states them too, under other keys
             one |= {"optimizer": info.optimizer, "precision": info.precision, "accumulate": info.accumulate}
@@ -80,6 +81,7 @@ def dumps(found: Comparison, runs: tuple[History, History], changed: Settings) -
     """Return a comparison as one JSON document, in the format that the module docstring describes."""
     data = {
         "version": VERSION,
+        # without common steps, nothing shows that the runs are the same
         "same": "no" if found.rounding or not found.steps else "rounding" if found.bits else "bits",
         "steps": found.steps,
         "tolerance": found.tolerance,
@@ -131,7 +133,7 @@ def _differences(found: Comparison, signs: Glyphs) -> Iterator[Text]:
             yield Text(f"  {reason}")
         if found.bits and found.bits.step < found.rounding.step:
             yield Text.assemble("  the first different bits are already at ", _where(found.bits))
-        elif found.rounding.step:
+        elif found.rounding.step:  # before step 0, there is nothing to compare
             yield Text("  bit-identical before it")
 
 
@@ -146,7 +148,6 @@ def _where(parting: FirstDifference) -> Text:
 
 
 def _apart(first: float, second: float) -> tuple[str, str]:
-    """Return two numbers with as many digits as needed to show the difference."""
     for digits in range(3, 17):  # 16 digits separate nearly all float64, and `repr` the rest
         shown = (f"{first:.{digits}g}", f"{second:.{digits}g}")
         if shown[0] != shown[1]:
@@ -202,6 +203,7 @@ def _health(run: History, signs: Glyphs) -> Text:
 
 
 def _validation(run: RunStats) -> str:
+    # nan without a validation
     told = [units.number(run.val_loss)] if np.isfinite(run.val_loss) else []
     told += [units.percent(run.val_accuracy)] if np.isfinite(run.val_accuracy) else []
     return ", ".join(told) or units.MISSING
@@ -211,7 +213,7 @@ def _layers(found: Comparison, runs: tuple[History, History], signs: Glyphs, wid
     """Return a table of the layers with different gradients: the factor, and the norm over both runs."""
     apart = [gap for gap in found.gaps if gap.spread >= TOLD]
     table = _grid(("", "gradient", *(f"{name} over the run" for name in NAMES)))
-    room = 24 if width >= 100 else 12
+    room = 24 if width >= 100 else 12  # columns of each of the two trends
     for gap in apart[:MOST]:
         trends = []
         for run in runs:
@@ -244,6 +246,7 @@ def _findings(runs: tuple[History, History], signs: Glyphs) -> Table | None:
     groups = {
         "only in A": [finding for key, finding in first.items() if key not in second],
         "only in B": [finding for key, finding in second.items() if key not in first],
+        # one line for both runs: the more severe finding
         "in both": [max(first[key], second[key], key=lambda f: f.severity) for key in first if key in second],
     }
     table = _grid(("", ""))

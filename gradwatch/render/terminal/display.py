@@ -50,7 +50,6 @@ class PrintedLines:
 
 
 def _num_wrapped_lines(view: Text, width: int) -> int:
-    """Return the number of extra lines of a view after the terminal has wrapped it to a width."""
     # the terminal wraps a line only when a character follows: a line of exactly `width` takes one
     return sum(max(0, len(line) - 1) // width for line in view.plain.split("\n"))
 

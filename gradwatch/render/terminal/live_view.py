@@ -176,6 +176,7 @@ def _findings(history: History, *, width: int, signs: Glyphs) -> list[Text]:
         if count:
             text.append(f"{signs.marks[severity]} {count:,} {severity}  ", SEVERITY[severity])
     lines = [text]
+    # the slice takes the newest, newest first
     for finding in sorted(history.findings, key=lambda f: f.step)[: -NEWEST - 1 : -1]:
         line = Text(" " * (LABEL + 1)).append_text(mark(finding.severity, signs)).append(f" step {finding.step:<6,} ")
         line.append(f"{finding.code} {finding.kind}", SEVERITY[finding.severity])

@@ -40,6 +40,7 @@ WHOLE = 10**6  # a width that cuts nothing
 KEYS: dict[str, Callable[[RunSummary], Any]] = {
     "created": lambda run: run.created,
     "name": lambda run: run.name,
+    # a run without a step is unknown, and sorts after the healthy ones
     "verdict": lambda run: (run.steps > 0, -1 if run.worst_severity is None else int(run.worst_severity)),
     "status": lambda run: run.status,
     "steps": lambda run: run.steps,
@@ -95,6 +96,7 @@ def print_runs(console: Console, runs: Sequence[RunSummary], *, now: datetime.da
         side: JustifyMethod = "right" if head in NUMBERS else "left"
         table.add_column(head, justify=side, no_wrap=True, min_width=width[head], max_width=width[head])
     for run, row in zip(runs, rows, strict=True):
+        # cut again: the widths are known only now
         row["run"], row["found"] = _name(run, width["run"]), _found(run, width["found"])
         table.add_row(*(row[head] for head in heads))
     console.print(table)
@@ -124,6 +126,7 @@ def _cells(run: RunSummary, now: datetime.datetime, signs: Glyphs) -> tuple[Text
     return (
         _health(run, signs),
         _name(run, WHOLE),
+        # the planned steps are shown only if they are not all done
         Text(f"{run.steps:,}" + (f"/{run.total_steps:,}" if (run.total_steps or run.steps) != run.steps else "")),
         Text(units.value(run.loss) if run.steps else units.MISSING),
         Text(units.number(run.val_loss)),
@@ -142,7 +145,6 @@ def _health(run: RunSummary, signs: Glyphs) -> Text:
 
 
 def _name(run: RunSummary, width: int) -> Text:
-    """Return the name of a run, and its status if the run did not finish."""
     ended = "" if run.status == "finished" else f"  {run.status}"
     return Text.assemble((units.shorten(run.name, max(8, width - len(ended))), "bold"), (ended, "dim"))
 

@@ -25,7 +25,7 @@ from gradwatch.time_quota import TimeQuota
 REDRAW_S = 0.25
 """Minimum seconds between two redraws."""
 MAX_PER_KIND = 4
-"""Maximum number of findings of a kind to print, so that 30 layers with one problem do not fill the screen."""
+"""Maximum number of findings of a kind to print. 30 layers with one problem must not fill the screen."""
 COST_FRAC = 0.01
 """Maximum share of the wall time for redraws. After a slow redraw, the next one waits longer."""
 
@@ -65,7 +65,7 @@ class Terminal:
         self._screen: PrintedLines | Notebook | None = None
         self._due_s = 0.0
         self._quota = TimeQuota(COST_FRAC)
-        self._next_step: float = 0 if every else float("inf")
+        self._next_step: float = 0 if every else float("inf")  # with inf, no line is ever due
         self._val_step = self._newest = -1
 
     def write(self, history: History) -> None:
@@ -111,7 +111,7 @@ class Terminal:
             self._screen = Notebook() if self.console.is_jupyter else PrintedLines(self.console)
         try:
             self._screen.show(panel(history, self._layers, width=self.console.width, signs=self._signs))
-        except BaseException:
+        except BaseException:  # also a KeyboardInterrupt
             self._stop()  # restore the cursor before the error is shown
             raise
         now = time.monotonic()
@@ -144,6 +144,7 @@ class Terminal:
         # each validation is printed once, with the first line after it
         if max(loss_step, step) > self._val_step:
             self._val_step = max(loss_step, step)
+            # `-` stands for a missing accuracy
             run_stats.append(f"validation {units.number(val_loss)} {units.percent(accuracy)}".removesuffix(" -"))
         if samples_per_s == samples_per_s:
             run_stats.append(f"{samples_per_s:,.0f} samples/s")

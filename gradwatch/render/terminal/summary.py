@@ -56,6 +56,7 @@ def print_summary(console: Console, history: History, diagnoses: Sequence[Diagno
     signs = glyphs(console)
     lines = headline(history, signs)
     is_whole = bool(run_dir) and not history.findings
+    # a run without findings has no details: the command for its charts fits on the last line
     if run_dir and is_whole:
         lines[-1].append_text(_charts(run_dir))
     for line in lines:
@@ -75,6 +76,7 @@ def print_summary(console: Console, history: History, diagnoses: Sequence[Diagno
         closer = Text.assemble(("  Details:  ", "dim"), (f"gradwatch diagnose {run_dir}", "bold"))
         console.print(closer, soft_wrap=True)
         console.print(Text("  Charts: ", "dim").append_text(_charts(run_dir)), soft_wrap=True)
+        # the sink of the report closes before the terminal's
         if (report := run_dir / "report.html").is_file():
             console.print(Text.assemble(("  Full report:  ", "dim"), (str(report), "bold")), soft_wrap=True)
 
@@ -98,6 +100,7 @@ def _table(history: History, signs: Glyphs, width: int) -> RenderableType:
     shown = _choose(history, known)
     norms_TM = norms_over_run(history, known)[1]
     ratios_M = update_ratios(history, known)
+    # `[None]` and `[0]`: `zero_fracs` takes an axis of steps
     zeros_M = zero_fracs(history.param.newest("grad.zero_frac")[None], known, history.info.layers)[0]
     wide = width >= WIDE
     table = _header(wide=wide)
