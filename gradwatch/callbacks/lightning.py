@@ -45,7 +45,7 @@ class Watch(Callback):
         # inf for an endless training, -1 for an iterable dataset without `max_steps`
         steps = trainer.estimated_stepping_batches
         known: dict[str, Any] = {
-            "scaler": getattr(trainer.precision_plugin, "scaler", None),  # only the plugin for fp16 has one
+            "scaler": getattr(trainer.precision_plugin, "scaler", None),  # only the plugin for mixed precision has one
             "accumulate": trainer.accumulate_grad_batches,
             "total_steps": int(steps) if math.isfinite(steps) and steps > 0 else None,
         }

@@ -19,7 +19,7 @@ SINKS = {
 """Import path of each sink class, so that an unused sink is never imported."""
 
 
-@runtime_checkable
+@runtime_checkable  # the tests check sinks with `isinstance`
 class Sink(Protocol):
     """Shows a run while it trains.
 

@@ -94,6 +94,7 @@ def word(found: Severity | None, *, steps: int) -> str:
 
 def line(event: str, data: Mapping[str, Any]) -> str:
     """Return one event as a line of JSON: `{"event": ..., ...}`."""
+    # no indent: one event per line, so that a program can read the stream as it grows
     return json.dumps(strict({"event": event, **data}), allow_nan=False)
 
 

@@ -76,6 +76,7 @@ def check_on_finding(on_finding: object) -> None:
     Raises:
         GradwatchError: The value is not one of `OnFinding`.
     """
+    # only a string can be a misspelled value
     if not (on_finding in ("print", "raise", None) or callable(on_finding)):
         near = did_you_mean(on_finding, ("print", "raise")) if isinstance(on_finding, str) else ""
         raise GradwatchError(f"on_finding: got {on_finding!r}, expected 'print', 'raise', a function or None{near}")
@@ -89,5 +90,6 @@ def make_sink(on_finding: OnFinding, run_dir: Path | None) -> tuple[Sink | None,
         return FindingLines(run_dir), None
     if on_finding == "raise":
         stop = FindingStop()
+        # the worker thread keeps the finding, and the training thread raises it
         return FindingHandler(stop.keep), stop
     return FindingHandler(on_finding), None

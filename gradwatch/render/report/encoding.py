@@ -111,8 +111,8 @@ def encode(values_TL: Floats, *, missing_TL: NDArray[np.bool_], log: bool) -> tu
 def thin(codes_TL: Codes, columns: Bins) -> tuple[Codes, Codes, Codes]:
     """Return the minimum, the median and the maximum code of each column, each of shape (W, L).
 
-    The median is over the finite values. Missing values are ignored. The maximum of a column with NaN or Inf is the
-    code of it. A column without a finite value has this code for all three.
+    The median is over the finite values. Missing values are ignored. In a column with NaN or Inf, the maximum is
+    `INFINITE` or `NAN`. In a column without a finite value, all three are.
     """
     shape = (len(columns.first_W), codes_TL.shape[1])
     low_WL, mid_WL, high_WL = (np.empty(shape, np.uint16) for _ in range(3))

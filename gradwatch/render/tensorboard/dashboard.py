@@ -44,7 +44,7 @@ def layout(info: RunInfo) -> Layout:
             "loss scale": [r"^optim/loss_scale$"],
             "skipped updates": [r"^optim/skipped_frac$"],
         }
-    charts["Speed"] = {
+    charts["Speed"] = {  # added after loss scaling, so that speed stays last
         "samples per second": [r"^speed/samples_per_s$"],
         "milliseconds per step": [r"^speed/(step|data_wait|watch)_ms$"],
     }

@@ -131,6 +131,7 @@ def _differences(found: Comparison, signs: Glyphs) -> Iterator[Text]:
         reason = next((text for name, text in REASONS if found.rounding.statistic.startswith(name)), None)
         if reason:
             yield Text(f"  {reason}")
+        # rounding differences often grow into the divergence: show where they begin
         if found.bits and found.bits.step < found.rounding.step:
             yield Text.assemble("  the first different bits are already at ", _where(found.bits))
         elif found.rounding.step:  # before step 0, there is nothing to compare
@@ -162,6 +163,7 @@ def _title(text: str, count: int = 0) -> Text:
 def _grid(heads: Sequence[str], width: int | None = None) -> Table:
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim", pad_edge=False, show_header=any(heads))
     for head in heads:
+        # fold: a long path or name wraps, but is never cut
         table.add_column(head, overflow="fold", max_width=width, no_wrap=head == "gradient")
     return table
 
@@ -174,6 +176,7 @@ def _settings(changed: Settings) -> Table:
 
 
 def _value(value: Any) -> str:
+    # as in YAML and JSON: `true`, not `True`
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 

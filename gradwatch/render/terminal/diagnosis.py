@@ -65,10 +65,10 @@ def blocks(
         history: The run, with its findings and trends.
         diagnoses: Diagnoses to describe, most severe first.
         signs: Glyphs that the terminal can show.
-        brief: Whether to print few names, only the first remedy and no source, for a summary.
+        brief: Whether to print few names, only the smallest remedy and no source, for a summary.
         width: Columns of the terminal.
     """
-    explained = {f for d in diagnoses for f in d.findings}
+    explained = {f for d in diagnoses for f in d.findings}  # findings are frozen, so they can be in a set
     # a stable sort: of equal severity, the earliest stays first
     for diagnosis in sorted(diagnoses, key=lambda d: -d.severity):
         title = _title(diagnosis.severity, diagnosis.cause, signs)
@@ -84,6 +84,7 @@ def blocks(
 def _cause(diagnosis: Diagnosis, *, brief: bool) -> Iterator[Row]:
     yield "why", Text(diagnosis.because)
     yield "confirm", Text(diagnosis.confirm)
+    # remedies are alternatives, the smallest change first
     for i, remedy in enumerate(diagnosis.remedies[:1] if brief else diagnosis.remedies):
         yield from _remedy("or" if i else "fix", remedy)
     if diagnosis.source and not brief:
@@ -119,6 +120,7 @@ def _places(findings: Sequence[Finding], names: int) -> Text:
         mine = [f for f in findings if f.severity == severity]
         if not mine:
             continue
+        # a line per severity; an empty Text is false
         text.append("\n" if text else "").append(f"{mine[0].code} {mine[0].kind}", SEVERITY[severity])
         text.append(f" {severity} in ").append(", ".join(f.layer or "the whole run" for f in mine[:names]), "bold")
         text.append(f" and {len(mine) - names:,} more" if len(mine) > names else "")

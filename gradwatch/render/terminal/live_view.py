@@ -107,7 +107,7 @@ def _gradients(history: History, trend: int, signs: Glyphs) -> Text:
 
 
 def _scaler(history: History) -> list[Text]:
-    """Return a line about skipped updates and the loss scale, or no line if neither happened nor changed."""
+    """Return a line about skipped updates and the loss scale, or no line if there is nothing to report."""
     count, last = skipped(history)
     scale_T = history.scalar("loss_scale")
     moved = history.info.loss_scaling and len(scale_T) > 0 and scale_T[0] != scale_T[-1]
@@ -151,7 +151,7 @@ def _marks(history: History, of: Sequence[Layer], *, bars: int, cell: int, signs
             graves[place] = max(finding.severity, graves.get(place, finding.severity))
     if not graves:
         return []
-    text = Text(" " * (LABEL + len(" input ")))
+    text = Text(" " * (LABEL + len(" input ")))  # below the first bar of the strip
     for place in range(max(graves) + 1):
         text.append_text(mark(graves[place], signs) if place in graves else Text(" ")).append(" " * (cell - 1))
     return [text]
