@@ -67,7 +67,7 @@ def run_stats(history: History) -> RunStats:
     weight_T = np.diff(history.steps("loss"), prepend=-1).astype(np.float64)
     step_ms_T, per_s_T, watch_T = (history[s] for s in ("step_ms", "samples_per_s", "watch_ms"))
     known_T = ~np.isnan(step_ms_T)
-    # the first step of a run may have no time, so nan must not reach the sum
+    # nan, a step without a time, must not reach the sum
     time_ms = float(np.sum((weight_T * step_ms_T)[known_T]))
     samples = float(np.nansum(weight_T * step_ms_T * per_s_T)) / 1e3
     # thinning keeps multiples of powers of 2, which sampled steps are too: thinned parts overstate the overhead

@@ -61,7 +61,7 @@ def plot(history: History, statistic: str, *, layers: Sequence[str] | None = Non
     axes.set(xlabel="optimizer step", ylabel=statistic)
     axes.set_title(history.info.name, loc="left", fontsize="medium")
     axes.spines[["top", "right"]].set_visible(False)
-    if axes.get_legend_handles_labels()[1]:  # an empty legend warns
+    if axes.get_legend_handles_labels()[1]:  # else nothing has a label
         figure.legend(loc="outside right upper", fontsize="small", frameon=False)
     return figure
 

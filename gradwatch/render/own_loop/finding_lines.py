@@ -47,7 +47,7 @@ class FindingLines:
 
     def close(self, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
         """Print the problems, the most likely cause with its fix, and the command that shows more."""
-        if history.step < 0:  # most often, the loop never calls `monitor.step`
+        if history.step < 0:  # the loop probably never calls `monitor.step`
             _print("no step was recorded. Call `monitor.step(loss)` after each `optimizer.step()`")
             return
         problems = [f for f in history.findings if f.severity is not Severity.INFO]

@@ -131,7 +131,7 @@ def _differences(found: Comparison, signs: Glyphs) -> Iterator[Text]:
         reason = next((text for name, text in REASONS if found.rounding.statistic.startswith(name)), None)
         if reason:
             yield Text(f"  {reason}")
-        # rounding differences often grow into the divergence: show where they begin
+        # the divergence may have grown from rounding differences: show where they begin
         if found.bits and found.bits.step < found.rounding.step:
             yield Text.assemble("  the first different bits are already at ", _where(found.bits))
         elif found.rounding.step:  # before step 0, there is nothing to compare
