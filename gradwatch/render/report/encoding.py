@@ -19,7 +19,7 @@ Steps = NDArray[np.int64]
 
 MISSING, ZERO, INFINITE, NAN = 0, 1 << 15, (1 << 16) - 2, (1 << 16) - 1
 """Special codes. All other codes lie around `ZERO` in the order of their values."""
-MOST_LEVEL = ZERO - 3  # keeps the codes of all levels, of either sign, within 16 bits
+MOST_LEVEL = ZERO - 4  # keeps the codes of all levels, of either sign, below the special codes
 FINEST = 0.002
 """Minimum distance of two levels on a log scale, in powers of ten. A decoded value is off by at most 0.23 %."""
 FRACTION_STEP = 1 / 4096

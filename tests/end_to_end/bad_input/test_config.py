@@ -161,7 +161,7 @@ MISTAKES = {
         "torch.float32; set data.drop_last: true, or another data.batch_size",
     ),
     "schedule that ends before the run": (
-        ["schedule={name: one_cycle, max_lr: 1, total_steps: 2}"],
+        ["optim.lr=1", "schedule={name: one_cycle, max_lr: 1, total_steps: 2}"],
         "schedule.total_steps: OneCycleLR ends after 2 of the 4 times that it is asked for a learning rate; leave it "
         "out to have it fit",
     ),

@@ -386,3 +386,12 @@ def test_a_training_leaves_its_report_unless_it_is_switched_off(tmp_path, enable
     report = outcome.directory / NAME
     assert report.exists() == enabled
     assert not enabled or "eval_every: null" in report.read_text(encoding="utf-8"), "the config with its defaults"
+
+
+def test_the_largest_value_of_a_wide_range_is_not_taken_for_infinity():
+    values_TL = np.array([[1e-38], [1.0], [1e38], [-1e38], [np.inf]])
+
+    codes_TL, _ = pack.encode(values_TL, missing_TL=np.zeros_like(values_TL, np.bool_), log=True)
+
+    assert (codes_TL[:, 0] == pack.INFINITE).tolist() == [False, False, False, False, True]
+    assert (codes_TL[:, 0] != pack.MISSING).all()
