@@ -1,1 +1,1 @@
-"""Train a model as a config says: loop, step, checkpoints."""
+"""Train a model from a config: the loop, the optimizer step, and the checkpoints."""

@@ -1,4 +1,4 @@
-"""Trade memory for time: forget activations in the forward pass and compute them again in the backward pass."""
+"""Trade memory for time: drop activations in the forward pass and recompute them in the backward pass."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Containers = (nn.Sequential, nn.ModuleList)
 
 
 def every_blocks(model: nn.Module, k: int) -> int:
-    """Keep only every k-th block's input. Blocks are the children of the model's outermost containers.
+    """Keep only the input of every k-th block. Blocks are the children of the model's outermost containers.
 
     Args:
         model: Changed in place; its parameters keep their names.
         k: Blocks between two kept inputs.
 
     Returns:
-        Number of segments that are computed again.
+        Number of recomputed segments.
 
     Raises:
-        GradwatchError: Where the model has no blocks, or where they cannot be grouped.
+        GradwatchError: The model has no blocks, or the blocks cannot be grouped.
     """
     containers = list(_outermost(model))
     if not containers:
@@ -41,15 +41,16 @@ def every_blocks(model: nn.Module, k: int) -> int:
 
 
 def sqrt_blocks(model: nn.Module) -> int:
-    """Use segments of sqrt(n) blocks, which keeps the least memory. Source: arXiv:1604.06174, section 4.1."""
+    """Recompute segments of sqrt(n) blocks, which needs the least memory. Source: arXiv:1604.06174, section 4.1."""
+    # all containers together are one chain of n blocks; each is still cut into segments separately
     blocks = sum(len(container) for container in _outermost(model))
     return every_blocks(model, max(1, round(math.sqrt(blocks))))
 
 
 def matching_modules(model: nn.Module, patterns: Sequence[str]) -> int:
-    """Compute the modules again whose names match one of the patterns (`blocks.*`); return how many.
+    """Recompute the modules with names that match a pattern (`blocks.*`), and return their number.
 
-    A module inside another that matched is left to the outer one.
+    A matching module inside another match is recomputed with the outer module.
     """
     names = [n for n, _ in model.named_modules() if n and any(fnmatch.fnmatchcase(n, p) for p in patterns)]
     outer = [n for n in names if not any(n.startswith(f"{other}.") for other in names)]
@@ -65,6 +66,7 @@ def matching_modules(model: nn.Module, patterns: Sequence[str]) -> int:
 
 def _outermost(model: nn.Module) -> Iterator[nn.Sequential | nn.ModuleList]:
     for child in model.children():
+        # a container of one child has nothing to split, so look for blocks inside it
         if isinstance(child, Containers) and len(child) > 1:
             yield child
         else:
@@ -74,6 +76,7 @@ def _outermost(model: nn.Module) -> Iterator[nn.Sequential | nn.ModuleList]:
 def _segment(container: nn.Sequential | nn.ModuleList, k: int) -> int:
     blocks = list(container)
     if isinstance(container, nn.ModuleList):
+        # the model calls the items of a ModuleList itself, so only single blocks can be wrapped
         if k > 1:
             raise GradwatchError(
                 f"train.activation_checkpointing: every {k} blocks needs an nn.Sequential, and the model keeps its "
@@ -84,30 +87,32 @@ def _segment(container: nn.Sequential | nn.ModuleList, k: int) -> int:
         return len(blocks)
     segments = [nn.Sequential(*blocks[i : i + k]) for i in range(0, len(blocks), k)]
     for segment in segments:
-        _recompute(segment, mode_of=container)  # the modes of the model do not reach a segment
+        _recompute(segment, mode_of=container)  # model.train() and eval() do not reach a segment: it is no submodule
 
     def forward(x: Any) -> Any:
         for segment in segments:
             x = segment(x)
         return x
 
+    # on the instance, not by new submodules: names and hooks of the container stay
     container.forward = forward  # type: ignore[method-assign]  # the forward of this instance alone
     return len(segments)
 
 
 def _recompute(module: nn.Module, *, mode_of: nn.Module | None = None) -> None:
-    """Make a module forget its activations. Only its forward changes: names, hooks and weights stay."""
+    """Make a module recompute its activations. Only `forward` changes; names, hooks and weights stay."""
     mode_of = mode_of or module
     plain = module.forward
     norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
 
     def contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
+        # one context for the forward pass, one for the recomputation
         return contextlib.nullcontext(), _statistics_untouched(norms)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not (mode_of.training and torch.is_grad_enabled()):
-            return plain(*args, **kwargs)
-        if torch.compiler.is_compiling():  # there the graph itself is computed again, without its side effects
+            return plain(*args, **kwargs)  # without a backward pass there is nothing to recompute
+        if torch.compiler.is_compiling():  # the compiler recomputes the graph without its side effects
             return checkpoint(plain, *args, use_reentrant=False, **kwargs)
         return checkpoint(plain, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
@@ -116,10 +121,10 @@ def _recompute(module: nn.Module, *, mode_of: nn.Module | None = None) -> None:
 
 @contextlib.contextmanager
 def _statistics_untouched(norms: Sequence[_BatchNorm]) -> Iterator[None]:
-    """Put running statistics back that were updated a second time while activations were computed again."""
+    """Restore the running statistics after recomputation, which would update them a second time."""
     buffers = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
     try:
         yield
     finally:
         for buffer, before in buffers:
-            buffer.data.copy_(before)  # through .data: autograd must not take it for a change of what it saved
+            buffer.data.copy_(before)  # through .data: autograd must not count it as a change of a saved tensor

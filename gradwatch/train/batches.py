@@ -1,4 +1,4 @@
-"""Batches in an order that is a pure function of (seed, epoch): a position in the data is two integers."""
+"""Read batches in an order that is a pure function of (seed, epoch): a data position is two integers."""
 
 # N = samples, B = samples of a batch
 
@@ -23,8 +23,8 @@ from gradwatch.data._randomness import preserved, seed_global, seed_of
 from gradwatch.errors import GradwatchError
 
 GRACE_S = 20
-"""Seconds that a worker goes on after a SIGTERM."""
-PREFETCH = 2  # batches that each worker reads ahead, as torch has it
+"""Seconds that a worker continues after a SIGTERM."""
+PREFETCH = 2  # batches that each worker reads ahead; torch's own default
 Indices = NDArray[np.int64]
 
 
@@ -32,19 +32,19 @@ Indices = NDArray[np.int64]
 class Batches:
     """The batches of a dataset, epoch by epoch.
 
-    Which samples make up a batch follows from (seed, epoch), and what a random transform does to a sample from (seed,
-    epoch, index): with 0 or N workers, from the start or from the middle of an epoch. The global random generators of
-    this process stay as they are. Workers live until `close`; one epoch is read at a time.
+    The samples of a batch depend only on (seed, epoch). A random transform of a sample depends only on (seed, epoch,
+    index). Neither depends on the number of workers, or on where in the epoch reading starts. The global random
+    generators of this process do not change. Workers live until `close`; one epoch is read at a time.
 
     Args:
-        dataset: Map-style. One that is `Batched` is read a batch at a time; one with `is_random = False` is not
-            seeded sample by sample.
-        batch_size: Samples of a batch.
-        seed: Of the order and of the random transforms.
-        shuffle: Visit the samples in an order that differs in each epoch, or in their own.
-        drop_last: Leave out the last batch of an epoch where it is smaller than the others.
-        workers: Processes that read ahead; 0 reads in this one.
-        pin_memory: Put batches into page-locked memory, where there is a CUDA device to copy them to.
+        dataset: Map-style. A `Batched` dataset is read a batch at a time. A dataset with `is_random = False` is not
+            seeded for each sample.
+        batch_size: Samples in a batch.
+        seed: Seed of the order and of the random transforms.
+        shuffle: Whether to visit the samples in a new random order in each epoch.
+        drop_last: Whether to leave out the last batch of an epoch if it is smaller than the others.
+        workers: Processes that read ahead; 0 reads in this process.
+        pin_memory: Whether to put batches into page-locked memory if there is a CUDA device.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Batches:
         self._loader: DataLoader[Any] | None = None
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
+        """Return the number of batches in an epoch."""
         return len(self._plan)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Any]:
@@ -73,29 +73,29 @@ class Batches:
 
         Args:
             epoch: Number of the epoch, from 0.
-            start: Batches to leave out at its beginning: those that a resumed run has seen.
+            start: Batches to skip at its beginning, because a resumed run has seen them.
         """
         assert 0 <= start <= len(self), f"an epoch has {len(self)} batches, cannot start at {start}"
         self._plan.epoch, self._plan.start = epoch, start
         for batch in self._read_ahead() if self._workers else self._read_here():
             if isinstance(batch, GradwatchError):
-                raise batch
+                raise batch  # passed as a value, see _BatchReader.__getitem__
             yield batch
 
     def indices(self, epoch: int, batch: int) -> Indices:
-        """Return the indices, of shape (B,), of the samples of one batch of an epoch."""
+        """Return the sample indices, shape (B,), of one batch of an epoch."""
         return self._plan.indices(epoch, batch)
 
     def read(self, epoch: int, batch: int) -> Any:
-        """Return one batch of an epoch, read in this process; the current epoch is not disturbed."""
+        """Read one batch of an epoch in this process, without disturbing the current epoch."""
         read = self._reader[epoch, self.indices(epoch, batch)]
         if isinstance(read, GradwatchError):
             raise read
         return read
 
     def close(self) -> None:
-        """End the workers."""
-        self._loader = None  # its iterator ends them when nothing refers to it
+        """End the worker processes."""
+        self._loader = None  # the loader's iterator ends its workers when it is garbage-collected
 
     def _read_here(self) -> Iterator[Any]:
         read, pin = self._reader.__getitem__, self._pin
@@ -106,22 +106,22 @@ class Batches:
         if self._loader is None:
             self._loader = DataLoader(
                 self._reader,
-                batch_size=None,  # the plan's keys are whole batches
+                batch_size=None,  # each key of the plan is already a whole batch
                 sampler=self._plan,
                 num_workers=self._workers,
                 collate_fn=_as_read,
                 pin_memory=self._pin,
                 worker_init_fn=_start_worker,
-                generator=torch.Generator().manual_seed(0),  # else a loader draws from the global generator
+                generator=torch.Generator().manual_seed(0),  # without one, DataLoader advances the global generator
                 prefetch_factor=PREFETCH,
-                persistent_workers=True,
+                persistent_workers=True,  # workers serve all epochs, see `Batches`
             )
         return iter(self._loader)
 
 
 @final
 class _Plan:
-    """Which samples make up each remaining batch of the current epoch."""
+    """Lists the samples of each remaining batch of the current epoch."""
 
     def __init__(self, size: int, *, batch_size: int, seed: int, shuffle: bool, drop_last: bool) -> None:
         if batch_size < 1:
@@ -144,20 +144,21 @@ class _Plan:
         return self.num_batches
 
     def __iter__(self) -> Iterator[tuple[int, Indices]]:
-        """Yield the epoch and the indices, of shape (B,), of each batch."""
+        """Yield the epoch and the sample indices, shape (B,), of each batch."""
         epoch, size = self.epoch, self.batch_size
         order_N = self._order(epoch)
         for first in range(self.start * size, self.num_batches * size, size):
             yield epoch, order_N[first : first + size]
 
     def indices(self, epoch: int, batch: int) -> Indices:
-        """Return the indices of one batch of an epoch."""
+        """Return the sample indices of one batch of an epoch."""
         first = batch * self.batch_size
         return self._order(epoch)[first : first + self.batch_size]
 
     def _order(self, epoch: int) -> Indices:
-        """Return the samples in the order of an epoch; that of the last epoch asked for is kept."""
+        """Return the sample indices in the order of an epoch, and cache the order of the last requested epoch."""
         if self._ordered is None or self._ordered[0] != epoch:
+            # seed_of, not seed + epoch: neighboring seeds and epochs must give unrelated orders
             random = np.random.default_rng(seed_of(self.seed, epoch))
             self._ordered = epoch, random.permutation(self.size) if self.shuffle else np.arange(self.size)
         return self._ordered[1]
@@ -165,11 +166,12 @@ class _Plan:
 
 @final
 class _BatchReader(Dataset[Any]):
-    """Reads the batch of a key (epoch, indices): here, or in a worker, where it is all that a worker knows."""
+    """Reads the batch of a key (epoch, indices), in this process or in a worker, which has no other state."""
 
     def __init__(self, dataset: Any, *, seed: int) -> None:
         self.dataset = dataset
         self.seed = seed
+        # a foreign dataset does not say whether it is random, so it is seeded for each sample
         self.is_random = bool(getattr(dataset, "is_random", True))
         self.batched = dataset if not self.is_random and isinstance(dataset, Batched) else None
 
@@ -177,7 +179,7 @@ class _BatchReader(Dataset[Any]):
         return len(self.dataset)
 
     def __getitem__(self, key: tuple[int, Indices]) -> Any:
-        """Return a batch, or the GradwatchError that came in its way: raised in a worker it would lose its text."""
+        """Return a batch, or a GradwatchError as a value: an error raised in a worker would lose its message."""
         epoch, indices_B = key
         if self.batched is not None:
             return self.batched.batch(torch.from_numpy(indices_B))
@@ -194,12 +196,13 @@ class _BatchReader(Dataset[Any]):
         try:
             return self.dataset[index]
         except Exception as error:
+            # a bug in the user's dataset keeps its type and traceback
             error.add_note(f"while reading sample {index} of the data (epoch {epoch})")
             raise
 
 
 def _collate(samples: list[Any], indices_B: Indices) -> Any:
-    """Return samples stacked into a batch, or say which of them do not fit together."""
+    """Stack samples into a batch, or raise an error that names two samples of different shapes."""
     try:
         return tuple(default_collate(samples))
     except (RuntimeError, TypeError, ValueError) as error:
@@ -218,18 +221,18 @@ def _pinned(batch: Any) -> Any:
 
 
 def _as_read(batch: Any) -> Any:
-    return batch
+    return batch  # at module level, because a spawned worker must unpickle its collate_fn
 
 
 def _start_worker(_worker: int) -> None:
-    # Ctrl-C, and a SIGTERM to the whole process group, reach workers too; but the main process saves its run, for which
-    # it may need further batches, and then ends them itself
+    # Ctrl-C and a SIGTERM to the process group reach workers too, but the main process may need further batches while
+    # it saves the run; it ends the workers itself
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if os.name == "posix":
+    if os.name == "posix":  # signal.alarm exists only there
         signal.signal(signal.SIGTERM, _end_soon)
 
 
 def _end_soon(_number: int, _frame: FrameType | None) -> None:
-    """End this worker after a while, in case that no one ends it before, or at the next signal."""
+    """End this worker after `GRACE_S` seconds, or at the next SIGTERM, if the main process does not end it."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.alarm(GRACE_S)

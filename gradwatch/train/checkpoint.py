@@ -1,4 +1,4 @@
-"""Run checkpoints: all that an exact resume needs, written atomically, verified when read, without code in them."""
+"""Save and load run checkpoints: everything for an exact resume, written atomically, verified on read, no pickles."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from gradwatch.state.checkpoint_folder import DamagedError
 
 UNFINISHED, REPLACED = ".tmp", ".old"
 SHOWN = 3
-"""Names that an error lists of each sort."""
+"""Most names that an error lists for each kind of mismatch."""
 
 
 def save(root: Path, state: Mapping[str, Any], *, step: int, keep: int, best: bool = False) -> Path:
-    """Write a checkpoint, then delete those that are not to be kept.
+    """Write a checkpoint, then delete the checkpoints that are no longer needed.
 
-    Whenever the process is killed, the last good checkpoint is there. Checkpoints of later steps are deleted: they
-    are of a life that a resume has given up.
+    The last good checkpoint survives a kill of the process at any time. Checkpoints of later steps are deleted: they
+    belong to steps that a resume or rewind has abandoned.
 
     Args:
-        root: Folder of the run's checkpoints; made where it is missing.
-        state: A tree as `codec.encode` takes it.
+        root: Folder of the run's checkpoints; created if missing.
+        state: A tree that `codec.encode` accepts.
         step: Optimizer steps made so far.
-        keep: How many of the newest to keep, at least 1; the best is kept besides.
-        best: Whether this is the best so far. Once best, a step stays so when it is saved again.
+        keep: Number of newest checkpoints to keep, at least 1; the best is kept as well.
+        best: Whether this is the best so far. A step that was the best stays the best when it is saved again.
 
     Returns:
         The folder of the checkpoint.
 
     Raises:
-        CheckpointError: The state holds what a checkpoint cannot, or the disk is full.
+        CheckpointError: The state holds a value that a checkpoint cannot store, or the disk is full.
     """
     assert keep >= 1, "the newest checkpoint is always kept"
     data, tensors = codec.encode(dict(state))
@@ -50,29 +50,29 @@ def save(root: Path, state: Mapping[str, Any], *, step: int, keep: int, best: bo
     try:
         root.mkdir(parents=True, exist_ok=True)
         _clean(root)
-        best = best or _is_best(final_path)
+        best = best or _is_best(final_path)  # before _install replaces the old manifest
         work.mkdir()
         checkpoint_folder.write(work, data, tensors, step=step, best=best)
         _install(work, final_path)
     except OSError as error:
-        shutil.rmtree(work, ignore_errors=True)
+        shutil.rmtree(work, ignore_errors=True)  # give the space back: the disk may be full
         raise _unwritten(root, work, needed=needed, error=error) from error
     _prune(root, step=step, keep=keep)
     return final_path
 
 
 def load(root: Path, *, step: int | None = None) -> tuple[int, dict[str, Any]]:
-    """Read the newest good checkpoint; a damaged one is passed over with a warning.
+    """Read the newest good checkpoint, and skip damaged ones with a warning.
 
     Args:
         root: Folder of the run's checkpoints.
-        step: Read this one and no other.
+        step: Read only the checkpoint of this step.
 
     Returns:
-        Its step and its state, the tensors on the CPU.
+        The step and the state of the checkpoint, with its tensors on the CPU.
 
     Raises:
-        CheckpointError: There is none, or none that is good.
+        CheckpointError: There is no checkpoint, or no good one.
     """
     found = _folders(root)
     if step is not None:
@@ -95,21 +95,22 @@ def load(root: Path, *, step: int | None = None) -> tuple[int, dict[str, Any]]:
 
 
 def steps(root: Path) -> list[int]:
-    """Return the steps of all checkpoints, good or not, growing."""
+    """Return the steps of all checkpoints, good or damaged, in ascending order."""
     return list(_folders(root))
 
 
 def newest(root: Path) -> int | None:
-    """Return the step of the newest checkpoint, good or not, or None where there is none."""
+    """Return the step of the newest checkpoint, good or damaged, or None if there is none."""
     return max(_folders(root), default=None)
 
 
 def load_model(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load parameters and buffers into a model that must have the very same.
+    """Load parameters and buffers into a model with the same names and shapes.
 
     Raises:
-        CheckpointError: They do not fit; the text sums up how.
+        CheckpointError: The names or shapes differ; the message summarizes the differences.
     """
+    # compared here, since load_state_dict's own message lists every name
     own = model.state_dict()
     missing = [name for name in own if name not in state]
     unexpected = [name for name in state if name not in own]
@@ -128,18 +129,19 @@ def load_model(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def _install(work: Path, final_path: Path) -> None:
-    """Give a finished checkpoint its name. One that has the name already steps aside until it is there."""
+    """Rename a finished checkpoint to its final path, and keep the previous one until that has succeeded."""
+    # rename cannot replace a folder that is not empty; _clean undoes the first rename after a kill between the two
     aside = final_path.with_name(final_path.name + REPLACED)
     if final_path.exists():
         final_path.rename(aside)
     work.rename(final_path)
-    checkpoint_folder.sync(final_path.parent)
+    checkpoint_folder.sync(final_path.parent)  # the new name must be on disk before the old checkpoint goes
     if aside.exists():
         _remove(aside)
 
 
 def _clean(root: Path) -> None:
-    """Put right what a killed writer left behind."""
+    """Clean up after a killed writer: delete unfinished folders, and restore a checkpoint that was moved aside."""
     for unfinished in root.glob(f"step-*{UNFINISHED}"):
         shutil.rmtree(unfinished)
     for aside in root.glob(f"step-*{REPLACED}"):
@@ -151,29 +153,30 @@ def _clean(root: Path) -> None:
 
 
 def _prune(root: Path, *, step: int, keep: int) -> None:
-    """Delete all but the newest and the best, up to a step."""
+    """Delete all checkpoints except the newest `keep` and the best, counted up to a step."""
     found = _folders(root)
     earlier = [s for s in found if s <= step]
     best = [s for s in earlier if _is_best(found[s])]
     for number, path in found.items():
         if number not in earlier[-keep:] and number not in best[-1:]:
-            with contextlib.suppress(OSError):  # one too many does no harm; the next save tries again
+            with contextlib.suppress(OSError):  # an extra checkpoint does no harm; the next save tries again
                 _remove(path)
 
 
 def _remove(path: Path) -> None:
-    """Delete a checkpoint so that a kill on the way does not leave half of it under its name."""
+    """Rename a checkpoint, then delete it: a kill in between leaves no half-deleted checkpoint under its name."""
     doomed = path.with_name(path.name.removesuffix(REPLACED) + UNFINISHED)
     path.rename(doomed)
     shutil.rmtree(doomed)
 
 
 def _folders(root: Path) -> dict[int, Path]:
-    """Return the checkpoints in a folder by step, growing."""
+    """Return the checkpoints in a folder by step, in ascending order."""
     found = {}
     for path in root.glob("step-*"):
         if match := re.fullmatch(rf"step-(\d+)({re.escape(REPLACED)})?", path.name):
             number = int(match[1])
+            # after a kill inside _install, the checkpoint that was moved aside is the only one of its step
             if not match[2] or number not in found:
                 found[number] = path
     return dict(sorted(found.items()))
@@ -183,11 +186,11 @@ def _is_best(path: Path) -> bool:
     try:
         return checkpoint_folder.manifest(path).best
     except (DamagedError, CheckpointError):
-        return False
+        return False  # also if there is no such checkpoint
 
 
 def _unwritten(root: Path, work: Path, *, needed: int, error: OSError) -> CheckpointError:
-    """Return the error that says why a checkpoint was not written, and that the last one is intact."""
+    """Return the error for a checkpoint that could not be written, with the last intact checkpoint."""
     reason = os.strerror(error.errno).lower() if error.errno else str(error)
     last = list(_folders(root).values())[-1:]
     intact = f"The last good checkpoint is intact: {last[0]}" if last else "There is no earlier checkpoint"

@@ -1,4 +1,4 @@
-"""Where the steps of a training stand in its data, and which of them are left out as bad."""
+"""Compute the data position of each optimizer step, and skip the steps that are marked as bad."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any, final
 from gradwatch.train.batches import Batches, Indices
 
 Identity = list[int]
-"""Epoch, first batch in it, and checksum of the samples' indices; plain numbers, for a checkpoint.
+"""Epoch, first batch in the epoch, and checksum of the sample indices; plain numbers, for a checkpoint.
 
-Where it is left out, the epoch and batch follow from which on it is: before that, its step was made.
+An identity in the list of bad steps has two more numbers: the epoch and batch from which its batches are skipped.
+The step was made before that position.
 """
 
 
@@ -22,9 +23,9 @@ class Position:
     """The batches of one optimizer step.
 
     Args:
-        epoch: Their epoch.
-        batch: Number of the first in it.
-        length: How many they are; fewer than `train.accumulate` at the end of an epoch.
+        epoch: Epoch of the batches.
+        batch: Number of the first batch in the epoch.
+        length: Number of batches; fewer than `train.accumulate` at the end of an epoch.
     """
 
     epoch: int
@@ -32,33 +33,34 @@ class Position:
     length: int
 
     def indices(self, batches: Batches) -> list[Indices]:
-        """Return the indices of the samples of each batch."""
+        """Return the sample indices of each batch."""
         return [batches.indices(self.epoch, self.batch + i) for i in range(self.length)]
 
     def read(self, batches: Batches) -> list[Any]:
-        """Return the batches, as the training reads them."""
+        """Read the batches as the training reads them."""
         return [batches.read(self.epoch, self.batch + i) for i in range(self.length)]
 
     def identity(self, batches: Batches) -> Identity:
-        """Return what tells the step's samples from all others, after a restart and in another epoch too."""
+        """Return the identity of the step's samples, which is valid across restarts and epochs."""
         return [self.epoch, self.batch, zlib.crc32(b"".join(part.tobytes() for part in self.indices(batches)))]
 
     def is_among(self, bad: Sequence[Identity], batches: Batches) -> bool:
-        """Say whether the step has the place or the samples of one that is left out from here or earlier on."""
+        """Return whether the step has the position or the samples of a bad step that is skipped by now."""
         if not bad:
-            return False
+            return False  # the usual case needs no checksum of the indices
         *here, checksum = self.identity(batches)
+        # known[3:] is the position from which a bad step is skipped; before it, a replay must make the step
         return any(here >= known[3:] and (here == known[:2] or checksum == known[2]) for known in bad)
 
 
 def positions(
     batches: Batches, *, accumulate: int, epoch: int, batch: int, bad: Sequence[Identity] = ()
 ) -> Iterator[Position]:
-    """Yield where one step after the other stands, without those that are bad, from a place in the data on."""
+    """Yield the position of each step from the given epoch and batch, without the bad steps."""
     while True:
         while batch < len(batches):
             position = Position(epoch=epoch, batch=batch, length=min(accumulate, len(batches) - batch))
             if not position.is_among(bad, batches):
                 yield position
             batch += position.length
-        epoch, batch = epoch + 1, 0
+        epoch, batch = epoch + 1, 0  # a step never spans two epochs

@@ -1,4 +1,4 @@
-"""Measure a model on its validation data, leaving modes and random generators as they were."""
+"""Measure a model on its validation data, without changing its mode or the random generators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gradwatch.train.step import Stepper, to_device
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """A validation result: the mean loss over all targets, and the fraction of labels predicted right (nan if none)."""
+    """A validation result: the mean loss over all targets, and the fraction of correct labels (nan if none)."""
 
     loss: float
     accuracy: float
@@ -35,13 +35,13 @@ def evaluate(stepper: Stepper, batches: Batches) -> Evaluation:
 def _evaluate(stepper: Stepper, batches: Batches) -> Evaluation:
     total = counted = 0.0
     right = labels = 0
-    for inputs, targets in batches.epoch(0):
+    for inputs, targets in batches.epoch(0):  # the same epoch each time: random transforms repeat, results compare
         count = stepper.objective.count(targets)
         if not count:
-            continue
+            continue  # every target is ignored, so the mean would be 0 / 0
         inputs, targets = to_device((inputs, targets), stepper.device)
         outputs, loss = stepper.forward(inputs, targets)
-        total += count * to_float(loss)
+        total += count * to_float(loss)  # weighted: batches may differ in size and in ignored targets
         counted += count
         if hits := predictions_right(outputs, targets):
             right, labels = right + hits[0], labels + hits[1]
