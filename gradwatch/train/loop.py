@@ -1,4 +1,4 @@
-"""The training loop, in order: wait for batches, step, evaluate, record, schedule, save, end."""
+"""Run the training loop: wait for batches, step, evaluate, record, move the schedule, save, end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from gradwatch.train.session import Session
 from gradwatch.train.step import Batch, StepResult
 
 UNWATCHED_EVERY = 10
-"""Steps between two rows where watching is off: enough for a curve, and next to no time."""
+"""Steps between two recorded rows if watching is off: enough for a curve, at almost no overhead."""
 Ending = Literal["finished", "early-stop", "non-finite", "critical", "interrupted"]
 STATUS: dict[Ending, Status] = {
     "finished": "finished",
@@ -52,8 +52,8 @@ class Outcome:
         directory: The run directory.
         ending: `finished`, `early-stop`, `non-finite` (`train.on_nonfinite: stop`), `critical` (`train.on_critical`) or
             `interrupted` (to be resumed).
-        history: All that was recorded.
-        diagnoses: What is wrong with the run, gravest first.
+        history: Everything that was recorded.
+        diagnoses: Diagnoses of the run, most severe first.
     """
 
     directory: Path
@@ -63,15 +63,18 @@ class Outcome:
 
 
 def train(config: Config, *, resume: Path | None = None, log_format: LogFormat = "auto") -> Outcome:
-    """Train as a config says, under watch, into a run directory.
+    """Train from a config with monitoring, and save everything to a run directory.
 
     Args:
-        config: What to train.
-        resume: Run directory to continue from its last checkpoint, to the very same numbers.
+        config: The run's config.
+        resume: Run directory to continue from its last checkpoint, with bit-identical numbers.
         log_format: `auto`, `rich`, `plain` or `json`.
 
+    Returns:
+        How the training ended, with its history and diagnoses.
+
     Raises:
-        GradwatchError: Whatever the user can mend; what was saved before is intact.
+        GradwatchError: A mistake that the user can fix; everything saved before it is intact.
     """
     with contextlib.ExitStack() as stack:
         if config.run.deterministic:
@@ -79,6 +82,7 @@ def train(config: Config, *, resume: Path | None = None, log_format: LogFormat =
         else:
             seed_all(config.run.seed)
         if config.train.threads:
+            # a process-wide setting, so give the caller's number back
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(config.train.threads)
         stack.enter_context(failures.explained())
@@ -86,13 +90,16 @@ def train(config: Config, *, resume: Path | None = None, log_format: LogFormat =
         if resume:
             resume_check.check(directory, config)
         else:
+            # entered before the session's files, so that they are closed when the directory is removed
             stack.enter_context(failures.discarded_if_empty(directory))
         session = Session(config, directory, resume=resume is not None, log_format=log_format, stack=stack)
         if resume:
+            # only after the session could be built: a config that fails must not replace the run's own
             resume_check.note(directory, config)
         stack.enter_context(failures.resumable(session))
         ending = run(session, stack.enter_context(Interrupt()))
         session.training.end_workers()
+        # the last rows, which are examined only here, may still hold a critical finding
         incidents.handle_final_step(session)
         session.save(best=False)
         diagnoses = session.close(STATUS[ending])
@@ -100,7 +107,7 @@ def train(config: Config, *, resume: Path | None = None, log_format: LogFormat =
 
 
 def new_directory(config: Config) -> Path:
-    """Make and return a run directory, `<time>-<name>` below `run.out`, with the config in it."""
+    """Create and return a run directory, `<time>-<name>` in `run.out`, with the config in it."""
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     for suffix in itertools.chain([""], (f"-{i}" for i in itertools.count(2))):
         directory = config.run.out / f"{stamp}-{config.run.name}{suffix}"
@@ -108,7 +115,7 @@ def new_directory(config: Config) -> Path:
             directory.mkdir(parents=True)
             (directory / "config.yaml").write_text(config.to_yaml())
         except FileExistsError:
-            continue
+            continue  # two runs of one name within a second
         except OSError as error:
             raise RunError(f"run.out: cannot make {directory}: {error.strerror}; choose another folder") from error
         return directory
@@ -116,20 +123,20 @@ def new_directory(config: Config) -> Path:
 
 
 class Stop(Protocol):
-    """Says when to end before the planned end: `Interrupt`, for one."""
+    """Requests an end before the planned end, such as `Interrupt`."""
 
     @property
     def requested(self) -> bool:
-        """Whether to end after the current step."""
+        """Whether the loop must end after the current step."""
         ...
 
 
 def run(session: Session, interrupt: Stop) -> Ending:
-    """Train until the planned end, or until a reason to stop before it."""
+    """Train until the planned end or an earlier reason to stop, and return how the training ended."""
     train, progress, recorder = session.config.train, session.progress, session.recorder
     session.model.train()
     if recorder and recorder.step is None:
-        incidents.keep(session)
+        incidents.keep(session)  # before the first step, which may already fail
     for window, wait_s in _windows(session):
         began = time.perf_counter()
         result = session.stepper.run(window)
@@ -140,17 +147,18 @@ def run(session: Session, interrupt: Stop) -> Ending:
         evaluation = _evaluation(session, at_end=at_end)
         if session.monitor or evaluation or at_end or (progress.step - 1) % UNWATCHED_EVERY == 0:
             _record(session, window, _statistics(session, result, evaluation, wait_s=wait_s, step_s=step_s))
-        move_schedule(session, result, evaluation)  # after its learning rate was recorded
+        move_schedule(session, result, evaluation)  # after the row, which records the learning rate of this step
 
         stopping = _stop_reason(session, result, evaluation, interrupt)
         is_best = evaluation is not None and evaluation.loss < progress.best_val_loss
         progress.best_val_loss = evaluation.loss if evaluation and is_best else progress.best_val_loss
         if is_best and train.checkpoint.best:
             session.save(best=True)
-        elif not (at_end or stopping) and _checkpoint_due(session, evaluation):
+        elif not (at_end or stopping) and _checkpoint_due(session, evaluation):  # `train` saves once more at the end
             session.save(best=False)
         if stopping:
             return stopping
+        # handling waits for the pipeline's worker thread, so only call it if there may be something to handle
         acts = recorder and (progress.step >= recorder.due or session.pipeline.unhandled_findings or not result.finite)
         if (acts or session.is_watchful) and _critical(session, finite=result.finite):
             return "critical"
@@ -158,23 +166,24 @@ def run(session: Session, interrupt: Stop) -> Ending:
 
 
 def _critical(session: Session, *, finite: bool) -> bool:
-    """Attend to what is due and to what is critical, and say whether that ends the training."""
+    """Handle due snapshots and critical findings, and return whether the training must end."""
     found = incidents.handle_step(session, finite=finite)
     return bool(found or not finite) and recover.recover(session, found)
 
 
 def _windows(session: Session) -> Iterator[tuple[list[Batch], float]]:
-    """Yield the micro-batches of each optimizer step and how long, in seconds, they were waited for."""
+    """Yield the micro-batches of each optimizer step and the seconds of waiting for them."""
     progress, left_out = session.progress, 0
     while progress.step < session.total_steps:
         batches = iter(session.batches.epoch(progress.epoch, start=progress.batch))
+        # a rewind moves the position in the data, so it needs a new iterator even within one epoch
         epoch, rewinds = progress.epoch, progress.rewinds
         while progress.epoch == epoch and progress.rewinds == rewinds and progress.step < session.total_steps:
             began = time.perf_counter()
             window = list(itertools.islice(batches, session.config.train.accumulate))
             if progress.bad and _is_left_out(session, len(window)):
                 left_out += 1
-                if left_out > session.training.steps_per_epoch:
+                if left_out > session.training.steps_per_epoch:  # a whole epoch without a step: it would never end
                     raise GradwatchError(
                         "train.on_critical: every batch of the data has been left out as bad; look at the data, and at "
                         f"what was found: gradwatch diagnose {session.directory}"
@@ -192,7 +201,7 @@ def _is_left_out(session: Session, micro_batches: int) -> bool:
 
 
 def advance(session: Session, micro_batches: int, seconds: float) -> None:
-    """Leave a step behind."""
+    """Advance the progress by one optimizer step."""
     progress = session.progress
     progress.step += 1
     progress.elapsed_s += seconds
@@ -200,7 +209,7 @@ def advance(session: Session, micro_batches: int, seconds: float) -> None:
 
 
 def _pass(session: Session, micro_batches: int) -> None:
-    """Leave batches of the epoch behind."""
+    """Advance the data position, into the next epoch at the end of this one."""
     progress = session.progress
     progress.batch += micro_batches
     if progress.batch == len(session.batches):
@@ -208,26 +217,27 @@ def _pass(session: Session, micro_batches: int) -> None:
 
 
 def _evaluation(session: Session, *, at_end: bool) -> Evaluation | None:
-    """Evaluate where it is due: every `eval_every` steps, or after each epoch, and at the end."""
+    """Evaluate if it is due: every `eval_every` steps, or after each epoch, and at the end."""
     every, progress = session.config.train.eval_every, session.progress
-    due = progress.step % every == 0 if every else progress.batch == 0
+    due = progress.step % every == 0 if every else progress.batch == 0  # batch 0: an epoch has just ended
     return evaluate(session.stepper, session.validation) if session.validation and (due or at_end) else None
 
 
 def _record(session: Session, window: Sequence[Batch], statistics: dict[str, float]) -> None:
-    """Record the step that was made: with what the monitor saw of it, or as it is where nobody watches."""
+    """Record the last step: with the monitor's statistics, or without layers if watching is off."""
     if session.monitor:
         inputs = window[0][0] if len(window) == 1 else [inputs for inputs, _ in window]
         session.monitor.step(statistics["loss"], batch=inputs, statistics=statistics)
     else:
         no_layers_SL = np.empty((len(catalogue.PARAM), 0), np.float32)
+        # progress.step is already the next step
         session.pipeline.feed(session.progress.step - 1, run=statistics, param_SL=no_layers_SL)
 
 
 def _statistics(
     session: Session, result: StepResult, evaluation: Evaluation | None, *, wait_s: float, step_s: float
 ) -> dict[str, float]:
-    """Return what the loop knows of a step, by the names of the catalogue."""
+    """Return the loop's own statistics of a step, by their names in the catalogue."""
     known = {
         "loss": result.loss,
         "grad_norm.before_clip": result.norm,
@@ -243,14 +253,14 @@ def _statistics(
 
 
 def move_schedule(session: Session, result: StepResult, evaluation: Evaluation | None) -> None:
-    """Move the learning rate on: after an update, after an epoch, or on a plateau of the validation loss."""
+    """Advance the learning-rate schedule: after an update, after an epoch, or after an evaluation for a plateau."""
     schedule, per = session.schedule, session.config.schedule.per
     if schedule is None:
         return
     if isinstance(schedule, lr_scheduler.ReduceLROnPlateau):
         if evaluation:
             schedule.step(evaluation.loss)
-    elif (session.progress.batch == 0) if per == "epoch" else not result.skipped:
+    elif (session.progress.batch == 0) if per == "epoch" else not result.skipped:  # a schedule per step counts updates
         schedule.step()
 
 
@@ -265,11 +275,12 @@ def _stop_reason(session: Session, result: StepResult, evaluation: Evaluation | 
 
 
 def _is_stale(session: Session, result: StepResult, evaluation: Evaluation) -> bool:
-    """Say whether the early-stopping metric has not improved for too many evaluations."""
+    """Return whether the early-stopping metric has not improved for `patience` evaluations."""
     stop, progress = session.config.train.early_stop, session.progress
     if stop is None:
         return False
     metric = {"val_loss": evaluation.loss, "val_accuracy": -evaluation.accuracy, "loss": result.loss}[stop.metric]
+    # isinf: the first evaluation always counts as an improvement, even with a metric of inf or nan
     improved = metric < progress.best - stop.min_delta or math.isinf(progress.best)
     progress.best, progress.stale = (metric, 0) if improved else (progress.best, progress.stale + 1)
     return progress.stale >= stop.patience

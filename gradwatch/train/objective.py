@@ -1,4 +1,4 @@
-"""What a loss counts: the mean loss of a micro-batch, and the share of each micro-batch in its optimizer step."""
+"""Compute the mean loss of a micro-batch, and the weight of each micro-batch in its optimizer step."""
 
 # N = samples, C = classes, T = positions
 
@@ -20,11 +20,11 @@ CLASSIFYING = (nn.CrossEntropyLoss, nn.NLLLoss)
 @final
 @dataclass(slots=True, kw_only=True)
 class Objective:
-    """A loss that averages over what it counts, so that accumulated micro-batches can be weighed exactly.
+    """A mean loss that knows how many targets it counts, so that accumulated micro-batches get exact weights.
 
     Args:
         function: Called with outputs and targets; returns their mean loss, a scalar.
-        look: Called with each loss, which has its graph where gradients are wanted.
+        look: Called with each loss, before its backward pass; the loss has its autograd graph if gradients are on.
     """
 
     function: Callable[[Any, Tensor], Tensor]
@@ -34,8 +34,14 @@ class Objective:
         """Return the mean loss of a micro-batch.
 
         Args:
-            outputs: What the model returned: (N, C), or (N, T, C) where there is a label per position.
+            outputs: Output of the model: (N, C), or (N, T, C) if there is a label per position.
             targets: Labels (N,) or (N, T), or values of the shape of the outputs.
+
+        Returns:
+            Scalar tensor on the device of the outputs.
+
+        Raises:
+            GradwatchError: The loss is no scalar tensor, has no gradient, or does not fit outputs and targets.
         """
         loss: Any = self._raw(outputs, targets)
         if not isinstance(loss, Tensor):
@@ -56,13 +62,14 @@ class Objective:
     def _raw(self, outputs: Any, targets: Tensor) -> Any:
         of_torch = type(self.function).__module__.startswith("torch.")
         if not (of_torch or isinstance(self.function, CLASSIFYING)):
-            return self.function(outputs, targets)  # a loss of one's own knows what it takes
+            return self.function(outputs, targets)  # a user's own loss may take any outputs and targets
         if not isinstance(outputs, Tensor):
             raise GradwatchError(
                 f"model: returned a {type(outputs).__name__}{_length(outputs)}, expected one tensor for "
                 f"{type(self.function).__name__}; return the logits alone, or give a loss that takes this output "
                 "(loss.target: package.module:name)"
             )
+        # torch expects classes in dimension 1, the models of sequences give them last
         if isinstance(self.function, CLASSIFYING) and outputs.ndim == 3 and targets.ndim == 2:
             outputs, targets = outputs.flatten(0, 1), targets.flatten()
         elif not isinstance(self.function, CLASSIFYING):
@@ -71,28 +78,29 @@ class Objective:
             return self.function(outputs, targets)
         except (RuntimeError, ValueError, IndexError) as error:
             if not of_torch or isinstance(error, torch.OutOfMemoryError):
-                raise  # a bug in the user's own loss, say, of which they need the traceback
+                raise  # a bug in the user's own loss needs its traceback; out of memory has its own message
             raise GradwatchError(self._misfit(outputs, targets, error)) from error
 
     def shares(self, window: Sequence[tuple[Any, Tensor]]) -> list[float]:
-        """Return how much of an optimizer step's loss each of its micro-batches is; those of a mean add up to 1."""
+        """Return the weight of each micro-batch in the loss of an optimizer step; weights of a mean add up to 1."""
         if len(window) == 1 or getattr(self.function, "reduction", "mean") == "sum":
             return [1.0] * len(window)
+        # by counted targets, not by batches: then accumulation gives the loss of one large batch
         counts = [self.count(targets) for _, targets in window]
         total = sum(counts)
         return [count / total if total else 0.0 for count in counts]
 
     def count(self, targets: Tensor) -> float:
-        """Return over how much a mean loss divides: targets that are not ignored, by their class weight if any."""
+        """Return the divisor of a mean loss: the number of targets not ignored, or the sum of their class weights."""
         if not isinstance(self.function, CLASSIFYING) or targets.is_floating_point():
-            return float(len(targets))
+            return float(len(targets))  # values and class probabilities have no ignored targets
         counted = targets[targets != self.function.ignore_index]
         if self.function.weight is None:
             return float(counted.numel())
         return to_float(self.function.weight.to(targets.device)[counted].sum())
 
     def _misfit(self, outputs: Tensor, targets: Tensor, error: Exception) -> str:
-        """Return why a loss of torch cannot take these: mostly labels that are no class."""
+        """Return why a torch loss rejects these outputs and targets; most often labels out of range."""
         if isinstance(self.function, CLASSIFYING) and outputs.ndim > 1 and not targets.is_floating_point():
             classes = outputs.shape[1]
             counted = targets[targets != self.function.ignore_index]
@@ -109,7 +117,7 @@ class Objective:
         )
 
     def _aligned(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the targets in the outputs' shape and dtype, or refuse to broadcast one against the other."""
+        """Return the targets in the shape of the outputs and as floats, or raise an error instead of broadcasting."""
         if outputs.shape != targets.shape:
             if outputs.numel() != targets.numel():
                 raise GradwatchError(
@@ -117,12 +125,12 @@ class Objective:
                     f"shape {tuple(targets.shape)}, expected equal shapes; broadcasting would compare every output "
                     "with every target"
                 )
-            targets = targets.reshape(outputs.shape)
+            targets = targets.reshape(outputs.shape)  # (N,) for outputs (N, 1): the usual case of one value per sample
         return targets if targets.is_floating_point() else targets.to(torch.float32)
 
 
 def predictions_right(outputs: Any, targets: Tensor) -> tuple[int, int] | None:
-    """Return how many labels were predicted right, of how many; None where there is nothing to count."""
+    """Return the number of correct predictions and of labels, or None if the targets are not labels."""
     if not isinstance(outputs, Tensor) or targets.is_floating_point() or outputs.ndim != targets.ndim + 1:
         return None
     right = (outputs.argmax(-1) == targets).sum()

@@ -1,4 +1,4 @@
-"""Pin every source of randomness for a while: Python, NumPy, torch, CUDA and the choice of algorithms."""
+"""Pin every source of randomness in a context: Python, NumPy, torch, CUDA and the choice of algorithms."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gradwatch.state.rng import random_state, set_random_state
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 CUBLAS_DETERMINISTIC = ":4096:8"  # https://docs.nvidia.com/cuda/cublas, section Results reproducibility
 NUMPY_SEEDS = 1 << 32
-"""NumPy's global generator takes seeds below this."""
+"""Exclusive upper limit of seeds for NumPy's global generator."""
 
 
 def seed_all(seed: int) -> None:
-    """Seed the random generators of Python, NumPy and torch, on the CPU and on every other device."""
+    """Seed the random generators of Python, NumPy and torch, on the CPU and all other devices."""
     random.seed(seed)
     np.random.seed(seed % NUMPY_SEEDS)
     torch.manual_seed(seed)
@@ -27,20 +27,20 @@ def seed_all(seed: int) -> None:
 
 @contextlib.contextmanager
 def reproducible(seed: int) -> Iterator[None]:
-    """Run a block, or a function, such that it gives the same numbers each time on the same machine.
+    """Make a block or a function give the same numbers each time on the same machine.
 
-    Pins five sources: the generators of Python, NumPy, torch and CUDA, and the choice of algorithms. An operation
-    that has no deterministic algorithm raises RuntimeError. All of it is put back at the end, as it was found.
+    This pins five sources: the generators of Python, NumPy, torch and CUDA, and the choice of algorithms. An operation
+    without a deterministic algorithm raises RuntimeError. All settings and generators are restored at the end.
 
     Args:
-        seed: Where the generators start.
+        seed: Seed of all generators.
     """
     with _kept_generators(), _kept_algorithms():
         seed_all(seed)
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.benchmark = False
-        os.environ.setdefault(CUBLAS, CUBLAS_DETERMINISTIC)
+        os.environ.setdefault(CUBLAS, CUBLAS_DETERMINISTIC)  # the user's own choice has priority
         yield
 
 
@@ -52,13 +52,14 @@ def _kept_generators() -> Iterator[None]:
         yield
     finally:
         if not state["cuda"]:
-            # nobody had drawn on CUDA yet: its generators start from the seed that the CPU's was given
+            # CUDA was not initialized: its generators would have started from the seed of the CPU generator
             torch.cuda.manual_seed_all(seed)
         set_random_state(state)
 
 
 @contextlib.contextmanager
 def _kept_algorithms() -> Iterator[None]:
+    # the debug mode, not are_deterministic_algorithms_enabled(): it also tells `warn` from `error`
     mode = torch.get_deterministic_debug_mode()
     cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
     workspace = os.environ.get(CUBLAS)

@@ -1,4 +1,4 @@
-"""What may change when a run is resumed, and what makes it another run."""
+"""Check which settings may change when a run is resumed."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from gradwatch.render.common.config_patch import flat
 
 KEPT = ("run.seed", "model", "data", "loss", "optim", "schedule", "watch.enabled")
 """Parts of the config that the checkpoint, the order of the data or the recorded layers depend on."""
+# exceptions within KEPT: they change neither the batches nor their order
 FREE = ("data.workers", "data.pin_memory", "data.eval_batch_size")
 CONFIG = "config.yaml"
 
 
 def check(directory: Path, config: Config) -> None:
-    """Make sure that a run can go on with a config.
+    """Check that a run can continue with a config.
 
     Args:
-        directory: The run directory, which holds the config that it was trained with.
-        config: What it is to go on with.
+        directory: The run directory, which holds the config of the run so far.
+        config: Config to continue with.
 
     Raises:
-        RunError: What cannot change is different; each setting with both values.
+        RunError: A fixed setting differs; the message shows each such setting with both values.
     """
+    # loaded again, not compared as text: an older config may spell its settings differently
     then, now = flat(load_config(directory / CONFIG).model_dump()), flat(config.model_dump())
     changed = [key for key in then | now if _is_kept(key) and then.get(key) != now.get(key)]
     if changed:
@@ -38,7 +40,7 @@ def check(directory: Path, config: Config) -> None:
 
 
 def note(directory: Path, config: Config) -> None:
-    """Write down the config with which a run goes on, so that the next resume needs no overrides."""
+    """Save the config with which a run continues, so that the next resume needs no overrides."""
     atomic.replace(directory / CONFIG, config.to_yaml().encode())
 
 

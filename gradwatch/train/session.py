@@ -1,4 +1,4 @@
-"""A training in progress: its live objects under watch, how they are saved, restored and taken back."""
+"""Hold a training in progress: its live objects and monitor, and how they are saved, restored and rewound."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ class Session:
     """The live objects of a training.
 
     Args:
-        config: What to train.
+        config: The run's config.
         directory: The run directory.
-        resume: Whether to go on from the last checkpoint in it.
+        resume: Whether to continue from the last checkpoint in the directory.
         log_format: As in `train`.
-        stack: Where files and hooks are registered to be closed.
-        rerun: A state to run on from once more, for looking at it: in memory alone, without detectors and sinks. Where
-            it is empty, that is the start.
-        past: What was recorded before that state: with it, detectors go on from there.
+        stack: Closes the files and removes the hooks at the end.
+        rerun: A state to replay from, or an empty mapping for the start of the run. A replay records in memory only,
+            without sinks, and without detectors unless `past` is given.
+        past: History before the replayed state; detectors continue from it.
 
     Attributes:
-        is_watchful: Whether something critical must be known before the next step.
+        is_watchful: Whether critical findings must be known before the next step.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Session:
         self.is_rerun, self._past = rerun is not None, past
         self.is_watchful = config.train.on_critical != "continue" and not self.is_rerun
         saved = self._restore() if resume else rerun
-        if rerun:
+        if rerun:  # an empty mapping is the start of the run: nothing to load
             training.load(rerun)
         self.pipeline, self.monitor = self._attach(saved, log_format=log_format, stack=stack)
         self.stepper = training.stepper(self.monitor.observe if self.monitor else None)
@@ -87,48 +87,48 @@ class Session:
             warnings.warn(
                 f"the run has made all of its {self.total_steps:,} steps; {training.resume_hint}", stacklevel=2
             )
-        if saved:  # last, since building draws random numbers
+        if saved:  # last, since building the model and optimizer draws random numbers
             self.remember(saved)
             set_random_state(saved["random"])
 
     def remember(self, saved: Mapping[str, Any]) -> None:
-        """Give the monitor back what it remembered, where that was saved: an older gradwatch did not."""
-        if self.monitor and "monitor" in saved:
+        """Restore the monitor's state from a saved state."""
+        if self.monitor and "monitor" in saved:  # older versions did not save it
             self.monitor.restore(saved["monitor"])
 
     def state(self) -> dict[str, Any]:
-        """Return everything that further steps depend on; its tensors are the live ones."""
+        """Return everything that further steps depend on, with the live tensors, not copies."""
         watched = {"monitor": self.monitor.state()} if self.monitor else {}
         return self.training.state() | {"random": random_state()} | watched
 
     def save(self, *, best: bool) -> None:
         """Write a checkpoint of everything that an exact resume needs."""
         if self.is_rerun:
-            return
+            return  # a replay must not change the run directory
         state = self.state() | {"history": self.pipeline.history.state(), "machine": machine(self.device)}
         keep = self.config.train.checkpoint.keep
         checkpoint.save(self.directory / "checkpoints", state, step=self.progress.step, keep=keep, best=best)
 
     def rewind(self, *, surviving: Container[str]) -> None:
-        """Take back what was recorded of the steps that are to come again; `progress` says where it goes on.
+        """Remove the recorded rows of steps that will run again, from `progress.step` on.
 
         Args:
-            surviving: Kinds of events that stay.
+            surviving: Kinds of events to keep.
         """
         history = self.pipeline.history
         events = [event for event in history.events if event.kind in surviving]
-        history.truncate(self.progress.step - 1)
+        history.truncate(self.progress.step - 1)  # it names the last step to keep, progress the next step
         if self.writer:
             self.writer.rewind()
         if self.monitor:
             self.monitor.restart()
         for event in events:
-            if event not in history.events:
+            if event not in history.events:  # truncate kept the events of earlier steps
                 self.pipeline.add_event(event)
         self.pipeline.finish()
 
     def close(self, status: Status) -> tuple[Diagnosis, ...]:
-        """Let go of the model, end the run for sinks and disk, and return the diagnoses."""
+        """Detach from the model, end the run for sinks and disk, and return the diagnoses."""
         if self.monitor:
             self.monitor.detach()
         return self.pipeline.close(status)
@@ -141,7 +141,7 @@ class Session:
             )
         _, state = checkpoint.load(self.directory / "checkpoints")
         self.training.load(state)
-        self.training.check_span()
+        self.training.check_span()  # needs the loaded progress
         return state
 
     def _attach(
@@ -153,6 +153,7 @@ class Session:
         if watch.enabled and watch.activations_every:
             activations = probe_activations(models, max_elements=watch.activation_elements)
         if activations:
+            # a resumed history already has its columns, so the probe must watch the same activations
             known = (saved or {}).get("monitor", {}).get("activations", ())
             activations.expect(tuple(ActivationInfo(**info) for info in known))
         params, info = inspect(
@@ -170,10 +171,10 @@ class Session:
         if self.writer:
             stack.enter_context(self.writer)
         pipeline = self._pipeline(history, log_format=log_format, resumed_at=self.progress.step if saved else None)
-        stack.callback(pipeline.end_sinks)  # also after an error: a live view must give the screen back
+        stack.callback(pipeline.end_sinks)  # also after an error: a live view must restore the screen
         if not watch.enabled:
             return pipeline, None
-        monitor = build_monitor(  # without hooks on the optimizer: this loop says when gradients are complete
+        monitor = build_monitor(  # without hooks on the optimizer: this loop knows when gradients are complete
             params,
             pipeline,
             models=models,
@@ -185,6 +186,7 @@ class Session:
                 updates=watch.updates_every,
                 activations=watch.activations_every,
                 histograms=watch.histograms_every,
+                # a time budget would make the recorded steps depend on the speed of the machine
                 budget=0.0 if self.config.run.deterministic else watch.budget,
             ),
             hooked=False,
@@ -195,7 +197,7 @@ class Session:
         return pipeline, monitor
 
     def _pipeline(self, history: History, *, log_format: LogFormat, resumed_at: int | None) -> Pipeline:
-        """Return what takes in the rows: without sinks, and mostly without detectors, where a state is run again."""
+        """Return the pipeline that ingests the rows; a replay has no sinks, and detectors only with a past."""
         looks = self.config.watch.enabled and (self.writer or self._past)
         found_by = detectors(self.config.detect) if looks else ()
         if not self.writer:
@@ -208,7 +210,7 @@ class Session:
         )
 
     def _history(self, info: RunInfo, saved: Mapping[str, Any] | None) -> tuple[History, Writer | None]:
-        """Return the history of the run up to here, and what writes it down."""
+        """Return the history of the run so far and its writer; a replay has no writer."""
         if self._past:
             self._past.info = info
             return self._past, None
@@ -221,17 +223,18 @@ class Session:
             return history, Writer(self.directory, history)
         writer, history = Writer.resume(self.directory, step=self.progress.step - 1)
         history.restore(saved["history"])
+        # a resume may have changed train.steps or train.epochs
         history.info = replace(history.info, total_steps=self.total_steps)
         return history, writer
 
 
 def _recorder(config: Config, directory: Path) -> Snapshotter | None:
-    """Return what keeps a recent state, where anything is looked for that could call for it."""
+    """Return the recorder that keeps a recent state, or None if neither incidents nor rewinds can need it."""
     record = config.watch.record
-    is_exact = config.train.on_critical == "rewind"  # then the numbers depend on where it goes back to
+    is_exact = config.train.on_critical == "rewind"  # then the results depend on the step of the snapshot
     if not ((config.watch.enabled and record.enabled) or is_exact):
         return None
-    rest_s = 0.0 if is_exact else recorder.REST_S
+    rest_s = 0.0 if is_exact else recorder.REST_S  # a rest in seconds would make that step depend on the clock
     return Snapshotter(directory, every=record.every, memory_mb=record.memory_mb, most=record.incidents, rest_s=rest_s)
 
 

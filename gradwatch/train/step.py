@@ -1,4 +1,4 @@
-"""One optimizer step: accumulate, autocast, unscale, observe, clip, skip, update."""
+"""Make one optimizer step: accumulate, autocast, unscale, observe, clip, skip, update."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ AUTOCAST_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clip:
-    """Limit of the gradient: its total L2 norm, or the magnitude of each element."""
+    """Limit of the gradient: of its total L2 norm, or of the magnitude of each element."""
 
     norm: float | None = None
     value: float | None = None
 
 
-@dataclass(slots=True, kw_only=True)  # not frozen: one is made per step, and that takes five times as long
+@dataclass(slots=True, kw_only=True)  # not frozen: a frozen one takes 5x as long to create, once per step
 class StepResult:
-    """What an optimizer step came to.
+    """Result of an optimizer step.
 
     Args:
-        loss: Mean loss over all that was counted in the step; a host number.
+        loss: Mean loss over all counted targets of the step; a host number.
         samples: Samples in the step.
-        norm: Total L2 norm of the gradient, unscaled, before clipping; nan where none was taken.
-        clipped_norm: The same after clipping.
-        skipped: Whether the update was left out.
-        finite: Whether loss and gradient were finite, or the gradient's overflow is the scaler's affair.
+        norm: Total L2 norm of the gradient, unscaled, before clipping; nan if it was not computed.
+        clipped_norm: Total L2 norm of the gradient after clipping.
+        skipped: Whether the update was skipped.
+        finite: Whether loss and gradient were finite; with a GradScaler, which handles overflow, only the loss.
         loss_scale: Scale of the GradScaler during the step; 1 without one.
     """
 
@@ -60,14 +60,14 @@ class Stepper:
 
     Args:
         model: Called with a batch's inputs.
-        objective: The loss, and how much each micro-batch of a step counts.
-        optimizer: Moves the parameters.
+        objective: The loss, and the weight of each micro-batch of a step.
+        optimizer: Updates the parameters.
         scaler: Scales the loss, or None.
-        observe: Returns the total norm of the unscaled gradients; the monitor's, or a plain one.
-        device: Where model and batches live.
+        observe: Returns the total norm of the unscaled gradients: the monitor's, or a plain one.
+        device: Device of model and batches.
         precision: Format of the forward pass.
         clip: Limit of the gradient, or None.
-        on_nonfinite: What to do where loss or gradient is not finite.
+        on_nonfinite: Action if loss or gradient is not finite.
     """
 
     model: nn.Module
@@ -84,7 +84,7 @@ class Stepper:
         """Make one optimizer step from the micro-batches of its window."""
         loss, finite = self.backward(window)
         norm = clipped = math.nan
-        scale = self.scaler.get_scale() if self.scaler else 1.0
+        scale = self.scaler.get_scale() if self.scaler else 1.0  # before scaler.update() in _update changes it
         updated = False
         if finite or self.on_nonfinite == "continue":
             if self.scaler:
@@ -94,13 +94,14 @@ class Stepper:
             clipped = self._limit(norm)
             updated = self._update(norm, window)
         if self.device.type != "cpu":
-            self.optimizer.zero_grad(set_to_none=True)  # memory is short there, see backward
+            self.optimizer.zero_grad(set_to_none=True)  # frees scarce device memory; for the CPU see backward
         return StepResult(
             loss=loss,
             samples=window[0][1].shape[0] if len(window) == 1 else sum(len(targets) for _, targets in window),
             norm=norm,
             clipped_norm=clipped,
             skipped=not updated,
+            # with a scaler, an overflow of the gradient is normal: the scaler skips it and lowers its scale
             finite=finite and (self.scaler is not None or math.isfinite(norm)),
             loss_scale=scale,
         )
@@ -112,7 +113,7 @@ class Stepper:
         return torch.autocast(self.device.type, dtype=AUTOCAST_DTYPE[self.precision])
 
     def forward(self, inputs: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the outputs and the mean loss of one micro-batch, which must be on the device."""
+        """Return the outputs and the mean loss of one micro-batch that is on the device."""
         with self.autocast():
             outputs = self._outputs(inputs)
             return outputs, self.objective.loss(outputs, targets)
@@ -127,6 +128,7 @@ class Stepper:
                     f"model: its BatchNorm cannot normalise one sample, and a batch came with inputs of {shapes}; "
                     "set data.drop_last: true, or another data.batch_size"
                 ) from error
+            # an error inside torchvision's own model is about the inputs: its traceback does not help the user
             if type(self.model).__module__.startswith("torchvision.") and type(error) is RuntimeError:
                 name = type(self.model).__name__
                 raise GradwatchError(
@@ -136,11 +138,11 @@ class Stepper:
             raise
 
     def backward(self, window: Sequence[Batch]) -> tuple[float, bool]:
-        """Add up the gradients of a window; return its loss, and whether that is finite."""
+        """Add up the gradients of a window, and return its loss and whether the loss is finite."""
         total, finite, is_first = 0.0, True, True
         for share, (inputs, targets) in zip(self.objective.shares(window), window, strict=True):
             if not share:
-                continue  # nothing in it counts: its mean would be 0 / 0
+                continue  # every target is ignored: its mean would be 0 / 0
             _, loss = self.forward(*to_device((inputs, targets), self.device))
             value = to_float(loss)
             total += share * value
@@ -149,55 +151,57 @@ class Stepper:
                 if self.on_nonfinite != "continue":
                     break
             if is_first:
-                # not before the forward pass: freed here, the memory is taken again at once, which saves a CPU the
-                # page faults of handing it back in between (7 % of a step of ResNet-18)
+                # not before the forward pass: memory freed here is reused at once, so the allocator does not return
+                # it, which saves the CPU page faults (7 % of a step of ResNet-18)
                 self.optimizer.zero_grad(set_to_none=True)
                 is_first = False
-            loss = loss if share == 1.0 else loss * share
+            loss = loss if share == 1.0 else loss * share  # no extra node in the graph without accumulation
             (self.scaler.scale(loss) if self.scaler else loss).backward()
         return total, finite
 
     def _limit(self, norm: float) -> float:
-        """Clip the gradients of the given total norm and return their norm after it."""
+        """Clip the gradients, which have the given total norm, and return their norm after clipping."""
         if self.clip is None or not math.isfinite(norm):
-            return norm
+            return norm  # scaling by an infinite or nan norm would turn every gradient into 0 or nan
         params = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         if self.clip.value is not None:
             nn.utils.clip_grad_value_(params, self.clip.value)
             return to_float(nn.utils.get_total_norm([p.grad for p in params if p.grad is not None]))
         assert self.clip.norm is not None, "a clip has a norm or a value"
         if norm > self.clip.norm:
+            # with the observed norm, so that it is not computed twice
             nn.utils.clip_grads_with_norm_(params, self.clip.norm, torch.tensor(norm, device=self.device))
         return min(norm, self.clip.norm)
 
     def _update(self, norm: float, window: Sequence[Batch]) -> bool:
-        """Move the parameters, unless the gradient forbids it; say whether they moved."""
+        """Update the parameters unless the gradient is not finite, and return whether they were updated."""
         if self.scaler:
-            self.scaler.step(self.optimizer)  # leaves the update out by itself where a gradient is not finite
+            self.scaler.step(self.optimizer)  # skips the update by itself if a gradient is not finite
             self.scaler.update()
             return math.isfinite(norm)
         if not math.isfinite(norm) and self.on_nonfinite != "continue":
             return False
         if isinstance(self.optimizer, torch.optim.LBFGS):
+            # LBFGS requires a closure: its line search needs loss and gradient at several points
             self.optimizer.step(lambda: self._again(window))
         else:
             self.optimizer.step()
         return True
 
     def _again(self, window: Sequence[Batch]) -> float:
-        """Compute loss and gradient again, at the weights that a line search has reached."""
+        """Compute loss and gradient again, at the current weights of the line search."""
         return self.backward(window)[0]
 
 
 def _shapes(inputs: Any) -> str:
-    """Return the shapes of a batch's inputs, for a message."""
+    """Return the shape and type of a batch's inputs, for a message."""
     if isinstance(inputs, Tensor):
         return f"shape {tuple(inputs.shape)} and type {inputs.dtype}"
     return f"type {type(inputs).__name__}"
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Return a batch, any nest of tuples, lists and dicts of tensors, with its tensors on the device."""
+    """Copy the tensors of a batch to the device; a batch nests tuples, lists and dicts."""
     if device.type == "cpu":
-        return batch  # data loaders give CPU tensors
+        return batch  # data loaders return CPU tensors
     return tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)

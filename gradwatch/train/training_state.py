@@ -1,4 +1,4 @@
-"""The live objects of a training, as a config says: built, put back to a saved state, and made into a stepper."""
+"""Build the live objects of a training from a config, restore a saved state, and make the stepper."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from gradwatch.train.step import Clip, Stepper
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """Where the loop stands; with the random generators, all that a resume needs beside the live objects.
+    """Progress of the loop: with the random generators, all that a resume needs next to the live objects.
 
     Args:
         step: Next optimizer step.
         epoch: Current epoch.
-        batch: Batches of the epoch that are behind it.
-        best: Best value of the early-stopping metric so far, where lower is better.
-        stale: Evaluations since then.
+        batch: Batches of the epoch that are done.
+        best: Best value of the early-stopping metric so far; lower is better.
+        stale: Evaluations since the best value.
         best_val_loss: Lowest validation loss so far, for the checkpoint that is kept as the best.
-        elapsed_s: Training time behind it.
-        rewinds: How often the run went back after something critical.
-        bad: Steps whose batches are left out: see `train.position.Identity`.
+        elapsed_s: Training time so far, in seconds.
+        rewinds: Number of rewinds after critical findings.
+        bad: Steps with batches that are skipped; see `train.data_position.Identity`.
     """
 
     step: int = 0
@@ -55,9 +55,10 @@ class Progress:
     bad: list[list[int]] = field(default_factory=list)
 
     def update(self, state: Mapping[str, Any]) -> None:
-        """Stand where a saved state says."""
+        """Set all fields from a saved state."""
         for name, value in state.items():
             setattr(self, name, value)
+        # checkpoints of older versions have no `bad`
         self.bad = [list(identity) for identity in state.get("bad", ())]
 
 
@@ -67,18 +68,18 @@ class TrainingState:
     """The live objects of a training.
 
     Args:
-        config: What they were built from.
-        device: Where model and batches live.
+        config: Config that the objects were built from.
+        device: Device of model and batches.
         batches: The training data.
         validation: The validation data, or None.
-        model: In the mode in which it was built.
-        optimizer: Over the trainable parameters.
+        model: The model, in training mode when built.
+        optimizer: Optimizer of the trainable parameters.
         scaler: The GradScaler of fp16, or None.
         schedule: The learning-rate schedule, or None.
         objective: The loss.
-        steps_per_epoch: Optimizer steps of an epoch.
+        steps_per_epoch: Optimizer steps per epoch.
         total_steps: Optimizer steps of the run.
-        progress: Where the training stands.
+        progress: Progress of the training.
     """
 
     config: Config
@@ -96,7 +97,7 @@ class TrainingState:
 
     @classmethod
     def build(cls, config: Config) -> Self:
-        """Return everything that a config names, at the start of its training."""
+        """Build everything that a config names, at the start of its training."""
         device = build.device(config.train.device)
         splits = build.splits(config.data)
         batches, validation = _batches(config, splits)
@@ -104,7 +105,7 @@ class TrainingState:
         _checkpoint_activations(model, config.train)
         optimizer = build.optimizer(config.optim, model)
         scaler = build.scaler(config, device)
-        steps_per_epoch = math.ceil(len(batches) / config.train.accumulate)
+        steps_per_epoch = math.ceil(len(batches) / config.train.accumulate)  # the last step may have fewer batches
         total_steps = config.train.steps or steps_per_epoch * (config.train.epochs or 0)
         epochs = math.ceil(total_steps / steps_per_epoch)
         length = total_steps if config.schedule.per == "step" else epochs
@@ -126,11 +127,12 @@ class TrainingState:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return everything that further steps depend on, but for the random generators; tensors are the live ones."""
+        """Return everything that further steps depend on except the random generators, with the live tensors."""
         model = self.model.state_dict()
         return {
             "progress": asdict(self.progress),
             "model": model,
+            # non-persistent buffers, which state_dict leaves out
             "buffers": {name: buffer for name, buffer in self.model.named_buffers() if name not in model},
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict() if self.schedule else None,
@@ -139,17 +141,17 @@ class TrainingState:
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go back to what `state` returned, in place: parameters stay the same objects.
+        """Restore what `state` returned, in place: parameters stay the same objects.
 
         Raises:
-            CheckpointError: It does not fit; the text says how.
+            CheckpointError: The state does not fit; the message shows the differences.
         """
         checkpoint.load_model(self.model, state["model"])
         for name, buffer in self.model.named_buffers():
-            if name in state.get("buffers", ()):  # one that the model keeps out of its state
+            if name in state.get("buffers", ()):  # a non-persistent buffer; older checkpoints have none
                 buffer.copy_(state["buffers"][name])
         try:
-            # a copy: on the CPU it would take the tensors themselves, and change them
+            # a copy: on the CPU, load_state_dict keeps the given tensors, and later steps would change them
             self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         except ValueError as error:
             raise CheckpointError(
@@ -162,7 +164,7 @@ class TrainingState:
         self.progress.update(state["progress"])
 
     def check_span(self) -> None:
-        """Refuse a run that ends before where it has come to, or behind its schedule: OneCycleLR would raise there."""
+        """Refuse a total that is below the steps already made, or beyond the schedule, where OneCycleLR would raise."""
         if self.total_steps < self.progress.step:
             raise GradwatchError(
                 f"{self._span_setting}: got {self.total_steps:,} steps, but the run has made {self.progress.step:,}; "
@@ -177,29 +179,29 @@ class TrainingState:
 
     @property
     def _span_setting(self) -> str:
-        """The setting that says how long the run is."""
+        """The setting that determines the length of the run."""
         return "train.steps" if self.config.train.steps else "train.epochs"
 
     @property
     def resume_hint(self) -> str:
-        """What to do where the run is over and should go on, in words."""
+        """Instruction for continuing a run that has made all its steps."""
         return f"to go on, give it more with --set {self._span_setting}=..."
 
     def compile(self) -> None:
-        """Have torch.compile take over the model, where the config says so."""
+        """Compile the model in place with torch.compile, if the config asks for it."""
         options = self.config.train.compile_options
         if not options:
             return
         try:
-            self.model.compile(**options)
-        except (RuntimeError, ValueError) as error:  # such as a backend that is not there
+            self.model.compile(**options)  # in place: torch.compile(model) would prefix every parameter's name
+        except (RuntimeError, ValueError) as error:  # such as an unknown backend
             raise GradwatchError(f"train.compile: {error}") from error
 
     def stepper(self, observe: Callable[[], float] | None = None) -> Stepper:
-        """Return what makes the training's optimizer steps.
+        """Return the stepper, which makes the training's optimizer steps.
 
         Args:
-            observe: Returns the total norm of the unscaled gradients; by default as the monitor would.
+            observe: Returns the total norm of the unscaled gradients; by default computed as in the monitor.
         """
         train = self.config.train
         return Stepper(
@@ -215,18 +217,18 @@ class TrainingState:
         )
 
     def params(self) -> list[Tensor]:
-        """Return the parameters that the optimizer moves."""
+        """Return the parameters that the optimizer updates."""
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def end_workers(self) -> None:
-        """End the processes that read ahead."""
+        """End the worker processes of the training and validation data."""
         for batches in (self.batches, self.validation):
             if batches:
                 batches.close()
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Return what the bits of a training depend on besides its config."""
+    """Return the facts about the machine that the bits of a training depend on, next to its config."""
     return {
         "torch": str(torch.__version__),
         "device": str(device),
@@ -244,6 +246,7 @@ def _batches(config: Config, splits: Splits) -> tuple[Batches, Batches | None]:
     if splits.val is None:
         return training, None
     size = section.eval_batch_size or section.batch_size
+    # neither shuffled nor cut short: an evaluation counts every sample once
     return training, make(splits.val, batch_size=size)
 
 
@@ -262,12 +265,12 @@ def _checkpoint_activations(model: nn.Module, train: TrainSection) -> None:
 
 @final
 class _TotalNorm:
-    """Returns the norm of all gradients as the monitor would, so that watching changes nothing to the last bit."""
+    """Computes the norm of all gradients as the monitor does, so that results are bit-identical without watching."""
 
     def __init__(self, params: Sequence[Tensor]) -> None:
         self._probe = GradientProbe(params)
         self._out_SL = None
-        if params and params[0].device.type == "cpu":
+        if params and params[0].device.type == "cpu":  # reuse one output tensor for all steps
             self._out_SL = torch.empty((NUM_STATISTICS, len(params)), dtype=torch.float32, device="cpu")
 
     def __call__(self) -> float:

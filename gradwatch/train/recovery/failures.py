@@ -1,4 +1,4 @@
-"""What becomes of a run that an error ends: nothing is left of an empty one, and others say how to go on with them."""
+"""Handle errors that end a run: remove an empty run directory, and add notes on how to continue the others."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ DEVICE_ASSERT = "device-side assert"
 
 @contextlib.contextmanager
 def discarded_if_empty(directory: Path) -> Iterator[None]:
-    """Remove a new run's directory after an error in which no step was recorded: there is nothing in it to go on with.
+    """Remove a new run's directory after an error if no step was recorded, since it cannot be continued.
 
     Args:
-        directory: The run directory. Its files must be closed inside.
+        directory: The run directory. Its files must be closed inside the context.
     """
     try:
         yield
-    except BaseException:
+    except BaseException:  # Ctrl-C leaves an empty directory too
         if not _has_steps(directory):
             shutil.rmtree(directory, ignore_errors=True)
         raise
@@ -35,22 +35,23 @@ def discarded_if_empty(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def resumable(session: Session) -> Iterator[None]:
-    """After an error, note on it how to go on with the run."""
+    """Add a note to an error on how to continue the run."""
     begun = session.progress.step
     try:
         yield
     except BaseException as error:
-        if session.progress.step > begun:
+        if session.progress.step > begun:  # without a step, there is nothing new to resume or diagnose
             error.add_note(_way_on(session.directory, session.progress.step))
         raise
 
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Say what a user can do where memory ran out, and what an error of the device most often means."""
+    """Replace an out-of-memory error by one with remedies, and add a note to a device-side assert."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
+        # on the CPU, torch raises a plain RuntimeError
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or CPU_OUT_OF_MEMORY in str(error):
             raise GradwatchError(
                 f"out of memory: {_reason(error)}; lower data.batch_size (and raise train.accumulate by as much), "
@@ -75,10 +76,10 @@ def _has_steps(directory: Path) -> bool:
     try:
         return read(directory).step >= 0
     except RunError:
-        return False
+        return False  # the error came before the first file of the history
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first sentence of a message, without the place in torch's own source."""
+    """Return the first sentence of a message, without the location in torch's source."""
     text = str(error).rpartition(f"{CPU_OUT_OF_MEMORY}: ")[2]
     return text.splitlines()[0].split(". ")[0] if text else "Python could get no more"

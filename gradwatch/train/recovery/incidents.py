@@ -1,4 +1,4 @@
-"""What a training keeps of its recent past, and what it writes down when something critical is found."""
+"""Keep a recent snapshot of a training, and write an incident after a critical finding."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from gradwatch.train.session import Session
 from gradwatch.train.training_state import TrainingState, machine
 
 MOST_BATCH_BYTES = 256 * MEGABYTE
-"""A larger batch is not written: where it stands in the data is, and there it can be read again."""
+"""Largest batch that an incident stores; of a larger batch, it stores only the data position, to read it again."""
 
 
 def handle_step(session: Session, *, finite: bool) -> list[Finding]:
-    """Write an incident where something critical is news, and keep a snapshot where one is due.
+    """Write an incident if there are new critical findings, and keep a snapshot if one is due.
 
     Args:
         session: A training between two steps.
-        finite: Whether loss and gradient of the last step were.
+        finite: Whether loss and gradient of the last step were finite.
 
     Returns:
-        What is critical and news.
+        The new critical findings.
     """
     recorder, step = session.recorder, session.progress.step
     if recorder is None:
@@ -38,16 +38,16 @@ def handle_step(session: Session, *, finite: bool) -> list[Finding]:
         return take_critical_findings(session)
     is_due = step >= recorder.due and recorder.is_rested(step)
     if is_due or not finite or session.is_watchful:
-        session.pipeline.finish()  # so that a snapshot is good, and what the last step led to is known
+        session.pipeline.finish()  # findings of the last step must be known before a snapshot counts as good
     critical = take_critical_findings(session)
     _record(session, recorder, critical)
-    if is_due and not critical:
+    if is_due and not critical:  # a bad state would replace the last good one
         keep(session)
     return critical
 
 
 def handle_final_step(session: Session) -> None:
-    """Write an incident of what is found when the last rows are looked at."""
+    """Write an incident about the critical findings of the last rows, if there are any."""
     session.pipeline.finish()
     critical = take_critical_findings(session)
     if session.recorder:
@@ -55,45 +55,47 @@ def handle_final_step(session: Session) -> None:
 
 
 def take_critical_findings(session: Session) -> list[Finding]:
-    """Return what is critical and nobody has acted on yet."""
+    """Remove all unhandled findings from the pipeline, and return the critical ones."""
     news = session.pipeline.unhandled_findings
+    # one pop(0) at a time: the worker thread appends meanwhile, and clear() could drop a new finding
     return [finding for finding in iter(lambda: news.pop(0) if news else None, None) if warrants_incident(finding)]
 
 
 def keep(session: Session) -> None:
-    """Keep a copy of the state as it is, before the next step."""
+    """Keep a copy of the state before the next step."""
     assert session.recorder, "called where there is one"
     began = time.perf_counter()
     try:
         if refused := session.recorder.keep(session.progress.step, session.state()):
             session.pipeline.add_event(NOT_RECORDED.emit(step=session.progress.step, reason=refused))
-    except Exception as error:  # an optimizer of the user's own, too little memory: the training can do without
+    except Exception as error:  # a user's own optimizer, too little memory: the training must continue without
         session.recorder.give_up(error)
-    if session.monitor:
+    if session.monitor:  # the copy is overhead of watching, so it counts against the budget
         session.monitor.charge(time.perf_counter() - began)
 
 
 def position_of(training: TrainingState, step: int, *, since: dict[str, Any] | None) -> Position:
-    """Return where a step stands in the data.
+    """Return the data position of a step.
 
     Args:
-        live: The training.
+        training: The training.
         step: The step.
         since: Progress of an earlier state, or None for the start of the run.
     """
     since = since or {"step": 0, "epoch": 0, "batch": 0}
     accumulate, bad = training.config.train.accumulate, training.progress.bad
+    # counted step by step, since bad steps in between take batches without counting as steps
     steps = positions(training.batches, accumulate=accumulate, epoch=since["epoch"], batch=since["batch"], bad=bad)
     return next(itertools.islice(steps, step - since["step"], None))
 
 
 def fingerprint(training: TrainingState) -> str:
-    """Return a hash of the weights and buffers, which is equal where all of their bits are."""
+    """Return a hash of the weights and buffers: bit-identical states have equal hashes."""
     return f"{hash_batch(training.model.state_dict()):012x}"
 
 
 def rows(history: History, *, first: int) -> dict[str, Any]:
-    """Return the recorded rows from a step on, as plain data and arrays."""
+    """Return the recorded rows from step `first`, as plain data and arrays."""
     kept = {}
     for name, table in (("param", history.param), ("act", history.act), ("run", history.run)):
         steps_T, values_TSL = table.rows()
@@ -108,19 +110,20 @@ def rows(history: History, *, first: int) -> dict[str, Any]:
 
 
 def _record(session: Session, recorder: Snapshotter, findings: Sequence[Finding]) -> None:
-    """Write an incident about findings, where there are any, and the config and the incidents before leave room."""
+    """Write an incident about findings, unless incidents are disabled or the limit of incidents is reached."""
     if not findings or recorder.is_full or not session.config.watch.record.enabled:
         return
     try:
         _write(session, recorder, findings)
-    except Exception as error:  # data that cannot be read a second time, for one: the training goes on
+    except Exception as error:  # such as data that cannot be read a second time: the training must continue
         recorder.give_up(error)
 
 
 def _write(session: Session, recorder: Snapshotter, findings: Sequence[Finding]) -> None:
-    """Write an incident about the first step at which one of the findings was made, and note where it is."""
+    """Write an incident about the first step among the findings, and add an event with its path."""
     training, history = session.training, session.pipeline.history
     step = min(min(finding.step for finding in findings), training.progress.step - 1)
+    # a snapshot from after the step cannot reproduce it
     snapshot = recorder.read() if recorder.step is not None and recorder.step <= step else None
     position = position_of(training, step, since=snapshot["progress"] if snapshot else None)
     window = position.read(training.batches)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first asks the loop to save and end, a second quits."""
+"""Handle Ctrl-C and SIGTERM: the first asks the loop to save and end, the second quits."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @final
 class Interrupt:
-    """Notes the first signal instead of raising it. Outside the main thread, where no signal comes, it does nothing."""
+    """Records the first signal instead of raising it. Outside the main thread, it does nothing."""
 
     def __init__(self) -> None:
         self.requested = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupt:
-        if threading.current_thread() is threading.main_thread():
+        if threading.current_thread() is threading.main_thread():  # elsewhere signal.signal raises ValueError
             self._before = {s: signal.signal(s, self._note) for s in SIGNALS}
         return self
 

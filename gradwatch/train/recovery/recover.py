@@ -1,4 +1,4 @@
-"""What a training does when something critical was found: stop, leave out the batch from now on, or go back."""
+"""Act on a critical finding: stop, skip its batches from now on, or rewind to the last good state."""
 
 from __future__ import annotations
 
@@ -16,22 +16,25 @@ from gradwatch.train.recovery.incidents import keep, position_of
 from gradwatch.train.session import Session
 
 LEARNING_RATES = ("lr", "initial_lr", "max_lr", "min_lr", "base_lr")
-"""Keys of an optimizer's groups from which torch's schedules take their learning rates."""
+"""Keys of an optimizer's groups that torch's schedules read their learning rates from."""
 MAX_WARNINGS = 5
-"""Batches left out that are warned of one by one: where there are many, it is not the batches."""
+"""Skipped batches with a warning each; if there are many, the cause is not in the batches."""
 SURVIVING = {kind.name for kind in (REWIND, INCIDENT, BATCH_LEFT_OUT, NOT_RECORDED)}
-"""Events that stay in the history when the steps that led to them are taken back."""
+"""Events that stay in the history after a rewind to a step before them."""
 
 
 def recover(session: Session, findings: Sequence[Finding]) -> bool:
-    """Do what `train.on_critical` says.
+    """Act on critical findings as `train.on_critical` says.
 
     Args:
         session: The training, between two steps.
-        findings: What was found; empty where the last step was not finite and that is no news.
+        findings: The critical findings; empty if the last step was not finite, which had been found before.
 
     Returns:
-        Whether the training is to end.
+        Whether the training must end.
+
+    Raises:
+        CheckpointError: A rewind is necessary, but there is no state to go back to.
     """
     train, progress = session.config.train, session.progress
     if train.on_critical == "continue":
@@ -40,6 +43,7 @@ def recover(session: Session, findings: Sequence[Finding]) -> bool:
         return True
     step = min([finding.step for finding in findings], default=progress.step - 1)
     why = findings[0].message if findings else "the loss or a gradient was not finite"
+    # before a rewind moves the progress: the batches of the critical step are the ones to skip
     position = position_of(session.training, step, since=(_kept(session, step) or {}).get("progress"))
     if train.on_critical == "skip":
         _leave_out(session, position)
@@ -54,32 +58,33 @@ def recover(session: Session, findings: Sequence[Finding]) -> bool:
 
 
 def _rewind(session: Session, step: int, why: str, position: Position) -> None:
-    """Go back to the last good state, mend what the config says, and make that the state to resume from."""
+    """Rewind to the last good state, apply the remedy of the config, and save the result as a checkpoint."""
     settings, progress = session.config.train.rewind, session.progress
     state = _kept(session, step) or _saved(session, step)
-    rewinds, bad = progress.rewinds + 1, progress.bad
+    rewinds, bad = progress.rewinds + 1, progress.bad  # loading the state replaces both in `progress`
     done = f"its batch is left out ({rewinds} of {settings.limit} rewinds)"
     session.training.load(state)
     session.remember(state)
+    # bad steps after this position run again, so their batches are skipped from here at the latest
     here = [progress.epoch, progress.batch]
     progress.rewinds, progress.bad = rewinds, [[*known[:3], *min(known[3:], here)] for known in bad]
     if settings.remedy == "skip":
         _leave_out(session, position)
     else:
-        # the state may be one from before an earlier rewind, at the learning rate of that time
+        # a state from before an earlier rewind still has the learning rate of that time
         scale_learning_rates(session, settings.lr_factor ** (rewinds - state["progress"].get("rewinds", 0)))
         done = f"the learning rate is multiplied by {settings.lr_factor:g} ({rewinds} of {settings.limit} rewinds)"
     set_random_state(state["random"])
     session.rewind(surviving=SURVIVING)
     action = f"; went back to step {progress.step}, {done}"
     _emit(session, REWIND.emit(step=progress.step, culprit=step, reason=why, action=action))
-    session.save(best=False)  # so that a kill from here on does not bring the steps back that were taken back
+    session.save(best=False)  # so that a resume after a kill does not continue from the abandoned steps
     if session.recorder:
-        keep(session)  # what was kept knows nothing of what was mended, and an incident to come is run again from it
+        keep(session)  # later incidents are replayed from the snapshot, and the old one lacks the remedy
 
 
 def scale_learning_rates(session: Session, factor: float) -> None:
-    """Multiply every learning rate, now and as scheduled."""
+    """Multiply every learning rate, the current and the scheduled ones."""
     for group in session.optimizer.param_groups:
         for key in LEARNING_RATES:
             if key in group:
@@ -93,12 +98,12 @@ def _scale_schedule(schedule: Any, factor: float) -> None:
     for name in ("base_lrs", "max_lrs", "_last_lr", "min_lrs"):
         if hasattr(schedule, name):
             setattr(schedule, name, [lr * factor for lr in getattr(schedule, name)])
-    for part in getattr(schedule, "_schedulers", ()):
+    for part in getattr(schedule, "_schedulers", ()):  # SequentialLR and ChainedScheduler
         _scale_schedule(part, factor)
 
 
 def _kept(session: Session, step: int) -> dict[str, Any] | None:
-    """Return the kept state, where it is one from before a step."""
+    """Return the snapshot in memory, or None if there is none from before a step."""
     recorder = session.recorder
     if recorder is None or recorder.step is None or recorder.step > step:
         return None
@@ -110,7 +115,7 @@ def _saved(session: Session, step: int) -> dict[str, Any]:
     """Return the newest checkpoint from before a step."""
     root = session.directory / "checkpoints"
     for number in sorted(checkpoint.steps(root), reverse=True):
-        if number <= step:
+        if number <= step:  # checkpoint N is the state before step N
             return checkpoint.load(root, step=number)[1]
     raise CheckpointError(
         f"train.on_critical: step {step} calls for a rewind, and there is no state from before it to go back to: "
@@ -119,13 +124,13 @@ def _saved(session: Session, step: int) -> dict[str, Any]:
 
 
 def _leave_out(session: Session, position: Position) -> None:
-    """Leave out the batches of a step from here on."""
+    """Mark a step as bad: its batches are skipped from the current position on."""
     progress = session.progress
     progress.bad = [*progress.bad, [*position.identity(session.batches), progress.epoch, progress.batch]]
 
 
 def _emit(session: Session, event: Event, *, times: int = 0) -> None:
-    """Note an event, and warn of it unless it has been so often that a warning says nothing new."""
+    """Add an event, and warn about it unless there were more than `MAX_WARNINGS` of its kind."""
     session.pipeline.add_event(event)
     if times <= MAX_WARNINGS:
         more = "; further ones are noted without a warning" if times == MAX_WARNINGS else ""
