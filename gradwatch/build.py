@@ -1,4 +1,4 @@
-"""From a config to live objects: the only module that knows the names in a config and the classes behind them."""
+"""Build live objects from a config: the only module that maps the names in a config to classes."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from gradwatch.render import SINKS, LogFormat, Sink
 
 DEFAULT_LOSS = {"classes": "CrossEntropyLoss", "tokens": "CrossEntropyLoss", "values": "MSELoss"}
 TENSOR_OPTIONS = {"weight", "pos_weight"}
-"""Keyword arguments of torch's losses that are tensors, and lists in YAML."""
+"""Keyword arguments of torch's losses that are tensors in torch and lists in YAML."""
 SPAN = {"CosineAnnealingLR": "T_max", "OneCycleLR": "total_steps"}
-"""Schedules that must know how long the run is, and the argument that tells them; filled in where left out."""
+"""Schedules that need the length of the run, and the argument for it; filled in if the config omits it."""
 
 
 def device(name: str) -> torch.device:
-    """Return the device of that name; `auto` is CUDA where there is one, else the CPU."""
+    """Return the device of a name; `auto` is CUDA if available, else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         found = torch.device(name)
-        torch.empty(0, device=found)
-    except (RuntimeError, AssertionError) as error:
+        torch.empty(0, device=found)  # torch.device accepts devices that this machine lacks
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch was compiled without CUDA
         reason = str(error).splitlines()[0].split(". ")[0]
         raise GradwatchError(f"train.device: '{name}' cannot be used here: {reason}; use auto or cpu") from error
     return found
 
 
 def splits(section: DataSection) -> Splits:
-    """Return the training and validation data of a config, with its transforms around them."""
+    """Build the training and validation data of a config, with its transforms."""
     made = _built("data", "gradwatch.data", torchvision_data.build, section)
     if section.target:
         made = data.from_target(made)
@@ -56,12 +56,12 @@ def splits(section: DataSection) -> Splits:
 
 
 def model(config: Config, spec: DataSpec) -> nn.Module:
-    """Return the model of a config, on the CPU and in training mode."""
+    """Build the model of a config, on the CPU and in training mode."""
     section = config.model
     made = _built("model", "gradwatch.models", torchvision_models.build, section, spec)
     if not isinstance(made, nn.Module):
         raise GradwatchError(f"model.target: '{section.target}' returned a {type(made).__name__}, expected a nn.Module")
-    if not any(p.requires_grad for p in made.parameters()):
+    if not any(p.requires_grad for p in made.parameters()):  # torch's optimizers accept no empty list
         raise GradwatchError(
             f"model: '{section.name or section.target}' has no parameter to train: "
             + ("each has requires_grad=False" if any(True for _ in made.parameters()) else "it has none at all")
@@ -70,9 +70,10 @@ def model(config: Config, spec: DataSpec) -> nn.Module:
 
 
 def optimizer(section: OptimSection, model: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer of a config over the trainable parameters of a model.
+    """Build the optimizer of a config for the trainable parameters of a model.
 
-    A parameter belongs to the first group with a pattern that its name matches; what matches none is the first group.
+    A parameter belongs to the first group with a pattern that matches its name. The parameters without a match form
+    param group 0.
     """
     groups: list[list[nn.Parameter]] = [[] for _ in range(len(section.groups) + 1)]
     for name, parameter in model.named_parameters():
@@ -85,6 +86,7 @@ def optimizer(section: OptimSection, model: nn.Module) -> torch.optim.Optimizer:
                 f"optim.groups.{i}.match: {list(group.patterns)} match no parameter that is left; "
                 f"the model has {', '.join(names[:6])}{', ...' if len(names) > 6 else ''}"
             )
+    # if every parameter matches a group, the default group is empty, and `if p` drops it
     overrides: list[Mapping[str, Any]] = [{}, *(group.options for group in section.groups)]
     filled = [{"params": p, **o} for p, o in zip(groups, overrides, strict=True) if p]
     made: torch.optim.Optimizer = _call(getattr(torch.optim, section.name), "optim", section.options, filled)
@@ -94,36 +96,39 @@ def optimizer(section: OptimSection, model: nn.Module) -> torch.optim.Optimizer:
 def schedule(
     section: ScheduleSection, optimizer: torch.optim.Optimizer, *, length: int
 ) -> lr_scheduler.LRScheduler | None:
-    """Return the learning-rate schedule of a config, or None.
+    """Build the learning-rate schedule of a config, or return None if it names none.
 
     Args:
         section: The config's section; may name no schedule.
-        optimizer: What it drives.
-        length: Steps or epochs of the run, whichever `section.per` counts.
+        optimizer: Optimizer with the learning rates to schedule.
+        length: Steps or epochs of the run, as `section.per` counts.
     """
     warmup = section.warmup_steps
+    # max: a warm-up that fills the whole run leaves 0 steps, which OneCycleLR rejects
     main = _main_schedule(section, optimizer, max(1, length - warmup)) if section.name else None
     if not warmup:
         return main
+    # step i of the warm-up gets (i + 1) / (warmup + 1) of the learning rate; LinearLR rejects a start factor of 0
     ramp = lr_scheduler.LinearLR(optimizer, start_factor=1 / (warmup + 1), total_iters=warmup)
     if main is None:
         return ramp
-    if isinstance(main, lr_scheduler.ReduceLROnPlateau):
+    if isinstance(main, lr_scheduler.ReduceLROnPlateau):  # SequentialLR calls step() without a metric
         raise GradwatchError("schedule.warmup_steps: ReduceLROnPlateau cannot follow a warm-up; set warmup_steps: 0")
     return lr_scheduler.SequentialLR(optimizer, [ramp, main], milestones=[warmup])
 
 
 def loss(config: Config, spec: DataSpec) -> Callable[..., Any]:
-    """Return the loss of a config: a torch loss, by default the usual one for the data, or the target's.
+    """Build the loss of a config: a torch loss, by default the usual one for the data, or the target's.
 
-    A target that is a class is made with the section's settings; a function is the loss, and takes them at each call.
+    A target class is called once with the section's settings. A target function is the loss itself, and takes the
+    settings at each call.
     """
     section = config.loss
     if section.target:
         made = plugins.target(section.target, key="loss.target")
         if inspect.isclass(made):
             made = _made(section.target, "loss.target", section.options)
-        elif misfit := _misfit(made, None, None, **section.options):
+        elif misfit := _misfit(made, None, None, **section.options):  # found here, not in the first step
             given = f", with the settings {', '.join(section.options)}" if section.options else ""
             raise GradwatchError(
                 f"loss.target: '{section.target}' is called with the model's outputs and the targets{given}: {misfit}"
@@ -141,7 +146,7 @@ def loss(config: Config, spec: DataSpec) -> Callable[..., Any]:
 
 
 def scaler(config: Config, device: torch.device) -> torch.amp.GradScaler | None:
-    """Return the loss scaler of a config: for fp16, unless it is switched off."""
+    """Build the loss scaler of a config, or return None: only fp16 has one, unless it is disabled."""
     section = config.train.scaler
     if config.train.precision != "fp16" or not section.enabled:
         return None
@@ -159,13 +164,13 @@ def scaler(config: Config, device: torch.device) -> torch.amp.GradScaler | None:
 
 
 def sinks(config: Config, directory: Path, *, log_format: LogFormat, resumed_at: int | None) -> tuple[Sink, ...]:
-    """Return what shows the run: the sinks of this package and of the entry points `gradwatch.sinks`.
+    """Build the sinks of this package that are enabled, and those of the entry points `gradwatch.sinks`.
 
     Args:
         config: The run's config.
         directory: The run directory.
         log_format: `auto`, `rich`, `plain` or `json`.
-        resumed_at: First step of a resumed run; what a sink wrote of later steps is overwritten.
+        resumed_at: First step of a resumed run, or None; sinks overwrite their output from this step.
     """
     text = config.to_yaml()
     given: dict[str, dict[str, Any]] = {
@@ -182,13 +187,14 @@ def sinks(config: Config, directory: Path, *, log_format: LogFormat, resumed_at:
     for name, place in SINKS.items():
         options = dict(config.sinks.get(name, {}))
         if options.pop("enabled", True):
+            # resolved late, so that a disabled sink imports nothing
             made.append(pkgutil.resolve_name(place)(**given[name], **options))
     made.extend(sink(directory=directory) for sink in plugins.entry_points("gradwatch.sinks"))
     return tuple(made)
 
 
 def hparams(config: Config) -> dict[str, bool | int | float | str]:
-    """Return the settings by which runs are compared, flat, by their dotted paths."""
+    """Return the settings that TensorBoard compares runs by, flat, with their dotted paths as keys."""
     chosen = {
         "run.seed": config.run.seed,
         "model": config.model.name or config.model.target,
@@ -201,13 +207,14 @@ def hparams(config: Config) -> dict[str, bool | int | float | str]:
         "train.precision": config.train.precision,
         "train.accumulate": config.train.accumulate,
     }
+    # TensorBoard's hparams accept scalars and text only
     return {key: value if isinstance(value, (bool, int, float, str)) else str(value) for key, value in chosen.items()}
 
 
 def _built(
     key: str, package: str, of_library: Callable[..., Any], section: ModelSection | DataSection, *args: Any
 ) -> Any:
-    """Call the target of a section, the plugin of its name in a package, or else our builder of torchvision's."""
+    """Call the target of a section, else the package's plugin of that name, else the builder for torchvision."""
     if section.target:
         return _made(section.target, f"{key}.target", section.options)
     if section.name in plugins.names(package):
@@ -219,7 +226,7 @@ def _group_of(name: str, section: OptimSection) -> int:
     for i, group in enumerate(section.groups):
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in group.patterns):
             return i
-    return -1
+    return -1  # the default group, see `optimizer`
 
 
 def _main_schedule(section: ScheduleSection, optimizer: torch.optim.Optimizer, length: int) -> lr_scheduler.LRScheduler:
@@ -228,7 +235,7 @@ def _main_schedule(section: ScheduleSection, optimizer: torch.optim.Optimizer, l
     if section.name in SPAN:
         options.setdefault(SPAN[section.name], length)
     made: lr_scheduler.LRScheduler = _call(getattr(lr_scheduler, section.name), "schedule", options, optimizer)
-    planned = getattr(made, "total_steps", length)  # OneCycleLR raises where it is asked for more
+    planned = getattr(made, "total_steps", length)  # OneCycleLR raises after its last step
     if planned < length:
         raise GradwatchError(
             f"schedule.total_steps: {section.name} ends after {planned} of the {length} times that it is asked for a "
@@ -238,23 +245,24 @@ def _main_schedule(section: ScheduleSection, optimizer: torch.optim.Optimizer, l
 
 
 def _made(target: str, key: str, options: Mapping[str, Any]) -> Any:
-    """Call a user's own factory; an exception becomes a message with its place in the user's code."""
+    """Call a user's own factory, and turn an exception into a message with its location in the user's code."""
     function = plugins.target(target, key=key)
+    # checked before the call: a TypeError from inside the factory is another mistake
     if misfit := _misfit(function, **options):
         raise GradwatchError(f"{key}: '{target}' does not accept these settings: {misfit}")
     try:
         return function(**options)
     except GradwatchError:
-        raise
-    except Exception as error:  # whatever a user's code may raise
+        raise  # already a message for the user
+    except Exception as error:  # the user's code may raise any exception
         raise GradwatchError(f"{key}: '{target}' raised {raised(error)}") from error
 
 
 def _misfit(function: Callable[..., Any], *args: Any, **options: Any) -> str:
-    """Return why a function cannot be called with these arguments, or an empty string."""
+    """Return why a function rejects these arguments, or an empty string."""
     try:
         signature = inspect.signature(function)
-    except ValueError:  # some functions that are not written in Python have none
+    except ValueError:  # some functions written in C have no signature
         return ""
     try:
         signature.bind(*args, **options)
@@ -264,7 +272,7 @@ def _misfit(function: Callable[..., Any], *args: Any, **options: Any) -> str:
 
 
 def _call(function: Callable[..., Any], key: str, options: Mapping[str, Any], *args: Any) -> Any:
-    """Call a factory; what it does not accept is the user's mistake, at that key."""
+    """Call a factory, and report rejected arguments as the user's mistake at a config key."""
     try:
         return function(*args, **options)
     except GradwatchError:

@@ -1,6 +1,6 @@
-"""Datasets, one file each; a file is found by its name and builds with keyword arguments from YAML."""
+"""Define datasets, one file each: the file's name is the dataset's name, and its keyword arguments come from YAML."""
 
-# B = samples of a batch; torch is imported where it is used: listing the names of datasets needs none
+# B = samples of a batch; torch is imported only where it is used, since listing the names of datasets needs none
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """The samples to learn from, those to validate on, and what a model must know of them.
+    """Training samples, validation samples, and their shape and kind for the model.
 
     Args:
         train: Map-style dataset of (inputs, targets).
-        val: The same for validation, or None where there is none.
-        spec: Shape of the inputs, and what is to be predicted.
+        val: Map-style dataset for validation, or None.
+        spec: Shape of the inputs, and kind of the targets.
     """
 
     train: Dataset[Any]
@@ -32,22 +32,25 @@ class Splits:
 
 @runtime_checkable
 class Batched(Protocol):
-    """A dataset that reads a whole batch in one go, without randomness: `is_random` is False."""
+    """A dataset that reads a whole batch in one call, without randomness: `is_random` is False."""
 
     is_random: bool
 
     def __len__(self) -> int: ...
 
     def batch(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of the samples, stacked as `default_collate` would stack them."""
+        """Return inputs and targets of the samples, stacked as by `default_collate`."""
         ...
 
 
 def from_target(result: object) -> Splits:
-    """Return what a data factory of the user's gave as splits, and find out the spec where it did not say.
+    """Convert the result of a user's data factory to splits, and infer the spec if the factory gave none.
 
     Args:
         result: Splits, a pair (training dataset, validation dataset or None), or a training dataset alone.
+
+    Raises:
+        GradwatchError: The result is no dataset, or its spec cannot be inferred.
     """
     from gradwatch.data import _inspect
 
@@ -63,11 +66,14 @@ def from_target(result: object) -> Splits:
 
 
 def check(splits: Splits, name: str) -> None:
-    """Make sure that both parts can be trained with: map-style, not empty, samples of inputs and targets.
+    """Check that both parts are usable: map-style, not empty, with samples of inputs and targets.
 
     Args:
-        splits: What a data plugin or factory gave.
-        name: What the user calls it, such as `digits`.
+        splits: Result of a data plugin or factory.
+        name: The user's name for the data, such as `digits`.
+
+    Raises:
+        GradwatchError: A part is not usable.
     """
     from gradwatch.data import _inspect
 

@@ -1,4 +1,4 @@
-"""Look at a dataset: can it be trained with, and what does a model have to know of it?"""
+"""Inspect a dataset: check that it is usable, and infer the spec that a model needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ RETURN_SPLITS = "return gradwatch.data.Splits(train, val, DataSpec(...)) from th
 
 
 def as_dataset(found: Any) -> Dataset[Any]:
-    """Return a map-style dataset as it is, and a plain TensorDataset of two tensors as the quicker `InMemory`."""
+    """Return a map-style dataset unchanged, or a plain TensorDataset of two tensors as the faster `InMemory`."""
+    # `type is`, not isinstance: a subclass may have its own __getitem__
     if type(found) is TensorDataset and len(found.tensors) == 2:
         return InMemory(*found.tensors)
     _require_map_style(found)
@@ -27,7 +28,7 @@ def as_dataset(found: Any) -> Dataset[Any]:
 
 
 def check_dataset(dataset: Any, spec: DataSpec) -> None:
-    """Raise a GradwatchError, without its place, where a dataset cannot be trained with."""
+    """Raise a GradwatchError if a dataset is not usable; the caller adds which dataset it is."""
     _require_map_style(dataset)
     if not len(dataset):
         raise GradwatchError("is empty, expected at least one sample; look at its files and at data.val_fraction")
@@ -36,12 +37,13 @@ def check_dataset(dataset: Any, spec: DataSpec) -> None:
         raise GradwatchError(
             f"the inputs of the first sample have shape {tuple(inputs.shape)}, expected {spec.input_shape}"
         )
+    # labels in memory are cheap to check; those of other datasets would need a pass over all samples
     if isinstance(dataset, InMemory) and spec.kind == "classes":
         _check_labels(dataset.targets, spec.outputs)
 
 
 def first_sample(dataset: Any) -> tuple[Any, Any]:
-    """Return inputs and targets of sample 0. Random transforms leave no trace in the global generators."""
+    """Return inputs and targets of sample 0, without changing the global random generators."""
     with preserved():
         seed_global(0)
         sample = dataset[0]
@@ -49,7 +51,7 @@ def first_sample(dataset: Any) -> tuple[Any, Any]:
         length = f" of {len(sample)}" if isinstance(sample, (tuple, list, dict)) else ""
         raise GradwatchError(f"a sample is a {type(sample).__name__}{length}, expected a pair (inputs, targets)")
     inputs, targets = sample
-    if type(inputs).__module__.partition(".")[0] == "PIL":
+    if type(inputs).__module__.partition(".")[0] == "PIL":  # by name, so that PIL need not be imported
         raise GradwatchError(
             "the inputs are a PIL image, expected a tensor; end its transforms with ToImage() and "
             "ToDtype(torch.float32, scale=True)"
@@ -58,7 +60,11 @@ def first_sample(dataset: Any) -> tuple[Any, Any]:
 
 
 def infer_spec(dataset: Any) -> DataSpec:
-    """Find out from the first sample, and from attributes that datasets use to have, what is to be predicted."""
+    """Infer the kind of the targets from the first sample and from usual attributes of datasets.
+
+    Raises:
+        GradwatchError: The dataset is empty, or its targets are ambiguous.
+    """
     if not len(dataset):
         raise GradwatchError("the training part is empty, expected at least one sample")
     inputs, targets = (_as_tensor(part) for part in first_sample(dataset))
@@ -67,6 +73,7 @@ def infer_spec(dataset: Any) -> DataSpec:
         return DataSpec(input_shape=shape, outputs=targets.shape[-1] if targets.ndim else 1, kind="values")
     if targets.ndim == 0:
         return DataSpec(input_shape=shape, outputs=count_classes(dataset), kind="classes")
+    # a whole number for each whole number: the next token at each position
     if targets.shape == inputs.shape and targets.ndim == 1 and not inputs.is_floating_point():
         return DataSpec(input_shape=shape, outputs=_count_tokens(dataset), kind="tokens")
     raise GradwatchError(
@@ -76,7 +83,7 @@ def infer_spec(dataset: Any) -> DataSpec:
 
 
 def count_classes(dataset: Any) -> int:
-    """Return the number of classes that a dataset names, or that its stored labels show."""
+    """Return the number of classes that a dataset states, or the highest stored label + 1."""
     for attribute in ("num_classes", "vocab_size"):
         if isinstance(found := getattr(dataset, attribute, None), int):
             return found
@@ -85,7 +92,7 @@ def count_classes(dataset: Any) -> int:
         return len(classes)
     for attribute in ("targets", "labels", "_labels"):
         labels = getattr(dataset, attribute, None)
-        if labels is not None and len(labels) == len(dataset):
+        if labels is not None and len(labels) == len(dataset):  # else they belong to something other than the samples
             return int(torch.as_tensor(labels).max()) + 1
     raise GradwatchError(
         f"cannot tell how many classes {type(dataset).__name__} has; give it an attribute `classes`, or {RETURN_SPLITS}"

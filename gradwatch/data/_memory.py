@@ -1,4 +1,4 @@
-"""Samples that lie in memory as two tensors, read a batch at a time."""
+"""Hold samples in memory as two tensors, and read them a batch at a time."""
 
 # N = samples, B = samples of a batch
 
@@ -18,7 +18,7 @@ class InMemory(Dataset[tuple[Tensor, Tensor]]):
     """Inputs and targets in two tensors.
 
     Args:
-        inputs: Shape (N, ...). Bytes are kept as bytes and read as float32 from 0 to 1.
+        inputs: Shape (N, ...). uint8 inputs are stored as uint8 and read as float32 from 0 to 1.
         targets: Shape (N, ...).
     """
 
@@ -37,10 +37,10 @@ class InMemory(Dataset[tuple[Tensor, Tensor]]):
 
     def batch(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of the samples, stacked."""
-        # index_select: a third of the time of inputs[indices_B] for small batches
+        # index_select: 3x as fast as inputs[indices_B] for small batches
         return _scaled(self.inputs.index_select(0, indices_B)), self.targets.index_select(0, indices_B)
 
 
 def _scaled(inputs: Tensor) -> Tensor:
-    # as torchvision's ToDtype(float32, scale=True) computes it, to the bit
+    # bit-identical to torchvision's ToDtype(float32, scale=True)
     return inputs.to(torch.float32).mul_(BYTE_SCALE) if inputs.dtype == torch.uint8 else inputs

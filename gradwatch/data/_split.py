@@ -1,4 +1,4 @@
-"""Which samples are held out for validation: a pure function of the labels, the fraction and a seed."""
+"""Choose the validation samples: a pure function of the labels, the fraction and a seed."""
 
 # N = samples
 
@@ -13,12 +13,15 @@ Indices = NDArray[np.int64]
 
 
 def random_split(size: int, *, val_fraction: float, seed: int) -> tuple[Indices, Indices]:
-    """Return the indices of the training and of the validation part, each in rising order.
+    """Return the indices of the training and the validation part, each in ascending order.
 
     Args:
         size: Number of samples.
-        val_fraction: Part that is held out, from 0 to below 1; rounded to whole samples.
-        seed: Of the choice.
+        val_fraction: Fraction to hold out, from 0 to below 1; rounded to whole samples.
+        seed: Seed of the choice.
+
+    Raises:
+        GradwatchError: The fraction is out of range.
     """
     _check(val_fraction)
     held_out = _held_out(size, val_fraction)
@@ -28,9 +31,17 @@ def random_split(size: int, *, val_fraction: float, seed: int) -> tuple[Indices,
 
 
 def stratified_split(labels_N: NDArray[np.int64], *, val_fraction: float, seed: int) -> tuple[Indices, Indices]:
-    """Do the same within each label, so that both parts hold the labels in the same proportion.
+    """Return the indices of both parts, split within each label, so that both have the same label proportions.
 
     A label keeps at least one sample in the training part.
+
+    Args:
+        labels_N: Label of each sample.
+        val_fraction: Fraction to hold out of each label, from 0 to below 1; rounded to whole samples.
+        seed: Seed of the choice.
+
+    Raises:
+        GradwatchError: The fraction is out of range.
     """
     _check(val_fraction)
     rng = np.random.default_rng(seed)
@@ -42,6 +53,7 @@ def stratified_split(labels_N: NDArray[np.int64], *, val_fraction: float, seed: 
 
 
 def _held_out(size: int, val_fraction: float) -> int:
+    # at most size - 1, so that one sample is left to train on
     return min(round(size * val_fraction), max(size - 1, 0))
 
 

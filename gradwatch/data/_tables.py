@@ -1,4 +1,4 @@
-"""From columns of numbers and labels to samples: classes or values, held-out part, standardized features."""
+"""Convert columns of numbers and labels to samples: classes or values, validation part, standardized features."""
 
 # N = samples, F = features, W = width of the target
 
@@ -21,22 +21,25 @@ Kind = Literal["classes", "values"]
 
 
 def kind_of(targets_N: Array, asked: Literal["auto", "classes", "values"]) -> Kind:
-    """Return what targets are: integers, truth values and strings are classes, fractions are values."""
+    """Return the kind of targets: integers, booleans and strings are classes, floats are values."""
     if asked != "auto":
         return asked
     return "values" if targets_N.dtype.kind == "f" else "classes"
 
 
 def encode(targets_N: Array, kind: Kind) -> tuple[Array, int]:
-    """Return targets as a loss expects them, and how many outputs a model needs for them.
+    """Convert targets to the form that a loss expects, and return the number of outputs that a model needs.
 
     Args:
-        targets_N: Labels of any kind, shape (N,), or values, shape (N,) or (N, W).
-        kind: What they are.
+        targets_N: Labels of any type, shape (N,), or values, shape (N,) or (N, W).
+        kind: Kind of the targets.
 
     Returns:
         Class numbers in the sorted order of the labels, int64, shape (N,), and the number of classes; or values,
         float32, shape (N, W), and W.
+
+    Raises:
+        GradwatchError: Values are not real numbers, or there is not one label per sample, or only one class.
     """
     if kind == "classes":
         return _encode_classes(targets_N)
@@ -47,7 +50,7 @@ def encode(targets_N: Array, kind: Kind) -> tuple[Array, int]:
 
 
 def _encode_classes(targets_N: Array) -> tuple[Array, int]:
-    if targets_N.size != len(targets_N):
+    if targets_N.size != len(targets_N):  # (N, 1) is allowed, and flattened below
         raise GradwatchError(
             f"data.targets: got classes of shape {targets_N.shape}, expected one label per sample; of one-hot rows "
             "take the argmax first, and for several values per sample say kind: values"
@@ -61,17 +64,18 @@ def _encode_classes(targets_N: Array) -> tuple[Array, int]:
 
 
 def held_out(targets_N: Array, kind: Kind, *, val_fraction: float, seed: int) -> tuple[Array, Array]:
-    """Return the indices of the training and of the validation part."""
+    """Return the indices of the training and the validation part; classes are split within each label."""
     if kind == "classes":
         return stratified_split(targets_N, val_fraction=val_fraction, seed=seed)
     return random_split(len(targets_N), val_fraction=val_fraction, seed=seed)
 
 
 def standardize(train: Array, val: Array) -> tuple[Array, Array]:
-    """Return both parts with the mean of the training part taken off and divided by its standard deviation.
+    """Subtract the training mean from both parts, and divide them by the training standard deviation.
 
-    A feature that never changes in the training part is only shifted.
+    A feature that is constant in the training part is only shifted.
     """
+    # statistics of the training part alone: the validation part must not leak into training
     mean, deviation = train.mean(axis=0), train.std(axis=0)
     deviation[deviation == 0] = 1.0
     return (train - mean) / deviation, (val - mean) / deviation
@@ -80,16 +84,17 @@ def standardize(train: Array, val: Array) -> tuple[Array, Array]:
 def splits(
     train: tuple[Array, Array], val: tuple[Array, Array], *, kind: Kind, outputs: int, standardized: bool
 ) -> Splits:
-    """Return both parts as datasets in memory; an empty validation part becomes None."""
+    """Convert both parts to datasets in memory; an empty validation part becomes None."""
     (train_x, train_y), (val_x, val_y) = train, val
     if not len(train_x):
         raise GradwatchError("data: the training part is empty, expected at least one sample")
     if standardized:
+        # in float64, which also turns uint8 inputs into numbers that can be negative
         train_x, val_x = standardize(train_x.astype(np.float64), val_x.astype(np.float64))
     spec = DataSpec(input_shape=train_x.shape[1:], outputs=outputs, kind=kind)
     return Splits(_dataset(train_x, train_y), _dataset(val_x, val_y) if len(val_x) else None, spec)
 
 
 def _dataset(inputs: Array, targets: Array) -> InMemory:
-    kept = inputs if inputs.dtype == np.uint8 else inputs.astype(np.float32)
+    kept = inputs if inputs.dtype == np.uint8 else inputs.astype(np.float32)  # InMemory scales uint8 when it reads
     return InMemory(torch.from_numpy(np.ascontiguousarray(kept)), torch.from_numpy(np.ascontiguousarray(targets)))

@@ -1,4 +1,4 @@
-"""Any image classification dataset of torchvision by its class name, as float32 images with labels."""
+"""Load any image classification dataset of torchvision by its class name, as float32 images with labels."""
 
 # N = samples
 
@@ -24,17 +24,17 @@ from gradwatch.data._split import random_split
 from gradwatch.errors import GradwatchError, did_you_mean
 from gradwatch.records import DataSpec
 
-VAL_FRACTION = 0.1  # held out where a dataset has no part of its own for validation
+VAL_FRACTION = 0.1  # held out if a dataset has no validation part
 VAL_SPLITS = ("val", "valid", "validation", "test")  # the names of torchvision's classes, and of folders
 
 
 @final
 class Images(Dataset[tuple[Tensor, int]]):
-    """Some of the images of a torchvision dataset, decoded when they are read.
+    """Selected images of a torchvision dataset, decoded when they are read.
 
     Args:
-        base: Gives (PIL image, label).
-        indices_N: Which of its samples; None is all of them.
+        base: Returns (PIL image, label) for an index.
+        indices_N: Indices of the selected samples; None selects all.
     """
 
     is_random = False
@@ -49,7 +49,7 @@ class Images(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         image, label = self.base[int(self.indices_N[index])]
         scaled = functional.to_dtype(functional.to_image(image), torch.float32, scale=True)
-        return scaled.as_subclass(Tensor), label
+        return scaled.as_subclass(Tensor), label  # a tv_tensors.Image would slow down every operation of the model
 
 
 def build(
@@ -81,7 +81,7 @@ def build(
     cls = _class(name)
     accepted = _parameters(cls)
     shared = {"root": root, "download": download}
-    options |= {key: value for key, value in shared.items() if key in accepted}
+    options |= {key: value for key, value in shared.items() if key in accepted}  # some classes have no `download`
     train, val = _parts(cls, options, own_val=val_fraction is None, val_split=val_split)
     if val is None:
         fraction = VAL_FRACTION if val_fraction is None else val_fraction
@@ -102,19 +102,19 @@ def _class(name: str) -> type[Any]:
 
 
 def _parameters(cls: type[Any]) -> set[str]:
-    """Return the keyword arguments of a class, those that it hands on to its base class included."""
+    """Return the keyword arguments of a class, with those that it passes on to its base class."""
     found: set[str] = set()
     for base in cls.__mro__:
         if "__init__" in vars(base):
             parameters = inspect.signature(vars(base)["__init__"]).parameters
             found |= parameters.keys()
             if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-                break
+                break  # without **kwargs nothing is passed on
     return found - {"self", "kwargs", "args"}
 
 
 def _parts(cls: type[Any], options: dict[str, Any], *, own_val: bool, val_split: str | None) -> tuple[Any, Any | None]:
-    """Return the dataset for training, and the one for validation where the class has a part for it."""
+    """Return the training dataset, and the validation dataset if the class has a part for it."""
     if folders := _folders(cls, options):
         train, val = (_open(cls, options | {"root": folder}) for folder in folders)
         return train, val if own_val else None
@@ -134,8 +134,9 @@ def _parts(cls: type[Any], options: dict[str, Any], *, own_val: bool, val_split:
 
 
 def _first_split(cls: type[Any], options: dict[str, Any], names: Sequence[str]) -> Any | None:
-    """Return the part with the first of the names that the class knows."""
+    """Return the part with the first name that the class knows, or None."""
     for split in names:
+        # a class does not list its splits, so opening one is the only test
         try:
             return _open(cls, options | {"split": split})
         except _UnknownSplitError:
@@ -144,11 +145,12 @@ def _first_split(cls: type[Any], options: dict[str, Any], names: Sequence[str]) 
 
 
 class _UnknownSplitError(GradwatchError):
-    """The class knows no part of that name."""
+    """The class has no part of that name."""
 
 
 def _folders(cls: type[Any], options: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return the folders `train` and `val` of an ImageFolder that is laid out so."""
+    """Return the training and validation folders of an ImageFolder that has both, or None."""
+    # subclasses with a `split`, such as ImageNet, find their folders themselves
     if not issubclass(cls, datasets.ImageFolder) or "split" in _parameters(cls):
         return None
     root = Path(options["root"]).expanduser()
@@ -164,6 +166,7 @@ def _open(cls: type[Any], options: dict[str, Any]) -> Any:
     except TypeError as error:
         raise GradwatchError(f"data.{cls.__name__}: {error}") from error
     except ValueError as error:
+        # the wording of torchvision's verify_str_arg, the only mark of an unknown split
         known = "split" in options and "argument split" in str(error)
         raise (_UnknownSplitError if known else GradwatchError)(f"data.{cls.__name__}: {error}") from error
     except (RuntimeError, OSError) as error:
@@ -178,7 +181,7 @@ def _open(cls: type[Any], options: dict[str, Any]) -> Any:
 
 
 def _images(base: Any, indices_N: NDArray[np.int64] | None = None) -> Dataset[Any]:
-    """Return samples that are read from memory where the class holds plain bytes there, else decoded one by one."""
+    """Return samples as `InMemory` if the class keeps raw bytes in memory, else as `Images`, decoded one by one."""
     stored = _stored(base)
     if stored is None:
         return Images(base, indices_N)
@@ -190,7 +193,8 @@ def _images(base: Any, indices_N: NDArray[np.int64] | None = None) -> Dataset[An
 
 
 def _stored(base: Any) -> tuple[Tensor, Tensor] | None:
-    """Return images (N, C, H, W), bytes, and labels (N,) of the MNIST and CIFAR families; None for all others."""
+    """Return images (N, C, H, W), uint8, and labels (N,) of the MNIST and CIFAR families; None for all others."""
+    # by __getitem__, which subclasses such as FashionMNIST and CIFAR100 inherit; one that overrides it may differ
     reader = type(base).__getitem__
     if reader is datasets.MNIST.__getitem__:
         images = base.data.unsqueeze(1)

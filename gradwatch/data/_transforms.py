@@ -1,4 +1,4 @@
-"""Transforms and augmentation of samples: names from torchvision.transforms.v2, applied around any dataset."""
+"""Transform and augment samples of any dataset, with transforms named as in torchvision.transforms.v2."""
 
 # B = samples of a batch
 
@@ -34,17 +34,17 @@ BATCHWISE = (
     v2.ToImage,
     v2.ToPureTensor,
 )
-"""Transforms without randomness that do to a stack of images what they do to each."""
+"""Transforms without randomness that give the same result for a stack of images as for each image."""
 
 MIXING = ("CutMix", "MixUp")
-"""Transforms that mix the samples of a batch, labels included; those here see one sample's inputs."""
+"""Transforms that mix the samples and labels of a batch; they cannot work on the inputs of one sample."""
 
 WRITTEN: dict[str, dict[str, Any]] = {
     "dtype": {name: dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)},
     "interpolation": {mode.value: mode for mode in v2.InterpolationMode},
     "policy": {policy.value: policy for policy in v2.AutoAugmentPolicy},
 }
-"""Keyword arguments whose values YAML can only name."""
+"""Keyword arguments with values that YAML can only name, and the values by name."""
 
 
 @final
@@ -55,7 +55,7 @@ class Chain:
     steps: tuple[Step, ...]
 
     def __call__(self, inputs: Any) -> Any:
-        """Return what the transforms make of one sample's inputs."""
+        """Apply the transforms to the inputs of one sample, or of a batch if they are batchwise."""
         for step in self.steps:
             inputs = step(inputs)
         # a tv_tensors.Image would slow down every operation of the model
@@ -63,17 +63,17 @@ class Chain:
 
     @property
     def batchwise(self) -> bool:
-        """Whether it does to a stack of images, without randomness, what it does to each."""
-        return all(type(step) in BATCHWISE for step in self.steps)
+        """Whether the chain, without randomness, gives the same result for a stack of images as for each image."""
+        return all(type(step) in BATCHWISE for step in self.steps)  # `type`: a subclass may be random
 
 
 @final
 class PerSample(Dataset[tuple[Any, Any]]):
-    """A dataset whose inputs are transformed sample by sample.
+    """A dataset with inputs that are transformed sample by sample.
 
     Args:
-        base: Gives (inputs, targets).
-        chain: Applied to the inputs.
+        base: Returns (inputs, targets) for an index.
+        chain: Transforms of the inputs.
     """
 
     def __init__(self, base: Any, chain: Chain) -> None:
@@ -91,11 +91,11 @@ class PerSample(Dataset[tuple[Any, Any]]):
 
 @final
 class PerBatch(Dataset[tuple[Tensor, Tensor]]):
-    """A dataset whose inputs are transformed a whole batch in one go.
+    """A dataset with inputs that are transformed a whole batch at a time.
 
     Args:
-        base: Reads batches.
-        chain: Applied to the inputs of a sample or of a batch; batchwise.
+        base: A `Batched` dataset.
+        chain: Batchwise transforms of the inputs of a sample or of a batch.
     """
 
     is_random = False
@@ -118,14 +118,17 @@ class PerBatch(Dataset[tuple[Tensor, Tensor]]):
 
 
 def apply(splits: Splits, *, transform: Sequence[Name] = (), augment: Sequence[Name] = ()) -> Splits:
-    """Return the splits with their inputs transformed, and the spec of what comes out.
+    """Return the splits with transformed inputs, and with the spec of the transformed inputs.
 
     Args:
-        splits: Samples whose inputs are float32 images of shape (C, H, W) from 0 to 1, or any tensor that the
-            transforms take.
-        transform: For both parts, in this order.
-        augment: For training samples only, before `transform`, so that colours are still those of an image and a
-            normalisation comes last.
+        splits: Samples with float32 images of shape (C, H, W) from 0 to 1 as inputs, or any tensors that the
+            transforms accept.
+        transform: Transforms of both parts, in this order.
+        augment: Transforms of the training samples only, before `transform`: they see the colors of an image, and a
+            normalization comes last.
+
+    Raises:
+        GradwatchError: A transform fails on the first sample, or the parts get different shapes.
     """
     after, before = compose(transform, key="data.transform"), compose(augment, key="data.augment")
     used = [key for key, names in (("data.augment", augment), ("data.transform", transform)) if names]
@@ -143,19 +146,23 @@ def apply(splits: Splits, *, transform: Sequence[Name] = (), augment: Sequence[N
 
 
 def compose(names: Sequence[Name], *, key: str = "data.transform") -> Chain:
-    """Return a transform that does all the named ones in turn.
+    """Return a chain of the named transforms.
 
     Args:
-        names: Each the name of a class of torchvision.transforms.v2, such as `RandomHorizontalFlip`, a mapping from
-            it to its keyword arguments, such as `{RandomCrop: {size: 32, padding: 4}}`, or a mapping with `target`,
-            such as `{target: package.module:factory, strength: 2}`, whose factory returns a callable.
-        key: Where the names stand in the config.
+        names: Each is one of three: the name of a class of torchvision.transforms.v2, such as `RandomHorizontalFlip`;
+            a mapping from the name to its keyword arguments, such as `{RandomCrop: {size: 32, padding: 4}}`; or a
+            mapping with `target`, such as `{target: package.module:factory, strength: 2}`. A factory returns a
+            callable.
+        key: Key of the names in the config, for messages.
+
+    Raises:
+        GradwatchError: A name is unknown, or its keyword arguments are rejected.
     """
     return Chain(tuple(_step(name, key=f"{key}[{i}]") for i, name in enumerate(names)))
 
 
 def _step(name: Name, *, key: str) -> Step:
-    """Return one transform from its name, `{name: keywords}` or `{target: ..., keywords}`."""
+    """Return one transform from `name`, `{name: keywords}` or `{target: ..., keywords}`."""
     if isinstance(name, Mapping) and "target" in name:
         options = {str(k): v for k, v in name.items() if k != "target"}
         return _call(plugins.target(str(name["target"]), key=f"{key}.target"), options, name=name["target"], key=key)
@@ -186,10 +193,10 @@ def _call(factory: Callable[..., Any], options: dict[str, Any], *, name: str, ke
 
 
 def _converted(options: Mapping[str, Any], *, key: str) -> dict[str, Any]:
-    """Return keyword arguments with the values of `WRITTEN` and inner transforms made of their names."""
+    """Return keyword arguments with named values and inner transforms replaced by the objects."""
     converted = dict(options)
     for name, value in options.items():
-        if name == "transforms":
+        if name == "transforms":  # of a container such as RandomApply
             converted[name] = list(compose(value, key=f"{key}.transforms").steps)
         elif name in WRITTEN and isinstance(value, str):
             if value not in WRITTEN[name]:
@@ -202,19 +209,19 @@ def _converted(options: Mapping[str, Any], *, key: str) -> dict[str, Any]:
 
 def _wrap(base: Dataset[Any], chain: Chain) -> Dataset[Any]:
     if not chain.steps:
-        return base
+        return base  # nothing to apply, so no extra call per sample or batch
     return PerBatch(base, chain) if chain.batchwise and isinstance(base, Batched) else PerSample(base, chain)
 
 
 def _try(dataset: Dataset[Any], *, key: str) -> tuple[int, ...]:
-    """Return the shape that comes out for the first sample, or say what went wrong."""
+    """Return the shape of the first transformed sample, or raise an error about its transforms."""
     if not len(dataset):  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
         raise GradwatchError("data: a part is empty, expected at least one sample")
     try:
         inputs, _ = first_sample(dataset)
     except GradwatchError:
         raise
-    except Exception as error:
+    except Exception as error:  # transforms may raise any exception
         raise GradwatchError(f"{key}: failed on the first sample: {error}") from error
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         found = inputs.dtype if isinstance(inputs, Tensor) else type(inputs).__name__

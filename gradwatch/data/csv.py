@@ -1,4 +1,4 @@
-"""A table from a CSV file: numbers in the feature columns, a label or a number in the target column."""
+"""Read a table from a CSV file: numbers in the feature columns, a label or a number in the target column."""
 
 # N = rows, F = features
 
@@ -60,10 +60,11 @@ def build(
 
 
 def _read(path: Path, *, header: bool, delimiter: str) -> tuple[list[str], Rows]:
-    """Return the names of the columns (their numbers where there are none) and the rows, all of equal length."""
+    """Return the names of the columns (their numbers without a header) and the rows, all of equal length."""
     if len(delimiter) != 1:
         raise GradwatchError(f"data.delimiter: got {delimiter!r}, expected one character")
     try:
+        # utf-8-sig: a byte order mark, as Excel writes it, must not become part of the first column's name
         with path.open(newline="", encoding="utf-8-sig") as lines:
             rows = list(csv.reader(lines, delimiter=delimiter))
     except FileNotFoundError as error:
@@ -71,7 +72,7 @@ def _read(path: Path, *, header: bool, delimiter: str) -> tuple[list[str], Rows]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise GradwatchError(f"data.file: cannot read {path} as a CSV table: {error}") from error
     while rows and not rows[-1]:
-        rows.pop()  # blank lines at the end
+        rows.pop()  # blank lines at the end of the file
     names = rows.pop(0) if header and rows else [str(i) for i in range(len(rows[0]) if rows else 0)]
     if not rows:
         raise GradwatchError(f"data.file: {path} holds no row of data, expected at least one sample")
@@ -98,11 +99,11 @@ def _column(wanted: str | int, names: list[str], *, key: str) -> int:
 
 
 def _numbers(rows: Rows, column: int, *, names: list[str], first_line: int) -> NDArray[np.float64]:
-    """Return a column as numbers, shape (N,), or say which cell is none."""
+    """Return a column as numbers, shape (N,), or raise an error with the first cell that is not a finite number."""
     cells = [row[column] for row in rows]
     try:
         values = np.array(cells, np.float64)
-    except ValueError:
+    except ValueError:  # slow, cell by cell, to find the bad cell
         values = np.array([_number(cell) for cell in cells])
     if len(bad := np.flatnonzero(~np.isfinite(values))):
         _refuse(cells[bad[0]], place=f"row {bad[0] + first_line}, column '{names[column]}'")
@@ -113,7 +114,7 @@ def _number(cell: str) -> float:
     try:
         return float(cell)
     except ValueError:
-        return float("nan")
+        return float("nan")  # refused by the caller, which knows row and column
 
 
 def _refuse(cell: str, *, place: str) -> None:
@@ -125,7 +126,7 @@ def _refuse(cell: str, *, place: str) -> None:
 
 
 def _targets(rows: Rows, column: int, *, names: list[str], first_line: int, kind: str) -> NDArray[np.generic]:
-    """Return the target column as int64, float64 or strings: the narrowest that every cell can be read as."""
+    """Return the target column as int64, float64 or strings: the narrowest type that every cell can be read as."""
     cells = [row[column].strip() for row in rows]
     if "" in cells:
         _refuse("", place=f"row {cells.index('') + first_line}, column '{names[column]}'")
@@ -134,9 +135,10 @@ def _targets(rows: Rows, column: int, *, names: list[str], first_line: int, kind
     try:
         return np.array([int(cell) for cell in cells], np.int64)
     except (ValueError, OverflowError):
-        pass  # not whole numbers: fractions or words
+        pass  # no whole numbers, so the targets are fractions or words
     try:
         [float(cell) for cell in cells]
     except ValueError:
         return np.array(cells)
+    # fractions as classes keep their text, so that each spelling is a label
     return np.array(cells) if kind == "classes" else _numbers(rows, column, names=names, first_line=first_line)

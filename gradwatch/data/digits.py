@@ -1,4 +1,4 @@
-"""The UCI handwritten digits: 1,797 grey images of 8 x 8 pixels, shipped with the package."""
+"""Load the UCI handwritten digits: 1,797 gray images of 8 x 8 pixels, shipped with the package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradwatch.data._split import stratified_split
 from gradwatch.records import DataSpec
 
 FILE = Path(__file__).parent / "files" / "digits.npz"
-DARKEST = 16.0  # a pixel counts the black ones among 4 x 4 of the scan
+DARKEST = 16.0  # a pixel is the number of black pixels in a 4 x 4 block of the scan
 
 
 def build(*, val_fraction: float = 0.2, split_seed: int = 0) -> Splits:

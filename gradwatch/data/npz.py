@@ -1,4 +1,4 @@
-"""Arrays from a NumPy .npz file: inputs of any shape, with classes or values as targets."""
+"""Read arrays from a NumPy .npz file: inputs of any shape, with classes or values as targets."""
 
 # N = samples, F = features
 
@@ -54,6 +54,7 @@ def build(
         train, val = _tables.held_out(y, found, val_fraction=val_fraction, seed=split_seed)
         parts = [(x[part], y[part]) for part in (train, val)]
     else:
+        # encoded together, so that a label has the same class number in both parts
         both, outputs = _tables.encode(np.concatenate([y, arrays["val_targets"]]), found)
         parts = [(x, both[: len(y)]), (arrays["val_inputs"], both[len(y) :])]
     standardized = x.ndim == 2 if standardize is None else standardize
@@ -61,10 +62,10 @@ def build(
 
 
 def _read(path: Path, wanted: dict[str, str]) -> dict[str, Array]:
-    """Return the wanted arrays by their keyword, checked: numbers, finite, as many inputs as targets."""
+    """Return the wanted arrays by their keyword, after checks: numbers, finite, as many inputs as targets."""
     if not path.exists():
         raise GradwatchError(f"data.file: no file {path.absolute()}, expected a NumPy .npz")
-    if not zipfile.is_zipfile(path):
+    if not zipfile.is_zipfile(path):  # np.load would read a .npy or a pickle, or fail with an unclear message
         raise GradwatchError(f"data.file: {path} is no NumPy .npz; write one with numpy.savez(file, x=..., y=...)")
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -88,6 +89,7 @@ def _array(file: Any, name: str, *, key: str) -> Array:
     array: Array = file[name]
     if array.ndim == 0 or not len(array):
         raise GradwatchError(f"data.{key}: the array '{name}' is empty, expected at least one sample")
+    # only floats and complex numbers can be NaN or Inf
     if array.dtype.kind in "fc" and len(bad := np.argwhere(~np.isfinite(array))):
         place = tuple(int(i) for i in bad[0])
         raise GradwatchError(

@@ -1,4 +1,4 @@
-"""Made-up samples: clouds of points in classes, or the values of a smooth random function."""
+"""Generate samples: clouds of points in classes, or the values of a smooth random function."""
 
 # N = samples, D = dims, K = outputs, H = hidden units of the random function
 
@@ -15,7 +15,7 @@ from gradwatch.data._split import random_split
 from gradwatch.errors import GradwatchError
 from gradwatch.records import DataSpec
 
-CENTRE_DISTANCE = 3.0  # length of each class centre: at noise 1 neighbouring clouds touch, at 0.5 they hardly do
+CENTRE_DISTANCE = 3.0  # norm of each class center: at noise 1, neighboring clouds touch; at 0.5, they hardly do
 HIDDEN = 16
 
 
@@ -55,7 +55,7 @@ def build(
 
 
 def _classes(samples: int, dims: int, outputs: int, noise: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return inputs (N, D) and labels (N,), the classes in equal numbers."""
+    """Return inputs (N, D) and labels (N,), with the same number of samples in each class."""
     centres_KD = torch.randn(outputs, dims, generator=generator)
     centres_KD *= CENTRE_DISTANCE / centres_KD.norm(dim=1, keepdim=True)
     labels = torch.arange(samples) % outputs
@@ -63,7 +63,8 @@ def _classes(samples: int, dims: int, outputs: int, noise: float, generator: tor
 
 
 def _values(samples: int, dims: int, outputs: int, noise: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return inputs (N, D) and values (N, K) of a random function with one hidden layer, of deviation about 1."""
+    """Return inputs (N, D) and values (N, K) of a random function with one hidden layer and deviation about 1."""
+    # divided by the square root of the fan-in, so that the scale does not depend on dims or HIDDEN
     inputs = torch.randn(samples, dims, generator=generator)
     into_DH = torch.randn(dims, HIDDEN, generator=generator) * 2 / dims**0.5
     out_of_HK = torch.randn(HIDDEN, outputs, generator=generator) / HIDDEN**0.5

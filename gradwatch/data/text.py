@@ -1,4 +1,4 @@
-"""Characters of a text file, to be predicted one after the other; CPython's own manual by default."""
+"""Read characters of a text file, each to be predicted from those before it; CPython's manual by default."""
 
 # N = windows, B = windows of a batch, T = characters of a window
 
@@ -20,18 +20,18 @@ from gradwatch.records import DataSpec
 
 @final
 class Windows(Dataset[tuple[Tensor, Tensor]]):
-    """Windows of a text at equal distances: the inputs are T characters, the targets those one place further on.
+    """Windows of a text at equal distances: the inputs are T characters, the targets are shifted by one character.
 
     Args:
-        tokens: Character numbers, shape (characters,), int32; more than `context` of them.
+        tokens: Character numbers, shape (characters,), int32, more than `context` characters.
         context: Characters of a window, T.
-        stride: Characters from the start of a window to that of the next.
+        stride: Characters between the starts of two windows.
     """
 
     is_random = False
 
     def __init__(self, tokens: Tensor, *, context: int, stride: int) -> None:
-        self.windows = tokens.unfold(0, context + 1, stride)  # a view: windows that overlap share their memory
+        self.windows = tokens.unfold(0, context + 1, stride)  # a view: overlapping windows share memory
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -60,7 +60,9 @@ def build(
     if not 0.0 <= val_fraction < 1.0:
         raise GradwatchError(f"data.val_fraction: got {val_fraction}, expected a number from 0 to below 1")
     text = _topics() if file is None else _read(Path(file))
+    # utf-32 has 4 bytes per character, so NumPy can sort and number them without a Python loop
     characters, tokens = np.unique(np.frombuffer(text.encode("utf-32-le"), np.uint32), return_inverse=True)
+    # the end of the text, not random windows: those would overlap with training windows
     cut = len(tokens) - round(len(tokens) * val_fraction)
     train, val = (
         _windows(torch.from_numpy(part.astype(np.int32)), context=context, stride=stride or context)
@@ -80,7 +82,7 @@ def _windows(tokens: Tensor, *, context: int, stride: int) -> Windows | None:
 
 
 def _shifted(windows: Tensor) -> tuple[Tensor, Tensor]:
-    windows = windows.to(torch.int64)
+    windows = windows.to(torch.int64)  # stored as int32 to halve the memory; nn.Embedding and losses need int64
     return windows[..., :-1].contiguous(), windows[..., 1:].contiguous()
 
 
@@ -91,7 +93,7 @@ def _topics() -> str:
         raise GradwatchError(
             "data.file: this Python comes without pydoc_data.topics, the default text; name a text file"
         ) from error
-    return "\n".join(topics[name] for name in sorted(topics))
+    return "\n".join(topics[name] for name in sorted(topics))  # sorted: the same text for every order of the dict
 
 
 def _read(path: Path) -> str:

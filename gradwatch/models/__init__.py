@@ -1,1 +1,1 @@
-"""Models, one file each; a file is found by its name and builds with keyword arguments from YAML."""
+"""Define models, one file each: the file's name is the model's name, and its keyword arguments come from YAML."""

@@ -1,4 +1,4 @@
-"""Activations by name, as modules so that a probe can watch them, and the weights that suit them."""
+"""Map names to activations, as modules so that probes can watch them, and initialize weights to suit them."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "identity": nn.Identity,
 }
 
-# By how much weights must grow for a signal to keep its size, as torch.nn.init.calculate_gain has it. What is not in
-# this table rectifies, and takes the gain of relu.
+# factors on the weights that keep the scale of a signal, from torch.nn.init.calculate_gain; all other activations are
+# close to relu and take its gain
 RELU_GAIN = math.sqrt(2.0)
 GAINS = {"sigmoid": 1.0, "tanh": 5.0 / 3.0, "selu": 0.75, "identity": 1.0}
 
 
 def initialise(layer: nn.Linear, *, init: str, gain: float, std: float) -> None:
-    """Draw the weight of a linear layer again and set its bias to zero; `default` leaves both as torch made them.
+    """Initialize the weight of a linear layer and set its bias to zero; `default` keeps torch's values of both.
 
     Args:
         layer: Changed in place.
         init: `default`, `xavier` (Glorot and Bengio 2010, eq. 16), `kaiming` (arXiv:1502.01852, eq. 10),
             `orthogonal` (arXiv:1312.6120) or `normal`.
-        gain: Factor on the weights of all but `normal`.
+        gain: Factor on the weights, except with `normal`.
         std: Standard deviation of `normal`.
     """
     if init == "default":
@@ -52,14 +52,14 @@ def initialise(layer: nn.Linear, *, init: str, gain: float, std: float) -> None:
 
 
 def at_least_one(**values: int) -> None:
-    """Raise a GradwatchError for the first keyword argument of a model that is below 1."""
+    """Raise a GradwatchError for the first model setting below 1."""
     for key, value in values.items():
         if value < 1:
             raise GradwatchError(f"model.{key}: got {value}, expected at least 1")
 
 
 def fraction(**values: float) -> None:
-    """Raise a GradwatchError for the first keyword argument of a model that is not from 0 to below 1."""
+    """Raise a GradwatchError for the first model setting that is not from 0 to below 1."""
     for key, value in values.items():
         if not 0.0 <= value < 1.0:
             raise GradwatchError(f"model.{key}: got {value}, expected a number from 0 to below 1")

@@ -1,4 +1,4 @@
-"""Any classification model of torchvision by its name."""
+"""Build any classification model of torchvision by its name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def build(spec: DataSpec, *, name: str, **options: Any) -> nn.Module:
         name: Such as `resnet18`.
         options: Keyword arguments of the model; `num_classes` is the data's by default, `weights` are handed on.
     """
-    known = models.list_models(module=models)
+    known = models.list_models(module=models)  # without the models of its subpackages, such as detection
     if name not in known:
         raise GradwatchError(
             f"model.name: got '{name}', expected a classification model of torchvision{did_you_mean(name, known)}"
@@ -33,9 +33,9 @@ def build(spec: DataSpec, *, name: str, **options: Any) -> nn.Module:
         )
     wanted: dict[str, Any] = {"num_classes": spec.outputs}
     if name in WITH_AUXILIARY_HEADS:
-        wanted["aux_logits"] = False  # else they return a tuple
+        wanted["aux_logits"] = False  # with auxiliary heads, they return a tuple in training
         if options.get("weights") is None:
-            wanted["init_weights"] = True  # torchvision warns where nobody says it
+            wanted["init_weights"] = True  # without this argument, torchvision warns
     try:
         model: nn.Module = models.get_model(name, **wanted | options)
     except (TypeError, ValueError, KeyError, OSError) as error:
@@ -47,6 +47,7 @@ def build(spec: DataSpec, *, name: str, **options: Any) -> nn.Module:
 
 
 def _check_channels(model: nn.Module, channels: int, *, name: str) -> None:
+    # the first convolution reads the image
     taken = next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), channels)
     if taken == channels:
         return

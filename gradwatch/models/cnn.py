@@ -1,4 +1,4 @@
-"""Small convolutional network for images."""
+"""Build a small convolutional network for images."""
 
 # N = samples, C = channels, H, W = height and width, O = outputs
 
@@ -17,7 +17,7 @@ POOLS = {"max": nn.MaxPool2d, "avg": nn.AvgPool2d}
 
 @final
 class Block(nn.Module):
-    """One convolution that keeps the size of the image, normalized, activated, and pooled to half the size.
+    """One convolution of the same height and width, normalization, activation, and pooling to half the size.
 
     Args:
         inputs: Channels of the input.
@@ -32,20 +32,21 @@ class Block(nn.Module):
         self, inputs: int, outputs: int, *, kernel: int, normalized: bool, activation: str, pool: str | None
     ) -> None:
         super().__init__()
+        # no bias before a BatchNorm, which subtracts it again
         self.conv = nn.Conv2d(inputs, outputs, kernel, padding="same", bias=not normalized)
         self.norm = nn.BatchNorm2d(outputs) if normalized else nn.Identity()
         self.act = ACTIVATIONS[activation]()
         self.pool = POOLS[pool](2) if pool else nn.Identity()
 
     def forward(self, x_NCHW: Tensor) -> Tensor:
-        """Return the output, shape (N, outputs, H / 2, W / 2) where it pools."""
+        """Return the output, shape (N, outputs, H, W), or (N, outputs, H / 2, W / 2) with pooling."""
         y_NCHW: Tensor = self.pool(self.act(self.norm(self.conv(x_NCHW))))
         return y_NCHW
 
 
 @final
 class CNN(nn.Module):
-    """Convolutional blocks, one after the other, and a linear head on all that is left of the image."""
+    """A chain of convolutional blocks, and a linear head on the flattened rest of the image."""
 
     def __init__(self, blocks: list[Block], head: nn.Linear, *, dropout: float) -> None:
         super().__init__()
@@ -95,6 +96,7 @@ def build(
         )
     depth, height, width = spec.input_shape
     blocks = []
+    # the size of the image is tracked for the head, and so that pooling ends before a side becomes 0
     for outputs in channels:
         pool = pooling if pooling != "none" and min(height, width) >= 2 else None
         normalized = normalization == "batch"

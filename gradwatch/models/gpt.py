@@ -1,4 +1,4 @@
-"""Small decoder-only transformer with normalisation before each sublayer, in the shape of GPT-2."""
+"""Build a small decoder-only transformer with normalization before each sublayer, as in GPT-2."""
 
 # B = samples, T = positions, D = width, V = vocabulary, H = heads
 
@@ -15,7 +15,7 @@ from gradwatch.errors import GradwatchError
 from gradwatch.models._layers import at_least_one, fraction
 from gradwatch.records import DataSpec
 
-INIT_STD = 0.02  # GPT-2's code, model.py, initialisers of wte and conv1d
+INIT_STD = 0.02  # GPT-2's code, model.py, initializers of wte and conv1d
 MLP_FACTOR = 4  # arXiv:1706.03762, section 3.3: 2048 = 4 x 512
 
 
@@ -24,8 +24,8 @@ class Attention(nn.Module):
     """Causal self-attention.
 
     Args:
-        width: D.
-        heads: H, a divisor of the width.
+        width: Width of the vectors, D.
+        heads: Number of heads, H, a divisor of the width.
         dropout: Fraction of attention weights set to zero in training.
     """
 
@@ -37,11 +37,11 @@ class Attention(nn.Module):
         self.dropout = dropout
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Return what each position gathers from itself and those before it, shape (B, T, D)."""
+        """Return the attention output of each position over itself and earlier positions, shape (B, T, D)."""
         batch, positions, width = x_BTD.shape
         qkv = self.qkv(x_BTD).view(batch, positions, 3, self.heads, width // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, T, D / H)
-        dropout = self.dropout if self.training else 0.0
+        dropout = self.dropout if self.training else 0.0  # the function does not know the module's mode
         y = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
         gathered: Tensor = self.projection(y.transpose(1, 2).reshape(batch, positions, width))
         return gathered
@@ -49,7 +49,7 @@ class Attention(nn.Module):
 
 @final
 class Block(nn.Module):
-    """Attention and a small network per position, each added to its input."""
+    """Attention and a small network per position, each with a residual connection."""
 
     def __init__(self, width: int, *, heads: int, dropout: float) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Block(nn.Module):
 
 @final
 class GPT(nn.Module):
-    """Token and position embeddings, blocks, a last normalisation, and a head over the vocabulary."""
+    """Token and position embeddings, blocks, a final normalization, and a head over the vocabulary."""
 
     def __init__(self, blocks: list[Block], *, width: int, context: int, vocabulary: int, dropout: float) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ def build(
     blocks = [Block(width, heads=heads, dropout=dropout) for _ in range(layers)]
     model = GPT(blocks, width=width, context=context, vocabulary=spec.outputs, dropout=dropout)
     _initialise(model)
-    if tied:
+    if tied:  # after the initialization, so that the shared weight is drawn once as the embedding
         model.head.weight = model.token.weight
     return model
 

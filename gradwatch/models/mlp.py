@@ -1,4 +1,4 @@
-"""Fully connected network: as deep, as wide and as ill as asked for."""
+"""Build a fully connected network with settings that also allow badly conditioned ones."""
 
 # N = samples, I = inputs, O = outputs of a layer
 
@@ -23,14 +23,14 @@ NORMALIZATIONS: dict[str, Callable[[int], nn.Module]] = {
 
 @final
 class Block(nn.Module):
-    """One hidden layer: linear, normalization, activation, dropout, and around them the input, added.
+    """One hidden layer: linear, normalization, activation, dropout, and optionally a residual connection.
 
     Args:
         inputs: Width of the input, I.
         outputs: Width of the output, O.
         activation: Key of `ACTIVATIONS`.
         normalization: Key of `NORMALIZATIONS`.
-        residual: Add the input to the output, where both have the same width.
+        residual: Whether to add the input to the output, if both have the same width.
         dropout: Fraction of outputs set to zero in training.
     """
 
@@ -52,7 +52,7 @@ class Block(nn.Module):
 
 @final
 class MLP(nn.Module):
-    """Hidden blocks, one after the other, and a linear head. Inputs of any shape are flattened."""
+    """A chain of hidden blocks and a linear head. Inputs of any shape are flattened."""
 
     def __init__(self, blocks: list[Block], head: nn.Linear) -> None:
         super().__init__()
@@ -108,11 +108,11 @@ def build(
             residual=residual,
             dropout=dropout,
         )
-        for i in range(depth - 1)
+        for i in range(depth - 1)  # the head is the last of `depth` linear layers
     ]
     head = nn.Linear(width if blocks else inputs, spec.outputs)
     for block in blocks:
         hidden_gain = GAINS.get(activation, RELU_GAIN) if gain is None else gain
         initialise(block.linear, init=init, gain=hidden_gain, std=init_std)
-    initialise(head, init=init, gain=1.0, std=init_std)
+    initialise(head, init=init, gain=1.0, std=init_std)  # no activation follows the head
     return MLP(blocks, head)
