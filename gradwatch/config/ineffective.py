@@ -12,7 +12,7 @@ RATES_OF_SCHEDULES = {"OneCycleLR": "max_lr", "CyclicLR": "base_lr"}
 """Settings of the schedules that overwrite the learning rates of the optimizer when they start."""
 
 Warnings = Iterator[tuple[Iterable[str], str]]
-"""Keys of settings without effect, and the rest of the sentence on them: the reason and what to do."""
+"""Keys of settings without effect, and the rest of the message: the reason and what to do."""
 
 
 def ineffective_settings(config: Config) -> tuple[str, ...]:
@@ -28,7 +28,7 @@ def ineffective_settings(config: Config) -> tuple[str, ...]:
 
 
 def _in_numerics(config: Config) -> Warnings:
-    """Yield what precision and device leave without effect."""
+    """Yield the settings that have no effect with this precision or device."""
     train, device = config.train, config.train.device
     if train.precision != "fp16":
         yield (
@@ -41,13 +41,13 @@ def _in_numerics(config: Config) -> Warnings:
             _changed(train.scaler, "train.scaler", but="enabled"),
             "has no effect while train.scaler.enabled is false; remove it, or enable the scaler",
         )
-    elif train.on_nonfinite == "continue":
+    elif train.on_nonfinite == "continue":  # GradScaler.step skips an update by itself if a gradient is not finite
         yield (
             ["train.on_nonfinite"],
             "'continue' has no effect on gradients that overflow: the loss scaler of fp16 skips these updates itself; "
             "remove it, or set train.scaler.enabled: false",
         )
-    if config.data.pin_memory and not device.startswith(("auto", "cuda")):
+    if config.data.pin_memory and not device.startswith(("auto", "cuda")):  # auto may still become CUDA
         yield (
             ["data.pin_memory"],
             f"has no effect: it speeds up copies to a CUDA device, and train.device is {device}; remove it",
@@ -55,7 +55,7 @@ def _in_numerics(config: Config) -> Warnings:
 
 
 def _in_watching(config: Config) -> Warnings:
-    """Yield what has no effect on watching, and on what follows a critical finding."""
+    """Yield the settings of `watch` and of the reaction to critical findings that have no effect."""
     train, watch = config.train, config.watch
     if not watch.enabled:
         keys = [*_changed(watch, "watch", but="enabled"), *(f"detect.{kind}" for kind in config.detect)]
@@ -66,7 +66,7 @@ def _in_watching(config: Config) -> Warnings:
             "has no effect: only TensorBoard shows histograms, and sinks.tensorboard.enabled is false; remove it, or "
             "enable that sink",
         )
-    if train.on_critical != "rewind":
+    if train.on_critical != "rewind":  # a rewind needs snapshots even if watch.record is disabled
         if not watch.record.enabled:
             keys = _changed(watch.record, "watch.record", but="enabled")
             yield keys, "has no effect while watch.record.enabled is false; remove one of them"
@@ -83,7 +83,7 @@ def _in_watching(config: Config) -> Warnings:
 
 
 def _in_switches(config: Config) -> Warnings:
-    """Yield the settings of detectors and sinks that are switched off."""
+    """Yield the settings of disabled detectors and sinks."""
     for section, switches in (("detect", config.detect), ("sinks", config.sinks)):
         for name, options in switches.items():
             if not options.get("enabled", True):
@@ -106,9 +106,9 @@ def _in_schedule(config: Config) -> Warnings:
 
 
 def _in_length(config: Config) -> Warnings:
-    """Yield what a run is too short for."""
+    """Yield the settings that have no effect in such a short run."""
     train, schedule, unit = config.train, config.schedule, f"{config.schedule.per}s"
-    length = getattr(train, unit)
+    length = getattr(train, unit)  # None if the run is limited by the other unit
     if schedule.name and length and schedule.warmup_steps >= length:
         yield (
             ["schedule.name"],
@@ -124,13 +124,14 @@ def _in_length(config: Config) -> Warnings:
     if schedule.per == "epoch" and not schedule.name and not schedule.warmup_steps:
         yield ["schedule.per"], "has no effect without a schedule; remove it, or set schedule.name"
     if not (train.eval_every and train.steps):
-        return
+        return  # with epochs, the number of steps depends on the data, which are not loaded yet
     if train.eval_every > train.steps:
         yield (
             ["train.eval_every"],
             f"{train.eval_every} has no effect: it is more than train.steps ({train.steps}), so the model is only "
             "evaluated at the end; lower it",
         )
+    # `<=`, since the first evaluation is always an improvement and does not count for patience
     if train.early_stop and train.steps // train.eval_every <= train.early_stop.patience:
         yield (
             ["train.early_stop"],
@@ -140,6 +141,6 @@ def _in_length(config: Config) -> Warnings:
 
 
 def _changed(section: BaseModel, path: str, *, but: str = "") -> list[str]:
-    """Return the keys of a section's settings that differ from their defaults, but for one."""
+    """Return the keys of a section's settings that differ from their defaults, except the key `but`."""
     fields = type(section).model_fields.items()
     return [f"{path}.{name}" for name, field in fields if getattr(section, name) != field.default and name != but]

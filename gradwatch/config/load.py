@@ -1,4 +1,4 @@
-"""Load a config: from a file with overrides to checked settings, or every problem at once."""
+"""Load a config from a file with overrides, check it, and report all problems at once."""
 
 from __future__ import annotations
 
@@ -24,22 +24,25 @@ _PAIRS: tuple[tuple[Key, Key], ...] = (
     (("loss", "name"), ("loss", "target")),
 )
 EXCLUDES = dict(_PAIRS) | {second: first for first, second in _PAIRS}
-"""The setting of the file that an override removes: `--set train.steps=3` replaces its epochs."""
+"""Setting that an override of another setting removes: `--set train.steps=3` removes `train.epochs`."""
 
 
 def load_config(path: Path, overrides: Sequence[str] = (), *, changes: Sequence[Path] = ()) -> Config:
-    """Return the config of a file.
+    """Load the config in a file.
 
     Args:
         path: YAML file.
-        overrides: Texts such as `optim.lr=3e-4`.
-        changes: YAML files that set some of its values, the later the stronger; overrides are stronger still.
+        overrides: Texts such as `optim.lr=3e-4`, with priority over `changes`.
+        changes: YAML files that override some values; later files have priority.
+
+    Returns:
+        The checked config.
 
     Raises:
         ConfigError: With every problem, each with key, value, expectation and place.
     """
     written = yaml_document.read(path)
-    for file in changes:
+    for file in changes:  # before the overrides, which have priority
         written.merge(yaml_document.read(file), excludes=EXCLUDES)
     written.override(overrides, excludes=EXCLUDES)
     config: Config | None = None
@@ -48,6 +51,7 @@ def load_config(path: Path, overrides: Sequence[str] = (), *, changes: Sequence[
         config = Config.model_validate(_named(written.data, path.stem))
     except ValidationError as error:
         found = problems_of(error, data=written.data, model=Config)
+    # problems of the YAML itself, such as a key set twice, may exist even if the settings are valid
     problems = written.place_problems(found)
     if problems or config is None:
         raise ConfigError(problems)
@@ -55,10 +59,10 @@ def load_config(path: Path, overrides: Sequence[str] = (), *, changes: Sequence[
 
 
 def load_detect(path: Path | None, overrides: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
-    """Return only the section `detect`: settings by kind.
+    """Load only the section `detect`: settings by kind.
 
     Args:
-        path: YAML file, whose other sections are ignored, or None.
+        path: YAML file, or None; its other sections are ignored.
         overrides: Texts such as `detect.dead-layer.every=5`.
 
     Raises:
@@ -76,6 +80,7 @@ def load_detect(path: Path | None, overrides: Sequence[str] = ()) -> dict[str, d
 
 
 def _named(data: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the data of a config with a name for the run, unless it has one."""
+    """Return the data of a config with a default name for the run."""
     run = data.get("run") or {}
+    # a `run` that is no mapping stays, so that validation reports it
     return data | {"run": {"name": name} | run} if isinstance(run, dict) else data

@@ -1,4 +1,4 @@
-"""Words for messages: values as YAML, types in plain English, and the name that was probably meant."""
+"""Word the parts of messages: values as YAML, types in plain English, and suggestions for names."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ _MIN_CHOICE_SIMILARITY = 0.5  # choices are few and short: `fp8` is two letters 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Metadata of a field: the expected value in words, if the type alone does not say it."""
+    """Metadata of a field: a description of the expected value, instead of one derived from the type."""
 
     words: str
 
 
 def show(value: Any) -> str:
-    """Return a value as YAML on one line: text in quotes, cut if it is long."""
+    """Return a value as YAML on one line, with text in quotes, truncated to 60 characters."""
     if isinstance(value, str):
         shown = repr(value)
     else:
         dumped = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), sort_keys=False)
-        shown = dumped.removesuffix("\n").removesuffix("\n...")
+        shown = dumped.removesuffix("\n").removesuffix("\n...")  # PyYAML ends a single scalar with `...`
     return shown if len(shown) <= _MAX_VALUE_CHARS else shown[: _MAX_VALUE_CHARS - 3] + "..."
 
 
 def describe_unknown(name: str, *, owner: str = "", known: Iterable[str]) -> Problem:
-    """Return the problem with an unknown key.
+    """Return the problem for an unknown key.
 
     Args:
         name: The key.
-        owner: Name of the object without such a setting, such as `AdamW`; empty for a section.
+        owner: Name of the object that does not have the setting, such as `AdamW`; empty for a section.
         known: The known keys.
     """
     names = list(known)
@@ -62,10 +62,10 @@ def describe_unknown(name: str, *, owner: str = "", known: Iterable[str]) -> Pro
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Return `did you mean 'x'?` for the known name that was probably meant, or an empty string.
+    """Return `did you mean 'x'?` with the best known name, or an empty string.
 
-    The order of preference: nearly equal names; initials (`learning_rate` and `lr`); names with one word more or less
-    (`num_workers` and `workers`); the most similar name.
+    Order of preference: nearly equal names; initials (`learning_rate` and `lr`); names with additional or missing
+    words (`num_workers` and `workers`); the most similar name.
     """
     known = list(known)
     by_folded = {candidate.casefold(): candidate for candidate in known}
@@ -79,18 +79,18 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 
 def suggest_choice(value: Any, choices: Sequence[str]) -> str:
-    """Return `did you mean 'x'?` for the choice that was probably meant, or an empty string."""
+    """Return `did you mean 'x'?` with the best choice, or an empty string."""
     if not isinstance(value, str) or not choices:
         return ""
     if near := suggest(value, choices):
         return near
-    # of two equally similar choices the later: `fp8` is as near to fp32 as to fp16, the smaller format
+    # of two equally similar choices the later one: `fp8` is as near to fp32 as to fp16, the smaller format
     best = max(reversed(choices), key=lambda choice: similarity(value, choice))
     return f"did you mean '{best}'?" if similarity(value, best) >= _MIN_CHOICE_SIMILARITY else ""
 
 
 def similarity(first: str, second: str) -> float:
-    """Return how similar two names are, 0..1, regardless of case."""
+    """Return the similarity of two names, 0..1, regardless of case."""
     return difflib.SequenceMatcher(None, first.casefold(), second.casefold()).ratio()
 
 
@@ -100,7 +100,7 @@ def list_choices(names: Sequence[str]) -> str:
 
 
 def describe(allowed: Any, metadata: Iterable[Any] = ()) -> str:
-    """Return a type in words, such as `a whole number of at least 1, or null`."""
+    """Describe a type, such as `a whole number of at least 1, or null`."""
     metadata = list(_flat(metadata))
     for item in metadata:
         if isinstance(item, Expected):
@@ -128,7 +128,7 @@ def fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 def settings(model: type[BaseModel]) -> list[str]:
     """Return the names of a model's fields that a config may set."""
-    return [name for name in fields(model) if name != "options"]  # YAML has them among the others
+    return [name for name in fields(model) if name != "options"]  # in YAML, options are among the other settings
 
 
 def _is_initials(short: str, long: str) -> bool:
@@ -146,7 +146,8 @@ def _words(name: str) -> list[str]:
 
 
 def _either(members: Sequence[Any]) -> str:
-    """Return the members of a union in words, null last."""
+    """Describe the members of a union, null last."""
+    # dict.fromkeys drops repetitions: int | float describes both as a number
     said = list(dict.fromkeys(describe(member) for member in members if member is not NoneType))
     if NoneType in members:
         said.append("null")
@@ -154,7 +155,7 @@ def _either(members: Sequence[Any]) -> str:
 
 
 def _list(arguments: Sequence[Any]) -> str:
-    """Return in words a list, of any length (`[int]`, `[int, ...]`) or of as many items as there are types."""
+    """Describe a list, of any length (`[int]`, `[int, ...]`) or with one item per type."""
     items = [describe(a) for a in arguments if a is not ...]
     if len(arguments) == 1 or len(items) < len(arguments):
         return f"a list, each {items[0]}"
@@ -162,14 +163,14 @@ def _list(arguments: Sequence[Any]) -> str:
 
 
 def _range(metadata: Iterable[Any], *, whole: bool) -> str:
-    """Return the limits of a number in words, with a space before."""
+    """Describe the limits of a number, with a leading space."""
     words = []
     for item in metadata:
         match item:
             case annotated_types.Ge(ge=limit):
                 words.append(f"of at least {limit}")
             case annotated_types.Gt(gt=int(limit)) if whole:
-                words.append(f"of at least {limit + 1}")
+                words.append(f"of at least {limit + 1}")  # for whole numbers, clearer than `above 0`
             case annotated_types.Gt(gt=limit):
                 words.append(f"above {limit}")
             case annotated_types.Le(le=limit):

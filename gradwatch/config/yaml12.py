@@ -1,4 +1,4 @@
-"""YAML in and out: safe, every value with its line, plain text resolved as in YAML 1.2 (`3e-4` is a number)."""
+"""Read and write YAML: safely, every value with its line, plain text resolved as in YAML 1.2 (`3e-4` is a number)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Writer(yaml.SafeDumper):
     """Writes text in quotes if YAML 1.1 or 1.2 would read it as something else."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Write equal lists out each time, instead of pointing from one to the other."""
+        """Return True: a list that occurs twice is written twice, without an alias."""
         return True
 
 
@@ -45,7 +45,7 @@ def _list(writer: yaml.SafeDumper, data: list[Any]) -> Node:
 
 
 def _text(writer: yaml.SafeDumper, text: str) -> Node:
-    # PyYAML escapes these line breaks and the byte order mark in double quotes only, and elsewhere reads them as others
+    # PyYAML escapes these line breaks and the byte order mark only in double quotes; elsewhere it reads others back
     style = '"' if not {"\x85", "\u2028", "\u2029", "\ufeff"}.isdisjoint(text) else None
     return writer.represent_scalar(_TAG + "str", text, style=style)
 
@@ -58,7 +58,7 @@ for _name, _pattern, _first in _RESOLVERS:
 
 
 def compose(text: str) -> Node | None:
-    """Return the tree of nodes of one document, or None for an empty one.
+    """Parse one document to a tree of YAML nodes, or None if it is empty.
 
     Raises:
         yaml.YAMLError: The text is not YAML.
@@ -67,23 +67,23 @@ def compose(text: str) -> Node | None:
 
 
 def write(data: Any) -> str:
-    """Return data as YAML that reads back equal."""
+    """Convert data to YAML that reads back equal."""
     return yaml.dump(data, Dumper=_Writer, sort_keys=False, allow_unicode=True, width=100)
 
 
 def line_of(node: Node) -> int:
-    """Return the line, from 1, in which a node begins."""
+    """Return the first line of a node, counted from 1."""
     return int(node.start_mark.line) + 1
 
 
 def to_data(node: Node | None) -> tuple[Any, list[Problem]]:
-    """Return a tree of nodes as plain data, and the problems in it: keys set twice, tags, loops."""
+    """Convert a tree of nodes to plain data, and return the problems in it: keys set twice, tags, loops."""
     found: list[Problem] = []
     return _to_data(node, (), frozenset(), found), found
 
 
 def _to_data(node: Node | None, key: Key, above: frozenset[Node], found: list[Problem]) -> Any:
-    if node in above:
+    if node in above:  # an alias to a node around it would recurse forever
         found.append(Problem(key, "contains itself by an alias, expected plain values"))
         return None
     match node:
@@ -113,7 +113,7 @@ def _mapping(node: MappingNode, key: Key, above: frozenset[Node], found: list[Pr
                     (*key, name), f"is set twice, first in line {lines[name]}", help="remove one", is_about_key=True
                 )
             )
-        lines.setdefault(name, line_of(name_node))
+        lines.setdefault(name, line_of(name_node))  # the first line, for the message about the second
         data[name] = _to_data(value_node, (*key, name), above, found)
     return data
 
@@ -123,6 +123,7 @@ def _float(text: str) -> float:
 
 
 def _int(text: str) -> int:
+    # int(text, 0) rejects leading zeros such as 007, which YAML 1.2 reads as 7
     return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
 
 

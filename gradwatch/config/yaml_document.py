@@ -1,4 +1,4 @@
-"""A config file and its overrides, `--set` and `--set-file`, as data with the place of each value."""
+"""Combine a config file and its overrides, `--set` and `--set-file`, to data with the place of each value."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _HINTS = {
     "mapping values are not allowed": "put text with a colon in quotes, and indent a section by spaces",
     "expected a single document": "write one document, without a second `---`",
 }
-"""Remedies by a part of PyYAML's message."""
+"""Remedies, with a part of PyYAML's message as key."""
 
 
 @final
 class Document:
-    """A config as it was written.
+    """A config as written by the user.
 
     Args:
         text: YAML.
-        file: What to call the file in messages.
+        file: Name of the file in messages.
 
     Raises:
         ConfigError: The text is not YAML, or not a mapping.
@@ -43,7 +43,7 @@ class Document:
         try:
             root = yaml12.compose(text)
         except yaml.YAMLError as error:
-            raise ConfigError([_not_yaml(error, text, file)]) from None
+            raise ConfigError([_not_yaml(error, text, file)]) from None  # the problem has PyYAML's message and place
         self._source = File(file, text.splitlines(), root)
         self.data, self._problems = yaml12.to_data(root)
         if not isinstance(self.data, dict):
@@ -51,11 +51,11 @@ class Document:
             raise ConfigError([Problem((file,), f"{got}, expected sections such as model, data and train")])
 
     def override(self, texts: Sequence[str], *, excludes: Mapping[Key, Key]) -> None:
-        """Set values from texts such as `optim.lr=3e-4`, the later the stronger.
+        """Set values from texts such as `optim.lr=3e-4`; later ones have priority. Problems are collected.
 
         Args:
-            texts: A dotted path, `=` and a value in YAML each.
-            excludes: What a key removes where it is set, since only one of both can be.
+            texts: Each a dotted path, `=` and a value in YAML.
+            excludes: Key to remove when the other key is set, since a config can have only one of both.
         """
         for text in texts:
             path, equals, value = text.partition("=")
@@ -69,6 +69,7 @@ class Document:
             try:
                 root = yaml12.compose(value)
             except yaml.YAMLError as error:
+                # although nothing is set, so that the problem is placed in the override, not in the file
                 self._overrides.append((key, Override(text, None, key)))
                 got = f"got {value!r}, which is not YAML: {_said(error)}"
                 self._problems.append(Problem(key, got, help=_hint(error)))
@@ -79,7 +80,7 @@ class Document:
             self._override(key, data, excludes)
 
     def merge(self, changes: Document, *, excludes: Mapping[Key, Key]) -> None:
-        """Set the values that another file sets, and keep all others; see `override`."""
+        """Set the values of another document, and keep all other values; see `override`."""
         self._problems += changes._problems
         for parts, value in _leaves(changes.data):
             key = self._as_written(parts)
@@ -92,9 +93,9 @@ class Document:
         return tuple(key for key, _ in self._overrides)
 
     def place_problems(self, found: Sequence[Problem]) -> list[Problem]:
-        """Return all problems, of the writing and found in the data, with their places and in the order of their lines.
+        """Return the problems of the YAML and the problems `found` in its data, with places, in the order of lines.
 
-        Of several problems with one key only the first is returned.
+        Only the first problem at each key is returned.
         """
         first_at_key: dict[Key, Problem] = {}
         for problem in (*self._problems, *found):
@@ -103,17 +104,17 @@ class Document:
         return [*self._malformed, *(self._placed(first_at_key[key]) for key in ordered)]
 
     def _placed(self, problem: Problem) -> Problem:
-        """Return a problem with its place and the line to show."""
         key = problem.key
         source = self._source_of(key)
         excerpt = source.excerpt(key, is_about_key=problem.is_about_key)
         return replace(problem, key=key or (self.file,), place=source.place(key), excerpt=excerpt)
 
     def _source_of(self, key: Key) -> Source:
-        """Return what set the value at a key: the last override of it or of a mapping around it, or the file."""
+        """Return the source of the value at a key: the last override of it or of a mapping around it, or the file."""
         is_written = find(self._source.root, key)[2]
         for overridden, source in reversed(self._overrides):
             is_below = key[: len(overridden)] == overridden
+            # a section that is not in the file is shown at an override of a setting in it
             if is_below or (not is_written and overridden[: len(key)] == key):
                 return source
         return self._source
@@ -124,7 +125,7 @@ class Document:
         return yaml12.line_of(named) if named else 0
 
     def _as_written(self, parts: Sequence[str]) -> Key:
-        """Return a dotted path as a key: spelled as in the file if it is there, positions in lists as numbers."""
+        """Convert a dotted path to a key: parts spelled as in the file if they exist, positions in lists as numbers."""
         here: Any = self.data
         key: list[Any] = []
         for part in parts:
@@ -139,6 +140,7 @@ class Document:
 
     def _override(self, key: Key, value: Any, excludes: Mapping[Key, Key]) -> None:
         self._set(key, value)
+        # if overrides set both, both stay, and validation reports it
         if key in excludes and excludes[key] not in self.overridden:
             self._remove(excludes[key])
 
@@ -158,7 +160,7 @@ class Document:
                 return
             if is_last:
                 here[part] = value
-            elif isinstance(here, dict) and here.get(part) is None:
+            elif isinstance(here, dict) and here.get(part) is None:  # missing, or an empty section
                 here[part] = {}
             here = here[part]
 
@@ -171,7 +173,7 @@ class Document:
 
 
 def read(path: Path) -> Document:
-    """Return the config in a file.
+    """Read the config in a file.
 
     Raises:
         ConfigError: There is no such file, or it cannot be read as YAML.
@@ -193,7 +195,7 @@ def read(path: Path) -> Document:
 
 
 def _leaves(data: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the values of nested mappings with the keys that lead to them; an empty mapping is a value."""
+    """Yield the values of nested mappings with their keys; an empty mapping is a value."""
     for key, value in data.items():
         if isinstance(value, dict) and value:
             yield from _leaves(value, (*above, key))
@@ -207,13 +209,14 @@ def _not_yaml(error: yaml.YAMLError, text: str, file: str) -> Problem:
     if not mark:
         return problem
     lines = text.splitlines() or [""]
-    is_at_end = mark.line >= len(lines)  # behind the last line break: show the end of the last line
+    is_at_end = mark.line >= len(lines)  # after the last line break: show the end of the last line
     line, column = (len(lines) - 1, len(lines[-1])) if is_at_end else (mark.line, mark.column)
     excerpt = Excerpt(name=file, line=line + 1, column=column + 1, text=lines[line])
     return replace(problem, place=f"line {mark.line + 1}, column {mark.column + 1}", excerpt=excerpt)
 
 
 def _said(error: yaml.YAMLError) -> str:
+    # ParserError has `problem`, ReaderError has `reason`
     said = getattr(error, "problem", None) or getattr(error, "reason", None) or error
     return str(said).removeprefix("but ")
 

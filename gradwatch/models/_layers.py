@@ -22,8 +22,8 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "identity": nn.Identity,
 }
 
-# factors on the weights that keep the scale of a signal, from torch.nn.init.calculate_gain; all other activations are
-# close to relu and take its gain
+# factors on the weights that keep the scale of a signal, from torch.nn.init.calculate_gain; all other activations
+# rectify, so they take the gain of relu
 RELU_GAIN = math.sqrt(2.0)
 GAINS = {"sigmoid": 1.0, "tanh": 5.0 / 3.0, "selu": 0.75, "identity": 1.0}
 

@@ -1,4 +1,4 @@
-"""Check names, and the settings that depend on them."""
+"""Check names in a config, and the settings that depend on them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from gradwatch.config.wording import describe_unknown, show
 from gradwatch.errors import Key, Problem
 
 ENABLED = Parameter(name="enabled", type=bool, required=False, default=True, text="True", doc="Whether it takes part.")
-"""The setting that every detector and sink takes in addition to its own."""
+"""Setting of every detector and sink in addition to its own."""
 
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 def find_usable(vocabulary: Vocabulary, name: Any) -> Entry | Problem:
-    """Return the entry of a name that a config can use, or the problem with the name."""
+    """Return the entry of a name, or the problem if a config cannot use the name."""
     entry = vocabulary.find(name) if isinstance(name, str) else None
     if entry is None:
         near = vocabulary.suggest(name) if isinstance(name, str) else ""
@@ -36,7 +36,7 @@ def find_usable(vocabulary: Vocabulary, name: Any) -> Entry | Problem:
 
 
 def check_target(target: Any) -> str:
-    """Return the problem with the form of a `target`, or an empty string. The target is imported later."""
+    """Return the problem with the form of a `target`, or an empty string. The target itself is imported later."""
     if isinstance(target, str) and _TARGET.fullmatch(target):
         return ""
     return f"got {show(target)}, expected package.module:factory"
@@ -45,13 +45,13 @@ def check_target(target: Any) -> str:
 def check_options(
     signature: Signature, options: Mapping[str, Any], *, others: Collection[str] = (), partial: bool = False
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """Return keyword arguments, with tuples for lists if tuples are expected, and the problems with them.
+    """Check keyword arguments, and return them and their problems; lists become tuples where tuples are expected.
 
     Args:
-        signature: Signature of the function or class that takes them.
+        signature: Signature of the function or class.
         options: Keyword arguments as given in the config.
-        others: Settings of the section itself, one of which may have been meant.
-        partial: Whether required ones may be left out.
+        others: Settings of the section itself, which a message may suggest.
+        partial: Whether required arguments may be missing.
     """
     names = [p.name for p in signature.parameters]
     given: dict[str, Any] = {}
@@ -70,7 +70,7 @@ def check_options(
     try:
         checked = model.model_validate(given).model_dump(by_alias=True, exclude_unset=True)
     except ValidationError as error:
-        checked = given
+        checked = given  # unchecked, but the problems below end the loading anyway
         for problem in problems_of(error, data=given, model=model):
             first, *rest = problem.key
             found.append(replace(problem, key=(written.get(str(first), first), *rest)))
@@ -78,7 +78,7 @@ def check_options(
 
 
 def make_options_model(signature: Signature, *, partial: bool = False) -> type[BaseModel]:
-    """Return a pydantic model of keyword arguments; names outside the signature pass unchecked."""
+    """Make a pydantic model of keyword arguments; names outside the signature are not checked."""
     fields: dict[str, Any] = {}
     for i, p in enumerate(signature.parameters):
         default = ... if p.required and not partial else None if p.default is UNKNOWN else p.default
@@ -90,7 +90,7 @@ def make_options_model(signature: Signature, *, partial: bool = False) -> type[B
 
 
 def check_switches(vocabulary: Vocabulary, given: Any) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
-    """Return settings by the stored names of detectors or sinks, and the problems with them."""
+    """Check the settings of detectors or sinks, and return them by stored names, with their problems."""
     checked: dict[str, dict[str, Any]] = {}
     if not isinstance(given, Mapping):
         return checked, [
@@ -118,10 +118,10 @@ def with_enabled(signature: Signature) -> Signature:
 
 
 def check_transforms(given: Sequence[Any]) -> tuple[list[Any], list[Problem]]:
-    """Return transforms under their stored names, and the problems with them.
+    """Check transforms, and return them under their stored names, with their problems.
 
     Args:
-        given: Each a name, a mapping from a name to its keyword arguments, or a mapping with `target`.
+        given: Each is a name, a mapping from a name to its keyword arguments, or a mapping with `target`.
     """
     checked: list[Any] = []
     found: list[Problem] = []
@@ -148,7 +148,7 @@ def _check_transform(item: Any) -> tuple[Any, list[Problem]]:
     if isinstance(entry, Problem):
         return item, [replace(entry, key=above, is_about_key=bool(above))]
     checked, found = check_options(entry.read(), options or {})
-    if isinstance(nested := checked.get("transforms"), list):
+    if isinstance(nested := checked.get("transforms"), list):  # of a container such as RandomApply
         checked["transforms"], inside = check_transforms(nested)
         found += [p.below("transforms") for p in inside]
     return {entry.name: checked} if checked else entry.name, [p.below(*above) for p in found]

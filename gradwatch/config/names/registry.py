@@ -1,4 +1,4 @@
-"""Everything that a config may name: MODELS, DATA, OPTIMIZERS and so on."""
+"""List everything that a config may name: MODELS, DATA, OPTIMIZERS and so on."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ GIVEN_BY_HARNESS = {
     "detector": (),
     "sink": ("config_text", "console", "directory", "hparams", "log_format", "purge_step", "run_dir"),
 }
-"""Parameters that no config sets, by kind of function or class."""
+"""Parameters that a config cannot set, by kind of function or class."""
 
 FILLED_IN = {"CosineAnnealingLR": "T_max"}
-"""Required parameters that the harness fills in with the length of the run if a config leaves them out."""
+"""Required parameters that the harness sets to the length of the run if a config omits them."""
 
 TYPES: dict[str, dict[str, Any]] = {
     "transform": {"transforms": list[Any]},  # checked as transforms themselves
@@ -43,7 +43,7 @@ UNUSABLE = {
     "MixUp": "mixes the samples of a batch, and a transform sees one of them",
     "PhotoTour": "needs a setting called 'name', which here is that of the dataset",
 }
-"""Names that cannot work from a config for a reason that is not in their signatures."""
+"""Names that a config cannot use, for a reason that is not in their signatures."""
 
 NOT_OFFERED = ("LRScheduler", "NLLLoss2d", "Optimizer", "Transform", "VisionDataset")
 """Base classes, and a deprecated one."""
@@ -61,7 +61,7 @@ def _plugins(package: str, noun: str) -> tuple[Entry, ...]:
 
 
 def _detectors() -> tuple[Entry, ...]:
-    """Return the detectors of this package and of the entry points of others, in the order of their codes."""
+    """Return the detectors of this package and of other packages' entry points, sorted by code."""
     entries = [
         Entry(
             name=cls.kind,
@@ -84,7 +84,7 @@ def _sinks() -> tuple[Entry, ...]:
 @cache
 def _torchvision_models(package: str) -> tuple[Entry, ...]:
     """Return the classification models that torchvision registers by decorating their builders."""
-    # from the modules that define them: `torchvision.models.alexnet` is one, and hides the function of its name
+    # from the defining modules: `torchvision.models.alexnet` is a module, which hides the function of that name
     modules = sorted(load_module("torchvision.models").modules.items())
     return tuple(
         Entry(name=name, read=partial(_read, function, "model", wrapper=f"{package}.models._torchvision"))
@@ -100,15 +100,15 @@ def _classes(module: str, noun: str, *, used: tuple[str, ...] = (), wrapper: str
 
     Args:
         module: Dotted name.
-        noun: What the classes are.
+        noun: Kind of the classes.
         used: Other parts of the same package that annotations name.
-        wrapper: Our module that builds them, whose settings they take too.
+        wrapper: Our module that builds them, or empty; its settings are added to theirs.
     """
     return tuple(
         Entry(name=name, read=partial(_read, found, noun, wrapper=wrapper))
         for name, member in load_module(module, *used).members.items()
         if isinstance(found := final_object(member), griffe.Class)
-        and found.path.startswith(f"{module}.")
+        and found.path.startswith(f"{module}.")  # not the classes that the module imports
         and name[0] != "_"
         and name not in NOT_OFFERED
     )
@@ -123,15 +123,16 @@ def _read_class(place: str, noun: str, *, called: str) -> Signature:
 
 
 def _read(found: griffe.Object, noun: str, *, called: str = "", wrapper: str = "") -> Signature:
-    """Return the signature as far as a config is concerned, with the settings that our builder of it adds."""
+    """Return the signature that a config sees, with the settings that our builder adds."""
     signature = read_signature(found, called=called, hidden=GIVEN_BY_HARNESS[noun], types=TYPES.get(noun, {}))
     added = _read(load_module(wrapper).functions["build"], noun).parameters if wrapper else ()
-    by_name = {p.name: p for p in (*added, *signature.parameters, *added)}  # of two the builder's, which come first
+    # `added` twice: the first sets the order, the last wins, so the builder's parameters come first and have priority
+    by_name = {p.name: p for p in (*added, *signature.parameters, *added)}
     if filled := by_name.get(FILLED_IN.get(found.name, "")):
         by_name[filled.name] = replace(filled, required=False)
     reason = signature.unusable or UNUSABLE.get(found.name, "")
     inputs = required_inputs(found) if noun == "loss" else ()
-    if len(inputs) > 2:
+    if len(inputs) > 2:  # such as TripletMarginLoss
         reason = f"takes {len(inputs)} inputs ({', '.join(inputs)}), but a model has outputs and targets to give"
     return replace(signature, parameters=tuple(by_name.values()), unusable=reason)
 

@@ -1,4 +1,4 @@
-"""Read the parameters of functions and classes from their sources, as a config may set them."""
+"""Read the parameters of functions and classes that a config may set, from their sources."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Parameter:
     """One parameter of a function.
 
     Args:
-        name: As written.
-        type: Type of what YAML may say for it; Unwritable if YAML has no words for it.
+        name: Name in the source.
+        type: Type of its YAML values; Unwritable if YAML cannot express them.
         required: Whether it has no default.
         default: Value of the default; UNKNOWN if there is none or it cannot be evaluated.
         text: The default as written in the source; empty if there is none.
-        doc: What the docstring's `Args` say of it.
+        doc: Its description in the docstring's `Args`.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Parameter:
     doc: str = ""
 
     def shown_default(self) -> str:
-        """Return the default as YAML; as written in the source if it cannot be evaluated."""
+        """Return the default as YAML, or as written in the source if it cannot be evaluated."""
         return self.text if self.default is UNKNOWN else show(self.default)
 
 
@@ -49,11 +49,11 @@ class Signature:
     """The settings that a config may give to a function or class.
 
     Args:
-        name: Name that a config calls it by.
-        parameters: Those that a config may set.
+        name: Its name in a config.
+        parameters: Parameters that a config may set.
         doc: Its whole docstring; empty if it has none.
-        unusable: Why no config can use it; empty as a rule.
-        is_open: Whether it takes keywords that its source does not name.
+        unusable: Reason why no config can use it, or an empty string.
+        is_open: Whether it accepts keywords that its source does not name.
     """
 
     name: str
@@ -76,19 +76,20 @@ def read_signature(
     hidden: Collection[str] = (),
     types: Mapping[str, Any] = MappingProxyType({}),
 ) -> Signature:
-    """Return the signature of a function or class.
+    """Read the signature of a function or class.
 
-    Keywords that it passes on (`**kwargs`) are followed to where they are named.
+    Keywords that it passes on (`**kwargs`) are followed to the function that names them.
 
     Args:
         found: The function or class.
-        called: Name that a config calls it by; its own by default.
-        hidden: Parameters that are not for a config to set, such as those that the harness gives itself.
+        called: Its name in a config; by default its name in the source.
+        hidden: Parameters that a config must not set, such as those that the harness passes.
         types: Types by the name of a parameter, instead of the annotated ones.
     """
     function = _function(found)
     parameters, is_open = _reachable(function) if function else ([], False)
     doc = _docstring(found)
+    # a class may document its parameters at the class or at the constructor
     docs = _argument_docs(doc) | (_argument_docs(_docstring(function)) if function else {})
     shown = [
         replace(p, doc=docs.get(p.name, ""), type=types.get(p.name, p.type))
@@ -106,7 +107,7 @@ def read_signature(
 
 
 def required_inputs(module: griffe.Object) -> tuple[str, ...]:
-    """Return the names of the inputs that `forward` of a class of modules must be given."""
+    """Return the names of the required inputs of `forward` in a module class."""
     forward = module.all_members.get("forward")
     found = final_object(forward) if forward else None
     written = found.parameters if isinstance(found, griffe.Function) else ()
@@ -114,7 +115,7 @@ def required_inputs(module: griffe.Object) -> tuple[str, ...]:
 
 
 def _function(found: griffe.Object | None) -> griffe.Function | None:
-    """Return a function itself, or the constructor of a class, which may be inherited."""
+    """Return the function itself, or the constructor of a class, which may be inherited."""
     if isinstance(found, griffe.Class):
         constructor = found.all_members.get("__init__")
         found = final_object(constructor) if constructor else None
@@ -122,13 +123,14 @@ def _function(found: griffe.Object | None) -> griffe.Function | None:
 
 
 def _reachable(function: griffe.Function, seen: frozenset[str] = frozenset()) -> tuple[list[griffe.Parameter], bool]:
-    """Return the parameters that a function names or that its `**kwargs` reach, and whether it takes still others."""
+    """Return the parameters that a function names or its `**kwargs` reach, and whether it accepts others."""
     written = list(function.parameters)
     kwargs = next((p.name for p in written if p.kind is griffe.ParameterKind.var_keyword), None)
     named = {p.name: p for p in written if not str(p.kind).startswith("variadic") and p.name not in ("self", "cls")}
     is_open = False
-    for call in _calls(function) if kwargs and function.path not in seen else ():
+    for call in _calls(function) if kwargs and function.path not in seen else ():  # `seen`: functions may be recursive
         match call:
+            # kwargs.pop("name", default): a parameter that only the body names
             case ast.Call(
                 func=ast.Attribute(value=ast.Name(id=owner), attr="pop" | "get"),
                 args=[ast.Constant(value=str() as name), default],
@@ -138,6 +140,7 @@ def _reachable(function: griffe.Function, seen: frozenset[str] = frozenset()) ->
                 named.setdefault(name, popped)
             case _ if any(k.arg is None and ast.unparse(k.value) == kwargs for k in call.keywords):
                 callee = _callee(call.func, function)
+                # the source of the callee is not known, so any keyword may be valid
                 reached, reached_open = _reachable(callee, seen | {function.path}) if callee else ([], True)
                 is_open |= reached_open
                 for parameter in _unbound(reached, call):
@@ -165,7 +168,7 @@ def _callee(called: ast.expr, function: griffe.Function) -> griffe.Function | No
 
 
 def _unbound(parameters: list[griffe.Parameter], call: ast.Call) -> list[griffe.Parameter]:
-    """Return the parameters that a call does not give itself."""
+    """Return the parameters that a call does not set."""
     positional = [p.name for p in parameters if p.kind is not griffe.ParameterKind.keyword_only]
     given = {*positional[: len(call.args)], *(k.arg for k in call.keywords)}
     return [p for p in parameters if p.name not in given]
@@ -177,7 +180,7 @@ def _parameter(written: griffe.Parameter) -> Parameter:
     value = UNKNOWN if written.default is None else to_value(written.default, scope)
     allowed = type_of_default(value) if written.annotation is None else to_type(written.annotation, scope)
     if written.annotation is not None and value is None and allowed is not Unwritable:
-        allowed = allowed | None  # `x: int = None` means it
+        allowed = allowed | None  # `x: int = None` also accepts None
     return Parameter(
         name=written.name,
         type=allowed,
@@ -188,7 +191,7 @@ def _parameter(written: griffe.Parameter) -> Parameter:
 
 
 def _docstring(found: griffe.Object) -> str:
-    """Return a docstring, even if it is assigned to `__doc__` later, as in torch's optimizers."""
+    """Return the docstring of an object, even if it is assigned to `__doc__` later, as in torch's optimizers."""
     if found.docstring:
         return found.docstring.value
     pattern = rf'^{found.name}\.__doc__ = \(?\s*[rf]*"""(.*?)"""'
@@ -197,7 +200,7 @@ def _docstring(found: griffe.Object) -> str:
 
 
 def _argument_docs(docstring: str) -> dict[str, str]:
-    """Return the texts of the section `Args` by the name of the argument."""
+    """Return the descriptions in the section `Args` by the name of the argument."""
     sections = griffe.Docstring(docstring).parse("google", warnings=False)
     items = [item for s in sections if s.kind is griffe.DocstringSectionKind.parameters for item in s.value]
     return {item.name.lstrip("*"): _without_markup(" ".join(item.description.split())) for item in items}

@@ -1,4 +1,4 @@
-"""Accept the British spelling of a setting where gradwatch and torch have the American one."""
+"""Accept the British spelling of a setting if gradwatch or torch uses the American one."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 _ALIKE = "".join(f"(?<!{stem})" for stem in ("adv", "exerc", "no", "otherw", "prom", "ra", "rev", "surpr"))
 _ENDINGS = re.compile(rf"(?<=[a-z]{{3}}){_ALIKE}is(?=(?:e|ed|er|es|ing|ation|ations)(?:_|$))")
-"""Words such as `normalise` and `normalisation`, but not those that Americans write alike, such as `surprise`."""
+"""Words such as `normalise` and `normalisation`, but not words with the same American spelling, such as `surprise`."""
 
 
 def american(name: str) -> str:
-    """Return `normalization` for `normalisation`; a name without a British word as it is."""
+    """Return `normalization` for `normalisation`, and a name without a British word unchanged."""
     return _ENDINGS.sub("iz", name)
 
 
 def known_spelling(name: str, known: Collection[str]) -> str:
-    """Return a name in the known spelling, if its American spelling is known and it is not; else the name itself."""
+    """Return the American spelling of a name if only that is known, else the name itself."""
     return spelled if name not in known and (spelled := american(name)) in known else name
 
 

@@ -1,4 +1,4 @@
-"""The names that one section of a config may use, forgiving of case, underscores and usual endings."""
+"""Find the names that one section of a config may use, regardless of case, underscores and usual endings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradwatch.config.names.spelling import american
 from gradwatch.config.wording import list_choices, similarity, suggest
 
 MAX_LISTED_NAMES = 8
-"""Most names that a message lists; if there are more, it names the command that lists them."""
+"""Most names that a message lists; for more names, it shows the command that lists them."""
 NUM_NEAREST = 3
 """Names that a message gives as examples if there are too many to list."""
 
@@ -22,10 +22,10 @@ class Entry:
     """One name that a config may use.
 
     Args:
-        name: The name as it is stored.
-        read: Reads its signature.
-        aliases: Other names for it, such as the code of a detector.
-        is_own: Whether it is gradwatch's own, not a library's.
+        name: The stored name.
+        read: Reads the signature.
+        aliases: Other names, such as the code of a detector.
+        is_own: Whether gradwatch defines it, not a library.
     """
 
     name: str
@@ -40,14 +40,14 @@ class Vocabulary:
     """The names of one section.
 
     Args:
-        noun: What one is called, such as `optimizer`.
+        noun: Singular noun, such as `optimizer`.
         plural: Name for `gradwatch list`.
-        used_in: Where a config has them, such as `optim.name`.
-        own: Returns gradwatch's own.
-        library: Returns the names of torch or torchvision, whose sources are read only if they are needed.
-        library_noun: What one of the library's names is called.
+        used_in: Key in a config, such as `optim.name`.
+        own: Returns gradwatch's own entries.
+        library: Returns the entries of torch or torchvision; called only if needed, since it reads their sources.
+        library_noun: Noun for one of the library's names.
         suffix: Ending that may be omitted, such as `Loss`.
-        usual: The most usual names, as examples if none was given.
+        usual: The most usual names, as examples if no name was given.
     """
 
     noun: str
@@ -66,9 +66,9 @@ class Vocabulary:
         return (*own, *(entry for entry in self.library() if fold(entry.name) not in taken))
 
     def find(self, name: str) -> Entry | None:
-        """Return the entry of that name in any of its spellings, or None."""
+        """Return the entry with a name in any of its spellings, or None."""
         wanted = (name, name + self.suffix)
-        for entries in (self.own, self.library):
+        for entries in (self.own, self.library):  # own first, so that one of ours needs no source of a library
             for entry in entries():
                 if any(is_same_name(w, known) for w in wanted for known in (entry.name, *entry.aliases)):
                     return entry
@@ -80,11 +80,11 @@ class Vocabulary:
         return tuple(dict.fromkeys((entry.name, snake, fold(snake))))
 
     def suggest(self, name: str) -> str:
-        """Return `did you mean 'x'?` with the name that was probably meant, or an empty string."""
+        """Return `did you mean 'x'?` with the best known name, or an empty string."""
         return suggest(name, [spelling for entry in self.entries() for spelling in self._names(entry)])
 
     def expected(self, name: str = "") -> str:
-        """Return the names in the words of a message; of many, only those nearest to a name."""
+        """Return the names for a message; if there are many, only the nearest to a name."""
         entries = [entry for entry in self.entries() if not entry.read().unusable]
         if len(entries) <= MAX_LISTED_NAMES:
             return list_choices([entry.name for entry in entries])
@@ -95,25 +95,25 @@ class Vocabulary:
         return f"{noun} such as {', '.join(self._nearest(name, entries))} {shows_all}"
 
     def _nearest(self, name: str, entries: Sequence[Entry]) -> list[str]:
-        """Return the names or aliases that are nearest to a name, one per entry, the nearest first."""
+        """Return the nearest names or aliases, one per entry, the nearest first."""
         if not name and self.usual:
             return list(self.usual)
         best = [max(self._names(entry), key=partial(similarity, name)) for entry in entries]
         return sorted(best, key=partial(similarity, name), reverse=True)[:NUM_NEAREST]
 
     def _names(self, entry: Entry) -> tuple[str, ...]:
-        """Return the spellings to suggest for an entry, its stored name last, since suggestions prefer the last."""
+        """Return the spellings to suggest for an entry; the stored name is last, since suggestions prefer the last."""
         spellings = (snake_case(entry.name, suffix=self.suffix), *entry.aliases, entry.name)
         return tuple(dict.fromkeys(spellings))
 
 
 def fold(name: str) -> str:
-    """Return a name without case, underscores, hyphens and spaces, in which its spellings may differ."""
+    """Return a name in lower case without underscores, hyphens and spaces, to compare spellings."""
     return "".join(c for c in name.casefold() if c not in "_- ")
 
 
 def is_same_name(first: str, second: str) -> bool:
-    """Return whether two names are spellings of one, British and American ones included."""
+    """Return whether two names are spellings of one name, including British and American spellings."""
     return american(fold(first)) == american(fold(second))
 
 
@@ -125,4 +125,5 @@ def snake_case(name: str, *, suffix: str = "") -> str:
 
 def _starts_word(name: str, i: int) -> bool:
     before, after = name[i - 1 : i], name[i + 1 : i + 2]
+    # also at the last capital of several: the L of `CTCLoss` starts a word, its T and second C do not
     return i > 0 and name[i].isupper() and (before.islower() or (before.isupper() and after.islower()))

@@ -1,4 +1,4 @@
-"""Turn an annotation into a type that checks what YAML can say: numbers, text, lists and mappings of them."""
+"""Convert an annotation to a type that checks YAML values: numbers, text, lists and mappings of them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pydantic import Strict
 from gradwatch.config.names.sources import resolve
 
 UNKNOWN: Any = object()
-"""Value of an expression that is known only when it runs."""
+"""Value of an expression that can be evaluated only at run time."""
 
 
 @final
 class Unwritable:
-    """Type of what YAML cannot say, such as a function or a module."""
+    """Type of values that cannot be written in YAML, such as a function or a module."""
 
 
 _LISTS = ("Iterable", "List", "Sequence", "list")
@@ -41,21 +41,21 @@ _NAMED: dict[str, Any] = {
 }
 """Types by the last part of a name in an annotation."""
 
-# typing's own forms, seen as Any, so that they take arguments that are made here
+# typing's own forms, declared as Any, so that mypy accepts arguments that are computed here
 _Union: Any = Union
 _Literal: Any = Literal
 _Annotated: Any = Annotated
 
 
 def to_type(annotation: str | griffe.Expr, scope: griffe.Object) -> Any:
-    """Return the type of what YAML may say where an annotation stands, or Unwritable.
+    """Return the type of the YAML values for an annotation, or Unwritable.
 
-    A torch dtype is written by its name; a member of an enumeration by its value if that is text, else by its name; a
-    tensor, if nothing simpler is allowed, as a list of numbers. Of a union remains what YAML can say.
+    YAML has the name of a torch dtype, and the value of an enumeration's member if it is text, else the member's name.
+    A tensor is a list of numbers, unless a simpler type is allowed. A union keeps the members that YAML can express.
 
     Args:
-        annotation: As griffe has it.
-        scope: Where it is written, to look up the names in it.
+        annotation: Annotation as parsed by griffe.
+        scope: Object that contains the annotation, to look up the names in it.
     """
     match annotation:
         case "None":
@@ -72,7 +72,7 @@ def to_type(annotation: str | griffe.Expr, scope: griffe.Object) -> Any:
 
 
 def type_of_default(value: Any) -> Any:
-    """Return the type of a parameter without annotation, judged by its default; 0 may be a fraction too."""
+    """Return the type of a parameter without annotation from its default; a default of 0 allows fractions too."""
     if value is UNKNOWN:
         return Unwritable
     if isinstance(value, bool | str):
@@ -81,11 +81,12 @@ def type_of_default(value: Any) -> Any:
 
 
 def to_value(expression: str | griffe.Expr, scope: griffe.Object) -> Any:
-    """Return the value of a constant expression: literals, fractions, tuples and names of such; or UNKNOWN."""
+    """Evaluate a constant expression of literals, fractions, tuples and names of constants, or return UNKNOWN."""
     match expression:
         case griffe.ExprTuple(elements=items):
             values = tuple(to_value(item, scope) for item in items)
             return UNKNOWN if UNKNOWN in values else values
+        # a default such as `1.0 / 3` in torch, which literal_eval rejects
         case griffe.ExprBinOp(left=left, operator="/", right=right):
             numbers = to_value(left, scope), to_value(right, scope)
             return UNKNOWN if UNKNOWN in numbers else numbers[0] / numbers[1]
@@ -98,12 +99,13 @@ def to_value(expression: str | griffe.Expr, scope: griffe.Object) -> Any:
 
 
 def _named(name: str, scope: griffe.Object) -> Any:
-    """Return the type of a name: a known one, an alias such as `Fill = int | float`, or an enumeration."""
+    """Return the type of a name: a known type, an alias such as `Fill = int | float`, or an enumeration."""
     if name in _NAMED:
         return _NAMED[name]
     found = resolve(scope, name)
     if isinstance(found, griffe.Attribute) and found.value is not None and found.parent:
         return to_type(found.value, found.parent)
+    # by the name of the base, since the source of the enum module is not loaded
     if isinstance(found, griffe.Class) and any("Enum" in str(base) for base in found.bases):
         members = [m for m in found.members.values() if isinstance(m, griffe.Attribute)]
         values = {m.name: to_value(m.value or "", found) for m in members}
@@ -116,13 +118,13 @@ def _generic(name: str, arguments: list[str | griffe.Expr], scope: griffe.Object
         return _Literal[tuple(to_value(a, scope) for a in arguments)]
     types = [to_type(a, scope) for a in arguments if a != "..."]
     if name == "Annotated":
-        return types[0]
+        return types[0]  # without the metadata, which only the annotated code understands
     if name in ("Optional", "Union"):
         return _either([*types, NoneType] if name == "Optional" else types)
     if Unwritable in types:
         return Unwritable
     if name in _LISTS:
-        return list.__class_getitem__(types[0])
+        return list.__class_getitem__(types[0])  # list[...] with a computed argument is an error for mypy
     if name in _TUPLES:
         items = (types[0], ...) if "..." in arguments else tuple(types)
         return _Annotated[tuple.__class_getitem__(items), Strict(False)]
@@ -132,14 +134,14 @@ def _generic(name: str, arguments: list[str | griffe.Expr], scope: griffe.Object
 
 
 def _either(types: list[Any]) -> Any:
-    """Return the union of those types that YAML can say."""
+    """Return the union of the types that YAML can express, or Unwritable."""
     types = [t for t in types if t is not Unwritable]
     values = [t for t in types if t is not NoneType]
     if not values:
         return Unwritable
     if any(_MEMBER in get_args(t) for t in types):
-        types = [t for t in types if t is not str]  # the members are all the text that has a meaning
-    if any(t != _TENSOR for t in values):
+        types = [t for t in types if t is not str]  # only the members are valid text
+    if any(t != _TENSOR for t in values):  # a simpler type is enough, see to_type
         types = [t for t in types if t != _TENSOR]
     return _Union[tuple(types)]
 

@@ -1,4 +1,4 @@
-"""Base classes of the sections of a config: strict types, and settings that depend on a name."""
+"""Define the base classes of config sections: strict types, and settings that depend on a name."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class OptionsSection(Section):
     @classmethod
     def _collect_options(cls, data: Any) -> Any:
         if not isinstance(data, Mapping):
-            return data
+            return data  # pydantic reports it
         own = {key: data[key] for key in settings(cls) if key in data}
         return own | {"options": {key: value for key, value in data.items() if key not in own}}
 
@@ -47,6 +47,7 @@ class OptionsSection(Section):
     def _spread_options(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data: dict[str, Any] = handler(self)
         options = data.pop("options")
+        # first what decides which options are valid, as people write it
         head = {key: data.pop(key) for key in ("name", "target", "match") if key in data}
         named = {key: value for key, value in head.items() if value is not None}
         return {**named, **options, **data}
@@ -64,7 +65,7 @@ class NamedSection(OptionsSection):
     @field_validator("name", mode="before")
     @classmethod
     def _find_name(cls, name: Any) -> str | None:
-        if name in (None, ""):
+        if name in (None, ""):  # "" is the default of OptimSection.name, which has to be text
             if cls.name_is_optional or "target" in cls.model_fields:
                 return None
             raise_problem(f"missing, expected {cls.vocabulary.expected()}")
@@ -82,7 +83,7 @@ class NamedSection(OptionsSection):
         if name is None:
             if "target" not in cls.model_fields:
                 cls._refuse_options_of_nothing(options)
-            return options
+            return options  # the target takes them, and is imported only when the run is built
         entry = cls.vocabulary.find(name)
         assert entry, "a name that was validated is known"
         others = [key for key in settings(cls) if key not in ("name", "target")]
@@ -92,7 +93,7 @@ class NamedSection(OptionsSection):
 
     @classmethod
     def _refuse_options_of_nothing(cls, options: Mapping[str, Any]) -> None:
-        """Raise an error for options that nothing takes, since the section names nothing."""
+        """Raise the problem of each option in a section that names nothing to take it."""
         text = f"unknown setting while no {cls.vocabulary.noun} is named, expected {list_choices(settings(cls))}"
         raise_problems([Problem((key,), text, is_about_key=True) for key in options], in_parent=True)
 

@@ -1,4 +1,4 @@
-"""The sections that name something: model, data, loss, optim, schedule."""
+"""Define the sections with a name: model, data, loss, optim, schedule."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class GroupSection(OptionsSection):
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """The patterns as a tuple, even if there is only one."""
+        """The patterns as a tuple, also for a single pattern."""
         return (self.match,) if isinstance(self.match, str) else self.match
 
 
@@ -91,7 +91,7 @@ class OptimSection(NamedSection):
     @model_validator(mode="before")
     @classmethod
     def _drop_watched(cls, data: Any) -> Any:
-        """Ignore `watched: false`, which stands in the configs of older runs; refuse other values of it."""
+        """Ignore `watched: false`, which configs of older runs contain, and refuse other values of `watched`."""
         if not isinstance(data, Mapping) or "watched" not in data:
             return data
         if data["watched"] is not False:
@@ -109,6 +109,7 @@ class OptimSection(NamedSection):
         checked: list[GroupSection] = []
         found: list[Problem] = []
         for i, group in enumerate(groups):
+            # partial: the optimizer's own settings may have set what is required
             options, below = check_options(entry.read(), group.options, others=["match"], partial=True)
             found += [p.below(i) for p in below]
             checked.append(group.model_copy(update={"options": options}))

@@ -1,4 +1,4 @@
-"""The whole config: its sections, with the type, default and meaning of every setting."""
+"""Define the whole config: its sections, with the type, default and meaning of every setting."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill_empty_sections(cls, data: Any) -> Any:
-        """Take `watch:` without anything below it, and `schedule: null`, as a section with nothing set."""
+        """Read `watch:` with nothing below it, and `schedule: null`, as a section without settings."""
         if not isinstance(data, Mapping):
             return data
         return {key: {} if value is None and key in cls.model_fields else value for key, value in data.items()}
@@ -113,5 +113,5 @@ class Config(Section):
         return checked
 
     def to_yaml(self) -> str:
-        """Return the config with every default written out, as text that loads back equal."""
+        """Convert the config to YAML that contains every default and loads back equal."""
         return yaml12.write(self.model_dump(mode="json"))

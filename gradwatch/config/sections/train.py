@@ -1,4 +1,4 @@
-"""The section `train`: how long, on what, in which precision, and what is done to gradients and memory."""
+"""Define the section `train`: length, device, precision, and the handling of gradients, memory and failures."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ Device = Annotated[
 
 
 def exactly_one_with(other: str) -> AfterValidator:
-    """Return a validator that demands this setting or another one, declared before it, but not both."""
+    """Return a validator that requires this setting or another setting, declared before it, but not both."""
 
     def check(value: Any, info: ValidationInfo) -> Any:
+        # the other setting is not in info.data if its own value was wrong, which is already a problem
         if other in info.data and (value is None) == (info.data[other] is None):
             got = f"neither {other} nor" if value is None else f"both {other} and"
             raise_problem(f"has {got} {info.field_name}, expected exactly one of them", in_parent=True)
