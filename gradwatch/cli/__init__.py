@@ -66,7 +66,7 @@ def main(args: Sequence[str] | None = None) -> int:
     Args:
         args: Arguments after `gradwatch`; by default those of this process.
     """
-    with warnings.catch_warnings():
+    with warnings.catch_warnings():  # restores showwarning for a caller in the same process, such as a test
         warnings.showwarning = show_warning
         return _run(args)
 
@@ -74,12 +74,13 @@ def main(args: Sequence[str] | None = None) -> int:
 def _run(args: Sequence[str] | None) -> int:
     try:
         app(args=args, prog_name="gradwatch")
-    except SystemExit as end:  # the way in which typer ends, also for its own usage errors (2)
+    except SystemExit as end:  # typer always ends with it, also for its own usage errors (2)
+        # an exit without a code is 0, and an exit with a message instead of a code is 1
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except GradwatchError as error:
         print_mistake(error)
         return 2
-    except Exception as error:
+    except Exception as error:  # Python's own exit code would be 1, which means findings here
         print_crash(error)
         return CRASHED
     return 0

@@ -1,4 +1,4 @@
-"""Show help without `<bool>` next to flags, and a hint if a setting lacks its `--set`."""
+"""Customize typer's commands: help without `<bool>` next to flags, and a hint if a setting lacks its `--set`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, final
 from typer.core import TyperCommand, TyperGroup
 
 _SETTING = re.compile(r"[\w-]+(\.[\w-]+)*=.*")
-"""An argument such as `optim.lr=3e-4`, as Hydra and OmegaConf take it."""
+"""An argument such as `optim.lr=3e-4`, as in Hydra and OmegaConf."""
 
 
 @final
@@ -17,7 +17,7 @@ class Group(TyperGroup):
     """The app as a whole: its options and the list of commands."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters, flags without a metavar."""
+        """Return the parameters, with an empty metavar for flags."""
         return _without_flag_types(super().get_params(ctx))
 
 
@@ -28,13 +28,13 @@ class Command(TyperCommand):
     allow_extra_args = True  # refused below, with a hint that typer does not give
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters, flags without a metavar."""
+        """Return the parameters, with an empty metavar for flags."""
         return _without_flag_types(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments, and end with a usage error if some are surplus."""
         parsed = super().parse_args(ctx, args)
-        if ctx.args and not ctx.resilient_parsing:
+        if ctx.args and not ctx.resilient_parsing:  # resilient: shell completion, which must not fail
             ctx.fail(surplus(ctx.args, takes_settings="overrides" in ctx.params))
         return parsed
 

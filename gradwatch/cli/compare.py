@@ -68,13 +68,14 @@ def command(
         write(comparison.dumps(found, runs, changed) + "\n")
     else:
         comparison.print_comparison(output(), found, runs, changed)
+    # by kind and layer, not by step: the same finding at another step is not new
     known = {(f.kind, f.layer) for f in runs[0].findings}
     news = (f for f in runs[1].findings if (f.kind, f.layer) not in known)
     raise typer.Exit(exit_code(news, fail_on) or (FINDINGS if _is_apart(found, require) else 0))
 
 
 def _is_apart(found: Comparison, require: Agreement) -> bool:
-    """Return whether two histories agree less than required; histories without a common step do not agree."""
+    """Return whether two histories agree less than required; without a common step, they do not agree."""
     if require == "nothing":
         return False
     return not found.steps or (found.bits if require == "bits" else found.rounding) is not None

@@ -165,11 +165,12 @@ def command(
 
 
 def _write_report(target: Path | None, run: Path, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
-    """Write report.html into the run, or to `target`, and print its path."""
+    """Write report.html into the run directory, or to `target`, and print its path."""
     from gradwatch.errors import RunError
     from gradwatch.render.report.sink import NAME, write_report
 
     config, path = run / "config.yaml", target or run / NAME
+    # a run of a user's own loop has no config.yaml
     text = config.read_text(encoding="utf-8", errors="replace") if config.is_file() else ""
     try:
         write_report(path, history, diagnoses, run=run, config_text=text)
@@ -186,7 +187,7 @@ def _ending(run: Path) -> str:
         "running": "the run is still in progress, or its process was killed",
         "interrupted": "the run was interrupted",
         "failed": "the run ended with an error",
-    }.get(status(run), "")
+    }.get(status(run), "")  # a finished run needs no note
     can_resume = ending and any((run / "checkpoints").glob("step-*"))
     return f"{ending}; to continue it: gradwatch train --resume {run}" if can_resume else ending
 
@@ -198,5 +199,6 @@ def _redetected(history: History, run: Path, overrides: list[str]) -> History:
     from gradwatch.pipeline.redetect import redetect
 
     config = run / "config.yaml"
+    # only the section `detect`: a run must stay readable if another section is no longer valid
     settings = load_detect(config if config.is_file() else None, overrides)
     return redetect(history, detectors(settings))

@@ -80,7 +80,7 @@ def keyword(parameter: Parameter) -> str:
 def print_rows(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> None:
     """Print rows as a table on a terminal, otherwise as lines with tabs between the columns."""
     console = output()
-    if not console.is_terminal:
+    if not console.is_terminal:  # for grep and cut: no wrapping, no frame
         write("".join("\t".join(row).rstrip("\t") + "\n" for row in rows))
         return
     from rich import box

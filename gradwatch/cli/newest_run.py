@@ -1,4 +1,4 @@
-"""Find the newest run, for commands that were given none."""
+"""Find the newest run, for commands without a RUN argument."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from gradwatch.cli.output.console import print_message
 from gradwatch.errors import GradwatchError, RunError
 
 RUNS = Path("runs")
-"""Folder to look in: the default of `run.out`."""
+"""Folder to search: the default of `run.out`."""
 
 
 def run_or_newest(run: Path | None, *, command: str) -> Path:
-    """Return the given run or, without one, the newest run under `runs/`, which is named on standard error.
+    """Return the given run or, without one, the newest run under `runs/`, and note it on standard error.
 
     Args:
         run: Run directory as given, or None.
-        command: Command that asks, for the message.
+        command: Name of the calling command, for the message.
 
     Raises:
         GradwatchError: No run was given, and there is none under `runs/`.
@@ -41,5 +41,5 @@ def _newest(folder: Path) -> Path | None:
         try:
             found.append(summarize(directory))
         except RunError:
-            continue  # `gradwatch runs` says what is wrong with it
+            continue  # `gradwatch runs` reports it
     return max(found, key=lambda run: run.created).path if found else None

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the exit code that they agree on."""
+"""Define the options and the exit code that several commands share."""
 
 from __future__ import annotations
 

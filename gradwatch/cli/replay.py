@@ -66,6 +66,7 @@ def command(
 
     run = run_or_newest(run, command="replay")
     done = rerun(run, step=step, until=until)
+    # the first bad step of several, else the replayed step
     bad = next((s.step for s in done.steps if not (math.isfinite(s.loss) and math.isfinite(s.norm))), None)
     searched = (
         locate_in_run(run, done.step if bad is None else bad)

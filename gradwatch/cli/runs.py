@@ -57,7 +57,7 @@ def command(
         print_message("note", f"no runs in {folder}")
         return
     console = output()
-    if console.is_terminal:
+    if console.is_terminal:  # else one line per run, for programs
         runs.print_runs(console, rows, now=now)
     else:
         write(runs.lines(rows, now=now))

@@ -1,4 +1,4 @@
-"""Run `gradwatch diagnose --verify`, --patch and --try: train again with changes, and write the cure."""
+"""Run `gradwatch diagnose` with --verify, --patch or --try: train again with changes, and write the cure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class VerifyOptions:
 
     @property
     def is_any(self) -> bool:
-        """Whether there is any such task."""
+        """Whether any of these tasks is requested."""
         return self.verify or self.patch is not None or self.steps is not None
 
 
@@ -70,7 +70,7 @@ class VerifyReport:
         from gradwatch.replay.cure import to_yaml
 
         verification.print_verifications(console, self.verifications)
-        if self.options.verify and not self.verifications:
+        if self.options.verify and not self.verifications:  # else --verify would print nothing at all
             console.print("nothing to verify: all findings are info")
         if self.verifications:
             text = to_yaml(self.cure, run=self.run) if self.cure else ""
@@ -97,6 +97,7 @@ def verify_run(run: Path, history: History, diagnoses: Sequence[Diagnosis], opti
     runner = TrialRunner(run, history, deadline=time.perf_counter() + options.within_s)
     verifications: tuple[Verification, ...] = ()
     cure = None
+    # --try without --with compares the cure, which only a verification finds
     if options.verify or options.patch or not options.change:
         verifications = verify(runner, diagnoses)
         cure = curing.find_cure(runner, verifications)

@@ -1,4 +1,4 @@
-"""Print a located operation: where it is, its values, the cause, and the path to it."""
+"""Print a located operation: its place, its values, the cause, and the path to it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def print_located(console: Console, located: Located | None, *, step: int, since
     """Print the first bad operation of a step.
 
     Args:
-        console: Where to.
+        console: Console to print to.
         located: The operation, or None if there is none.
         step: The step.
         since: Step whose update made the weight bad, if a weight is the cause and the step is known.
@@ -51,7 +51,7 @@ def grid(rows: Iterable[Row]) -> Table:
 
 
 def located_rows(located: Located, since: int | None, *, brief: bool = False) -> Iterator[Row]:
-    """Yield the rows on an operation: its place, inputs, outputs and cause, and the path to it.
+    """Yield the rows about an operation: its place, inputs, outputs and cause, and the path to it.
 
     Args:
         located: The operation.
@@ -92,7 +92,7 @@ def _module(operation: Operation) -> str:
 
 def _value(value: Value) -> str:
     text = f"{'x'.join(map(str, value.shape)) or 'scalar'} {value.dtype}"
-    if value.low == value.low:
+    if value.low == value.low:  # nan if no value is finite, or if the dtype is not floating
         low, high = units.number(value.low), units.number(value.high)
         text += f", {low}" if low == high else f", {low} to {high}"
     if value.bad:
@@ -105,6 +105,7 @@ def _value(value: Value) -> str:
 
 def _chain(chain: Sequence[Operation]) -> str:
     names = [f"{o.module}: {o.name}" if o.module else o.name for o in chain]
+    # consecutive operations with equal labels add nothing
     names = [name for i, name in enumerate(names) if i == 0 or name != names[i - 1]]
     if len(names) > LINKS + 1:
         names = [names[0], f"({len(names) - LINKS - 1} more)", *names[-LINKS:]]

@@ -15,7 +15,7 @@ _STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
 
 
 class PipeConsole(Console):
-    """A console that stays silent after its reader has closed the pipe, as in `gradwatch list models | head`."""
+    """A console that stops writing after its reader has closed the pipe, as in `gradwatch list models | head`."""
 
     def on_broken_pipe(self) -> None:
         """Continue without writing; rich would end the process with code 1, which means findings here."""
@@ -37,7 +37,8 @@ def print_message(kind: Literal["error", "warning", "note"], text: str | Text) -
     console = Console(stderr=True)
     with console.capture() as captured:
         console.print(Text.assemble((f"{kind}: ", _STYLES[kind]), text), soft_wrap=True)
-    _write(sys.stderr, captured.get())  # not by the console, which would write into the middle of a live view
+    # not through the console, which would write into the middle of a live view
+    _write(sys.stderr, captured.get())
 
 
 def show_warning(
@@ -48,7 +49,7 @@ def show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Show a Python warning in one line, with its place if the user's own code gave it."""
+    """Show a Python warning on one line, with its location if the user's own code raised it."""
     text = " ".join(str(message).split()).removeprefix("gradwatch: ")
     place = f" ({shown_path(filename)}, line {lineno})" if is_users(filename) else ""
     print_message("warning", text + place)
@@ -58,9 +59,10 @@ def _write(stream: TextIO, text: str) -> None:
     try:
         stream.write(text)
         stream.flush()
-    except BrokenPipeError:
+    except BrokenPipeError:  # as in `gradwatch runs | head`
         _send_nowhere(stream)
 
 
 def _send_nowhere(stream: IO[str]) -> None:
+    # at the level of the file descriptor: Python flushes the stream again at exit, which would fail
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

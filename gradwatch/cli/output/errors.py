@@ -1,4 +1,4 @@
-"""Show why a command ended: a mistake as one message, an exception of the user's own code with its traceback."""
+"""Show why a command ended: a mistake as a message, an exception in the user's own code with its traceback."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gradwatch.cli.output.problems import shown_problem
 from gradwatch.errors import PACKAGE, ConfigError, GradwatchError, is_users
 
 BETWEEN = ("torch/nn/modules/module.py", "torch/_dynamo/eval_frame.py", "torch/utils/_contextlib.py")
-"""Files of torch that only pass a call on; a traceback has several of their frames per module."""
+"""Files of torch that only pass on calls; a traceback has several of their frames per module."""
 
 
 def print_mistake(error: GradwatchError) -> None:
-    """Show a mistake that the user can fix, and the notes on it; of a config, each problem with its line."""
+    """Show a mistake that the user can fix and its notes; for a config, show each problem with its line."""
     problems = error.problems if isinstance(error, ConfigError) else ()
     for problem in problems:
         print_message("error", shown_problem(problem).append("\n" if len(problems) > 1 else ""))
@@ -27,14 +27,14 @@ def print_mistake(error: GradwatchError) -> None:
 
 
 def print_crash(error: Exception) -> None:
-    """Show an unexpected exception; if it passed through the user's own code, its traceback begins there."""
+    """Show an unexpected exception; its traceback begins in the user's own code, if it passed through that."""
     notes = getattr(error, "__notes__", [])
     trace = TracebackException.from_exception(error)
     trace.__notes__ = None  # printed below, each on its own line
     part: TracebackException | None = trace
     while part:
         part.stack[:] = _frames_that_tell(part.stack)
-        part = part.__cause__ or part.__context__
+        part = part.__cause__ or part.__context__  # the chained exceptions are formatted too
     sys.stderr.write("".join(trace.format()))
     for note in notes:
         print_message("note", note)
@@ -47,9 +47,10 @@ def show_notes(error: BaseException) -> None:
 
 
 def _frames_that_tell(stack: traceback.StackSummary) -> list[FrameSummary]:
-    """Return the frames from the user's first one to the end; without one, all below the frames of the CLI."""
+    """Return the frames from the user's first frame to the end; without one, all frames below the CLI."""
     ours = str(PACKAGE / "cli")
     first = next((i for i, f in enumerate(stack) if is_users(f.filename)), None)
     if first is None:
         first = max((i + 1 for i, f in enumerate(stack) if f.filename.startswith(ours)), default=0)
+    # never empty: an exception inside such a file alone keeps its frames
     return [f for f in stack[first:] if not f.filename.endswith(BETWEEN)] or list(stack)

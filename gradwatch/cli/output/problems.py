@@ -1,4 +1,4 @@
-"""Show a problem of a config as compilers do: the message, the place, the line with a caret, and what to do."""
+"""Show a problem of a config in the style of a compiler: message, place, line with a caret, and remedy."""
 
 from __future__ import annotations
 
@@ -38,5 +38,6 @@ def _shown_excerpt(excerpt: Excerpt, margin: str) -> Iterator[Text]:
     number = str(excerpt.line or " ")
     yield Text(f"{margin} |", _FRAME)
     yield Text.assemble((f"{number} | ", _FRAME), text)
+    # in terminal cells, since a character such as a Chinese one takes two
     pointer = "^" * max(cell_len(text[start : start + excerpt.width]), 1)
     yield Text.assemble((f"{margin} | ", _FRAME), " " * cell_len(text[:start]), (pointer, _CARET))

@@ -1,4 +1,4 @@
-"""Print replayed steps and how they compare with the recording."""
+"""Print replayed steps and their comparison with the recording."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEPS = 12
 
 
 def print_rerun(console: Console, rerun: Rerun) -> None:
-    """Print whether the steps are bit-identical, and what differs."""
+    """Print whether the steps are bit-identical, and the differences."""
     signs = glyphs(console)
     which = f"step {rerun.step:,}" if rerun.step == rerun.until else f"steps {rerun.step:,} to {rerun.until:,}"
     if rerun.is_same:
@@ -58,6 +58,7 @@ def _rows(rerun: Rerun) -> Iterator[Row]:
         yield "data", "a batch has changed: the data are different, or are read differently"
     for name, (then, now) in rerun.machine.items():
         yield "machine", f"{name} was {then}, is {now}"
+    # a changed batch has its own line above; its hash means nothing to a reader
     shown = [difference for difference in rerun.differences if difference.statistic != "batch_hash"]
     for i, difference in enumerate(shown[:DIFFERENCES]):
         yield "" if i else "differs", _difference(difference)

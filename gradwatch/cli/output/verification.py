@@ -39,10 +39,10 @@ def print_cure(console: Console, cure: Cure | None, text: str, *, path: Path | N
     """Print a cure and its effect, or that there is none.
 
     Args:
-        console: Where to print.
+        console: Console to print to.
         cure: The cure, or None.
         text: The cure as YAML.
-        path: File that it was written to, or None.
+        path: File with the written cure, or None.
     """
     console.print()
     if cure is None:
@@ -55,6 +55,7 @@ def print_cure(console: Console, cure: Cure | None, text: str, *, path: Path | N
     if not math.isnan(cure.accuracy):
         line.append(f", validation accuracy {units.percent(cure.accuracy)}")
     console.print(line)
+    # the comments are for the file; here, the lines above say the same
     lines = [line for line in text.splitlines() if not line.startswith("# ")]
     console.print(grid([("", Text("\n".join(lines), CODE))]))
     if path:
@@ -80,7 +81,7 @@ def print_comparison(console: Console, comparison: ConfigComparison) -> None:
 
 
 def conclusions(comparison: ConfigComparison) -> Iterator[str]:
-    """Yield the conclusions on a change: whether the findings are gone, and how much better the loss is."""
+    """Yield the conclusions about a change: whether the findings are gone, and how much better the loss is."""
     for kind, (seeds, gone) in comparison.resolved.items():
         yield f"{kind}: gone in {gone} of {seeds}"
     if not comparison.resolved:

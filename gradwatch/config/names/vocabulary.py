@@ -125,5 +125,5 @@ def snake_case(name: str, *, suffix: str = "") -> str:
 
 def _starts_word(name: str, i: int) -> bool:
     before, after = name[i - 1 : i], name[i + 1 : i + 2]
-    # also at the last capital of several: the L of `CTCLoss` starts a word, its T and second C do not
+    # a capital after a capital starts a word only before a small letter: `n_adam` for `NAdam`, but `asgd` for `ASGD`
     return i > 0 and name[i].isupper() and (before.islower() or (before.isupper() and after.islower()))
