@@ -164,7 +164,7 @@ def scaler(config: Config, device: torch.device) -> torch.amp.GradScaler | None:
 
 
 def sinks(config: Config, directory: Path, *, log_format: LogFormat, resumed_at: int | None) -> tuple[Sink, ...]:
-    """Build the sinks of this package that are enabled, and those of the entry points `gradwatch.sinks`.
+    """Build the enabled sinks of this package and the sinks of the entry points `gradwatch.sinks`.
 
     Args:
         config: The run's config.

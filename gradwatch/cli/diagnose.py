@@ -199,6 +199,6 @@ def _redetected(history: History, run: Path, overrides: list[str]) -> History:
     from gradwatch.pipeline.redetect import redetect
 
     config = run / "config.yaml"
-    # only the section `detect`: a run must stay readable if another section is no longer valid
+    # only the section `detect`: problems in other sections do not matter here
     settings = load_detect(config if config.is_file() else None, overrides)
     return redetect(history, detectors(settings))

@@ -57,7 +57,7 @@ def make_schema() -> Schema:
 
 
 def library_versions() -> str:
-    """Return the versions of the libraries whose names and keyword arguments are in the schema."""
+    """Return the versions of the libraries that the schema takes names and keyword arguments from."""
     names = ("torch", "torchvision")
     # without a local version such as +cpu, which does not change the signatures
     return " and ".join(f"{name} {importlib.metadata.version(name).partition('+')[0]}" for name in names)

@@ -104,7 +104,6 @@ def _problem(kind: str, key: Key, *, data: Any, model: type[BaseModel]) -> Probl
 
 
 def _field(model: type[BaseModel], key: Key) -> tuple[Any, Sequence[Any]]:
-    """Return the type and metadata of the field at a key."""
     allowed: Any = model
     metadata: Sequence[Any] = ()
     for part in key:

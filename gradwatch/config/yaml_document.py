@@ -38,7 +38,7 @@ class Document:
 
     def __init__(self, text: str, *, file: str) -> None:
         self.file = file
-        self._malformed: list[Problem] = []
+        self._malformed: list[Problem] = []  # overrides without a valid key, so without a line to sort by
         self._overrides: list[tuple[Key, Source]] = []
         try:
             root = yaml12.compose(text)

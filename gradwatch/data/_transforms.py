@@ -121,8 +121,7 @@ def apply(splits: Splits, *, transform: Sequence[Name] = (), augment: Sequence[N
     """Return the splits with transformed inputs, and with the spec of the transformed inputs.
 
     Args:
-        splits: Samples with float32 images of shape (C, H, W) from 0 to 1 as inputs, or any tensors that the
-            transforms accept.
+        splits: Inputs are float32 images of shape (C, H, W) from 0 to 1, or any tensors that the transforms accept.
         transform: Transforms of both parts, in this order.
         augment: Transforms of the training samples only, before `transform`: they see the colors of an image, and a
             normalization comes last.

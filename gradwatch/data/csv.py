@@ -99,7 +99,7 @@ def _column(wanted: str | int, names: list[str], *, key: str) -> int:
 
 
 def _numbers(rows: Rows, column: int, *, names: list[str], first_line: int) -> NDArray[np.float64]:
-    """Return a column as numbers, shape (N,), or raise an error with the first cell that is not a finite number."""
+    """Return a column as numbers, shape (N,), or raise an error with the first cell that is no finite number."""
     cells = [row[column] for row in rows]
     try:
         values = np.array(cells, np.float64)

@@ -42,7 +42,7 @@ class Block(nn.Module):
         self.norm = NORMALIZATIONS[normalization](outputs)
         self.act = ACTIVATIONS[activation]()
         self.dropout = nn.Dropout(dropout)
-        self.residual = residual and inputs == outputs
+        self.residual = residual and inputs == outputs  # the first block usually changes the width
 
     def forward(self, x_NI: Tensor) -> Tensor:
         """Return the output, shape (N, O)."""

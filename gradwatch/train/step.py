@@ -194,7 +194,6 @@ class Stepper:
 
 
 def _shapes(inputs: Any) -> str:
-    """Return the shape and type of a batch's inputs, for a message."""
     if isinstance(inputs, Tensor):
         return f"shape {tuple(inputs.shape)} and type {inputs.dtype}"
     return f"type {type(inputs).__name__}"

@@ -106,6 +106,7 @@ class TrainingState:
         optimizer = build.optimizer(config.optim, model)
         scaler = build.scaler(config, device)
         steps_per_epoch = math.ceil(len(batches) / config.train.accumulate)  # the last step may have fewer batches
+        # the config has exactly one of both
         total_steps = config.train.steps or steps_per_epoch * (config.train.epochs or 0)
         epochs = math.ceil(total_steps / steps_per_epoch)
         length = total_steps if config.schedule.per == "step" else epochs
@@ -170,6 +171,7 @@ class TrainingState:
                 f"{self._span_setting}: got {self.total_steps:,} steps, but the run has made {self.progress.step:,}; "
                 f"{self.resume_hint}"
             )
+        # with per: epoch, the schedule's total_steps counts epochs
         span = getattr(self.schedule, "total_steps", None)
         if span is not None and self.config.schedule.per == "step" and self.total_steps > span:
             raise GradwatchError(

@@ -68,6 +68,7 @@ def check_options(
             found.append(describe_unknown(key, owner=signature.name, known=[*names, *others]))
     model = make_options_model(signature, partial=partial)
     try:
+        # exclude_unset: only the settings that the config has are passed on
         checked = model.model_validate(given).model_dump(by_alias=True, exclude_unset=True)
     except ValidationError as error:
         checked = given  # unchecked, but the problems below end the loading anyway
@@ -84,6 +85,7 @@ def make_options_model(signature: Signature, *, partial: bool = False) -> type[B
         default = ... if p.required and not partial else None if p.default is UNKNOWN else p.default
         # aliases, because a parameter may have the name of a method of pydantic, such as `copy`
         fields[f"parameter_{i}"] = (p.type, Field(default=default, alias=p.name, description=p.doc or None))
+    # extra: an open signature accepts any name; check_options has refused the names that a closed one lacks
     config = ConfigDict(strict=True, extra="allow", ser_json_inf_nan="constants")
     made: type[BaseModel] = create_model(signature.name, __config__=config, **fields)
     return made

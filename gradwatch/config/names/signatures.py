@@ -16,6 +16,7 @@ from gradwatch.config.names.sources import final_object, resolve
 from gradwatch.config.names.yaml_types import UNKNOWN, Unwritable, to_type, to_value, type_of_default
 from gradwatch.config.wording import show
 
+# a period before a capital letter or code: `e.g. this` ends no sentence
 _SENTENCE_END = re.compile(r"(?<=[\w)`]\.)\s+(?=[A-Z`])")
 
 
@@ -96,6 +97,7 @@ def read_signature(
         for p in map(_parameter, parameters)
         if p.name not in hidden and p.name[0] != "_"
     ]
+    # an optional parameter that YAML cannot express is only hidden, a required one makes the whole name unusable
     needed = [p.name for p in shown if p.required and p.type is Unwritable]
     return Signature(
         name=called or found.name,

@@ -50,8 +50,8 @@ _Annotated: Any = Annotated
 def to_type(annotation: str | griffe.Expr, scope: griffe.Object) -> Any:
     """Return the type of the YAML values for an annotation, or Unwritable.
 
-    YAML has the name of a torch dtype, and the value of an enumeration's member if it is text, else the member's name.
-    A tensor is a list of numbers, unless a simpler type is allowed. A union keeps the members that YAML can express.
+    YAML has the name of a torch dtype. A member of an enumeration is its value if that is text, else its name. A
+    tensor is a list of numbers, unless a simpler type is allowed. A union keeps the members that YAML can express.
 
     Args:
         annotation: Annotation as parsed by griffe.

@@ -19,6 +19,7 @@ Device = Annotated[
 def exactly_one_with(other: str) -> AfterValidator:
     """Return a validator that requires this setting or another setting, declared before it, but not both."""
 
+    # both fields default to None, so the later one needs validate_default: the check must run if neither is set
     def check(value: Any, info: ValidationInfo) -> Any:
         # the other setting is not in info.data if its own value was wrong, which is already a problem
         if other in info.data and (value is None) == (info.data[other] is None):
