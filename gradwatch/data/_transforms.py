@@ -136,6 +136,7 @@ def apply(splits: Splits, *, transform: Sequence[Name] = (), augment: Sequence[N
     train = _wrap(splits.train, Chain(before.steps + after.steps))
     val = None if splits.val is None else _wrap(splits.val, after)
     shape = _try(train, key=" and ".join(used))
+    # one model gets both parts, so their inputs need one shape
     if val is not None and (val_shape := _try(val, key="data.transform")) != shape:
         raise GradwatchError(
             f"data.augment: makes inputs of shape {shape}, but validation has {val_shape}; expected the same for both, "
@@ -178,6 +179,7 @@ def _step(name: Name, *, key: str) -> Step:
         raise GradwatchError(
             f"{key}: got '{name}', expected a class of torchvision.transforms.v2{did_you_mean(str(name), known)}"
         )
+    # `or {}`: a YAML mapping `{RandomHorizontalFlip: }` has null as its arguments
     return _call(getattr(v2, name), _converted(options or {}, key=f"{key}.{name}"), name=name, key=key)
 
 

@@ -65,7 +65,7 @@ def _read(path: Path, wanted: dict[str, str]) -> dict[str, Array]:
     """Return the wanted arrays by their keyword, after checks: numbers, finite, as many inputs as targets."""
     if not path.exists():
         raise GradwatchError(f"data.file: no file {path.absolute()}, expected a NumPy .npz")
-    if not zipfile.is_zipfile(path):  # np.load would read a .npy or a pickle, or fail with an unclear message
+    if not zipfile.is_zipfile(path):  # np.load accepts a .npy file too
         raise GradwatchError(f"data.file: {path} is no NumPy .npz; write one with numpy.savez(file, x=..., y=...)")
     try:
         with np.load(path, allow_pickle=False) as file:

@@ -87,7 +87,7 @@ def _segment(container: nn.Sequential | nn.ModuleList, k: int) -> int:
         return len(blocks)
     segments = [nn.Sequential(*blocks[i : i + k]) for i in range(0, len(blocks), k)]
     for segment in segments:
-        _recompute(segment, mode_of=container)  # model.train() and eval() do not reach a segment: it is no submodule
+        _recompute(segment, mode_of=container)  # not a submodule, so model.train() does not reach it
 
     def forward(x: Any) -> Any:
         for segment in segments:

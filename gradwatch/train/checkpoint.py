@@ -46,7 +46,7 @@ def save(root: Path, state: Mapping[str, Any], *, step: int, keep: int, best: bo
     data, tensors = codec.encode(dict(state))
     final_path = root / f"step-{step:06d}"
     work = final_path.with_name(final_path.name + UNFINISHED)
-    needed = sum(t.numel() * t.element_size() for t in tensors.values())
+    needed = sum(t.numel() * t.element_size() for t in tensors.values())  # for the message if the disk is full
     try:
         root.mkdir(parents=True, exist_ok=True)
         _clean(root)

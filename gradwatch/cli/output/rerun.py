@@ -44,6 +44,7 @@ def print_rerun(console: Console, rerun: Rerun) -> None:
 
 
 def _rows(rerun: Rerun) -> Iterator[Row]:
+    # weights before step N need the steps up to N - 1
     last = max(rerun.until, *[weights.step - 1 for weights in rerun.weights], rerun.start_step)
     origin = {"incident": "the saved snapshot", "checkpoint": "a checkpoint"}.get(rerun.source)
     yield "replayed", f"steps {rerun.start_step:,} to {last:,}, from {origin or 'the start of the run'}"

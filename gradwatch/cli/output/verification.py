@@ -94,6 +94,7 @@ def conclusions(comparison: ConfigComparison) -> Iterator[str]:
 
 def _gain(comparison: ConfigComparison) -> str:
     """Return how much lower the loss is, as the median over the seeds with finite losses."""
+    # values of two different loss functions do not compare
     pairs = [
         p for p in comparison.pairs if comparison.same_loss and math.isfinite(p.old.loss) and math.isfinite(p.new.loss)
     ]

@@ -30,6 +30,6 @@ class Interrupt:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+        if self.requested:  # the second signal: the user does not want to wait for the save
             raise KeyboardInterrupt
         self.requested = True
