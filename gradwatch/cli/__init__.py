@@ -74,7 +74,7 @@ def main(args: Sequence[str] | None = None) -> int:
 def _run(args: Sequence[str] | None) -> int:
     try:
         app(args=args, prog_name="gradwatch")
-    except SystemExit as end:  # typer always ends with it, also for its own usage errors (2)
+    except SystemExit as end:  # how typer ends, also for its own usage errors (2)
         # an exit without a code is 0, and an exit with a message instead of a code is 1
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except GradwatchError as error:

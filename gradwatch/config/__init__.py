@@ -1,1 +1,1 @@
-"""Strict YAML configs: read, override, validate, describe. Needs no torch."""
+"""Read, override, validate and describe strict YAML configs, without torch."""
