@@ -280,8 +280,9 @@ def _is_stale(session: Session, result: StepResult, evaluation: Evaluation) -> b
     if stop is None:
         return False
     metric = {"val_loss": evaluation.loss, "val_accuracy": -evaluation.accuracy, "loss": result.loss}[stop.metric]
-    # isinf: the first evaluation always counts as an improvement, even with a metric of inf or nan
-    improved = metric < progress.best - stop.min_delta or math.isinf(progress.best)
+    # the first evaluation always counts as an improvement, even with a metric of inf or nan; any number beats nan
+    is_first = math.isinf(progress.best) or (math.isnan(progress.best) and not math.isnan(metric))
+    improved = is_first or metric < progress.best - stop.min_delta
     progress.best, progress.stale = (metric, 0) if improved else (progress.best, progress.stale + 1)
     return progress.stale >= stop.patience
 

@@ -1,12 +1,15 @@
 """What the loop records, evaluates, saves and ends on, as its config says."""
 
+import math
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from gradwatch import load_run
 from gradwatch.config.load import load_config
-from gradwatch.train import checkpoint
+from gradwatch.train import checkpoint, loop
 from gradwatch.train.loop import train
 
 CONFIG = """
@@ -124,3 +127,25 @@ def test_the_learning_rate_of_a_step_is_the_one_it_was_made_with(tmp_path, sched
     history = run(tmp_path, f"schedule={schedule}").history
 
     assert history["lr.0"].tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("losses", "stops_at"),
+    [
+        ([math.nan, math.nan, math.nan, math.nan], 2),
+        ([math.nan, 0.9, 0.8, 0.7, 0.6], None),
+        ([0.5, math.nan, 0.6, 0.7], 2),
+        ([math.inf, 0.9, 0.8], None),
+    ],
+)
+def test_early_stopping_takes_any_number_as_better_than_nan(losses, stops_at):
+    stop = SimpleNamespace(metric="val_loss", patience=2, min_delta=0.0)
+    session = SimpleNamespace(
+        config=SimpleNamespace(train=SimpleNamespace(early_stop=stop)), progress=SimpleNamespace(best=math.inf, stale=0)
+    )
+
+    stale = [
+        loop._is_stale(session, SimpleNamespace(loss=0.0), SimpleNamespace(loss=loss, accuracy=0.0)) for loss in losses
+    ]
+
+    assert next((i for i, is_stale in enumerate(stale) if is_stale), None) == stops_at
