@@ -247,7 +247,7 @@ def _factor(rate: float, bound: float) -> float:
 
 @contextmanager
 def _untouched(model: nn.Module, params: Sequence[Tensor]) -> Iterator[None]:
-    """Put back gradients, buffers and generators; a loss of one's own may call `backward` or train a normalisation."""
+    """Put back gradients, buffers and generators; a loss of one's own may call `backward` or train a normalization."""
     kept: list[tuple[Tensor, Any]] = [(p, p.grad) for p in params]
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
     devices = list({p.device for p in params if p.device.type == "cuda"})

@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 @final
 class InertHook:
-    """Calls a function as a hook. A copy of the hook, made or saved with its module or optimizer, does nothing.
+    """Call a function as a hook. A copy of the hook, made or saved with its module or optimizer, does nothing.
 
     Args:
         callback: Called with the arguments of the hook; None in a copy.

@@ -32,7 +32,7 @@ UNREAD_STEP = 1
 
 @final
 class Inspections:
-    """Makes the structural inspections of a training: its graph at the first steps, the modes of its modules always.
+    """Make the structural inspections of a training: its graph at the first steps, the modes of its modules always.
 
     A loop may hand its loss over as a plain number, without a graph. If the loss function is a module, its results are
     inspected instead, at the first steps; a loop may also call `after_loss`.

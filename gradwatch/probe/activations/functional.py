@@ -83,13 +83,13 @@ class FunctionCall(NamedTuple):
 
     @property
     def is_kept(self) -> bool:
-        """Whether the output is saved in the graph, and not computed again."""
+        """Return whether the output is saved in the graph, and not computed again."""
         return self.function.module is None
 
 
 @final
 class FunctionalActivations:
-    """Reads the outputs of functional activations from the autograd graph of a forward pass.
+    """Read the outputs of functional activations from the autograd graph of a forward pass.
 
     A backward pass frees the tensors that the graph saves; before it they are in memory. Nothing is unpacked: tensors
     behind saved-tensor hooks, as of activation checkpointing and offloading, are ignored. Compiled regions are one node

@@ -309,7 +309,7 @@ class ActivationProbe:
 
     @property
     def _inspects_outermost(self) -> bool:
-        """Whether anything reads the graphs of the outermost modules."""
+        """Return whether anything reads the graphs of the outermost modules."""
         return self.functions is not None or any(not reader.is_over for reader in self._readers)
 
     def state(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ class ActivationRules:
     Args:
         dead: Range of outputs; a unit that never leaves it learns nothing. None if there is no such range.
         saturated: Range of outputs that are not in a flat tail, without its bounds; None if there is no flat tail.
-        softmax_dim: Dimension over which a softmax normalises; None for every other function.
+        softmax_dim: Dimension over which a softmax normalizes; None for every other function.
     """
 
     dead: Range | None = None

@@ -12,7 +12,7 @@ _SAYS_HOOKS = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
 
 
 class _Uses:
-    """Counts the uses of hooks in this process: those begun so far, and those that go on."""
+    """Count the uses of hooks in this process: those begun so far, and those that go on."""
 
     begun = 0
     open = 0

@@ -1,4 +1,4 @@
-"""Hash a batch of inputs, to recognise a batch that repeats."""
+"""Hash a batch of inputs, to recognize a batch that repeats."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def compare_scales(usual: InputScale | None, other: InputScale | None) -> Iterat
 
 @final
 class ModelInputs:
-    """Compares the inputs of a model's first forward call in training, at the steps that `RepeatedSamples` inspects.
+    """Compare the inputs of a model's first forward call in training, at the steps that `RepeatedSamples` inspects.
 
     If a loop calls parts of a model instead of the model, the outermost called parts are inspected from step 1. If
     there are several, all of them must be given the same data again, or one of them data that are allocated each time:
@@ -87,12 +87,12 @@ class ModelInputs:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing more to inspect."""
+        """Return whether there is nothing more to inspect."""
         return not self._handles
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there is something to report, or nothing more to inspect, so that `find` must be called."""
+        """Return whether there is something to report, or nothing more to inspect, so that `find` must be called."""
         is_done = self.step - self._first_step >= INSPECTED_STEPS[-1] or all(
             it.is_over for it in self._sources.values()
         )

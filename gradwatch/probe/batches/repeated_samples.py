@@ -22,7 +22,7 @@ SURE_STEP = 10
 """Step from which equal batches that are allocated each time are reported: no loop repeats one batch for that long."""
 
 MIN_SAMPLES, MAX_SAMPLES = 4, 256
-"""Samples of an inspected batch: fewer have no neighbours, more may well be the whole data set."""
+"""Samples of an inspected batch: fewer have no neighbors, more may well be the whole data set."""
 
 MAX_FEATURES = 1024
 """Numbers of a sample that are read, spread evenly over it."""
@@ -34,7 +34,7 @@ MIN_COPIES = 4
 """Average copies of each sample in a batch that is drawn from a few samples."""
 
 MAX_DISTANCE = 0.3
-"""Distance from a sample to the nearest one of the first batch, divided by that one's distance to its own neighbour,
+"""Distance from a sample to the nearest one of the first batch, divided by that one's distance to its own neighbor,
 as a median over the samples: 1 for other samples of the same kind, 0 for the same ones, and in between for noise."""
 
 TOKEN_FACTOR = 0.6
@@ -44,7 +44,7 @@ is masked each time, a quarter of them differ, and half of the samples are neare
 
 @final
 class RepeatedSamples:
-    """Keeps the first batch of a run, as long as the following ones consist of the same samples.
+    """Keep the first batch of a run, as long as the following ones consist of the same samples.
 
     Attributes:
         is_over: Whether no further batch is of interest.
@@ -102,7 +102,7 @@ class RepeatedSamples:
 
 @final
 class _SampleGroup:
-    """Recognises the samples of tensors of the first batch, without keeping the tensors alive."""
+    """Recognize the samples of tensors of the first batch, without keeping the tensors alive."""
 
     def __init__(self, leaves: list[Tensor]) -> None:
         self._hashes = [hash_batch(leaf) for leaf in leaves]

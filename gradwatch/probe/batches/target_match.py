@@ -79,7 +79,7 @@ def explained_share(gains: Sequence[PairingGain]) -> Explained:
 
 @final
 class FitState:
-    """Decides over the sampled steps of a run whether predictions fit, with hysteresis, and when to stop reading.
+    """Decide over the sampled steps of a run whether predictions fit, with hysteresis, and when to stop reading.
 
     Attributes:
         is_over: Whether nothing more is read: the fit is good, the loss has another form, or it changed too often.
@@ -155,7 +155,7 @@ class OutputCall(NamedTuple):
 
 @final
 class TargetMatch:
-    """Reads predictions and their gradients, which reveal the targets, on steps that sample activations.
+    """Read predictions and their gradients, which reveal the targets, on steps that sample activations.
 
     The gradient of a cross entropy is the prediction minus the label, the gradient of a squared error the difference of
     both: so the targets are known without asking for them. If the mean of the targets is all that was learned, a
@@ -171,7 +171,7 @@ class TargetMatch:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is read."""
+        """Return whether nothing more is read."""
         return self._fit.is_over
 
     def begin(self) -> None:
@@ -352,7 +352,7 @@ def _dot(a: Floats, b: Floats) -> np.float64:
 def _covariance(scores: Floats, targets: Floats) -> tuple[float, float]:
     """Return the covariance of scores and targets, summed over the values of a sample, and its variance.
 
-    Maps and sequences are centred over all values, so that knowing the mean of each position counts as knowledge.
+    Maps and sequences are centered over all values, so that knowing the mean of each position counts as knowledge.
     """
     both = (scores - scores.mean(_pooled_dims(scores))) * (targets - targets.mean(_pooled_dims(targets)))
     terms_N = both.reshape(len(both), -1).sum(1)

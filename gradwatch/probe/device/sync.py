@@ -53,7 +53,7 @@ def host_value_or_copy(tensor: torch.Tensor) -> float | torch.Tensor:
 
 @final
 class HostTransfer:
-    """Copies tensors of one device to the host without waiting for the device.
+    """Copy tensors of one device to the host without waiting for the device.
 
     Args:
         tensors: By name, of any shape and real dtype, all on one device.
@@ -72,7 +72,7 @@ class HostTransfer:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `values` would return at once."""
+        """Return whether `values` would return at once."""
         return self._event is None or bool(self._event.query())
 
     def values(self) -> dict[str, NDArray[Any]]:

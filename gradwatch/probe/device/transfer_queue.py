@@ -56,7 +56,7 @@ class TransferQueue:
 
 @final
 class DeviceClock:
-    """Measures the time that a device spends on spans of work, by events in its stream.
+    """Measure the time that a device spends on spans of work, by events in its stream.
 
     Args:
         device: The device; only a GPU is measured.

@@ -39,7 +39,7 @@ def bin_edges() -> NDArray[np.float64]:
 
 @final
 class HistogramProbe:
-    """Counts histograms of gradients and weights of a model.
+    """Count histograms of gradients and weights of a model.
 
     Args:
         params: Parameters in the order of the rows.

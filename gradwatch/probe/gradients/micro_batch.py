@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 @final
 class MicroBatchProbe:
-    """Reads the norm of the accumulated gradients after the first backward of a step, if it is due.
+    """Read the norm of the accumulated gradients after the first backward of a step, if it is due.
 
     When a backward reaches the hook of one parameter, the engine is asked to call back at the end of that backward.
     Nothing is read with reentrant activation checkpointing, which runs a backward within the backward.

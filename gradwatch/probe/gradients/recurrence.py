@@ -40,7 +40,7 @@ SMALLEST = 1.4e-45
 
 @final
 class RecurrenceProbe:
-    """Reads gradients at the uses of a parameter that a forward pass applies to its own result repeatedly.
+    """Read gradients at the uses of a parameter that a forward pass applies to its own result repeatedly.
 
     Cells in a loop, state-space models, solvers of differential equations, layers with tied weights: if each use
     multiplies the gradient by a little more than 1, a hundred of them multiply it by a million. The autograd graph of a

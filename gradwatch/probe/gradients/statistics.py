@@ -19,7 +19,7 @@ from gradwatch.probe.gradients import histograms
 
 @final
 class GradientProbe:
-    """Measures the statistics of every gradient of a model, in one call.
+    """Measure the statistics of every gradient of a model, in one call.
 
     Gradients may be of any dtype, layout and device and may come and go between calls: each call looks them up again.
 

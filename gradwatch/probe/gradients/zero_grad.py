@@ -30,7 +30,7 @@ LATER_UPDATES = 3
 
 @final
 class ZeroGradCheck:
-    """Watches two parameters of each optimizer: the last one for all of them, and the first one.
+    """Watch two parameters of each optimizer: the last one for all of them, and the first one.
 
     Between two updates a gradient is first cleared and then added to. If every backward pass finds it unchanged, it is
     not cleared: not before the first backward, not after the update, and, with several optimizers, not in between. A
@@ -40,7 +40,7 @@ class ZeroGradCheck:
 
     Args:
         optimizers: Optimizers whose parameters are watched. The last trainable parameter, near the output, is the
-            likeliest to be reached; it must have some elements, by which its gradient is recognised.
+            likeliest to be reached; it must have some elements, by which its gradient is recognized.
         note: Called with an event `gradients-kept` at each of the first updates that repeats the one before, once with
             `gradients-cleared` at one that does not, and with `gradients-kept-later` at the end of a later check in
             which all did. Events of the first parameter carry its name, and only report kept gradients.
@@ -103,7 +103,7 @@ def _is_zero(grad: Tensor) -> bool:
 
 @final
 class _GradientWatch:
-    """Checks whether the gradient of one parameter was cleared or overwritten since the last update.
+    """Check whether the gradient of one parameter was cleared or overwritten since the last update.
 
     Args:
         param: A leaf that requires a gradient.
@@ -127,12 +127,12 @@ class _GradientWatch:
 
     @property
     def is_over(self) -> bool:
-        """Whether all updates of this check are done."""
+        """Return whether all updates of this check are done."""
         return self._remaining <= 0
 
     @property
     def _adds_up(self) -> bool:
-        """Whether backward passes since the last update only added to the gradient that there was."""
+        """Return whether backward passes since the last update only added to the gradient that there was."""
         return self._was_reached and not self._was_cleared and not self._was_replaced
 
     def attach(self, optimizer: Optimizer) -> None:

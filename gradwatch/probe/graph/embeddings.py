@@ -67,7 +67,7 @@ class _Tables:
     def find_interactions(self, node: Node) -> Iterator[Observation]:
         """Yield the products of all pairs of a sample's rows: (the sum squared - the sum of squares), over dimensions.
 
-        A factorisation machine sums them up like that (Rendle 2010, https://doi.org/10.1109/ICDM.2010.127, eq. 5).
+        A factorization machine sums them up like that (Rendle 2010, https://doi.org/10.1109/ICDM.2010.127, eq. 5).
         """
         sums = [self._graph.through(child) for child in self._graph.inputs(node)]
         if len(sums) != 2 or (whole := self._graph.through(squared(self._graph, sums[0]))) is None:

@@ -126,7 +126,7 @@ def _not_logarithmic(node: Node, function: str) -> GraphMatch:
 
 
 def _goes_over_samples(node: Node) -> bool:
-    """Return whether a log-softmax of shape (samples, classes, ...) normalises over the samples."""
+    """Return whether a log-softmax of shape (samples, classes, ...) normalizes over the samples."""
     is_batch = operation(node) == "LogSoftmax" and len(shape(node)) > 1 and shape(node)[0] > 1
     return is_batch and getattr(node, "_saved_dim", -1) == 0
 
@@ -199,7 +199,7 @@ def _floor(classes: int) -> float:
 
 
 def _classes(graph: Graph, node: Node) -> int:
-    """Return the length of the dimension that a softmax normalises over."""
+    """Return the length of the dimension that a softmax normalizes over."""
     before = graph.first(node)
     sizes = shape(node if before is None else before)
     dim = getattr(node, "_saved_dim", -1)

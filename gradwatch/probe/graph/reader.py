@@ -65,7 +65,7 @@ LOSS_SIDE = frozenset(
 
 @final
 class LossGraphReader:
-    """Reads the autograd graph of losses at a few first steps; at any other step it costs one comparison.
+    """Read the autograd graph of losses at a few first steps; at any other step it costs one comparison.
 
     It reads names, shapes and edges of nodes, and no tensor that the graph saves: it computes, waits for, keeps and
     frees nothing. A backward pass frees those tensors, so their values are gone by then anyway.

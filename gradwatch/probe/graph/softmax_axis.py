@@ -31,7 +31,7 @@ class AxisSpan(NamedTuple):
 
 
 def find_axis_mixups(graph: Graph) -> Iterator[GraphMatch]:
-    """Yield each cross entropy whose softmax does not normalise over the outputs of the layer that made its scores.
+    """Yield each cross entropy whose softmax does not normalize over the outputs of the layer that made its scores.
 
     `view(batch, classes, time)` of scores (batch, time, classes) has the shape that a cross entropy needs, but
     `transpose(1, 2)` was meant: the view spreads the scores of one position over several.

@@ -24,7 +24,7 @@ REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
 
 @final
 class UnregisteredParams:
-    """Compares the parameters that losses reach with those that `parameters()` returns, at two steps.
+    """Compare the parameters that losses reach with those that `parameters()` returns, at two steps.
 
     A module or parameter assigned to an attribute is registered. Not registered are one in a list, tuple or dict, a
     plain tensor that requires a gradient, and a tensor computed from a parameter; an optimizer that is given

@@ -1,6 +1,6 @@
-"""Compare the running statistics of batch normalisations, which validation uses, with the statistics of batches."""
+"""Compare the running statistics of batch normalizations, which validation uses, with the statistics of batches."""
 
-# C = channels of one normalisation, N = normalisations
+# C = channels of one normalization, N = normalizations
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradwatch.events import NORM_DISTANCE, NORM_HASTY, NORM_STUCK, Observation
 from gradwatch.probe.device.sync import to_float, to_host
 
 MAX_NORMS = 8
-"""Normalisations that are compared, spread over the model: most faults affect all of them."""
+"""Normalizations that are compared, spread over the model: most faults affect all of them."""
 
 MIN_TRACKED_BATCHES = 30
 """Batches that a statistic must have seen: at momentum 0.1, 4 % of its initial value remain then."""
@@ -38,13 +38,13 @@ class RunningStatistics(NamedTuple):
 
 @final
 class BatchNormStatistics:
-    """Compares running statistics with the statistics of the batch that follows a validation.
+    """Compare running statistics with the statistics of the batch that follows a validation.
 
     The new running statistic is (1 - momentum) times the old one plus momentum times the statistic of the batch, so two
     running statistics give the statistic of the batch. Between validations it costs nothing.
 
     Args:
-        modules: The normalisations with running statistics, by name.
+        modules: The normalizations with running statistics, by name.
         across_steps: Whether to compare at all: it needs the step after a validation.
     """
 
@@ -64,7 +64,7 @@ class BatchNormStatistics:
             self._snapshots = {name: _snapshot(norm) for name, norm in self._norms.items() if _is_tracking(norm)}
 
     def find_odd_momenta(self) -> Iterator[Observation]:
-        """Yield, once, normalisations whose momentum keeps the initial statistics, or only the last batch's."""
+        """Yield, once, normalizations whose momentum keeps the initial statistics, or only the last batch's."""
         if not self._is_first:
             return
         self._is_first = False
@@ -81,7 +81,7 @@ class BatchNormStatistics:
             yield NORM_HASTY.observe(hasty[0], values={"momentum": momentum, "normalisations": len(hasty)})
 
     def _farthest(self) -> Iterator[Observation]:
-        """Yield the normalisation whose running statistics are farthest from the batch."""
+        """Yield the normalization whose running statistics are farthest from the batch."""
         pairs = [(self._norms[name], snapshot) for name, snapshot in self._snapshots.items()]
         device = pairs[0][1].mean_C.device
         far_N3 = to_host(torch.stack([_distance(norm, snapshot).to(device) for norm, snapshot in pairs]))
@@ -96,7 +96,7 @@ class BatchNormStatistics:
 
 
 def has_statistics(norm: Norm) -> bool:
-    """Return whether a normalisation keeps running statistics."""
+    """Return whether a normalization keeps running statistics."""
     return norm.running_mean is not None and norm.running_var is not None and not norm.running_var.is_meta
 
 

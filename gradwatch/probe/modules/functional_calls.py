@@ -27,7 +27,7 @@ MAX_FRAMES = 8
 
 @final
 class FunctionalCalls:
-    """Inspects the first forward calls in evaluation mode after it is armed. Their results do not change.
+    """Inspect the first forward calls in evaluation mode after it is armed. Their results do not change.
 
     Args:
         models: A model, or several by name.
@@ -98,7 +98,7 @@ class FunctionalCalls:
 
 @final
 class _FunctionInspector(TorchFunctionMode):
-    """Inspects every call of a torch function, and makes it."""
+    """Inspect every call of a torch function, and make it."""
 
     def __init__(self, functional: FunctionalCalls) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class _FunctionInspector(TorchFunctionMode):
 
 
 def _is_active(name: str, args: Any, kwargs: Any) -> bool:
-    """Return whether a function drops something, or normalises by the batch although it is given running statistics."""
+    """Return whether a function drops something, or normalizes by the batch although it is given running statistics."""
     if name in DROPOUTS:
         return bool(_argument("training", 2, args, kwargs, True)) and _argument("p", 1, args, kwargs, 0.5) > 0
     if name == "scaled_dot_product_attention":

@@ -1,4 +1,4 @@
-"""Inspect the modes in which modules train and evaluate, which change dropout and batch normalisation."""
+"""Inspect the modes in which modules train and evaluate, which change dropout and batch normalization."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RATES = ("dropout", "dropout_p", "drop_prob")
 class ModedModule(NamedTuple):
     """A module that behaves differently in training and in evaluation, and its owner.
 
-    The owner is the innermost module around it that holds parameters other than those of normalisations.
+    The owner is the innermost module around it that holds parameters other than those of normalizations.
     """
 
     name: str
@@ -46,7 +46,7 @@ class ModedModule(NamedTuple):
 
 @final
 class TrainEvalModes:
-    """Records the modes of modules at an update, and at a validation.
+    """Record the modes of modules at an update, and at a validation.
 
     A module trains in the mode that it has when the optimizer steps. A hook on each whole model sees the mode in which
     it evaluates; another one, on a single inner module, serves loops that evaluate a part of the model or call a method
@@ -100,7 +100,7 @@ class TrainEvalModes:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no module behaves differently in training and in evaluation."""
+        """Return whether no module behaves differently in training and in evaluation."""
         return not self._moded
 
     def skip_step(self) -> bool:
@@ -201,7 +201,7 @@ class TrainEvalModes:
 
 @final
 class CallCounter:
-    """Counts the forward calls of modules since the last row.
+    """Count the forward calls of modules since the last row.
 
     Attributes:
         training: Calls in training mode.
@@ -231,7 +231,7 @@ class CallCounter:
 
     @property
     def are_more(self) -> bool:
-        """Whether there were more calls in training mode than a step makes."""
+        """Return whether there were more calls in training mode than a step makes."""
         if not self._usual:
             return self.without_gradients > 0
         most = max(training for training, _ in self._usual)
@@ -281,7 +281,7 @@ def _differs(module: nn.Module) -> bool:
 
 
 def _weights(module: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters of a module without the parameters of normalisations."""
+    """Return the parameters of a module without the parameters of normalizations."""
     return [p for part in module.modules() if not isinstance(part, Norm) for p in part.parameters(recurse=False)]
 
 
@@ -290,7 +290,7 @@ def _is_moved(it: ModedModule, moved: set[int]) -> bool:
 
 
 def _is_frozen(module: nn.Module) -> bool:
-    """Return whether a normalisation is frozen on purpose."""
+    """Return whether a normalization is frozen on purpose."""
     return isinstance(module, Norm) and module.weight is not None and not module.weight.requires_grad
 
 

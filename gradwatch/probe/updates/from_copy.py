@@ -21,7 +21,7 @@ _ALIGNMENT = 64  # bytes of a cache line: vector instructions read aligned memor
 
 @final
 class CopyUpdateProbe:
-    """Measures weight norms and update/weight ratios on some steps.
+    """Measure weight norms and update/weight ratios on some steps.
 
     Call `before` before the optimizer step and `after` after it. The first `before` allocates the copy, which takes the
     memory of the parameters.

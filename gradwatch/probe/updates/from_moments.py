@@ -23,7 +23,7 @@ _OTHER_PARAMS = -3  # an answer of the C extension: the parameters or their orde
 
 @final
 class MomentUpdateProbe:
-    """Measures weight norms and update/weight ratios from the moments of SGD with momentum, Adam and AdamW.
+    """Measure weight norms and update/weight ratios from the moments of SGD with momentum, Adam and AdamW.
 
     The update is computed again from the moments and subtracted from the weight. Rounded to float32, the result is the
     weight before the step, except for the last bit if the step rounded near a tie. A weight below 2^-22 of its update

@@ -26,7 +26,7 @@ EVERY_STEPS = 10
 
 @final
 class OutsideMoves:
-    """Compares the sum and the norm of each weight that no watched optimizer holds between some steps.
+    """Compare the sum and the norm of each weight that no watched optimizer holds between some steps.
 
     The first time all weights are read, since a frozen one may thaw; then the trainable ones. A weight that has moved
     is reported once and not read again. Each process compares its own part of a distributed weight.
