@@ -1,4 +1,4 @@
-"""Find embedding tables that do the work of a weight matrix, or whose rows the loss draws to fixed values."""
+"""Find embedding tables that act as a weight matrix, or with rows that the loss draws to fixed values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DISTANCES = ("MseLoss", "SmoothL1Loss", "HuberLoss", "Sub", "Rsub")
 def find_embedding_uses(
     graph: Graph, index: Mapping[Tensor, int], layers: Sequence[LayerInfo]
 ) -> Iterator[Observation]:
-    """Yield products of two embeddings that are summed up, embeddings that are output layers too, and codebooks.
+    """Yield summed products of two embeddings, embeddings that are also output layers, and codebooks.
 
     Args:
         graph: Autograd graph of a loss.
@@ -34,6 +34,7 @@ def find_embedding_uses(
     """
     tables = _Tables(graph, index, layers)
     summed = {child for node in graph.of("Sum") for child in _factors(graph, node)}
+    # an elementwise product is a dot product only if a sum follows; the others sum themselves
     for node in graph.of(*PRODUCTS):
         if operation(node) != "Mul" or node in summed:
             yield from tables.find_product(node)
@@ -47,7 +48,7 @@ def find_embedding_uses(
 
 @final
 class _Tables:
-    """The tables of a graph whose rows are looked up. Arguments as for `find_embedding_uses`."""
+    """The tables that a graph looks rows up in. Arguments as for `find_embedding_uses`."""
 
     def __init__(self, graph: Graph, index: Mapping[Tensor, int], layers: Sequence[LayerInfo]) -> None:
         self._graph, self._index, self._layers = graph, index, layers
@@ -65,9 +66,10 @@ class _Tables:
         yield EMBEDDING_PRODUCT.observe(one.module or one.name, values=values, rows=rows, width=width)
 
     def find_interactions(self, node: Node) -> Iterator[Observation]:
-        """Yield the products of all pairs of a sample's rows: (the sum squared - the sum of squares), over dimensions.
+        """Yield the products of all pairs of rows of a sample: the square of a sum minus the sum of squares.
 
-        A factorization machine sums them up like that (Rendle 2010, https://doi.org/10.1109/ICDM.2010.127, eq. 5).
+        A factorization machine computes its pairs in this way (Rendle 2010, https://doi.org/10.1109/ICDM.2010.127,
+        eq. 5).
         """
         sums = [self._graph.through(child) for child in self._graph.inputs(node)]
         if len(sums) != 2 or (whole := self._graph.through(squared(self._graph, sums[0]))) is None:
@@ -85,8 +87,9 @@ class _Tables:
         yield EMBEDDING_PRODUCT.observe(layer, values=values, rows=products, width=width)
 
     def find_tied(self, node: Node) -> Iterator[Observation]:
-        """Yield a table whose rows are the weights of an output layer whose input nothing scales."""
+        """Yield a table with rows that are also the weights of an output layer, if nothing scales the layer's input."""
         graph = self._graph
+        # both nodes end in their two factors, but a Linear has the bias after them
         values, matrix = (*graph.edges(node)[-3:], None)[:2] if operation(node) == "Linear" else graph.edges(node)[-2:]
         leaf, made_by = graph.through(matrix), graph.through(values)
         is_scaled = made_by is not None and operation(made_by) in ("Mul", "Div") and len(graph.inputs(made_by)) == 1
@@ -96,16 +99,18 @@ class _Tables:
             return
         layer = self._layers[place]
         rows, width = layer.shape
+        # a norm before the layer fixes the size of the scores
         is_normalised = made_by is not None and operation(made_by) in NORMS
         numbers = {"weight": place, "dimension": width, "classes": rows, "normalised": is_normalised}
         yield TIED_EMBEDDING.observe(layer.module or layer.name, values=numbers, table=layer.name)
 
     def find_codebook(self, node: Node) -> Iterator[Observation]:
-        """Yield a table whose looked-up rows are compared with a constant.
+        """Yield a table with looked-up rows that the loss compares with a constant.
 
-        The model chooses which rows these are; a row that is not chosen has no gradient.
+        The model chooses these rows; a row that is not chosen has no gradient.
         """
         inputs = self._graph.inputs(node)
+        # a constant has no node, so a comparison with one has a single input
         while len(inputs) == 1 and operation(inputs[0]) in LAYOUT - LOOKUPS:
             inputs = self._graph.inputs(inputs[0])
         if len(inputs) != 1 or operation(inputs[0]) not in LOOKUPS:
@@ -116,7 +121,7 @@ class _Tables:
             yield CODEBOOK.observe(name, table=name)
 
     def _table(self, node: Node) -> int | None:
-        """Return the index of the table that values are rows of: an embedding, or a parameter that is indexed."""
+        """Return the index of the table that holds some values as rows: an embedding, or an indexed parameter."""
         made_by = self._graph.through(node)
         if made_by is not None and operation(made_by) == "Embedding":
             made_by = self._graph.through(self._graph.first(made_by))

@@ -13,13 +13,13 @@ from gradwatch.probe.graph.loss_rules import LINEAR
 from gradwatch.records import LayerInfo
 
 MAX_HEADS = 8
-"""Heads beyond which the loss is no longer a sum of tasks whose gradients can be compared."""
+"""Maximum number of heads in a loss that is a sum of comparable tasks."""
 
 MIN_EXPERTS = 3
-"""Parallel modules: one may be skipped and more than half still run."""
+"""Minimum number of parallel modules: one may be skipped, and more than half still run."""
 
 MAX_GROUPS = 8
-"""Groups of numbered modules that are checked in one graph: each takes two walks over it."""
+"""Maximum number of groups of numbered modules to check in one graph: each takes two walks over the graph."""
 
 
 def find_heads(graph: Graph, index: Mapping[Tensor, int], layers: Sequence[LayerInfo]) -> Iterator[Observation]:
@@ -33,6 +33,7 @@ def find_heads(graph: Graph, index: Mapping[Tensor, int], layers: Sequence[Layer
     heads = _last_weights(graph, index)
     if not 1 < len(heads) <= MAX_HEADS:
         return
+    # towers without a shared weight have no trunk to compete for
     before = [{index[p] for p in _weights_below(graph, node, index)} for node in heads.values()]
     if set.intersection(*before) - set(heads):
         yield HEADS.observe(values={layers[i].name: i for i in sorted(heads)}, heads=len(heads))
@@ -53,6 +54,7 @@ def find_parallel_modules(
         weight = weight_of(graph, node, index)
         if weight is not None:
             used.setdefault(layers[weight].name, node)
+    # the first two are enough: blocks in a row depend on each other in one direction
     for parent, modules in list(groups.items())[:MAX_GROUPS]:
         run = [nodes for names in modules.values() if (nodes := [used[name] for name in names if name in used])]
         if len(run) > 1 and not any(_depends(graph, *pair) for pair in ((run[0], run[1]), (run[1], run[0]))):
@@ -62,7 +64,9 @@ def find_parallel_modules(
 def find_hidden_softmax(
     graph: Graph, index: Mapping[Tensor, int], layers: Sequence[LayerInfo]
 ) -> Iterator[Observation]:
-    """Yield the weight before each softmax whose output a weight multiplies; attention multiplies values instead.
+    """Yield the weight before each softmax with an output that a weight multiplies.
+
+    The softmax of attention multiplies values instead, and does not count.
 
     Arguments as for `find_heads`.
     """
@@ -82,6 +86,7 @@ def weight_of(graph: Graph, node: Node, index: Mapping[Tensor, int]) -> int | No
     if operation(node) not in LINEAR:
         return None
     factors = [graph.through(child) for child in graph.inputs(node)]
+    # a bias is a leaf of the same node, but has one dimension
     leaves = [leaf.variable for leaf in factors if leaf is not None and is_leaf(leaf) and leaf.variable.ndim > 1]
     return next((index[leaf] for leaf in leaves if leaf in index), None)
 
@@ -95,7 +100,7 @@ def _last_weights(graph: Graph, index: Mapping[Tensor, int]) -> dict[int, Node]:
         weight = weight_of(graph, node, index)
         if weight is not None:
             heads.setdefault(weight, node)
-            continue
+            continue  # below a head lie the layers before it
         new = [child for child in graph.inputs(node) if child not in seen]
         seen.update(new)
         waiting += new
@@ -113,6 +118,7 @@ def _numbered_modules(layers: Sequence[LayerInfo]) -> dict[str, dict[str, list[s
     found: dict[str, dict[str, list[LayerInfo]]] = {}
     for layer in layers:
         parts = layer.name.split(".")
+        # a number at the start has no parent that could be named
         for place in (i for i, part in enumerate(parts) if part.isdigit() and i > 0):
             found.setdefault(".".join(parts[:place]), {}).setdefault(parts[place], []).append(layer)
     return {
@@ -123,6 +129,7 @@ def _numbered_modules(layers: Sequence[LayerInfo]) -> dict[str, dict[str, list[s
 
 
 def _depends(graph: Graph, ones: Sequence[Node], others: Sequence[Node]) -> bool:
-    """Return whether the first of some operations computes with the result of one of the others."""
+    """Return whether the first of some operations computes with the result of any of the others."""
+    # without leaves: shared weights are no dependency
     below = {node for one in ones[:1] for node in graph.below(one) if not is_leaf(node)}
     return any(node in below for node in others)

@@ -9,10 +9,10 @@ from typing import NamedTuple
 from gradwatch.probe.graph.graph import Graph, Node, is_leaf, operation
 
 GUARDS = frozenset({"Clamp", "ClampMin", "Maximum", "Exp", "Softplus", "Cosh", "Threshold", "NanToNum"})
-"""Operations whose result is positive, or kept away from 0."""
+"""Operations with a result that is positive, or kept away from 0."""
 
 FRACTIONS = frozenset({"Softmax", "Sigmoid", "Hardsigmoid"})
-"""Operations whose result lies between 0 and 1 and can round to either."""
+"""Operations with a result between 0 and 1 that can round to either bound."""
 
 BOUNDED = FRACTIONS | {"Tanh", "LogSoftmax", "LogSigmoid", "Neg", "Sub", "Clamp", "ClampMax", "Minimum", "Sin", "Cos"}
 """Operations after which an exponential rarely overflows: bounded ones, and subtractions."""
@@ -46,8 +46,9 @@ class SingularFormula(NamedTuple):
 
 
 def find_singularities(graph: Graph) -> list[SingularFormula]:
-    """Return the formulas with an unguarded singular point, the likeliest culprit first, and of equals the nearest."""
+    """Return the formulas with an unguarded singular point, the likeliest culprit first, then by distance from the loss."""
     found = [formula for node in graph.nodes for formula in _match(graph, node)]
+    # the sort is stable: of equal ranks, the nearest to the loss stays first
     return sorted(found, key=lambda formula: formula.rank)
 
 
@@ -57,7 +58,7 @@ def is_log_of_fraction(graph: Graph, node: Node) -> bool:
 
 
 def is_cancelling_variance(graph: Graph, node: Node) -> bool:
-    """Return whether a node is E[x^2] - E[x]^2: rounding makes it negative if the deviation is small."""
+    """Return whether a node is E[x^2] - E[x]^2, which rounding makes negative if the deviation is small."""
     if operation(node) != "Sub" or len(graph.inputs(node)) != 2:
         return False
     mean_square, square_mean = (graph.through(child) for child in graph.inputs(node))
@@ -70,6 +71,7 @@ def is_cancelling_variance(graph: Graph, node: Node) -> bool:
 
 def _match(graph: Graph, node: Node) -> Iterator[SingularFormula]:
     name = operation(node)
+    # each special formula comes before the general one that it would match, too
     if name in ("Acos", "Asin", "Atanh"):
         yield from _unguarded(
             graph, node, 0, f"{name.lower()} of %s that is not clamped: its gradient at 1 is infinite"
@@ -85,6 +87,7 @@ def _match(graph: Graph, node: Node) -> Iterator[SingularFormula]:
     elif name == "Std":
         yield SingularFormula(3, node, "a standard deviation: its gradient is infinite if all values are equal")
     elif name in ("Div", "Reciprocal"):
+        # of a division by a constant the last edge is None
         divisor = graph.edges(node)[-1] if name == "Div" else graph.first(node)
         if divisor is not None and not _is_guarded(graph, divisor):
             yield SingularFormula(4, node, f"a division by {_describe(graph, divisor)} that may be 0")
@@ -101,6 +104,7 @@ def _unguarded(graph: Graph, node: Node, rank: int, text: str) -> Iterator[Singu
 def _is_guarded(graph: Graph, node: Node) -> bool:
     """Return whether a value is clamped, positive, or shifted by a constant."""
     made_by = graph.through(node)
+    # None is a constant
     if made_by is None or operation(made_by) in GUARDS:
         return True
     if operation(made_by) == "Add":  # with a constant only
@@ -112,6 +116,7 @@ def _is_guarded(graph: Graph, node: Node) -> bool:
 def _is_root(node: Node) -> bool:
     if operation(node) != "Pow":
         return False
+    # a tensor as the exponent has no such attribute; nan is below nothing
     exponent = getattr(node, "_saved_exponent", math.nan)
     return isinstance(exponent, (int, float)) and exponent < 1
 
@@ -140,9 +145,11 @@ def squared(graph: Graph, node: Node | None) -> Node | None:
     if operation(node) == "Pow" and getattr(node, "_saved_exponent", None) == 2:
         return graph.first(node)
     edges = graph.edges(node)
+    # x * x, by the identity of both arguments
     return edges[0] if operation(node) == "Mul" and len(edges) == 2 and edges[0] is edges[1] else None
 
 
 def _same_source(graph: Graph, one: Node, other: Node) -> bool:
     one, other = graph.through(one), graph.through(other)
+    # layouts are skipped, so views of one value count as one source
     return one is other and one is not None and not is_leaf(one)

@@ -16,16 +16,16 @@ from gradwatch.events import NORM_DISTANCE, NORM_HASTY, NORM_STUCK, Observation
 from gradwatch.probe.device.sync import to_float, to_host
 
 MAX_NORMS = 8
-"""Normalizations that are compared, spread over the model: most faults affect all of them."""
+"""Maximum number of normalizations to compare, spread over the model: most faults affect all of them."""
 
 MIN_TRACKED_BATCHES = 30
-"""Batches that a statistic must have seen: at momentum 0.1, 4 % of its initial value remain then."""
+"""Minimum number of batches in a running statistic: at momentum 0.1, 4 % of the initial value then remain."""
 
 HASTY_MOMENTUM = 0.9
-"""Momentum from which running statistics forget all but the last batch. TensorFlow calls one minus this momentum."""
+"""Momentum at which running statistics forget all but the last batch. TensorFlow's momentum is 1 minus torch's."""
 
 MIN_DISTANCE = 0.5
-"""Distance from which an event is recorded: a shift by half a deviation, or a variance off by a factor of 1.6."""
+"""Minimum distance to record an event: a shift by half a deviation, or a variance off by a factor of 1.6."""
 
 
 class RunningStatistics(NamedTuple):
@@ -40,23 +40,24 @@ class RunningStatistics(NamedTuple):
 class BatchNormStatistics:
     """Compare running statistics with the statistics of the batch that follows a validation.
 
-    The new running statistic is (1 - momentum) times the old one plus momentum times the statistic of the batch, so two
-    running statistics give the statistic of the batch. Between validations it costs nothing.
+    The new statistic is (1 - momentum) times the old one plus momentum times the statistic of the batch. So two running
+    statistics give the statistic of the batch. Between validations there is no cost.
 
     Args:
         modules: The normalizations with running statistics, by name.
-        across_steps: Whether to compare at all: it needs the step after a validation.
+        across_steps: Whether to compare at all: the comparison needs the step after a validation.
     """
 
     def __init__(self, modules: Mapping[str, Norm], *, across_steps: bool = True) -> None:
-        stride = max(1, -(-len(modules) // MAX_NORMS))
+        stride = max(1, -(-len(modules) // MAX_NORMS))  # rounded up, so that at most MAX_NORMS remain
         self._norms = dict(list(modules.items())[::stride]) if across_steps else {}
         self._all = modules
         self._snapshots: dict[str, RunningStatistics] = {}
         self._is_first = True
 
     def compare(self, *, is_validated: bool) -> Iterator[Observation]:
-        """Yield the distance of the statistics from a batch, on the step after one with a validation."""
+        """Yield the distance of the statistics from a batch, on the step after a validation."""
+        # compare before taking new snapshots: two steps in a row may both have a validation
         if self._snapshots:
             yield from self._farthest()
             self._snapshots.clear()
@@ -64,14 +65,16 @@ class BatchNormStatistics:
             self._snapshots = {name: _snapshot(norm) for name, norm in self._norms.items() if _is_tracking(norm)}
 
     def find_odd_momenta(self) -> Iterator[Observation]:
-        """Yield, once, normalizations whose momentum keeps the initial statistics, or only the last batch's."""
+        """Yield, once, normalizations with a momentum that keeps the initial statistics, or only the last batch's."""
         if not self._is_first:
             return
         self._is_first = False
+        # statistics with other than the initial values were measured earlier, and momentum 0 keeps them
         stuck = [name for name, norm in self._all.items() if norm.momentum == 0 and is_blank(norm)]
         hasty = [
             name
             for name, norm in self._all.items()
+            # a momentum of None is a cumulative average, which forgets nothing
             if norm.momentum is not None and HASTY_MOMENTUM <= norm.momentum < 1
         ]
         if stuck:
@@ -81,13 +84,15 @@ class BatchNormStatistics:
             yield NORM_HASTY.observe(hasty[0], values={"momentum": momentum, "normalisations": len(hasty)})
 
     def _farthest(self) -> Iterator[Observation]:
-        """Yield the normalization whose running statistics are farthest from the batch."""
+        """Yield the normalization with the running statistics that are farthest from the batch."""
         pairs = [(self._norms[name], snapshot) for name, snapshot in self._snapshots.items()]
+        # one stack on one device, so that the host waits once
         device = pairs[0][1].mean_C.device
         far_N3 = to_host(torch.stack([_distance(norm, snapshot).to(device) for norm, snapshot in pairs]))
         measured = [
             (max(shift, spread), shift, spread, name)
             for name, (shift, spread, batches) in zip(self._snapshots, far_N3, strict=True)
+            # not finite without a batch since the snapshot
             if batches >= MIN_TRACKED_BATCHES and math.isfinite(shift) and math.isfinite(spread)
         ]
         far, shift, spread, name = max(measured, default=(0.0, 0.0, 0.0, ""))
@@ -97,6 +102,7 @@ class BatchNormStatistics:
 
 def has_statistics(norm: Norm) -> bool:
     """Return whether a normalization keeps running statistics."""
+    # a meta tensor has no values to read
     return norm.running_mean is not None and norm.running_var is not None and not norm.running_var.is_meta
 
 
@@ -108,7 +114,7 @@ def is_blank(norm: Norm) -> bool:
 
 
 def _is_tracking(norm: Norm) -> bool:
-    """Return whether the statistics follow the batches. The mode is no sign: a validation may have changed it."""
+    # not `norm.training`: a validation may have changed the mode
     return bool(norm.momentum) and norm.num_batches_tracked is not None
 
 
@@ -120,13 +126,17 @@ def _snapshot(norm: Norm) -> RunningStatistics:
 
 
 def _distance(norm: Norm, before: RunningStatistics) -> Tensor:
-    """Return the distance of statistics from the batches since: shift in deviations, log of the spread, batches before.
+    """Return the distance of statistics from the batches since a snapshot.
 
-    The first two are medians over the channels; not finite if there was no batch.
+    Returns:
+        Tensor of shape (3,): shift in deviations, log of the spread, and batches before the snapshot. The first two are
+        medians over the channels, and not finite if there was no batch.
     """
     after = _snapshot(norm)
+    # the part of the snapshot that is left in the statistics of now; 1 without a batch, so the division gives nan
     kept = (1 - (norm.momentum or 0.0)) ** (after.batches - before.batches).float()
     mean_C = (after.mean_C - kept * before.mean_C) / (1 - kept)
+    # rounding may make the difference of two variances negative
     var_C = ((after.var_C - kept * before.var_C) / (1 - kept)).clamp_min(norm.eps)
     shift = ((mean_C - before.mean_C).abs() / var_C.sqrt()).median()
     spread = (var_C / before.var_C.clamp_min(norm.eps)).log().abs().median()

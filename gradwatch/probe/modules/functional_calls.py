@@ -19,15 +19,15 @@ from gradwatch.probe.inert_hook import inert_hook, remove_hooks
 from gradwatch.probe.parameters import HAVE_A_FAST_PATH, Models, is_compiled, named_modules
 
 DROPOUTS = frozenset({"alpha_dropout", "dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout"})
-"""Functions of an input, a probability and a training flag, which is true by default."""
+"""Functions of an input, a probability and a training flag. The flag is true by default."""
 
 MAX_FRAMES = 8
-"""Stack frames that are searched for the module that calls a function."""
+"""Maximum number of stack frames to search for the module that calls a function."""
 
 
 @final
 class FunctionalCalls:
-    """Inspect the first forward calls in evaluation mode after it is armed. Their results do not change.
+    """Inspect the first forward calls in evaluation mode after `arm`. The results of the calls do not change.
 
     Args:
         models: A model, or several by name.
@@ -37,6 +37,7 @@ class FunctionalCalls:
     def __init__(self, models: Models, roots: Sequence[nn.Module]) -> None:
         modules = list(named_modules(models))
         self._names = {module: name for name, module in modules}
+        # a function mode would make modules with a fast path run other code
         self._roots = (
             [] if any(is_compiled(it) or isinstance(it, HAVE_A_FAST_PATH) for _, it in modules) else list(roots)
         )
@@ -51,12 +52,13 @@ class FunctionalCalls:
         for root in self._roots:
             self._handles += [
                 root.register_forward_pre_hook(inert_hook(self.before)),
+                # always: a call that raises must not leave the function mode active
                 root.register_forward_hook(inert_hook(self.after), always_call=True),
             ]
-        self._roots = []
+        self._roots = []  # so that a second call does nothing
 
     def find(self, usual: InputScale | None = None) -> Iterator[Observation]:
-        """Yield the active functions and another input scale, once there was an evaluation, and stop inspecting.
+        """Yield the active functions and a different input scale, after the first evaluation, and stop inspecting.
 
         Args:
             usual: Scale of the training inputs, or None if unknown.
@@ -65,17 +67,19 @@ class FunctionalCalls:
             return
         self.close()
         yield from compare_scales(usual, self._scale)
+        # repeats show a loop that samples on purpose: the detector then only informs
         repeats = len(self._inputs) - len(set(self._inputs))
         self._inputs.clear()
         for layer, name in self._found.items():
             yield FUNCTION_ACTIVE.observe(layer, values={"evaluations of the same inputs": repeats}, function=name)
 
     def close(self) -> None:
-        """Take all hooks off."""
+        """Remove all hooks."""
         remove_hooks(self._handles)
 
     def before(self, root: nn.Module, inputs: Any) -> None:
-        """Start to inspect, if a model is called to evaluate."""
+        """Start to inspect if the forward call is an evaluation."""
+        # the last condition: models may be nested, and one mode sees all calls
         if root.training or torch.is_grad_enabled() or self._mode is not None:
             return
         self._inputs.append(hash_batch(inputs))
@@ -84,13 +88,14 @@ class FunctionalCalls:
         self._mode.enter_context(_FunctionInspector(self))
 
     def after(self, *_: Any) -> None:
-        """Stop to inspect, also if the call raised."""
+        """Stop inspecting, also if the call raised."""
         if self._mode is not None:
             self._mode.close()
             self._mode = None
 
     def record(self, name: str, module: nn.Module) -> None:
         """Record that a module calls an active function, unless it is torch's own module for that function."""
+        # these pass their own mode, which `TrainEvalModes` inspects
         own = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
         if not isinstance(module, own) and module in self._names:
             self._found.setdefault(self._names[module] or None, name)
@@ -112,7 +117,8 @@ class _FunctionInspector(TorchFunctionMode):
 
 
 def _is_active(name: str, args: Any, kwargs: Any) -> bool:
-    """Return whether a function drops something, or normalizes by the batch although it is given running statistics."""
+    """Return whether a function drops values, or normalizes by the batch although it gets running statistics."""
+    # positions and defaults of the arguments are those of torch.nn.functional
     if name in DROPOUTS:
         return bool(_argument("training", 2, args, kwargs, True)) and _argument("p", 1, args, kwargs, 0.5) > 0
     if name == "scaled_dot_product_attention":
@@ -126,8 +132,8 @@ def _argument(name: str, place: int, args: Any, kwargs: Any, default: Any) -> An
 
 
 def _caller() -> nn.Module | None:
-    """Return the innermost module whose method is running."""
-    frame = sys._getframe(1)
+    """Return the innermost module with a running method."""
+    frame = sys._getframe(1)  # of the function mode itself
     for _ in range(MAX_FRAMES):
         if frame.f_back is None:
             return None

@@ -14,7 +14,7 @@ from gradwatch.probe.device.sync import to_float, to_host
 from gradwatch.records import LayerInfo
 
 NUM_LEADING = 8
-"""Leading elements that are read first: random ones are never all equal."""
+"""Number of leading elements to read first: random elements are never all equal."""
 
 
 def find_identical_units(params: Sequence[Tensor], layers: Sequence[LayerInfo]) -> Iterator[Observation]:
@@ -27,7 +27,9 @@ def find_identical_units(params: Sequence[Tensor], layers: Sequence[LayerInfo]) 
         layers: The parameters' descriptions, in the same order.
     """
     matrices = [i for i, layer in enumerate(layers) if _is_matrix(params[i], layer)]
+    # two stages: the cheap read of a few elements excludes all random matrices
     alike = {i for i in _constant_so_far(params, matrices) if to_float(_spread(params[i])) == 0}
+    # -1 is never in `alike`; the first list is one longer, hence not strict
     for before, i, after in zip([-1, *matrices], matrices, [*matrices[1:], -1], strict=False):
         if i in alike and (before in alike or after in alike):
             yield WEIGHTS_ALIKE.observe(layers[i].module or layers[i].name, values={"place": i})
@@ -40,9 +42,10 @@ def _is_matrix(param: Tensor, layer: LayerInfo) -> bool:
 
 
 def _constant_so_far(params: Sequence[Tensor], matrices: Sequence[int]) -> list[int]:
-    """Return the matrices whose leading elements are all the same number other than 0, in one wait."""
+    """Return the matrices with leading elements that are all the same number other than 0, in one wait."""
     if not matrices:
         return []
+    # moved to one device, so that the host waits once
     heads = [params[i].detach().reshape(-1)[:NUM_LEADING].float() for i in matrices]
     heads_MN = to_host(torch.stack([head.to(heads[0].device) for head in heads]))
     return [i for i, head_N in zip(matrices, heads_MN, strict=True) if head_N[0] != 0 and (head_N == head_N[0]).all()]

@@ -20,22 +20,22 @@ from gradwatch.probe.parameters import Models, hookable_modules, named_modules
 from gradwatch.records import Event
 
 INSPECT_EVERY_UPDATES = 8
-"""Updates between two inspections of every module. Whole models are inspected at each update: it costs 0.1 us."""
+"""Updates between two inspections of every module. Whole models are inspected at each update, for 0.1 us."""
 
 MIN_UPDATES = 3
-"""Consecutive updates in evaluation mode from which the model is said to train in it: not a single odd step."""
+"""Minimum number of consecutive updates in evaluation mode to report, so that a single odd step does not count."""
 
 BASELINE_ROWS = 16
-"""Rows without validation whose forward calls are the baseline."""
+"""Number of rows without validation that give the baseline of forward calls."""
 
 RATES = ("dropout", "dropout_p", "drop_prob")
-"""Attributes with the probability of modules that drop by a function: attention, recurrent layers, timm."""
+"""Attributes with a drop probability in modules that call a function: attention, recurrent layers, timm."""
 
 
 class ModedModule(NamedTuple):
     """A module that behaves differently in training and in evaluation, and its owner.
 
-    The owner is the innermost module around it that holds parameters other than those of normalizations.
+    The owner is the innermost enclosing module with parameters other than the parameters of normalizations.
     """
 
     name: str
@@ -48,9 +48,9 @@ class ModedModule(NamedTuple):
 class TrainEvalModes:
     """Record the modes of modules at an update, and at a validation.
 
-    A module trains in the mode that it has when the optimizer steps. A hook on each whole model sees the mode in which
-    it evaluates; another one, on a single inner module, serves loops that evaluate a part of the model or call a method
-    of it. Modules that do the same in both modes are not inspected; if a model has no others, nothing is hooked.
+    A module trains in the mode that it has when the optimizer steps. A hook on each whole model sees the mode of an
+    evaluation. Another hook, on a single inner module, serves loops that evaluate a part of the model or call a method.
+    Modules that do the same in both modes are not inspected. If a model has no others, there are no hooks.
 
     Args:
         models: A model, or several by name.
@@ -74,28 +74,31 @@ class TrainEvalModes:
         self._norms = BatchNormStatistics(batch_norms, across_steps=hooked)
         self._handles: list[RemovableHandle] = []
         self._updates = 0
-        self._off: dict[str, int] = {}  # modules in evaluation mode: the update at which that was first seen
+        self._off: dict[str, int] = {}  # modules in evaluation mode, with the first such update
         self._trained: set[str] = set()
         self._known = set(known)
         self._is_quiet = False
         self._calls: list[CallCounter] = []
         self._is_hooked = hooked
-        self._is_seen = False  # the update of the row, where no hook tells of it
+        self._is_seen = False  # the update of the row, if no hook sees it
         if not self._moded or not hooked:
             return
         for optimizer in optimizers:
             moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            # only the modules that this optimizer trains: models may take turns
             hook = inert_hook(partial(self.before_update, [it for it in self._moded if _is_moved(it, moved)]))
             self._handles.append(optimizer.register_step_pre_hook(untraced(hook)))
+        # counted apart: one call of a model may be several calls of the inner module
         roots, inner = CallCounter(), CallCounter()
         self._calls = [roots, inner]
         for model, root in zip(called, self._roots, strict=True):
+            # the hook is on the wrapper that the loop calls, the mode is read from the model inside
             self._handles.append(model.register_forward_pre_hook(inert_hook(partial(roots.count, root))))
         if (witness := _witness(models, self._moded)) is not None:
             self._handles.append(witness.register_forward_pre_hook(inert_hook(partial(inner.count, witness))))
 
     def close(self) -> None:
-        """Take all hooks off."""
+        """Remove all hooks."""
         remove_hooks(self._handles)
 
     @property
@@ -104,10 +107,11 @@ class TrainEvalModes:
         return not self._moded
 
     def skip_step(self) -> bool:
-        """Return whether nothing can be new after an optimizer step without validation; the step is done then."""
+        """Return whether nothing can be new after an optimizer step without validation; if so, finish the step."""
         if not self._moded:
             return True
         self._see_update()
+        # a module in evaluation mode may reach MIN_UPDATES at this step
         if not self._is_quiet or self._off:
             return False
         self._start_row(is_usual=True)
@@ -118,7 +122,7 @@ class TrainEvalModes:
 
         Args:
             step: Optimizer step.
-            is_validated: Whether a validation loss was handed over with it.
+            is_validated: Whether the step has a validation loss.
         """
         if not self._moded:
             return []
@@ -129,14 +133,16 @@ class TrainEvalModes:
         found += self._find_validation() if is_validated else ()
         news = [observation for observation in found if observation.place not in self._known]
         self._known.update(observation.place for observation in news)
+        # after the filter: a distance is recorded at each validation, not once
         news += self._norms.compare(is_validated=is_validated)
         self._is_quiet = not is_validated  # else the next step is compared with it
         self._start_row(is_usual=not is_validated)
         return [observation.at(step) for observation in news]
 
     def before_update(self, moded: Sequence[ModedModule], *_: Any) -> None:
-        """Record the modules in evaluation mode whose owner an optimizer is about to move."""
+        """Record which of some modules are in evaluation mode, just before an update."""
         self._updates += 1
+        # every update as long as something is off: the updates must be consecutive
         if self._updates % INSPECT_EVERY_UPDATES != 1 and not self._off and all(root.training for root in self._roots):
             return
         for it in moded:
@@ -150,8 +156,10 @@ class TrainEvalModes:
         """Yield the modules that were in evaluation mode for some consecutive updates, by their common owner."""
         if not self._off:
             return
+        # a module that is not off has 0 updates in evaluation mode
         off = [it for it in self._moded if self._updates - self._off.get(it.name, self._updates) >= MIN_UPDATES - 1]
         wrong = [it for it in off if not it.owner.training and not _is_frozen(it.module)]
+        # the owner trains: single frozen layers may be on purpose, so the detector only informs
         alone = [it for it in off if it.owner.training or _is_frozen(it.module)]
         if wrong:
             whole = next((root for root in self._roots if not root.training), None)
@@ -179,6 +187,7 @@ class TrainEvalModes:
 
     def _find_validation(self) -> Iterator[Observation]:
         """Yield an observation if validation ran in training mode: no forward call was in evaluation mode."""
+        # a method of the model may be called without the hooks: calls must be seen, not only missing
         if any(calls.evaluation for calls in self._calls):
             return
         more = next((calls for calls in self._calls if calls.are_more), None)
@@ -187,13 +196,13 @@ class TrainEvalModes:
             yield MODE_VALIDATION.observe(values=values)
 
     def _see_update(self) -> None:
-        """Inspect modules after an update if no hook does before it: modes do not change in between."""
+        """Inspect modules after an update if no hook did before it."""
+        # a loop without hooks does not change modes between the update and this call
         if not self._is_hooked and not self._is_seen:
             self._is_seen = True
             self.before_update(self._moded)
 
     def _start_row(self, *, is_usual: bool) -> None:
-        """Reset the counts of calls for the next row; the last row joins the baseline if it is usual."""
         self._is_seen = False
         for calls in self._calls:
             calls.start_row(is_usual=is_usual)
@@ -215,6 +224,7 @@ class CallCounter:
 
     def count(self, module: nn.Module, *_: Any) -> None:
         """Count a forward call by the mode of a module."""
+        # torch.compile would trace the counter
         if torch.compiler.is_compiling():
             return
         if module.training:
@@ -232,21 +242,22 @@ class CallCounter:
     @property
     def are_more(self) -> bool:
         """Return whether there were more calls in training mode than a step makes."""
-        if not self._usual:
+        if not self._usual:  # a validation at the first row: only calls without gradients are sure to belong to it
             return self.without_gradients > 0
         most = max(training for training, _ in self._usual)
+        # activation checkpointing makes calls without gradients at each step, too
         most_without_gradients = max(without_gradients for _, without_gradients in self._usual)
         return self.without_gradients > most_without_gradients or self.training > most
 
 
 def _witness(models: Models, moded: Sequence[ModedModule]) -> nn.Module | None:
-    """Return a module whose calls show that a part of the model was called, and that may be hooked."""
+    """Return a hookable module that is called if a part of the model is called, or None."""
     hookable, plain = set(hookable_modules(models)), (Norm, nn.modules.dropout._DropoutNd)
     return next((it.module for it in moded if isinstance(it.module, plain) and it.module in hookable), None)
 
 
 def _inner(model: nn.Module) -> nn.Module:
-    """Return the model inside wrappers: it may be put into another mode without them."""
+    # a loop may change the mode of the model inside a wrapper, and the wrapper keeps its own
     while (inside := vars(model).get("_modules", {}).get(_wrapped(model))) is not None:
         model = inside
     return model
@@ -267,7 +278,7 @@ def _moded_modules(models: Models) -> Iterator[ModedModule]:
             owner_name, owner = name, module
             while not (weights := _weights(owner)) and owner in parents:
                 owner_name, owner = parents[owner]
-            if any(weight.requires_grad for weight in weights):  # in a part that is frozen no mode matters
+            if any(weight.requires_grad for weight in weights):  # the mode of a frozen part does not matter
                 yield ModedModule(name, module, owner_name, owner)
 
 
@@ -276,6 +287,7 @@ def _differs(module: nn.Module) -> bool:
     if isinstance(module, Norm):
         return has_statistics(module)
     names = ("p",) if isinstance(module, nn.modules.dropout._DropoutNd) else RATES
+
     rates = (vars(module).get(name) for name in names)
     return any(isinstance(rate, float) and 0 < rate <= 1 for rate in rates)
 
@@ -290,7 +302,7 @@ def _is_moved(it: ModedModule, moved: set[int]) -> bool:
 
 
 def _is_frozen(module: nn.Module) -> bool:
-    """Return whether a normalization is frozen on purpose."""
+    # a weight without a gradient shows that the normalization is frozen on purpose
     return isinstance(module, Norm) and module.weight is not None and not module.weight.requires_grad
 
 
