@@ -1,4 +1,4 @@
-"""Find a loss that is one cross entropy: its value for a uniform guess, and the bias of its scores."""
+"""Find a loss that is a single cross entropy: its value for a uniform guess, and the bias of its scores."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gradwatch.probe.graph.loss_rules import LINEAR
 from gradwatch.records import LayerInfo
 
 SUM = 2
-"""How a node of the graph saves a sum over the samples: `at::Reduction`."""
+"""Value of `at::Reduction` that a node saves for a sum over the samples."""
 
 
 def find_class_bias(graph: Graph, index: Mapping[Tensor, int], layers: Sequence[LayerInfo]) -> Iterator[Observation]:
-    """Yield the output's bias, if the loss is one cross entropy of the scores that the bias is added to.
+    """Yield the bias of the output layer, if the loss is a single cross entropy of that layer's scores.
 
-    The gradient of that bias is the mean over the batch of predicted probabilities minus labels, times the scale of
-    the loss. If the loss is the cross entropy alone, its value has a unit: `nat` is the loss per nat and sample.
+    The gradient of the bias is the mean over the batch of predicted probabilities minus labels, times the scale of the
+    loss. If the loss is the cross entropy alone, the loss has a unit: `nat` is the loss per nat and sample.
 
     Args:
         graph: Autograd graph of a loss.
@@ -35,17 +35,18 @@ def find_class_bias(graph: Graph, index: Mapping[Tensor, int], layers: Sequence[
     bias = _bias(graph, graph.through(graph.first(softmax)))
     if bias is not None and bias in index and bias.shape == (classes,):
         values = {"samples": samples, "classes": classes}
-        if graph.nodes[0] is nodes[0]:
+        if graph.nodes[0] is nodes[0]:  # a scaled loss, or one with a penalty, has no unit
             values["nat"] = samples if _is_sum(nodes[0]) else 1
         yield CLASSES.observe(layers[index[bias]].name, values=values)
 
 
 def find_chance_loss(graph: Graph) -> Iterator[Observation]:
-    """Yield the loss of a uniform guess, log C per sample, if the loss is one cross entropy.
+    """Yield the loss of a uniform guess, log C per sample, if the loss is a single cross entropy.
 
     Args:
         graph: Autograd graph of a loss.
     """
+    # past layouts and casts of the loss, which do not change its value
     root = next((node for node in graph.nodes if operation(node) not in LAYOUT), graph.nodes[0])
     if operation(root) in ("NllLoss", "NllLoss2D"):
         softmax = graph.through(graph.first(root))
@@ -54,7 +55,7 @@ def find_chance_loss(graph: Graph) -> Iterator[Observation]:
         sizes = shape(softmax)
         classes = sizes[dimension(softmax._saved_dim, len(sizes))]
     elif operation(root) == "BinaryCrossEntropyWithLogits" and (scores := graph.first(root)) is not None:
-        sizes, classes = (*shape(scores), 2), 2
+        sizes, classes = (*shape(scores), 2), 2  # each score decides between two classes
     else:
         return
     if classes > 1:
@@ -67,7 +68,6 @@ def _is_sum(loss: Node) -> bool:
 
 
 def _bias(graph: Graph, node: Node | None) -> Tensor | None:
-    """Return the vector that a linear layer adds to its output."""
     if node is None or operation(node) not in LINEAR:
         return None
     leaves = [child.variable for child in graph.inputs(node) if is_leaf(child)]

@@ -99,7 +99,6 @@ class _Tables:
             return
         layer = self._layers[place]
         rows, width = layer.shape
-        # a norm before the layer fixes the size of the scores
         is_normalised = made_by is not None and operation(made_by) in NORMS
         numbers = {"weight": place, "dimension": width, "classes": rows, "normalised": is_normalised}
         yield TIED_EMBEDDING.observe(layer.module or layer.name, values=numbers, table=layer.name)

@@ -1,4 +1,4 @@
-"""Walk the autograd graph from a loss down to the parameters: names, shapes and edges, never the tensors it keeps."""
+"""Walk the autograd graph from a loss down to the parameters: names, shapes and edges, never the saved tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 MAX_NODES = 10_000
-"""Nodes that are visited: a transformer of 1,000 parameter tensors has about 5,000."""
+"""Maximum number of nodes to visit: a transformer of 1,000 parameter tensors has about 5,000."""
 
 LAYOUT = frozenset(
     {
@@ -62,10 +62,10 @@ Node = Any
 
 @final
 class Graph:
-    """The nodes of one autograd graph and their edges. It keeps them alive: drop it after the inspection.
+    """The nodes of one autograd graph and their edges. It keeps the nodes alive: drop it after the inspection.
 
     Args:
-        outputs: A loss or outputs, each with a `grad_fn`; the backward pass may be done.
+        outputs: A loss or outputs, each with a `grad_fn`; before or after the backward pass.
         max_nodes: Maximum number of nodes to visit; None for `MAX_NODES`.
 
     Attributes:
@@ -74,17 +74,19 @@ class Graph:
     """
 
     def __init__(self, *outputs: Tensor, max_nodes: int | None = None) -> None:
-        limit = MAX_NODES if max_nodes is None else max_nodes
+        limit = MAX_NODES if max_nodes is None else max_nodes  # read here, so that tests can patch the constant
         self.nodes: list[Node] = []
         self._edges: dict[Node, tuple[Node | None, ...]] = {}
         self._by_operation: dict[str, list[Node]] = {}
         self._users: dict[Node, list[Node]] = {}
+        # several outputs may share a node; a dict keeps their order
         waiting: deque[Node] = deque(dict.fromkeys(output.grad_fn for output in outputs))
         seen: set[Node] = set(waiting)
         while waiting and len(self.nodes) < limit:
             node = waiting.popleft()
             self.nodes.append(node)
             self._by_operation.setdefault(operation(node), []).append(node)
+            # each access of `next_functions` makes a new tuple, so the edges are kept
             edges = tuple([child for child, _ in node.next_functions])
             self._edges[node] = edges
             for child in edges:
@@ -94,7 +96,7 @@ class Graph:
         self.is_complete = not waiting
 
     def of(self, *operations: str) -> list[Node]:
-        """Return the nodes of some operations; within one operation the nearest to the loss first."""
+        """Return the nodes of some operations, within one operation the nearest to the loss first."""
         return [node for name in operations for node in self._by_operation.get(name, ())]
 
     def edges(self, node: Node) -> tuple[Node | None, ...]:
@@ -118,7 +120,7 @@ class Graph:
         """
         while node is not None and (operation(node) in LAYOUT or operation(node) in also):
             inputs = self.inputs(node)
-            if len(inputs) != 1:
+            if len(inputs) != 1:  # several values are combined here
                 break
             node = inputs[0]
         return node
@@ -147,11 +149,11 @@ class Graph:
 
     def users(self, node: Node) -> list[Node]:
         """Return the nodes that use a value."""
-        if not self._users:
+        if not self._users:  # built at the first call: most inspections only walk down
             for user in self.nodes:
                 for child in self.inputs(user):
                     self._users.setdefault(child, []).append(user)
-        return list(self._users.get(node, ()))
+        return list(self._users.get(node, ()))  # a copy: callers extend the list
 
     def above(self, node: Node) -> set[Node]:
         """Return the nodes that depend on a node."""
@@ -170,7 +172,7 @@ class Graph:
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
     """Disable the cyclic garbage collector, which would traverse the many nodes that an inspection holds."""
-    was_enabled = gc.isenabled()
+    was_enabled = gc.isenabled()  # the loop may have disabled it
     gc.disable()
     try:
         yield
@@ -191,11 +193,17 @@ def is_leaf(node: Node) -> bool:
 
 def shape(node: Node) -> tuple[int, ...]:
     """Return the shape of the result of a node."""
+    # `int`: sizes are symbolic under torch.compile
     return tuple(int(size) for size in node._input_metadata[0].shape)
 
 
 def dimension(saved: int, dims: int) -> int:
-    """Return a dimension counted from the front; a node saves a negative one as an unsigned number of 64 bits."""
+    """Return a dimension counted from the front.
+
+    Args:
+        saved: Dimension as a node saves it: a negative one becomes an unsigned number of 64 bits.
+        dims: Number of dimensions.
+    """
     return int(saved if saved < dims else saved - (1 << 64)) % dims
 
 
@@ -205,4 +213,4 @@ def _operation(name: str) -> str:
 
 
 NAMES = {kind: _operation(name) for name, kind in vars(torch._C._functions).items() if isinstance(kind, type)}
-"""Operations of torch's own node types: to ask a node for its name takes a microsecond."""
+"""Operations of torch's own node types: the `name` method of a node takes a microsecond."""

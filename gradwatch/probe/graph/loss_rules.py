@@ -1,4 +1,4 @@
-"""Check single operations of the autograd graph: losses that are given probabilities, scores, or one value only."""
+"""Check single operations of the autograd graph: losses of probabilities, of raw scores, or of one value only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,13 @@ Rule = Callable[[Graph, Node], GraphMatch | None]
 
 
 def is_probability(graph: Graph, node: Node | None, *, depth: int = 6) -> bool:
-    """Return whether a value is a softmax or sigmoid, perhaps rearranged, clamped, averaged or shifted."""
+    """Return whether a value is a softmax or sigmoid, perhaps rearranged, clamped, averaged or shifted.
+
+    Args:
+        graph: Autograd graph of a loss.
+        node: Operation that computes the value, or None for a constant.
+        depth: Maximum number of nested combinations, which bounds the recursion.
+    """
     node = graph.through(node, also=CLAMPS)
     if node is None or not depth:
         return False
@@ -50,8 +56,9 @@ def is_probability(graph: Graph, node: Node | None, *, depth: int = 6) -> bool:
 
 
 def _is_logistic(graph: Graph, node: Node) -> bool:
-    """Return whether a value is a sigmoid by hand: 1 / (1 + exp(-x)), or exp(x) / (1 + exp(x))."""
+    """Return whether a value is a handwritten sigmoid: 1 / (1 + exp(-x)), or exp(x) / (1 + exp(x))."""
     inputs = graph.inputs(node)
+    # 1 / x is a Reciprocal, which autograd multiplies by the constant 1
     if operation(node) == "Mul" and len(inputs) == 1:
         node, inputs = inputs[0], graph.inputs(inputs[0])
     is_fraction = operation(node) == "Div" and len(inputs) == 2 and operation(inputs[0]) == "Exp"
@@ -62,7 +69,7 @@ def _is_logistic(graph: Graph, node: Node) -> bool:
 
 
 def _is_difference(graph: Graph, node: Node | None) -> bool:
-    """Return whether a value is a difference of two probabilities, as in a ranking loss that should compare scores."""
+    # a ranking loss should compare scores instead
     made_by = graph.through(node)
     if made_by is None or operation(made_by) != "Sub" or len(graph.inputs(made_by)) != 2:
         return False
@@ -70,13 +77,12 @@ def _is_difference(graph: Graph, node: Node | None) -> bool:
 
 
 def _is_shifted_tanh(graph: Graph, node: Node) -> bool:
-    """Return whether a node adds to a tanh, as in (tanh + 1) / 2: a sigmoid of twice the scores."""
+    # (tanh + 1) / 2 is a sigmoid of twice the scores
     made_by = graph.through(node, also=CLAMPS)
     return made_by is not None and operation(made_by) == "Tanh"
 
 
 def _is_mixture(graph: Graph, node: Node | None, *, depth: int) -> bool:
-    """Return whether the terms of a sum are probabilities weighted by a softmax."""
     if node is None or operation(node) != "Mul":
         return False
     factors = [graph.through(child) for child in graph.inputs(node)]
@@ -103,7 +109,6 @@ def _logits(graph: Graph, node: Node) -> GraphMatch | None:
 
 
 def _reapplied(node: Node, function: str, *, classes: int, floor: float) -> GraphMatch:
-    """Return the match of a loss that applies its softmax or sigmoid to probabilities."""
     misuse, effect = f"the loss applies a {function} to probabilities", f"it cannot fall below {floor:.2f}"
     values = {"classes": classes, "floor": floor}
     return GraphMatch(node, PROBABILITIES.observe(values=values, misuse=misuse, effect=effect))
@@ -126,14 +131,15 @@ def _not_logarithmic(node: Node, function: str) -> GraphMatch:
 
 
 def _goes_over_samples(node: Node) -> bool:
-    """Return whether a log-softmax of shape (samples, classes, ...) normalizes over the samples."""
+    # a saved dimension of 0 is that of the samples: the shape is (samples, classes, ...)
     is_batch = operation(node) == "LogSoftmax" and len(shape(node)) > 1 and shape(node)[0] > 1
     return is_batch and getattr(node, "_saved_dim", -1) == 0
 
 
 def match_divergence(graph: Graph, node: Node) -> GraphMatch | None:
-    """Match a KL divergence, a constant minus targets times inputs, whose inputs are probabilities."""
+    """Match a KL divergence of probabilities: a constant minus targets times inputs."""
     edges = graph.edges(node)
+    # targets are constants, so the first edge is None and the product has a single input
     if (
         operation(node) != "Sub"
         or len(edges) != 2
@@ -155,19 +161,20 @@ def _constant(graph: Graph, node: Node) -> GraphMatch | None:
 
 
 def _squeezed(graph: Graph, node: Node) -> GraphMatch | None:
-    """Match a sigmoid or softmax of a sigmoid or softmax, as in a loss written by hand that applies its own."""
+    """Match a sigmoid or softmax of a sigmoid or softmax, as in a handwritten loss that applies its own."""
     made_by = graph.through(graph.first(node), also=CLAMPS)
     name = operation(node)
     is_fraction = made_by is not None and operation(made_by) in FRACTIONS
     is_fraction |= name == "Sigmoid" and _is_difference(graph, graph.first(node))
     if not is_fraction or not _makes_a_loss(graph, node):
+        # a softmax over one value is wrong wherever it is
         return _constant(graph, node) if name == "Softmax" else None
     misuse = f"a {name.lower()} is applied to probabilities"
     return GraphMatch(node, PROBABILITIES.observe(misuse=misuse, effect="it can hardly distinguish 0 from 1"))
 
 
 def _makes_a_loss(graph: Graph, node: Node) -> bool:
-    """Return whether a term of the loss depends on a value alone: a factor of others is a weight or a gate."""
+    # a value that is combined with others, except by addition, is a weight or a gate
     above = graph.above(node)
     return all(child in above or child is node for it in above if operation(it) != "Add" for child in graph.inputs(it))
 

@@ -25,7 +25,7 @@ from gradwatch.probe.parameters import Models, named_modules
 from gradwatch.records import Event, LayerInfo
 
 READ_STEPS = frozenset({0, 1, 8})
-"""Steps at which the graph is read: the first, the second for loops that alternate, and one after a warm-up."""
+"""Steps with a read of the graph: the first, the second for loops that alternate, and one after a warm-up."""
 
 NAN_INSPECTIONS = 3
 """Further reads, at the first steps whose loss or gradients are not finite."""
@@ -33,11 +33,11 @@ NAN_INSPECTIONS = 3
 MAX_SINGULARITIES = 3
 MAX_CUTS = 8
 MAX_MATCHES_PER_KIND = 8
-"""Observations of one read; more would not be read by people."""
+"""Maximum number of observations of one read; people would not read more."""
 
 LAST_ACTIVATIONS = (nn.Softmax, nn.Softmax2d, nn.Sigmoid, nn.Hardsigmoid)
 OPAQUE = frozenset({"CheckpointFunction", "CompiledFunction"})
-"""Nodes that hide their operations, and parameters of the model among them."""
+"""Nodes that hide their operations, and with them parameters of the model."""
 
 REDUCTIONS = frozenset({"Add", "Div", "Mean", "Mul", "Sum", "ToCopy"})
 """Operations that reduce the terms of a loss to one number, or weight and add several losses."""
@@ -67,19 +67,19 @@ LOSS_SIDE = frozenset(
 class LossGraphReader:
     """Read the autograd graph of losses at a few first steps; at any other step it costs one comparison.
 
-    It reads names, shapes and edges of nodes, and no tensor that the graph saves: it computes, waits for, keeps and
-    frees nothing. A backward pass frees those tensors, so their values are gone by then anyway.
+    The reader uses names, shapes and edges of nodes, and no saved tensor. So it computes, waits for, keeps and frees
+    nothing. A backward pass frees the saved tensors, so their values are often gone anyway.
 
-    The graph does not show the inside of a compiled graph or of reentrant activation checkpointing, and a loss that is
-    a plain number has none. Under FSDP the leaves of the graph are whole parameters that were gathered for the pass
-    and are freed after it: leaves that are no parameters of the model are ignored then.
+    The graph does not show the inside of a compiled graph or of reentrant activation checkpointing. A loss that is a
+    plain number has no graph. Under FSDP the leaves of the graph are whole parameters, gathered for the pass and freed
+    after it. Leaves that are not parameters of the model are ignored then.
 
     Args:
         models: A model, or several by name.
         params: Its parameters, in the order of `layers`.
         layers: The parameters' descriptions.
         optimizers: The watched optimizers.
-        known: Kind and layer of events that are recorded already.
+        known: Kind and layer of the events already recorded.
 
     Attributes:
         has_read: Whether any loss had a graph.
@@ -111,7 +111,7 @@ class LossGraphReader:
             loss: Loss of the step, before or after its backward pass.
             step: Optimizer step.
             is_non_finite: Whether the loss or a gradient is not finite.
-            is_whole: Whether it is the whole loss, so that parameters it does not reach are cut off.
+            is_whole: Whether the loss is complete, so that a parameter that it does not reach is cut off.
         """
         inspects_nan = is_non_finite and self._nan_inspections < NAN_INSPECTIONS
         if not (is_due(step) or inspects_nan) or not isinstance(loss, Tensor) or loss.grad_fn is None:
@@ -127,6 +127,7 @@ class LossGraphReader:
             find_custom_matrices,
         ):
             found += find(graph, self._index, self._layers)
+        # under FSDP the leaves are gathered copies, not the parameters of the model
         if not self._is_gathered:
             found += self._compare_leaves(graph, step=step, is_whole=is_whole)
         if inspects_nan:
@@ -134,16 +135,18 @@ class LossGraphReader:
             found += self._find_singularities(graph)
         news: dict[Place, Observation] = {}
         for observation in found:
+            # one event for each kind and layer in a run
             if observation.place not in self._known:
                 news.setdefault(observation.place, observation)
         self._known.update(news)
         return [observation.at(step) for observation in news.values()]
 
     def _compare_leaves(self, graph: Graph, *, step: int, is_whole: bool) -> Iterator[Observation]:
-        """Yield leaves of the graph that are no parameters of the model, and parameters that are no leaves."""
+        """Yield leaves of the graph that are not parameters of the model, and parameters that are not leaves."""
         yield from self._unregistered.find(graph, self._index, step=step)
         yield from find_adversary(graph, self._index, self._held)
         yield from self._find_derivatives(graph)
+        # a parameter may also be in the part of the graph that was not visited, or is hidden
         if is_whole and graph.is_complete and not graph.of(*OPAQUE):
             yield from self._find_cuts(graph)
 
@@ -175,7 +178,7 @@ class LossGraphReader:
             yield SINGULAR.observe(layer, values={"rank": formula.rank}, formula=formula.text)
 
     def _find_derivatives(self, graph: Graph) -> Iterator[Observation]:
-        """Yield tensors that require a gradient and are no parameters: a loss may be made of derivatives by them."""
+        """Yield tensors that require a gradient and are not parameters: a loss may contain derivatives by them."""
         others = {node.variable for node in graph.of(LEAF)} - self._index.keys()
         if others:
             shapes = ", ".join(sorted(str(tuple(leaf.shape)) for leaf in others)[:MAX_SINGULARITIES])
@@ -186,6 +189,7 @@ class LossGraphReader:
         reached = {self._index.get(node.variable) for node in graph.of(LEAF)}
         trainable = [i for param, i in self._index.items() if param.requires_grad]
         runs = [(is_cut, list(group)) for is_cut, group in groupby(trainable, lambda i: i not in reached)]
+        # cut and reached runs alternate, so half of the runs are cuts
         for place, (is_cut, run) in enumerate(runs[: 2 * MAX_CUTS]):
             if is_cut:
                 first, last = (self._layers[i] for i in (run[0], run[-1]))
@@ -198,13 +202,14 @@ class LossGraphReader:
 
 
 def is_due(step: int) -> bool:
-    """Return whether the graph is read at a step in any case."""
+    """Return whether the graph is read at a step, even if all values are finite."""
     return step in READ_STEPS
 
 
 def _match_broadcast(graph: Graph, node: Node) -> GraphMatch | None:
     """Match a prediction of n values that is broadcast against a target of n values into n x n differences."""
     inputs = graph.inputs(node)
+    # a target is a constant: the only input with a node is the prediction
     if operation(node) not in ("Sub", "Rsub", "Expand") or len(inputs) != 1 or not _is_squared(node, inputs[0]):
         return None
     n, *rest = shape(inputs[0])
@@ -222,7 +227,7 @@ def _is_squared(node: Node, prediction: Node) -> bool:
 def _common_module(first: LayerInfo, last: LayerInfo) -> str:
     """Return the innermost module that holds two tensors, or the module of the first."""
     if first == last:
-        return first.name
+        return first.name  # a single tensor is more precise than its module
     shared = []
     for one, other in zip(first.module.split("."), last.module.split("."), strict=False):
         if one != other:

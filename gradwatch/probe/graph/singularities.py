@@ -46,7 +46,7 @@ class SingularFormula(NamedTuple):
 
 
 def find_singularities(graph: Graph) -> list[SingularFormula]:
-    """Return the formulas with an unguarded singular point, the likeliest culprit first, then by distance from the loss."""
+    """Return the formulas with an unguarded singular point, the likeliest culprit first, then the nearest to the loss."""
     found = [formula for node in graph.nodes for formula in _match(graph, node)]
     # the sort is stable: of equal ranks, the nearest to the loss stays first
     return sorted(found, key=lambda formula: formula.rank)
@@ -116,7 +116,7 @@ def _is_guarded(graph: Graph, node: Node) -> bool:
 def _is_root(node: Node) -> bool:
     if operation(node) != "Pow":
         return False
-    # a tensor as the exponent has no such attribute; nan is below nothing
+    # the exponent may also be a tensor, or missing: neither counts as a root
     exponent = getattr(node, "_saved_exponent", math.nan)
     return isinstance(exponent, (int, float)) and exponent < 1
 

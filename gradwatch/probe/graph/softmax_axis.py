@@ -56,7 +56,7 @@ def _mixing(graph: Graph, softmax: Node, axis: int) -> tuple[Node, int] | None:
     node = graph.first(softmax)
     while node is not None and operation(node) not in LINEAR:
         inputs, name = graph.inputs(node), operation(node)
-        if len(inputs) != 1:
+        if len(inputs) != 1:  # a sum of two branches: the scores have no single layer
             return None
         before, after = shape(inputs[0]), shape(node)
         if name in VIEWS:
@@ -64,32 +64,35 @@ def _mixing(graph: Graph, softmax: Node, axis: int) -> tuple[Node, int] | None:
             if found is None:
                 return None
             is_torn |= found < 0
+            # a torn axis has no position before the view; it stays torn, wherever it goes
             axis = found if found >= 0 else axis
         elif name in ("Transpose", "T", "Permute"):
             axis = axis if is_torn else _before_transpose(node, axis, len(after))
-        elif name not in ELEMENTWISE or before != after:
+        elif name not in ELEMENTWISE or before != after:  # a broadcast moves values to new axes
             return None
         node = inputs[0]
     if node is None or not shape(node) or not _has_weight(graph, node):
         return None
     sizes = shape(node)
     place = CHANNEL_DIM if operation(node) == "Convolution" else len(sizes) - 1
+    # an axis of another length may be one that the layer does not produce, such as time
     is_other = is_torn or (axis != place and sizes[place] == classes)
     return (node, sizes[place]) if is_other else None
 
 
 def _has_weight(graph: Graph, node: Node) -> bool:
-    """Return whether a product has a parameter: one of two computed tensors has scores in both directions."""
+    # a product of two computed tensors, as in contrastive losses, has scores in both directions
     return any(is_leaf(made_by) for child in graph.inputs(node) if (made_by := graph.through(child)) is not None)
 
 
 TORN = -1
-"""Marks an axis that is neither part of one axis of the tensor before nor several of them joined."""
+"""Mark of an axis that is neither part of one axis of the tensor before nor a join of several axes."""
 
 
 def _before_view(before: Sequence[int], after: Sequence[int], axis: int) -> int | None:
-    """Return the axis before a view that an axis is, or is part of; `TORN`; or None if several are joined."""
+    """Return the axis before a view that contains an axis; `TORN`; or None if the axis joins several."""
     span = _spans(after)[axis]
+    # a view keeps the order of the values, so strides of contiguous tensors tell which axes correspond
     for place, (inner, outer) in enumerate(_spans(before)):
         if before[place] > 1 and inner <= span.inner and span.outer <= outer:
             is_part = span.inner % inner == 0 and outer % span.outer == 0
@@ -108,7 +111,6 @@ def _spans(sizes: Sequence[int]) -> list[AxisSpan]:
 
 
 def _before_transpose(node: Node, axis: int, dims: int) -> int:
-    """Return the place of an axis before a transposition."""
     if operation(node) == "Permute":
         return dimension(node._saved_dims[axis], dims)
     one, other = (

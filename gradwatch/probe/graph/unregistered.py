@@ -1,4 +1,4 @@
-"""Find parameters that the model or its optimizer does not know, and parameters of another learner."""
+"""Find parameters that are missing from the model or its optimizer, and parameters of another learner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradwatch.probe.parameters import Models, named_modules
 from gradwatch.probe.updates.outside_moves import fingerprints
 
 SECOND_LOOK_STEP = 8
-"""Step of the second comparison: an optimizer elsewhere that owns such a parameter has moved it by then."""
+"""Step of the second comparison: by then, an optimizer elsewhere has moved each parameter that it owns."""
 
 REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
 """Attributes of a module that hold its registered parameters, buffers and submodules."""
@@ -26,12 +26,12 @@ REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
 class UnregisteredParams:
     """Compare the parameters that losses reach with those that `parameters()` returns, at two steps.
 
-    A module or parameter assigned to an attribute is registered. Not registered are one in a list, tuple or dict, a
-    plain tensor that requires a gradient, and a tensor computed from a parameter; an optimizer that is given
-    `model.parameters()` never sees them. The graph holds parameters of other models, too (a critic, a teacher). So a
-    parameter counts only if an attribute of this model holds it and nothing has moved it between the two steps: its
-    version counter, which each in-place update raises, and its fingerprint are the same. A tensor that is the input of
-    a layer, such as points at which a solution is differentiated, is no parameter.
+    PyTorch registers a module or parameter that is assigned to an attribute. It does not register one in a list, tuple
+    or dict, a plain tensor that requires a gradient, or a tensor computed from a parameter. An optimizer of
+    `model.parameters()` never sees these. The graph also holds parameters of other models (a critic, a teacher). So a
+    parameter counts only if an attribute of this model holds it and nothing has moved it between the two steps. Then
+    its version counter, which each in-place update raises, and its fingerprint are unchanged. A tensor that is the
+    input of a layer, such as points at which a solution is differentiated, is not a parameter.
 
     Args:
         models: A model, or several by name.
@@ -39,6 +39,7 @@ class UnregisteredParams:
 
     def __init__(self, models: Models) -> None:
         self._models = models
+        # weak references: a probe must not keep the tensors of a discarded model alive
         self._seen: list[tuple[weakref.ref[Tensor], tuple[int, bytes]]] = []
 
     def find(self, graph: Graph, known: Mapping[Tensor, int], *, step: int) -> Iterator[Observation]:
@@ -50,10 +51,12 @@ class UnregisteredParams:
             step: Optimizer step.
         """
         leaves = [node for node in graph.of(LEAF) if node.variable not in known]
+        # reading a tensor whose storage was freed would end the process
         found = [node.variable for node in leaves if not _is_input(graph, node, known) and has_values(node.variable)]
         if step < SECOND_LOOK_STEP:
             self._seen = self._seen or [(weakref.ref(param), _state(param)) for param in found]
             return
+        # by `id`, since a tensor compares elementwise; the weak reference shows that the object is still the same
         before = {id(param): state for ref, state in self._seen if (param := ref()) is not None}
         unmoved = {id(param) for param in found if id(param) in before and before[id(param)] == _state(param)}
         for name, params, reason in self._attributes() if unmoved else ():
@@ -64,6 +67,7 @@ class UnregisteredParams:
     def _attributes(self) -> Iterator[tuple[str, list[Tensor], str]]:
         """Yield the parameters of modules and of their attributes, with the full name and the reason of the mistake."""
         for module_name, module in named_modules(self._models):
+            # registered now, but unknown at the start: a layer that the first forward pass made
             yield module_name, list(module.parameters(recurse=False)), "which was created after the optimizer"
             for name, value in vars(module).items():
                 if name in REGISTERED or not isinstance(value, (list, tuple, dict, Tensor)):
@@ -85,7 +89,8 @@ def find_empty_groups(optimizers: Sequence[Optimizer]) -> Iterator[Observation]:
 def find_adversary(graph: Graph, index: Mapping[Tensor, int], held: Collection[int]) -> Iterator[Observation]:
     """Yield an observation if parameters of another learner, such as a GAN's critic, lie between model and loss.
 
-    Another optimizer moves them, so a loss that does not fall says nothing about the model alone.
+    Another optimizer moves them, so a loss that does not fall says nothing about the model alone. Encoders before the
+    model do not count.
 
     Args:
         graph: Autograd graph of a loss.
@@ -94,6 +99,7 @@ def find_adversary(graph: Graph, index: Mapping[Tensor, int], held: Collection[i
     """
     for node in graph.nodes:
         others = [leaf for leaf in graph.inputs(node) if is_leaf(leaf) and _is_foreign(leaf.variable, index, held)]
+        # the model lies below the operation, so the other learner judges the model's output
         if others and any(is_leaf(leaf) and leaf.variable in index for leaf in graph.below(node)):
             yield ADVERSARY.observe()
             return
@@ -104,7 +110,7 @@ def _is_foreign(leaf: Tensor, index: Mapping[Tensor, int], held: Collection[int]
 
 
 def _parameters(value: Any, *, depth: int = 2) -> Iterator[Tensor]:
-    """Yield the parameters in a container and in nested containers, and those that a tensor was computed from."""
+    """Yield the parameters in a container and in nested containers, and the parameters that a tensor depends on."""
     if isinstance(value, nn.Module):
         yield from value.parameters()
     elif isinstance(value, Tensor) and value.requires_grad:
@@ -116,12 +122,12 @@ def _parameters(value: Any, *, depth: int = 2) -> Iterator[Tensor]:
 
 
 def _state(param: Tensor) -> tuple[int, bytes]:
-    """Return version and fingerprint of a parameter: one of them changes if it moves in place or through its data."""
+    # an update in place raises the version; one through `.data` only changes the fingerprint
     return param._version, fingerprints([param])[0]
 
 
 def _is_input(graph: Graph, leaf: Node, known: Mapping[Tensor, int]) -> bool:
-    """Return whether an operation combines a leaf with a parameter of the model, so that it is the input of a layer."""
+    """Return whether an operation combines a leaf with a parameter of the model, as a layer does with its input."""
     users = graph.users(leaf)
     seen = {leaf}
     while users:
@@ -132,6 +138,7 @@ def _is_input(graph: Graph, leaf: Node, known: Mapping[Tensor, int]) -> bool:
         others = [child for child in graph.inputs(user) if child not in seen]
         if any(_is_known(graph, child, known) for child in others):
             return True
+        # only through operations on the leaf alone, and concatenations: coordinates are often joined
         if not others or operation(user) == "Cat":
             users += graph.users(user)
     return False

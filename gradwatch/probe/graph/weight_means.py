@@ -20,22 +20,22 @@ ONE_SIDED_FRAC = 0.5
 n elements with expectation 0 it is 1 / sqrt(n): 0.125 for 64."""
 
 MIN_ELEMENTS = 64
-"""Elements of a weight below which a mean far from zero may be chance."""
+"""Minimum number of elements of a weight: with fewer, a mean far from zero may be chance."""
 
 MAX_WEIGHTS = 8
-"""Weights that are reported: gains multiply, and two are enough."""
+"""Maximum number of weights to report: gains multiply, and two are enough."""
 
 FACTORS = {"Mm": 0, "Addmm": 1, "Bmm": 0, "Baddbmm": 1}
-"""Products of two matrices, and the place of the first among the arguments."""
+"""Products of two matrices, and the position of the first matrix among the arguments."""
 
 TORCH_MODULES = ("Linear", "Conv", "Embedding", "GRU", "LSTM", "RNN")
-"""Modules whose weights are known by their type."""
+"""Modules of torch, in which the type gives the number of inputs."""
 
 TURNS = frozenset({"T", "Transpose", "Permute"})
 
 
 def find_offset_weights(params: Sequence[Tensor], layers: Sequence[LayerInfo]) -> Iterator[Observation]:
-    """Yield the weights whose elements have a mean, before the first step.
+    """Yield the weights with a mean far from zero, before the first step.
 
     Args:
         params: The parameters, before the first step.
@@ -65,6 +65,7 @@ def find_custom_matrices(
             continue
         place, param, is_turned = known[0]
         if param.ndim == 2 and param in index and not layers[index[param]].module_type.startswith(TORCH_MODULES):
+            # a product sums over the last dimension of its first factor and the first of its second
             found.setdefault(index[param], param.shape[(place + 1 + is_turned) % 2])
     for i, inputs in sorted(found.items())[:MAX_WEIGHTS]:
         yield MATRIX.observe(layers[i].name, values={"weight": i, "inputs": inputs})
@@ -78,17 +79,18 @@ def _is_drawn(param: Tensor) -> bool:
 def _offsets(params: Sequence[Tensor], drawn: Sequence[int]) -> Iterator[tuple[int, float]]:
     """Yield index and mean of the parameters with a mean far from zero, in one wait."""
     if not drawn:
-        return
+        return  # `torch.stack` rejects an empty list
     flat = [params[i].detach().reshape(-1).float() for i in drawn]
     means = [torch.stack([x.mean(), x.square().mean().sqrt()]) for x in flat]
     means_W2 = to_host(torch.stack([mean_2.to(means[0].device) for mean_2 in means]))
     for i, (mean, size) in zip(drawn, means_W2, strict=True):
+        # size 0: a weight of zeros has no sign
         if abs(mean) >= ONE_SIDED_FRAC * size > 0:
             yield i, float(mean)
 
 
 def _leaf(graph: Graph, node: Node | None) -> tuple[Tensor, bool] | None:
-    """Return the parameter that a factor is a view of, and whether the view transposes it."""
+    """Return the parameter behind the views of a factor, and whether the views transpose it."""
     is_turned = False
     while node is not None and operation(node) in LAYOUT:
         inputs = graph.inputs(node)

@@ -287,7 +287,6 @@ def _differs(module: nn.Module) -> bool:
     if isinstance(module, Norm):
         return has_statistics(module)
     names = ("p",) if isinstance(module, nn.modules.dropout._DropoutNd) else RATES
-
     rates = (vars(module).get(name) for name in names)
     return any(isinstance(rate, float) and 0 < rate <= 1 for rate in rates)
 
