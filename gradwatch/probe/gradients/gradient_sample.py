@@ -15,10 +15,10 @@ from gradwatch.probe.device.dtensor import local_part
 from gradwatch.probe.device.sync import is_capturing, to_host
 
 SAMPLE_NUMBERS = 32
-"""Leading numbers that are compared: mostly of one row, whose order scaling and clipping keep."""
+"""Number of leading numbers to compare: mostly of one row. Scaling and clipping keep their order."""
 
 MIN_NUMBERS = 8
-"""Numbers from which unrelated ones rarely have the same order: one in 40,000."""
+"""Minimum number of numbers: unrelated ones have the same order in 1 of 40,000 cases."""
 
 
 @final
@@ -36,17 +36,19 @@ class GradientSample:
     def is_continued_by(self, grad: Tensor) -> bool:
         """Return whether a gradient is still this one: unchanged, or scaled or clipped, by norm or by value.
 
-        Scaling and clipping keep the order of the numbers. With too few numbers it counts as the same.
+        Scaling and clipping keep the order of the numbers. A gradient with too few numbers counts as the same.
 
         Args:
             grad: The gradient of the same parameter at a later moment.
         """
+        # nothing has written to it, and no device needs to be waited for
         if (self._place, self._version) == _written(grad) or is_capturing([grad]):
             return True
         now_N = _leading(grad)
         if self._numbers_N is None or now_N is None or len(now_N) != len(self._numbers_N):
             return True
         numbers_2N = to_host(torch.stack([self._numbers_N, now_N]))
+        # NaN and Inf have no order to compare
         return not np.isfinite(numbers_2N).all() or _is_in_order(*numbers_2N)
 
 
@@ -55,11 +57,12 @@ def _is_in_order(before_N: NDArray[Any], now_N: NDArray[Any]) -> bool:
     order_N = np.argsort(before_N)
     rise_N, change_N = np.diff(before_N[order_N]), np.diff(now_N[order_N])
     has_one_value = not change_N[rise_N == 0].any()
+    # clipping by value makes numbers equal; a negative scale reverses the order
     return bool(has_one_value and ((change_N >= 0).all() or (change_N <= 0).all()))
 
 
 def _written(grad: Tensor) -> tuple[int, int]:
-    """Return address and version counter of a gradient."""
+    # a sparse gradient has no address of its own
     stored = grad._values() if grad.layout == torch.sparse_coo else local_part(grad)
     return stored.data_ptr(), grad._version
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gradwatch.probe.device import backend as kernels
 from gradwatch.probe.device import dtensor, torch_reduce
 
-# A bin is the exponent and the two highest mantissa bits of a float32: four to an octave. As in csrc/kernels/counts.h.
+# a bin is the exponent and the two highest mantissa bits of a float32: four to an octave, as in csrc/kernels/counts.h
 _SHIFT = 21
 _LOWEST_KEY = (127 - 40) * 4  # of 2^-40: smaller magnitudes count in the middle bin, with zero
 _HIGHEST_KEY = (127 + 16) * 4  # of 2^16: larger magnitudes and Inf count in the outermost bin
@@ -29,8 +29,8 @@ ALL = slice(None)
 def bin_edges() -> NDArray[np.float64]:
     """Return the edges of the bins, ascending, of shape (B + 1,).
 
-    They run from minus to plus the largest float32, by 2^16 and 2^-40 on either side. A magnitude on an edge counts in
-    the bin farther from zero.
+    They run from minus to plus the largest float32, with 2^16 and 2^-40 on either side. A magnitude on an edge counts
+    in the bin farther from zero.
     """
     keys = np.arange(_LOWEST_KEY, _HIGHEST_KEY + 1, dtype=np.uint32)
     positive = np.append((keys << _SHIFT).view(np.float32), np.finfo(np.float32).max).astype(np.float64)
@@ -56,7 +56,7 @@ class HistogramProbe:
 
         Args:
             among: Indices of the parameters to count.
-            gradients_KB: Counts of their gradients if the read of the statistics has counted them, or None.
+            gradients_KB: Counts of the gradients, if the read of the statistics made them; otherwise None.
 
         Returns:
             Counts of shape (2, K, B), int64, on the device of the first parameter: gradients, then weights. NaN is in
@@ -69,6 +69,7 @@ class HistogramProbe:
         return torch.stack([gradients_KB, self._count(params, gradients=False)])
 
     def _count(self, params: tuple[torch.Tensor, ...], *, gradients: bool) -> torch.Tensor:
+        # on the CPU first, where the extension writes; `None` from it means that it has read all
         counts_KB = torch.zeros((len(params), NUM_BINS), dtype=torch.int64, device="cpu")
         others: Sequence[int] | None = range(len(params))
         if self._native is not None:
@@ -89,6 +90,7 @@ def shares(params: Sequence[torch.Tensor], of: int) -> list[slice]:
     Every parameter with values is in one share; some shares may be empty.
     """
     sizes_L = np.array([p.numel() for p in params], np.float64)
+    # the middle of a parameter decides on its share, so that a large one is never split
     middles_L = (np.cumsum(sizes_L) - sizes_L / 2) / max(1.0, sizes_L.sum())
     ends = map(int, np.searchsorted(middles_L, np.arange(of + 1) / of))
     return [slice(first, last) for first, last in itertools.pairwise(ends)]
@@ -115,6 +117,7 @@ def _histogram(tensor: torch.Tensor) -> torch.Tensor:
     bins = torch.where(bits < 0, _SIDE - steps, _SIDE + steps)
     bins = torch.where(magnitude > _INFINITE_BITS, NUM_BINS, bins).to(torch.int64)  # NaN goes past the end
     counts = torch.zeros(NUM_BINS + 1, dtype=torch.int64, device=values.device)
+    # an expanded 1 takes no memory; `bincount` would wait for a GPU
     counts.scatter_add_(0, bins, torch.ones((), dtype=torch.int64, device=values.device).expand_as(bins))
-    counts[_SIDE] += tensor.numel() - values.numel()
+    counts[_SIDE] += tensor.numel() - values.numel()  # zeros that a sparse tensor does not store
     return counts[:NUM_BINS]

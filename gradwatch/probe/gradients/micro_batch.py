@@ -1,4 +1,4 @@
-"""Measure the gradient of a step's first micro-batch, which shows how noisy gradients are."""
+"""Measure the gradient of the first micro-batch of a step, which shows how noisy gradients are."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torch.utils.hooks import RemovableHandle
 class MicroBatchProbe:
     """Read the norm of the accumulated gradients after the first backward of a step, if it is due.
 
-    When a backward reaches the hook of one parameter, the engine is asked to call back at the end of that backward.
-    Nothing is read with reentrant activation checkpointing, which runs a backward within the backward.
+    When a backward reaches the hook of one parameter, the probe queues a callback at the end of that backward. Nothing
+    is read with reentrant activation checkpointing, which runs a backward within the backward.
 
     Args:
         params: The parameters that one optimizer moves.
 
     Attributes:
-        norm: Norm of the gradient of the first micro-batch, on its device; None if it was not due, or not measured. The
-            loop has divided the loss by the number of micro-batches, and may have scaled it.
+        norm: Norm of the gradient of the first micro-batch, on the gradient's device; None if it was not due, or not
+            measured. The loop has divided the loss by the number of micro-batches, and may have scaled it.
     """
 
     def __init__(self, params: Sequence[Tensor]) -> None:
@@ -46,7 +46,8 @@ class MicroBatchProbe:
 
     def _on_gradient(self, grad: Tensor) -> None:
         if self._is_due:
-            self._is_due = False
+            self._is_due = False  # only the first backward of the step
+            # at the end of the backward, since other gradients are not accumulated yet
             Variable._execution_engine.queue_callback(self._read)
 
     def _read(self) -> None:

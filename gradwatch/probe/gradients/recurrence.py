@@ -1,4 +1,4 @@
-"""Measure the growth of a gradient on its way back through the repeated uses of one parameter."""
+"""Measure the growth of a gradient over the repeated uses of one parameter, from the last use to the first."""
 
 # U = uses of a parameter, in the order of the forward pass
 
@@ -20,19 +20,19 @@ from gradwatch.probe.nested import tensors_of
 from gradwatch.probe.parameters import Models, list_parameters
 
 MAX_NODES = 10_000
-"""Nodes that are visited in one step: 10 ms."""
+"""Maximum number of nodes to visit in one step: 10 ms."""
 
 MAX_MISSES = 3
-"""Consecutive reads without a recurrence after which reading ends."""
+"""Consecutive reads without a recurrence before the probe stops."""
 
 MIN_USES = 12
-"""Consecutive uses from which a parameter belongs to a recurrence: weights tied by hand have fewer."""
+"""Minimum number of consecutive uses of a parameter in a recurrence: weights tied by hand have fewer."""
 
 MAX_MEASURED_USES = 24
-"""Uses that are measured, evenly spread."""
+"""Maximum number of uses to measure, evenly spread."""
 
 MIN_GROWTH_DECADES = 2.0
-"""Growth or decay from the last use to the first from which an event is recorded."""
+"""Minimum growth or decay from the last use to the first, in powers of ten, to record an event."""
 
 SMALLEST = 1.4e-45
 """Smallest positive number of float32."""
@@ -42,14 +42,14 @@ SMALLEST = 1.4e-45
 class RecurrenceProbe:
     """Read gradients at the uses of a parameter that a forward pass applies to its own result repeatedly.
 
-    Cells in a loop, state-space models, solvers of differential equations, layers with tied weights: if each use
-    multiplies the gradient by a little more than 1, a hundred of them multiply it by a million. The autograd graph of a
-    forward pass lists the uses; hooks on its nodes record the norms of the gradients that pass through them, and
-    disappear with the graph. A recurrence that torch computes in one node, as its LSTM may be, is not seen. Norms from
-    a GPU arrive later: a later call of `find` has them.
+    Examples are cells in a loop, state-space models, solvers of differential equations, and layers with tied weights.
+    If each use multiplies the gradient by a little more than 1, 100 uses multiply it by a million. The autograd graph
+    of a forward pass lists the uses. Hooks on the nodes record the norms of the gradients that pass, and disappear with
+    the graph. A recurrence that torch computes in one node, such as its LSTM, is invisible. Norms from a GPU arrive
+    later: a later call of `find` returns them.
 
-    Sampled steps are read less and less often: the 1st, 2nd, 3rd, 5th, 9th. So are calls within a step, if a loop
-    outside the model makes them: the graph of each contains all earlier ones.
+    Sampled steps are read with growing distance: the 1st, 2nd, 3rd, 5th, 9th. The same holds for calls within a step,
+    if a loop outside the model makes them: the graph of each call contains all earlier ones.
 
     Args:
         models: A model, or several by name.
@@ -65,7 +65,7 @@ class RecurrenceProbe:
         self._norms_U: list[Tensor | None] = []
         self._transfer: HostTransfer | None = None  # of norms, in flight
         self._name, self._uses = "", 0
-        self._of = self._name, self._uses  # of those
+        self._of = self._name, self._uses  # parameter of the norms in flight
         self._steps, self._misses, self.is_over = 0, 0, False
         self._is_sampled = False
         self._calls, self._next, self._nodes = 0, 0, 0
@@ -79,6 +79,7 @@ class RecurrenceProbe:
 
     def state(self) -> dict[str, Any]:
         """Return plain data that `restore` reads back; it does not wait for norms in flight."""
+        # "rounds" is the key that saved states already have
         return {"steps": self._steps, "rounds": self._misses, "is_over": self.is_over}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -98,18 +99,20 @@ class RecurrenceProbe:
         if self.is_over or self._calls != self._next:
             return
         tensors = [tensor for tensor in tensors_of(output) if tensor.grad_fn is not None]
-        if is_capturing(tensors):
+        if is_capturing(tensors):  # hooks would not run in a replay of the CUDA graph
             return
+        # calls 1, 2, 3, 4, 6, 9: distances grow with the graph
         self._next += max(1, self._next // 2)
         graph = Graph(*tensors, max_nodes=self._nodes)
         self._nodes -= len(graph.nodes)
         for leaf in sorted(graph.of(LEAF), key=_num_dims, reverse=True):  # a matrix multiplies, its bias is only added
             uses = list(_uses(graph, leaf))
+            # the parameter with the most uses wins
             if leaf.variable in self._names and len(uses) >= max(MIN_USES, self._uses + 1):
                 self._hook_uses(graph, self._names[leaf.variable], uses)
 
     def find(self) -> Iterator[Observation]:
-        """Yield the parameter through whose uses the gradient grows or shrinks, after a backward pass."""
+        """Yield the parameter with uses that make the gradient grow or shrink, after a backward pass."""
         self._steps, self._is_sampled = self._steps + self._is_sampled, False
         if self._calls and self._next:
             self._misses = 0 if self._norms_U else self._misses + 1
@@ -133,7 +136,8 @@ class RecurrenceProbe:
 
     def _hook_uses(self, graph: Graph, name: str, uses: list[Node]) -> None:
         """Hook some uses, if the last computes with the result of the first."""
-        uses = sorted(uses, key=lambda node: node._sequence_nr())
+        uses = sorted(uses, key=lambda node: node._sequence_nr())  # in the order of the forward pass
+        # independent uses, such as a layer applied to several inputs, are no recurrence
         if uses[0] not in graph.below(uses[-1]):
             return
         self.clear()
@@ -159,20 +163,23 @@ class _NormHook:
 
 
 def growth_of(norms_U: np.ndarray[Any, Any]) -> float:
-    """Return the growth of norms towards the first use in powers of ten, without terms that are added on the way.
+    """Return the growth of norms towards the first use in powers of ten, without terms that later losses add.
 
-    A loss at each position of a sequence adds a term at each use. So even a gradient that each use passes on unchanged
-    grows with the number of uses, by at most a factor of two over the earlier half, from which the growth is computed.
+    A loss at each position of a sequence adds a term at each use. So a gradient that each use passes on unchanged still
+    grows with the number of uses: over the earlier half, by at most a factor of 2. The growth is computed from that
+    half.
 
     Args:
         norms_U: Norms at evenly spread uses, in the order of the forward pass, of shape (U,).
     """
     few, middle = len(norms_U) // 8, len(norms_U) // 2
+    # without a gradient at the last use there is nothing to grow
     if not few or not np.isfinite(norms_U).all() or not norms_U[-1] > 0:
         return 0.0
     log_U = np.log10(np.maximum(norms_U, SMALLEST))
     rise = float(np.median(log_U[:few]) - np.median(log_U[middle : middle + few]))
-    beyond = rise - float(np.log10(2)) if rise > 0 else rise
+    beyond = rise - float(np.log10(2)) if rise > 0 else rise  # added terms only make a gradient grow
+    # the half is extrapolated to all uses; a rise below the factor of 2 counts as none
     return beyond * (len(norms_U) - 1) / middle if beyond * rise > 0 else 0.0
 
 

@@ -21,7 +21,7 @@ from gradwatch.probe.gradients import histograms
 class GradientProbe:
     """Measure the statistics of every gradient of a model, in one call.
 
-    Gradients may be of any dtype, layout and device and may come and go between calls: each call looks them up again.
+    Gradients may be of any dtype, layout and device, and may appear and disappear: each call looks them up again.
 
     Args:
         params: Parameters in the order of the columns.
@@ -45,9 +45,9 @@ class GradientProbe:
         """Compute the statistics of all current gradients.
 
         Args:
-            inverse_scale: Factor that undoes the loss scale of gradients. It may be a tensor on the device of the
-                gradients, if that is not the CPU.
-            out_SL: Memory for the statistics, contiguous float32; only if the first parameter is on the CPU.
+            inverse_scale: Factor that undoes the loss scale of gradients. For gradients on a GPU it may be a tensor on
+                the same device.
+            out_SL: Memory for the statistics, contiguous float32; only with the first parameter on the CPU.
             counts_KB: Memory for the histograms of K gradients, counted in the same read; see `histograms.empty`.
             first: Index of the first of the K gradients.
 
@@ -63,7 +63,7 @@ class GradientProbe:
             row_SL = torch.empty(self._shape_SL, dtype=torch.float32, device=device) if out_SL is None else out_SL
             return self._complete(row_SL.fill_(math.nan), range(len(self._params)), inverse_scale, counts_KB, first)
         row_SL = torch.empty(self._shape_SL, dtype=torch.float32, device="cpu") if out_SL is None else out_SL
-        last = first if counts_KB is None else first + len(counts_KB)
+        last = first if counts_KB is None else first + len(counts_KB)  # an empty range counts nothing
         rest: Sequence[int] | None = self._native.statistics(
             self._params, True, row_SL, inverse_scale, counts_KB, first, last, torch.get_num_threads()
         )
@@ -78,6 +78,7 @@ class GradientProbe:
         first: int,
     ) -> torch.Tensor:
         """Fill in the columns that need torch operations, device by device."""
+        # one stack of reductions for each device, instead of one launch for each gradient
         by_device: defaultdict[torch.device, list[int]] = defaultdict(list)
         for i in columns:
             grad = self._params[i].grad
@@ -90,7 +91,7 @@ class GradientProbe:
             native = self._native if device.type == "cpu" else None
             part_SL = torch_reduce.statistics([dtensor.local_part(g) for g in grads], native=native)
             part_SL = dtensor.join_statistics(part_SL, grads)
-            part_SL[:4] *= inverse_scale
+            part_SL[:4] *= inverse_scale  # norm, maximum, mean and std are linear; the other rows are counts
             index = on_device(tuple(indices), row_SL.device)
             row_SL.index_copy_(1, index, part_SL.to(row_SL.device, non_blocking=True))
             for i, grad in zip(indices, grads, strict=True):

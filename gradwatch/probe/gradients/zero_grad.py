@@ -19,31 +19,31 @@ from gradwatch.probe.inert_hook import remove_hooks
 from gradwatch.records import Event
 
 FIRST_UPDATES = 8
-"""First updates of each optimizer that are checked; then the hooks are removed."""
+"""Number of first updates of each optimizer to check; then the hooks are removed."""
 
 CHECK_EVERY_STEPS = 10
 """Minimum steps between two later checks."""
 
 LATER_UPDATES = 3
-"""Updates of a later check, all of which must repeat the one before: a single one may be a mistake."""
+"""Updates of a later check. All of them must repeat the one before, since a single repeat may be a mistake."""
 
 
 @final
 class ZeroGradCheck:
-    """Watch two parameters of each optimizer: the last one for all of them, and the first one.
+    """Watch two parameters of each optimizer: the last one on behalf of all parameters, and the first one.
 
-    Between two updates a gradient is first cleared and then added to. If every backward pass finds it unchanged, it is
-    not cleared: not before the first backward, not after the update, and, with several optimizers, not in between. A
-    gradient that is replaced or overwritten does not add up either, and one that `torch.autograd.grad` returned was
-    added to nothing. The first updates are checked, and then a few from time to time: a loop may stop clearing, and a
-    layer may thaw.
+    Between two updates a loop clears a gradient, and then a backward pass adds to it. If every backward pass finds the
+    gradient unchanged, the loop does not clear it: not before the first backward, and not after the update. With
+    several optimizers, it does not clear it in between either. A gradient that is replaced or overwritten does not add
+    up. A result of `torch.autograd.grad` is added to nothing. The first updates are checked, and then a few from time
+    to time: a loop may stop clearing, and a layer may thaw.
 
     Args:
-        optimizers: Optimizers whose parameters are watched. The last trainable parameter, near the output, is the
-            likeliest to be reached; it must have some elements, by which its gradient is recognized.
-        note: Called with an event `gradients-kept` at each of the first updates that repeats the one before, once with
-            `gradients-cleared` at one that does not, and with `gradients-kept-later` at the end of a later check in
-            which all did. Events of the first parameter carry its name, and only report kept gradients.
+        optimizers: The watched optimizers. The last trainable parameter, near the output, is the likeliest to be
+            reached. It must have a few elements, to recognize its gradient.
+        note: Called with an event `gradients-kept` at each of the first updates that repeats the one before. Called
+            once with `gradients-cleared` at an update without a repeat, and with `gradients-kept-later` after a later
+            check with repeats only. Events of the first parameter carry its name, and only report kept gradients.
         names: Names of the parameters.
     """
 
@@ -60,6 +60,7 @@ class ZeroGradCheck:
             return
         self._next = step + CHECK_EVERY_STEPS
         for optimizer, watched in self._watched:
+            # a check goes on until its optimizer has made enough updates, however many steps that takes
             if all(one.is_over for one in watched):
                 _detach(watched)
                 watched[:] = self._attach(optimizer, since=step)
@@ -87,6 +88,7 @@ def _detach(watched: Iterable[_GradientWatch]) -> None:
 def _ends(optimizer: Optimizer) -> tuple[Tensor | None, Tensor | None]:
     """Return the first and the last parameter that a backward pass may reach, or None."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
+    # too few numbers cannot tell a scaled gradient from an overwritten one, so such parameters come last
     wide = [p for p in params if p.numel() >= MIN_NUMBERS]
     return _first_trainable(params), _first_trainable([*reversed(wide), *reversed(params)])
 
@@ -96,7 +98,7 @@ def _first_trainable(params: Iterable[Tensor]) -> Tensor | None:
 
 
 def _is_zero(grad: Tensor) -> bool:
-    """Return whether all values of a gradient, dense or sparse, are zero."""
+    # NaN is truthy, so a gradient with NaN is not zero
     values = grad._values() if grad.is_sparse else local_part(grad)
     return not values.numel() or not to_float(values.abs().max())
 
@@ -108,8 +110,8 @@ class _GradientWatch:
     Args:
         param: A leaf that requires a gradient.
         note: As above.
-        layer: Its name, or None if it stands for all parameters of its optimizer.
-        since: Step after which a later check begins, None for the first one.
+        layer: Name of the parameter, or None if it represents all parameters of its optimizer.
+        since: Step that a later check begins after, or None for the first check.
     """
 
     def __init__(
@@ -118,7 +120,8 @@ class _GradientWatch:
         self._param = param
         self._note, self._layer = note, layer
         self._since = since
-        self._remaining = (FIRST_UPDATES if since is None else LATER_UPDATES) + 1  # the first update begins to count
+        # one more: the first update has no earlier one to compare with
+        self._remaining = (FIRST_UPDATES if since is None else LATER_UPDATES) + 1
         self._updates = 0
         self._was_cleared, self._was_replaced, self._was_reached, self._is_reported = False, False, False, False
         self._found: tuple[bool, bool] | None = None  # by the current backward pass: cleared, or replaced
@@ -132,7 +135,7 @@ class _GradientWatch:
 
     @property
     def _adds_up(self) -> bool:
-        """Return whether backward passes since the last update only added to the gradient that there was."""
+        """Return whether backward passes since the last update only added to the earlier gradient."""
         return self._was_reached and not self._was_cleared and not self._was_replaced
 
     def attach(self, optimizer: Optimizer) -> None:
@@ -154,14 +157,14 @@ class _GradientWatch:
             with contextlib.suppress(RuntimeError):  # a compiled backward may call hooks without the engine
                 Variable._execution_engine.queue_callback(self._drop_empty_hooks)
             return
-        if is_capturing([grad]):
+        if is_capturing([grad]):  # reading a value would break the capture
             return
         old = self._param.grad
         is_cleared = old is None or _is_zero(old.detach())
         self._found = is_cleared, not is_cleared and self._has_changed()
 
     def _after_backward(self, param: Tensor) -> None:
-        """Count what the backward pass found: it has added to the gradient, and not only returned one."""
+        """Record the state that the backward pass found, once it has added to the gradient."""
         if self._found is None or self.is_over or is_capturing([param]):
             return  # FSDP also calls this after it has stored a gradient
         is_cleared, is_replaced = self._found
@@ -180,7 +183,7 @@ class _GradientWatch:
         self._seen = None if grad is None or is_capturing([grad]) else GradientSample(grad)
 
     def _drop_empty_hooks(self) -> None:
-        """Stop autograd from calling the parameter's empty hooks: 1.5 us per backward, and the GIL."""
+        # autograd would call even empty hooks: 1.5 us per backward, and the GIL
         for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
             hooks = getattr(self._param, name)
             if hooks is not None and not hooks:
@@ -188,6 +191,7 @@ class _GradientWatch:
 
     def _before_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self.is_over:
+            # also a loop may overwrite the gradient between its last backward and the update
             self._was_replaced |= self._was_reached and self._has_changed()
             self._report() if self._since is None else self._report_later(self._since)
         self._was_cleared, self._was_replaced, self._was_reached = False, False, False
@@ -207,6 +211,6 @@ class _GradientWatch:
 
     def _report_later(self, since: int) -> None:
         if self._updates and not self._adds_up:
-            self._remaining = 0
+            self._remaining = 0  # a single cleared gradient ends the check
         elif self._updates == LATER_UPDATES:
             self._note(GRADIENTS_KEPT_LATER.emit(step=since, layer=self._layer, since=since))

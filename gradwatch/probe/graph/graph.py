@@ -149,7 +149,7 @@ class Graph:
 
     def users(self, node: Node) -> list[Node]:
         """Return the nodes that use a value."""
-        if not self._users:  # built at the first call: most inspections only walk down
+        if not self._users:  # built at the first call, for the inspections that walk up
             for user in self.nodes:
                 for child in self.inputs(user):
                     self._users.setdefault(child, []).append(user)
@@ -193,7 +193,7 @@ def is_leaf(node: Node) -> bool:
 
 def shape(node: Node) -> tuple[int, ...]:
     """Return the shape of the result of a node."""
-    # `int`: sizes are symbolic under torch.compile
+    # `int`: sizes may be symbolic
     return tuple(int(size) for size in node._input_metadata[0].shape)
 
 

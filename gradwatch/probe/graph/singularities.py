@@ -46,7 +46,7 @@ class SingularFormula(NamedTuple):
 
 
 def find_singularities(graph: Graph) -> list[SingularFormula]:
-    """Return the formulas with an unguarded singular point, the likeliest culprit first, then the nearest to the loss."""
+    """Return the formulas with an unguarded singular point, the likeliest first, then the nearest to the loss."""
     found = [formula for node in graph.nodes for formula in _match(graph, node)]
     # the sort is stable: of equal ranks, the nearest to the loss stays first
     return sorted(found, key=lambda formula: formula.rank)

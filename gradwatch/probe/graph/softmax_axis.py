@@ -81,7 +81,7 @@ def _mixing(graph: Graph, softmax: Node, axis: int) -> tuple[Node, int] | None:
 
 
 def _has_weight(graph: Graph, node: Node) -> bool:
-    # a product of two computed tensors, as in contrastive losses, has scores in both directions
+    # a product of two computed tensors has scores in both directions
     return any(is_leaf(made_by) for child in graph.inputs(node) if (made_by := graph.through(child)) is not None)
 
 
