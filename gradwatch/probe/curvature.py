@@ -1,4 +1,4 @@
-"""The sharpest curvature of a loss: the largest eigenvalue of its Hessian, by power iteration, against 2 / rate."""
+"""Measure the sharpest curvature of a loss: the largest eigenvalue of its Hessian, by power iteration."""
 
 # P = parameter tensors that the loss depends on
 
@@ -19,12 +19,12 @@ from gradwatch.probe.device.sync import to_float
 STABLE = 2.0
 """Curvature times rate beyond which gradient descent overshoots; Cohen et al. 2021, arXiv:2103.00065, sec. 2."""
 STEP_EXPONENTS = (1 / 3, 1 / 2)
-"""Powers of the dtype's epsilon that give the steps of a difference of gradients, relative to the norm of the weights.
+"""Powers of the dtype's epsilon: the steps of a difference of gradients, relative to the norm of the weights.
 
 1/3 balances rounding against the third derivative; 1/2 crosses fewer kinks of ReLUs.
 """
 MAX_DISAGREEMENT_FRAC = 1e-3
-"""Disagreement of autograd and a difference of gradients that does not matter, relative to the product."""
+"""Tolerated disagreement of autograd and a difference of gradients, relative to the product."""
 GRADIENT_ROUNDING_EPS = 16
 """Rounding error of a gradient, in epsilons of its dtype, relative to its norm."""
 
@@ -32,12 +32,12 @@ GRADIENT_ROUNDING_EPS = 16
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curvature:
-    """What power iteration found.
+    """The result of a power iteration.
 
     Args:
-        sharpness: Eigenvalue of the Hessian that is largest in magnitude; negative where the loss bends down most.
-        iterations: Products of the Hessian with a vector that it took.
-        change: Relative change of the eigenvalue in the last of them.
+        sharpness: Eigenvalue of the Hessian with the largest magnitude; negative where the loss bends down most.
+        iterations: Number of products of the Hessian with a vector.
+        change: Relative change of the eigenvalue in the last iteration.
         loss: The loss at these weights, on this batch.
         largest_rate: 2 / sharpness, the largest stable rate of plain gradient descent; infinite where nothing bends up.
     """
@@ -49,15 +49,15 @@ class Curvature:
 
     @property
     def largest_rate(self) -> float:
-        """The largest stable learning rate of plain gradient descent."""
+        """Return the largest stable learning rate of plain gradient descent."""
         return STABLE / self.sharpness if self.sharpness > 0 else math.inf
 
     def verdict(self, rate: float) -> str:
         """Return one sentence on a learning rate.
 
         Args:
-            rate: Of plain gradient descent. Momentum b allows 1 + b times more; Adam divides by its own denominator
-                first, so that for Adam only the curvature's growth over a run can be compared.
+            rate: Rate of plain gradient descent. Momentum b allows 1 + b times more. Adam divides by its own
+                denominator first, so for Adam only the growth of the curvature over a run can be compared.
         """
         where = "above" if rate > self.largest_rate else "within"
         return (
@@ -74,23 +74,26 @@ def curvature(
     tolerance: float = 1e-2,
     seed: int = 0,
 ) -> Curvature:
-    """Measure the sharpest curvature of a loss at the weights that a model has.
+    """Measure the sharpest curvature of a loss at the current weights of a model.
 
     Each iteration multiplies a vector with the Hessian, which takes about two backward passes (Pearlmutter 1994). The
-    vector starts at random, from a generator of its own, and turns towards the eigenvector. One product is compared
-    with a difference of gradients, because autograd takes a backward outside its graph as a constant. What was there
-    stays as it was: gradients, weights, buffers, modes, and the state of all generators.
+    vector starts at random, from a separate generator, and turns towards the eigenvector. One product is compared with
+    a difference of gradients, because autograd treats a backward outside its graph as a constant. Gradients, weights,
+    buffers, modes and the state of all generators stay unchanged.
 
     Args:
-        model: Whose trainable parameters the Hessian is taken over.
+        model: Model with the trainable parameters of the Hessian.
         loss: Computes the loss of one fixed batch from the model, with its graph. It is called several times, also at
             slightly shifted weights, each time with the same buffers and the same state of torch's generators.
-        iterations: Most products.
+        iterations: Maximum number of products.
         tolerance: Relative change of the eigenvalue at which to stop.
-        seed: Of the first vector.
+        seed: Seed of the first vector.
+
+    Returns:
+        The curvature, with the number of iterations and the change in the last one.
 
     Raises:
-        GradwatchError: The loss depends on no trainable parameter or is linear in each, or an operation in it has no
+        GradwatchError: The loss depends on no trainable parameter or is linear in each, or one of its operations has no
             second derivative or a wrong one.
     """
     params = [p for p in model.parameters() if p.requires_grad]
@@ -108,6 +111,7 @@ def curvature(
         # the random vector finds a mistake outside the eigenvector; the eigenvector outweighs the kinks
         direction_P = [a + b for a, b in zip(start_P, vector_P, strict=True)]
         product_P = _times_hessian(grads_P, used_P, direction_P)
+    # the coarsest dtype limits the precision of a difference
     epsilon = max(torch.finfo(p.dtype).eps for p in used_P)
     is_linear = not any(g.requires_grad for g in grads_P)
     _check_product(
@@ -123,7 +127,7 @@ def curvature(
 
 
 def _gradients(value: Tensor, params: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the gradients, with their graph where they have one, and the parameters that the loss depends on."""
+    """Return the gradients, with their graph if they have one, and the parameters that the loss depends on."""
     if not value.requires_grad or not params:
         raise GradwatchError("curvature: the loss depends on no trainable parameter of the model, expected a graph")
     found = torch.autograd.grad(value, params, create_graph=True, allow_unused=True)
@@ -132,7 +136,7 @@ def _gradients(value: Tensor, params: Sequence[Tensor]) -> tuple[list[Tensor], l
 
 
 def _times_hessian(grads_P: Sequence[Tensor], params: Sequence[Tensor], vector_P: Sequence[Tensor]) -> list[Tensor]:
-    """Return the product of the Hessian and a vector: the gradient of their gradients' product with the vector."""
+    """Return the product of the Hessian and a vector: the gradient of the gradients' product with the vector."""
     bent = [(g, v) for g, v in zip(grads_P, vector_P, strict=True) if g.requires_grad]  # the others are constant
     if not bent:
         return [torch.zeros_like(p) for p in params]
@@ -199,7 +203,7 @@ def _gradients_at(
     direction_P: Sequence[Tensor],
     step: float,
 ) -> list[Tensor]:
-    """Return the gradients at shifted weights, which are put back."""
+    """Return the gradients at shifted weights, and restore the weights."""
     kept_P = [p.detach().clone() for p in params]
     with _untouched(model, params), torch.enable_grad():
         try:
@@ -212,13 +216,13 @@ def _gradients_at(
 
 
 def _steps(params: Sequence[Tensor], direction_P: Sequence[Tensor], epsilon: float) -> list[float]:
-    """Return the steps that shift the weights by the powers of the epsilon, relative to their norm."""
     size = (_norm(params) or 1.0) / _norm(direction_P)
     return [epsilon**exponent * size for exponent in STEP_EXPONENTS]
 
 
 def _random(params: Sequence[Tensor], seed: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
+    # on the CPU in float64, so that the vector is the same for every device and dtype
     return [torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p) for p in params]
 
 
@@ -247,13 +251,13 @@ def _factor(rate: float, bound: float) -> float:
 
 @contextmanager
 def _untouched(model: nn.Module, params: Sequence[Tensor]) -> Iterator[None]:
-    """Put back gradients, buffers and generators; a loss of one's own may call `backward` or train a normalization."""
+    """Restore gradients, buffers and generators afterwards: a loss may call `backward` or train a normalization."""
     kept: list[tuple[Tensor, Any]] = [(p, p.grad) for p in params]
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
     devices = list({p.device for p in params if p.device.type == "cuda"})
     with torch.random.fork_rng(devices=devices):
         for p in params:
-            p.grad = None
+            p.grad = None  # else a `backward` in the loss would add to the gradient in place
         try:
             yield
         finally:

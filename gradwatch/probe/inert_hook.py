@@ -1,4 +1,4 @@
-"""Hooks that do nothing in a copy of their model or optimizer, and their removal."""
+"""Make hooks that do nothing in a copy of their model or optimizer, and remove hooks."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ class InertHook:
         return None if self._callback is None else self._callback(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # copying and pickling use this: the callback with its probe stays behind
         return InertHook, ()
 
 
 def inert_hook(callback: Callable[..., Any]) -> InertHook:
-    """Return a hook that calls a function, and of which copies do nothing."""
+    """Return a hook that calls a function; copies of the hook do nothing."""
     return InertHook(callback)
 
 
@@ -41,6 +42,7 @@ def remove_hooks(handles: list[RemovableHandle]) -> None:
 
 
 def untraced(hook: InertHook) -> Callable[..., Any]:
-    """Return a hook that torch.compile does not trace, if that is in use: importing it takes a second."""
+    """Return a hook that torch.compile does not trace."""
+    # only if torch.compile is in use: importing it takes a second
     excluded: Callable[..., Any] = torch.compiler.disable(hook) if "torch._dynamo" in sys.modules else hook
     return excluded

@@ -1,4 +1,4 @@
-"""One-time observations of a run: the autograd graph of its loss, modes of modules, inputs and initial weights."""
+"""Inspect a run once: the autograd graph of its loss, modes of modules, inputs and initial weights."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from gradwatch.probe.updates.outside_moves import OutsideMoves
 from gradwatch.records import Event, LayerInfo
 
 UNREAD_STEP = 1
-"""Step at which a missing autograd graph is reported: at the first step, a loop may have a reason for it."""
+"""Step that reports a missing autograd graph: at the first step, a loop may have a reason for it."""
 
 
 @final
 class Inspections:
     """Make the structural inspections of a training: its graph at the first steps, the modes of its modules always.
 
-    A loop may hand its loss over as a plain number, without a graph. If the loss function is a module, its results are
-    inspected instead, at the first steps; a loop may also call `after_loss`.
+    A loop may pass its loss as a plain number, without a graph. If the loss function is a module, its results are
+    inspected instead, at the first steps. A loop may also call `after_loss`.
 
     Args:
         models: A model, or several by name.
@@ -46,10 +46,10 @@ class Inspections:
         recurrences: Probe of gradients on their way back through a recurrence, or None.
         target_match: Comparison of predictions with the targets of other samples, or None.
         zero_grad: Check that gradients are cleared, or None.
-        known: Events that are recorded already.
+        known: Events already recorded.
         hooked: Whether hooks inspect modes, inputs and running statistics. A loop that sets training mode for each step
-            and evaluation mode for each validation needs none, and may be resumed between the two steps that some
-            inspections compare.
+            and evaluation mode for each validation needs no hooks. Such a loop may also resume between the two steps
+            that some inspections compare.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Inspections:
         self._modes = TrainEvalModes(models, optimizers, known=places, hooked=hooked)
         self._inputs = ModelInputs(models) if hooked else None
         self._functional = FunctionalCalls(models, list(models.values()) if isinstance(models, Mapping) else [models])
-        self._step = 0
+        self._step = 0  # the step in progress, for the hook of the loss function
         self._recurrences, self._target_match = recurrences, target_match
         self._zero_grad, self._moves = zero_grad, OutsideMoves(params, layers)
         initial = [
@@ -79,6 +79,7 @@ class Inspections:
             *find_offset_weights(params, layers),
             *find_empty_groups(optimizers),
         ]
+        # before the first step: later the weights have moved
         self._pending = [observation.at(0) for observation in initial if observation.place not in places]
         self._handles: list[RemovableHandle] = []
         if isinstance(loss_fn, nn.Module):
@@ -86,14 +87,14 @@ class Inspections:
             self._handles.append(loss_fn.register_forward_hook(hook))
 
     def is_over(self, step: int) -> bool:
-        """Return whether `skip_step` would return true from a step on, so that it need not be called."""
+        """Return whether `skip_step` returns true at a step and at all later ones."""
         is_idle = self._modes.is_idle and (self._inputs is None or self._inputs.is_over)
         return step > max(READ_STEPS) and not (self._pending or self._handles) and is_idle
 
     def skip_step(self, step: int) -> bool:
         """Return whether there is nothing to inspect after an optimizer step.
 
-        The step is done then; otherwise call `read`. Only for steps without validation whose numbers are finite.
+        If true, the step is finished; otherwise call `read`. Only for steps without validation and with finite numbers.
         """
         has_news = bool(self._pending or self._handles or (self._inputs and self._inputs.is_waiting))
         is_skipped = not (is_due(step) or has_news) and self._modes.skip_step()
@@ -105,9 +106,9 @@ class Inspections:
         """Return the new events, after an optimizer step.
 
         Args:
-            loss: Loss of the step, as the loop handed it over.
+            loss: Loss of the step, as the loop passed it.
             step: Optimizer step.
-            is_validated: Whether a validation loss came with it.
+            is_validated: Whether the step has a validation loss.
             is_non_finite: Whether the loss or a gradient is not finite.
         """
         if self._zero_grad:
@@ -119,6 +120,7 @@ class Inspections:
         found += self._find_in_evaluation() if is_validated else []
         self._pending += [observation.at(step) for observation in found]
         self._begin(step + 1)
+        # nothing but modes: the usual step
         if not (is_due(step) or is_non_finite or self._pending or self._handles):
             return self._modes.read(step=step, is_validated=is_validated)
         news = [*self._pending, *self._graph.read(loss, step=step, is_non_finite=is_non_finite)]
@@ -126,7 +128,7 @@ class Inspections:
         if step == UNREAD_STEP and not self._graph.has_read:
             news.append(UNREAD.emit(step=step))
         if self._handles and not is_due(step):
-            self.forget_loss()
+            self.forget_loss()  # results of the loss function matter only at the steps that read the graph
         return news + self._modes.read(step=step, is_validated=is_validated)
 
     def _begin(self, step: int) -> None:
@@ -135,13 +137,14 @@ class Inspections:
             self._inputs.step = step
 
     def _find_in_evaluation(self) -> list[Observation]:
-        """Return the observations of the inspected evaluation, or inspect the next one if there was none yet."""
+        """Return the observations of the inspected evaluation, and inspect the next one if there was none yet."""
         found = list(self._functional.find(self._inputs.scale if self._inputs else None))
         self._functional.arm()
         return [observation for observation in found if observation.place not in self._known]
 
     def after_loss(self, loss: Any) -> None:
         """Inspect the result of the loss function at the first steps. No error reaches the training."""
+        # without gradients it is a validation
         if not is_due(self._step) or torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
         try:

@@ -9,7 +9,12 @@ from torch import Tensor
 
 
 def tensors_of(value: Any, depth: int = 3) -> Iterator[Tensor]:
-    """Yield the tensors in the output of a forward pass."""
+    """Yield the tensors in the output of a forward pass.
+
+    Args:
+        value: Any object.
+        depth: Levels of nesting to read: objects may contain themselves.
+    """
     if isinstance(value, Tensor):
         yield value
     elif depth and isinstance(value, Mapping):
@@ -19,5 +24,6 @@ def tensors_of(value: Any, depth: int = 3) -> Iterator[Tensor]:
         for part in value:
             yield from tensors_of(part, depth - 1)
     elif depth and hasattr(value, "__dataclass_fields__"):
+        # a declared field may be missing from the object
         for name in value.__dataclass_fields__:
             yield from tensors_of(getattr(value, name, None), depth - 1)

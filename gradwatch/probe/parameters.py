@@ -11,10 +11,10 @@ from gradwatch.errors import GradwatchError
 from gradwatch.records import LayerInfo
 
 _WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
-"""Names that wrappers insert into the path of a module: torch.compile, activation checkpointing, FSDP."""
+"""Names that torch.compile, activation checkpointing and FSDP insert into the path of a module."""
 
 HAVE_A_FAST_PATH = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
-"""Modules that run other code in evaluation if there is a hook on them or in them, or if a function mode is active."""
+"""Modules that leave their fast path in evaluation if they or their parts have hooks, or in a function mode."""
 
 Models = nn.Module | Mapping[str, nn.Module]
 
@@ -25,8 +25,11 @@ def list_parameters(
     """Return every parameter tensor once, in the order of the model, with its description.
 
     Args:
-        models: A model, or several by name; the names prefix those of their parameters.
+        models: A model, or several by name; the names prefix the names of the parameters.
         optimizers: One or several; the groups of the second continue the numbering of the first.
+
+    Raises:
+        GradwatchError: A parameter is not initialized, so it has no shape.
 
     Returns:
         The parameters, and their descriptions in the same order. A tied parameter appears at its first place.
@@ -35,7 +38,7 @@ def list_parameters(
     params: dict[nn.Parameter, LayerInfo] = {}
     for module_name, module in named_modules(models):
         for own_name, param in module.named_parameters(recurse=False):
-            if param in params:
+            if param in params:  # a tied parameter keeps its first name
                 continue
             name = f"{module_name}.{own_name}" if module_name else own_name
             if isinstance(param, nn.parameter.UninitializedParameter):
@@ -57,8 +60,9 @@ def list_parameters(
 
 def named_modules(models: Models) -> Iterator[tuple[str, nn.Module]]:
     """Yield each module once, in the order of the model, with its path without wrappers."""
-    seen: set[nn.Module] = set()
+    seen: set[nn.Module] = set()  # shared by all models, which may have modules in common
     for prefix, model in models.items() if isinstance(models, Mapping) else [("", models)]:
+        # these name their inner model `module`, which is too common a name to strip from paths
         if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
             model = model.module
         for path, module in model.named_modules(memo=seen):
@@ -67,12 +71,13 @@ def named_modules(models: Models) -> Iterator[tuple[str, nn.Module]]:
 
 def is_compiled(module: nn.Module) -> bool:
     """Return whether torch.compile wraps a module, or compiles its calls."""
+    # `torch.compile(module)` makes a wrapper, `module.compile()` replaces the call
     return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
 
 
 def hookable_modules(models: Models) -> Iterator[nn.Module]:
-    """Yield the modules outside compiled modules and outside modules that run other code if a hook is in them."""
-    closed: set[nn.Module] = set()
+    """Yield the modules outside compiled modules and outside modules with a fast path."""
+    closed: set[nn.Module] = set()  # a parent comes before its parts, so they are known in time
     for _, module in named_modules(models):
         if is_compiled(module) or module in closed or isinstance(module, HAVE_A_FAST_PATH):
             closed.update(module.modules())
@@ -86,6 +91,7 @@ def without_wrappers(path: str) -> str:
 
 
 def _groups(optimizers: Sequence[torch.optim.Optimizer]) -> dict[torch.Tensor, int]:
-    """Return the group of each parameter, counted over all optimizers; the first one if several hold it."""
+    """Return the first group of each parameter, counted over all optimizers."""
     groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
+    # reversed, since the last entry of a dict wins
     return {param: i for i, params in reversed([*enumerate(groups)]) for param in params}

@@ -1,6 +1,6 @@
 """Accumulate the outputs of one activation over a step: in one pass of the C extension, or by torch operations."""
 
-# A = activation modules, C = units (channels or features) of one of them, S = statistics (the first four of
+# A = activation modules, C = units (channels or features) of one module, S = statistics (the first four of
 # catalogue.ACT)
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ EMPTY_RANGE = (math.nan, math.nan)
 
 
 class DeadBits(NamedTuple):
-    """Memory for the bits of the units of a call that never fired: a tensor for the C extension, and its mask."""
+    """Memory for one bit per unit that never fired in a call: a tensor for the C extension, and its mask."""
 
     bits: torch.Tensor
     units: UnitMask
 
 
 class PendingCall(NamedTuple):
-    """A call whose output the C extension has yet to read.
+    """A call with an output that the C extension has yet to read.
 
     Args:
         accumulator: Accumulator of the called module.
         place: Number of the call within its forward pass.
-        arguments: Arguments of the C extension: the output, whether its units are dimension 1 and not the last, the
-            maximum number of values to read, ranges, bits of the units that never fired so far, whether these bits are
-            not set yet, and the row of the totals.
+        arguments: Arguments of the C extension. They are the output, whether its units are dimension 1 (else the last
+            one), the maximum number of values to read, the ranges, the bits of units that never fired so far, whether
+            these bits are unset, and the row of the totals.
     """
 
     accumulator: ActivationAccumulator
@@ -61,6 +61,7 @@ class SharedSums:
 
     def new_row(self) -> int:
         """Add a row and return its index."""
+        # only while a probe finds its modules, so copying all rows does not matter
         self.totals_A4 = torch.cat([self.totals_A4, self.totals_A4.new_zeros(1, 4)])
         return len(self.totals_A4) - 1
 
@@ -91,11 +92,12 @@ class ActivationAccumulator:
     def update_rules(self, rules: ActivationRules, *, channels_first: bool | None) -> None:
         """Replace the rules and the dimension of the units."""
         self.channels_first = channels_first
-        if rules is not self.rules:
+        if rules is not self.rules:  # rules of functions are shared, so identity is enough
             self._set_rules(rules)
 
     def _set_rules(self, rules: ActivationRules) -> None:
         self.rules = rules
+        # the extension judges single values; a softmax is judged by its winner
         self._is_native = self.sums.native is not None and rules.softmax_dim is None
         self._ranges = _ranges(rules)
 
@@ -105,7 +107,7 @@ class ActivationAccumulator:
         self.moments: torch.Tensor | None = None  # by torch operations: number of values, sum, sum of squares; (3,)
         self.saturated: torch.Tensor | None = None  # number of values times saturated fraction
         self.dead: list[torch.Tensor | UnitMask | None] = []  # (C,) per call of a forward pass: never fired so far
-        self.num_dead: list[int | None] = []  # number of these units, if known
+        self.num_dead: list[int | None] = []  # number of these units, if the extension has counted them
         self.call = 0
 
     def add(self, output: torch.Tensor) -> None:
@@ -124,9 +126,9 @@ class ActivationAccumulator:
             self._add_sample(self._sample(output))
             return None
         channels_first = self._is_channels_first(output)
-        if output.dtype is not torch.float32:
+        if output.dtype is not torch.float32:  # the extension reads float32 only
             output, channels_first = self._sample(output), False
-        if self.rules.dead is None:
+        if self.rules.dead is None:  # no bits, so the number of the call does not matter
             return PendingCall(self, 0, (output, channels_first, self.limit, self._ranges, None, True, self.row))
         place = self._next_place()
         bits, is_first = self._bits_for(place, min(output.shape[1 if channels_first else -1], self.limit))
@@ -144,6 +146,7 @@ class ActivationAccumulator:
         """Add leading samples of the output of one call, by torch operations."""
         self._sum_up(x)
         if self.rules.dead is not None:
+            # a call that the extension could not read has its number already
             self._join(_never_left(x, self.rules.dead), self._next_place() if place is None else place)
 
     def _sum_up(self, x: torch.Tensor) -> None:
@@ -156,7 +159,6 @@ class ActivationAccumulator:
             self.saturated = _plus(self.saturated, _outside(x, rules.saturated) * x.numel())
 
     def _next_place(self) -> int:
-        """Return the number of the current call, and count it."""
         place = self.call
         self.call += 1
         if place == len(self.dead):
@@ -165,11 +167,12 @@ class ActivationAccumulator:
         return place
 
     def _bits_for(self, place: int, number: int) -> tuple[torch.Tensor, bool]:
-        """Return the memory for the bits of a call, and whether the bits are not set yet."""
+        """Return the memory for the bits of a call, and whether the bits are unset."""
         memory, before = self._dead_bits.get(place), self.dead[place]
         if memory is None or memory.units.number != number:
             bits = torch.empty(num_bytes(number), dtype=torch.uint8, device="cpu")
             memory = self._dead_bits[place] = DeadBits(bits, UnitMask(to_host(bits), number))
+        # an earlier forward pass of the step was read by torch operations: continue from its result
         if isinstance(before, torch.Tensor) and before.numel() == number:
             memory.units.bits[:] = packed(to_host(before)).bits
             return memory.bits, False
@@ -180,12 +183,13 @@ class ActivationAccumulator:
         before = self.dead[place]
         if isinstance(before, UnitMask):
             before = _flags(before).to(dead_C.device)
-        if before is not None and before.shape == dead_C.shape:
+        if before is not None and before.shape == dead_C.shape:  # else the number of units changed: the newest counts
             dead_C = before & dead_C
         self.dead[place] = dead_C
         self.num_dead[place] = None
 
     def _is_channels_first(self, x: torch.Tensor) -> bool:
+        # without a known layer before it, four or more dimensions suggest an image
         return x.ndim > 3 if self.channels_first is None else self.channels_first and x.ndim > 2
 
     def _sample(self, x: torch.Tensor) -> torch.Tensor:
@@ -199,13 +203,13 @@ class ActivationAccumulator:
         return _leading(x.detach().movedim(1, -1) if channels_first else x.detach(), self.limit).float()
 
     def dead_units(self) -> torch.Tensor | None:
-        """Return which units of all calls never fired, of shape (C,), bool; None if no unit can die."""
+        """Return whether each unit of all calls never fired, of shape (C,), bool; None if no unit can die."""
         parts = [_flags(dead) if isinstance(dead, UnitMask) else dead for dead in self.dead if dead is not None]
         return torch.cat(parts) if parts else None
 
     def packed_units(self) -> UnitMask | None:
         """Return `dead_units` on the host. The next step may overwrite the memory."""
-        if len(self.dead) == 1 and isinstance(self.dead[0], UnitMask):
+        if len(self.dead) == 1 and isinstance(self.dead[0], UnitMask):  # the usual case: nothing to convert
             return self.dead[0]
         dead_C = self.dead_units()
         return None if dead_C is None else packed(to_host(dead_C))
@@ -215,7 +219,7 @@ class ActivationAccumulator:
         if not self.dead:
             return math.nan
         known = [count for count in self.num_dead if count is not None]
-        if len(known) == len(self.dead):
+        if len(known) == len(self.dead):  # counted by the extension, so no tensor is needed
             return sum(known) / sum([dead.number for dead in self.dead if isinstance(dead, UnitMask)])
         dead_C = self.dead_units()
         return math.nan if dead_C is None else dead_C.mean(dtype=torch.float32)
@@ -223,12 +227,12 @@ class ActivationAccumulator:
 
 @functools.lru_cache(maxsize=64)
 def _ranges(rules: ActivationRules) -> torch.Tensor:
-    """Return the bounds of dead and saturated values for the C extension; accumulators with equal rules share it."""
+    """Return the bounds of dead and saturated values for the C extension; accumulators with equal rules share them."""
+    # nan as a bound means no range: no comparison with it is true
     return torch.tensor([*(rules.dead or EMPTY_RANGE), *(rules.saturated or EMPTY_RANGE)], device="cpu")
 
 
 def _flags(units: UnitMask) -> torch.Tensor:
-    """Return flags as a tensor of shape (C,), bool."""
     return torch.from_numpy(units.flags())
 
 
@@ -237,7 +241,7 @@ def _plus(total: torch.Tensor | None, term: torch.Tensor) -> torch.Tensor:
 
 
 def _leading(x: torch.Tensor, limit: int) -> torch.Tensor:
-    """Return the leading samples of outputs with units last: at most `limit` values, if need be part of one sample."""
+    """Return the leading samples of outputs with units last: at most `limit` values, if necessary of one sample."""
     if x.numel() <= limit:
         return x
     while x.ndim > 1 and math.prod(x.shape[1:]) > limit:
@@ -249,7 +253,7 @@ def _moments(x: torch.Tensor) -> torch.Tensor:
     """Return the number of values, their sum and sum of squares, which add up over calls; shape (3,)."""
     n = x.numel()
     average = x.mean()
-    # Deviations first: in float32, rounding would swamp the difference of mean square and squared mean.
+    # deviations first: in float32, rounding would swamp the difference of mean square and squared mean
     variance = torch.linalg.vector_norm(x - average).square() / n
     average, variance = average.to(wide_dtype(x.device)), variance.to(wide_dtype(x.device))
     return torch.stack([torch.ones_like(average), average, variance + average.square()]) * n
@@ -264,11 +268,12 @@ def _outside(x: torch.Tensor, interval: Range) -> torch.Tensor:
 def _decided_frac(x: torch.Tensor) -> torch.Tensor:
     """Return the fraction of rows of a softmax in which one entry has nearly the whole probability.
 
-    Rows with a single unmasked entry do not count, unless they are the majority.
+    Rows with a single unmasked entry count only if they are the majority.
     """
     is_sure = x.amax(-1) > 0.5 + SIGMOID_EDGE  # its slope is p (1 - p)
-    is_free = (x != 0).sum(-1) > 1
+    is_free = (x != 0).sum(-1) > 1  # masked entries are exactly 0
     among_free = (is_sure & is_free).sum(dtype=torch.float32) / is_free.sum(dtype=torch.float32).clamp_min(1)
+    # `where` and not `if`, which would wait for a GPU
     return torch.where(is_free.mean(dtype=torch.float32) >= 0.5, among_free, is_sure.mean(dtype=torch.float32))
 
 
@@ -289,12 +294,13 @@ def _extreme(x: torch.Tensor, reduce: Callable[..., torch.Tensor]) -> torch.Tens
 
 def statistics(accumulators: list[ActivationAccumulator]) -> torch.Tensor:
     """Return the statistics of modules that were called, of shape (S, A), float32, on the device of the first."""
-    if all(it.moments is None for it in accumulators):
+    if all(it.moments is None for it in accumulators):  # the extension has read everything
         return _host_statistics(accumulators)
     device = next(it.moments.device for it in accumulators if it.moments is not None)
     moments = [_totals(it, device) for it in accumulators]
     n_A, sum_A, square_A, saturated_A = torch.stack(moments, dim=1)
     mean_A = sum_A / n_A
+    # rounding may make a variance of zero negative
     std_A = (square_A / n_A - mean_A.square()).clamp_min_(0).sqrt_()
     dead_A = torch.stack([torch.as_tensor(it.dead_frac(), device=device) for it in accumulators])
     return torch.stack([dead_A, saturated_A / n_A, mean_A, std_A]).float()
@@ -318,7 +324,7 @@ def _totals(it: ActivationAccumulator, device: torch.device) -> torch.Tensor:
     nothing = torch.zeros(3, dtype=wide, device=device)
     moments = nothing if it.moments is None else it.moments.to(device)
     can_saturate = it.rules.saturated is not None or it.rules.softmax_dim is not None
-    saturated = nothing[0] if can_saturate else nothing[0] + math.nan
+    saturated = nothing[0] if can_saturate else nothing[0] + math.nan  # nan survives the sum below
     if it.saturated is not None:
         saturated = it.saturated.to(device, wide)
     return torch.cat([moments, saturated[None]]) + it.sums.totals_A4[it.row].to(device, wide)

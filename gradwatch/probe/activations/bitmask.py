@@ -1,4 +1,4 @@
-"""A bit for each unit of an activation module: whether it never fired."""
+"""Store one bit for each unit of an activation module: whether the unit never fired."""
 
 # C = units of a module
 
@@ -14,7 +14,7 @@ class UnitMask(NamedTuple):
     """A flag for each unit of a module.
 
     Args:
-        bits: Eight units to a byte, the first in its lowest bit; shape (ceil(C / 8),), uint8. Bits of no unit are 0.
+        bits: 8 units to a byte, the first in the lowest bit; shape (ceil(C / 8),), uint8. Unused bits are 0.
         number: Number of units.
     """
 
@@ -27,10 +27,10 @@ class UnitMask(NamedTuple):
 
 
 def packed(flag_C: NDArray[np.bool_]) -> UnitMask:
-    """Return flags of shape (C,) at one bit each."""
+    """Return flags of shape (C,) with one bit for each."""
     return UnitMask(np.packbits(flag_C, bitorder="little"), len(flag_C))
 
 
 def num_bytes(number: int) -> int:
     """Return the number of bytes that hold a number of flags."""
-    return -(-number // 8)
+    return -(-number // 8)  # rounded up

@@ -1,4 +1,4 @@
-"""Tell whether a saved tensor may have hooks; torch before 2.11 does not say it of the tensor."""
+"""Find out whether a saved tensor may have hooks, also before torch 2.11, where the tensor does not show them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _SAYS_HOOKS = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
 
 
 class _Uses:
-    """Count the uses of hooks in this process: those begun so far, and those that go on."""
+    """Count the uses of hooks in this process: the begun ones, and the open ones."""
 
     begun = 0
     open = 0
 
 
 def count_uses() -> int | None:
-    """Return how many uses of hooks had begun, for `may_have_hook`; None if one goes on."""
+    """Return the number of begun uses of hooks, for `may_have_hook`; None if a use is open."""
     return None if _Uses.open else _Uses.begun
 
 
 def may_have_hook(saved: Any, since: int | None) -> bool:
-    """Return whether reading a saved tensor may run a hook, which may compute a region again.
+    """Return whether reading a saved tensor may run a hook, which may recompute a region.
 
     Args:
         saved: A saved tensor, as `node._raw_saved_self`.
@@ -34,7 +34,7 @@ def may_have_hook(saved: Any, since: int | None) -> bool:
 
 
 def _count_contexts() -> None:
-    """Have `saved_tensors_hooks` count its uses; checkpointing and offloading build on it."""
+    """Make `saved_tensors_hooks` count its uses: checkpointing and offloading build on this class."""
     enter, leave = saved_tensors_hooks.__enter__, saved_tensors_hooks.__exit__
 
     def counted_enter(self: saved_tensors_hooks) -> None:

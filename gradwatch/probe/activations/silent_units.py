@@ -1,6 +1,6 @@
-"""Remember since when units of activation modules are silent, at one byte per unit."""
+"""Record since when units of activation modules are silent, in one byte per unit."""
 
-# A = activation modules, U = units of all of them, padded to a multiple of eight for each module, M = marks
+# A = activation modules, U = units of all modules, padded to a multiple of 8 for each module, M = marks
 
 from __future__ import annotations
 
@@ -13,40 +13,41 @@ from numpy.typing import NDArray
 from gradwatch.probe.activations.bitmask import UnitMask, num_bytes, packed
 
 AGREEING_FRAC = 0.9
-"""Fraction of the silent units, 0..1, that must have been silent since the reported step."""
+"""Minimum fraction of the silent units, 0..1, that have been silent since the reported step."""
 
 FIRED = 255
-"""Stands for a mark of units that fired at the newest sample."""
+"""Value instead of a mark, for units that fired at the newest sample."""
 
 
 @final
 class SilentUnits:
     """Units that have fired at no sampled step since one of a few marks.
 
-    A mark is a sampled step. Older marks are farther apart: one is kept for each power of two of samples, and the
-    first one. So a run of 100,000 steps, sampled every 10, has 15 marks, and one byte per unit names the mark since
-    which the unit is silent.
+    A mark is a sampled step. Older marks are farther apart: the first one stays, and one for each power of two of
+    samples. So a run of 100,000 steps, sampled every 10, has 15 marks. For each unit, one byte is the mark at which its
+    silence began.
     """
 
     def __init__(self) -> None:
         self._sizes: tuple[int, ...] = ()
         self._num_samples = 0
-        self._marks: list[tuple[int, int]] = []  # which sample each was, and its step
-        self._since_U = np.zeros(0, np.uint8)  # which mark
+        self._marks: list[tuple[int, int]] = []  # number of the sample, and its step
+        self._since_U = np.zeros(0, np.uint8)  # index of a mark
 
     def add(self, step: int, dead: Sequence[UnitMask | None]) -> NDArray[np.float32]:
         """Add a sampled step.
 
         Args:
             step: Optimizer step.
-            dead: For each module, the units that fired for no sample; None if it was not called, or no unit can die. If
-                a module changes its number of units, all modules start again.
+            dead: For each module, the units that fired for no sample; None if the module was not called, or no unit can
+                die. If a module changes its number of units, all modules start again.
 
         Returns:
-            Array of shape (3, A): the number of units that have fired at no sampled step since some step, that step,
-            and the number of units. It is the earliest step since which 90 % of the units are silent that were silent
-            at the last two samples; nan if no unit is.
+            Array of shape (3, A): the number of units that have been silent since some step, that step, and the number
+            of units. The step is the earliest at which 90 % of the units were silent that were also silent at the last
+            two samples; nan if no unit is silent.
         """
+        # a module that was not called keeps its number of units
         known = self._sizes if len(self._sizes) == len(dead) else (0,) * len(dead)
         sizes = tuple([size if units is None else units.number for units, size in zip(dead, known, strict=True)])
         if sizes != self._sizes:
@@ -54,8 +55,9 @@ class SilentUnits:
         # units that were not read count as silent
         bits = [_all(size) if units is None else units.bits for units, size in zip(dead, sizes, strict=True)]
         silent_U = np.unpackbits(np.concatenate(bits) if bits else np.zeros(0, np.uint8), bitorder="little")
+        # FIRED becomes the index of the mark that is appended below
         np.minimum(self._since_U, len(self._marks), out=self._since_U)
-        self._since_U |= silent_U - np.uint8(1)  # all bits, which is FIRED, of those that are not silent
+        self._since_U |= silent_U - np.uint8(1)  # 0 - 1 wraps to 255, which is FIRED, for units that fired
         self._marks.append((self._num_samples, step))
         self._num_samples += 1
         self._thin()
@@ -69,7 +71,7 @@ class SilentUnits:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the result of `state`."""
-        if "since" not in state:  # an older gradwatch kept a bit for each mark: units start again
+        if "since" not in state:  # older versions of gradwatch kept a bit for each mark: units start again
             return
         self._sizes = tuple(int(size) for size in state["sizes"])
         self._num_samples = int(state["samples"])
@@ -88,7 +90,8 @@ class SilentUnits:
         stride = [1 << max(newest - sample, 1).bit_length() - 1 for sample, _ in self._marks]
         kept = [i for i, (sample, _) in enumerate(self._marks) if sample % stride[i] == 0]
         if len(kept) < len(self._marks):
-            place = np.full(FIRED + 1, FIRED, np.uint8)  # of each mark: the next that is kept
+            # the next mark that is kept: a unit is then known to be silent for a shorter time, never for a longer one
+            place = np.full(FIRED + 1, FIRED, np.uint8)
             place[: len(self._marks)] = np.searchsorted(kept, np.arange(len(self._marks)))
             self._since_U = place[self._since_U]
             self._marks = [self._marks[i] for i in kept]
@@ -96,7 +99,7 @@ class SilentUnits:
     def _summary(self) -> NDArray[np.float32]:
         sizes_A = np.array(self._sizes, np.float32)
         row_3A = np.stack([np.zeros_like(sizes_A), np.full_like(sizes_A, np.nan), sizes_A])
-        row_3A[:, sizes_A == 0] = np.nan
+        row_3A[:, sizes_A == 0] = np.nan  # no unit of such a module can die, or it was never called
         silent = np.flatnonzero(self._since_U != FIRED)
         if not silent.size:
             return row_3A
@@ -113,5 +116,4 @@ class SilentUnits:
 
 
 def _all(number: int) -> NDArray[np.uint8]:
-    """Return the bits of a number of units, all of them set."""
     return packed(np.ones(number, np.bool_)).bits

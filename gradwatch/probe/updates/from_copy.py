@@ -23,8 +23,8 @@ _ALIGNMENT = 64  # bytes of a cache line: vector instructions read aligned memor
 class CopyUpdateProbe:
     """Measure weight norms and update/weight ratios on some steps.
 
-    Call `before` before the optimizer step and `after` after it. The first `before` allocates the copy, which takes the
-    memory of the parameters.
+    Call `before` before the optimizer step and `after` after it. The first `before` allocates the copy, which takes as
+    much memory as the parameters.
 
     Args:
         params: Parameters in the order of the columns.
@@ -60,8 +60,8 @@ class CopyUpdateProbe:
 
         Returns:
             Tensor of shape (2, L), float32, on the device of the first parameter: the L2 norm of the weight before the
-            update, and the L2 norm of the update divided by it. The ratio is nan if the weight was all zero or has
-            values that are not finite.
+            update, and the L2 norm of the update divided by the norm of the weight. The ratio is nan if the weight was
+            all zero or has values that are not finite.
         """
         assert self._is_armed, "before() must be called ahead of after()"
         self._is_armed = False
@@ -71,17 +71,18 @@ class CopyUpdateProbe:
             return self._complete(blank_2L, range(len(self._params)))
         row_2L = torch.empty((2, len(self._params)), dtype=torch.float32, device="cpu")
         others: Sequence[int] | None = self._native.changes(self._params, self._flat, self._offsets, row_2L)
+        # a parameter that the extension could read in `before`, but not now, has no copy here
         return row_2L if others is None else self._complete(row_2L, [i for i in others if i in self._copies])
 
     def _allocate(self) -> None:
-        """Allocate memory for a copy of every weight on the CPU, each aligned to a cache line."""
+        # only weights on the CPU: the extension reads no others, and their room is empty
         bytes_L = [p.numel() * p.itemsize if p.device.type == "cpu" else 0 for p in self._params]
         rooms = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in bytes_L]
         self._offsets = torch.tensor([0, *accumulate(rooms)], dtype=torch.int64, device="cpu")
         self._flat = torch.empty(sum(rooms), dtype=torch.uint8, device="cpu")
 
     def _complete(self, row_2L: torch.Tensor, columns: Sequence[int]) -> torch.Tensor:
-        """Fill in the columns that need torch operations, device by device. The copies become the updates."""
+        """Fill in the columns that need torch operations, device by device. Overwrites the copies with the updates."""
         by_device: defaultdict[torch.device, list[int]] = defaultdict(list)
         for i in columns:
             by_device[self._copies[i].device].append(i)
@@ -91,9 +92,11 @@ class CopyUpdateProbe:
             wide = torch_reduce.wide_dtype(device)
             copies = [self._copies[i] for i in indices]
             weight_L = torch.stack(torch._foreach_norm(copies, 2, dtype=wide))
+            # in place, which needs no further memory; the sign does not matter to a norm
             torch._foreach_sub_(copies, [_real(self._params[i]) for i in indices])
             update_L = torch.stack(torch._foreach_norm(copies, 2, dtype=wide))
             params = [self._params[i] for i in indices]
+            # before the division: norms of parts add up over processes, ratios do not
             weight_L, update_L = dtensor.join_norms(torch.stack([weight_L, update_L]), params)
             ratio_L = update_L / weight_L
             ratio_L = torch.where(torch.isfinite(ratio_L), ratio_L, math.nan)

@@ -1,4 +1,4 @@
-"""Measure how far a stock optimizer moved each weight from the moments that its step leaves, without a copy."""
+"""Measure how far a stock optimizer moved each weight, from the moments after its step and without a copy."""
 
 # L = parameter tensors
 
@@ -16,7 +16,7 @@ from gradwatch.probe.device import backend as kernels
 from gradwatch.probe.device.sync import to_float
 
 RULES: dict[type[Optimizer], int] = {torch.optim.SGD: 0, torch.optim.Adam: 1, torch.optim.AdamW: 1}
-"""Optimizers whose steps can be traced, and their numbers in the C extension. Subclasses may step in another way."""
+"""Optimizers with steps that can be traced, and their numbers in the C extension. Subclasses may step differently."""
 
 _OTHER_PARAMS = -3  # an answer of the C extension: the parameters or their order have changed
 
@@ -25,14 +25,14 @@ _OTHER_PARAMS = -3  # an answer of the C extension: the parameters or their orde
 class MomentUpdateProbe:
     """Measure weight norms and update/weight ratios from the moments of SGD with momentum, Adam and AdamW.
 
-    The update is computed again from the moments and subtracted from the weight. Rounded to float32, the result is the
-    weight before the step, except for the last bit if the step rounded near a tie. A weight below 2^-22 of its update
-    counts as zero. Compared with a copy of the weights, the norm has a relative error of at most 1e-6 plus 2^-21 of the
-    update's norm. The ratio has a relative error of at most 1e-4 plus 2^-22, unless the update is a million times the
-    weight.
+    The probe computes the update again from the moments and subtracts it from the weight. Rounded to float32, the
+    result is the weight before the step, except for the last bit if the step rounded near a tie. A weight below 2^-22
+    of its update counts as zero. Compared with a copy of the weights, the norm has a relative error of at most 1e-6
+    plus 2^-21 of the update's norm. The ratio has a relative error of at most 1e-4 plus 2^-22, unless the update is a
+    million times the weight.
 
-    Plain SGD and Nesterov momentum use the gradient, which may be cleared by then: they need a copy. So do unusual
-    settings.
+    Plain SGD and Nesterov momentum use the gradient, which a loop may have cleared after the step. They need a copy,
+    and so do unusual settings.
 
     Args:
         params: Parameters in the order of the columns.
@@ -61,11 +61,12 @@ class MomentUpdateProbe:
         if not all(_is_traceable(group) for group in self._groups):
             return False
         held = [p for group in self._groups for p in group["params"]]
-        ids = [*map(id, held)]
+        ids = [*map(id, held)]  # comparing tensors would compare their elements
         if ids != self._held:
             self._held, own = ids, set(held)
             self._others = [p for p in self._column_of if p not in own]
         if self._others:
+            # parameters outside the optimizer have a norm to measure, too; as they do not move, any settings will do
             self._groups.append({**self._groups[0], "params": self._others})
         self._moved = bytes([p.grad is not None for p in held]) + bytes(len(self._others))
         return True
@@ -79,6 +80,7 @@ class MomentUpdateProbe:
         """
         assert self._native is not None, "called only if `before` returned true"
         row_2L = torch.full((2, len(self._column_of)), math.nan, dtype=torch.float32, device="cpu")
+        # twice: if the parameters changed, the first answer asks for their new order
         for _ in range(2):
             answer = self._native.traces(
                 self._rule,
@@ -97,7 +99,7 @@ class MomentUpdateProbe:
             self._ordered = tuple(p for group in self._groups for p in group["params"])
             columns = [self._column_of.get(p, -1) for p in self._ordered]
             self._columns_P = torch.tensor(columns, dtype=torch.int32, device="cpu")
-        self._rule = None
+        self._rule = None  # give up for the rest of the run: the state has an unknown form
         return None
 
 

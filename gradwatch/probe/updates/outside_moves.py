@@ -1,4 +1,4 @@
-"""Find weights that move although no watched optimizer holds them: by another optimizer, a copy or the loop."""
+"""Find weights that another optimizer, a copy or the loop moves, and no watched optimizer."""
 
 # P = parameters that are compared
 
@@ -18,7 +18,7 @@ from gradwatch.probe.device.torch_reduce import stored_values, wide_dtype
 from gradwatch.records import LayerInfo
 
 EARLY_STEPS = (1, 8)
-"""Steps of the comparisons after the first one; a weight that moves at every eighth update has moved by then."""
+"""Steps of the comparisons after the first one. By then, a weight that moves at every eighth update has moved."""
 
 EVERY_STEPS = 10
 """Minimum steps between two later comparisons."""
@@ -28,8 +28,8 @@ EVERY_STEPS = 10
 class OutsideMoves:
     """Compare the sum and the norm of each weight that no watched optimizer holds between some steps.
 
-    The first time all weights are read, since a frozen one may thaw; then the trainable ones. A weight that has moved
-    is reported once and not read again. Each process compares its own part of a distributed weight.
+    The first read covers all weights, since a frozen one may thaw; later reads cover the trainable ones. A weight that
+    has moved is reported once and not read again. Each process compares its own part of a distributed weight.
 
     Args:
         params: The parameters, in the order of `layers`.
@@ -65,10 +65,10 @@ class OutsideMoves:
 def fingerprints(params: Sequence[Tensor]) -> list[bytes]:
     """Return sum and norm of each tensor, which hardly ever stay the same if one of its numbers changes."""
     if not params:
-        return []
+        return []  # `torch.stack` rejects an empty list
     marks = [_sum_and_norm(param) for param in params]
     marks_P2 = to_host(torch.stack([mark.to(marks[0]) for mark in marks]))  # the devices are waited for together
-    return [mark_2.tobytes() for mark_2 in marks_P2]
+    return [mark_2.tobytes() for mark_2 in marks_P2]  # bytes, in which NaN equals itself
 
 
 def _sum_and_norm(param: Tensor) -> Tensor:
@@ -79,6 +79,7 @@ def _sum_and_norm(param: Tensor) -> Tensor:
 
 def _runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield the first and the last of each run of consecutive numbers."""
+    # a number minus its position is constant within a run
     for _, run in itertools.groupby(enumerate(places), lambda pair: pair[1] - pair[0]):
         numbers = [place for _, place in run]
         yield numbers[0], numbers[-1]
