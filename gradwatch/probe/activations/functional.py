@@ -21,25 +21,25 @@ from gradwatch.probe.nested import tensors_of
 from gradwatch.probe.parameters import Models, named_modules
 
 MAX_NODES = 1_200
-"""Visited nodes of one forward pass, without parameters, the nearest to its output first: 4 ms."""
+"""Maximum number of nodes to visit in one forward pass, without parameters, the nearest to the output first: 4 ms."""
 
 MAX_ACTIVATIONS = 256
-"""Activations of one forward pass that are read."""
+"""Maximum number of activations to read in one forward pass."""
 
 MAX_CALLS = 4
-"""Calls of one activation within a forward pass that are read: a cell is called for each position of a sequence."""
+"""Maximum number of calls of one activation to read in a forward pass: a cell runs at each position of a sequence."""
 
 MAX_OWNER_NODES = 64
-"""Nodes that are searched for the matrix before an activation: norms, biases and heads come in between."""
+"""Maximum number of nodes to search for the matrix before an activation: norms, biases and heads lie in between."""
 
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
-"""Modules whose gates are meant to be shut at times."""
+"""Modules with gates that are closed on purpose at times."""
 
 BATCHED = frozenset({"Bmm", "Baddbmm"})
 """Batched matrix products: `einsum` makes one of a product with a weight, attention one of queries and keys."""
 
 OPERATIONS = frozenset({"Clamp", "Hardsigmoid", "Hardtanh", "Relu", "Sigmoid", "Softmax", "Tanh", "Threshold"})
-"""Activations that detectors judge; others have a slope everywhere."""
+"""Activations that detectors judge; all others have a slope everywhere."""
 
 PRODUCT = "a product of two values"
 """Use of a gate. A product with a constant, such as dropout, does not make a gate."""
@@ -73,7 +73,7 @@ class OwnerModule(NamedTuple):
 
 
 class FunctionCall(NamedTuple):
-    """One call of a functional activation: name and index of the module before it, and its output."""
+    """One call of a functional activation: its name, the index of the module before it, and its output."""
 
     name: str
     place: int
@@ -83,7 +83,7 @@ class FunctionCall(NamedTuple):
 
     @property
     def is_kept(self) -> bool:
-        """Return whether the output is saved in the graph, and not computed again."""
+        """Return whether the graph has saved the output, so that nothing is computed again."""
         return self.function.module is None
 
 
@@ -92,12 +92,12 @@ class FunctionalActivations:
     """Read the outputs of functional activations from the autograd graph of a forward pass.
 
     A backward pass frees the tensors that the graph saves; before it they are in memory. Nothing is unpacked: tensors
-    behind saved-tensor hooks, as of activation checkpointing and offloading, are ignored. Compiled regions are one node
-    and show nothing.
+    with saved-tensor hooks, as in activation checkpointing and offloading, are ignored. A compiled region is one node
+    and shows nothing.
 
-    Hidden activations count, which have a matrix before and after them (a weight in `einsum` is one), and those right
+    Two groups of activations count: hidden ones, between two matrices (a weight in `einsum` is one), and the ones right
     after the last matrix. Activations of a loss that is part of the model do not count. The graph of an output is not
-    visited again as part of the next output's graph.
+    visited again as part of the graph of the next output.
 
     Args:
         models: A model, or several by name.
@@ -108,6 +108,7 @@ class FunctionalActivations:
         self._met: set[int] = set()  # sequence numbers of nodes of this step: nodes would keep the graph alive
         self._owners: dict[Tensor, OwnerModule] = {}
         for place, (name, module) in enumerate(named_modules(models)):
+            # a parametrized weight belongs to the layer, not to the helper modules inside it
             name = name.partition(".parametrizations.")[0].removesuffix(".parametrizations")
             owner = OwnerModule(name, place, _is_channels_first(module), isinstance(module, RECURRENT))
             for param in module.parameters(recurse=False):
@@ -125,15 +126,18 @@ class FunctionalActivations:
             output: Any nest of tensors.
             known: Nodes of activations that are modules.
         """
-        if torch._C._functorch.peek_interpreter_stack() is not None:  # inside a functorch transform
+        # inside a functorch transform, tensors are wrappers without readable values
+        if torch._C._functorch.peek_interpreter_stack() is not None:
             return
         roots = [tensor.grad_fn for tensor in tensors_of(output) if tensor.grad_fn is not None]
         calls: dict[str, int] = {}
         for node, users in _activations(roots, self._met):
+            # cheapest conditions first: the walk to the owner is the slow part
             owner = None if node in known or len(calls) == MAX_ACTIVATIONS else self._owner(node)
             function = _function(operation(node), node, users) if owner else None
             if not owner or not function or owner.is_recurrent:
                 continue
+            # a model that is a single layer has no name
             name = f"{owner.name}.{function.kind.lower()}" if owner.name else function.kind.lower()
             calls[name] = calls.get(name, 0) + 1
             output = self._output(node, function) if calls[name] <= MAX_CALLS else None
@@ -143,6 +147,7 @@ class FunctionalActivations:
     def _output(self, node: Node, function: FunctionType) -> Tensor | None:
         """Return the output of an activation, or None if it is not in memory unchanged."""
         name = "result" if function.module is None else "self"
+        # the raw attribute shows hooks without running them
         raw = getattr(node, f"_raw_saved_{name}", None)
         if raw is None or may_have_hook(raw, self._uses_of_hooks):
             return None
@@ -163,6 +168,7 @@ class FunctionalActivations:
             at = waiting.popleft()
             if operation(at) == LEAF:
                 owner = self._owners.get(at.variable)
+                # vectors are biases and norms, which only decide if there is no matrix
                 if owner is not None and at.variable.ndim > 1:
                     return owner
                 nearest = nearest or owner
@@ -175,12 +181,13 @@ class FunctionalActivations:
 
 
 def _activations(roots: Sequence[Node], met: set[int]) -> Iterator[tuple[Node, set[str]]]:
-    """Yield activations below some nodes that are hidden or follow a matrix, with the operations that use a gate.
+    """Yield the hidden activations below some nodes and the ones right after a matrix, with the users of each gate.
 
     Args:
         roots: First nodes.
-        met: Sequence numbers of nodes below earlier roots, which are not visited. Those of new nodes are added.
+        met: Sequence numbers of nodes below earlier roots, which are not visited. The numbers of new nodes are added.
     """
+    # `outer` is the part after the last matrix, where a loss may lie; `inner` is all that comes before
     outer, users = _walk(roots, stop=True)
     below = [child for node in outer if _is_product(node) for child in _arguments(node)]
     new = [node for node in below if operation(node) != LEAF and node._sequence_nr() not in met]
@@ -195,7 +202,6 @@ def _activations(roots: Sequence[Node], met: set[int]) -> Iterator[tuple[Node, s
 
 
 def _of_interest(nodes: Iterable[Node]) -> list[Node]:
-    """Return the activations among some nodes."""
     return [node for node in nodes if operation(node) in OPERATIONS]
 
 
@@ -211,7 +217,7 @@ def _walk(
     """
     nodes, users = list(dict.fromkeys(roots)), dict[Node, set[str]]()
     seen = set(nodes)
-    for node in islice(nodes, MAX_NODES):  # which grows meanwhile
+    for node in islice(nodes, MAX_NODES):  # the list is its own queue: it grows during the loop
         if stop and _is_product(node):
             continue
         for child, _ in node.next_functions:
@@ -227,13 +233,12 @@ def _walk(
 
 
 def _use(node: Node) -> str:
-    """Return the use that an operation makes of a value."""
     name = operation(node)
     return PRODUCT if name == "Mul" and len(_arguments(node)) > 1 else name
 
 
 def _arguments(node: Node) -> list[Node]:
-    """Return the nodes of the arguments of an operation, without constants."""
+    # a constant has no node
     return [child for child, _ in node.next_functions if child is not None]
 
 
@@ -248,6 +253,7 @@ def _is_product(node: Node) -> bool:
     name = operation(node)
     if name not in BATCHED:
         return name in LINEAR
+    # the factors come last: before them a Baddbmm has the tensor that it adds
     factors = [factor for factor, _ in node.next_functions[-2:] if factor is not None]
     return any(operation(_through(factor)) == LEAF for factor in factors)
 
@@ -263,11 +269,13 @@ def _function(name: str, node: Node, users: set[str]) -> FunctionType | None:
     """Return the activation that a node computes, or None."""
     if name == "Softmax":
         dim = int(node._saved_dim)
+        # a node saves a negative dimension as an unsigned number of 64 bits
         return _of_module(nn.Softmax(dim if dim < 1 << 63 else dim - (1 << 64)), keeps_output=True)
     if name in ("Sigmoid", "Tanh"):
+        # a value that also enters a matrix is a hidden activation
         is_gate = PRODUCT in users and not users & LINEAR
         return _GATES[name] if is_gate else _FUNCTIONS[name]
-    if name == "Threshold" and node._saved_threshold != 0:
+    if name == "Threshold" and node._saved_threshold != 0:  # only a threshold of 0 is a ReLU
         return None
     return _FUNCTIONS.get(name) or _bounded(name, node)
 
@@ -275,7 +283,7 @@ def _function(name: str, node: Node, users: set[str]) -> FunctionType | None:
 def _bounded(name: str, node: Node) -> FunctionType | None:
     """Return the activation that a clamping node computes, or None."""
     low, high = (node._saved_min_val, node._saved_max_val) if name == "Hardtanh" else (node._saved_min, node._saved_max)
-    if low is None:
+    if low is None:  # a bound from above only: the values below it keep their slope
         return None
     if high is None:
         return _of_module(nn.ReLU(), keeps_output=False) if low == 0 else None
@@ -298,7 +306,7 @@ _FUNCTIONS = {
     "Hardsigmoid": _of_module(nn.Hardsigmoid(), keeps_output=False),
     "Threshold": _of_module(nn.ReLU(), keeps_output=False),
 }
-"""Activations without settings, by operation. They are shared: making a module takes as long as reading its output."""
+"""Activations without settings, by operation. They are shared: making a module takes as long as reading an output."""
 
 _GATES = {name: replace(_FUNCTIONS[name], kind="Gate") for name in ("Sigmoid", "Tanh")}
 """Activations that multiply, by operation."""

@@ -1,6 +1,6 @@
 """Watch activations by forward hooks, on sampled steps, and reduce their outputs to a small row of statistics."""
 
-# A = activation modules, C = units (channels or features) of one of them, S = statistics (the first four of
+# A = activation modules, C = units (channels or features) of one module, S = statistics (the first four of
 # catalogue.ACT)
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gradwatch.probe.inert_hook import inert_hook, remove_hooks
 from gradwatch.probe.parameters import Models, hookable_modules, named_modules
 from gradwatch.records import ActivationInfo
 
-# Lets a compiled graph run side effects inside activation checkpointing, and not again in the recomputation.
+# lets a compiled graph run side effects inside activation checkpointing, and not again in the recomputation
 _ONCE_UNDER_CHECKPOINT = "skip_fwd_side_effects_in_bwd_under_checkpoint"
 
 _CHANNELS_FIRST = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
@@ -38,15 +38,16 @@ _FEATURES_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.MultiheadAttention, 
 
 
 def _counts(module: nn.Module) -> bool:
-    """Return whether a forward call belongs to the step: training, with gradients, and no recomputation in a backward.
+    """Return whether a forward call belongs to the step: training, with gradients, and not a recomputation.
 
     Activation checkpointing runs a forward twice. The non-reentrant kind runs it as usual and again during the
     backward; the reentrant kind runs it without gradients first, so the second run counts.
     """
     if not module.training or not torch.is_grad_enabled():
         return False
-    if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
+    if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:  # -1: no backward is running
         return True
+    # the name of the reentrant kind
     node = torch._C._current_autograd_node()
     return node is not None and node.name() == "CheckpointFunctionBackward"
 
@@ -61,14 +62,14 @@ def _before_forward(
 def _after_forward(
     probe: ActivationProbe, accumulator: ActivationAccumulator, module: nn.Module, inputs: Any, output: Any
 ) -> None:
-    if probe.is_armed and isinstance(output, torch.Tensor) and output.numel():
+    if probe.is_armed and isinstance(output, torch.Tensor) and output.numel():  # an empty output has no mean
         probe.attempt(_add, accumulator, module, output)
         if probe.functions:
             probe.functions.exclude(output)
 
 
 def _on_enter(probe: ActivationProbe, module: nn.Module, inputs: Any) -> None:
-    """Count a call of a module that may be outermost."""
+    # every hooked module counts, so that depth 0 is reached only after the outermost one
     if not torch.compiler.is_compiling() and probe.is_armed:
         probe.depth += 1
 
@@ -86,7 +87,7 @@ def _add(accumulator: ActivationAccumulator, module: nn.Module, output: torch.Te
 
 
 def _begin(accumulators: Iterable[ActivationAccumulator], module: nn.Module) -> None:
-    """Reset the counts of calls, before a forward call of a model."""
+    # a step may have several forward passes: the n-th call of each is the same place in the model
     if _counts(module):
         for accumulator in accumulators:
             accumulator.call = 0
@@ -117,7 +118,7 @@ class FunctionAccumulators:
         self.order: dict[ActivationInfo, float] = {}
         self.is_open = is_open
         self._activations, self._sums, self._new = FunctionalActivations(models), sums, new
-        self._modules: set[Node] = set()  # outputs of activation modules in the current forward pass
+        self._modules: set[Node] = set()  # nodes of activation modules in the current forward pass
 
     def begin(self) -> None:
         """Prepare for the next step."""
@@ -125,11 +126,11 @@ class FunctionAccumulators:
         self.end_forward()
 
     def end_forward(self) -> None:
-        """Drop the nodes of the current forward pass."""
+        """Drop the nodes of the current forward pass, which would keep its graph alive."""
         self._modules.clear()
 
     def exclude(self, output: torch.Tensor) -> None:
-        """Exclude the output of an activation module."""
+        """Exclude the output of an activation module, which has a hook of its own."""
         if not torch.compiler.is_compiling() and output.grad_fn is not None:
             self._modules.add(output.grad_fn)
 
@@ -145,7 +146,7 @@ class FunctionAccumulators:
                 if not call.is_kept or call.output.dtype != torch.float32:  # a pending call would keep the copy alive
                     own.add(call.output)
                 elif (begun := own.begin(call.output)) is not None:
-                    pending.append(begun)
+                    pending.append(begun)  # one call of the extension for all of them
             if pending:
                 self._sums.add(pending)
 
@@ -156,6 +157,7 @@ class FunctionAccumulators:
         if accumulator is None and self.is_open:
             accumulator = self.found[info] = self._new()
             self.order[info] = call.place + 0.5  # after the module of that index
+        # only at the first call of a step: sums of one step must follow the same rules
         if accumulator is not None and not accumulator.is_called:
             accumulator.update_rules(call.function.rules, channels_first=call.channels_first)
         return accumulator
@@ -174,7 +176,7 @@ class HookSet:
         self._handles: list[RemovableHandle] = []
 
     def attach(self) -> None:
-        """Attach all hooks, unless they are."""
+        """Attach all hooks, unless they are attached already."""
         if not self._handles:
             self._handles = [register() for register in self.register]
 
@@ -185,26 +187,27 @@ class HookSet:
 
 @final
 class ActivationProbe:
-    """Statistics of every activation of a model, over all forward calls of an optimizer step.
+    """Measure statistics of every activation of a model, over all forward calls of an optimizer step.
 
-    Its hooks do nothing until it is armed, and after the first step are attached only while it is. They see activations
-    that are modules (`nn.ReLU()`). Functional activations (`F.relu`) are read from the autograd graph of the outermost
-    modules after `find_functions`: `fc1.relu` is the one after `fc1`; the first step shows which there are.
+    The hooks do nothing until `arm`. After the first step, they are attached only while the probe is armed. Hooks see
+    activations that are modules (`nn.ReLU()`). After `find_functions`, the probe also reads functional activations
+    (`F.relu`) from the autograd graph of the outermost modules. `fc1.relu` is the functional activation after `fc1`.
+    The first step shows which functional activations exist.
 
-    Units are channels or features: dimension 1 after a convolution, batch or group norm; the last dimension after a
-    linear layer, embedding or layer norm, whichever module comes before in the model's order. Without such a module,
-    they are dimension 1 of outputs with four or more dimensions. A module that is called several times in a forward
-    pass has its units once per call.
+    Units are channels or features. They are dimension 1 after a convolution, batch or group norm, and the last
+    dimension after a linear layer, embedding or layer norm. The last such module in the model's order decides. Without
+    one, units are dimension 1 of outputs with four or more dimensions. A module that is called several times in a
+    forward pass has its units once per call.
 
-    Under torch.compile the hooks are traced without a graph break, if the probe was made before the first compiled
-    call. Armed and disarmed steps are then two compiled graphs, and the hooks stay.
+    torch.compile traces the hooks without a graph break, if the probe was made before the first compiled call. Armed
+    and disarmed steps are then two compiled graphs, and the hooks stay.
 
-    A copy of the model is not watched. An error in a hook never reaches the forward call: one RuntimeWarning names it,
-    and the hooks are removed.
+    A copy of the model is not watched. An error in a hook never reaches the forward call: one RuntimeWarning names the
+    error, and the hooks are removed.
 
     Args:
         model: A model, or several by name.
-        max_elements: Maximum number of values that are read per call, from the leading samples.
+        max_elements: Maximum number of values to read per call, from the leading samples.
         kernel: Backend that reads tensors on the CPU.
 
     Attributes:
@@ -213,9 +216,8 @@ class ActivationProbe:
         spent_s: Seconds that hooks took since `arm`.
         depth: Calls in progress of modules that may be outermost.
         functions: Accumulators of functional activations, or None.
-        recurrences: Probe of gradients on their way back through a recurrence, if the outermost modules are inspected;
-            or None.
-        target_match: Comparison of predictions with the targets of other samples, likewise.
+        recurrences: Probe of gradients in a recurrence, if the outermost modules are inspected; otherwise None.
+        target_match: Comparison of predictions with the targets of other samples, under the same condition.
     """
 
     def __init__(self, model: Models, *, max_elements: int = 65536, kernel: kernels.Kernel = "auto") -> None:
@@ -253,7 +255,7 @@ class ActivationProbe:
             hook = inert_hook(partial(_before_forward, self, self._accumulators))
             self._hooks.register.append(partial(root.register_forward_pre_hook, hook))
         self.infos = tuple(infos)
-        self._hooks.attach()
+        self._hooks.attach()  # now, so that the first compiled call traces them
 
     def __enter__(self) -> Self:
         return self
@@ -274,8 +276,8 @@ class ActivationProbe:
         """Watch functional activations too.
 
         Args:
-            offer: Called with all `infos`, once, after the first step, if it called functional activations. It returns
-                whether there is room for them; otherwise they are not watched.
+            offer: Called with all `infos`, once, after the first step, if that step called functional activations. It
+                returns whether there is room for them. Without room, they are not watched.
         """
         self._offer = offer
         self.functions = FunctionAccumulators(self._model, self._sums, self._new_accumulator, is_open=True)
@@ -283,7 +285,7 @@ class ActivationProbe:
 
     def expect(self, infos: tuple[ActivationInfo, ...]) -> None:
         """Watch exactly the activations of a history that has begun."""
-        if set(self.infos) <= set(infos):
+        if set(self.infos) <= set(infos):  # else the model has other modules than the history
             own = dict(zip(self.infos, self._accumulators, strict=True))
             found = {info: self._new_accumulator() for info in infos if info not in own}
             self.infos, self._accumulators = infos, [own.get(info) or found[info] for info in infos]
@@ -297,6 +299,7 @@ class ActivationProbe:
     def _inspect_outermost(self) -> None:
         """Inspect the graphs of the outermost modules from the next call on."""
         self.recurrences, self.target_match = self._readers = (RecurrenceProbe(self._model), TargetMatch())
+        # hooks run in the order of registration: the outer ones must come after those of the activations
         self._hooks.remove()
         self._outer_hooks.remove()
         self._outer_hooks.register = _outer_hooks(self, hookable_modules(self._model))
@@ -313,7 +316,7 @@ class ActivationProbe:
         return self.functions is not None or any(not reader.is_over for reader in self._readers)
 
     def state(self) -> dict[str, Any]:
-        """Return the state of further samples, plain data: the watched activations and the state of the readers."""
+        """Return the state for further samples as plain data: the watched activations and the state of the readers."""
         return {
             "activations": [dataclasses.asdict(info) for info in self.infos],
             "readers": [reader.state() for reader in self._readers],
@@ -321,12 +324,13 @@ class ActivationProbe:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the result of `state`; call `expect` before, with the watched activations."""
-        for reader, its_state in zip(self._readers, state.get("readers", ()), strict=False):  # older states have none
+        # older states have no readers, hence not strict
+        for reader, its_state in zip(self._readers, state.get("readers", ()), strict=False):
             reader.restore(its_state)
 
     def arm(self) -> None:
         """Start to accumulate with the next forward call; earlier sums are dropped."""
-        self._disarm()
+        self._disarm()  # the step before may not have been read
         self._attach()
         self.is_armed = True
         self.spent_s = 0.0
@@ -338,7 +342,7 @@ class ActivationProbe:
             self.functions.begin()
         for reader in self._readers:
             reader.begin()
-        dynamo = sys.modules.get("torch._dynamo")  # importing it takes a second, and is left to torch.compile
+        dynamo = sys.modules.get("torch._dynamo")  # the import takes a second, and torch.compile makes it if needed
         if dynamo is not None and hasattr(dynamo.config, _ONCE_UNDER_CHECKPOINT):
             self._tracing = (dynamo.config, getattr(dynamo.config, _ONCE_UNDER_CHECKPOINT))
             setattr(dynamo.config, _ONCE_UNDER_CHECKPOINT, True)  # `dynamo.config.patch` takes 10x as long
@@ -361,12 +365,13 @@ class ActivationProbe:
             nothing was called.
         """
         if self.is_armed:
-            self._settle()
+            self._settle()  # before `called`: it may add accumulators
         called = [i for i, it in enumerate(self._accumulators) if it.is_called] if self.is_armed else []
         self._disarm()
         if not called:
             return None
-        if not self._is_traced:  # a module with hooks takes 5 us longer to call
+        # a module with hooks takes 5 us longer to call, but removing traced hooks would recompile
+        if not self._is_traced:
             self._hooks.remove()
             self._outer_hooks.remove()
         row_SA = statistics([self._accumulators[i] for i in called])
@@ -380,7 +385,7 @@ class ActivationProbe:
         """Read the graph of the output of an outermost module."""
         if not self._inspects_outermost or not _counts(module):
             return
-        self._called[module] = None
+        self._called[module] = None  # a dict keeps the order
         if self.functions:
             self.functions.read(output)
             self.functions.end_forward()
@@ -394,12 +399,13 @@ class ActivationProbe:
         return ActivationAccumulator(rules, channels_first=channels_first, limit=self._limit, sums=self._sums)
 
     def _settle(self) -> None:
-        """Fix, after the first step, the outermost modules and the functional activations."""
+        """Fix the outermost modules and the functional activations, after the first step."""
+        # all modules were hooked to find the outermost ones; a few are enough from now on
         if self._called and 2 * len(self._called) < len(self._outer_hooks.register):  # two hooks for each module
             self._outer_hooks.register = _outer_hooks(self, self._called)
         if self._offer is None or self.functions is None:
             return
-        offer, self._offer = self._offer, None
+        offer, self._offer = self._offer, None  # only once
         self.functions.is_open = False
         if not self.functions.found:
             self.functions = None
@@ -413,11 +419,11 @@ class ActivationProbe:
             self.functions = None
 
     def dead_units(self) -> list[torch.Tensor | None]:
-        """Return, after `read`, the units of each module that never fired; None if it has none or was not called."""
+        """Return the units of each module that never fired, after `read`; None without units or calls."""
         return [accumulator.dead_units() for accumulator in self._accumulators]
 
     def packed_units(self) -> list[UnitMask | None]:
-        """Return `dead_units` on the host, waiting for the device; the next step may overwrite the memory."""
+        """Return `dead_units` on the host, waiting for the device. The next step may overwrite the memory."""
         return [accumulator.packed_units() for accumulator in self._accumulators]
 
     def attempt(self, action: Callable[..., None], *args: Any) -> None:
