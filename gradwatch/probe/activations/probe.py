@@ -299,7 +299,6 @@ class ActivationProbe:
     def _inspect_outermost(self) -> None:
         """Inspect the graphs of the outermost modules from the next call on."""
         self.recurrences, self.target_match = self._readers = (RecurrenceProbe(self._model), TargetMatch())
-        # hooks run in the order of registration: the outer ones must come after those of the activations
         self._hooks.remove()
         self._outer_hooks.remove()
         self._outer_hooks.register = _outer_hooks(self, hookable_modules(self._model))

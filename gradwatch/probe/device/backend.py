@@ -16,13 +16,14 @@ REVISION = 13
 
 
 def _load() -> tuple[ModuleType | None, str]:
-    """Return the extension, bound to the tensor types of torch, or None and the reason why it cannot be used."""
+    """Return the extension, bound to the tensor types of torch, or None and the reason."""
     try:
         import gradwatch._native as native
     except ModuleNotFoundError:
         return None, "is not built"
     except ImportError as error:
         return None, f"cannot be loaded: {error}"
+    # an old build may lie in the source folder: it has other functions, or other arguments
     revision = getattr(native, "REVISION", 1)
     if revision != REVISION:
         return None, f"is an old build: got revision {revision}, expected {REVISION}"
@@ -42,6 +43,9 @@ def select_backend(kernel: Kernel = "auto") -> ModuleType | None:
     Args:
         kernel: `auto` uses the extension if it is available, and warns once if not; `native` requires it; `torch` never
             uses it.
+
+    Raises:
+        ImportError: `native` is required and not available.
     """
     if kernel == "native" and _NATIVE is None:
         raise ImportError(
@@ -64,6 +68,7 @@ def triton() -> ModuleType | None:
     if "triton" in _FAILED:
         return None
     try:
+        # only here, since importing Triton takes long and needs a GPU machine
         from gradwatch.probe.device import triton_reduce
     except ImportError:
         _FAILED.add("triton")

@@ -1,4 +1,4 @@
-"""Join the statistics that each process measures of its part of a distributed tensor (DTensor), in one exchange."""
+"""Join the statistics of the parts of a distributed tensor (DTensor) over all processes, in one exchange."""
 
 # L = tensors, K = statistics that add up, R = processes
 
@@ -29,23 +29,25 @@ def gathers(module: torch.nn.Module) -> bool:
 
     The autograd graph of the loss contains the gathered parameters, not the parameters of the module and the optimizer.
     """
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # as above
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # no module uses FSDP if this was not imported
     return fsdp is not None and isinstance(module, (fsdp.FSDPModule, fsdp.FullyShardedDataParallel))
 
 
 def has_values(tensor: torch.Tensor) -> bool:
     """Return whether a tensor has memory: reading one whose storage was freed ends the process."""
     part = local_part(tensor.detach())
+    # FSDP frees storage and keeps the tensor: then there are elements, but no bytes
     if part.is_meta:
         return False
     return part.layout != torch.strided or not part.numel() or part.untyped_storage().nbytes() > 0
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the part of a tensor on this process; the whole tensor if it is still to be summed over processes."""
+    """Return the part of a tensor on this process; the whole tensor if its parts are terms of a sum."""
     if not is_distributed(tensor):
         return tensor
     distributed: Any = tensor.detach()
+    # no statistic of a sum follows from the statistics of its terms
     if any(placement.is_partial() for placement in distributed.placements):
         whole: torch.Tensor = distributed.full_tensor()
         return whole
@@ -56,19 +58,23 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 def join_statistics(part_SL: torch.Tensor, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the statistics of whole tensors from the statistics of their local parts.
 
-    Every process must call it with the same tensors in the same order. It takes one exchange per mesh.
+    Every process must call this function with the same tensors in the same order. It takes one exchange per mesh.
 
     Args:
         part_SL: Statistics of each local part, of shape (6, L), in the order of `torch_reduce.statistics`.
         tensors: The whole tensors.
+
+    Returns:
+        Statistics of the same shape, dtype and order.
     """
-    row_SL = part_SL.clone()
+    row_SL = part_SL.clone()  # columns of tensors that are not split stay as they are
     wide = wide_dtype(part_SL.device)
     for (mesh, dims), columns in _spreads(tensors).items():
         part_SC = part_SL[:, columns].to(wide)
         numel_C = torch.tensor([local_part(tensors[i]).numel() for i in columns], dtype=wide).to(part_SL.device)
         # of an empty part, mean, deviation and zero fraction are nan
         mean_C, std_C, zeros_C = (torch.where(numel_C > 0, part_SC[i], 0.0) for i in (MEAN, STD, ZERO_FRAC))
+        # all rows but the last add up over processes, so one exchange is enough
         sums_KC = torch.stack(
             [
                 numel_C,
@@ -86,7 +92,7 @@ def join_statistics(part_SL: torch.Tensor, tensors: Sequence[torch.Tensor]) -> t
         row_SL[:, columns] = torch.stack(
             [
                 squares_C.sqrt(),
-                gathered_RKC[:, -1].amax(0),  # NaN where one holds NaN
+                gathered_RKC[:, -1].amax(0),  # NaN if any part has NaN
                 whole_mean_C,
                 (mean_square_C / n_C - whole_mean_C.square()).clamp_min(0).sqrt(),
                 zero_C / n_C,
@@ -124,7 +130,7 @@ def _spreads(tensors: Sequence[torch.Tensor]) -> dict[Spread, list[int]]:
             continue
         distributed: Any = tensor
         if any(placement.is_partial() for placement in distributed.placements):
-            continue  # `local_part` has made it whole
+            continue  # `local_part` has made the tensor whole
         dims = tuple(dim for dim, placement in enumerate(distributed.placements) if placement.is_shard())
         if dims:
             spreads[distributed.device_mesh, dims].append(i)
@@ -134,6 +140,7 @@ def _spreads(tensors: Sequence[torch.Tensor]) -> dict[Spread, list[int]]:
 def _gather(mine: torch.Tensor, mesh: Any, dims: tuple[int, ...]) -> torch.Tensor:
     """Gather a tensor from all processes along some dimensions of a mesh, stacked along a new first dimension."""
     gathered = mine[None]
+    # one dimension after the other multiplies the number of rows by its size
     for dim in dims:
         group = mesh.get_group(dim)
         every = gathered.new_empty((group.size() * len(gathered), *mine.shape))

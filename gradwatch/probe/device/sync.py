@@ -1,4 +1,4 @@
-"""The one place where the host waits for the device: Python reads values of training tensors only here."""
+"""Wait for the device: Python reads values of training tensors only in this module."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from numpy.typing import NDArray
 
 
 def to_host(tensor: torch.Tensor) -> NDArray[Any]:
-    """Return a tensor's values as a NumPy array, waiting for the device that computes them.
+    """Return the values of a tensor as a NumPy array, waiting for the device that computes them.
 
     Args:
-        tensor: Any shape, device and real dtype; bfloat16 becomes float32, which NumPy knows.
+        tensor: Any shape, device and real dtype; bfloat16 becomes float32, since NumPy has no bfloat16.
 
     Returns:
-        An array of the same shape. It shares the tensor's memory if the tensor is on the CPU.
+        An array of the same shape. It shares the memory of a tensor on the CPU.
     """
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.float()
-    array: NDArray[Any] = tensor.numpy(force=True)
+    array: NDArray[Any] = tensor.numpy(force=True)  # force: detach, copy to the host, resolve lazy conjugation
     return array
 
 
 def to_array(values: torch.Tensor | NDArray[Any]) -> NDArray[Any]:
-    """Convert a tensor to a NumPy array, waiting for the device that computes it; return an array as it is."""
+    """Convert a tensor to a NumPy array, waiting for the device that computes it; return an array unchanged."""
     return to_host(values) if isinstance(values, torch.Tensor) else values
 
 
@@ -47,7 +47,7 @@ def is_on_host(tensor: torch.Tensor) -> bool:
 
 
 def host_value_or_copy(tensor: torch.Tensor) -> float | torch.Tensor:
-    """Return the only value of a tensor in host memory; of any other tensor, a copy on its device, without waiting."""
+    """Return the only value of a tensor in host memory; for any other tensor, a copy on its device, without waiting."""
     return to_float(tensor) if is_on_host(tensor) else tensor.detach().clone()
 
 
@@ -64,8 +64,9 @@ class HostTransfer:
         self._forms = {name: (tuple(t.shape), _numpy_dtype(t.dtype)) for name, t in tensors.items()}
         flat = torch.zeros(0, dtype=torch.uint8, device="cpu")
         if tensors:
+            # one copy for all tensors: each has a cost of its own
             flat = torch.cat([t.detach().contiguous().reshape(-1).view(torch.uint8) for t in tensors.values()])
-        self._copy = flat.to("cpu", non_blocking=True)  # of a GPU: into pinned memory, which torch's allocator reuses
+        self._copy = flat.to("cpu", non_blocking=True)  # from a GPU into pinned memory, which torch's allocator reuses
         self._event = torch.cuda.Event() if flat.is_cuda else None
         if self._event is not None:
             self._event.record()
@@ -83,6 +84,7 @@ class HostTransfer:
         values, begin = {}, 0
         for name, (shape, dtype) in self._forms.items():
             count = int(np.prod(shape))
+            # a copy, since the pinned memory is used again; `frombuffer` reads at any offset
             values[name] = np.frombuffer(data, dtype, count, begin).reshape(shape).copy()
             begin += count * dtype.itemsize
         return values
@@ -97,6 +99,10 @@ def on_device(numbers: tuple[int, ...], device: torch.device) -> torch.Tensor:
 
     The newest tables are cached: a table that stays the same from step to step is copied once. A CUDA graph repeats the
     copy with every replay, so its table on the host is never freed.
+
+    Args:
+        numbers: The integers, which are the key of the cache.
+        device: Device of the table.
     """
     if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
         return _table(numbers, device)[1]
@@ -109,7 +115,7 @@ _CAPTURED: list[tuple[torch.Tensor, torch.Tensor]] = []
 
 @functools.lru_cache(maxsize=64)
 def _table(numbers: tuple[int, ...], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a table on the host and its copy on a device."""
+    # the table on the host is returned, too, so that it lives as long as the copy may take
     table = torch.tensor(numbers, dtype=torch.int64, device="cpu")
     if device.type == "cuda":
         table = table.pin_memory()  # from other memory, the host would wait for the copy

@@ -1,4 +1,4 @@
-"""Reduce tensors on their device to six statistics each, by torch operations if no kernel supports them."""
+"""Reduce tensors on their device to 6 statistics each, with torch operations if no kernel supports the tensors."""
 
 # S = statistics (the first six of catalogue.PARAM), L = tensors
 
@@ -22,10 +22,10 @@ def wide_dtype(device: torch.device) -> torch.dtype:
 
 
 def stored_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the stored values of a tensor, flat and contiguous; of complex values the magnitudes."""
+    """Return the stored values of a tensor, flat and contiguous; for complex values, the magnitudes."""
     tensor = tensor.detach()
     if tensor.layout == torch.sparse_coo:
-        tensor = tensor.coalesce().values()
+        tensor = tensor.coalesce().values()  # values of equal indices add up
     elif tensor.layout != torch.strided:
         tensor = tensor.to_dense() if tensor.is_mkldnn else tensor.values()
     if tensor.is_complex():
@@ -48,7 +48,7 @@ def statistics(tensors: Sequence[torch.Tensor], *, native: ModuleType | None = N
     values = [stored_values(t) for t in tensors]
     if native is not None:
         row_SL = torch.empty((NUM_STATISTICS, len(values)), dtype=torch.float32, device="cpu")
-        plain = tuple(v.float() if v.itemsize == 1 else v for v in values)
+        plain = tuple(v.float() if v.itemsize == 1 else v for v in values)  # 8-bit floats, which the kernels lack
         rest = native.statistics(plain, False, row_SL, 1.0, None, 0, 0, torch.get_num_threads())
         assert rest is None, f"tensors {rest} were not read, though all of them are plain"
     elif values[0].is_cuda:
@@ -56,13 +56,14 @@ def statistics(tensors: Sequence[torch.Tensor], *, native: ModuleType | None = N
     else:
         row_SL = _statistics_of_values(values)
     for i, (tensor, stored) in enumerate(zip(tensors, values, strict=True)):
+        # a sparse tensor: its other values are zero
         if stored.numel() != tensor.numel():
             row_SL[:, i] = _with_zeros(row_SL[:, i], stored=stored.numel(), numel=tensor.numel())
     return row_SL
 
 
 def _statistics_on_gpu(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Compute the statistics of plain tensors by Triton, or by torch operations if Triton fails."""
+    """Compute the statistics of plain tensors with Triton, or with torch operations if Triton fails."""
     triton = kernels.triton()
     if triton is not None:
         try:
@@ -77,7 +78,7 @@ def _statistics_of_values(values: Sequence[torch.Tensor]) -> torch.Tensor:
     device = values[0].device
     wide = wide_dtype(device)
     values = [v.float() if v.itemsize == 1 else v for v in values]
-    filled = [v if v.numel() else v.new_zeros(1) for v in values]
+    filled = [v if v.numel() else v.new_zeros(1) for v in values]  # maximum and norm of nothing raise, or should be 0
     numel_L = torch.tensor([v.numel() for v in values], dtype=wide).to(device, non_blocking=True)
     l2_L = torch.stack([torch.linalg.vector_norm(v, dtype=wide) for v in filled])
     mean_L = torch.stack([v.sum(dtype=wide) for v in values]) / numel_L
@@ -89,21 +90,24 @@ def _statistics_of_values(values: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _nonfinite(values: Sequence[torch.Tensor], absmax_L: torch.Tensor) -> torch.Tensor:
-    """Count NaN and Inf in each tensor. Only the CPU checks first whether there are any: on a GPU that would wait."""
+    """Count NaN and Inf in each tensor."""
+    # only the CPU checks first whether there are any: on a GPU the check would wait
     if absmax_L.device.type == "cpu":
         ill = [not math.isfinite(m) for m in sync.to_host(absmax_L)]
     else:
         ill = [True] * len(values)
     none = torch.zeros((), dtype=torch.int64, device=absmax_L.device)
+    # v - v is 0 for a finite value and NaN for any other, and NaN counts as nonzero
     return torch.stack([torch.count_nonzero(v - v) if bad else none for v, bad in zip(values, ill, strict=True)])
 
 
 def _with_zeros(stored_S: torch.Tensor, *, stored: int, numel: int) -> torch.Tensor:
-    """Return the statistics of a sparse tensor from the statistics of its stored values; all other values are zero."""
+    """Return the statistics of a sparse tensor from the statistics of its stored values; all other values are 0."""
     l2, absmax, mean, std, zero_frac, nonfinite = stored_S.to(wide_dtype(stored_S.device))
     if stored == 0:
-        mean = std = zero_frac = l2
+        mean = std = zero_frac = l2  # they are nan; the norm of nothing is 0
     share = stored / numel
+    # variance of a mixture: within the stored values, and between their mean and zero
     whole_std = (share * std.square() + share * (1 - share) * mean.square()).sqrt()
     zeros = zero_frac * share + (1 - share)
     return torch.stack([l2, absmax, mean * share, whole_std, zeros, nonfinite]).float()

@@ -13,14 +13,14 @@ from torch import Tensor
 from gradwatch.probe.device.sync import HostTransfer
 
 MAX_IN_FLIGHT = 8
-"""Transfers in flight at most; the next one waits for the oldest. A GPU is rarely more than a few steps behind."""
+"""Maximum number of transfers in flight; the next one waits for the oldest. A GPU is rarely many steps behind."""
 
 Values = Mapping[str, NDArray[Any]]
 
 
 @final
 class TransferQueue:
-    """Transfers of rows to the host, with a function for each that is called with the values."""
+    """Transfers of rows to the host. Each has a function that is called with the values."""
 
     def __init__(self) -> None:
         self._in_flight: deque[tuple[HostTransfer, Callable[[Values], None]]] = deque()
@@ -33,8 +33,8 @@ class TransferQueue:
         """Start a transfer.
 
         Args:
-            tensors: By name, all on one device; they may change as soon as this returns.
-            then: Called with the values by `drain`, in the order of sending.
+            tensors: By name, all on one device; they may change as soon as this method returns.
+            then: Function that `drain` calls with the values, in the order of sending.
         """
         if len(self._in_flight) == MAX_IN_FLIGHT:
             self._complete_one()
@@ -46,6 +46,7 @@ class TransferQueue:
         Args:
             wait: Whether to wait for all transfers in flight.
         """
+        # only the oldest is tested: rows must arrive in order
         while self._in_flight and (wait or self._in_flight[0][0].is_ready):
             self._complete_one()
 
@@ -56,7 +57,7 @@ class TransferQueue:
 
 @final
 class DeviceClock:
-    """Measure the time that a device spends on spans of work, by events in its stream.
+    """Measure the time that a device spends on spans of work, with events in its stream.
 
     Args:
         device: The device; only a GPU is measured.
@@ -68,6 +69,7 @@ class DeviceClock:
 
     def begin(self) -> Callable[[], None]:
         """Begin a span, and return the function that ends it."""
+        # a captured event would belong to the CUDA graph
         if not self._is_measuring or torch.cuda.is_current_stream_capturing():
             return _nothing
         begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -80,8 +82,12 @@ class DeviceClock:
         return end
 
     def collect(self) -> Callable[[], float]:
-        """Return a function that returns the seconds since the last call, once the device has completed the spans."""
+        """Return a function that returns the seconds of all spans since the last call.
+
+        Call the returned function once the device has completed the spans.
+        """
         spans, self._spans = self._spans, []
+        # CUDA events measure milliseconds
         return lambda: 1e-3 * sum(begun.elapsed_time(ended) for begun, ended in spans)
 
 

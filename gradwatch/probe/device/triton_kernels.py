@@ -1,11 +1,10 @@
-"""Kernels in Triton that read many tensors in one launch; imported only where there is a GPU and Triton."""
+"""Read many tensors in one launch with Triton kernels; imported only with a GPU and Triton."""
 
 # C = chunks of all tensors, L = tensors, F = fields of a chunk, S = statistics
 #
-# Tensors are cut into chunks. Each program reads one chunk and writes its fields to a separate row; another launch adds
-# up the chunks of each tensor in their order. So the result does not depend on the order in which programs run.
-# Magnitudes compare as integers, as on the CPU: NaN is above Inf, and subnormal values are not zero whatever the GPU
-# does with them.
+# tensors are cut into chunks: each program reads one chunk and writes its fields to a separate row, and another launch
+# adds up the chunks of each tensor in order, so the result does not depend on the order of the programs; magnitudes
+# compare as integers, as on the CPU: NaN is above Inf, and subnormal values are not zero even if the GPU flushes them
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ import triton
 import triton.language as tl
 
 CHUNK = 4096
-FIELDS = 7  # scale, and over it: sum, squares, squares from the mean; then largest magnitude, zeros, non-finite
-ABREAST = 128  # chunks that are added up at a time
+FIELDS = 7  # scale; divided by it: sum, squares, squares from the mean; then largest magnitude, zeros, non-finite
+ABREAST = 128  # chunks that one program adds up at a time
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -27,6 +26,7 @@ def describe(
     IS_BRAIN: tl.constexpr,
 ) -> None:
     """Write the fields of one chunk. Values past the end of the tensor are zero."""
+    # `IS_...` are constants of the compilation, so only one branch is compiled
     if IS_DOUBLE:
         magnitude = x.to(tl.int64, bitcast=True) & 0x7FFFFFFFFFFFFFFF
         largest = tl.max(magnitude)
@@ -44,9 +44,10 @@ def describe(
     # the squares of huge and tiny values leave the range of a float
     scale = tl.where(largest > 0, absmax, 1.0)
     scale = tl.where(ill == 0, scale, 1.2676506002282294e30)  # 2^100: finite values next to an Inf must not become Inf
+    # `/` of floats is approximate on a GPU; `div_rn` rounds correctly
     y = x / scale if IS_DOUBLE else tl.div_rn(x, tl.broadcast_to(scale, x.shape))
     mean = tl.sum(y) / count
-    away = tl.where(is_there, y - mean, 0.0)
+    away = tl.where(is_there, y - mean, 0.0)  # padding is 0, not the mean
     tl.store(out, scale.to(tl.float64))
     tl.store(out + 1, tl.sum(y).to(tl.float64))
     tl.store(out + 2, tl.sum(y * y).to(tl.float64))
@@ -60,7 +61,7 @@ def describe(
 def locate(
     tensors_C: tl.tensor, offsets_C: tl.tensor, numels_L: tl.tensor, SIZE: tl.constexpr
 ) -> tuple[tl.tensor, ...]:
-    """Return the chunk of this program, its tensor, the positions in it, which of them exist, and their number."""
+    """Return the chunk of this program, its tensor, the positions in the tensor, their mask, and their number."""
     chunk = tl.program_id(0)
     tensor = tl.load(tensors_C + chunk)
     offset = tl.load(offsets_C + chunk)
@@ -82,7 +83,7 @@ def read_chunks(
     SIZE: tl.constexpr,
     NUM_FIELDS: tl.constexpr,
 ) -> None:
-    """Sum up one chunk in the precision of its values, which are scaled to magnitudes of at most 1."""
+    """Sum up one chunk in the precision of its values, scaled to magnitudes of at most 1."""
     chunk, tensor, places, is_there, count = locate(tensors_C, offsets_C, numels_L, SIZE)
     data = tl.load(addresses_L + tensor).to(tl.pointer_type(ELEMENT))
     x = tl.load(data + places, mask=is_there, other=0.0)
@@ -125,6 +126,7 @@ def add_chunks(
         zeros += tl.load(here + 5, mask=is_there, other=0.0)
         ill += tl.load(here + 6, mask=is_there, other=0.0)
     mean = tl.sum(total) / n
+    # a second loop: deviations need the mean of all chunks
     spread = tl.zeros((AT_ONCE,), tl.float64)
     for first in range(begin, end, AT_ONCE):
         here = found_CF + (first + lanes) * NUM_FIELDS

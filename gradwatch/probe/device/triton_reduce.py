@@ -1,4 +1,4 @@
-"""Reduce tensors on a GPU to six statistics each, by kernels in Triton: two launches for all tensors of a dtype.
+"""Reduce tensors on a GPU to 6 statistics each, with Triton kernels: two launches for all tensors of a dtype.
 
 Tested against obvious statistics in Triton's interpreter, and compiled for NVIDIA's sm_80 and sm_90; not yet run on a
 GPU. If a kernel fails, torch operations replace it, with a warning.
@@ -31,7 +31,7 @@ ELEMENTS = {
 
 
 def statistics(values: Sequence[Tensor], *, factor: float = 1.0) -> Tensor:
-    """Compute the six statistics of flat tensors, without waiting for the device.
+    """Compute the 6 statistics of flat tensors, without waiting for the device.
 
     Args:
         values: At least one, contiguous, of the dtypes in `ELEMENTS`, all on one device.
@@ -47,6 +47,7 @@ def statistics(values: Sequence[Tensor], *, factor: float = 1.0) -> Tensor:
         if tensor.numel():
             by_dtype[tensor.dtype].append(i)
     empty = [i for i, tensor in enumerate(values) if not tensor.numel()]
+    # an empty tensor has no chunk; its norm, maximum and count are 0, and the rest stays nan
     if empty:
         index = on_device(tuple(empty), device)
         row_SL[:2].index_fill_(1, index, 0.0)
@@ -64,6 +65,7 @@ def _read(
     numels_L, columns_L, begins_L, tensors_C, offsets_C = cut(numels, columns, device)
     found_CF = torch.empty((len(tensors_C), kernels.FIELDS), dtype=torch.float64, device=device)
     kernels.read_chunks[(len(tensors_C),)](
+        # addresses change whenever gradients are allocated anew, and are no part of the cached tables
         on_device(tuple(v.data_ptr() for v in values), device),
         numels_L,
         tensors_C,
@@ -91,7 +93,7 @@ def _read(
 
 @functools.lru_cache(maxsize=16)
 def cut(numels: tuple[int, ...], columns: tuple[int, ...], device: torch.device) -> tuple[Tensor, ...]:
-    """Return the tables of a model's chunks, on its device; they stay the same from step to step.
+    """Return the tables of the chunks of a model, on its device; they stay the same from step to step.
 
     Returns:
         Sizes and columns of the tensors, the first chunk of each and the number of all chunks, and for each chunk its
