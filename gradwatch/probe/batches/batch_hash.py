@@ -27,7 +27,7 @@ def hash_batch(inputs: Any, *, kernel: kernels.Kernel = "auto") -> int:
         kernel: Backend that reads tensors on the CPU.
 
     Returns:
-        A number below 2^48, which a float64 holds exactly. Equal data have equal hashes, on every device; unequal ones
+        A number below 2^48, which a float64 holds exactly. Equal data have equal hashes, on every device. Unequal data
         collide once in about 2^32 at worst. Waits for the device if a tensor is not on the CPU.
     """
     known = native_hash(inputs, kernel=kernel)
@@ -35,18 +35,18 @@ def hash_batch(inputs: Any, *, kernel: kernels.Kernel = "auto") -> int:
 
 
 def native_hash(inputs: Any, *, kernel: kernels.Kernel = "auto") -> int | None:
-    """Return the hash of a batch that the extension can read in place; None for any other batch."""
+    """Return the hash of a batch, if the extension can read the batch in place; otherwise None."""
     native = kernels.select_backend(kernel)
     return None if native is None else native.batch_hash(inputs)
 
 
 def checksums(inputs: Any, *, kernel: kernels.Kernel = "auto") -> list[int | torch.Tensor]:
-    """Return the checksums of all data of a batch, in order; for a tensor on another device, on that device."""
+    """Return the checksums of all data of a batch, in order; a tensor's checksum may be on the tensor's device."""
     native = kernels.select_backend(kernel)
     parts: list[int | torch.Tensor] = []
     for leaf in _leaves(inputs, _DEPTH):
         if isinstance(leaf, torch.Tensor):
-            checksum = native.checksum(leaf) if native is not None else None
+            checksum = native.checksum(leaf) if native is not None else None  # None again if it cannot read the tensor
             parts.append(_checksum(leaf) if checksum is None else checksum)
         else:
             parts.append(zlib.crc32(repr(leaf).encode()))
@@ -66,6 +66,7 @@ def tensors(inputs: Any) -> Iterator[torch.Tensor]:
 
 def joined(parts: Sequence[int]) -> int:
     """Return the hash of a batch from its checksums."""
+    # the extension computes the same in `hash_part` and `read_batch` of csrc/batch_hash.h
     total = len(parts)
     for part in parts:
         total = (total ^ total >> 29) * _GOLDEN + (part & _MASK) & _MASK
@@ -74,7 +75,7 @@ def joined(parts: Sequence[int]) -> int:
 
 
 def finite_flag(inputs: Any, device: torch.device) -> torch.Tensor | None:
-    """Return whether all tensors of a batch on a device are finite, as a flag there; None if there are none."""
+    """Return whether all tensors of a batch on a device are finite, as a flag there; None without such tensors."""
     leaves = [leaf for leaf in tensors(inputs) if leaf.device == device]
     flags = [torch.isfinite(leaf).all() for leaf in leaves if leaf.is_floating_point()]
     return torch.stack(flags).all() if flags else None
@@ -88,10 +89,10 @@ def _leaves(inputs: Any, depth: int) -> Iterator[Any]:
     elif isinstance(inputs, (torch.Tensor, *_PLAIN)):
         yield inputs
     elif isinstance(inputs, Mapping):
-        children = (part for item in inputs.items() for part in item)
+        children = (part for item in inputs.items() for part in item)  # keys count, too
     elif isinstance(inputs, (list, tuple)):
         children = inputs
-    else:
+    else:  # an object of a class, such as a batch of a graph library
         children = vars(inputs).values() if hasattr(inputs, "__dict__") else ()
     for child in children if depth else ():
         yield from _leaves(child, depth - 1)
@@ -100,13 +101,16 @@ def _leaves(inputs: Any, depth: int) -> Iterator[Any]:
 def _checksum(tensor: torch.Tensor) -> torch.Tensor:
     """Return the checksum of a tensor's bytes in row-major order, as one int64 on its device.
 
-    The twin of `checksum_of` in `csrc/`: each 64-bit word, keyed by its position, gives the product of its halves.
+    The result equals `checksum_of` in `csrc/`: each 64-bit word, keyed by its position, gives the product of its
+    halves.
     """
     tensor = tensor.detach()
     tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
+    # lazy conjugation and negation are not in the bytes
     dense = tensor.resolve_conj().resolve_neg().contiguous()
     data = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)  # a single element may have any stride
     num_bytes = data.numel()
+    # a clone is aligned to 8 bytes, which the view needs
     words = torch.nn.functional.pad(data, (0, -num_bytes % 8)).clone().view(torch.int64)
     positions = torch.arange(1, words.numel() + 1, dtype=torch.int64, device=words.device)
     keyed = words ^ (positions * _signed(_GOLDEN))
@@ -120,7 +124,7 @@ def _signed(number: int) -> int:
 
 
 def _on_host(parts: list[int | torch.Tensor]) -> list[int]:
-    """Return all checksums as numbers, with one transfer for those on devices."""
+    """Return all checksums as numbers, with one transfer for all that are on a device."""
     pending = [part for part in parts if isinstance(part, torch.Tensor)]
     arrived = iter(sync.to_ints(torch.stack([part.to(pending[0].device) for part in pending])) if pending else ())
     return [next(arrived) if isinstance(part, torch.Tensor) else part for part in parts]

@@ -1,4 +1,4 @@
-"""Inspect the inputs of a model at the first steps: repeated samples, and validation inputs of another scale."""
+"""Inspect the inputs of a model at the first steps: repeated samples, and validation inputs of a different scale."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from gradwatch.probe.parameters import Models, is_compiled, named_modules
 from gradwatch.records import Event
 
 MIN_DISTANCE = 0.5
-"""Distance of two scales from which an event is recorded: a shift in deviations, or the logarithm of their ratio."""
+"""Minimum distance of two scales to record an event: a shift in deviations, or the logarithm of the ratio."""
 
 MIN_NUMBERS = 64
-"""Numbers from which a mean and a deviation are reliable."""
+"""Minimum number of values for a reliable mean and deviation."""
 
 
 class InputScale(NamedTuple):
@@ -36,14 +36,22 @@ class InputScale(NamedTuple):
 def scale_of(inputs: Any) -> InputScale | None:
     """Return the scale of the first floating-point tensor, if it is on a CPU and large enough."""
     found = next((leaf for leaf in tensors(inputs) if leaf.is_floating_point() and leaf.numel() >= MIN_NUMBERS), None)
-    if found is None or found.device.type != "cpu" or found.layout != torch.strided:
+    if (
+        found is None or found.device.type != "cpu" or found.layout != torch.strided
+    ):  # a GPU would have to be waited for
         return None
     values = found.detach().float()
     return InputScale(to_float(values.mean()), to_float(values.std()))
 
 
 def compare_scales(usual: InputScale | None, other: InputScale | None) -> Iterator[Observation]:
-    """Yield the distance of the inputs of an evaluation from the training inputs, if their scales differ."""
+    """Yield the distance of the inputs of an evaluation from the training inputs, if their scales differ.
+
+    Args:
+        usual: Scale of the training inputs, or None if unknown.
+        other: Scale of the inputs of the evaluation, or None if unknown.
+    """
+    # a constant input has no deviation to compare with; the order of the comparison also excludes nan
     if usual is None or other is None or not min(usual.deviation, other.deviation) > 0:
         return
     shift = abs(other.mean - usual.mean) / usual.deviation
@@ -60,11 +68,11 @@ def compare_scales(usual: InputScale | None, other: InputScale | None) -> Iterat
 
 @final
 class ModelInputs:
-    """Compare the inputs of a model's first forward call in training, at the steps that `RepeatedSamples` inspects.
+    """Compare the inputs of the first forward call of a model in training, at the steps that `RepeatedSamples` inspects.
 
-    If a loop calls parts of a model instead of the model, the outermost called parts are inspected from step 1. If
-    there are several, all of them must be given the same data again, or one of them data that are allocated each time:
-    a part may be given the output of another, or all items that there are.
+    If a loop calls parts of a model instead of the model, the outermost called parts are inspected from step 1. With
+    several parts, all of them must repeat their data, or one of them must repeat data that is allocated each time. The
+    reason is that a part may get the output of another part, or all existing items.
 
     Args:
         models: A model, or several by name.
@@ -92,14 +100,14 @@ class ModelInputs:
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether there is something to report, or nothing more to inspect, so that `find` must be called."""
+        """Return whether `find` must be called: there is something to report, or nothing more to inspect."""
         is_done = self.step - self._first_step >= INSPECTED_STEPS[-1] or all(
             it.is_over for it in self._sources.values()
         )
         return bool(self._handles) and (is_done or self._repeated() is not None)
 
     def close(self) -> None:
-        """Take all hooks off."""
+        """Remove all hooks."""
         remove_hooks(self._handles)
 
     def _before_forward(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -115,9 +123,10 @@ class ModelInputs:
         step = self.step - self._first_step
         if self._inspected.get(name) == step or step not in INSPECTED_STEPS or not torch.is_grad_enabled():
             return
+        # a part whose outer part was inspected at this step gets inputs computed from the same batch
         if any(_is_inside(name, outer) and self._inspected.get(outer) == step for outer in self._sources):
             return
-        if step > 0 and name not in self._sources:
+        if step > 0 and name not in self._sources:  # without a first batch there is nothing to compare with
             return
         if self._first_step and any(leaf.grad_fn is not None for leaf in tensors(inputs)):
             return  # the output of another part
@@ -129,25 +138,27 @@ class ModelInputs:
         )
 
     def find(self) -> Iterator[Observation]:
-        """Yield an observation if all inspected inputs are alike, after the optimizer step that showed it."""
+        """Yield an observation if all inspected inputs are alike, after an optimizer step."""
         if event := self._repeated():
             self.close()
             yield INPUTS_ALIKE.observe(values=event.values)
-        elif self.step == 0 and not self._sources:
+        elif self.step == 0 and not self._sources:  # the first step did not call the model itself
             self._inspect_parts()
         elif self.is_waiting:
             self.close()
 
     def _repeated(self) -> Event | None:
-        """Return the event of repeated inputs: of all inputs, or of data among them that are allocated each time."""
+        """Return the event of repeated inputs: of all inputs, or of data that is allocated each time."""
+        # few features may be points of a fixed grid
         found = [it for it in self._alike.values() if it.values["features"] > MAX_COORDINATES or it.values["integers"]]
+        # flags as numbers: exact, and neither held nor integers
         allocated = [it for it in found if it.values["exact"] > it.values["held"] + it.values["integers"]]
         if not (allocated or (found and len(self._alike) == len(self._sources))):
             return None
         return (allocated or found)[0]
 
     def _inspect_parts(self) -> None:
-        """Inspect the parts of a model that is not called as a whole, unless they are compiled."""
+        """Inspect the parts of a model that the loop does not call as a whole, unless they are compiled."""
         self.close()
         self._first_step = 1
         if not any(map(is_compiled, self._parts.values())):
@@ -158,5 +169,5 @@ class ModelInputs:
 
 
 def _is_inside(name: str, outer: str) -> bool:
-    """Return whether a module is a part of another."""
+    # the model itself has an empty name
     return name != outer and (not outer or name.startswith(outer + "."))

@@ -1,4 +1,4 @@
-"""Detect that the first batches of a run consist of the same samples, shuffled or with noise added."""
+"""Detect that the first batches of a run consist of the same samples, possibly shuffled or with noise."""
 
 from __future__ import annotations
 
@@ -16,38 +16,44 @@ from gradwatch.probe.device.sync import to_float
 from gradwatch.records import Event
 
 INSPECTED_STEPS = (0, 1, 8, 10, 20, 30)
-"""Steps that are inspected, as long as all are alike: unshuffled epochs of two batches or more differ at the second."""
+"""Steps to inspect, as long as all are alike: unshuffled epochs of two batches or more differ at the second."""
 
 SURE_STEP = 10
-"""Step from which equal batches that are allocated each time are reported: no loop repeats one batch for that long."""
+"""First step to report equal batches that are allocated each time: no loop repeats one batch for so long."""
 
 MIN_SAMPLES, MAX_SAMPLES = 4, 256
-"""Samples of an inspected batch: fewer have no neighbors, more may well be the whole data set."""
+"""Limits of the samples in an inspected batch: fewer have no neighbors, and more may be the whole data set."""
 
 MAX_FEATURES = 1024
-"""Numbers of a sample that are read, spread evenly over it."""
+"""Maximum number of values to read of a sample, spread evenly over the sample."""
 
 MAX_COORDINATES = 4
-"""Numbers of a sample up to which it may be a point in space and time, from a fixed grid."""
+"""Maximum number of values of a sample that may be a point in space and time, from a fixed grid."""
 
 MIN_COPIES = 4
-"""Average copies of each sample in a batch that is drawn from a few samples."""
+"""Minimum average number of copies of each sample in a batch that is drawn from a few samples."""
 
 MAX_DISTANCE = 0.3
-"""Distance from a sample to the nearest one of the first batch, divided by that one's distance to its own neighbor,
-as a median over the samples: 1 for other samples of the same kind, 0 for the same ones, and in between for noise."""
+"""Maximum distance of the samples of a batch from those of the first batch, for batches of the same samples.
+
+It is the distance from a sample to the nearest one of the first batch, divided by the distance of that one to its
+neighbor, as a median over the samples. It is 1 for other samples of the same kind, 0 for the same samples, and in
+between with noise.
+"""
 
 TOKEN_FACTOR = 0.6
-"""Factor of that distance between sequences of tokens, which is the number of tokens that differ: if a random seventh
-is masked each time, a quarter of them differ, and half of the samples are nearer than that."""
+"""Factor of the distance between sequences of tokens, which is the number of tokens that differ.
+
+If 1/7 of the tokens is masked at random each time, 1/4 of them differ, and half of the samples are nearer than that.
+"""
 
 
 @final
 class RepeatedSamples:
-    """Keep the first batch of a run, as long as the following ones consist of the same samples.
+    """Keep the first batch of a run, as long as the following batches consist of the same samples.
 
     Attributes:
-        is_over: Whether no further batch is of interest.
+        is_over: Whether no further batch is needed.
     """
 
     def __init__(self) -> None:
@@ -56,15 +62,16 @@ class RepeatedSamples:
         self.is_over = False
 
     def inspect(self, batch: Any, *, step: int) -> Iterator[Event]:
-        """Yield an event if the tensor object of step 0 came again, and one if all inspected batches are alike.
+        """Yield an event if the tensor object of step 0 repeats, and one if all inspected batches are alike.
 
         Args:
-            batch: The step's inputs, any nest of tensors. The first tensor with samples counts, if it is on a CPU.
+            batch: The inputs of the step, any nest of tensors. The first tensor with samples counts, if it is on a CPU.
             step: Optimizer step.
         """
         if self.is_over or step not in INSPECTED_STEPS:
             return
         groups = _groups(batch)
+        # over if the form of the batch changes, is unsupported, or the first step was missed
         if len(groups) != len(self._first or groups) or not groups or not (self._first or step == INSPECTED_STEPS[0]):
             self.is_over = True
         elif not self._first:
@@ -80,10 +87,11 @@ class RepeatedSamples:
             step == INSPECTED_STEPS[1]
             and self._is_exact
             and self._is_held
+            # a batch that is a slice of the whole data set has the same owner at each step
             and _owner(leaves[0]).numel() == leaves[0].numel()
         ):
             yield TENSOR_HELD.emit(step=step)
-        is_small = len(leaves[0]) <= MAX_SAMPLES
+        is_small = len(leaves[0]) <= MAX_SAMPLES  # pairwise distances take time, and a large batch may be all data
         distance = max(it.distance(now) for it, now in zip(self._first, groups, strict=True)) if is_small else math.inf
         is_sure = self._is_exact and not self._is_held and step >= SURE_STEP
         is_near = distance <= MAX_DISTANCE
@@ -116,6 +124,7 @@ class _SampleGroup:
 
     def is_held(self, leaf: Tensor) -> bool:
         """Return whether a tensor is the first tensor object, or the same view of it."""
+        # the address tells views of one tensor apart
         return self._owner() is _owner(leaf) and leaf.data_ptr() == self._address
 
     def distance(self, leaves: list[Tensor]) -> float:
@@ -129,12 +138,13 @@ class _SampleGroup:
 
 
 def _groups(batch: Any) -> list[list[Tensor]]:
-    """Return the tensors of a batch that must all be alike, grouped by those that identify its samples together.
+    """Return the tensors of a batch that must all be alike, in groups that identify the samples together.
 
-    The first tensor counts, with its companions if it may hold points of a grid, or one of a pair; and all further
-    floating-point tensors of many features, since the first may be a graph that is the same for all samples.
+    The first tensor counts. Its companions join the group if it may hold points of a grid, or one element of a pair.
+    All further floating-point tensors of many features count, too: the first may be a graph that all samples share.
     """
     found = [leaf for leaf in tensors(batch) if leaf.device.type == "cpu" and leaf.layout == torch.strided]
+    # a vector of floats may be weights of the samples; a vector of integers may be their tokens or indices
     found = [leaf for leaf in found if leaf.ndim > 1 or (leaf.ndim == 1 and not leaf.is_floating_point())]
     if not found or any(leaf.is_complex() or not leaf.numel() for leaf in found):
         return []
@@ -146,9 +156,9 @@ def _groups(batch: Any) -> list[list[Tensor]]:
 
 
 def _views(leaves: list[Tensor]) -> list[Tensor]:
-    """Return the samples of a batch as rows of numbers, as they are and sorted, which undoes flips and rolls.
+    """Return the samples of a batch as rows of numbers: unchanged, and sorted, which undoes flips and rolls.
 
-    Rows of whole numbers, such as tokens, stay integers: the difference of two tokens means nothing.
+    Rows of whole numbers, such as tokens, stay integers: the difference of two tokens has no meaning.
     """
     if not MIN_SAMPLES <= len(leaves[0]) <= MAX_SAMPLES:
         return []
@@ -160,11 +170,11 @@ def _views(leaves: list[Tensor]) -> list[Tensor]:
 
 
 def _distance(rows: Tensor, first: tuple[Tensor, Tensor]) -> float:
-    """Return the distance of rows to the nearest of the first ones; if two of those are equal, 0 or infinity."""
+    """Return the distance of rows to the nearest of the first rows; if two of the first rows are equal, 0 or inf."""
     before, between = first
     if rows.shape != before.shape:
         return math.inf
-    if not to_float(between.min()) > 0:
+    if not to_float(between.min()) > 0:  # duplicates: the distance would be divided by 0
         return 0.0 if _is_redrawn(rows, before) else math.inf
     near, place = _pairwise_distances(rows, before).min(1)
     return to_float((near / between[place]).median()) * (1.0 if rows.is_floating_point() else TOKEN_FACTOR)
@@ -183,12 +193,12 @@ def _is_redrawn(rows: Tensor, before: Tensor) -> bool:
 
 
 def _nearest_neighbours(rows: Tensor) -> Tensor:
-    """Return the distance of each sample to the nearest other one."""
+    # infinity on the diagonal: a sample is not its own neighbor
     return _pairwise_distances(rows, rows).fill_diagonal_(float("inf")).amin(1)
 
 
 def _pairwise_distances(rows: Tensor, others: Tensor) -> Tensor:
-    """Return the distance between each two rows; for whole numbers, how many differ."""
+    """Return the distance between each two rows; for whole numbers, the number of different values."""
     return torch.cdist(rows, others) if rows.is_floating_point() else torch.cdist(rows.float(), others.float(), p=0)
 
 

@@ -1,4 +1,4 @@
-"""Compare predictions with their own targets and with those of other samples: if both fit alike, nothing is learned."""
+"""Compare predictions with their own targets and with other samples' targets: if both fit alike, nothing is learned."""
 
 # N = samples (positions, if each sample has several), C = classes
 
@@ -20,36 +20,42 @@ from gradwatch.probe.inert_hook import remove_hooks
 from gradwatch.probe.nested import tensors_of
 
 WINDOW_SAMPLES = 8
-"""Sampled steps that are judged together: with 32 samples each, chance explains 1 % of the loss."""
+"""Number of sampled steps to judge together: with 32 samples each, chance explains 1 % of the loss."""
 
 NO_FIT, FIT, GOOD_FIT = 0.03, 0.06, 0.2
-"""Fraction of the loss of the best constant that predictions explain. Below the first they do not fit: it is the fall
-that `loss-plateau` counts as one. From the second they fit again; at the third nothing more is read."""
+"""Limits of the fraction of the loss of the best constant that predictions explain.
+
+Below the first limit, predictions do not fit; `loss-plateau` uses the same limit for a fall of the loss. At the second
+limit, predictions fit again. At the third limit, reading ends.
+"""
 
 SURE_ERRORS = 5.0
-"""Gain in standard errors from which something is learned, however little: clicks may explain no more. Samples learned
-by heart reach less, 3 to 4."""
+"""Minimum gain, in standard errors, at which something is learned, however little: clicks may explain no more.
+
+Memorized samples reach less, 3 to 4.
+"""
 
 MIN_SAMPLES = 8
-"""Samples from which there are others to compare with."""
+"""Minimum number of samples to compare with each other."""
 
 MAX_CALLS = 8
-"""Forward calls of a step beyond which a loop runs over something other than samples."""
+"""Maximum number of forward calls of a step: with more, the loop runs over something other than samples."""
 
 MAX_VALUES = 65536
-"""Numbers that are read of one call: of the leading samples, and if eight have more, of some positions in each."""
+"""Maximum number of values to read of one call: of the leading samples, and if 8 samples have more, of some positions
+in each."""
 
 MAX_GRADIENT_ERROR = 0.01
-"""Relative error of a gradient up to which it matches a loss function: bfloat16 has 0.004."""
+"""Maximum relative error of a gradient that matches a loss function: bfloat16 has 0.004."""
 
 MAX_CHANGES = 8
-"""Events of one run."""
+"""Maximum number of events of one run."""
 
 Floats = NDArray[np.float64]
 
 
 class PairingGain(NamedTuple):
-    """Loss of the best constant, and the rise of the loss if each prediction were given to another sample.
+    """Loss of the best constant, and the rise of the loss if each prediction belonged to another sample.
 
     The gain is a mean over samples; `variance` is the variance of that mean.
     """
@@ -60,14 +66,14 @@ class PairingGain(NamedTuple):
 
 
 class Explained(NamedTuple):
-    """Fraction of the loss of the best constant that predictions explain, and whether it is beyond chance."""
+    """Fraction of the loss of the best constant that predictions explain, and whether the fraction exceeds chance."""
 
     share: float
     is_sure: bool
 
 
 def explained_share(gains: Sequence[PairingGain]) -> Explained:
-    """Return how much of the loss predictions explain over some steps.
+    """Return the fraction of the loss that predictions explain over some steps.
 
     Args:
         gains: At least one.
@@ -82,7 +88,7 @@ class FitState:
     """Decide over the sampled steps of a run whether predictions fit, with hysteresis, and when to stop reading.
 
     Attributes:
-        is_over: Whether nothing more is read: the fit is good, the loss has another form, or it changed too often.
+        is_over: Whether nothing more is read: the fit is good or changed too often, or the loss has another form.
     """
 
     def __init__(self) -> None:
@@ -93,7 +99,7 @@ class FitState:
 
     def state(self) -> dict[str, Any]:
         """Return plain data that `restore` reads back."""
-        gains = [list(gain) for gain in self._gains]
+        gains = [list(gain) for gain in self._gains]  # lists, since a tuple of a class is no plain data
         counts = {"changes": self._changes, "misses": self._misses}
         return {"looks": gains, "is_unpaired": self._is_unpaired, "is_over": self.is_over, **counts}
 
@@ -110,11 +116,13 @@ class FitState:
             gain: Gain of the step, or None if its loss has another form.
         """
         if gain is None:
+            # tolerated as long as they are not a window more than the steps that matched
             self._misses += 1
             self.is_over |= self._misses > len(self._gains) + WINDOW_SAMPLES
             return None
         self._gains.append(gain)
         explained, is_full = explained_share(self._gains), len(self._gains) == WINDOW_SAMPLES
+        # two limits, so that a fit near one of them does not change back and forth
         is_unpaired = not explained.is_sure and explained.share < (FIT if self._is_unpaired else NO_FIT)
         if not is_full or is_unpaired is self._is_unpaired:
             self.is_over |= explained.share >= GOOD_FIT and is_full
@@ -129,7 +137,7 @@ class OutputSlice(NamedTuple):
     """The part of an output that is read.
 
     Args:
-        dims: Dimensions that the classes may be in, all of which are read.
+        dims: Dimensions that may hold the classes; each is read completely.
         place: Index of the part in the output.
     """
 
@@ -142,7 +150,7 @@ class OutputCall(NamedTuple):
 
     Args:
         size: Elements of the output.
-        slices: Parts of it that were read.
+        slices: Parts of the output that were read.
         scores: Values of each part.
         gradients: Gradient of each part.
     """
@@ -157,10 +165,10 @@ class OutputCall(NamedTuple):
 class TargetMatch:
     """Read predictions and their gradients, which reveal the targets, on steps that sample activations.
 
-    The gradient of a cross entropy is the prediction minus the label, the gradient of a squared error the difference of
-    both: so the targets are known without asking for them. If the mean of the targets is all that was learned, a
-    prediction is as good for any other sample as for its own. Losses of another form are ignored, and so are outputs
-    on a GPU, since reading them would wait.
+    The gradient of a cross entropy is the prediction minus the label, and so is the gradient of a squared error, up to
+    a factor. So the probe knows the targets without asking for them. If a model has learned only the mean of the
+    targets, a prediction fits any other sample as well as its own. Losses of another form are ignored, and so are
+    outputs on a GPU, since reading them would wait.
     """
 
     def __init__(self) -> None:
@@ -193,10 +201,10 @@ class TargetMatch:
         self._fit.restore(state)
 
     def watch(self, output: Any) -> None:
-        """Hook a model's output, to read its gradient in the coming backward pass."""
+        """Hook the output of a model, to read its gradient in the next backward pass."""
         found = [t for t in tensors_of(output) if t.requires_grad and t.is_floating_point()]
         self._calls += 1
-        if len(found) != 1 or self.is_over or self._calls > MAX_CALLS:
+        if len(found) != 1 or self.is_over or self._calls > MAX_CALLS:  # of several outputs, any may be the prediction
             return
         (scores,) = found
         if scores.is_cpu and scores.ndim and len(scores) >= MIN_SAMPLES:
@@ -206,11 +214,12 @@ class TargetMatch:
         """Yield an observation, after a backward pass, if predictions ceased to fit their targets, or fit again.
 
         Args:
-            loss: Loss of the step, as the loop handed it over.
+            loss: Loss of the step, as the loop passed it.
         """
-        if not self._calls:
+        if not self._calls:  # not a sampled step
             return
-        with np.errstate(all="ignore"):  # scores may be no probabilities, and match none of the losses
+        # a call without a gradient does not belong to the loss; scores that are not probabilities overflow
+        with np.errstate(all="ignore"):
             gain = _gain(self._read, loss) if 0 < len(self._read) == self._calls <= MAX_CALLS else None
         self.clear()
         if observation := self._fit.add(gain):
@@ -224,6 +233,7 @@ class _OutputHook:
     def __init__(self, read: list[OutputCall], scores: Tensor) -> None:
         self._read = read
         self._slices = slices_of(scores.shape)
+        # clones, since the loop may change its output in place
         self._scores = [scores[part.place].clone() for part in self._slices]
 
     def __call__(self, gradient: Tensor) -> None:
@@ -232,7 +242,7 @@ class _OutputHook:
 
 
 def slices_of(shape: Sequence[int]) -> list[OutputSlice]:
-    """Return the parts of an output to read: all of the leading samples, or one part for each dimension of the classes.
+    """Return the parts of an output to read: the leading samples, or one part for each dimension of the classes.
 
     Only the gradient shows whether the classes are in the second or in the last dimension.
     """
@@ -244,7 +254,7 @@ def slices_of(shape: Sequence[int]) -> list[OutputSlice]:
 
 
 def _spread(shape: Sequence[int], samples: int, whole: int) -> tuple[slice, ...]:
-    """Return the index of leading samples, of all of one dimension, and of evenly spread places in the others."""
+    """Return the index of leading samples, of all of one dimension, and of evenly spread positions in the others."""
     place = [slice(samples), *map(slice, shape[1:])]
     budget = MAX_VALUES // 2 // (samples * shape[whole])  # either dimension has a part
     others = [d for d in range(1, len(shape)) if d != whole]
@@ -252,21 +262,22 @@ def _spread(shape: Sequence[int], samples: int, whole: int) -> tuple[slice, ...]
         number = min(shape[d], max(1, int(budget ** (1 / left))))
         every = shape[d] // number
         place[d] = slice(every // 2, every // 2 + every * (number - 1) + 1, every)
-        budget //= number
+        budget //= number  # a short dimension leaves its share to the others
     return tuple(place)
 
 
 def _gain(read: list[OutputCall], loss: Any) -> PairingGain | None:
-    """Return the gain of all predictions of a step from their own targets; None if the loss has another form."""
+    """Return the gain of all predictions of a step with their own targets; None if the loss has another form."""
     first, *others = read
     if any(_shapes(call) != _shapes(first) for call in others):
         return None
     values = [_concatenate(read, i) for i in range(len(first.slices))]
     scores, gradient = values[0]
-    if not _dot(gradient, gradient) > 0:
+    if not _dot(gradient, gradient) > 0:  # all zero, or NaN
         return None
     number = to_float(loss.detach()) if isinstance(loss, Tensor) and loss.numel() == 1 else loss
     is_whole = not others and isinstance(number, (float, int)) and first.size == scores.size
+    # classes first: with two of them, their gradient may also match independent labels
     of_classes = (_of_classes(*both, d) for both, part in zip(values, first.slices, strict=True) for d in part.dims)
     return (
         next(filter(None, of_classes), None)
@@ -276,7 +287,7 @@ def _gain(read: list[OutputCall], loss: Any) -> PairingGain | None:
 
 
 def _shapes(call: OutputCall) -> list[tuple[int, ...]]:
-    """Return the shapes that calls must share to be joined."""
+    # only the number of samples may differ
     return [tuple(scores.shape[1:]) for scores in call.scores]
 
 
@@ -295,16 +306,18 @@ def _of_classes(scores: Floats, gradient: Floats, dim: int) -> PairingGain | Non
     """Match a cross entropy of scores, or a likelihood of log-probabilities, over one dimension."""
     size = scores.shape[dim]
     scores_NC, gradient_NC = (np.moveaxis(t, dim, -1).reshape(-1, size) for t in (scores, gradient))
-    counts_N = gradient_NC.any(1)  # places that the loss ignores
+    counts_N = gradient_NC.any(1)  # a gradient of zeros: the loss ignores this position
     if not counts_N.all():
         scores_NC, gradient_NC = scores_NC[counts_N], gradient_NC[counts_N]
     if size < 2 or len(scores_NC) < MIN_SAMPLES:
         return None
+    # only the gradient of the right class is negative
     labels_NC = np.zeros_like(scores_NC)
     labels_NC[np.arange(len(labels_NC)), gradient_NC.argmin(1)] = 1.0
     above_NC = scores_NC - scores_NC.max(1, keepdims=True)
     powers_NC = np.exp(above_NC)
     sums_N1 = powers_NC.sum(1, keepdims=True)
+    # the first is the gradient of a cross entropy, the second that of a likelihood
     if not (_is_multiple(gradient_NC, powers_NC / sums_N1 - labels_NC) or _is_multiple(gradient_NC, -labels_NC)):
         return None
     return PairingGain(_entropy(labels_NC), *_covariance(above_NC - np.log(sums_N1), labels_NC))
@@ -315,7 +328,7 @@ def _of_labels(scores: Floats, gradient: Floats) -> PairingGain | None:
     labels = (gradient < 0).astype(np.float64)
     sides = 2 * labels - 1
     if not _is_multiple(gradient, 1 / (1 + np.exp(-scores)) - labels):
-        # the gradient of log(1 - p) or log(p); nan if it is no probability, which matches nothing
+        # the gradient of log(1 - p) or log(p); nan if a score is not a probability, which matches nothing
         scores = np.where((scores >= 0) & (scores <= 1), scores, math.nan)
         if not _is_multiple(gradient, -sides / np.abs(1 - labels - scores)):
             return None
@@ -325,7 +338,8 @@ def _of_labels(scores: Floats, gradient: Floats) -> PairingGain | None:
 
 def _of_squares(scores: Floats, gradient: Floats, loss: float) -> PairingGain | None:
     """Match a squared error: its value follows from the differences in its gradient."""
-    steepness = _dot(gradient, gradient) / (4 * loss) if loss > 0 else 0.0  # of loss = steepness * squares
+    # the factor of the squares in the loss: a mean over all values, over samples, or a sum; each also with 1/2
+    steepness = _dot(gradient, gradient) / (4 * loss) if loss > 0 else 0.0
     usual = [share / number for number in (scores.size, len(scores), 1) for share in (1, 0.5)]
     if not any(abs(steepness - one) <= MAX_GRADIENT_ERROR * one for one in usual):
         return None
@@ -341,10 +355,7 @@ def _is_multiple(gradient: Floats, expected: Floats) -> bool:
 
 
 def _dot(a: Floats, b: Floats) -> np.float64:
-    """Return the sum of the elementwise products.
-
-    `np.vdot` would use BLAS, whose own threads compete with the training for processors: 8 ms a call instead of 0.05.
-    """
+    # not `np.vdot`, which uses BLAS: its threads compete with the training for processors, 8 ms a call instead of 0.05
     total: np.float64 = (a * b).sum()
     return total
 
@@ -360,12 +371,13 @@ def _covariance(scores: Floats, targets: Floats) -> tuple[float, float]:
 
 
 def _entropy(labels: Floats) -> float:
-    """Return the contribution of the ones of labels to the entropy of their frequencies, in nats per sample."""
+    """Return the contribution of the labels that are 1 to the entropy of the frequencies, in nats per sample."""
     shares = labels.mean(_pooled_dims(labels), keepdims=True)
+    # the smallest number instead of 0, so that 0 * log(0) is 0
     terms = -shares * np.log(np.maximum(shares, np.finfo(np.float64).tiny))
     return float(terms.mean()) * math.prod(labels.shape[1:])
 
 
 def _pooled_dims(values: Floats) -> tuple[int, ...]:
-    """Return the dimensions over which values are pooled."""
+    # maps and sequences are pooled over all positions
     return tuple(range(values.ndim)) if values.ndim > 2 else (0,)

@@ -68,7 +68,7 @@ def triton() -> ModuleType | None:
     if "triton" in _FAILED:
         return None
     try:
-        # only here, since importing Triton takes long and needs a GPU machine
+        # only here, since Triton may not be installed
         from gradwatch.probe.device import triton_reduce
     except ImportError:
         _FAILED.add("triton")

@@ -65,7 +65,7 @@ def _read(
     numels_L, columns_L, begins_L, tensors_C, offsets_C = cut(numels, columns, device)
     found_CF = torch.empty((len(tensors_C), kernels.FIELDS), dtype=torch.float64, device=device)
     kernels.read_chunks[(len(tensors_C),)](
-        # addresses change whenever gradients are allocated anew, and are no part of the cached tables
+        # addresses change whenever gradients are allocated, so the cached tables do not contain them
         on_device(tuple(v.data_ptr() for v in values), device),
         numels_L,
         tensors_C,
