@@ -110,7 +110,7 @@ def _checksum(tensor: torch.Tensor) -> torch.Tensor:
     dense = tensor.resolve_conj().resolve_neg().contiguous()
     data = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)  # a single element may have any stride
     num_bytes = data.numel()
-    # a clone is aligned to 8 bytes, which the view needs
+    # a clone has its own storage, aligned as the view needs it
     words = torch.nn.functional.pad(data, (0, -num_bytes % 8)).clone().view(torch.int64)
     positions = torch.arange(1, words.numel() + 1, dtype=torch.int64, device=words.device)
     keyed = words ^ (positions * _signed(_GOLDEN))

@@ -36,9 +36,7 @@ class InputScale(NamedTuple):
 def scale_of(inputs: Any) -> InputScale | None:
     """Return the scale of the first floating-point tensor, if it is on a CPU and large enough."""
     found = next((leaf for leaf in tensors(inputs) if leaf.is_floating_point() and leaf.numel() >= MIN_NUMBERS), None)
-    if (
-        found is None or found.device.type != "cpu" or found.layout != torch.strided
-    ):  # a GPU would have to be waited for
+    if found is None or found.device.type != "cpu" or found.layout != torch.strided:  # a GPU would wait
         return None
     values = found.detach().float()
     return InputScale(to_float(values.mean()), to_float(values.std()))
@@ -51,7 +49,7 @@ def compare_scales(usual: InputScale | None, other: InputScale | None) -> Iterat
         usual: Scale of the training inputs, or None if unknown.
         other: Scale of the inputs of the evaluation, or None if unknown.
     """
-    # a constant input has no deviation to compare with; the order of the comparison also excludes nan
+    # a constant input has no deviation to compare with
     if usual is None or other is None or not min(usual.deviation, other.deviation) > 0:
         return
     shift = abs(other.mean - usual.mean) / usual.deviation
@@ -68,7 +66,7 @@ def compare_scales(usual: InputScale | None, other: InputScale | None) -> Iterat
 
 @final
 class ModelInputs:
-    """Compare the inputs of the first forward call of a model in training, at the steps that `RepeatedSamples` inspects.
+    """Compare the inputs of a model's first training forward call, at the steps that `RepeatedSamples` inspects.
 
     If a loop calls parts of a model instead of the model, the outermost called parts are inspected from step 1. With
     several parts, all of them must repeat their data, or one of them must repeat data that is allocated each time. The

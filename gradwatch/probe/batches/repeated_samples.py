@@ -144,7 +144,6 @@ def _groups(batch: Any) -> list[list[Tensor]]:
     All further floating-point tensors of many features count, too: the first may be a graph that all samples share.
     """
     found = [leaf for leaf in tensors(batch) if leaf.device.type == "cpu" and leaf.layout == torch.strided]
-    # a vector of floats may be weights of the samples; a vector of integers may be their tokens or indices
     found = [leaf for leaf in found if leaf.ndim > 1 or (leaf.ndim == 1 and not leaf.is_floating_point())]
     if not found or any(leaf.is_complex() or not leaf.numel() for leaf in found):
         return []

@@ -233,7 +233,7 @@ class _OutputHook:
     def __init__(self, read: list[OutputCall], scores: Tensor) -> None:
         self._read = read
         self._slices = slices_of(scores.shape)
-        # clones, since the loop may change its output in place
+        # clones: the loop may change the output in place, and a view would keep all of it
         self._scores = [scores[part.place].clone() for part in self._slices]
 
     def __call__(self, gradient: Tensor) -> None:
@@ -277,7 +277,6 @@ def _gain(read: list[OutputCall], loss: Any) -> PairingGain | None:
         return None
     number = to_float(loss.detach()) if isinstance(loss, Tensor) and loss.numel() == 1 else loss
     is_whole = not others and isinstance(number, (float, int)) and first.size == scores.size
-    # classes first: with two of them, their gradient may also match independent labels
     of_classes = (_of_classes(*both, d) for both, part in zip(values, first.slices, strict=True) for d in part.dims)
     return (
         next(filter(None, of_classes), None)
