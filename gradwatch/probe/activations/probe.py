@@ -194,10 +194,9 @@ class ActivationProbe:
     (`F.relu`) from the autograd graph of the outermost modules. `fc1.relu` is the functional activation after `fc1`.
     The first step shows which functional activations exist.
 
-    Units are channels or features. They are dimension 1 after a convolution, batch or group norm, and the last
-    dimension after a linear layer, embedding or layer norm. The last such module in the model's order decides. Without
-    one, units are dimension 1 of outputs with four or more dimensions. A module that is called several times in a
-    forward pass has its units once per call.
+    Units are channels or features: dimension 1 after a convolution, batch or group norm; the last dimension after a
+    linear layer, embedding or layer norm. The module before in the model's order decides. Without such a module, units
+    are dimension 1 of outputs with four or more dimensions. A module has its units once per call of a forward pass.
 
     torch.compile traces the hooks without a graph break, if the probe was made before the first compiled call. Armed
     and disarmed steps are then two compiled graphs, and the hooks stay.
@@ -323,8 +322,7 @@ class ActivationProbe:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the result of `state`; call `expect` before, with the watched activations."""
-        # older states have no readers, hence not strict
-        for reader, its_state in zip(self._readers, state.get("readers", ()), strict=False):
+        for reader, its_state in zip(self._readers, state.get("readers", ()), strict=False):  # older states have none
             reader.restore(its_state)
 
     def arm(self) -> None:
@@ -369,8 +367,7 @@ class ActivationProbe:
         self._disarm()
         if not called:
             return None
-        # a module with hooks takes 5 us longer to call, but removing traced hooks would recompile
-        if not self._is_traced:
+        if not self._is_traced:  # a call with hooks takes 5 us longer, but without traced hooks it would recompile
             self._hooks.remove()
             self._outer_hooks.remove()
         row_SA = statistics([self._accumulators[i] for i in called])
@@ -399,7 +396,6 @@ class ActivationProbe:
 
     def _settle(self) -> None:
         """Fix the outermost modules and the functional activations, after the first step."""
-        # all modules were hooked to find the outermost ones; a few are enough from now on
         if self._called and 2 * len(self._called) < len(self._outer_hooks.register):  # two hooks for each module
             self._outer_hooks.register = _outer_hooks(self, self._called)
         if self._offer is None or self.functions is None:
