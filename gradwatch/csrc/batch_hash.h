@@ -1,4 +1,4 @@
-/* Looks at what a loop hands over with a step: the value of its loss, the hash of its batch. */
+/* Read the values that a loop passes with a step: the value of its loss, the hash of its batch. */
 #ifndef GRADWATCH_BATCH_HASH_H
 #define GRADWATCH_BATCH_HASH_H
 
@@ -7,12 +7,12 @@
 
 typedef struct {
     uint64_t hash;
-    double samples; /* nan where there are none */
+    double samples; /* nan without a tensor that has samples */
 } Batch;
 
 enum { STREAMED = 4096, SHORT_TEXT = 256, MAX_DEPTH = 16 };
 
-/* Copy elements that lie apart side by side. */
+/* Copy strided elements to contiguous memory. */
 INLINE void copy_strided(unsigned char *to, const char *from, int64_t number, int64_t stride, size_t size)
 {
     for (int64_t i = 0; i < number; i++)
@@ -23,7 +23,7 @@ static void copy_contiguous(unsigned char *to, const char *from, int64_t number,
 {
     if (stride == 1)
         memcpy(to, from, (size_t)number * size);
-    else if (size == 4)
+    else if (size == 4) /* a constant size turns the copy of an element into one instruction */
         copy_strided(to, from, number, stride, 4);
     else if (size == 8)
         copy_strided(to, from, number, stride, 8);
@@ -31,7 +31,7 @@ static void copy_contiguous(unsigned char *to, const char *from, int64_t number,
         copy_strided(to, from, number, stride, size);
 }
 
-/* The checksum of a tensor that consists of pieces, as if it were in one: of its elements in row-major order. */
+/* Return the checksum of a tensor that consists of pieces: the checksum of its elements in row-major order. */
 static uint64_t checksum_of_pieces(const DLTensor *t, const char *row, size_t bytes)
 {
     unsigned char buffer[STREAMED];
@@ -50,6 +50,7 @@ static uint64_t checksum_of_pieces(const DLTensor *t, const char *row, size_t by
                 filled = 0;
             }
         }
+        /* the next row: count up the indices like an odometer */
         for (d = last - 1; d >= 0; d--) {
             row += t->strides[d] * size;
             if (++index[d] < t->shape[d])
@@ -61,7 +62,7 @@ static uint64_t checksum_of_pieces(const DLTensor *t, const char *row, size_t by
     return sum + sum_of_end(buffer, (size_t)(filled * size), key);
 }
 
-/* The checksum of a supported tensor that is not large. False for any other. */
+/* Compute the checksum of a supported tensor that is not large. Returns false for any other tensor. */
 static int checksum_of_tensor(PyObject *object, uint64_t *sum, double *samples)
 {
     View view;
@@ -69,14 +70,14 @@ static int checksum_of_tensor(PyObject *object, uint64_t *sum, double *samples)
     view_and_describe(object, 1, IN_PIECES, &view, &seen);
     if (view.state != SUPPORTED || view.bytes > LOCKED_BYTES)
         return 0;
-    if (*samples != *samples && seen.ndim)
+    if (*samples != *samples && seen.ndim) /* nan so far: the first tensor with dimensions counts */
         *samples = (double)seen.shape[0];
     *sum = !view.numel || is_dense(&seen, 1) ? checksum_of(view.data, view.bytes)
                                              : checksum_of_pieces(&seen, view.data, view.bytes);
     return 1;
 }
 
-/* The checksum of short text, a number or None: CRC-32, as zlib's, of what Python shows of it. False for all else. */
+/* Compute the checksum of short text, a number or None: the CRC-32 of zlib, of its `repr`. Returns false for others. */
 static int checksum_of_value(PyObject *object, uint64_t *sum)
 {
     if (object != Py_None && !PyUnicode_CheckExact(object) && !PyLong_CheckExact(object) && !PyFloat_CheckExact(object)
@@ -85,7 +86,7 @@ static int checksum_of_value(PyObject *object, uint64_t *sum)
     PyObject *shown = PyObject_Repr(object);
     Py_ssize_t length = 0;
     const char *text = shown ? PyUnicode_AsUTF8AndSize(shown, &length) : NULL;
-    int is_short = text && length <= SHORT_TEXT; /* zlib is fast where there is more */
+    int is_short = text && length <= SHORT_TEXT; /* for longer text, zlib is faster */
     uint32_t crc = 0xffffffffu;
     for (Py_ssize_t i = 0; is_short && i < length; i++) {
         crc ^= (unsigned char)text[i];
@@ -98,8 +99,8 @@ static int checksum_of_value(PyObject *object, uint64_t *sum)
     return is_short;
 }
 
-/* Add what a batch holds to its hash, as `joined` in batch_hash.py does, or count what that will be, where there is no
- * batch to add to. False where it is unsupported. */
+/* Add the contents of a batch to its hash, as `joined` in batch_hash.py does. Without a batch, only count the leaves.
+ * Returns false if the part is unsupported. */
 static int hash_part(PyObject *part, int depth, Py_ssize_t *leaves, Batch *batch)
 {
     PyObject *key, *value;
@@ -111,7 +112,7 @@ static int hash_part(PyObject *part, int depth, Py_ssize_t *leaves, Batch *batch
             value = is_list ? PyList_GetItem(part, place) : PyTuple_GetItem(part, place);
             is_supported = hash_part(value, depth - 1, leaves, batch);
         }
-        return is_supported && depth;
+        return is_supported && depth; /* deeper nests are left to Python */
     }
     if (PyDict_CheckExact(part)) {
         while (depth && is_supported && PyDict_Next(part, &place, &key, &value))
@@ -126,15 +127,15 @@ static int hash_part(PyObject *part, int depth, Py_ssize_t *leaves, Batch *batch
     return is_supported;
 }
 
-/* Look at a tensor, or a nest of lists, tuples and dictionaries of tensors and plain values, which are not large.
- * False for anything else. */
+/* Hash a tensor, or a nest of lists, tuples and dictionaries of tensors and plain values that are not large. Returns
+ * false for anything else. */
 static int read_batch(PyObject *object, Batch *batch)
 {
     Py_ssize_t leaves = 0, seen = 0;
     batch->samples = NAN;
     if (!hash_part(object, MAX_DEPTH, &leaves, NULL))
         return 0;
-    batch->hash = (uint64_t)leaves;
+    batch->hash = (uint64_t)leaves; /* the hash starts with their number, hence the first pass */
     if (!hash_part(object, MAX_DEPTH, &seen, batch))
         return 0;
     uint64_t total = (batch->hash ^ batch->hash >> 32) * GOLDEN;
@@ -142,7 +143,7 @@ static int read_batch(PyObject *object, Batch *batch)
     return 1;
 }
 
-/* The only value of a supported float32 or float64 tensor, or a Python float. False for anything else. */
+/* Read the only value of a supported float32 or float64 tensor, or a Python float. Returns false for anything else. */
 static int only_value(PyObject *object, double *value)
 {
     View view;

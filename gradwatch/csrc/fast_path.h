@@ -1,5 +1,5 @@
-/* The fast path: records a step on which no sampled statistic is due without running Python. One object serves as the
- * hooks of the optimizer (or as `observe`, for a loop without hooks) and as the first half of `Monitor.step`.
+/* The fast path: record a step without running Python, if no sampled statistic is due. One object serves as the hooks of
+ * the optimizer (or as `observe`, for a loop without hooks) and as the first half of `Monitor.step`.
  *
  *            start()            before() or observe()
  *      OFF ----------> WAITING ------------------------> READ
@@ -10,10 +10,10 @@
  *       `-- stop(), from any phase; append(), when Python is due
  *
  * Invariants:
- *   - Only `append` makes a row final (`filled` grows); up to then the current row belongs to the step in progress.
- *   - An unsupported step changes nothing here. `before` and `after` call the full path's hook, which calls `stop` and
- *     continues with the gradients, if they were read; `append` returns False and Monitor does the same.
- *   - Reading gradients may release the interpreter's lock, and another thread may call `stop` meanwhile: the phase is
+ *   - Only `append` makes a row final (`filled` grows). Until then the current row belongs to the step in progress.
+ *   - An unsupported step changes nothing here. `before` and `after` call the hook of the full path, which calls `stop`
+ *     and continues with the gradients, if they were read. `append` returns False, and Monitor does the same.
+ *   - Reading gradients may release the interpreter lock, and another thread may then call `stop`. So the phase is
  *     checked again afterwards. */
 #ifndef GRADWATCH_FAST_PATH_H
 #define GRADWATCH_FAST_PATH_H
@@ -26,10 +26,10 @@
 
 enum { LINEAR = 4, STATISTICS = 8, NONFINITE = 5 }; /* the first LINEAR grow with the gradient */
 
-/* The run statistics of a step, in the order of `FastPath.columns`; the learning rates come last. */
+/* Run statistics of a step, in the order of `FastPath.columns`; the learning rates come last, as many as groups. */
 enum { LOSS, HASH, BEFORE_CLIP, AFTER_CLIP, SCALE, SKIPPED, STEP_MS, SAMPLES, MEMORY, WATCH_MS, RATES, NUM_COLUMNS };
 
-/* OFF: Python does everything. WAITING for an update; READ: the gradients are read. */
+/* OFF: Python does everything. WAITING: no update yet. READ: the gradients are read. */
 typedef enum { OFF, WAITING, READ } Phase;
 
 typedef struct {
@@ -49,9 +49,9 @@ typedef struct {
     Py_ssize_t step, until, num_findings;
     double peak_memory, deadline;
     double step_began, row_ended; /* by the clock */
-    double hooks_s, carried_s; /* in hooks since the last row; spent elsewhere, charged to the next row */
+    double hooks_s, carried_s; /* time in hooks since the last row; time elsewhere, charged to the next row */
     double norm;
-    double clip_tolerance; /* relative: a given norm that is larger by less is the same norm */
+    double clip_tolerance; /* relative; a given norm that is larger by less than this counts as the same norm */
     int phase, threads;
 } FastPath;
 
@@ -91,7 +91,7 @@ static int holds(PyObject *dict, PyObject *name)
     return value && value != Py_None;
 }
 
-/* Copy the learning rates into the row; false if one is not a float, or if groups were added or removed. */
+/* Copy the learning rates into the row. Returns false if a rate is not a float, or the number of groups changed. */
 static int copy_learning_rates(FastPath *self, PyObject *attributes)
 {
     PyObject *groups = PyDict_GetItemWithError(attributes, groups_name);
@@ -108,11 +108,12 @@ static int copy_learning_rates(FastPath *self, PyObject *attributes)
     return 1;
 }
 
-/* Whether an update has no closure, nothing of a GradScaler, and learning rates that are floats. */
+/* Return whether an update has no closure, no state of a GradScaler, and learning rates that are floats. */
 static int is_supported_update(FastPath *self, PyObject *optimizer, PyObject *args, PyObject *kwargs)
 {
     if (!PyTuple_CheckExact(args) || PyTuple_Size(args) != 1 || !PyDict_CheckExact(kwargs) || PyDict_Size(kwargs))
         return 0;
+    /* the dict of the instance: a lookup of a missing attribute would make an exception at each step */
     PyObject *attributes = PyObject_GetAttr(optimizer, dict_name);
     int is_supported = attributes && PyDict_CheckExact(attributes) && !holds(attributes, grad_scale_name)
         && !holds(attributes, found_inf_name) && copy_learning_rates(self, attributes);
@@ -120,25 +121,25 @@ static int is_supported_update(FastPath *self, PyObject *optimizer, PyObject *ar
     return is_supported;
 }
 
-/* The total norm of a row of statistics, without the columns that have no gradient. It is bit-identical to `total_norm`
- * of `optimizer_tracker.py`, since either may clip a step: squares of floats are exact in double, and the rounding error
- * of each sum is kept (Knuth, The Art of Computer Programming, volume 2, 4.2.2, theorem B). */
+/* Return the total norm of a row of statistics, without the columns that have no gradient. It is bit-identical to
+ * `total_norm` of `optimizer_tracker.py`, since either may clip a step. Squares of floats are exact in double, and the
+ * rounding error of each sum is kept (Knuth, The Art of Computer Programming, volume 2, 4.2.2, theorem B). */
 static double total_norm(const float *row, Py_ssize_t length)
 {
     const float *nonfinite = row + NONFINITE * length;
     double sum = 0, lost = 0;
     for (Py_ssize_t i = 0; i < length; i++) {
-        if (nonfinite[i] != nonfinite[i])
+        if (nonfinite[i] != nonfinite[i]) /* nan: the parameter has no gradient */
             continue;
         double square = (double)row[i] * (double)row[i], before = sum;
         sum += square;
         double added = sum - before;
         lost += (before - (sum - added)) + (square - added);
     }
-    return sqrt(isfinite(sum) ? sum + lost : sum);
+    return sqrt(isfinite(sum) ? sum + lost : sum); /* Inf - Inf would make the rounding error NaN */
 }
 
-/* Read the gradients into the current row. Returns whether all were supported; there may be a Python error if not. */
+/* Read the gradients into the current row. Returns whether all were supported; if not, a Python error may be set. */
 static int read_gradients(FastPath *self)
 {
     Views all;
@@ -146,7 +147,7 @@ static int read_gradients(FastPath *self)
     int is_supported = 1;
     if (view_tensors(self->params, 1, &all))
         return 0;
-    PyObject *block = Py_NewRef(self->block); /* it stays while it is written to without the lock */
+    PyObject *block = Py_NewRef(self->block); /* keeps the block alive while it is written to without the lock */
     write_columns(&all, 1.0, row, (HistogramRange){NULL, 0, 0}, self->threads);
     for (Py_ssize_t i = 0; i < all.length; i++)
         is_supported &= all.views[i].state != UNSUPPORTED;
@@ -189,7 +190,8 @@ static PyObject *FastPath_before(FastPath *self, PyObject *const *args, Py_ssize
     double began = now_by(self->clock);
     int is_supported = began >= 0 && is_supported_update(self, args[0], args[1], args[2]);
     double ended = is_supported && read_gradients(self) ? now_by(self->clock) : -1;
-    if (ended < 0 || PyErr_Occurred() || self->phase == OFF) { /* stopped by another thread, while the lock was released */
+    /* OFF: stopped by another thread while the lock was released */
+    if (ended < 0 || PyErr_Occurred() || self->phase == OFF) {
         PyErr_Clear(); /* the full path meets the same error, and reports it */
         return PyObject_CallFunctionObjArgs(self->before, args[0], args[1], args[2], NULL);
     }
@@ -215,7 +217,7 @@ static int has_new_findings(const FastPath *self)
     return self->findings != Py_None && PyList_Size(self->findings) != self->num_findings;
 }
 
-/* Whether the step has nothing but numbers to record: 1 or 0, or -1 with a Python error. */
+/* Return whether the step has only numbers to record: 1 or 0, or -1 with a Python error. */
 static int needs_no_inspection(FastPath *self)
 {
     if (self->skip_step == Py_None)
@@ -226,7 +228,7 @@ static int needs_no_inspection(FastPath *self)
     return is_true;
 }
 
-/* Whether statistics of a loop are floats with a column, and describe an update that was made. */
+/* Return whether statistics of a loop are floats with a column, and describe an update that was not skipped. */
 static int are_supported_statistics(FastPath *self, PyObject *statistics)
 {
     PyObject *name, *value;
@@ -244,7 +246,7 @@ static int are_supported_statistics(FastPath *self, PyObject *statistics)
     return 1;
 }
 
-/* Overwrite columns of the row with supported statistics. */
+/* Overwrite columns of the row with statistics that `are_supported_statistics` has checked. */
 static void override(FastPath *self, PyObject *statistics)
 {
     PyObject *name, *value;
@@ -281,7 +283,7 @@ static void write_run(FastPath *self, double loss, const Batch *batch, double gi
     }
 }
 
-/* Add the current row to the block, and go on with the next. */
+/* Add the current row to the block, and continue with the next row. */
 static void finish_row(FastPath *self, double began, double now)
 {
     assert(self->filled < self->capacity && self->step < self->until); /* `start` and `append` see to it */
@@ -310,6 +312,7 @@ static PyObject *FastPath_append(FastPath *self, PyObject *const *args, Py_ssize
     double began = now_by(self->clock);
     if (began < 0)
         return NULL;
+    /* numbers that are not finite need inspection by Python */
     if (!only_value(args[0], &loss) || !isfinite(loss + self->norm)
         || (args[1] != Py_None && !read_batch(args[1], &batch))
         || (args[3] != Py_None && (!only_value(args[3], &given_norm) || !isfinite(given_norm))))
@@ -318,7 +321,7 @@ static PyObject *FastPath_append(FastPath *self, PyObject *const *args, Py_ssize
     if (is_supported <= 0)
         return is_supported ? NULL : Py_NewRef(Py_False);
     write_run(self, loss, args[1] == Py_None ? NULL : &batch, given_norm, began);
-    override(self, args[4]);
+    override(self, args[4]); /* last: the loop's own statistics take precedence */
     double now = now_by(self->clock);
     if (now < 0)
         return NULL;
@@ -347,7 +350,7 @@ static PyObject *FastPath_use_block(FastPath *self, PyObject *const *args, Py_ss
     PyObject *block = walls ? PyTuple_Pack(4, args[0], args[1], args[2], args[3]) : NULL;
     if (!block)
         return NULL;
-    PyObject *before = self->block;
+    PyObject *before = self->block; /* released last: a destructor may run Python and call this object */
     self->block = block;
     self->steps = numbers;
     self->runs = runs;
@@ -409,6 +412,7 @@ static int parse_arguments(FastPath *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "O!O!O!nnOOO:FastPath", &PyTuple_Type, &self->params, &PyTuple_Type, &columns,
                           &PyDict_Type, &self->columns_by_name, &self->width, &self->num_groups, &self->before, &self->after,
                           &self->clock)) {
+        /* the parser may have stored borrowed references, which `dealloc` must not release */
         self->params = self->columns_by_name = NULL;
         self->before = self->after = self->clock = NULL;
         return -1;
@@ -455,7 +459,7 @@ static PyObject *FastPath_new(PyTypeObject *type, PyObject *args, PyObject *kwar
 
 static int FastPath_traverse(FastPath *self, visitproc visit, void *arg)
 {
-    Py_VISIT(Py_TYPE((PyObject *)self));
+    Py_VISIT(Py_TYPE((PyObject *)self)); /* an instance of a heap type owns a reference to its type */
     Py_VISIT(self->params);
     Py_VISIT(self->before);
     Py_VISIT(self->after);
@@ -469,7 +473,7 @@ static int FastPath_traverse(FastPath *self, visitproc visit, void *arg)
 
 static int FastPath_clear(FastPath *self)
 {
-    self->phase = OFF;
+    self->phase = OFF; /* a hook that is called after this must not use the cleared objects */
     self->capacity = self->filled = 0;
     Py_CLEAR(self->params);
     Py_CLEAR(self->before);

@@ -1,10 +1,10 @@
-/* Reads gradients and weights in place, one call per step, over the tensors' own memory. CPython's limited API, and no
- * header of torch: a tensor's address, shape and strides come through the C exchange table of DLPack that torch.Tensor
- * carries (__dlpack_c_exchange_api__, https://dmlc.github.io/dlpack/latest/python_spec.html), or, with torch before
- * 2.10, through the tensor's attributes.
+/* Read gradients and weights in place, one call per step. The extension uses CPython's limited API, and no header of
+ * torch. The address, shape and strides of a tensor come from the C exchange table of DLPack that torch.Tensor has
+ * (__dlpack_c_exchange_api__, https://dmlc.github.io/dlpack/latest/python_spec.html). With torch before 2.10 they come
+ * from attributes of the tensor.
  *
- * Every function takes tensors that may be anything and answers for those that are supported: on the CPU, dense, of a
- * floating dtype it knows. It returns the indices of the others, for torch operations to deal with. */
+ * Every function accepts any tensors and reads the supported ones: on the CPU, dense, of a known floating dtype. It
+ * returns the indices of the others, which torch operations then read. */
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -16,10 +16,10 @@
 #include "optimizer_state.h"
 #include "tensor_attributes.h"
 
-/* Raised with each change of what Python calls or passes here: `probe/device/backend.py` accepts no other. */
+/* Increase this with each change of a function or its arguments: `probe/device/backend.py` accepts no other revision. */
 #define REVISION 13
 
-/* Room for the histograms of as many tensors, all zero. NULL with a Python error where there is too little. */
+/* Memory for the histograms of `length` tensors, all zero; NULL with a Python error if the memory is too small. */
 static int64_t *empty_counts(PyObject *tensor, Py_ssize_t length)
 {
     size_t bytes = (size_t)length * BINS * sizeof(int64_t);
@@ -54,7 +54,7 @@ static PyObject *statistics(PyObject *self, PyObject *const *args, Py_ssize_t na
     return unsupported_indices(&all);
 }
 
-/* Copy weights to `kept`, or compare them with it. offsets[i] to offsets[i + 1] is the room of tensor i. */
+/* Copy weights to `kept`, or compare them with `kept`. Tensor i has the bytes from offsets[i] to offsets[i + 1]. */
 static PyObject *keep_or_compare(PyObject *const *args, int compare)
 {
     Views all;
@@ -67,9 +67,11 @@ static PyObject *keep_or_compare(PyObject *const *args, int compare)
         release_views(&all);
         return NULL;
     }
+    /* the views own references, so the memory stays without the lock */
     PyThreadState *saved = all.bytes > LOCKED_BYTES ? PyEval_SaveThread() : NULL;
     for (Py_ssize_t i = 0; i < all.length; i++) {
         View *view = &all.views[i];
+        /* a tensor may have grown since its memory was allocated */
         if (view->state != SUPPORTED || view->bytes > (size_t)(offsets[i + 1] - offsets[i])) {
             view->state = UNSUPPORTED;
             if (compare)
@@ -162,7 +164,7 @@ static PyObject *histograms(PyObject *self, PyObject *const *args, Py_ssize_t na
     return unsupported_indices(&all);
 }
 
-/* One output, what to look for in it, and where that goes. */
+/* One output, the ranges to compare with, and the memory for the results. */
 typedef struct {
     Output out;
     const float *ranges;
@@ -172,7 +174,7 @@ typedef struct {
     uint64_t num_dead;
 } ActivationCall;
 
-/* Returns 0, or -1 with a Python error. */
+/* Parse the arguments of one call. Returns 0, or -1 with a Python error. */
 static int parse_call(PyObject *given_norm, PyObject *totals_A4, ActivationCall *call)
 {
     PyObject *tensor, *ranges, *dead;
@@ -183,9 +185,10 @@ static int parse_call(PyObject *given_norm, PyObject *totals_A4, ActivationCall 
         return -1;
     call->is_supported = Py_TYPE(tensor) == tensor_type && !exchange->borrow(tensor, &seen) && seen.device_type == DL_CPU
                      && kind_of(&seen) == F32 && lay_out(&seen, are_channels_first, most, &call->out);
-    PyErr_Clear();
+    PyErr_Clear(); /* a tensor that cannot be borrowed is only unsupported */
     if (!call->is_supported)
         return 0;
+    /* a negative row asks for more bytes than any tensor has, which is an error */
     double *totals = output(totals_A4, row < 0 ? SIZE_MAX : ((size_t)row + 1) * 4 * sizeof(double));
     call->totals = totals ? totals + 4 * row : NULL;
     call->ranges = totals ? output(ranges, 4 * sizeof(float)) : NULL;
@@ -193,7 +196,7 @@ static int parse_call(PyObject *given_norm, PyObject *totals_A4, ActivationCall 
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* `flags` has room for one of each unit. */
+/* Measure one output. `flags` has one byte for each unit. */
 static void measure(ActivationCall *call, uint8_t *flags)
 {
     const float *ranges = call->ranges;
@@ -206,7 +209,7 @@ static void measure(ActivationCall *call, uint8_t *flags)
     call->num_dead = 0;
     if (!call->dead)
         return;
-    if (call->is_first)
+    if (call->is_first) /* the bits are not set yet: each unit is dead until it leaves the range */
         memset(flags, 1, call->out.units);
     else
         unpack(call->dead, call->out.units, flags);
@@ -224,7 +227,7 @@ static PyObject *measure_calls(ActivationCall *calls, Py_ssize_t length)
             bytes += out->outer * out->units * out->inner * sizeof(float);
             most_units = calls[i].dead && out->units > most_units ? out->units : most_units;
         }
-    uint8_t *flags = PyMem_Malloc(most_units);
+    uint8_t *flags = PyMem_Malloc(most_units); /* before the lock is released, which PyMem_Malloc needs */
     if (!flags)
         return PyErr_NoMemory();
     PyThreadState *saved = bytes > LOCKED_BYTES ? PyEval_SaveThread() : NULL;
