@@ -1,10 +1,10 @@
-/* Describes a tensor through its Python attributes, in about 1 us: torch before 2.10 has no exchange table. */
+/* Describe a tensor with its Python attributes, in about 1 us: torch before 2.10 has no exchange table. */
 #ifndef GRADWATCH_TENSOR_ATTRIBUTES_H
 #define GRADWATCH_TENSOR_ATTRIBUTES_H
 
 #include "tensor_view.h"
 
-/* Descriptions that stay valid: a step of an optimizer looks at a parameter and at five other tensors meanwhile. */
+/* Number of descriptions that stay valid: with one parameter, an optimizer's step needs five other tensors. */
 enum { DESCRIPTIONS = 16, NUM_FLOATS = 4 };
 
 static const struct {
@@ -21,7 +21,7 @@ static const char *const attribute_names[] = {
 enum { IS_CPU, DATA_PTR, DTYPE, SHAPE, STRIDE, ITEMSIZE, IS_COMPLEX, NUM_NAMES };
 static PyObject *attributes[NUM_NAMES];
 
-/* Read an attribute of an object as a number. -1 with a Python error. */
+/* Read an attribute of an object as a number. Returns -1 with a Python error. */
 static int64_t number_of(PyObject *object, int attribute)
 {
     PyObject *value = PyObject_GetAttr(object, attributes[attribute]);
@@ -30,7 +30,7 @@ static int64_t number_of(PyObject *object, int attribute)
     return number;
 }
 
-/* Copy a tuple of numbers, and let go of it. Returns their count, or -1. */
+/* Copy a tuple of numbers, and release the tuple. Returns the number of numbers, or -1. */
 static int32_t copy_numbers(PyObject *tuple, int64_t *out)
 {
     Py_ssize_t length = tuple && PyTuple_Check(tuple) ? PyTuple_Size(tuple) : -1;
@@ -51,17 +51,19 @@ static void describe_dtype(PyObject *dtype, DLTensor *out)
             out->bits = floats[i].bits;
             return;
         }
+    /* other dtypes are only copied and hashed, for which their size is enough */
     out->code = number_of(dtype, IS_COMPLEX) ? DL_COMPLEX : 0;
     out->bits = (uint8_t)(8 * number_of(dtype, ITEMSIZE));
 }
 
-/* As `borrow` of an exchange table. */
+/* Describe a tensor, like `borrow` of an exchange table. */
 static int borrow_by_attributes(void *object, DLTensor *out)
 {
     static int64_t shapes[DESCRIPTIONS][MAX_DIMS], strides[DESCRIPTIONS][MAX_DIMS];
     static int turn;
     memset(out, 0, sizeof *out);
-    if (number_of(object, IS_CPU) != 1) /* the table describes tensors elsewhere too, and all callers pass over them */
+    /* a table describes tensors on other devices, too, and all callers skip them: device_type stays 0 here */
+    if (number_of(object, IS_CPU) != 1)
         return PyErr_Occurred() ? -1 : 0;
     PyObject *address = PyObject_CallMethodObjArgs(object, attributes[DATA_PTR], NULL); /* fails without storage */
     PyObject *dtype = address ? PyObject_GetAttr(object, attributes[DTYPE]) : NULL;
@@ -81,7 +83,7 @@ static int borrow_by_attributes(void *object, DLTensor *out)
     return PyErr_Occurred() || out->ndim < 0 ? -1 : 0;
 }
 
-/* A table for tensors that have these attributes. NULL with a Python error where they have not. */
+/* Return a table for tensors that have these attributes; NULL with a Python error if they lack one. */
 static const ExchangeTable *attribute_table(PyObject *type)
 {
     static const ExchangeTable table = {.major = 1, .borrow = borrow_by_attributes};

@@ -1,4 +1,4 @@
-/* Looks at Python's tensors and finds their memory, through the DLPack table that torch.Tensor carries. */
+/* Find the memory of Python's tensors, through the DLPack table of torch.Tensor. */
 #ifndef GRADWATCH_TENSOR_VIEW_H
 #define GRADWATCH_TENSOR_VIEW_H
 
@@ -6,7 +6,7 @@
 
 #include "kernels/blocks.h"
 
-/* The part of dlpack.h that is read here. */
+/* The part of dlpack.h that this file reads. */
 typedef struct {
     void *data;
     int32_t device_type, device_id;
@@ -26,14 +26,14 @@ typedef struct {
 } ExchangeTable;
 
 enum { DL_CPU = 1, DL_FLOAT = 2, DL_BFLOAT = 4, DL_COMPLEX = 5, MAX_DIMS = 16 };
-enum { LOCKED_BYTES = 1 << 22 }; /* some 100 us: for less, others need not be let at the interpreter lock */
+enum { LOCKED_BYTES = 1 << 22 }; /* about 100 us: for shorter reads, other threads can wait for the interpreter lock */
 
 static const ExchangeTable *exchange;
 static PyTypeObject *tensor_type, *parameter_type; /* subclasses may keep their data elsewhere */
 static PyObject *grad_name;
 
 typedef struct {
-    PyObject *owner; /* a reference, so that the memory stays while it is read without the lock */
+    PyObject *owner; /* a reference, which keeps the memory alive while it is read without the lock */
     const char *data;
     size_t numel, bytes;
     Kind kind;
@@ -46,12 +46,12 @@ typedef struct {
     size_t bytes;
 } Views;
 
-/* Whether the elements fill one piece of memory, in any order of the dimensions (channels_last too). */
+/* Return whether the elements fill one piece of memory, in any order of the dimensions (channels_last, too). */
 static int is_dense(const DLTensor *t, int in_order)
 {
     int order[MAX_DIMS], dims = 0;
     int64_t expected = 1;
-    if (!t->strides)
+    if (!t->strides) /* DLPack: contiguous */
         return 1;
     for (int d = t->ndim - 1; d >= 0; d--) {
         if (t->shape[d] == 1)
@@ -59,6 +59,7 @@ static int is_dense(const DLTensor *t, int in_order)
         int place = dims++;
         if (place == MAX_DIMS)
             return 0;
+        /* insertion sort by stride: there are few dimensions, mostly in order already */
         for (; !in_order && place > 0 && t->strides[order[place - 1]] > t->strides[d]; place--)
             order[place] = order[place - 1];
         order[place] = d;
@@ -82,8 +83,8 @@ static Kind kind_of(const DLTensor *t)
     return t->lanes == 1 && t->code == DL_BFLOAT && t->bits == 16 ? BF16 : OTHER;
 }
 
-/* How the elements have to lie: in one piece of memory; in row-major order, too; or in rows that each are one piece.
- * Those of a lazily negated tensor, the imaginary part of a conjugate one, lie in none of these ways. */
+/* Required layout: one piece of memory; one piece in row-major order; or rows that are each one piece. A lazily negated
+ * tensor, the imaginary part of a conjugate one, has none of these layouts. */
 enum { IN_ANY_ORDER, IN_ORDER, IN_PIECES };
 
 static int has_layout(const DLTensor *t, int how)
@@ -93,7 +94,7 @@ static int has_layout(const DLTensor *t, int how)
     return is_dense(t, 0) || (t->ndim > 0 && t->strides[t->ndim - 1] == 1);
 }
 
-/* View the memory of a tensor object. Anything unusual is UNSUPPORTED; no Python error stays set. */
+/* View the memory of a tensor object. Anything unusual is UNSUPPORTED, and no Python error stays set. */
 static void view_and_describe(PyObject *object, int any_dtype, int how, View *view, DLTensor *seen)
 {
     view->state = UNSUPPORTED;
@@ -111,13 +112,13 @@ static void view_and_describe(PyObject *object, int any_dtype, int how, View *vi
     view->kind = kind_of(&t);
     if (t.device_type != DL_CPU || (view->kind == OTHER && !any_dtype))
         return;
-    if (t.code == DL_COMPLEX) /* may be lazily conjugate, and does not say so */
+    if (t.code == DL_COMPLEX) /* may be lazily conjugate, which DLPack does not show */
         return;
     if (numel && (!t.data || !has_layout(&t, how)))
         return;
     view->data = (const char *)t.data + t.byte_offset;
     view->numel = numel;
-    view->bytes = (numel * t.bits * t.lanes + 7) / 8;
+    view->bytes = (numel * t.bits * t.lanes + 7) / 8; /* rounded up: some dtypes have less than a byte */
     view->state = SUPPORTED;
 }
 
@@ -141,7 +142,7 @@ static void release_views(Views *all)
     PyMem_Free(all->views);
 }
 
-/* Look at a tuple of tensors, or at their gradients. Returns 0, or -1 with a Python error. */
+/* View a tuple of tensors, or their gradients. Returns 0, or -1 with a Python error. */
 static int view_tensors(PyObject *tensors, int gradients, Views *all)
 {
     all->length = 0;
@@ -175,7 +176,7 @@ static int view_tensors(PyObject *tensors, int gradients, Views *all)
     return 0;
 }
 
-/* Indices of the tensors that were left out, or None, which is cheaper to test. Lets go of the views. */
+/* Return the indices of the unsupported tensors, or None, which is cheaper to test. Releases the views. */
 static PyObject *unsupported_indices(Views *all)
 {
     PyObject *indices = NULL;
@@ -197,7 +198,7 @@ static PyObject *unsupported_indices(Views *all)
     return indices ? indices : Py_NewRef(Py_None);
 }
 
-/* Where to write: a contiguous CPU tensor of at least `bytes` bytes. NULL with a Python error otherwise. */
+/* Return the memory of a contiguous CPU tensor of at least `bytes` bytes; NULL with a Python error otherwise. */
 static void *output(PyObject *tensor, size_t bytes)
 {
     static char nothing; /* an empty tensor has no address, and that is no error */

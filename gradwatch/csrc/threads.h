@@ -1,4 +1,4 @@
-/* Shares tensors out among threads. Each is read by one thread as a whole, so that sums do not depend on it. */
+/* Distribute tensors over threads. One thread reads a whole tensor, so that sums do not depend on the threads. */
 #ifndef GRADWATCH_THREADS_H
 #define GRADWATCH_THREADS_H
 
@@ -11,13 +11,14 @@
 #endif
 
 enum { MAX_THREADS = 64 };
-enum { POOLED_BYTES = 1 << 20, THREADED_BYTES = 1 << 23 }; /* for less, waking or starting threads is not worth it */
+/* with fewer bytes, waking threads of a pool (first) or starting threads (second) is not worth it */
+enum { POOLED_BYTES = 1 << 20, THREADED_BYTES = 1 << 23 };
 
 typedef struct {
     size_t size, index;
 } WorkItem;
 
-/* What is done to one tensor of many. */
+/* A function of one tensor out of many. */
 typedef void (*Task)(void *of, size_t index);
 
 #ifdef HAS_THREADS
@@ -32,19 +33,19 @@ typedef struct {
 static int larger_first(const void *a, const void *b)
 {
     size_t x = ((const WorkItem *)a)->size, y = ((const WorkItem *)b)->size;
-    return (x < y) - (x > y);
+    return (x < y) - (x > y); /* not x - y, which wraps for unsigned numbers */
 }
 
-/* Runs a function on a team of threads: what `#pragma omp parallel` of GCC calls, and Clang's library has for it.
+/* Run a function on a team of threads. GCC's `#pragma omp parallel` calls this entry, and Clang's library has it, too.
  * https://gcc.gnu.org/onlinedocs/libgomp/Implementing-PARALLEL-construct.html */
 typedef void (*Team)(void (*function)(void *), void *shared, unsigned threads, unsigned flags);
 
-/* The team of the OpenMP that torch has loaded, or NULL. Its threads wait busily for torch's next operation, so that
- * others beside them would have to share the cores with them. */
+/* Return the team of the OpenMP that torch has loaded, or NULL. Its threads wait busily for torch's next operation, so
+ * additional threads would compete with them for the cores. */
 static Team openmp_team(void)
 {
     static Team team;
-    static int is_known;
+    static int is_known; /* NULL is an answer, too; the interpreter lock may be free here, but all threads find the same */
     if (!is_known) {
         team = (Team)dlsym(RTLD_DEFAULT, "GOMP_parallel");
         is_known = 1;
@@ -75,6 +76,7 @@ static void start_and_join(Work *work, int threads)
 {
     pthread_t others[MAX_THREADS];
     int started = 0;
+    /* if a thread does not start, the others do its work */
     while (started < threads - 1 && started < MAX_THREADS
            && !pthread_create(&others[started], NULL, run_items_on_thread, work))
         started++;
@@ -85,7 +87,7 @@ static void start_and_join(Work *work, int threads)
 
 #endif
 
-/* Room for the items of `length` tensors, not filled yet; NULL if one thread is as fast, or without memory. */
+/* Return memory for the items of `length` tensors, not filled yet; NULL if one thread is as fast, or without memory. */
 static WorkItem *work_items_for(size_t length, size_t bytes, int threads)
 {
 #ifdef HAS_THREADS
@@ -99,13 +101,13 @@ static WorkItem *work_items_for(size_t length, size_t bytes, int threads)
 #endif
 }
 
-/* Do a task for all items, on several threads, and free them; without items on this thread, in order. */
+/* Do a task for all items on several threads, and free the items. Without items, do it on this thread, in order. */
 static void do_all(Task task, void *of, WorkItem *items, size_t length, int threads)
 {
 #ifdef HAS_THREADS
     if (items) {
         Work work = {task, of, items, length, 0, PTHREAD_MUTEX_INITIALIZER};
-        qsort(items, length, sizeof(WorkItem), larger_first);
+        qsort(items, length, sizeof(WorkItem), larger_first); /* a large item at the end would keep one thread busy alone */
         if (openmp_team())
             openmp_team()(run_items, &work, (unsigned)threads, 0);
         else
