@@ -97,7 +97,7 @@ EVERY_CPU static uint64_t count_outside(const float *x, size_t n, float low, flo
 {
     uint64_t count = 0;
     for (size_t begin = 0, length; begin < n; begin += length) {
-        uint32_t outside = 0; /* as wide as a float, so that vectors of both have equal lanes */
+        uint32_t outside = 0;
         length = n - begin < BLOCK ? n - begin : BLOCK;
         for (size_t i = begin; i < begin + length; i++)
             outside += (uint32_t)((x[i] <= low) | (x[i] >= high)); /* | and not ||: without a branch */

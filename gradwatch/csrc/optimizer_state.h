@@ -1,4 +1,4 @@
-/* Reads groups and state of one of torch's optimizers, and traces what its last step has done. */
+/* Read groups and state of one of torch's optimizers, and trace its last step. */
 #ifndef GRADWATCH_OPTIMIZER_STATE_H
 #define GRADWATCH_OPTIMIZER_STATE_H
 
@@ -8,7 +8,7 @@
 #include "tensor_view.h"
 #include "threads.h"
 
-/* Why nothing was written: the index of a parameter that is unsupported, or one of these. */
+/* Outcome of a trace: one of these, or the index of an unsupported parameter. Only TRACED has written anything. */
 enum { TRACED = -1, OTHER_PARAMS = -3, RAISED = -5 };
 
 #define NAMES(X)                                                                                                        \
@@ -23,16 +23,16 @@ static int intern_names(void)
     return 1 NAMES(INTERN);
 }
 
-/* All that a trace holds on to while it runs. */
+/* The data of a running trace. */
 typedef struct {
     Rule rule;
     PyObject *params;           /* in the order of the columns */
     const int32_t *columns;
-    const char *moved;          /* which params have moved, a byte for each */
+    const char *moved;          /* a byte for each of params: whether it has moved */
     Py_ssize_t num_moved;
     float *changes;             /* two rows */
     size_t stride;              /* of the rows, in floats */
-    PyObject **owners;          /* references, so that memory stays while the lock is let go */
+    PyObject **owners;          /* references, which keep memory alive while the lock is released */
     size_t num_owners, room, length;
     Settings *settings;
     Item *items;
@@ -58,10 +58,10 @@ static int read_settings(PyObject *group, Settings *s, Rule rule)
     memset(s, 0, sizeof *s);
     s->rule = rule;
     s->lr = number_in(group, name_lr);
-    s->rate = (float)s->lr;
+    s->rate = (float)s->lr; /* SGD multiplies in float, Adam divides in double first */
     if (rule == ADAM) {
         PyObject *betas = PyDict_GetItemWithError(group, name_betas);
-        PyObject *pair = betas ? PySequence_Tuple(betas) : NULL;
+        PyObject *pair = betas ? PySequence_Tuple(betas) : NULL; /* a config may give a list */
         if (!pair || PyTuple_Size(pair) != 2) {
             Py_XDECREF(pair);
             if (!PyErr_Occurred())
@@ -79,7 +79,7 @@ static int read_settings(PyObject *group, Settings *s, Rule rule)
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* Whether elements of equal index lie at equal places. Both are dense. */
+/* Return whether elements of equal index have equal offsets. Both tensors are dense. */
 static int is_alike(const DLTensor *a, const DLTensor *b)
 {
     int are_strides_equal = !a->strides == !b->strides, is_empty = 0;
@@ -88,7 +88,7 @@ static int is_alike(const DLTensor *a, const DLTensor *b)
     for (int d = 0; d < a->ndim; d++) {
         if (a->shape[d] != b->shape[d])
             return 0;
-        if (are_strides_equal && a->strides && a->shape[d] != 1)
+        if (are_strides_equal && a->strides && a->shape[d] != 1) /* the stride of a single element may be anything */
             are_strides_equal = a->strides[d] == b->strides[d];
         is_empty |= a->shape[d] == 0;
     }
@@ -97,8 +97,8 @@ static int is_alike(const DLTensor *a, const DLTensor *b)
 
 static const float nothing = 0; /* an empty tensor has no address, and that is no reason */
 
-/* The floats of a tensor of a state that lies like `like`, kept alive; NULL where it is not there, does not lie so, or is
- * no supported float32 tensor. */
+/* Return the floats of a state tensor with the layout of `like`, and keep the tensor alive. Returns NULL if the tensor is
+ * missing, has another layout, or is not a supported float32 tensor. */
 static const float *floats_of(Walk *walk, PyObject *state, PyObject *name, const DLTensor *like)
 {
     DLTensor t;
@@ -113,7 +113,7 @@ static const float *floats_of(Walk *walk, PyObject *state, PyObject *name, const
     return view.numel ? (const float *)view.data : &nothing;
 }
 
-/* Find the moments of an item. Returns whether they are all there and supported. */
+/* Find the moments of an item. Returns whether all of them exist and are supported. */
 static int find_moments(Walk *walk, Item *item, PyObject *state, const DLTensor *like)
 {
     const Settings *s = item->settings;
@@ -133,6 +133,7 @@ static Py_ssize_t visit(Walk *walk, PyObject *param, const Settings *settings, P
     DLTensor t;
     View view;
     Py_ssize_t index = (Py_ssize_t)walk->length;
+    /* the groups may have changed since Python made params and columns */
     if (walk->length == walk->room || index >= walk->num_moved || index >= PyTuple_Size(walk->params)
         || PyTuple_GetItem(walk->params, index) != param)
         return OTHER_PARAMS;
@@ -147,7 +148,7 @@ static Py_ssize_t visit(Walk *walk, PyObject *param, const Settings *settings, P
         item->numel = view.numel;
         walk->owners[walk->num_owners++] = Py_NewRef(param);
     }
-    if (!walk->moved[index])
+    if (!walk->moved[index]) /* needs no moments: only its weight is read */
         return TRACED;
     walk->bytes += view.bytes;
     PyObject *state = PyDict_GetItemWithError(states, param);
@@ -156,7 +157,7 @@ static Py_ssize_t visit(Walk *walk, PyObject *param, const Settings *settings, P
     return TRACED;
 }
 
-/* Make the items of all groups. Nothing is written yet when this returns, whatever it returns. */
+/* Make the items of all groups. This writes no result, whatever it returns. */
 static Py_ssize_t visit_all(Walk *walk, PyObject *groups, PyObject *states)
 {
     for (Py_ssize_t i = 0; i < PyList_Size(groups); i++) {
@@ -188,7 +189,7 @@ static Py_ssize_t count_params(PyObject *groups)
     return count;
 }
 
-enum { MAX_OWNERS = 4 }; /* of one parameter: itself, two moments, its steps */
+enum { MAX_OWNERS = 4 }; /* for one parameter: itself, two moments, its steps */
 
 static int begin_walk(Walk *walk, PyObject *groups)
 {
@@ -196,6 +197,7 @@ static int begin_walk(Walk *walk, PyObject *groups)
     if (length < 0)
         return -1;
     walk->room = (size_t)length;
+    /* on failure, `end_walk` frees what was allocated */
     walk->items = PyMem_Malloc((walk->room + 1) * sizeof(Item));
     walk->owners = PyMem_Malloc((walk->room + 1) * MAX_OWNERS * sizeof(PyObject *));
     walk->settings = PyMem_Malloc(((size_t)PyList_Size(groups) + 1) * sizeof(Settings));
@@ -237,7 +239,7 @@ static void trace_all(const Walk *walk, int threads)
         PyEval_RestoreThread(saved);
 }
 
-/* Take the arguments of `traces`, but for the groups, the state and the threads. Returns 0, or -1 with an error. */
+/* Read the arguments of `traces`, except for the groups, the state and the threads. Returns 0, or -1 with an error. */
 static int take_arguments(Walk *walk, PyObject *const *args)
 {
     DLTensor seen;

@@ -51,7 +51,7 @@ static void describe_dtype(PyObject *dtype, DLTensor *out)
             out->bits = floats[i].bits;
             return;
         }
-    /* other dtypes are only copied and hashed, for which their size is enough */
+    /* of other dtypes only the size matters: they are hashed or written to, never read as numbers */
     out->code = number_of(dtype, IS_COMPLEX) ? DL_COMPLEX : 0;
     out->bits = (uint8_t)(8 * number_of(dtype, ITEMSIZE));
 }

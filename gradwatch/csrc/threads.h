@@ -45,7 +45,7 @@ typedef void (*Team)(void (*function)(void *), void *shared, unsigned threads, u
 static Team openmp_team(void)
 {
     static Team team;
-    static int is_known; /* NULL is an answer, too; the interpreter lock may be free here, but all threads find the same */
+    static int is_known; /* separate, since NULL is an answer, too */
     if (!is_known) {
         team = (Team)dlsym(RTLD_DEFAULT, "GOMP_parallel");
         is_known = 1;

@@ -1,8 +1,8 @@
-/* How a tensor's memory is read: in blocks, as floats or doubles, in lanes. Plain C99, no Python.
+/* Read the memory of a tensor in blocks, as floats or doubles, in lanes. Plain C99, no Python.
  *
- * Float sums run in a fixed number of lanes and in a fixed order, without fused multiply-add, so that their bits are
- * the same on every instruction set. Lanes are flushed to double after every block. Magnitudes compare as integers: the
- * bits of |x| order like |x|, with NaN above Inf above everything finite. */
+ * Float sums use a fixed number of lanes and a fixed order, without fused multiply-add. So they are bit-identical on
+ * every instruction set. Lanes are flushed to double after every block. Magnitudes compare as integers: the bits of |x|
+ * order like |x|, with NaN above Inf above everything finite. */
 #ifndef GRADWATCH_BLOCKS_H
 #define GRADWATCH_BLOCKS_H
 
@@ -20,15 +20,15 @@
 #define INLINE static inline
 #endif
 
-/* One source, several instruction sets, chosen by the dynamic linker: needs ifunc, which glibc has on x86-64. Only GCC,
- * since clang's version of it does not link everywhere. */
+/* Compile one source for several instruction sets; the dynamic linker chooses. This needs ifunc, which glibc has on
+ * x86-64. Only with GCC, since clang's version does not link everywhere. */
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define EVERY_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define EVERY_CPU
 #endif
 
-/* Have memory fetched that is read a little later. */
+/* Prefetch memory that is read a little later. */
 INLINE void fetch(const void *address)
 {
 #if defined(__GNUC__)
@@ -42,7 +42,7 @@ enum { LANES = 16, BLOCK = 1024 }; /* 64 float additions per lane between two fl
 
 typedef enum { F32, BF16, F16, F64, OTHER } Kind;
 
-/* Within these, squares of a block neither overflow nor lose digits that matter: 2^-48 and 2^55 as float bits. */
+/* Between these magnitudes, squares of a block neither overflow nor lose relevant digits: 2^-48 and 2^55 as float bits. */
 #define SMALLEST_FAST ((int32_t)(127 - 48) << 23)
 #define LARGEST_FAST ((int32_t)(127 + 55) << 23)
 #define INFINITE_BITS ((int32_t)0x7f800000)
@@ -62,7 +62,7 @@ INLINE uint32_t bits_of(float value)
     return bits;
 }
 
-/* Half precision to the bits of the equal float, without branches so that it vectorises. */
+/* Convert half precision to the bits of the equal float, without branches, so that the loop vectorizes. */
 INLINE uint32_t widen_half(uint16_t half)
 {
     uint32_t magnitude = half & 0x7fffu, sign = (uint32_t)(half & 0x8000u) << 16;
@@ -73,13 +73,13 @@ INLINE uint32_t widen_half(uint16_t half)
     return (subnormal & is_subnormal) | ((normal + special) & ~is_subnormal) | sign;
 }
 
-/* Tensors are read in blocks: whole ones, then what is left in full lanes, then the last few elements. */
+/* Return the length of the next block: a whole block, then the rest in full lanes, then the last few elements. */
 INLINE size_t block_length(size_t left)
 {
     return left >= BLOCK ? BLOCK : left >= LANES ? left / LANES * LANES : left;
 }
 
-/* A block as the bits of floats: in place, or widened into `buffer`, zeros behind it up to a multiple of LANES. */
+/* Return a block as the bits of floats: in place, or widened into `buffer`, padded with zeros to a multiple of LANES. */
 INLINE const uint32_t *float_bits(const void *data, size_t begin, size_t n, Kind kind, uint32_t *buffer)
 {
     const uint16_t *halves = (const uint16_t *)data + begin;
@@ -99,7 +99,7 @@ INLINE const uint32_t *float_bits(const void *data, size_t begin, size_t n, Kind
     return buffer;
 }
 
-/* A block as doubles in the same way, but with `fill` behind it. */
+/* Return a block as doubles in the same way, but padded with `fill`. */
 INLINE const double *doubles(const void *data, size_t begin, size_t n, Kind kind, double fill, double *buffer)
 {
     uint32_t narrow[BLOCK];
@@ -117,7 +117,7 @@ INLINE const double *doubles(const void *data, size_t begin, size_t n, Kind kind
     return buffer;
 }
 
-/* Sum of the lanes, halves onto halves. */
+/* Return the sum of the lanes, adding the upper half to the lower half each time. */
 INLINE double folded(const double *lanes)
 {
     double part[LANES / 2];
@@ -129,7 +129,7 @@ INLINE double folded(const double *lanes)
     return part[0];
 }
 
-/* Add differences from a constant. One array of lanes per loop, and nothing else: that is what stays in registers. */
+/* Add differences from a constant. The loop has a single array of lanes, so that it stays in registers. */
 INLINE void add_to_lanes(double *lanes, const double *x, double constant, size_t n)
 {
     double sum[LANES] = {0};
@@ -140,7 +140,7 @@ INLINE void add_to_lanes(double *lanes, const double *x, double constant, size_t
         lanes[l] += sum[l];
 }
 
-/* Add squares of differences from y, or from a constant where y is null. */
+/* Add squares of differences from y, or from a constant if y is null. */
 INLINE void add_squares_to_lanes(double *lanes, const double *x, const double *y, double constant, size_t n)
 {
     double sum[LANES] = {0};

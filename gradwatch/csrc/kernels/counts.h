@@ -1,34 +1,35 @@
-/* Checksum and histogram of a tensor, in one read each. Plain C99, no Python. */
+/* Compute the checksum and the histogram of a tensor, in one read each. Plain C99, no Python. */
 #ifndef GRADWATCH_COUNTS_H
 #define GRADWATCH_COUNTS_H
 
 #include "blocks.h"
 
-/* Checksum: each 64-bit word is keyed by its position, its halves multiplied (as in NH, doi:10.1007/3-540-48405-1_14),
- * and all are summed, so the order of the work does not matter. The torch twin is in batch_hash.py. */
+/* Checksum: each 64-bit word is keyed by its position, its halves are multiplied (as in NH,
+ * doi:10.1007/3-540-48405-1_14), and all products are summed, so the order of the work does not matter. The torch version
+ * is in batch_hash.py. */
 #define GOLDEN 0x9e3779b97f4a7c15u
 
 INLINE uint64_t keyed(uint64_t word, uint64_t key)
 {
     uint64_t x = word ^ key;
-    return (uint64_t)(uint32_t)x * (uint32_t)(x >> 32) + word; /* so that vectors multiply halves: one instruction */
+    return (uint64_t)(uint32_t)x * (uint32_t)(x >> 32) + word; /* a vector multiplies halves in one instruction */
 }
 
-/* The terms of some words. The key is that of the word before them, and becomes that of the last. */
+/* Return the sum over some words. The key belongs to the word before them, and afterwards to the last word. */
 EVERY_CPU static uint64_t sum_of_words(const unsigned char *data, size_t words, uint64_t *key_before)
 {
     uint64_t sum = 0, key = *key_before;
     for (size_t i = 0; i < words; i++) {
         uint64_t word;
-        memcpy(&word, data + 8 * i, 8);
-        key += GOLDEN; /* times the position: multiplying 64 bits is what vectors are slow at */
+        memcpy(&word, data + 8 * i, 8); /* the bytes may not be aligned */
+        key += GOLDEN; /* position times GOLDEN, by addition: vectors multiply 64 bits slowly */
         sum += keyed(word, key);
     }
     *key_before = key;
     return sum;
 }
 
-/* The terms of what comes last, of any length. */
+/* Return the sum over the last bytes, of any length; the last word is padded with zeros. */
 static uint64_t sum_of_end(const unsigned char *data, size_t bytes, uint64_t key)
 {
     uint64_t sum = sum_of_words(data, bytes / 8, &key), word = 0;
@@ -43,11 +44,11 @@ static uint64_t checksum_of(const void *data, size_t bytes)
     return bytes * GOLDEN + sum_of_end(data, bytes, 0);
 }
 
-/* Histogram: the exponent and the two highest mantissa bits of a float are its bin, four to an octave. */
+/* Histogram: the exponent and the two highest mantissa bits of a float are its bin, 4 to an octave. */
 enum {
     BIN_SHIFT = 21,
-    LOWEST_KEY = (127 - 40) * 4,         /* 2^-40: what is smaller counts as zero */
-    HIGHEST_KEY = (127 + 16) * 4,        /* 2^16: what is larger, Inf too, counts in the outermost bin */
+    LOWEST_KEY = (127 - 40) * 4,         /* 2^-40: smaller magnitudes count as zero */
+    HIGHEST_KEY = (127 + 16) * 4,        /* 2^16: larger magnitudes and Inf count in the outermost bin */
     SIDE = HIGHEST_KEY - LOWEST_KEY + 1, /* bins on either side of the one for zero */
     BINS = 2 * SIDE + 1,
     PIECE = BLOCK / 4,
@@ -62,15 +63,15 @@ enum {
 #define LINE_ALIGNED
 #endif
 
-/* Counts so far, and where the values of a piece count. Neighbours count in different tables, and zeros lane by lane,
- * behind the bins: many in one place would wait for each other. Places begin on a cache line, since a vector that is
- * stored across two is slow to be loaded back. */
+/* Counts so far, and the bins of the values of a piece. Neighbors count in different tables, and zeros lane by lane after
+ * the bins: many increments of one bin would wait for each other. Places begin on a cache line, since a vector stored
+ * across two lines is slow to load. */
 typedef struct {
     LINE_ALIGNED uint32_t places[PIECE];
     uint32_t tables[TABLES][BINS + LANES];
 } Counts;
 
-/* A block as the bits of floats for any kind: doubles are rounded. */
+/* Return a block as the bits of floats for any kind; doubles are rounded. */
 INLINE const uint32_t *rounded_bits(const void *data, size_t begin, size_t n, Kind kind, uint32_t *buffer)
 {
     const double *x = (const double *)data + begin;
@@ -83,7 +84,7 @@ INLINE const uint32_t *rounded_bits(const void *data, size_t begin, size_t n, Ki
     return buffer;
 }
 
-/* Find where each value of a piece counts; `n` is a multiple of LANES. */
+/* Find the bin of each value of a piece; `n` is a multiple of LANES. */
 INLINE void find_places(const uint32_t *bits, size_t n, uint32_t *places)
 {
     for (size_t i = 0; i < n; i += LANES)
@@ -95,7 +96,7 @@ INLINE void find_places(const uint32_t *bits, size_t n, uint32_t *places)
         }
 }
 
-/* Add a block, in vectors as far as they go. */
+/* Count a block, in vectors as far as possible. */
 INLINE void count_block(const uint32_t *bits, size_t length, Counts *counts)
 {
     for (size_t begin = 0, n; begin < length; begin += n) {
@@ -110,7 +111,7 @@ INLINE void count_block(const uint32_t *bits, size_t length, Counts *counts)
     }
 }
 
-/* NaN was counted as if it were Inf of the same sign: take it out again. */
+/* Remove NaN from the counts: it was counted like Inf of the same sign. */
 INLINE void drop_nan(const uint32_t *bits, size_t n, int64_t *out)
 {
     for (size_t i = 0; i < n; i++)
@@ -118,7 +119,7 @@ INLINE void drop_nan(const uint32_t *bits, size_t n, int64_t *out)
             out[bits[i] >> 31 ? 0 : BINS - 1]--;
 }
 
-/* Write what was counted of at most 2^32 values: BINS of them, from the most negative bin to the most positive. */
+/* Write the counts of at most 2^32 values: BINS of them, from the most negative bin to the most positive. */
 INLINE void write_counts(const Counts *counts, const void *data, size_t n, Kind kind, int64_t *out)
 {
     uint32_t narrow[BLOCK];
@@ -129,6 +130,7 @@ INLINE void write_counts(const Counts *counts, const void *data, size_t n, Kind 
         for (int lane = 0; lane < LANES; lane++)
             out[SIDE] += counts->tables[t][BINS + lane];
     }
+    /* a second read only if an outermost bin is not empty, as NaN is counted there */
     for (size_t begin = 0, length; (out[0] || out[BINS - 1]) && begin < n; begin += length) {
         length = block_length(n - begin);
         drop_nan(rounded_bits(data, begin, length, kind, narrow), length, out);

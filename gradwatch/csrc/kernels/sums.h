@@ -1,4 +1,5 @@
-/* Statistics of a tensor, with its histogram, and how far it moved, in one read each. Plain C99, no Python. */
+/* Compute the statistics of a tensor, with its histogram, and the distance it moved, in one read each. Plain C99, no
+ * Python. */
 #ifndef GRADWATCH_SUMS_H
 #define GRADWATCH_SUMS_H
 
@@ -11,14 +12,14 @@ typedef struct {
     uint64_t zeros, nonfinite;
 } Totals;
 
-/* What is summed over a block, lane by lane; all zero before the first value. */
+/* Sums over a block, lane by lane; all zero before the first value. */
 typedef struct {
     float sum[LANES], squares[LANES];
     int32_t max;
     uint32_t zeros;
 } FloatBlock;
 
-/* All of a block in one go; `n` is a multiple of LANES. */
+/* Read all sums of a block in one loop; `n` is a multiple of LANES. */
 INLINE void read_block(const uint32_t *bits, size_t n, FloatBlock *out)
 {
     float sum[LANES] = {0}, squares[LANES] = {0};
@@ -67,11 +68,12 @@ typedef struct {
     int is_begun, has_vanished;
 } FloatSums;
 
-/* Add what was read of a block. One whose squares a float cannot hold is read again, in double, from the cache. */
+/* Add the sums of a block. If a float cannot hold its squares, the block is read again in double, from the cache. */
 INLINE void take_block(FloatSums *sums, const FloatBlock *block, const uint32_t *bits, size_t length)
 {
     size_t padded = padded_length(length);
     double wide[BLOCK];
+    /* NaN and Inf are above the limit, so their blocks are read again, too */
     int fits = block->max == 0 || (block->max >= SMALLEST_FAST && block->max <= LARGEST_FAST);
     if (fits && !sums->has_vanished)
         for (int l = 0; l < LANES; l++) {
@@ -86,11 +88,11 @@ INLINE void take_block(FloatSums *sums, const FloatBlock *block, const uint32_t 
     sums->is_begun = 1;
     sums->has_vanished = block->max && block->max < SMALLEST_FAST;
     sums->absmax = block->max > sums->absmax ? block->max : sums->absmax;
-    sums->zeros += block->zeros - (padded - length);
+    sums->zeros += block->zeros - (padded - length); /* the padding is zeros */
 }
 
-/* Add a block. Once values have vanished in squares, the next blocks are read in double at once: subnormal products are
- * slow on some hardware. The first values tell how the first block is read. */
+/* Add a block. After squares have vanished, the next blocks are read in double immediately: subnormal products are slow
+ * on some hardware. The first values decide for the first block. */
 INLINE void add_block(FloatSums *sums, const uint32_t *bits, size_t length)
 {
     size_t padded = padded_length(length);
@@ -114,7 +116,7 @@ INLINE void sum_up(const FloatSums *sums, Totals *totals)
     totals->zeros = sums->zeros;
 }
 
-/* With `counts`, each block is counted there while it lies in the cache. */
+/* Sum up floats. With `counts`, each block is also counted while it is in the cache. */
 INLINE void float_totals(const void *data, size_t n, Kind kind, Totals *totals, Counts *counts)
 {
     FloatSums sums = {{0}, {0}, 0, 0, 0, 0};
@@ -165,12 +167,12 @@ INLINE uint64_t count_nonfinite(const void *data, size_t n, Kind kind)
         length = block_length(n - begin);
         const double *x = doubles(data, begin, length, kind, 0, wide);
         for (size_t i = 0; i < length; i++)
-            count += !(x[i] - x[i] == 0);
+            count += !(x[i] - x[i] == 0); /* Inf - Inf and NaN - NaN are NaN */
     }
     return count;
 }
 
-/* Mean and squared deviations from it, read again in double, from sums whose mean is about right. */
+/* Read mean and squared deviations again in double, from sums that give an approximate mean. */
 INLINE void refine(const void *data, size_t n, Kind kind, Totals *totals)
 {
     double mean = totals->sum / (double)n;
@@ -182,13 +184,13 @@ INLINE void refine(const void *data, size_t n, Kind kind, Totals *totals)
         add_to_lanes(sum, x, mean, padded_length(length));
         add_squares_to_lanes(squares, x, NULL, mean, padded_length(length));
     }
-    double error = folded(sum);
+    double error = folded(sum); /* of the approximate mean, times n: it also shifts the deviations */
     totals->sum += error;
     totals->deviations = folded(squares) - error * error / (double)n;
 }
 
-/* What sums alone do not tell: it takes a second read where there is NaN or Inf, or where the mean is not small beside
- * the spread, since sum and squares then cancel. */
+/* Complete the totals. A second read is necessary with NaN or Inf, and if the mean is not small compared with the spread,
+ * since sum and squares then cancel. */
 INLINE void complete(const void *data, size_t n, Kind kind, Totals *totals)
 {
     double mean = totals->sum / (double)n;
@@ -202,7 +204,7 @@ INLINE void complete(const void *data, size_t n, Kind kind, Totals *totals)
     }
 }
 
-/* All that the six statistics of a tensor follow from, in one read or two. */
+/* Read the totals that give the six statistics of a tensor, in one read or two. */
 INLINE void read_all(const void *data, size_t n, Kind kind, Totals *totals, Counts *counts)
 {
     if (kind == F64)
@@ -217,7 +219,7 @@ EVERY_CPU static void totals_of(const void *data, size_t n, Kind kind, Totals *t
     read_all(data, n, kind, totals, NULL);
 }
 
-/* The same, and its histogram. */
+/* As `totals_of`, with the histogram. */
 EVERY_CPU static void totals_and_counts_of(const void *data, size_t n, Kind kind, Totals *totals, int64_t *out)
 {
     Counts counts;
@@ -226,8 +228,7 @@ EVERY_CPU static void totals_and_counts_of(const void *data, size_t n, Kind kind
     write_counts(&counts, data, n, kind, out);
 }
 
-/* Weights of before and after a step are compared in halves of a block, which stay in the nearest cache beside the
- * moments. */
+/* Weights before and after a step are compared in halves of a block, which fit into the nearest cache with the moments. */
 enum { KEPT = BLOCK / 2 };
 
 INLINE size_t kept_length(size_t left)
@@ -247,8 +248,8 @@ INLINE float squared_difference(const float *x, const float *y, size_t i)
     return d * d;
 }
 
-/* Squares of differences from y, or of x where y is null, lane by lane. In twice as many lanes, and one array of them,
- * they stay in registers, and additions need not wait for each other. */
+/* Sum squares of differences from y, or of x if y is null, lane by lane. A single array of twice as many lanes stays in
+ * registers, and additions do not wait for each other. */
 INLINE void read_squares(const float *x, const float *y, size_t n, float *out)
 {
     float squares[2 * LANES] = {0};
@@ -272,7 +273,7 @@ INLINE int is_summed(const float *squares)
     return sum >= LEAST_SQUARES && sum <= FLT_MAX;
 }
 
-/* Add at most a block, in full lanes. One whose squares a float cannot hold is read again, in double, from the cache. */
+/* Add at most a block, in full lanes. If a float cannot hold its squares, it is read again in double, from the cache. */
 INLINE void add_change(ChangeSums *sums, const float *before, const float *after, size_t n)
 {
     double wide_before[BLOCK], wide_after[BLOCK];
@@ -291,7 +292,7 @@ INLINE void add_change(ChangeSums *sums, const float *before, const float *after
     add_squares_to_lanes(sums->updates, v, w, 0, n);
 }
 
-/* The same for any length. */
+/* As `add_change`, for any length. */
 INLINE void add_padded_change(ChangeSums *sums, const float *before, const float *after, size_t n)
 {
     float last_before[LANES] = {0}, last_after[LANES] = {0};
@@ -300,13 +301,14 @@ INLINE void add_padded_change(ChangeSums *sums, const float *before, const float
         add_change(sums, before, after, whole);
     if (n == whole)
         return;
+    /* padded with zeros, which have no square and no difference */
     memcpy(last_before, before + whole, (n - whole) * sizeof *before);
     memcpy(last_after, after + whole, (n - whole) * sizeof *after);
     add_change(sums, last_before, last_after, LANES);
 }
 
-/* Sums of squares of `before` and of `after - before`: in float for floats, else in double, as halves may differ by less
- * than a half can tell. */
+/* Sum the squares of `before` and of `after - before`: in float for floats, otherwise in double, since two halves may
+ * differ by less than the precision of a half. */
 EVERY_CPU static void change_of(const void *before, const void *after, size_t n, Kind kind, double *weight,
                                 double *update)
 {
@@ -327,10 +329,10 @@ EVERY_CPU static void change_of(const void *before, const void *after, size_t n,
     *update = folded(sums.updates);
 }
 
-/* Write the norm of a weight, and that of its update divided by it, from sums of squares. */
+/* Write the norm of a weight, and the norm of its update divided by it, from sums of squares. */
 INLINE void write_change(double weight, double update, float *out, size_t stride)
 {
-    double ratio = sqrt(update / weight);
+    double ratio = sqrt(update / weight); /* Inf or NaN for a weight of zero: reported as nan */
     out[0] = (float)sqrt(weight);
     out[stride] = ratio <= FLT_MAX ? (float)ratio : (float)NAN;
 }

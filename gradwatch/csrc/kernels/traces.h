@@ -1,9 +1,9 @@
-/* How far a step has moved a weight, from what it leaves behind: the weight after it, its moments and its constants.
+/* Compute the distance that a step moved a weight, from the weight after the step, the moments and the constants.
  *
- * The update is computed as torch's fused kernels do (aten/src/ATen/native/cpu/FusedAdamKernel.cpp and
- * FusedSGDKernel.cpp), operation by operation and in their order, and taken off the weight. That is rounded to a float,
- * as the weight before was one, which undoes the rounding of the step but where that was nearly a tie. Plain C99, no
- * Python. */
+ * The update is computed like in torch's fused kernels (aten/src/ATen/native/cpu/FusedAdamKernel.cpp and
+ * FusedSGDKernel.cpp), operation by operation and in the same order, and subtracted from the weight. The result is
+ * rounded to a float, like the weight before the step. This undoes the rounding of the step, except near a tie. Plain
+ * C99, no Python. */
 #ifndef GRADWATCH_TRACES_H
 #define GRADWATCH_TRACES_H
 
@@ -15,7 +15,7 @@ typedef enum { SGD, ADAM } Rule;
 typedef struct {
     Rule rule;
     int is_amsgrad;
-    float keep; /* what decoupled weight decay leaves of the weight */
+    float keep; /* fraction of the weight that decoupled weight decay leaves */
     float rate, eps;
     double lr, beta1, beta2;
 } Settings;
@@ -26,10 +26,10 @@ typedef struct {
     const float *weight, *first, *second; /* first: momentum; second, the largest with amsgrad: Adam only. Null unmoved */
     float step_size, root, inverse;       /* Adam; root corrects the second moment, inverse is its reciprocal */
     size_t numel;
-    float *change;                        /* where its column goes, or null */
+    float *change;                        /* memory for its column, or null */
 } Item;
 
-/* a * b + c, rounded once where `fused` */
+/* Return a * b + c, rounded once if `fused`. */
 INLINE float multiply_add(float a, float b, float c, int fused)
 {
 #if defined(__GNUC__)
@@ -41,7 +41,7 @@ INLINE float multiply_add(float a, float b, float c, int fused)
     return a * b + c;
 }
 
-/* The constants of Adam that depend on the number of steps. */
+/* Compute the constants of Adam that depend on the number of steps. */
 static void set_pace(Item *item, double count)
 {
     const Settings *s = item->settings;
@@ -50,19 +50,19 @@ static void set_pace(Item *item, double count)
     item->inverse = 1 / item->root;
 }
 
-/* x / divisor, to the bit: with the rounded reciprocal and the remainder at hand the quotient is rounded right
- * (Markstein, doi:10.1147/rd.341.0111, theorem 8.1), and dividing is what takes longest here. Of |x| < 1e-37, whose
- * remainder may underflow, the last bit may be another. */
+/* Return x / divisor, bit-identical: the rounded reciprocal and the remainder give the correctly rounded quotient
+ * (Markstein, doi:10.1147/rd.341.0111, theorem 8.1), and division is the slowest operation here. For |x| < 1e-37 the
+ * remainder may underflow, and the last bit may differ. */
 INLINE float over(float x, float divisor, float inverse, int fused)
 {
     if (!fused)
         return x / divisor;
     float near = x * inverse;
     float exact = multiply_add(multiply_add(-near, divisor, x, 1), inverse, near, 1);
-    return fabsf(near) <= FLT_MAX ? exact : near;
+    return fabsf(near) <= FLT_MAX ? exact : near; /* the remainder of Inf is NaN */
 }
 
-/* The same of an x that is not negative: then Inf, whose remainder is NaN, is distinguished by taking a minimum. */
+/* As `over`, for an x that is not negative. Inf has the remainder NaN, and a minimum is enough to exclude it. */
 INLINE float root_over(float x, float divisor, float inverse, int fused)
 {
     if (!fused)
@@ -72,8 +72,8 @@ INLINE float root_over(float x, float divisor, float inverse, int fused)
     return exact < twice ? exact : twice;
 }
 
-/* Weights of before the step, of one block. SGD is that with momentum and without Nesterov's. Of a weight of
- * zero the step leaves the rounded update, which has to come out as zero again, whichever way it was rounded. */
+/* Compute the weights of one block before the step. SGD is with momentum, and without Nesterov's. After a step from a
+ * weight of zero, only the rounded update is left, so the result must be zero again, whichever way it was rounded. */
 #define NOISE 2.4e-7f /* 2^-22 */
 
 INLINE void weights_before(const Item *item, size_t begin, size_t n, float *restrict before, int fused)
@@ -97,7 +97,7 @@ INLINE void weights_before(const Item *item, size_t begin, size_t n, float *rest
     }
 }
 
-/* Write the change of a parameter; one that was not moved has its weight read all the same. */
+/* Write the change of a parameter. For one that did not move, the weight is still read for its norm. */
 INLINE void trace(const Item *item, size_t stride, int fused)
 {
     ChangeSums changes = {{0}, {0}};
@@ -118,7 +118,8 @@ INLINE void trace(const Item *item, size_t stride, int fused)
     write_change(folded(changes.weights), folded(changes.updates), item->change, stride);
 }
 
-/* One source, several instruction sets. Not chosen by the dynamic linker: what is fused depends on it, as in torch. */
+/* One source for several instruction sets. The dynamic linker does not choose here, since fused operations depend on the
+ * choice, as in torch. */
 typedef void (*Tracer)(const Item *, size_t stride);
 
 #if defined(__GNUC__) && defined(__x86_64__)
