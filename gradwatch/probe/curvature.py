@@ -105,6 +105,7 @@ def curvature(
         while done < iterations and change > tolerance:
             product_P = _times_hessian(grads_P, used_P, vector_P)
             before, sharpness = sharpness, _dot(product_P, vector_P)
+            # an eigenvalue of 0 has no relative change: the iteration has converged
             change = abs(sharpness - before) / abs(sharpness) if sharpness else 0.0
             vector_P = _normalised(product_P)
             done += 1
@@ -130,6 +131,7 @@ def _gradients(value: Tensor, params: Sequence[Tensor]) -> tuple[list[Tensor], l
     """Return the gradients, with their graph if they have one, and the parameters that the loss depends on."""
     if not value.requires_grad or not params:
         raise GradwatchError("curvature: the loss depends on no trainable parameter of the model, expected a graph")
+    # with a graph, to differentiate again; unused parameters have no curvature
     found = torch.autograd.grad(value, params, create_graph=True, allow_unused=True)
     pairs = [(g, p) for g, p in zip(found, params, strict=True) if g is not None]
     return [g for g, _ in pairs], [p for _, p in pairs]

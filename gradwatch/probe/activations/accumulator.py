@@ -37,9 +37,8 @@ class PendingCall(NamedTuple):
     Args:
         accumulator: Accumulator of the called module.
         place: Number of the call within its forward pass.
-        arguments: Arguments of the C extension. They are the output, whether its units are dimension 1 (else the last
-            one), the maximum number of values to read, the ranges, the bits of units that never fired so far, whether
-            these bits are unset, and the row of the totals.
+        arguments: Arguments of the C extension: output, whether its units are dimension 1 (else the last one), maximum
+            number of values, ranges, bits of units that never fired so far, whether these are unset, row of totals.
     """
 
     accumulator: ActivationAccumulator

@@ -100,7 +100,7 @@ class FunctionAccumulators:
     Args:
         models: A model, or several by name.
         sums: Sums of the C extension.
-        new: Makes an accumulator whose rules are not known yet.
+        new: Makes an accumulator without rules, which the first call sets.
         found: Accumulators of the activations of an earlier run.
         is_open: Whether further activations are added.
     """

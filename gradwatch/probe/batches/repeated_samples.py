@@ -34,11 +34,11 @@ MIN_COPIES = 4
 """Minimum average number of copies of each sample in a batch that is drawn from a few samples."""
 
 MAX_DISTANCE = 0.3
-"""Maximum distance of the samples of a batch from those of the first batch, for batches of the same samples.
+"""Maximum distance from the samples of a batch to the samples of the first batch, if both have the same samples.
 
-It is the distance from a sample to the nearest one of the first batch, divided by the distance of that one to its
-neighbor, as a median over the samples. It is 1 for other samples of the same kind, 0 for the same samples, and in
-between with noise.
+For one sample, it is the distance to the nearest sample of the first batch, relative to that sample's distance to its
+own neighbor. The median over the samples counts. It is 1 for other samples of the same kind, 0 for the same samples,
+and in between with noise.
 """
 
 TOKEN_FACTOR = 0.6
@@ -95,6 +95,7 @@ class RepeatedSamples:
         distance = max(it.distance(now) for it, now in zip(self._first, groups, strict=True)) if is_small else math.inf
         is_sure = self._is_exact and not self._is_held and step >= SURE_STEP
         is_near = distance <= MAX_DISTANCE
+        # samples that differ once end the comparison; the event waits for the last step, or a sure one
         self.is_over = not is_near or step == INSPECTED_STEPS[-1] or is_sure
         if is_near and self.is_over:
             values = {
@@ -148,6 +149,7 @@ def _groups(batch: Any) -> list[list[Tensor]]:
     if not found or any(leaf.is_complex() or not leaf.numel() for leaf in found):
         return []
     first, is_point = found[0], found[0].is_floating_point()
+    # coordinates may come as several tensors, and pairs as two vectors of integers
     mates = [leaf for leaf in found[1:] if len(leaf) == len(first) and first[0].numel() <= MAX_COORDINATES]
     mates = [leaf for leaf in mates if is_point or (leaf.ndim == 1 and not leaf.is_floating_point())]
     others = [leaf for leaf in found[1:] if leaf.is_floating_point() and leaf[0].numel() > MAX_COORDINATES]

@@ -146,7 +146,7 @@ class OutputSlice(NamedTuple):
 
 
 class OutputCall(NamedTuple):
-    """A forward call whose output has received its gradient.
+    """A forward call with an output that has received its gradient.
 
     Args:
         size: Elements of the output.
@@ -165,8 +165,8 @@ class OutputCall(NamedTuple):
 class TargetMatch:
     """Read predictions and their gradients, which reveal the targets, on steps that sample activations.
 
-    The gradient of a cross entropy is the prediction minus the label, and so is the gradient of a squared error, up to
-    a factor. So the probe knows the targets without asking for them. If a model has learned only the mean of the
+    The gradient of a cross entropy is the prediction minus the label, and of a squared error a multiple of their
+    difference. So the probe knows the targets without asking for them. If a model has learned only the mean of the
     targets, a prediction fits any other sample as well as its own. Losses of another form are ignored, and so are
     outputs on a GPU, since reading them would wait.
     """

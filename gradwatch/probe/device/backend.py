@@ -29,6 +29,7 @@ def _load() -> tuple[ModuleType | None, str]:
         return None, f"is an old build: got revision {revision}, expected {REVISION}"
     try:
         native.bind(torch.Tensor, torch.nn.Parameter)
+    # the ways in which a torch may offer no access: attributes are missing, or the exchange table is another version
     except (AttributeError, ValueError, RuntimeError) as error:
         return None, f"cannot read the tensors of torch {torch.__version__}: {error}"
     return native, ""
@@ -52,6 +53,7 @@ def select_backend(kernel: Kernel = "auto") -> ModuleType | None:
             f"gradwatch._native: {_REASON}, expected a compiled extension; "
             "install gradwatch with a C compiler available, or use kernel='torch'"
         )
+    # here and not at import: a user of torch operations needs no warning
     if kernel == "auto" and _NATIVE is None and "native" not in _FAILED:
         _FAILED.add("native")
         warnings.warn(

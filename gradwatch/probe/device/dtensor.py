@@ -34,7 +34,7 @@ def gathers(module: torch.nn.Module) -> bool:
 
 
 def has_values(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor has memory: reading one whose storage was freed ends the process."""
+    """Return whether a tensor has memory: reading a tensor with freed storage ends the process."""
     part = local_part(tensor.detach())
     # FSDP frees storage and keeps the tensor: then there are elements, but no bytes
     if part.is_meta:

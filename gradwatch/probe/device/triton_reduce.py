@@ -96,8 +96,8 @@ def cut(numels: tuple[int, ...], columns: tuple[int, ...], device: torch.device)
     """Return the tables of the chunks of a model, on its device; they stay the same from step to step.
 
     Returns:
-        Sizes and columns of the tensors, the first chunk of each and the number of all chunks, and for each chunk its
-        tensor and its offset in the tensor.
+        Five tables. By tensor: its size, its column, and its first chunk (at the end, the number of all chunks). By
+        chunk: its tensor, and its offset in the tensor.
     """
     chunks = [math.ceil(n / kernels.CHUNK) for n in numels]
     tensors_C = torch.repeat_interleave(torch.arange(len(numels), device="cpu"), torch.tensor(chunks, device="cpu"))

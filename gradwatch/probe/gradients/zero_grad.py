@@ -55,7 +55,7 @@ class ZeroGradCheck:
         self._watched = [(optimizer, self._attach(optimizer, since=None)) for optimizer in optimizers]
 
     def check_again(self, step: int) -> None:
-        """Check the next updates of each optimizer whose last check is over, after an optimizer step."""
+        """Check the next updates of each optimizer after an optimizer step, if its last check is over."""
         if step < self._next:
             return
         self._next = step + CHECK_EVERY_STEPS

@@ -74,6 +74,7 @@ class _Tables:
         sums = [self._graph.through(child) for child in self._graph.inputs(node)]
         if len(sums) != 2 or (whole := self._graph.through(squared(self._graph, sums[0]))) is None:
             return
+        # `whole` is the sum over the rows; below it are the rows, of shape (..., fields, width)
         rows = self._graph.through(self._graph.first(whole)) if operation(whole) == "Sum" else None
         place = self._table(rows) if rows is not None else None
         if rows is None or place is None or len(shape(rows)) < 3 or not self._is_sum_of_squares(sums[1], rows):
@@ -123,10 +124,11 @@ class _Tables:
         """Return the index of the table that holds some values as rows: an embedding, or an indexed parameter."""
         made_by = self._graph.through(node)
         if made_by is not None and operation(made_by) == "Embedding":
-            made_by = self._graph.through(self._graph.first(made_by))
+            made_by = self._graph.through(self._graph.first(made_by))  # from the lookup to its table
         if made_by is None or not is_leaf(made_by) or (place := self._index.get(made_by.variable)) is None:
             return None
         layer = self._layers[place]
+        # other matrices are tables only if they are indexed
         is_table = "Embedding" in layer.module_type or self._is_indexed(node)
         return place if is_table and len(layer.shape) == 2 else None
 

@@ -114,7 +114,7 @@ def _weights_below(graph: Graph, node: Node, index: Mapping[Tensor, int]) -> Ite
 
 
 def _numbered_modules(layers: Sequence[LayerInfo]) -> dict[str, dict[str, list[str]]]:
-    """Return tensor names by parent and number, for parents whose numbered modules all have the same shapes."""
+    """Return tensor names by parent and number, for parents with numbered modules that all have equal shapes."""
     found: dict[str, dict[str, list[LayerInfo]]] = {}
     for layer in layers:
         parts = layer.name.split(".")

@@ -28,7 +28,7 @@ READ_STEPS = frozenset({0, 1, 8})
 """Steps with a read of the graph: the first, the second for loops that alternate, and one after a warm-up."""
 
 NAN_INSPECTIONS = 3
-"""Further reads, at the first steps whose loss or gradients are not finite."""
+"""Number of further reads, at the first steps with a loss or gradients that are not finite."""
 
 MAX_SINGULARITIES = 3
 MAX_CUTS = 8
@@ -113,6 +113,7 @@ class LossGraphReader:
             is_non_finite: Whether the loss or a gradient is not finite.
             is_whole: Whether the loss is complete, so that a parameter that it does not reach is cut off.
         """
+        # a plain number and a constant have no graph
         inspects_nan = is_non_finite and self._nan_inspections < NAN_INSPECTIONS
         if not (is_due(step) or inspects_nan) or not isinstance(loss, Tensor) or loss.grad_fn is None:
             return []
@@ -153,6 +154,7 @@ class LossGraphReader:
     def _match_rules(self, graph: Graph) -> Iterator[Observation]:
         """Yield the matches of the rules for single operations, each with the layer that it concerns."""
         found = [rule(graph, node) for name, rule in RULES.items() for node in graph.of(name)]
+        # only on the loss side of the graph, where values are predictions and targets
         found += [match_divergence(graph, node) for node in graph.side(REDUCTIONS)]
         found += [_match_broadcast(graph, node) for node in graph.side(LOSS_SIDE)]
         found += find_axis_mixups(graph)
@@ -179,6 +181,7 @@ class LossGraphReader:
 
     def _find_derivatives(self, graph: Graph) -> Iterator[Observation]:
         """Yield tensors that require a gradient and are not parameters: a loss may contain derivatives by them."""
+        # tensors hash by identity, so a set of them is safe
         others = {node.variable for node in graph.of(LEAF)} - self._index.keys()
         if others:
             shapes = ", ".join(sorted(str(tuple(leaf.shape)) for leaf in others)[:MAX_SINGULARITIES])
@@ -221,6 +224,7 @@ def _is_squared(node: Node, prediction: Node) -> bool:
     """Return whether n values became n x n in an operation with a constant, without an explicit `unsqueeze`."""
     sizes, before = shape(node), shape(prediction)
     n = sizes[0] if sizes else 0
+    # one sample broadcasts to 1 x 1, which is right
     return n > 1 and sizes == (n, n) and before in ((n, 1), (n,)) and operation(prediction) != "Unsqueeze"
 
 
@@ -243,6 +247,7 @@ def _last_activations(models: Models) -> dict[str, str]:
     for name, module in named_modules(models):
         if next(module.parameters(recurse=False), None) is not None:
             before = name
+        # modules come in the order of definition: the first activation after a layer counts
         elif before is not None and isinstance(module, LAST_ACTIVATIONS):
             found.setdefault(before, name)
     return found

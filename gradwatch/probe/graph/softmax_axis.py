@@ -31,7 +31,7 @@ class AxisSpan(NamedTuple):
 
 
 def find_axis_mixups(graph: Graph) -> Iterator[GraphMatch]:
-    """Yield each cross entropy whose softmax does not normalize over the outputs of the layer that made its scores.
+    """Yield each cross entropy with a softmax that does not normalize over the outputs of the scores' layer.
 
     `view(batch, classes, time)` of scores (batch, time, classes) has the shape that a cross entropy needs, but
     `transpose(1, 2)` was meant: the view spreads the scores of one position over several.
@@ -50,7 +50,7 @@ def find_axis_mixups(graph: Graph) -> Iterator[GraphMatch]:
 
 
 def _mixing(graph: Graph, softmax: Node, axis: int) -> tuple[Node, int] | None:
-    """Return the layer whose outputs are mixed up before a softmax and the number of its outputs, or None."""
+    """Return the layer with outputs that are mixed up before a softmax, and the number of outputs; or None."""
     classes = shape(softmax)[axis]
     is_torn = False
     node = graph.first(softmax)

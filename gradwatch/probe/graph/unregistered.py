@@ -43,7 +43,7 @@ class UnregisteredParams:
         self._seen: list[tuple[weakref.ref[Tensor], tuple[int, bytes]]] = []
 
     def find(self, graph: Graph, known: Mapping[Tensor, int], *, step: int) -> Iterator[Observation]:
-        """Yield each attribute whose parameters were in the graph at the first step and have not moved since.
+        """Yield each attribute with parameters that were in the graph at the first step and have not moved since.
 
         Args:
             graph: Autograd graph of the step's loss.

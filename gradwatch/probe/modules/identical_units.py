@@ -1,4 +1,4 @@
-"""Find weight matrices whose initial elements are all equal: their units are copies of each other."""
+"""Find weight matrices with equal initial elements, so that their units are copies of each other."""
 
 # M = matrices, N = leading elements
 
