@@ -197,7 +197,7 @@ static int begin_walk(Walk *walk, PyObject *groups)
     if (length < 0)
         return -1;
     walk->room = (size_t)length;
-    /* on failure, `end_walk` frees what was allocated */
+    /* on failure, `end_walk` frees the allocated arrays */
     walk->items = PyMem_Malloc((walk->room + 1) * sizeof(Item));
     walk->owners = PyMem_Malloc((walk->room + 1) * MAX_OWNERS * sizeof(PyObject *));
     walk->settings = PyMem_Malloc(((size_t)PyList_Size(groups) + 1) * sizeof(Settings));

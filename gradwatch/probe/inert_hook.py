@@ -25,7 +25,7 @@ class InertHook:
         return None if self._callback is None else self._callback(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # copying and pickling use this: the callback with its probe stays behind
+        # copying and pickling use this, so a copy has neither the callback nor its probe
         return InertHook, ()
 
 

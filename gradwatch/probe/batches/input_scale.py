@@ -121,7 +121,7 @@ class ModelInputs:
         step = self.step - self._first_step
         if self._inspected.get(name) == step or step not in INSPECTED_STEPS or not torch.is_grad_enabled():
             return
-        # a part whose outer part was inspected at this step gets inputs computed from the same batch
+        # its outer part was inspected at this step, and the inputs of both come from the same batch
         if any(_is_inside(name, outer) and self._inspected.get(outer) == step for outer in self._sources):
             return
         if step > 0 and name not in self._sources:  # without a first batch there is nothing to compare with

@@ -51,7 +51,7 @@ class UnregisteredParams:
             step: Optimizer step.
         """
         leaves = [node for node in graph.of(LEAF) if node.variable not in known]
-        # reading a tensor whose storage was freed would end the process
+        # reading a tensor with freed storage would end the process
         found = [node.variable for node in leaves if not _is_input(graph, node, known) and has_values(node.variable)]
         if step < SECOND_LOOK_STEP:
             self._seen = self._seen or [(weakref.ref(param), _state(param)) for param in found]
