@@ -145,7 +145,7 @@ class FunctionalActivations:
                 yield FunctionCall(name, owner.place, owner.channels_first, function, output)
 
     def _output(self, node: Node, function: FunctionType) -> Tensor | None:
-        """Return the output of an activation, or None if it is not in memory unchanged."""
+        """Return the output of an activation, or None if the output is not in memory unchanged."""
         name = "result" if function.module is None else "self"
         # the raw attribute shows hooks without running them
         raw = getattr(node, f"_raw_saved_{name}", None)

@@ -41,7 +41,7 @@ def _exponential_tail(scale: float) -> ActivationRules:
 
 
 def rules_of(module: nn.Module) -> ActivationRules | None:
-    """Return the ranges of a module, or None if it is no activation."""
+    """Return the ranges of a module, or None if the module is not an activation."""
     match module:
         case nn.ReLU6():  # before Hardtanh, which it is a subclass of
             return ActivationRules(dead=(-math.inf, 0.0), saturated=(-math.inf, 6.0))

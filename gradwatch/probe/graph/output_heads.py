@@ -23,7 +23,7 @@ MAX_GROUPS = 8
 
 
 def find_heads(graph: Graph, index: Mapping[Tensor, int], layers: Sequence[LayerInfo]) -> Iterator[Observation]:
-    """Yield the weights of the output heads, if there are several and all of them share a weight before them.
+    """Yield the weights of the output heads, if there are several and all share an earlier weight.
 
     Args:
         graph: Autograd graph of a loss.

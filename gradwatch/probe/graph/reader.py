@@ -65,7 +65,7 @@ LOSS_SIDE = frozenset(
 
 @final
 class LossGraphReader:
-    """Read the autograd graph of losses at a few first steps; at any other step it costs one comparison.
+    """Read the autograd graph of losses at a few first steps; any other step costs one comparison.
 
     The reader uses names, shapes and edges of nodes, and no saved tensor. So it computes, waits for, keeps and frees
     nothing. A backward pass frees the saved tensors, so their values are often gone anyway.

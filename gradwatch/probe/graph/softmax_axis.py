@@ -1,4 +1,4 @@
-"""Trace the axis of a softmax back to the layer that made the scores: does it still run over the layer's outputs?"""
+"""Trace the axis of a softmax back to the layer of the scores, and check that it runs over the layer's outputs."""
 
 from __future__ import annotations
 

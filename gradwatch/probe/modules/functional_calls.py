@@ -94,7 +94,7 @@ class FunctionalCalls:
             self._mode = None
 
     def record(self, name: str, module: nn.Module) -> None:
-        """Record that a module calls an active function, unless it is torch's own module for that function."""
+        """Record that a module calls an active function, except for torch's own module of the function."""
         # these pass their own mode, which `TrainEvalModes` inspects
         own = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
         if not isinstance(module, own) and module in self._names:
