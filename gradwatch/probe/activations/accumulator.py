@@ -134,7 +134,7 @@ class ActivationAccumulator:
         return PendingCall(self, place, (output, channels_first, self.limit, self._ranges, bits, is_first, self.row))
 
     def end(self, call: PendingCall, num_dead: int | None) -> None:
-        """Finish a call with the number of dead units from the C extension; None if the output was not readable there."""
+        """Finish a call with the number of dead units from the C extension; None if it could not read the output."""
         output, channels_first, _, _, bits, _, _ = call.arguments
         if num_dead is None:
             self._add_sample(self._units_last(output, channels_first=channels_first), place=call.place)
