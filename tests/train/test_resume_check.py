@@ -156,7 +156,7 @@ def start(*arguments):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads()), "NO_COLOR": "1"},
     )
 
 

@@ -43,7 +43,7 @@ def steady(tmp_path_factory):
 def begun(run, steps, patch=None):
     """Train with a change from the kept state on."""
     warm_start = find_warm_start(run, STEP)
-    return run_trial(config_of(run, patch), steps=steps, threads=1, warm_start=warm_start)
+    return run_trial(config_of(run, patch), steps=steps, threads=torch.get_num_threads(), warm_start=warm_start)
 
 
 @pytest.mark.parametrize("overrides", [[], ["train.precision=fp16"], ["train.accumulate=2", "data.batch_size=8"]])
