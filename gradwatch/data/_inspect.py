@@ -37,7 +37,7 @@ def check_dataset(dataset: Any, spec: DataSpec) -> None:
         raise GradwatchError(
             f"the inputs of the first sample have shape {tuple(inputs.shape)}, expected {spec.input_shape}"
         )
-    # labels in memory are cheap to check; those of other datasets would need a pass over all samples
+    # labels in memory are cheap to check; labels of other datasets need a pass over all samples
     if isinstance(dataset, InMemory) and spec.kind == "classes":
         _check_labels(dataset.targets, spec.outputs)
 

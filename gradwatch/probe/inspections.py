@@ -123,7 +123,7 @@ class Inspections:
         # nothing but modes: the usual step
         if not (is_due(step) or is_non_finite or self._pending or self._handles):
             return self._modes.read(step=step, is_validated=is_validated)
-        # pending first: events of earlier steps come before those of this graph
+        # pending first: events of earlier steps precede the events of this graph
         news = [*self._pending, *self._graph.read(loss, step=step, is_non_finite=is_non_finite)]
         self._pending = []
         if step == UNREAD_STEP and not self._graph.has_read:

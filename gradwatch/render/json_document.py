@@ -80,7 +80,7 @@ def document(history: History, diagnoses: Sequence[Diagnosis], *, run: Path | No
 
 
 def word(found: Severity | None, *, steps: int) -> str:
-    """Return the verdict on a run as a word, for all formats.
+    """Return the health of a run as a word, for all formats.
 
     Args:
         found: The highest severity above info, or None.

@@ -81,7 +81,7 @@ class RecordingMonitor:
         self._result.losses.append(float(loss.detach()) if isinstance(loss, torch.Tensor) else float(loss))
         try:
             self._monitor.step(loss, **context)
-        except Exception:
+        except Exception:  # any error of the monitor is a result, and is raised again
             self._result.error_in = "step"
             raise
 
@@ -104,7 +104,7 @@ def run_here(job: Job) -> CaseRun:
             options["run"] = job.run_dir
         try:
             monitors.append(factory(model, optimizer, **options))
-        except Exception:
+        except Exception:  # as in `step`
             result.error_in = "attach"
             raise
         return RecordingMonitor(monitors[-1], result)
@@ -112,7 +112,7 @@ def run_here(job: Job) -> CaseRun:
     start = time.perf_counter()
     try:
         case.run(attach)
-    except Exception:
+    except Exception:  # whatever a script or a monitor raises ends the case, not the evaluation
         result.error_in = result.error_in or "script"
         result.error = traceback.format_exc(limit=-4)
     for monitor in monitors:
@@ -121,7 +121,7 @@ def run_here(job: Job) -> CaseRun:
             result.findings += monitor.findings()
             if close := getattr(monitor, "close", None):
                 close()
-        except Exception:
+        except Exception:  # a monitor that fails at its end is scored as crashed
             result.error_in = result.error_in or "findings"
             result.error = result.error or traceback.format_exc(limit=-4)
     result.wall_s = time.perf_counter() - start

@@ -118,7 +118,7 @@ class _FunctionInspector(TorchFunctionMode):
 
 def _is_active(name: str, args: Any, kwargs: Any) -> bool:
     """Return whether a function drops values, or normalizes by the batch although it gets running statistics."""
-    # positions and defaults of the arguments are those of torch.nn.functional
+    # argument positions and defaults are as in torch.nn.functional
     if name in DROPOUTS:
         return bool(_argument("training", 2, args, kwargs, True)) and _argument("p", 1, args, kwargs, 0.5) > 0
     if name == "scaled_dot_product_attention":

@@ -1,4 +1,4 @@
-"""Build the report as one HTML page: verdict, findings, heat map, curves, config, environment, overhead."""
+"""Build the report as one HTML page: health, findings, heat map, curves, config, environment, overhead."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -27,7 +28,7 @@ class Log:
         return iter(self.items.values())
 
 
-class Baseline:
+class Baseline(ABC):
     """Pass the losses of a run to the rules of a tool, which go into `check`."""
 
     def __init__(
@@ -50,9 +51,9 @@ class Baseline:
         self.check(number(loss), None if val_loss is None else number(val_loss))
         self.now += 1
 
+    @abstractmethod
     def check(self, loss: float, val_loss: float | None) -> None:
         """Apply the rules to step `now`."""
-        raise NotImplementedError
 
     def findings(self) -> list[Finding]:
         """Return the findings in the order of their reports."""
