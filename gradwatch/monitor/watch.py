@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 import random
 import sys
 import warnings
@@ -36,6 +37,8 @@ from gradwatch.render.own_loop.finding_handler import OnFinding, check_on_findin
 
 _open_monitors: weakref.WeakSet[Monitor] = weakref.WeakSet()
 """Monitors to close at exit. Weak: the hooks of a model keep its monitor alive exactly as long as the model."""
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_open_monitors.clear)  # only the parent writes and ends the run
 
 
 def watch(

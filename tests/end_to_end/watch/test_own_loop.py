@@ -1,6 +1,7 @@
 """A loop of the user's own, run as a script: what it prints, how it ends, and what is written."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -117,3 +118,11 @@ def test_a_wrong_value_is_told_before_anything_is_written(run_loop):
         "on_finding: got 'rase', expected 'print', 'raise', a function or None; did you mean 'raise'?" in ended.stderr
     )
     assert status is None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
+def test_a_forked_child_that_exits_leaves_the_run_to_its_parent(run_loop):
+    ended, status = run_loop("train(None, None)\nimport os\nif os.fork():\n    os.wait()\n")
+
+    assert ended.stderr.count("in 120 steps") == 1
+    assert (ended.returncode, status) == (0, "finished")
