@@ -17,6 +17,13 @@ FAMILIES = ("numerics", "gradients", "activations", "updates", "optimizer", "dat
 """Sub-packages that hold detectors, in the order of the detector codes."""
 
 
+LATE_STEP = 1024
+"""Step from which detectors run less often. By then the loss and the gradients change slowly."""
+
+LATE_FACTOR = 4
+"""How many times less often detectors run from `LATE_STEP`. Where a step takes 0.3 ms, they are most of the overhead."""
+
+
 @dataclass(frozen=True, slots=True)
 class Example:
     """A made-up history and the expected findings: both a test and a picture for the manual page.
@@ -37,7 +44,7 @@ class Detector(Protocol):
     """One symptom: a final frozen dataclass without state, which reads everything from the history.
 
     The docstring of a detector is its manual page. Its fields are its thresholds, which YAML and `--set
-    detect.<kind>.<field>` can change. The pipeline calls `detect` every `every` steps. A detector may yield the same
+    detect.<kind>.<field>` can change. The pipeline calls `detect` every `every` steps, and less often from `LATE_STEP`. A detector may yield the same
     finding again: the pipeline keeps the first finding of each (kind, layer), and a later one only if it is more
     severe.
     """
@@ -63,6 +70,16 @@ class TriggeredDetector(Detector, Protocol):
     def triggers_T(self, rows: Rows, history: History) -> NDArray[np.bool_]:
         """Return at which rows the detector must run, of shape (T,). The history does not hold these rows yet."""
         ...
+
+
+def interval(every: int, step: int) -> int:
+    """Return the number of steps between two checks of a detector at a step."""
+    return every if step < LATE_STEP else LATE_FACTOR * every
+
+
+def due_T(every: int, steps_T: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return at which steps a detector is due, of shape (T,): at the multiples of its interval."""
+    return np.asarray(steps_T % np.where(steps_T < LATE_STEP, every, LATE_FACTOR * every) == 0)
 
 
 def detectors(settings: Mapping[str, Mapping[str, Any]] | None = None) -> tuple[Detector, ...]:

@@ -10,7 +10,7 @@ from typing import Protocol, final
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwatch.detect import Detector, TriggeredDetector
+from gradwatch.detect import Detector, TriggeredDetector, due_T
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.events import NOT_SHOWN
 from gradwatch.history.disk.header import Status
@@ -53,7 +53,7 @@ class Ingest:
 
     Args:
         history: Receives the rows and the findings.
-        detectors: Detectors. Each runs at the multiples of its `every`, or at the steps that its triggers select.
+        detectors: Detectors. Each runs at the steps of `due_T`, or at the steps that its triggers select.
         sinks: Sinks. Each sees every finding, and every step, or the multiples of its `every` if it has one.
         writer: Writes the history to disk, or None.
 
@@ -119,7 +119,7 @@ class Ingest:
         """Return a mask of the rows after which a detector is due; all False if the detector raises."""
         triggers_T = self._triggers.get(id(detector))
         if triggers_T is None:
-            return np.asarray(rows.steps_T % detector.every == 0)
+            return due_T(detector.every, rows.steps_T)
         try:
             return np.broadcast_to(triggers_T(rows, self.history), rows.steps_T.shape)
         except Exception as error:  # as in `_detect`

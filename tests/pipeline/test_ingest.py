@@ -6,9 +6,9 @@ import warnings
 import numpy as np
 import pytest
 
-from gradwatch.detect import detectors
+from gradwatch.detect import LATE_FACTOR, LATE_STEP, detectors
 from gradwatch.detect.features.finding import finding_of
-from gradwatch.history.store import WINDOW, Histograms, History, SampledStep, concatenate
+from gradwatch.history.store import WINDOW, Histograms, History, Rows, SampledStep, concatenate
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.history.table import MAX_APPENDED_STEPS
 from gradwatch.pipeline.ingest import Ingest
@@ -212,3 +212,46 @@ def test_a_detector_that_selects_no_rows_of_the_batch_is_disabled(selection):
         ingest.ingest(block)
 
     assert ingest.history.step == history.step
+
+
+def replayed(made):
+    """The rows of a long made-up run, of which a history keeps only the newest in full."""
+    for history in made.replay():
+        step = history.step
+        (steps_T, param_TSL), (_, run_TS1) = history.param.since(step - 1), history.run.since(step - 1)
+        yield Rows(steps_T.copy(), run_TS1[:, :, 0].copy(), param_TSL.copy(), ())
+
+
+class Counting:
+    """A detector that notes when it is asked."""
+
+    code, kind, every = "GW999", "counting", 10
+
+    def __init__(self):
+        self.steps = []
+
+    def detect(self, history):
+        self.steps.append(history.step)
+        return iter(())
+
+
+def test_a_detector_runs_less_often_once_a_run_is_old():
+    made, counting = Synthetic(steps=LATE_STEP + 100), Counting()
+    ingest = ingest_of(made.history(), detectors=[counting])
+
+    for block in blocks(replayed(made)):
+        ingest.ingest(block)
+
+    assert counting.steps == [*range(0, LATE_STEP, 10), *range(1040, LATE_STEP + 100, 10 * LATE_FACTOR)]
+
+
+@pytest.mark.parametrize("step", [LATE_STEP + 50, LATE_STEP + 61])
+def test_no_spike_is_missed_between_two_late_checks(step):
+    made = Synthetic(steps=LATE_STEP + 100).spike(step=step, factor=200)
+    ingest = ingest_of(made.history(), detectors=ALL)
+
+    for block in blocks(replayed(made)):
+        ingest.ingest(block)
+
+    (spike,) = [f for f in ingest.history.findings if f.kind == "gradient-spike"]
+    assert [q.value for q in spike.evidence if q.key == "spike.step"] == [step]

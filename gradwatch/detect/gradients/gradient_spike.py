@@ -11,7 +11,7 @@ from typing import ClassVar, final
 
 import numpy as np
 
-from gradwatch.detect import Example
+from gradwatch.detect import Example, interval
 from gradwatch.detect.features.baseline import first_steps
 from gradwatch.detect.features.consequences import severity_after
 from gradwatch.detect.features.finding import finding_of, format_factor
@@ -77,10 +77,11 @@ class GradientSpike:
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module, or the run, with a gradient spike since the last check."""
-        norm_T = history.scalar(NORM, PAST_STEPS + self.every)
-        if len(norm_T) < 2 * self.every + 6:
+        every = interval(self.every, history.step)
+        norm_T = history.scalar(NORM, PAST_STEPS + every)
+        if len(norm_T) < 2 * every + 6:
             return
-        past_T, new_T = norm_T[: -self.every], norm_T[-self.every :]
+        past_T, new_T = norm_T[:-every], norm_T[-every:]
         largest = float(np.fmax.reduce(new_T))
         if all(largest <= self.above_largest * norm for norm in past_T[:2].tolist()):  # cheap: it is below two of them
             return
@@ -98,7 +99,7 @@ class GradientSpike:
         early = _second_largest(first_T) if len(past_T) == PAST_STEPS else float(np.fmax.reduce(first_T))
         if spike < MIN_ABOVE_FIRST * early:
             return
-        age = self.every - int(new_T.argmax())
+        age = every - int(new_T.argmax())
         yield from self._findings(history, age=age, spike=spike, usual=usual, highest=highest)
 
     def _findings(self, history: History, *, age: int, spike: float, usual: float, highest: float) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from typing import ClassVar, final
 
 import numpy as np
 
-from gradwatch.detect import Example
+from gradwatch.detect import Example, interval
 from gradwatch.detect.features.consequences import severity_after
 from gradwatch.detect.features.finding import Sign, finding_of
 from gradwatch.detect.features.lr_schedule import JUMP_WINDOW_STEPS
@@ -121,7 +121,8 @@ class LearningRateTooHigh:
         # the rules below compare updates with weights
         if not len(structure_of(history).rate_weights.indices_W):
             return
-        yield from self._report(history, find_overwritten_weights(history, ratio=self.ratio, every=self.every))
+        every = interval(self.every, history.step)
+        yield from self._report(history, find_overwritten_weights(history, ratio=self.ratio, every=every))
         yield from self._report(history, find_loss_above_start(history, above_start=self.above_start, large=self.large))
         # weights may grow while the loss falls, which does no harm
         grown = find_weight_growth(history, growth=self.growth, every=self.every)
