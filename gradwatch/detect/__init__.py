@@ -21,7 +21,7 @@ LATE_STEP = 1024
 """Step from which detectors run less often. By then the loss and the gradients change slowly."""
 
 LATE_FACTOR = 4
-"""How many times less often detectors run from `LATE_STEP`. Where a step takes 0.3 ms, they are most of the overhead."""
+"""How many times less often detectors run from `LATE_STEP`. They are most of the overhead of a step of 0.3 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class Detector(Protocol):
     """One symptom: a final frozen dataclass without state, which reads everything from the history.
 
     The docstring of a detector is its manual page. Its fields are its thresholds, which YAML and `--set
-    detect.<kind>.<field>` can change. The pipeline calls `detect` every `every` steps, and less often from `LATE_STEP`. A detector may yield the same
-    finding again: the pipeline keeps the first finding of each (kind, layer), and a later one only if it is more
-    severe.
+    detect.<kind>.<field>` can change. The pipeline calls `detect` every `every` steps, and less often from
+    `LATE_STEP`. A detector may yield the same finding again: the pipeline keeps the first finding of each (kind,
+    layer), and a later one only if it is more severe.
     """
 
     code: ClassVar[str]
