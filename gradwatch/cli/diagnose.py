@@ -13,6 +13,7 @@ from gradwatch.cli.output.console import output, print_message, write
 from gradwatch.cli.verify import VerifyOptions, verify_run
 
 if TYPE_CHECKING:
+    from gradwatch.history.ending import Ending
     from gradwatch.history.store import History
     from gradwatch.records import Diagnosis
 
@@ -136,14 +137,16 @@ def command(
     """
     from gradwatch.diagnose.rank import diagnose
     from gradwatch.errors import GradwatchError
+    from gradwatch.history.disk.run_summary import ending_of
     from gradwatch.history.disk.writer import read
 
     if target and form != "html":
         raise GradwatchError(f"--output: got {target} with --format {form}, which is printed; add --format html")
     run = run_or_newest(run, command="diagnose")
     history = read(run)
-    if ending := _ending(run):
-        print_message("note", ending)
+    history.ending = ending_of(run)
+    if note := _way_on(run, history.ending):
+        print_message("note", note)
     if redetect or overrides:
         history = _redetected(history, run, overrides or [])
     diagnoses = diagnose(history)
@@ -179,17 +182,14 @@ def _write_report(target: Path | None, run: Path, history: History, diagnoses: t
     write(f"{path}\n")
 
 
-def _ending(run: Path) -> str:
-    """Return how an unfinished run ended, and how to continue it; an empty string if it is finished."""
-    from gradwatch.history.disk.writer import status
-
-    ending = {
-        "running": "the run is still in progress, or its process was killed",
-        "interrupted": "the run was interrupted",
-        "failed": "the run ended with an error",
-    }.get(status(run), "")  # a finished run needs no note
-    can_resume = ending and any((run / "checkpoints").glob("step-*"))
-    return f"{ending}; to continue it: gradwatch train --resume {run}" if can_resume else ending
+def _way_on(run: Path, ending: Ending) -> str:
+    """Return how to continue a run that did not reach its planned end; an empty string if that is impossible."""
+    if ending.kind == "running":
+        return "the run is still in progress"
+    if ending.kind == "finished" or not any((run / "checkpoints").glob("step-*")):
+        return ""
+    setting = " --set train.early_stop=null" if ending.kind == "early-stop" else ""
+    return f"to continue the run: gradwatch train --resume {run}{setting}"
 
 
 def _redetected(history: History, run: Path, overrides: list[str]) -> History:

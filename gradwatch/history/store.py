@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from gradwatch import catalogue
 from gradwatch.events import EVENTS_DROPPED, read_event
 from gradwatch.history import thinning
+from gradwatch.history.ending import Ending
 from gradwatch.history.table import WINDOW, Floats, Table
 from gradwatch.records import ActivationInfo, Event, Finding, RunInfo
 from gradwatch.step_time import StepTimer
@@ -121,6 +122,7 @@ class History:
             `RunInfo.layers`. They are not saved with the run.
         histograms_step: Step of the newest histograms, or -1 before the first.
         trained_s: Seconds that the appended steps took, without the pauses between them.
+        ending: How the run ended, or None while it is active.
     """
 
     def __init__(self, info: RunInfo, *, groups: int = 1) -> None:
@@ -129,6 +131,7 @@ class History:
         self.histograms: dict[int, tuple[Histograms, int]] = {}
         self.histograms_step = -1
         self.trained_s = 0.0
+        self.ending: Ending | None = None
         self._step_timer = StepTimer()
         self.findings: list[Finding] = []
         self.events: list[Event] = []
@@ -271,8 +274,7 @@ class History:
     def state(self) -> dict[str, Any]:
         """Return all data that detectors may read: the newest steps unthinned, the findings and the events.
 
-        The state consists of plain data and arrays for a checkpoint. The run on disk may be thinned after the
-        checkpoint.
+        It consists of plain data and arrays for a checkpoint. The run on disk may be thinned after the checkpoint.
         """
         tables = {"param": self.param.state(), "act": self.act.state(), "run": self.run.state()}
         events = [e.to_json() for e in self.events]
@@ -280,9 +282,8 @@ class History:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the result of `state`. Older steps of this history are kept."""
-        self.param.restore(state["param"])
-        self.act.restore(state["act"])
-        self.run.restore(state["run"])
+        for name, table in (("param", self.param), ("act", self.act), ("run", self.run)):
+            table.restore(state[name])
         self.findings[:] = [Finding.from_json(f) for f in state["findings"]]
         self.events[:] = [read_event(e) for e in state.get("events", ())]  # older checkpoints have none
         self._finding_index.clear()

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from gradwatch.history.disk.header import Status
+from gradwatch.history.ending import Status
 from gradwatch.history.store import History
 from gradwatch.incident.step_snapshot import StepSnapshotter
 from gradwatch.monitor.best_effort import best_effort, warn_once

@@ -21,8 +21,9 @@ from torch import nn
 
 from gradwatch.detect import detectors
 from gradwatch.errors import FindingError, GradwatchError
-from gradwatch.history.disk.header import Header, Status
+from gradwatch.history.disk.header import Header
 from gradwatch.history.disk.writer import Writer, claim_free
+from gradwatch.history.ending import Status
 from gradwatch.history.store import History
 from gradwatch.incident.step_snapshot import StepRecord, StepSnapshotter
 from gradwatch.monitor import Monitor, Schedule

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gradwatch.detect import Detector, TriggeredDetector, due_T
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.events import NOT_SHOWN
-from gradwatch.history.disk.header import Status
+from gradwatch.history.ending import Status
 from gradwatch.history.store import WINDOW, History, Rows
 from gradwatch.records import Diagnosis, Event, Finding
 from gradwatch.render import Sink

@@ -9,7 +9,7 @@ import numpy as np
 
 from gradwatch import catalogue
 from gradwatch.detect import Detector
-from gradwatch.history.disk.header import Status
+from gradwatch.history.ending import Ending, Status
 from gradwatch.history.store import Floats, Histograms, History, Rows, concatenate
 from gradwatch.pipeline.ingest import MAX_UNSHOWN_STEPS, Ingest, RunWriter
 from gradwatch.pipeline.worker import Worker
@@ -103,7 +103,14 @@ class Pipeline:
         self._worker.put(event)
 
     def close(self, status: Status) -> tuple[Diagnosis, ...]:
-        """End the sinks, write the final status of the run, and return the diagnoses."""
+        """End the sinks, write the final status of the run, and return the diagnoses.
+
+        Args:
+            status: Final status. A caller that knows more has set the ending of the history.
+        """
+        # before the sinks end: they show it
+        history = self._ingest.history
+        history.ending = history.ending or Ending(kind=status)
         diagnoses = self.end_sinks()
         if self._ingest.writer:
             self._ingest.writer.close(status)

@@ -8,6 +8,8 @@ NaN or infinite is null, so that every strict parser can read the document.
     version     1
     run         RunInfo: name, created, layers, activations, precision, optimizer, device, total_steps, versions, ...
     step        newest recorded optimizer step, -1 before the first
+    ending      {kind, reason, sentence}: how the run ended; kind is "finished", "early-stop", "non-finite", "critical",
+                "interrupted", "failed", "running" or "killed"; null for a run in memory that has not ended
     verdict     "healthy" if no finding is more severe than info, else "warning" or "critical"; "unknown" without a step
     facts       steps, seconds, samples_per_s, watch_frac, watch_s, loss, val_loss, val_accuracy
     findings    list of {code, kind, layer, step, severity, message, evidence: [{key, name, value, unit}]}
@@ -36,6 +38,7 @@ from typing import Any
 import numpy as np
 
 from gradwatch.events import INCIDENT
+from gradwatch.history.ending import Ending
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Severity
 from gradwatch.render.common.run_events import replay
@@ -70,6 +73,7 @@ def document(history: History, diagnoses: Sequence[Diagnosis], *, run: Path | No
         "version": VERSION,
         "run": history.info.to_json(),
         "step": history.step,
+        "ending": ended(history.ending, steps=history.step + 1),
         "verdict": word(worst_severity(history), steps=history.step + 1),
         "facts": asdict(run_stats(history)),
         "findings": [f.to_json() for f in history.findings],
@@ -77,6 +81,16 @@ def document(history: History, diagnoses: Sequence[Diagnosis], *, run: Path | No
         "events": [e.to_json() for e in history.events],
         "incidents": [{"step": e.step, "replay": replay(e, run)} for e in history.events if e.kind == INCIDENT.name],
     }
+
+
+def ended(ending: Ending | None, *, steps: int) -> dict[str, str] | None:
+    """Return how a run ended as plain data with its sentence, or None.
+
+    Args:
+        ending: The ending, or None for an active run.
+        steps: Number of recorded optimizer steps.
+    """
+    return ending.to_json() | {"sentence": ending.sentence(steps)} if ending else None
 
 
 def word(found: Severity | None, *, steps: int) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import datetime
 import itertools
-import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,11 +18,11 @@ from torch.optim import lr_scheduler
 from gradwatch import catalogue
 from gradwatch.config.sections.root import Config
 from gradwatch.errors import GradwatchError, RunError
-from gradwatch.history.disk.header import Status
+from gradwatch.history.ending import Ending, Kind
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis
 from gradwatch.render import LogFormat
-from gradwatch.train import resume_check
+from gradwatch.train import early_stop, resume_check
 from gradwatch.train.data_position import Position
 from gradwatch.train.evaluate import Evaluation, evaluate
 from gradwatch.train.recovery import failures, incidents, recover
@@ -34,14 +33,6 @@ from gradwatch.train.step import Batch, StepResult
 
 UNWATCHED_EVERY = 10
 """Steps between two recorded rows if watching is off: enough for a curve, at almost no overhead."""
-Ending = Literal["finished", "early-stop", "non-finite", "critical", "interrupted"]
-STATUS: dict[Ending, Status] = {
-    "finished": "finished",
-    "early-stop": "finished",
-    "non-finite": "failed",
-    "critical": "failed",
-    "interrupted": "interrupted",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +48,7 @@ class Outcome:
     """
 
     directory: Path
-    ending: Ending
+    ending: Kind
     history: History
     diagnoses: tuple[Diagnosis, ...]
 
@@ -87,9 +78,8 @@ def train(config: Config, *, resume: Path | None = None, log_format: LogFormat =
             torch.set_num_threads(config.train.threads)
         stack.enter_context(failures.explained())
         directory = resume or new_directory(config)
-        if resume:
-            resume_check.check(directory, config)
-        else:
+        before = resume_check.check(directory, config) if resume else None
+        if not resume:
             # entered before the session's files, so that they are closed when the directory is removed
             stack.enter_context(failures.discarded_if_empty(directory))
         session = Session(config, directory, resume=resume is not None, log_format=log_format, stack=stack)
@@ -97,13 +87,14 @@ def train(config: Config, *, resume: Path | None = None, log_format: LogFormat =
             # only after the session could be built: a config that fails must not replace the run's own
             resume_check.note(directory, config)
         stack.enter_context(failures.resumable(session))
-        ending = run(session, stack.enter_context(Interrupt()))
+        ended = early_stop.resumed_ending(session, then=before) if before else None
+        ending = ended or run(session, stack.enter_context(Interrupt()))
         session.training.end_workers()
         # the last rows, which are examined only here, may still hold a critical finding
         incidents.handle_final_step(session)
         session.save(best=False)
-        diagnoses = session.close(STATUS[ending])
-        return Outcome(directory=directory, ending=ending, history=session.pipeline.history, diagnoses=diagnoses)
+        diagnoses = session.close(ending)
+        return Outcome(directory=directory, ending=ending.kind, history=session.pipeline.history, diagnoses=diagnoses)
 
 
 def new_directory(config: Config) -> Path:
@@ -161,8 +152,8 @@ def run(session: Session, interrupt: Stop) -> Ending:
         # handling waits for the pipeline's worker thread, so only call it if there may be something to handle
         acts = recorder and (progress.step >= recorder.due or session.pipeline.unhandled_findings or not result.finite)
         if (acts or session.is_watchful) and _critical(session, finite=result.finite):
-            return "critical"
-    return "finished"
+            return Ending(kind="critical", reason=f"train.on_critical is {train.on_critical}")
+    return Ending(kind="finished")
 
 
 def _critical(session: Session, *, finite: bool) -> bool:
@@ -265,26 +256,13 @@ def move_schedule(session: Session, result: StepResult, evaluation: Evaluation |
 
 
 def _stop_reason(session: Session, result: StepResult, evaluation: Evaluation | None, interrupt: Stop) -> Ending | None:
+    if evaluation:
+        early_stop.count(session, result, evaluation)  # also at an interrupt: the evaluation is not repeated
     if interrupt.requested:
-        return "interrupted"
+        return Ending(kind="interrupted")
     if not result.finite and session.config.train.on_nonfinite == "stop":
-        return "non-finite"
-    if evaluation and _is_stale(session, result, evaluation):
-        return "early-stop"
-    return None
-
-
-def _is_stale(session: Session, result: StepResult, evaluation: Evaluation) -> bool:
-    """Return whether the early-stopping metric has not improved for `patience` evaluations."""
-    stop, progress = session.config.train.early_stop, session.progress
-    if stop is None:
-        return False
-    metric = {"val_loss": evaluation.loss, "val_accuracy": -evaluation.accuracy, "loss": result.loss}[stop.metric]
-    # the first evaluation always counts as an improvement, even with a metric of inf or nan; any number beats nan
-    is_first = math.isinf(progress.best) or (math.isnan(progress.best) and not math.isnan(metric))
-    improved = is_first or metric < progress.best - stop.min_delta
-    progress.best, progress.stale = (metric, 0) if improved else (progress.best, progress.stale + 1)
-    return progress.stale >= stop.patience
+        return Ending(kind="non-finite", reason="the loss or a gradient was not finite, and train.on_nonfinite is stop")
+    return early_stop.ending(session) if evaluation else None
 
 
 def _checkpoint_due(session: Session, evaluation: Evaluation | None) -> bool:

@@ -18,8 +18,8 @@ FREE = ("data.workers", "data.pin_memory", "data.eval_batch_size")
 CONFIG = "config.yaml"
 
 
-def check(directory: Path, config: Config) -> None:
-    """Check that a run can continue with a config.
+def check(directory: Path, config: Config) -> Config:
+    """Check that a run can continue with a config, and return the config of the run so far.
 
     Args:
         directory: The run directory, which holds the config of the run so far.
@@ -29,7 +29,8 @@ def check(directory: Path, config: Config) -> None:
         RunError: A fixed setting differs; the message shows each such setting with both values.
     """
     # loaded again, not compared as text: an older config may spell its settings differently
-    then, now = flat(load_config(directory / CONFIG).model_dump()), flat(config.model_dump())
+    before = load_config(directory / CONFIG)
+    then, now = flat(before.model_dump()), flat(config.model_dump())
     changed = [key for key in then | now if _is_kept(key) and then.get(key) != now.get(key)]
     if changed:
         told = "; ".join(f"{key}: the run has {_shown(then.get(key))}, got {_shown(now.get(key))}" for key in changed)
@@ -37,6 +38,7 @@ def check(directory: Path, config: Config) -> None:
             f"--resume: {told}; a run goes on with the model, data, loss, optimizer and schedule that it began with. "
             "Leave that as it is, or train again from the start"
         )
+    return before
 
 
 def note(directory: Path, config: Config) -> None:

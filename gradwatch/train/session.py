@@ -17,8 +17,8 @@ from gradwatch.config.sections.root import Config
 from gradwatch.config.sections.train import TrainSection
 from gradwatch.detect import detectors
 from gradwatch.errors import CheckpointError
-from gradwatch.history.disk.header import Status
 from gradwatch.history.disk.writer import Writer
+from gradwatch.history.ending import Ending
 from gradwatch.history.store import History
 from gradwatch.incident import recorder
 from gradwatch.incident.recorder import Snapshotter
@@ -127,11 +127,12 @@ class Session:
                 self.pipeline.add_event(event)
         self.pipeline.finish()
 
-    def close(self, status: Status) -> tuple[Diagnosis, ...]:
+    def close(self, ending: Ending) -> tuple[Diagnosis, ...]:
         """Detach from the model, end the run for sinks and disk, and return the diagnoses."""
         if self.monitor:
             self.monitor.detach()
-        return self.pipeline.close(status)
+        self.pipeline.history.ending = ending
+        return self.pipeline.close(ending.status)
 
     def _restore(self) -> dict[str, Any]:
         if checkpoint.newest(self.directory / "checkpoints") is None:

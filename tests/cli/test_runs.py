@@ -74,11 +74,12 @@ def test_each_run_is_a_line_for_other_programs(gradwatch, record, tmp_path):
     result = gradwatch("runs", tmp_path / "runs")
 
     assert (result.code, result.err) == (0, "")
-    path, status, blame, steps, loss, val_loss, accuracy, since, found = result.out.rstrip("\n").split("\t")
+    path, status, blame, steps, loss, val_loss, accuracy, since, found, ended = result.out.rstrip("\n").split("\t")
     assert path.endswith("runs/quick")
     assert (status, blame, steps, loss, val_loss, accuracy, found) == (
         "finished", "healthy", "5", "1.00", "0.250", "50 %", "",
     )  # fmt: skip
+    assert ended == "finished after 5 steps"
     assert re.fullmatch(r"\d+ d", since)
 
 

@@ -1,15 +1,12 @@
 """What the loop records, evaluates, saves and ends on, as its config says."""
 
-import math
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 
 from gradwatch import load_run
 from gradwatch.config.load import load_config
-from gradwatch.train import checkpoint, loop
+from gradwatch.train import checkpoint
 from gradwatch.train.loop import train
 
 CONFIG = """
@@ -102,12 +99,6 @@ def test_a_checkpoint_that_is_due_is_written_where_a_better_one_is_not_asked_for
     assert checkpoint.steps(outcome.directory / "checkpoints") == [5, 10, 15, 20, 25], "the validation loss falls"
 
 
-def test_it_ends_early_where_nothing_improves(tmp_path):
-    outcome = run(tmp_path, "train.eval_every=2", "train.early_stop={patience: 3, min_delta: 100.0}")
-
-    assert (outcome.ending, outcome.history.step) == ("early-stop", 7), "one evaluation, and three that are no better"
-
-
 def test_it_stops_at_a_loss_that_is_not_finite_where_told_to(tmp_path):
     outcome = run(tmp_path, "optim.name=sgd", "optim.lr=1e30", "train.on_nonfinite=stop")
 
@@ -127,25 +118,3 @@ def test_the_learning_rate_of_a_step_is_the_one_it_was_made_with(tmp_path, sched
     history = run(tmp_path, f"schedule={schedule}").history
 
     assert history["lr.0"].tolist() == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("losses", "stops_at"),
-    [
-        ([math.nan, math.nan, math.nan, math.nan], 2),
-        ([math.nan, 0.9, 0.8, 0.7, 0.6], None),
-        ([0.5, math.nan, 0.6, 0.7], 2),
-        ([math.inf, 0.9, 0.8], None),
-    ],
-)
-def test_early_stopping_takes_any_number_as_better_than_nan(losses, stops_at):
-    stop = SimpleNamespace(metric="val_loss", patience=2, min_delta=0.0)
-    session = SimpleNamespace(
-        config=SimpleNamespace(train=SimpleNamespace(early_stop=stop)), progress=SimpleNamespace(best=math.inf, stale=0)
-    )
-
-    stale = [
-        loop._is_stale(session, SimpleNamespace(loss=0.0), SimpleNamespace(loss=loss, accuracy=0.0)) for loss in losses
-    ]
-
-    assert next((i for i, is_stale in enumerate(stale) if is_stale), None) == stops_at

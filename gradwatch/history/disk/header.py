@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, final, get_args
+from typing import Any, Self, final, get_args
 
 from gradwatch.errors import RunError, did_you_mean
 from gradwatch.history.disk import atomic
 from gradwatch.history.disk.segments import Layout
+from gradwatch.history.ending import Ending, Status
 from gradwatch.history.store import History
 from gradwatch.history.table import Table
 from gradwatch.records import RunInfo
@@ -20,8 +21,6 @@ NAME = "run.json"
 SHARED = {"steps": ("run", "param"), "samples": ("act",)}
 """Tables that share records, by folder: a record per step, or a record per step that sampled activations."""
 
-Status = Literal["running", "finished", "interrupted", "failed"]
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,28 +28,37 @@ class Header:
     """The content of run.json.
 
     Args:
-        status: Final status of the run, or `running` if the run is active or its process was killed.
+        ending: How the run ended, or `running` if the run is active or its process was killed.
         groups: Number of optimizer groups.
         layouts: Layout of the records by folder.
         info: Description of the run.
     """
 
-    status: Status
+    ending: Ending
     groups: int
     layouts: dict[str, Layout]
     info: RunInfo
 
     @classmethod
     def of(cls, history: History, status: Status) -> Self:
-        """Return the header of a history, in the format of this version."""
+        """Return the header of a history, in the format of this version.
+
+        Args:
+            history: The history. Its ending counts if it has the status.
+            status: Status of the run.
+        """
+        ending = history.ending
+        if ending is None or ending.status != status:
+            ending = Ending(kind=status)
         layouts = {folder: Layout.of(tables) for folder, tables in shared_tables(history).items()}
-        return cls(status=status, groups=history.groups, layouts=layouts, info=history.info)
+        return cls(ending=ending, groups=history.groups, layouts=layouts, info=history.info)
 
     def write(self, directory: Path) -> None:
         """Write the header atomically."""
         data = {
             "format": FORMAT,
-            "status": self.status,
+            "status": self.ending.status,
+            "ending": self.ending.to_json(),
             "groups": self.groups,
             "records": {folder: layout.to_json() for folder, layout in self.layouts.items()},
             "info": self.info.to_json(),
@@ -91,7 +99,8 @@ class Header:
             for name, values in layout.fields.items():
                 if values.layers != rows[name]:
                     raise ValueError(f"records of '{name}' have {values.layers} layers, the run has {rows[name]}")
-        return cls(status=data["status"], groups=int(data["groups"]), layouts=layouts, info=info)
+        ending = Ending.from_json(data.get("ending"), status=data["status"])
+        return cls(ending=ending, groups=int(data["groups"]), layouts=layouts, info=info)
 
 
 def shared_tables(history: History) -> dict[str, dict[str, Table]]:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from gradwatch.errors import RunError
 from gradwatch.history.disk import lock
 from gradwatch.history.disk.findings import FINDINGS
-from gradwatch.history.disk.header import NAME, Header, Status
+from gradwatch.history.disk.header import NAME, Header
 from gradwatch.history.disk.segments import SUFFIX, Layout
+from gradwatch.history.ending import Ending
 from gradwatch.records import Severity
 
 MAX_DEPTH = 3
@@ -27,8 +28,6 @@ FINAL = ("loss", "val_loss", "val_accuracy")
 """Metrics in a list of runs, each with its newest value."""
 RUN_FILES = ("history", "config.yaml", FINDINGS.name)
 """Other contents of a run directory. A folder with one of them but without a header is a damaged run."""
-
-Ending = Status | Literal["killed"]
 
 
 @final
@@ -40,7 +39,7 @@ class RunSummary:
         path: Run directory.
         name: Name of the run.
         created: Start of the run, with time zone.
-        status: Final status of the run; `killed` if its header says `running` and no process writes to it.
+        ending: How the run ended; `killed` if its header says `running` and no process writes to it.
         steps: Optimizer steps done.
         total_steps: Planned optimizer steps, or None if unknown.
         loss: Training loss at the newest step; nan if it was not finite or there is no step.
@@ -52,13 +51,18 @@ class RunSummary:
     path: Path
     name: str
     created: datetime.datetime
-    status: Ending
+    ending: Ending
     steps: int
     total_steps: int | None
     loss: float
     val_loss: float
     val_accuracy: float
     found: dict[str, Severity]
+
+    @property
+    def status(self) -> str:
+        """`finished`, `interrupted`, `failed`, `running` or `killed`."""
+        return "killed" if self.ending.kind == "killed" else self.ending.status
 
     @property
     def worst_severity(self) -> Severity | None:
@@ -81,7 +85,7 @@ def summarize(directory: Path) -> RunSummary:
     if not (directory / NAME).is_file():
         raise RunError(f"{directory}: it holds no {NAME}")
     header = Header.read(directory)
-    info, status = header.info, header.status
+    info = header.info
     try:
         created = datetime.datetime.fromisoformat(info.created)
         steps, final = _newest(directory / "history" / "steps", header.layouts["steps"])
@@ -92,12 +96,29 @@ def summarize(directory: Path) -> RunSummary:
         name=info.name,
         # times with and without a zone cannot be sorted together
         created=created if created.tzinfo else created.replace(tzinfo=datetime.UTC),
-        status="killed" if status == "running" and not lock.is_held(directory) else status,
+        ending=_ending(directory, header),
         steps=steps,
         total_steps=info.total_steps,
         found=_worst_severities(directory),
         **final,
     )
+
+
+def ending_of(directory: Path) -> Ending:
+    """Return how a run ended; `killed` if it has no ending of its own and no process writes to it.
+
+    Call it only in a process that does not write to the run: it would release the lock of that process.
+
+    Raises:
+        RunError: There is no run, or its header cannot be read.
+    """
+    return _ending(directory, Header.read(directory))
+
+
+def _ending(directory: Path, header: Header) -> Ending:
+    if header.ending.kind == "running" and not lock.is_held(directory):
+        return Ending(kind="killed")
+    return header.ending
 
 
 def _directories(folder: str, depth: int) -> Iterator[Path]:

@@ -10,13 +10,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, final
 
-from gradwatch.errors import RunError
+from gradwatch.errors import RunError, raised
 from gradwatch.history.disk import atomic, lock, segments
 from gradwatch.history.disk.events import EVENTS
 from gradwatch.history.disk.findings import FINDINGS
-from gradwatch.history.disk.header import NAME, Header, Status, shared_tables
+from gradwatch.history.disk.header import NAME, Header, shared_tables
+from gradwatch.history.ending import Ending, Status
 from gradwatch.history.store import History
 from gradwatch.records import Event, Finding
+
+MAX_REASON = 400
+"""Most characters of an error that run.json keeps."""
 
 
 @final
@@ -90,6 +94,7 @@ class Writer:
             # after all checks: a refused run stays as it is
             FINDINGS.truncate(directory, until=step)
             EVENTS.truncate(directory, until=step)
+            history.ending = None  # the run goes on
             writer = cls(directory, history, held_lock=held_lock)
             on_error.pop_all()
         return writer, history
@@ -125,7 +130,11 @@ class Writer:
         self._open_files()  # new segment writers delete the later rows
 
     def close(self, status: Status = "finished") -> None:
-        """Write the final status, close the files and release the lock. A second call does nothing."""
+        """Write the final status and ending, close the files and release the lock. A second call does nothing.
+
+        Args:
+            status: Final status. The ending of the history says more, if it has this status.
+        """
         if self._is_closed:
             return
         self._is_closed = True
@@ -144,10 +153,20 @@ class Writer:
         if kind is None:
             self.close()
             return
+        assert error, "the context manager protocol passes both"
+        self._history.ending = ending_of(error)
         try:
-            self.close("interrupted" if issubclass(kind, KeyboardInterrupt) else "failed")
+            self.close(self._history.ending.status)
         except RunError as second:  # such as a full disk; the first error propagates
             warnings.warn(str(second), RuntimeWarning, stacklevel=2)
+
+
+def ending_of(error: BaseException) -> Ending:
+    """Return the ending of a run that an exception ended."""
+    if isinstance(error, KeyboardInterrupt):
+        return Ending(kind="interrupted")
+    # one line: torch adds a stack in C++ to some errors
+    return Ending(kind="failed", reason=" ".join(raised(error).split())[:MAX_REASON])
 
 
 def read(directory: Path, *, until: int | None = None) -> History:
@@ -166,11 +185,12 @@ def read(directory: Path, *, until: int | None = None) -> History:
 
 def status(directory: Path) -> Status:
     """Return the status of a run: `running` also if its process was killed."""
-    return Header.read(directory).status
+    return Header.read(directory).ending.status
 
 
 def _load(directory: Path, header: Header, *, until: int | None = None) -> History:
     history = History(header.info, groups=header.groups)
+    history.ending = header.ending
     problems: list[str] = []
     for folder, tables in shared_tables(history).items():
         layout = header.layouts[folder]

@@ -19,12 +19,19 @@ TREND = 16  # columns of the loss trend
 def headline(history: History, signs: Glyphs) -> list[Text]:
     """Return three lines: health with name and length, loss with validation, throughput with overhead.
 
-    A run without a step gets one line.
+    A run without a step gets only the first. A second line says how a run ended before its planned end.
     """
+    ended = [Text(f"  {sentence}", "bold")] if (sentence := early_ending(history)) else []
     if history.step < 0:
-        return [Text.assemble((health(history), "bold"), f"  {history.info.name}")]
+        return [Text.assemble((health(history), "bold"), f"  {history.info.name}"), *ended]
     run = run_stats(history)
-    return [_health(history, run, signs), _learning(history, run, signs), _cost(run)]
+    return [_health(history, run, signs), *ended, _learning(history, run, signs), _cost(run)]
+
+
+def early_ending(history: History) -> str:
+    """Return how a run ended that did not reach its planned end; an empty string for other runs."""
+    ending = history.ending
+    return "" if ending is None or ending.kind in ("finished", "running") else ending.sentence(history.step + 1)
 
 
 def health(history: History) -> str:
@@ -36,8 +43,9 @@ def health(history: History) -> str:
     found = ", ".join(_counted(count, severity) for count, severity in counts if count)
     if worst_severity(history) is not None:
         return found
-    # a live run, or one that ended before its planned steps
-    healthy = "healthy so far" if total and history.step + 1 < total else "healthy"
+    # a live run, or one that ended before its planned steps; early stopping is an end as planned
+    is_stopped = history.ending is not None and history.ending.kind == "early-stop"
+    healthy = "healthy so far" if total and history.step + 1 < total and not is_stopped else "healthy"
     if not is_long_enough(history):  # too short for `loss-plateau` to find a flat loss
         healthy = "no problems found (short run)"
     return f"{healthy}, {found}" if found else healthy

@@ -4,8 +4,9 @@ The JSON, version 1. Within a version, keys may be added, but no key is removed 
 NaN, infinite or unknown is null.
 
     version     1
-    runs        list of {path, name, verdict, status, created, age_s, steps, total_steps, loss, val_loss, val_accuracy,
-                findings: {kind: severity}}; verdict is "healthy", "warning", "critical", or "unknown" without a step;
+    runs        list of {path, name, verdict, status, ending: {kind, reason, sentence}, created, age_s, steps,
+                total_steps, loss, val_loss, val_accuracy, findings: {kind: severity}};
+                verdict is "healthy", "warning", "critical", or "unknown" without a step;
                 status is "finished", "interrupted", "failed", "running" or "killed"
     damaged     list of {path, problem}
 """
@@ -26,7 +27,7 @@ from gradwatch.history.disk.run_summary import FINAL, RunSummary
 from gradwatch.render.common import format as units
 from gradwatch.render.common.sparkline import ASCII, Glyphs, glyphs
 from gradwatch.render.common.style import OK, SEVERITY, mark
-from gradwatch.render.json_document import UNKNOWN, strict, word
+from gradwatch.render.json_document import UNKNOWN, ended, strict, word
 
 VERSION = 1
 HEAD = ("verdict", "run", "steps", "loss", "val loss", "accuracy", "age", "found")
@@ -103,13 +104,19 @@ def print_runs(console: Console, runs: Sequence[RunSummary], *, now: datetime.da
 
 
 def lines(runs: Sequence[RunSummary], *, now: datetime.datetime) -> str:
-    """Return runs as tab-separated lines: path, status, verdict, and the other columns of the table."""
+    """Return runs as tab-separated lines: path, status, verdict, the other columns of the table, and how it ended."""
     rows = []
     for run in runs:
         # without the cells for verdict and name: they contain signs and the status
         _, _, *cells = _cells(run, now, ASCII)
         rows.append(
-            [str(run.path), run.status, word(run.worst_severity, steps=run.steps), *(cell.plain for cell in cells)]
+            [
+                str(run.path),
+                run.status,
+                word(run.worst_severity, steps=run.steps),
+                *(cell.plain for cell in cells),
+                run.ending.sentence(run.steps),
+            ]
         )
     return "".join("\t".join(row) + "\n" for row in rows)
 
@@ -145,7 +152,7 @@ def _health(run: RunSummary, signs: Glyphs) -> Text:
 
 
 def _name(run: RunSummary, width: int) -> Text:
-    ended = "" if run.status == "finished" else f"  {run.status}"
+    ended = "" if run.ending.kind == "finished" else f"  {run.ending.word}"
     return Text.assemble((units.shorten(run.name, max(8, width - len(ended))), "bold"), (ended, "dim"))
 
 
@@ -171,6 +178,7 @@ def _plain(run: RunSummary, now: datetime.datetime) -> dict[str, Any]:
         "name": run.name,
         "verdict": word(run.worst_severity, steps=run.steps),
         "status": run.status,
+        "ending": ended(run.ending, steps=run.steps),
         "created": run.created.isoformat(),
         "age_s": (now - run.created).total_seconds(),
         "steps": run.steps,

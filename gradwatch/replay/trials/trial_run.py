@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.config.sections.root import Config
+from gradwatch.history.ending import Ending
 from gradwatch.history.store import History
 from gradwatch.records import Finding, Severity
 from gradwatch.replay.restore.restored_session import isolated_process, run_until
@@ -119,7 +120,7 @@ def run_trial(
         warnings.simplefilter("ignore")  # the run itself has already shown them
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradwatch-")))
         session, val_loss, val_accuracy = _trained(_quiet(config, folder), folder, steps, warm_start, stack)
-        session.close("finished")
+        session.close(Ending(kind="finished"))
         history = session.pipeline.history
     seconds = time.perf_counter() - began
     start_step = warm_start.step if warm_start else 0

@@ -170,9 +170,9 @@ def test_a_run_directory_that_is_none_is_a_mistake(run, capsys, args, message):
 @pytest.mark.parametrize(
     ("status", "told"),
     [
-        ("running", "the run is still in progress, or its process was killed"),
-        ("interrupted", "the run was interrupted"),
-        ("failed", "the run ended with an error"),
+        ("running", "killed at step 30"),
+        ("interrupted", "interrupted at step 30"),
+        ("failed", "failed at step 30"),
     ],
 )
 def test_a_diagnosis_says_of_a_run_that_is_not_finished_how_to_go_on(run, capsys, status, told):
@@ -181,4 +181,6 @@ def test_a_diagnosis_says_of_a_run_that_is_not_finished_how_to_go_on(run, capsys
 
     main(["diagnose", str(run), "--fail-on", "never"])
 
-    assert capsys.readouterr().err == f"note: {told}; to continue it: gradwatch train --resume {run}\n"
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[1].strip() == told
+    assert shown.err == f"note: to continue the run: gradwatch train --resume {run}\n"

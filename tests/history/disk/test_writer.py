@@ -97,6 +97,16 @@ def test_status_says_how_a_run_ended(tmp_path, run_info):
         assert status(tmp_path / name) == expected
 
 
+def test_a_run_that_an_error_ended_keeps_the_error_on_one_line(tmp_path, run_info):
+    with pytest.raises(ValueError, match="bad"), Writer(tmp_path / "a", History(run_info())):
+        raise ValueError("bad\n  sample " + "x" * 1000)
+
+    sentence = read(tmp_path / "a").ending.sentence(0)
+
+    assert sentence.startswith("failed before the first step: ValueError: bad sample xxx")
+    assert len(sentence) < 500
+
+
 def test_a_second_run_in_one_directory_is_refused(tmp_path, run_info):
     Writer(tmp_path / "run", History(run_info())).close()
     with pytest.raises(RunError, match="already holds a run: resume it, or choose another directory"):
