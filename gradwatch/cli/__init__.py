@@ -1,7 +1,8 @@
 """Parse the command line: each command has a file that parses, calls one function, and returns an exit code.
 
 Exit codes: 0 healthy, 1 findings at or above `--fail-on`, 2 a mistake of the user's, 3 interrupted but resumable;
-70 if an exception escaped (as in sysexits.h: 1 means findings here), 130 for Ctrl-C before training.
+70 if an exception escaped from the user's code or from gradwatch (as in sysexits.h: 1 means findings here), 130 for
+Ctrl-C before training.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import typer
 from gradwatch.cli import compare, diagnose, explain, replay, runs, schema, train
 from gradwatch.cli import list as list_
 from gradwatch.cli.command import Command, Group
-from gradwatch.cli.output.console import show_warning, write
+from gradwatch.cli.output.console import output_error, print_message, show_warning, write
 from gradwatch.cli.output.errors import print_crash, print_mistake
 from gradwatch.errors import GradwatchError
 
-CRASHED = 70
+MISTAKE, CRASHED = 2, 70
 
 EPILOG = """\
 **Examples**
@@ -36,6 +37,7 @@ EPILOG = """\
     1   findings at or above --fail-on
     2   a mistake in the command, the config or the files
     3   interrupted; continue with gradwatch train --resume RUN
+    70  an unexpected error in your own code or in gradwatch; the last line says which
 
 Documentation: README.md and the folder docs/ of the repository.
 """
@@ -68,7 +70,9 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     with warnings.catch_warnings():  # restores showwarning for a caller in the same process, such as a test
         warnings.showwarning = show_warning
-        return _run(args)
+        code = _run(args)
+        # also if no command has noticed, such as `train`, which goes on without its terminal output
+        return MISTAKE if _output_failed() and code == 0 else code
 
 
 def _run(args: Sequence[str] | None) -> int:
@@ -79,11 +83,21 @@ def _run(args: Sequence[str] | None) -> int:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except GradwatchError as error:
         print_mistake(error)
-        return 2
+        return MISTAKE
     except Exception as error:  # Python's own exit code would be 1, which means findings here
+        if isinstance(error, OSError) and _output_failed(error):
+            return MISTAKE
         print_crash(error)
         return CRASHED
     return 0
+
+
+def _output_failed(error: OSError | None = None) -> bool:
+    """Return whether standard output could not be written, and say so."""
+    reason = output_error(after=error)
+    if reason:
+        print_message("error", f"standard output cannot be written: {reason}")
+    return bool(reason)
 
 
 def _print_version(wanted: bool) -> None:

@@ -4,14 +4,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch import catalogue
+from gradwatch.history.measured import measured
 from gradwatch.history.store import Floats, History, Table
 
 CANCELLING_MEANS = ("grad.mean", "act.mean")
@@ -23,6 +24,8 @@ HISTORY_DEPENDENT = ("act.silent", "act.silent_since")
 ORDER = ("batch_hash", "lr.", "weight.l2", "loss", "act.", "grad.", "grad_norm.", "loss_scale", "skipped", "update.")
 """Computation order of the statistics in a step. If several differ at a step, the first is closest to the cause."""
 ROUNDOFF = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-9}  # IEEE 754, table 3.5; bfloat16 has 8 bits
+Places = tuple[NDArray[Any], ...]
+"""Index of some rows and columns of an array, as `numpy.ix_` returns it."""
 SUM_ROUNDINGS, STORE_ROUNDINGS = 2.0**10, 2.0**3
 """Rounding errors in a number, in units of the roundoff. The first is for fp32 sums of some 1000 terms in any order.
 The second is for values stored in the format of the forward pass in some 10 layers. Such errors grow with the root of
@@ -121,6 +124,17 @@ class Comparison:
     only_second: tuple[str, ...]
 
 
+class _CommonStatistic(NamedTuple):
+    """A statistic of two histories at their common steps and layers, and the values that both have measured."""
+
+    name: str
+    layers: tuple[str, ...]
+    steps_T: NDArray[np.int64]
+    first_TL: Floats
+    second_TL: Floats
+    is_measured_TL: NDArray[np.bool_]
+
+
 def compare(first: History, second: History, *, tolerance: float | None = None) -> Comparison:
     """Compare two histories at their common steps.
 
@@ -198,10 +212,10 @@ def choose_tolerance(first: History, second: History) -> float:
 def _first_difference(first: History, second: History, *, tolerance: float | None) -> FirstDifference | None:
     """Return the first difference of two histories, of any size or above a tolerance."""
     differences: list[FirstDifference] = []  # the first of each statistic
-    for statistic, layers, steps_T, a_TL, b_TL in _common_statistics(first, second):
+    for statistic, layers, steps_T, a_TL, b_TL, is_measured_TL in _common_statistics(first, second):
         if tolerance is not None and statistic in CANCELLING_MEANS:
             continue
-        is_different_TL = _is_different(a_TL, b_TL, 0.0 if statistic in EXACT else tolerance)
+        is_different_TL = is_measured_TL & _is_different(a_TL, b_TL, 0.0 if statistic in EXACT else tolerance)
         if not is_different_TL.any():
             continue
         t = int(is_different_TL.any(axis=1).argmax())
@@ -223,25 +237,28 @@ def _first_difference(first: History, second: History, *, tolerance: float | Non
     return replace(at_step[0], others=sum(d.others + 1 for d in at_step) - 1)
 
 
-def _common_statistics(
-    first: History, second: History
-) -> Iterator[tuple[str, tuple[str, ...], NDArray[np.int64], Floats, Floats]]:
-    """Yield each common statistic with its layers, the common steps, and the values (T, L) of both histories."""
+def _common_statistics(first: History, second: History) -> Iterator[_CommonStatistic]:
     for a, b in ((first.run, second.run), (first.param, second.param), (first.act, second.act)):
         layers = tuple(name for name in a.layers if name in set(b.layers))
+        steps_T, in_a, in_b = _align(a, b, layers)
+        sampled_once = np.setxor1d(a.kept_steps(), b.kept_steps())
+        is_later_T = steps_T > sampled_once.min(initial=np.iinfo(np.int64).max)
         for statistic in a.statistics:
             # clocks differ in every run
             if statistic not in b.statistics or statistic in catalogue.CLOCK_NAMES or not layers:
                 continue
-            yield statistic, layers, *_align(a, b, statistic, layers)
+            is_measured_TL = measured(first, a, statistic)[in_a] & measured(second, b, statistic)[in_b]
+            if statistic in HISTORY_DEPENDENT:
+                is_measured_TL[is_later_T] = False
+            first_TL, second_TL = a.series(statistic)[1][in_a], b.series(statistic)[1][in_b]
+            yield _CommonStatistic(statistic, layers, steps_T, first_TL, second_TL, is_measured_TL)
 
 
-def _align(a: Table, b: Table, statistic: str, layers: tuple[str, ...]) -> tuple[NDArray[np.int64], Floats, Floats]:
-    """Return the common steps of two tables, and a statistic of some layers of both tables at these steps."""
-    (a_steps, a_TL), (b_steps, b_TL) = a.series(statistic), b.series(statistic)
-    steps_T, mine, theirs = np.intersect1d(a_steps, b_steps, assume_unique=True, return_indices=True)
+def _align(a: Table, b: Table, layers: Sequence[str]) -> tuple[NDArray[np.int64], Places, Places]:
+    """Return the common steps of two tables, and the places (T, L) of these steps and some layers in both tables."""
+    steps_T, a_rows, b_rows = np.intersect1d(a.kept_steps(), b.kept_steps(), assume_unique=True, return_indices=True)
     a_columns, b_columns = ([table.layers.index(name) for name in layers] for table in (a, b))
-    return steps_T, a_TL[mine][:, a_columns], b_TL[theirs][:, b_columns]
+    return steps_T, np.ix_(a_rows, a_columns), np.ix_(b_rows, b_columns)
 
 
 def _is_different(a_TL: Floats, b_TL: Floats, tolerance: float | None) -> NDArray[np.bool_]:
@@ -263,7 +280,8 @@ def _compare_gradients(first: Table, second: Table) -> list[GradientGap]:
     layers = tuple(name for name in first.layers if name in set(second.layers))
     if not layers:
         return []
-    _, a_TL, b_TL = _align(first, second, "grad.l2", layers)
+    _, in_a, in_b = _align(first, second, layers)
+    a_TL, b_TL = first.series("grad.l2")[1][in_a], second.series("grad.l2")[1][in_b]
     with np.errstate(all="ignore"):
         decades_TL: NDArray[Any] = np.log10(b_TL.astype(np.float64)) - np.log10(a_TL.astype(np.float64))
     decades_TL[(a_TL == 0) & (b_TL == 0)] = 0.0  # equal, although the logarithms are infinite

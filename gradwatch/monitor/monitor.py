@@ -84,7 +84,7 @@ class Monitor:
         self._stop = stop
         self.run_dir = run_dir
         self.facts = facts
-        self._is_closed = False
+        self._is_closed = self._is_abandoned = False
         self._diagnoses: tuple[Diagnosis, ...] | None = None
         devices = {p.device for p in params}
         cuda = next((device for device in devices if device.type == "cuda"), None)
@@ -192,11 +192,26 @@ class Monitor:
             return
         began = time.perf_counter()
         if self._is_closed:
-            warn_once(self, "close", "step() after close() records nothing")
+            self._refuse_step()
             return
         self._collector.leave_fast_path()
         self._rows.drain()  # earlier rows whose readings have arrived, without waiting
         self._full_path.record(loss, batch, val_loss, grad_norm, statistics, began=began)
+
+    def abandon(self) -> None:
+        """Leave the run to the parent process, in a forked child: record nothing from now on."""
+        self.pipeline.abandon()
+        # only flags: most children, such as data workers, never step; `_refuse_step` removes the hooks of the others
+        self._append, self._observe = _not_appended, _not_observed
+        self._is_closed, self._is_abandoned, self._diagnoses = True, True, ()
+
+    def _refuse_step(self) -> None:
+        text = "step() after close() records nothing"
+        if self._is_abandoned:
+            self._is_abandoned = False
+            self.detach()
+            text = "a forked child process goes on with this monitor, which records only its parent; call watch() here"
+        warn_once(self, "close", text)
 
     def findings(self) -> tuple[Finding, ...]:
         """Return all findings so far, in the order of their detection."""

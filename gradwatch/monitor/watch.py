@@ -38,8 +38,17 @@ from gradwatch.render.own_loop.finding_handler import OnFinding, check_on_findin
 
 _open_monitors: weakref.WeakSet[Monitor] = weakref.WeakSet()
 """Monitors to close at exit. Weak: the hooks of a model keep its monitor alive exactly as long as the model."""
+
+
+def _leave_runs_to_parent() -> None:
+    """Abandon all monitors in a forked child, since only the parent writes and ends the runs."""
+    for monitor in tuple(_open_monitors):
+        monitor.abandon()
+    _open_monitors.clear()
+
+
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_open_monitors.clear)  # only the parent writes and ends the run
+    os.register_at_fork(after_in_child=_leave_runs_to_parent)
 
 
 def watch(
@@ -263,6 +272,7 @@ class BestEffortWriter:
         self._directory = directory
         self._history = history
         self._writer = Writer(directory, history)
+        self._pid = os.getpid()
 
     def append(self) -> None:
         """Write the newest step of the history."""
@@ -290,7 +300,8 @@ class BestEffortWriter:
         self._attempt(lambda: Header.of(self._history, "running").write(self._directory))
 
     def _attempt(self, action: Callable[[], None], *, always: bool = False) -> None:
-        if self.warned and not always:
+        # in a forked child, the files belong to the parent
+        if (self.warned and not always) or os.getpid() != self._pid:
             return
         try:
             action()

@@ -102,6 +102,10 @@ class Pipeline:
         """Pass an event to the worker, after the rows before it."""
         self._worker.put(event)
 
+    def abandon(self) -> None:
+        """Leave the run to the parent process, in a forked child: drop all rows and events from now on."""
+        self._worker.abandon()
+
     def close(self, status: Status) -> tuple[Diagnosis, ...]:
         """End the sinks, write the final status of the run, and return the diagnoses.
 

@@ -63,6 +63,14 @@ class Worker(Generic[T]):
         self._is_running = False
         self._error: Exception | None = None
 
+    def abandon(self) -> None:
+        """Drop all items from now on, in a forked child, where the thread does not run."""
+        self._items = deque(maxlen=0)
+        self._source = None
+        # the thread may have held the locks at the fork, and would never release them here
+        self._pulling, self._processing, self._starting = threading.Lock(), threading.Lock(), threading.Lock()
+        self._is_running, self._processing_thread, self._error = True, None, None
+
     def __len__(self) -> int:
         """Return the number of waiting items."""
         return len(self._items)

@@ -1,5 +1,7 @@
 """What all commands share: exit codes, where messages go, and that a reader may leave."""
 
+import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -181,6 +183,36 @@ def test_a_bug_is_a_traceback_with_a_code_that_means_nothing_else(gradwatch, con
     assert result.code == 70, "1 would say that findings were made"
     assert "Traceback" in result.err
     assert "deep inside" in result.err
+
+
+def test_a_bug_of_gradwatch_is_told_as_such_in_the_last_line(gradwatch, config, monkeypatch):
+    def crash(*_, **__):
+        raise KeyError("deep inside")
+
+    monkeypatch.setattr("gradwatch.config.load.load_config", crash)
+    monkeypatch.setattr("gradwatch.cli.output.errors.is_users", lambda filename: False)  # the test itself is not
+
+    last = gradwatch("train", config).err.splitlines()[-1]
+    assert last.startswith("error: unexpected KeyError: 'deep inside'; the traceback says where")
+
+
+@pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="the platform has no /dev/full")
+@pytest.mark.parametrize("buffering", ["", "1"])
+@pytest.mark.parametrize("args", [["list", "models"], ["list", "models", "--help"], ["schema"], ["--version"]])
+def test_a_full_output_is_one_sentence_and_no_traceback(args, buffering):
+    with pathlib.Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "gradwatch", *args],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONUNBUFFERED": buffering},
+        )
+
+    assert (ended.returncode, ended.stderr) == (
+        2,
+        "error: standard output cannot be written: No space left on device\n",
+    )
 
 
 def test_ctrl_c_before_training_is_what_shells_expect(gradwatch, config, monkeypatch):

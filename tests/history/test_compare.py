@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from gradwatch import catalogue
+from gradwatch.events import LOSS_WITHHELD
 from gradwatch.history.compare import choose_tolerance, compare
 from gradwatch.history.store import History
-from gradwatch.records import LayerInfo, RunInfo
+from gradwatch.records import ActivationInfo, LayerInfo, RunInfo
 
 # S = statistics, L = layers
 
@@ -139,3 +140,91 @@ def test_runs_of_different_length_are_compared_at_the_steps_that_both_keep():
     found = compare(_run(20), _run(6))
 
     assert (found.steps, found.bits) == (6, None)
+
+
+def _sampled(every, *names):
+    """Return a change that leaves out sampled statistics, but for every few steps."""
+
+    def change(step, run, param_SL):
+        for name in names:
+            if step % every:
+                param_SL[catalogue.PARAM_NAMES.index(name)] = np.nan
+
+    return change
+
+
+def _missing(name, steps, value=np.nan):
+    def change(step, run, param_SL):
+        run[name] = 0.5 if step not in steps else value
+
+    return change
+
+
+@pytest.mark.parametrize("name", ["weight.l2", "update.ratio"])
+def test_sampled_statistics_are_compared_at_the_steps_that_both_have_sampled(name):
+    def moved(step, run, param_SL):
+        _sampled(4, name)(step, run, param_SL)
+        if step >= 8:
+            param_SL[catalogue.PARAM_NAMES.index(name), 1] = 7.0
+
+    assert compare(_run(change=_sampled(2, name)), _run(change=_sampled(4, name))).bits is None
+    found = compare(_run(change=_sampled(2, name)), _run(change=moved)).bits
+    assert (found.step, found.statistic, found.layer) == (8, name, "b.weight")
+
+
+def test_a_weight_that_is_nan_in_one_run_is_a_difference_where_its_neighbors_were_sampled():
+    def broken(step, run, param_SL):
+        if step >= 6:
+            param_SL[catalogue.PARAM_NAMES.index("weight.l2"), 0] = np.nan
+
+    found = compare(_run(), _run(change=broken)).bits
+
+    assert (found.step, found.statistic, found.layer) == (6, "weight.l2", "a.weight")
+
+
+@pytest.mark.parametrize("name", ["batch_hash", "grad_norm.micro", "val_loss", "lr.0", "loss_scale"])
+def test_a_number_that_only_one_run_has_measured_is_no_difference(name):
+    assert compare(_run(change=_missing(name, range(20))), _run(change=_missing(name, range(3)))).bits is None
+
+
+@pytest.mark.parametrize("name", ["loss", "grad_norm.before_clip", "grad_norm.after_clip"])
+def test_a_number_that_is_nan_in_one_run_is_a_difference(name):
+    found = compare(_run(change=_missing(name, [7])), _run(change=_missing(name, []))).rounding
+
+    assert (found.step, found.statistic) == (7, name)
+
+
+def test_a_validation_of_nan_is_a_difference_and_a_missing_one_is_not():
+    def validated(step, run, param_SL):
+        if step % 5 == 0:
+            run |= {"val_loss": np.nan if step == 10 else 0.5, "val_accuracy": 0.1}
+
+    def finite(step, run, param_SL):
+        if step % 2 == 0:
+            run |= {"val_loss": 0.5, "val_accuracy": 0.1}
+
+    found = compare(_run(change=validated), _run(change=finite)).bits
+
+    assert (found.step, found.statistic) == (10, "val_loss")
+
+
+def test_a_loss_that_the_loop_withholds_is_not_measured():
+    withheld = _run(change=_missing("loss", range(20)))
+    withheld.add_event(LOSS_WITHHELD.emit(step=0))
+
+    assert compare(withheld, _run()).bits is None
+
+
+def test_units_silent_since_earlier_samples_are_compared_until_one_run_samples_alone():
+    def run(every, silent):
+        activations = (ActivationInfo(name="act", module_type="ReLU"),)
+        history = History(RunInfo(name="run", created="", layers=(), activations=activations))
+        for step in range(12):
+            act_SL = np.full((len(catalogue.ACT_NAMES), 1), 0.5, np.float32)
+            act_SL[catalogue.ACT_NAMES.index("act.silent")] = silent(step)
+            param_SL = np.empty((len(catalogue.PARAM_NAMES), 0), np.float32)
+            history.append(step, run={"loss": 1.0}, param_SL=param_SL, act_SL=None if step % every else act_SL)
+        return history
+
+    assert compare(run(2, lambda step: 3), run(4, lambda step: 3 + step)).bits is None
+    assert compare(run(2, lambda step: 3), run(2, lambda step: 3 + (step > 5))).bits.step == 6

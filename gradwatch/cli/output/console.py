@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 from typing import IO, Literal, TextIO
@@ -35,10 +37,11 @@ def write(text: str) -> None:
 def print_message(kind: Literal["error", "warning", "note"], text: str | Text) -> None:
     """Write a message to standard error without wrapping its lines, so that they can be searched."""
     console = Console(stderr=True)
-    with console.capture() as captured:
-        console.print(Text.assemble((f"{kind}: ", _STYLES[kind]), text), soft_wrap=True)
-    # not through the console, which would write into the middle of a live view
-    _write(sys.stderr, captured.get())
+    with contextlib.suppress(OSError):  # standard error is full as well: there is nobody to tell
+        with console.capture() as captured:
+            console.print(Text.assemble((f"{kind}: ", _STYLES[kind]), text), soft_wrap=True)
+        # not through the console, which would write into the middle of a live view
+        _write(sys.stderr, captured.get())
 
 
 def show_warning(
@@ -55,7 +58,31 @@ def show_warning(
     print_message("warning", text + place)
 
 
-def _write(stream: TextIO, text: str) -> None:
+def output_error(*, after: OSError | None = None) -> str:
+    """Return why standard output cannot be written, such as a full disk, or an empty string.
+
+    Afterwards, nothing more is written to an output that failed.
+
+    Args:
+        after: Error that the output may have caused. A line break is written to find out.
+    """
+    try:
+        if sys.stdout:  # None if the caller has closed it
+            sys.stdout.flush()  # a part may still be in the buffer
+        # an error about a named file is not about the output
+        if sys.stdout and after and after.filename is None:
+            os.write(sys.stdout.fileno(), b"\n")
+    except io.UnsupportedOperation:  # an output in memory has no descriptor
+        return ""
+    except OSError as error:
+        _send_nowhere(sys.stdout)
+        return "" if isinstance(error, BrokenPipeError) else str(error.strerror)
+    return ""
+
+
+def _write(stream: TextIO | None, text: str) -> None:
+    if stream is None:
+        return
     try:
         stream.write(text)
         stream.flush()

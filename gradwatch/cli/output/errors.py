@@ -8,7 +8,7 @@ from traceback import FrameSummary, TracebackException
 
 from gradwatch.cli.output.console import print_message
 from gradwatch.cli.output.problems import shown_problem
-from gradwatch.errors import PACKAGE, ConfigError, GradwatchError, is_users
+from gradwatch.errors import PACKAGE, ConfigError, GradwatchError, is_users, raised
 
 BETWEEN = ("torch/nn/modules/module.py", "torch/_dynamo/eval_frame.py", "torch/utils/_contextlib.py")
 """Files of torch that only pass on calls; a traceback has several of their frames per module."""
@@ -27,7 +27,10 @@ def print_mistake(error: GradwatchError) -> None:
 
 
 def print_crash(error: Exception) -> None:
-    """Show an unexpected exception; its traceback begins in the user's own code, if it passed through that."""
+    """Show an unexpected exception, and say whose code raised it.
+
+    The traceback begins in the user's own code, if it passed through that.
+    """
     notes = getattr(error, "__notes__", [])
     trace = TracebackException.from_exception(error)
     trace.__notes__ = None  # printed below, each on its own line
@@ -38,6 +41,14 @@ def print_crash(error: Exception) -> None:
     sys.stderr.write("".join(trace.format()))
     for note in notes:
         print_message("note", note)
+    print_message("error", _blamed(error))
+
+
+def _blamed(error: Exception) -> str:
+    text = " ".join(raised(error).split())
+    if any(is_users(frame.filename) for frame in traceback.extract_tb(error.__traceback__)):
+        return f"your own code raised {text}"
+    return f"unexpected {text}; the traceback says where. If gradwatch is at fault, please report it"
 
 
 def show_notes(error: BaseException) -> None:

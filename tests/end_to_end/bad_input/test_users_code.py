@@ -20,11 +20,13 @@ def test_a_bug_in_the_user_s_model_shows_the_user_s_own_lines(train, folder, wor
     assert lines[1] == f'  File "{folder}/mine.py", line {line_of("raise RuntimeError")}, in forward', (
         "the first frame is the user's"
     )
-    assert lines[-3:] == [
+    assert lines[-4:] == [
         "RuntimeError: my own bug",
         "note: the model was called with inputs of shape (64, 1, 8, 8) and type torch.float32",
         f"note: the run got to step 2, before its first checkpoint; see what was recorded with: gradwatch diagnose "
         f"{run.relative_to(folder)}",
+        "error: your own code raised RuntimeError: my own bug "
+        f"(mine.py, line {line_of('raise RuntimeError')}, in forward)",
     ]
     assert '"status": "failed"' in (run / "run.json").read_text()
     assert "2 steps of 4" in out
@@ -41,7 +43,8 @@ def test_shapes_that_do_not_fit_in_the_user_s_model_are_told_with_those_of_the_i
     assert code == 70
     assert 'mine.py", line' in err
     assert "to have 3 channels, but got 1 channels instead" in err
-    assert err.endswith("note: the model was called with inputs of shape (64, 1, 8, 8) and type torch.float32\n")
+    assert "note: the model was called with inputs of shape (64, 1, 8, 8) and type torch.float32\n" in err
+    assert err.splitlines()[-1].startswith("error: your own code raised RuntimeError: Given groups=1")
 
 
 def test_warnings_while_training_are_single_lines(train):

@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+from gradwatch import load_run
+from gradwatch.history.disk import writer
+
 LOOP = """
 import time
 import torch
@@ -118,6 +121,50 @@ def test_a_wrong_value_is_told_before_anything_is_written(run_loop):
         "on_finding: got 'rase', expected 'print', 'raise', a function or None; did you mean 'raise'?" in ended.stderr
     )
     assert status is None
+
+
+CHILD = {
+    "goes on in its copy of the loop": "loop(monitor, 40)\n    (monitor.findings(), monitor.close())\n    os._exit(0)",
+    "ends as a program": "loop(monitor, 40)\n    sys.exit(0)",
+    "leaves with an error": "with monitor:\n        loop(monitor, 3)\n        1 / 0",
+    "fills the blocks of the fast path": "loop(monitor, 3000)\n    os._exit(0)",
+}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
+@pytest.mark.parametrize("child", CHILD.values(), ids=CHILD)
+def test_a_forked_child_that_goes_on_with_a_monitor_leaves_the_run_whole(tmp_path, child):
+    (tmp_path / "mine.py").write_text(
+        f"""import os, sys, torch, gradwatch
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+optimizer = torch.optim.Adam(model.parameters())
+
+def loop(monitor, steps):
+    for _ in range(steps):
+        inputs = torch.randn(8, 4)
+        loss = model(inputs).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        monitor.step(loss, batch=inputs)
+
+monitor = gradwatch.watch(model, optimizer, run="runs/mine")
+loop(monitor, 20)
+if not os.fork():
+    {child}
+os.wait()
+loop(monitor, 20)
+monitor.close()
+"""
+    )
+
+    ended = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True)
+
+    run = load_run(tmp_path / "runs" / "mine")
+    assert (ended.returncode, run.step, run.steps("loss").tolist()) == (0, 39, list(range(40)))
+    assert writer.status(tmp_path / "runs" / "mine") == "finished"
+    assert ended.stderr.count("a forked child process goes on with this monitor") == 1
+    assert ended.stderr.count("in 40 steps") == 1, "only the parent prints a summary"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
