@@ -31,6 +31,8 @@ from gradwatch.probe.inspections import Inspections
 from gradwatch.records import Diagnosis, Finding
 from gradwatch.render.own_loop.finding_handler import FindingStop
 
+FORKED = "a forked child process goes on with this monitor, which records only its parent; call watch() here"
+
 
 @final
 class Monitor:
@@ -81,9 +83,7 @@ class Monitor:
         run_dir: Path | None = None,
     ) -> None:
         self.pipeline = pipeline
-        self._stop = stop
-        self.run_dir = run_dir
-        self.facts = facts
+        self._stop, self.run_dir, self.facts = stop, run_dir, facts
         self._is_closed = self._is_abandoned = False
         self._diagnoses: tuple[Diagnosis, ...] | None = None
         devices = {p.device for p in params}
@@ -201,17 +201,15 @@ class Monitor:
     def abandon(self) -> None:
         """Leave the run to the parent process, in a forked child: record nothing from now on."""
         self.pipeline.abandon()
-        # only flags: most children, such as data workers, never step; `_refuse_step` removes the hooks of the others
         self._append, self._observe = _not_appended, _not_observed
         self._is_closed, self._is_abandoned, self._diagnoses = True, True, ()
 
     def _refuse_step(self) -> None:
-        text = "step() after close() records nothing"
         if self._is_abandoned:
             self._is_abandoned = False
             self.detach()
-            text = "a forked child process goes on with this monitor, which records only its parent; call watch() here"
-        warn_once(self, "close", text)
+            warn_once(self, "close", FORKED)
+        warn_once(self, "close", "step() after close() records nothing")  # has no effect after the warning above
 
     def findings(self) -> tuple[Finding, ...]:
         """Return all findings so far, in the order of their detection."""

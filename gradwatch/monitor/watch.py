@@ -42,6 +42,7 @@ _open_monitors: weakref.WeakSet[Monitor] = weakref.WeakSet()
 
 def _leave_runs_to_parent() -> None:
     """Abandon all monitors in a forked child, since only the parent writes and ends the runs."""
+    # only flags: most children, such as data workers, never step, and the others remove their hooks at the first step
     for monitor in tuple(_open_monitors):
         monitor.abandon()
     _open_monitors.clear()
