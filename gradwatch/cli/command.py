@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, final
 
 from typer.core import TyperCommand, TyperGroup
@@ -49,6 +50,8 @@ def _without_flag_types(params: list[Any]) -> list[Any]:
 def surplus(args: Sequence[str], *, takes_settings: bool) -> str:
     """Return the message on surplus arguments of a command."""
     text = f"Got unexpected extra argument{'s' if len(args) > 1 else ''}: {' '.join(args)}"
+    if Path(args[-1]).is_dir():  # a pattern such as `runs/*-ci`, which the shell has expanded in the order of the names
+        return f"{text}; expected one run: the last of these is {args[-1]}"
     return text + (suggest_set(args[0]) if takes_settings else "")
 
 

@@ -145,7 +145,7 @@ def command(
     run = run_or_newest(run, command="diagnose")
     history = read(run)
     history.ending = ending_of(run)
-    if note := _way_on(run, history.ending):
+    if note := _way_on(run, history.ending) if history.step >= 0 else _restart(run):
         print_message("note", note)
     if redetect or overrides:
         history = _redetected(history, run, overrides or [])
@@ -190,6 +190,13 @@ def _way_on(run: Path, ending: Ending) -> str:
         return ""
     setting = " --set train.early_stop=null" if ending.kind == "early-stop" else ""
     return f"to continue the run: gradwatch train --resume {run}{setting}"
+
+
+def _restart(run: Path) -> str:
+    """Return what to do about a run without a step."""
+    config = run / "config.yaml"
+    again = f"train it again: gradwatch train {config}" if config.is_file() else "call monitor.step(loss) in the loop"
+    return f"no step was recorded, so there is nothing to diagnose; {again}"
 
 
 def _redetected(history: History, run: Path, overrides: list[str]) -> History:

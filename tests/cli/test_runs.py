@@ -68,6 +68,27 @@ def test_a_glance_says_of_a_run_what_reading_it_whole_says(record):
     assert (seen.steps, seen.loss, seen.val_loss) == (1500, 0.5, 0.25)
 
 
+def test_a_run_without_a_step_says_so_and_what_to_do(gradwatch, record):
+    run = record("empty", steps=0, status="failed")
+
+    result = gradwatch("diagnose", run)
+
+    assert (result.code, result.out.splitlines()[1]) == (0, "  failed before the first step")
+    assert result.err == (
+        "note: no step was recorded, so there is nothing to diagnose; call monitor.step(loss) in the loop\n"
+    )
+
+
+def test_a_pattern_that_names_several_runs_says_which_is_the_last(gradwatch, record, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    first, second = record("one"), record("two")
+
+    result = gradwatch("diagnose", first, second)
+
+    assert result.code == 2
+    assert f"expected one run: the last of these is {second}" in result.err
+
+
 def test_each_run_is_a_line_for_other_programs(gradwatch, record, tmp_path):
     record("quick", val_loss=0.25)
 
