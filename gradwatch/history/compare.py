@@ -257,7 +257,7 @@ def _common_statistics(first: History, second: History) -> Iterator[_CommonStati
 def _align(a: Table, b: Table, layers: Sequence[str]) -> tuple[NDArray[np.int64], Places, Places]:
     """Return the common steps of two tables, and the places (T, L) of these steps and some layers in both tables."""
     steps_T, a_rows, b_rows = np.intersect1d(a.kept_steps(), b.kept_steps(), assume_unique=True, return_indices=True)
-    a_columns, b_columns = ([table.layers.index(name) for name in layers] for table in (a, b))
+    a_columns, b_columns = (np.array([t.layers.index(name) for name in layers], np.intp) for t in (a, b))
     return steps_T, np.ix_(a_rows, a_columns), np.ix_(b_rows, b_columns)
 
 

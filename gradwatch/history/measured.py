@@ -31,7 +31,7 @@ def measured(history: History, table: Table, statistic: str) -> NDArray[np.bool_
             known_TL[:, groups_L == group] = known_TL[:, groups_L == group].any(axis=1, keepdims=True)
         return known_TL
     if statistic == VALIDATION[0]:  # measured with the accuracy, which is missing if there are no labels
-        return np.any([~np.isnan(table.series(name)[1]) for name in VALIDATION], axis=0)
+        return known_TL | ~np.isnan(table.series(VALIDATION[1])[1])
     # every step measures the gradients; the activations have rows only for the steps that measured them
     if table is not history.run or statistic in NORMS or (statistic == "loss" and not _withholds_losses(history)):
         return np.ones_like(known_TL)
