@@ -6,6 +6,9 @@ import enum
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+MAX_NAMES = 3
+"""Maximum number of layers that a sentence about a finding names."""
+
 
 class Severity(enum.IntEnum):
     """The harm of a finding to the training. `str()` returns the name in lower case."""
@@ -60,14 +63,21 @@ class Quantity:
 class Finding:
     """A problem that a detector found in the history.
 
+    A finding is open until later steps show that the symptom is over. Its detector then withdraws it.
+
     Args:
         code: Number of the kind, such as `GW101`.
         kind: Name of the kind, such as `vanishing-gradient`.
-        layer: Module or parameter name, or None for the whole run.
+        layer: Module or parameter name, or None for the whole run. The first of `layers` if there are several.
         step: Optimizer step of the first report, from 0.
         severity: Harm to the training.
         evidence: Named numbers with units.
         message: One sentence.
+        onset: First step with the symptom, or None if the detector cannot tell.
+        layers: All affected layers if several share the cause, otherwise empty.
+        withdrawn: Step of the withdrawal, or None while the finding is open.
+        ended: First step without the symptom, or None while the finding is open.
+        reason: What ended the symptom, such as `it got a gradient`; empty while the finding is open.
     """
 
     code: str
@@ -77,10 +87,40 @@ class Finding:
     severity: Severity
     message: str
     evidence: tuple[Quantity, ...] = ()
+    onset: int | None = None
+    layers: tuple[str, ...] = ()
+    withdrawn: int | None = None
+    ended: int | None = None
+    reason: str = ""
+
+    @property
+    def since(self) -> int:
+        """The onset, or the step of the report if the onset is unknown."""
+        return self.step if self.onset is None else self.onset
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all affected layers; empty for the whole run."""
+        return self.layers or (() if self.layer is None else (self.layer,))
+
+    @property
+    def place(self) -> str:
+        """The affected layers for a sentence: `the whole run`, or up to `MAX_NAMES` names and the number of others."""
+        names = ", ".join(self.names[:MAX_NAMES]) or "the whole run"
+        return names + (f" and {len(self.names) - MAX_NAMES:,} more" if len(self.names) > MAX_NAMES else "")
+
+    @property
+    def when(self) -> str:
+        """The onset and the report, such as `since step 60 (found at step 65)`, or the onset and the end."""
+        if self.ended is not None:
+            return f"from step {self.since:,} to {max(self.since, self.ended - 1):,}"
+        found = f"step {self.step:,}"
+        return found if self.since == self.step else f"since step {self.since:,} (found at {found})"
 
     def __str__(self) -> str:
-        where = f" in {self.layer}" if self.layer else ""
-        return f"step {self.step:,}: {self.severity} {self.kind} ({self.code}){where}: {self.message}"
+        where = f" in {self.place}" if self.names else ""
+        text = f"{self.when}: {self.severity} {self.kind} ({self.code}){where}: {self.message}"
+        return f"{text}; then {self.reason}" if self.reason else text
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data that `from_json` reads back."""
@@ -91,7 +131,9 @@ class Finding:
         """Return the finding from the result of `to_json`."""
         # JSON has lists and names, while equal findings need tuples and severities
         evidence = tuple(Quantity.from_json(q) for q in data["evidence"])
-        return cls(**data | {"severity": Severity.parse(data["severity"]), "evidence": evidence})
+        # older runs have no `layers`
+        tuples = {"evidence": evidence, "layers": tuple(data.get("layers", ()))}
+        return cls(**data | tuples | {"severity": Severity.parse(data["severity"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,8 +45,8 @@ class Detector(Protocol):
 
     The docstring of a detector is its manual page. Its fields are its thresholds, which YAML and `--set
     detect.<kind>.<field>` can change. The pipeline calls `detect` every `every` steps, and less often from
-    `LATE_STEP`. A detector may yield the same finding again: the pipeline keeps the first finding of each (kind,
-    layer), and a later one only if it is more severe.
+    `LATE_STEP`. A detector may yield the same finding again: the pipeline keeps the first open finding of each
+    (kind, layer), and a later one only if it is more severe.
     """
 
     code: ClassVar[str]
@@ -80,6 +80,33 @@ def interval(every: int, step: int) -> int:
 def due_T(every: int, steps_T: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return at which steps a detector is due, of shape (T,): at the multiples of its interval."""
     return np.asarray(steps_T % np.where(steps_T < LATE_STEP, every, LATE_FACTOR * every) == 0)
+
+
+class Recovery(NamedTuple):
+    """The end of a symptom.
+
+    Attributes:
+        step: First step without the symptom.
+        reason: What ended it, as a clause in the past tense, such as `it got a gradient`.
+    """
+
+    step: int
+    reason: str
+
+
+@runtime_checkable
+class WithdrawingDetector(Detector, Protocol):
+    """A detector of a lasting state, which withdraws its findings when the state is over.
+
+    Findings about an event that happened, such as a spike, are never withdrawn.
+    """
+
+    def recovery(self, history: History, finding: Finding) -> Recovery | None:
+        """Return the end of an open finding of this kind, or None if it may still hold at the newest step.
+
+        The pipeline calls it before `detect`, for each open finding of an earlier step.
+        """
+        ...
 
 
 def detectors(settings: Mapping[str, Mapping[str, Any]] | None = None) -> tuple[Detector, ...]:

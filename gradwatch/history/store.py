@@ -17,6 +17,7 @@ from gradwatch import catalogue
 from gradwatch.events import EVENTS_DROPPED, read_event
 from gradwatch.history import thinning
 from gradwatch.history.ending import Ending
+from gradwatch.history.finding_log import FindingLog
 from gradwatch.history.table import WINDOW, Floats, Table
 from gradwatch.records import ActivationInfo, Event, Finding, RunInfo
 from gradwatch.step_time import StepTimer
@@ -116,7 +117,8 @@ class History:
         groups: Number of optimizer groups, each with a learning rate.
 
     Attributes:
-        findings: Findings in the order of their reports. `report` adds to them.
+        findings: Open findings in the order of their reports. `report` adds to them.
+        withdrawn: Findings that were withdrawn, in the order of their withdrawals. `withdraw` adds to them.
         events: Events in the order of emission. `add_event` adds to them.
         histograms: The newest histograms of each parameter tensor, with its index in them, by its index in
             `RunInfo.layers`. They are not saved with the run.
@@ -133,9 +135,9 @@ class History:
         self.trained_s = 0.0
         self.ending: Ending | None = None
         self._step_timer = StepTimer()
-        self.findings: list[Finding] = []
+        self._log = FindingLog()
+        self.findings, self.withdrawn = self._log.open, self._log.withdrawn
         self.events: list[Event] = []
-        self._finding_index: dict[tuple[str, str | None], int] = {}
         self._validation_steps: list[int] = []
         self._latest_validations: dict[str, tuple[int, float]] = {}
         # one segment length for all tables, so that all of them keep the same steps
@@ -222,24 +224,18 @@ class History:
         self._collect_validations(rows.steps_T, rows.run_TS)
 
     def report(self, finding: Finding) -> bool:
-        """Add a finding if it is the first of its kind and layer, or more severe than the earlier one.
+        """Add a finding if it is the first open one of its kind and layer, or more severe than the earlier one.
 
-        A more severe finding replaces the earlier one and keeps its step.
+        A more severe finding replaces the earlier one and keeps its step and its onset.
 
         Returns:
             Whether the finding was added.
         """
-        if len(self._finding_index) != len(self.findings):  # a caller has changed the list itself
-            self._finding_index = {(f.kind, f.layer): i for i, f in enumerate(self.findings)}
-        i = self._finding_index.get((finding.kind, finding.layer))
-        if i is None:
-            self._finding_index[finding.kind, finding.layer] = len(self.findings)
-            self.findings.append(finding)
-            return True
-        earlier = self.findings[i]
-        if finding.severity > earlier.severity:
-            self.findings[i] = replace(finding, step=earlier.step)
-        return finding.severity > earlier.severity
+        return self._log.report(finding)
+
+    def withdraw(self, finding: Finding) -> bool:
+        """Move an open finding to the withdrawn ones; see `FindingLog.withdraw`."""
+        return self._log.withdraw(finding)
 
     def add_event(self, event: Event) -> Event | None:
         """Add an event, unless the history has `MAX_EVENTS` events.
@@ -260,15 +256,14 @@ class History:
             table.last_step = step - 1
 
     def truncate(self, step: int) -> None:
-        """Delete all rows, findings, events and histograms after a step."""
+        """Delete all rows, findings, events and histograms after a step, and undo later withdrawals."""
         for table in self._tables:
             table.truncate(step)
-        self.findings[:] = [f for f in self.findings if f.step <= step]
+        self._log.truncate(step)
         self.events[:] = [e for e in self.events if e.step <= step]
         # only the newest histograms were kept, so a tensor may have none after this
         self.histograms = {place: (seen, k) for place, (seen, k) in self.histograms.items() if seen.step <= step}
         self.histograms_step = max((seen.step for seen, _ in self.histograms.values()), default=-1)
-        self._finding_index.clear()  # `report` builds it again
         self.find_validations()
 
     def state(self) -> dict[str, Any]:
@@ -278,15 +273,14 @@ class History:
         """
         tables = {"param": self.param.state(), "act": self.act.state(), "run": self.run.state()}
         events = [e.to_json() for e in self.events]
-        return tables | {"findings": [f.to_json() for f in self.findings], "events": events}
+        return tables | {"findings": [f.to_json() for f in (*self.withdrawn, *self.findings)], "events": events}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the result of `state`. Older steps of this history are kept."""
         for name, table in (("param", self.param), ("act", self.act), ("run", self.run)):
             table.restore(state[name])
-        self.findings[:] = [Finding.from_json(f) for f in state["findings"]]
+        self._log.set_all([Finding.from_json(f) for f in state["findings"]])
         self.events[:] = [read_event(e) for e in state.get("events", ())]  # older checkpoints have none
-        self._finding_index.clear()
         self.find_validations()
 
     def find_validations(self) -> None:
@@ -351,6 +345,7 @@ class History:
             steps_T,
             newest=int(steps_T[-1]),
             length=self._segment_length,
-            findings=[f.step for f in self.findings],
+            # sorted: a withdrawal must not change which findings are the first
+            findings=sorted(f.step for f in (*self.findings, *self.withdrawn)),
             validations=self._validation_steps,
         )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwatch.detect import Detector, TriggeredDetector, due_T
+from gradwatch.detect import Detector, TriggeredDetector, WithdrawingDetector, due_T
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.events import NOT_SHOWN
 from gradwatch.history.ending import Status
@@ -78,6 +79,7 @@ class Ingest:
         self._detectors = list(detectors)
         self._disabled: set[int] = set()
         self._triggers = {id(d): d.triggers_T for d in detectors if isinstance(d, TriggeredDetector)}
+        self._withdrawing = {id(d): d for d in detectors if isinstance(d, WithdrawingDetector)}
         self._sinks = list(sinks)
         self._num_unshown = self._num_unwritten = 0
         self._unwritten_since_s = 0.0
@@ -132,11 +134,14 @@ class Ingest:
             self._unwritten_since_s = time.monotonic()
         self._num_unwritten += num_steps
         for finding in self._detect(detectors):
-            self.unhandled_findings.append(finding)
             if self.writer:
                 self.write()  # first: the rows behind a finding are on disk before the finding
                 self.writer.report(finding)
-            self._show("report", finding)
+            if finding.withdrawn is None:
+                self.unhandled_findings.append(finding)
+                self._show("report", finding)
+            else:
+                self._show("withdraw", finding)
         if num_in_flight > MAX_UNSHOWN_STEPS:
             self._num_unshown += num_steps
         elif self._sinks:
@@ -171,18 +176,29 @@ class Ingest:
         self._num_unshown = 0
 
     def _detect(self, detectors: Sequence[Detector]) -> list[Finding]:
-        """Run detectors at the newest step, and return their findings that are new or more severe than before."""
+        """Run detectors at the newest step, and return the findings that are withdrawn, new, or more severe."""
         news: list[Finding] = []
         for detector in detectors:
             if id(detector) in self._disabled:  # at an earlier step of the same call of `ingest`
                 continue
             try:
+                if self.history.findings and id(detector) in self._withdrawing:
+                    news += self._withdraw(self._withdrawing[id(detector)])
                 for finding in detector.detect(self.history):
                     if self.history.report(finding):
                         news.append(finding)
             except Exception as error:  # an error of a plugin must not stop the training
                 self._disable(detector, error)
         return news
+
+    def _withdraw(self, detector: WithdrawingDetector) -> list[Finding]:
+        """Withdraw the findings of a detector that no longer hold at the newest step, and return them."""
+        over: list[Finding] = []
+        for finding in [f for f in self.history.findings if f.kind == detector.kind and f.step < self.history.step]:
+            if end := detector.recovery(self.history, finding):
+                was = replace(finding, withdrawn=self.history.step, ended=end.step, reason=end.reason)
+                over += [was] if self.history.withdraw(was) else []
+        return over
 
     def _disable(self, detector: Detector, error: Exception) -> None:
         self._detectors = [d for d in self._detectors if d is not detector]
@@ -191,6 +207,8 @@ class Ingest:
 
     def _show(self, method: str, *args: object) -> None:
         for sink in tuple(self._sinks):  # a copy: the loop may remove sinks
+            if not hasattr(sink, method):  # `withdraw` is optional
+                continue
             try:
                 getattr(sink, method)(*args)
             except Exception as error:  # as in `_detect`

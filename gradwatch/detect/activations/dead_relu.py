@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from gradwatch.detect import Example
+from gradwatch.detect import Example, Recovery
 from gradwatch.detect.features.finding import Sign, findings_of
 from gradwatch.detect.features.lasting_frac import lasting_frac
+from gradwatch.detect.features.recovery import start_of_state
 from gradwatch.detect.features.silent_units import DEAD_SIDE_ACTIVATIONS, silent_units
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
@@ -39,6 +40,8 @@ class DeadRelu:
 
     When it is wrong: tiny batches; wide sparse layers (mixtures, dictionaries), which are mostly zero on purpose.
     Functional calls in compiled or checkpointed regions are not seen.
+
+    When it is withdrawn: fewer than `jump` of the units were dead in each of 5 samples in a row.
 
     How it is detected: units are channels in a convolution, features elsewhere. The fraction is the smallest of
     successive sampled batches, because a unit that is silent in one batch only is selective, not dead. The evidence
@@ -86,11 +89,15 @@ class DeadRelu:
         share = "all" if dead == 1 else f"{100 * dead:.0f} %"
         message = f"{share} of the units of {layer} are dead (zero for every sample)"
         # the step holds for the silent units: name it for all units only if all of them are silent
-        if silent and dead == 1 and silent.num_silent == silent.num_units:
+        is_all_silent = silent is not None and dead == 1 and silent.num_silent == silent.num_units
+        if silent and is_all_silent:
             since = f"zero for every sample since step {silent.since}"
             message = f"all {silent.num_units} units of {layer} are dead ({since})"
         elif silent:
             message += f"; {silent.num_silent} of {silent.num_units} units since step {silent.since}"
+        # all units: the step at which the last one died; otherwise the samples that had as many dead units
+        is_high_T = history.act.window("act.dead_frac")[:, activation] >= min(self.jump, self.fraction)
+        onset = silent.since if silent and is_all_silent else start_of_state(is_high_T, history.act.steps())
         label = f"act.dead_frac {JUMP_SAMPLES + self.samples - 1} samples before"
         is_jump = dead < self.fraction
         return Sign(
@@ -100,9 +107,19 @@ class DeadRelu:
                 Quantity(key="act.dead_frac.before", label=label, value=before, unit="0..1"),
                 *((silent.quantity(),) if silent else ()),
             ),
+            since=onset,
             layer=layer,
             severity=Severity.CRITICAL if dead == 1 else Severity.INFO if is_jump else None,  # a jump may recover
         )
+
+    def recovery(self, history: History, finding: Finding) -> Recovery | None:
+        """Return the first of 5 samples in a row in which most units fired."""
+        if finding.layer not in history.act.layers:
+            return None
+        dead_T = history.act.window("act.dead_frac")[:, history.act.layers.index(finding.layer)]
+        is_low_T = dead_T < min(self.jump, self.fraction)
+        end = start_of_state(is_low_T, history.act.steps(), least=JUMP_SAMPLES)
+        return None if end is None else Recovery(end, f"{100 * (1 - dead_T[-1]):.0f} % of its units fired again")
 
     @classmethod
     def examples(cls) -> Iterator[Example]:

@@ -10,10 +10,11 @@ from typing import ClassVar, final
 
 import numpy as np
 
-from gradwatch.detect import Example
+from gradwatch.detect import Example, Recovery
 from gradwatch.detect.features.baseline import first_loss, is_learned, newest_loss
 from gradwatch.detect.features.finding import Sign, findings_of
 from gradwatch.detect.features.lasting_frac import lasting_frac
+from gradwatch.detect.features.recovery import start_of_state
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -25,6 +26,11 @@ USUAL_FRAC = {"Hardtanh": 0.32, "Gate": 0.6, "Clamp": 0.6}
 """Fraction, 0..1, that may lie in the tails from the start; 0 for other types, of which 0.03 is usual. A hard tanh
 clips erfc(1 / sqrt 2) of standard normal inputs. Most gates (a sigmoid or tanh that multiplies) may be shut at first. A
 clamp exists to cut off values."""
+
+FRAC = "act.saturated_frac"
+
+RECOVERY_SAMPLES = 5
+"""Samples in a row with at most half as many saturated outputs that withdraw a finding."""
 
 START_STEPS = 50
 """Steps that count as the start: saturation within them comes from the scale of the inputs, not from learning."""
@@ -60,6 +66,8 @@ class SaturatedActivation:
 
     When it is wrong: gates that are closed at first on purpose; hard attention; a pretrained network.
 
+    When it is withdrawn: less than half of the reported fraction was saturated in each of 5 samples in a row.
+
     How it is detected: the fraction is the smallest of successive sampled batches. (1) From the start: `early` of the
     outputs have been saturated since the first batch, before anything was learned that could justify it. (2) Later:
     `late` of the outputs are saturated. A softmax does not count, because it becomes confident by learning. Neither
@@ -93,11 +101,11 @@ class SaturatedActivation:
     def _signs(self, history: History) -> Iterator[Sign]:
         is_start = history.step < START_STEPS
         bound = min(self.early, self.late) if is_start else self.late
-        saturated_A = lasting_frac(history, "act.saturated_frac", samples=self.samples, at_least=bound)
+        saturated_A = lasting_frac(history, FRAC, samples=self.samples, at_least=bound)
         if saturated_A is None:
             return
         # over the whole window: saturated at each sample so far, thus from the start
-        always_A = history.act.window("act.saturated_frac").min(axis=0)
+        always_A = history.act.window(FRAC).min(axis=0)
         last = len(history.info.activations) - 1
         for a, activation in enumerate(history.info.activations):
             is_softmax = activation.module_type.startswith("Softmax")
@@ -108,24 +116,37 @@ class SaturatedActivation:
             may_be_confident = is_softmax or (a == last and _may_have_learned(history))
             is_late = saturated_A[a] >= self.late and not may_be_confident
             if is_from_start or is_late or self._is_sudden(history, a):
+                bound = self.early if is_from_start else self.late
+                is_high_T = history.act.window(FRAC)[:, a] >= bound
                 yield Sign(
                     f"{100 * saturated_A[a]:.0f} % of the outputs of {activation.name} are saturated",
                     (
-                        Quantity(key="act.saturated_frac", value=float(saturated_A[a]), unit="0..1"),
+                        Quantity(key=FRAC, value=float(saturated_A[a]), unit="0..1"),
                         Quantity(key="act.mean", value=float(history.act.newest("act.mean")[a])),
                         Quantity(key="act.std", value=float(history.act.newest("act.std")[a])),
                     ),
+                    since=start_of_state(is_high_T, history.act.steps()),
                     layer=activation.name,
                     # no earlier finding explains saturation from the start
                     severity=Severity.WARNING if is_from_start else None,
                 )
+
+    def recovery(self, history: History, finding: Finding) -> Recovery | None:
+        """Return the first of 5 samples in a row in which at most half as many outputs were saturated."""
+        was = next((q.value for q in finding.evidence if q.key == FRAC), 0.0)
+        if finding.layer not in history.act.layers:
+            return None
+        saturated_T = history.act.window(FRAC)[:, history.act.layers.index(finding.layer)]
+        end = start_of_state(saturated_T < was / 2, history.act.steps(), least=RECOVERY_SAMPLES)
+        reason = f"{100 * saturated_T[-1]:.0f} % of its outputs were saturated"
+        return None if end is None else Recovery(end, reason)
 
     def _is_sudden(self, history: History, activation: int) -> bool:
         """Return whether nearly all outputs entered the tails at once and stayed while much of the loss remained."""
         # the loss of several optimizers, as in a GAN, does not show progress
         if "+" in history.info.optimizer or is_learned(history, left=MAX_CONFIDENT_LOSS_FRAC):
             return False
-        saturated_T = history.act.window("act.saturated_frac")[:, activation]
+        saturated_T = history.act.window(FRAC)[:, activation]
         # activations are sampled, so most rows are nan
         is_known_T = ~np.isnan(saturated_T)
         steps_T, saturated_T = history.act.steps()[is_known_T], saturated_T[is_known_T]

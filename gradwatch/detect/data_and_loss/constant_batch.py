@@ -8,7 +8,7 @@ from typing import ClassVar, final
 
 import numpy as np
 
-from gradwatch.detect import Example
+from gradwatch.detect import Example, Recovery
 from gradwatch.detect.data_and_loss.constant_batch_rules.alike_samples import find_alike_samples
 from gradwatch.detect.data_and_loss.constant_batch_rules.alternating_batches import find_alternating_batches
 from gradwatch.detect.data_and_loss.constant_batch_rules.batch_size import LBFGS
@@ -19,6 +19,12 @@ from gradwatch.events import BATCH_ALIKE, INPUTS_ALIKE
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding
+
+REPEATS = frozenset({"batch.equal_run", "batch.alternating_steps"})
+"""Evidence of equal batches, as opposed to alike samples, which only the first steps compare."""
+
+MIN_OTHER_BATCHES = 4
+"""Different batches after a finding that withdraw it."""
 
 
 @final
@@ -37,6 +43,8 @@ class ConstantBatch:
 
     When it is wrong: full-batch training; a deliberate test that the model overfits one batch. Augmentation after the
     batch was passed to `monitor.step` is not seen.
+
+    When it is withdrawn: four different batches arrived after the finding. (3) is never withdrawn.
 
     How it is detected: (1) The same hash comes many times in a row. (2) Two hashes alternate for `turns` steps. (3) The
     samples of steps 0, 1, 8, 10, 20 and 30 are the same, in another order or with noise: each is far nearer to one in
@@ -84,6 +92,17 @@ class ConstantBatch:
                 history, repeats=self.repeats, held=self.held, longest=self.longest, chosen=self.chosen
             )
             yield find_alternating_batches(history, turns=self.turns, chosen=self.chosen)
+
+    def recovery(self, history: History, finding: Finding) -> Recovery | None:
+        """Return the step of the first batch that differs from the repeated ones, if enough others came after it."""
+        if REPEATS.isdisjoint(q.key for q in finding.evidence):
+            return None
+        hash_T, is_later_T = history.scalar("batch_hash"), history.run.steps() > finding.step
+        # two alternating batches count as well
+        is_new_T = is_later_T & ~np.isnan(hash_T) & ~np.isin(hash_T, hash_T[~is_later_T][-2:])
+        if len(np.unique(hash_T[is_new_T])) < MIN_OTHER_BATCHES:
+            return None
+        return Recovery(int(history.run.steps()[is_new_T][0]), "other batches arrived")
 
     @classmethod
     def examples(cls) -> Iterator[Example]:

@@ -8,13 +8,15 @@ from typing import ClassVar, final
 
 import numpy as np
 
-from gradwatch.detect import Example
+from gradwatch.detect import Example, Recovery
 from gradwatch.detect.data_and_loss.loss_plateau_rules.constant_predictions import find_constant_predictions
 from gradwatch.detect.data_and_loss.loss_plateau_rules.examples import make_constant, make_flat, make_product
 from gradwatch.detect.data_and_loss.loss_plateau_rules.progress import has_fallen, is_standing
 from gradwatch.detect.data_and_loss.loss_plateau_rules.stall import MIN_WAIT_STEPS, SETTLING_STEPS, find_stall
 from gradwatch.detect.data_and_loss.loss_plateau_rules.wrong_pairs import find_wrong_pairs
+from gradwatch.detect.features.baseline import newest_loss
 from gradwatch.detect.features.finding import Sign, findings_of
+from gradwatch.detect.features.recovery import fall_of_loss
 from gradwatch.events import ADVERSARY, BROADCAST, CHANCE, PAIRED, UNPAIRED
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
@@ -41,6 +43,9 @@ class LossPlateau:
 
     When it is wrong: a loss that does not measure success (policy gradients, GANs: info), and tasks that are learned
     suddenly after a long plateau (CTC, arithmetic).
+
+    When it is withdrawn: three quarters of the newest 48 losses are below three quarters of the first 16, and by `fall`
+    below the baseline. (1) is never withdrawn, since the graph proves it, and (3) only if predictions began to fit.
 
     How it is detected: (1) The autograd graph shows n x n differences, or a softmax over values that are not the
     outputs of one place, because `view` was called instead of `transpose`. (2) The loss is not lower than in the
@@ -97,6 +102,14 @@ class LossPlateau:
         is_slow = history.step < self.patience + self.patience // 2
         if sign and is_standing(history, since, fall=self.fall, max_trend=self.trend, is_slow=is_slow):
             yield sign
+
+    def recovery(self, history: History, finding: Finding) -> Recovery | None:
+        """Return the step from which the loss has been clearly below its start."""
+        is_proved = any(sign.layer == finding.layer for sign in find_wrong_pairs(history))
+        if is_proved or find_constant_predictions(history, patience=self.patience):
+            return None
+        end = fall_of_loss(history, fall=self.fall)
+        return None if end is None else Recovery(end, f"the loss fell to {newest_loss(history):.4g}")
 
     @classmethod
     def examples(cls) -> Iterator[Example]:

@@ -132,6 +132,7 @@ class Overfitting:
                 Quantity(key="loss.at_best", label="loss at the best val_loss", value=before),
                 Quantity(key="loss", value=train),
             ),
+            since=int(steps_V[best + 1]),
         )
 
     def _has_risen(self, val_V: Floats, best: int) -> bool:

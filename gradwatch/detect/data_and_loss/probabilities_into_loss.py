@@ -66,7 +66,7 @@ class ProbabilitiesIntoLoss:
             if "classes" in event.values:
                 evidence.append(Quantity(key="classes", value=event.values["classes"]))
             message = f"{event.text} (from {event.layer})" if event.layer else event.text
-            yield finding_of(self, history, message, *evidence, layer=event.layer)
+            yield finding_of(self, history, message, *evidence, layer=event.layer, onset=event.step)
 
     @classmethod
     def examples(cls) -> Iterator[Example]:

@@ -147,7 +147,7 @@ class TrainEvalMismatch:
         ]
         if ratio is not None:
             evidence.append(Quantity(key="val_loss.by_loss", label="validation loss / training loss", value=ratio))
-        return finding_of(self, history, message, *evidence, layer=event.layer, severity=severity)
+        return finding_of(self, history, message, *evidence, layer=event.layer, severity=severity, onset=event.step)
 
     @classmethod
     def examples(cls) -> Iterator[Example]:

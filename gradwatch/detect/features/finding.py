@@ -40,7 +40,15 @@ def findings_of(detector: HasCode, history: History, signs: Iterable[Sign | None
     for sign in signs:
         if sign:
             severity = severity_after(history, detector.kind) if sign.severity is None else sign.severity
-            yield finding_of(detector, history, sign.message, *sign.evidence, layer=sign.layer, severity=severity)
+            yield finding_of(
+                detector,
+                history,
+                sign.message,
+                *sign.evidence,
+                layer=sign.layer,
+                severity=severity,
+                onset=sign.since,
+            )
 
 
 def finding_of(
@@ -50,6 +58,8 @@ def finding_of(
     *evidence: Quantity,
     layer: str | None = None,
     severity: Severity = Severity.WARNING,
+    onset: int | None = None,
+    layers: tuple[str, ...] = (),
 ) -> Finding:
     """Return a finding at the newest step.
 
@@ -60,6 +70,8 @@ def finding_of(
         evidence: Named numbers with units.
         layer: Module or parameter name, or None for the whole run.
         severity: Harm to the training.
+        onset: First step with the symptom, or None if the detector cannot tell.
+        layers: All affected layers if several share the cause; `layer` is the first of them.
     """
     return Finding(
         code=detector.code,
@@ -69,6 +81,8 @@ def finding_of(
         severity=severity,
         message=message,
         evidence=evidence,
+        onset=onset,
+        layers=layers,
     )
 
 

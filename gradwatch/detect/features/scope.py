@@ -32,7 +32,7 @@ def affected_modules(history: History, ill_L: NDArray[np.bool_], *, kind: str, t
     Returns:
         The groups in model order. A group of one tensor has that tensor's name.
     """
-    named = [f.layer for f in history.findings if f.kind == kind]
+    named = [name for f in history.findings if f.kind == kind for name in f.names or (None,)]
     groups = _groups(history, ill_L, thawed)
     return [(name, group) for name, group in groups if not any(_overlaps(name, n) for n in named)]
 

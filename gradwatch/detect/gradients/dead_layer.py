@@ -10,10 +10,11 @@ from typing import ClassVar, final
 
 import numpy as np
 
-from gradwatch.detect import Example
+from gradwatch.detect import Example, Recovery
 from gradwatch.detect.features.consequences import severity_after
 from gradwatch.detect.features.finding import finding_of
-from gradwatch.detect.features.robust_stats import median
+from gradwatch.detect.features.recovery import start_of_state, tensors_of
+from gradwatch.detect.features.robust_stats import Floats, median
 from gradwatch.detect.features.scope import affected_modules
 from gradwatch.detect.features.structure import matrix_rms, structure_of
 from gradwatch.detect.gradients.dead_layer_rules.cliff import find_cliffs, gap_below_median
@@ -30,6 +31,18 @@ MIN_LIVE_FRAC = 0.5
 
 ROUTER_SYMPTOMS = frozenset({"saturated-activation"})
 """Symptoms of a collapsed router with a softmax in its tails: they do not explain its dead experts."""
+
+
+def _gaps(history: History, group: list[int]) -> Floats:
+    """Return how far a group's largest gradient element is below the median matrix, in powers of ten, at each step.
+
+    The gap is infinite if the group has no gradient, and nan if no matrix has one.
+    """
+    l2_TL = history.param.window("grad.l2")
+    top_T = np.fmax.reduce(l2_TL[:, group] / structure_of(history).rms_scale_L[group], axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        gap_T: Floats = np.log10(median(matrix_rms(history, l2_TL).T) / np.nan_to_num(top_T))
+    return gap_T
 
 
 @final
@@ -49,6 +62,8 @@ class DeadLayer:
 
     When it is wrong: a branch whose gate opens late; an expert that is rarely chosen (info). See no-gradient for
     gradients that are None.
+
+    When it is withdrawn: the layer had a gradient, at most `decades` - 1 below the median layer, for 20 steps in a row.
 
     How it is detected: (1) Frozen tensors: their gradient was not zero before, and is exactly zero at each of the
     newest `steps` steps. More than half of the others have a gradient. (2) Tiny matrices: their gradient per element
@@ -113,7 +128,14 @@ class DeadLayer:
                 ),
                 layer=layer,
                 severity=self._severity(history, layer, group, is_zero=largest == 0),
+                onset=start_of_state(_gaps(history, group) >= self.decades - 1, history.param.steps()),
             )
+
+    def recovery(self, history: History, finding: Finding) -> Recovery | None:
+        """Return the first of `steps` steps in a row with a usual gradient."""
+        usual_T = _gaps(history, tensors_of(history, finding)) < self.decades - 1
+        end = start_of_state(usual_T, history.param.steps(), least=self.steps)
+        return None if end is None else Recovery(end, "it got a gradient again")
 
     def _severity(self, history: History, layer: str, group: list[int], *, is_zero: bool) -> Severity:
         """Return the harm of a dead module: an expert that is merely not chosen does no harm."""

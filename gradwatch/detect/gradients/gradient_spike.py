@@ -129,6 +129,7 @@ class GradientSpike:
                 ),
                 layer=layer,
                 severity=severity_after(history, self.kind),
+                onset=step,
             )
 
     @classmethod

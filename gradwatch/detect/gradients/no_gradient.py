@@ -12,10 +12,11 @@ from typing import ClassVar, final
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwatch.detect import Example
+from gradwatch.detect import Example, Recovery
 from gradwatch.detect.features.baseline import first_steps
 from gradwatch.detect.features.consequences import is_consequence
 from gradwatch.detect.features.finding import finding_of
+from gradwatch.detect.features.recovery import tensors_of
 from gradwatch.detect.features.scope import affected_modules
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.history.store import WINDOW, History
@@ -24,6 +25,9 @@ from gradwatch.records import Finding, Quantity, Severity
 
 PATIENCE_FACTOR = 5
 """Factor of the waiting time if a gradient may still come, as for heads that train in turn and for experts."""
+
+MIN_REACHED_STEPS = 2
+"""Steps with a gradient that withdraw a finding: a single one may be an accident."""
 
 MAX_TURN_FRAC = 0.9
 """Fraction of the steps with a gradient below which a tensor comes and goes."""
@@ -46,6 +50,8 @@ class NoGradient:
 
     When it is wrong: a module that is unused on purpose: freeze it with `requires_grad_(False)`. Experts, target
     networks and averaged weights do not count or are reported as info.
+
+    When it is withdrawn: a tensor of the finding got a gradient in two steps. What is left becomes a new finding.
 
     How it is detected: trainable tensors whose gradient was None, or exactly zero in every element, at each recorded
     step so far. A gradient that was there and then stays away is another symptom (dead-layer).
@@ -79,19 +85,18 @@ class NoGradient:
         """Yield a finding for each module that no gradient has ever reached."""
         structure = structure_of(history)
         newest_L = history.param.newest("grad.l2")
-        # cheap: all have a gradient; after one window the history no longer shows whether a gradient ever came
-        if np.count_nonzero(newest_L > 0) >= structure.num_trainable or history.param.last_step >= WINDOW:
+        may_judge_L = self._may_judge(history)
+        # cheap: all have a gradient
+        if np.count_nonzero(newest_L > 0) >= structure.num_trainable or not may_judge_L.any():
             return
-        l2_TL = history.param.window("grad.l2")
-        # a norm that is nan because of NaN elements is a gradient that arrives
-        reached_TL = ~((l2_TL == 0) | (np.isnan(l2_TL) & ~(history.param.window("grad.nonfinite") > 0)))
+        l2_TL, reached_TL = history.param.window("grad.l2"), _reached(history)
         # a skipped step without any gradient says nothing
         updated_T = reached_TL.any(axis=1) | (history.scalar("skipped") != 1)
         if not updated_T.any():
             return
         share_L = reached_TL[updated_T].mean(axis=0)
         in_turn_L = (share_L > 0) & (share_L < MAX_TURN_FRAC) & structure.is_trainable_L
-        ill_L = structure.is_trainable_L & (share_L == 0) & ~_copies(history)
+        ill_L = structure.is_trainable_L & (share_L == 0) & ~_copies(history) & may_judge_L
         steps = int(updated_T.sum())
         if not ill_L.any():
             return
@@ -108,6 +113,30 @@ class NoGradient:
             is_open = value != "None" and (_is_blocked(history) or self._may_be_explained(history))
             if not is_open:
                 yield from self._findings(history, part_L, steps, value=value, routed=shapes_in_turn)
+
+    def recovery(self, history: History, finding: Finding) -> Recovery | None:
+        """Return the first step with a gradient in a tensor that had none, once there are two such steps."""
+        tensors, is_later_T = tensors_of(history, finding), history.param.steps() > finding.step
+        reached_TL = _reached(history)[is_later_T][:, tensors]
+        is_back_L = np.count_nonzero(reached_TL, axis=0) >= MIN_REACHED_STEPS
+        if not is_back_L.any():
+            return None
+        first = int(np.argmax(reached_TL[:, is_back_L].any(axis=1)))
+        reason = (
+            "it got a gradient" if is_back_L.all() else f"{is_back_L.sum()} of {len(tensors)} tensors got a gradient"
+        )
+        return Recovery(int(history.param.steps()[is_later_T][first]), reason)
+
+    def _may_judge(self, history: History) -> NDArray[np.bool_]:
+        """Return for which tensors the history shows whether a gradient ever came, of shape (L,).
+
+        After one window this is known only of the rest of a finding that is withdrawn at this step.
+        """
+        may_judge_L = np.full(len(history.info.layers), history.param.last_step < WINDOW)
+        for finding in history.withdrawn:
+            if finding.kind == self.kind and finding.withdrawn == history.step:
+                may_judge_L[tensors_of(history, finding)] = True
+        return may_judge_L
 
     def _may_be_explained(self, history: History) -> bool:
         """Return whether `not-optimized` has yet to judge parameters that no optimizer holds."""
@@ -130,6 +159,7 @@ class NoGradient:
                 Quantity(key="grad.is_none", label="gradient is None", value=float(value == "None")),
                 layer=layer,
                 severity=severity,
+                onset=int(history.steps("loss")[0]),
             )
 
     @classmethod
@@ -189,6 +219,13 @@ def _make_unowned(*, copied: bool = False, moves: bool = False) -> History:
     made.info = replace(made.info, layers=layers)
     made.weight_l2_TL[:, 4] = (1.0 if copied else 0.9) * made.weight_l2_TL[0, 3] * (1 + 1e-4 * moves * made.t_T)
     return made.history()
+
+
+def _reached(history: History) -> NDArray[np.bool_]:
+    """Return which tensors had a gradient other than zero at each step of the window, of shape (T, L)."""
+    l2_TL = history.param.window("grad.l2")
+    # a norm that is nan because of NaN elements is a gradient that arrives
+    return np.asarray(~((l2_TL == 0) | (np.isnan(l2_TL) & ~(history.param.window("grad.nonfinite") > 0))))
 
 
 def _copies(history: History) -> NDArray[np.bool_]:

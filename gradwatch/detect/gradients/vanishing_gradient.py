@@ -6,13 +6,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
-from gradwatch.detect import Example
-from gradwatch.detect.features.finding import Sign, findings_of
+from gradwatch.detect import Example, Recovery
+from gradwatch.detect.features.finding import Sign, findings_of, format_fold
+from gradwatch.detect.features.recovery import fall_of_loss
 from gradwatch.detect.gradients.vanishing_gradient_rules.examples import make_forgetful, make_gated
 from gradwatch.detect.gradients.vanishing_gradient_rules.faint_weights import find_faint_weights
 from gradwatch.detect.gradients.vanishing_gradient_rules.hidden_softmax import find_hidden_softmax
-from gradwatch.detect.gradients.vanishing_gradient_rules.over_depth import find_fall_over_depth
+from gradwatch.detect.gradients.vanishing_gradient_rules.over_depth import (
+    PER_MODULE,
+    fall_over_depth,
+    find_fall_over_depth,
+)
 from gradwatch.detect.gradients.vanishing_gradient_rules.recurrence import find_fall_over_time
+from gradwatch.detect.gradients.vanishing_gradient_rules.stuck import STUCK_FRAC
 from gradwatch.events import HEADS, HIDDEN_SOFTMAX
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
@@ -37,6 +43,9 @@ class VanishingGradient:
 
     When it is wrong: networks of parallel towers have no single depth. Gradients that shrink in all layers alike
     (convergence) or at one place (dead-layer) do not count.
+
+    When it is withdrawn: the loss has clearly fallen, by a tenth or more, and the fall over depth is below `decades`.
+    Only (1) is withdrawn.
 
     How it is detected: (1) A fall over depth: the size of a gradient element (root mean square) in each module with a
     weight matrix, as median over 10 steps. A line through the logarithms falls towards the input by some orders of
@@ -84,6 +93,15 @@ class VanishingGradient:
         yield from find_fall_over_time(history, decades=self.at_once)
         yield find_faint_weights(history, **falls)
         yield find_fall_over_depth(history, modules=self.modules, **falls)
+
+    def recovery(self, history: History, finding: Finding) -> Recovery | None:
+        """Return the step from which the loss has been clearly lower, once the fall over depth is gone."""
+        if PER_MODULE not in {q.key for q in finding.evidence}:
+            return None
+        end, fall = fall_of_loss(history, fall=1 - STUCK_FRAC), fall_over_depth(history, modules=self.modules)
+        if end is None or fall is None or fall[0] >= self.decades:
+            return None
+        return Recovery(end, f"the loss fell, and gradients shrank only {format_fold(fall[0])}")
 
     @classmethod
     def examples(cls) -> Iterator[Example]:

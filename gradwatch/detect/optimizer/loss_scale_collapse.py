@@ -10,8 +10,9 @@ from typing import ClassVar, final
 
 import numpy as np
 
-from gradwatch.detect import Example
+from gradwatch.detect import Example, Recovery
 from gradwatch.detect.features.finding import finding_of
+from gradwatch.detect.features.recovery import start_of_state
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -38,6 +39,8 @@ class LossScaleCollapse:
     65504, a division by zero. No loss scale removes it.
 
     When it is wrong: an extreme initial scale, such as 2^40, takes one skipped update for each halving.
+
+    When it is withdrawn: no update was skipped for 64 steps.
 
     How it is detected: `skips` updates were skipped in a row, or 4 were and the loss scale is below `scale`. A scale
     that is only too high at the start is halved at each step, and fits long before it reaches `scale`. NaN gradients
@@ -78,7 +81,13 @@ class LossScaleCollapse:
             Quantity(key="skipped.run_steps", label="consecutive skipped updates", value=float(skips), unit="steps"),
             Quantity(key="loss_scale", value=scale),
             severity=Severity.CRITICAL,
+            onset=int(history.run.steps(skips)[0]),
         )
+
+    def recovery(self, history: History, finding: Finding) -> Recovery | None:
+        """Return the end of the skipped updates, once 64 updates in a row were done."""
+        end = start_of_state(history.scalar("skipped") != 1, history.run.steps(), least=WINDOW_STEPS)
+        return None if end is None else Recovery(end, f"no update was skipped for {WINDOW_STEPS} steps")
 
     @classmethod
     def examples(cls) -> Iterator[Example]:

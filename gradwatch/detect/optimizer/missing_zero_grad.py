@@ -82,10 +82,11 @@ class MissingZeroGrad:
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run, or for the parameter with a gradient that is not cleared."""
-        later = {event.layer: event.text for event in events_of(history, GRADIENTS_KEPT_LATER)}
+        later = {event.layer: event for event in events_of(history, GRADIENTS_KEPT_LATER)}
         # a finding for the whole run makes findings for single layers redundant
-        for layer, text in ({None: later[None]} if None in later else later).items():
-            yield self._finding(history, f"{text} ({layer})" if layer else text, layer=layer, kept=self.kept)
+        for layer, event in ({None: later[None]} if None in later else later).items():
+            text = f"{event.text} ({layer})" if layer else event.text
+            yield self._finding(history, text, layer=layer, kept=self.kept, onset=event.step)
         # a loop that never clears shows it in its first steps
         if history.step >= FIRST_STEPS - 1 + self.every:
             return
@@ -141,8 +142,16 @@ class MissingZeroGrad:
         )
 
     def _finding(
-        self, history: History, message: str, *evidence: Quantity, layer: str | None = None, kept: int = 0
+        self,
+        history: History,
+        message: str,
+        *evidence: Quantity,
+        layer: str | None = None,
+        kept: int = 0,
+        onset: int | None = None,
     ) -> Finding:
+        # a loop that never clears starts to repeat gradients at its first recorded step
+        first = int(history.steps("loss")[0])
         return finding_of(
             self,
             history,
@@ -155,6 +164,7 @@ class MissingZeroGrad:
                 unit="steps",
             ),
             layer=layer,
+            onset=first if onset is None else onset,
         )
 
     @classmethod

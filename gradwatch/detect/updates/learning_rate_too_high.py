@@ -24,6 +24,7 @@ from gradwatch.detect.updates.learning_rate_too_high_rules.lost_progress import 
 )
 from gradwatch.detect.updates.learning_rate_too_high_rules.overwritten_weights import find_overwritten_weights
 from gradwatch.detect.updates.learning_rate_too_high_rules.rising_rate import find_rate_jump, find_rate_ramp
+from gradwatch.detect.updates.learning_rate_too_high_rules.weight_growth import WINDOW_STEPS as GROWTH_STEPS
 from gradwatch.detect.updates.learning_rate_too_high_rules.weight_growth import find_weight_growth
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
@@ -126,13 +127,17 @@ class LearningRateTooHigh:
         yield from self._report(history, find_loss_above_start(history, above_start=self.above_start, large=self.large))
         # weights may grow while the loss falls, which does no harm
         grown = find_weight_growth(history, growth=self.growth, every=self.every)
-        yield from self._report(history, grown, Severity.INFO if grown and is_learning(history) else None)
+        severity = Severity.INFO if grown and is_learning(history) else None
+        yield from self._report(history, grown, severity, onset=int(history.param.steps(GROWTH_STEPS + 1)[0]))
 
-    def _report(self, history: History, sign: Sign | None, severity: Severity | None = None) -> Iterator[Finding]:
+    def _report(
+        self, history: History, sign: Sign | None, severity: Severity | None = None, *, onset: int | None = None
+    ) -> Iterator[Finding]:
         """Yield the finding of a sign, if there is one, at the severity that earlier findings leave by default."""
         if sign is not None:
             severity = severity_after(history, self.kind, but=_later(history, sign)) if severity is None else severity
-            yield finding_of(self, history, sign.message, *sign.evidence, severity=severity)
+            since = sign.since if onset is None else onset
+            yield finding_of(self, history, sign.message, *sign.evidence, severity=severity, onset=since)
 
     def _critical(self, history: History, finding: Finding) -> Finding:
         newest = Quantity(key="loss", value=newest_loss(history))

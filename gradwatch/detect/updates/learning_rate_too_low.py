@@ -10,15 +10,18 @@ from typing import ClassVar, final
 
 import numpy as np
 
-from gradwatch.detect import Example
+from gradwatch.detect import Example, Recovery
+from gradwatch.detect.features.baseline import is_learned
 from gradwatch.detect.features.consequences import severity_after
 from gradwatch.detect.features.finding import Sign, finding_of
+from gradwatch.detect.features.recovery import fall_of_loss, start_of_state, tensors_of
 from gradwatch.detect.features.robust_stats import median
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.detect.updates.learning_rate_too_low_rules.negligible_updates import find_negligible_updates
 from gradwatch.detect.updates.learning_rate_too_low_rules.short_travel import MIN_STEPS, find_short_travel
 from gradwatch.detect.updates.learning_rate_too_low_rules.slow_groups import find_slow_groups
 from gradwatch.detect.updates.learning_rate_too_low_rules.update_levels import (
+    group_levels,
     is_gradient_gone,
     may_learn,
     update_levels,
@@ -27,6 +30,11 @@ from gradwatch.detect.updates.learning_rate_too_low_rules.warm_up import is_warm
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding
+
+UPDATE_RATIOS = ("update.ratio", "update.ratio.median")
+
+MIN_FALL = 0.03
+"""Fall of the loss, as a fraction, after which short travel was enough, as in `loss-plateau`."""
 
 
 @final
@@ -46,6 +54,9 @@ class LearningRateTooLow:
 
     When it is wrong: a trained model that is only fine-tuned; a noisy problem whose loss cannot fall further. If only
     some layers hardly change, see vanishing-gradient and dead-layer.
+
+    When it is withdrawn: the updates were above `ratio` in `samples` samples in a row, or less than `left` of the loss
+    is left. After a short travel: the loss has clearly fallen.
 
     How it is detected: the update/weight ratio of the weight matrices. The median must be below `ratio`, and the
     largest below ten times `ratio`, in `samples` samples in a row. Matrices that began near zero do not count. The
@@ -114,7 +125,23 @@ class LearningRateTooLow:
             yield self._finding(history, near)
 
     def _finding(self, history: History, sign: Sign) -> Finding:
-        return finding_of(self, history, sign.message, *sign.evidence, severity=severity_after(history, self.kind))
+        severity = severity_after(history, self.kind)
+        return finding_of(self, history, sign.message, *sign.evidence, severity=severity, onset=sign.since)
+
+    def recovery(self, history: History, finding: Finding) -> Recovery | None:
+        """Return the step from which the updates have been larger, or the loss is nearly gone or clearly lower."""
+        if is_learned(history, left=self.left):
+            return Recovery(history.step, f"less than {100 * self.left:.3g} % of the loss was left")
+        was = next((q.value for q in finding.evidence if q.key in UPDATE_RATIOS), 0.0)
+        if was >= self.ratio:  # short travel: the updates were not negligible, but the loss stood still
+            end = fall_of_loss(history, fall=MIN_FALL)
+            return None if end is None else Recovery(end, "the loss fell")
+        # a single large update is no recovery
+        level_T = group_levels(history, tensors_of(history, finding)) if finding.names else update_levels(history)
+        is_known_T = ~np.isnan(level_T)
+        steps_T, level_T = history.param.steps()[is_known_T], level_T[is_known_T]
+        end = start_of_state(level_T >= self.ratio, steps_T, least=self.samples)
+        return None if end is None else Recovery(end, f"an update changed the weights by {100 * level_T[-1]:.1g} %")
 
     @classmethod
     def examples(cls) -> Iterator[Example]:

@@ -11,9 +11,11 @@ from typing import ClassVar, final
 
 import numpy as np
 
-from gradwatch.detect import Example
+from gradwatch.detect import Example, Recovery
+from gradwatch.detect.features.recovery import tensors_of
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.detect.updates.not_optimized_rules.measurements import MIN_USUAL_RATIO
+from gradwatch.detect.updates.not_optimized_rules.recovered import find_recovery
 from gradwatch.detect.updates.not_optimized_rules.stuck import find_unchanged_parameters
 from gradwatch.detect.updates.not_optimized_rules.undone import find_undone_updates
 from gradwatch.detect.updates.not_optimized_rules.unowned import (
@@ -45,6 +47,9 @@ class NotOptimized:
 
     When it is wrong: a backbone that is left out on purpose without freezing it (info). Weights of a critic that are
     clipped after each step may all reach the bound.
+
+    When it is withdrawn: each of its tensors moved at `samples` + 1 measurements in a row, or something else than the
+    optimizers moved it. (3) is never withdrawn.
 
     How it is detected: (1) A trainable tensor has a gradient, and no optimizer held it when the monitor attached. It is
     left out if something else moves it, such as another optimizer, a master copy, or the loop by hand: its measured
@@ -96,6 +101,12 @@ class NotOptimized:
         # cheap: some trainable tensor has a measured update of zero
         if largest >= 0 and np.count_nonzero(ratio_L > 0) < structure.num_trainable and (ratio_L == 0).any():
             yield from find_unchanged_parameters(self, history, samples=self.samples)
+
+    def recovery(self, history: History, finding: Finding) -> Recovery | None:
+        """Return the first of `samples` + 1 measurements in a row at which all its tensors moved."""
+        # unregistered tensors are no parameters, so nothing measures them
+        tensors = tensors_of(history, finding)
+        return find_recovery(history, finding, tensors, samples=self.samples, kept=self.kept) if tensors else None
 
     @classmethod
     def examples(cls) -> Iterator[Example]:

@@ -1,7 +1,11 @@
-"""Read and write findings.jsonl, one finding per line. A later, more severe finding replaces an earlier one."""
+"""Read and write findings.jsonl, one finding per line.
+
+A later line of the same kind and layer replaces an open finding: it is more severe, or it withdraws the finding.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from gradwatch.history.disk.aliases import key_of
@@ -23,6 +27,12 @@ def _decode(data: dict[str, Any]) -> Finding:
 def _upgraded(quantity: dict[str, Any]) -> dict[str, Any]:
     # gradwatch 0.1 wrote no keys
     return quantity if "key" in quantity else quantity | {"key": key_of(quantity["name"])}
+
+
+def open_findings(lines: Iterable[Finding]) -> list[Finding]:
+    """Return the findings that are still open after all lines of findings.jsonl."""
+    newest = {(finding.kind, finding.layer): finding for finding in lines}
+    return [finding for finding in newest.values() if finding.withdrawn is None]
 
 
 FINDINGS = JsonLines(name="findings.jsonl", noun="finding", encode=_encode, decode=_decode)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gradwatch.errors import RunError
 from gradwatch.history.disk import lock
-from gradwatch.history.disk.findings import FINDINGS
+from gradwatch.history.disk.findings import FINDINGS, open_findings
 from gradwatch.history.disk.header import NAME, Header
 from gradwatch.history.disk.segments import SUFFIX, Layout
 from gradwatch.history.ending import Ending
@@ -167,6 +167,6 @@ def _worst_severities(directory: Path) -> dict[str, Severity]:
     if problems:
         raise RunError("; ".join(problems))
     worst: dict[str, Severity] = {}
-    for finding in findings:
+    for finding in open_findings(findings):
         worst[finding.kind] = max(finding.severity, worst.get(finding.kind, finding.severity))
     return dict(sorted(worst.items(), key=lambda item: -item[1]))

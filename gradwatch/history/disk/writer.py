@@ -112,7 +112,7 @@ class Writer:
         self._writers = self._segment_writers()
 
     def report(self, finding: Finding) -> None:
-        """Write a finding of the newest step of the history."""
+        """Write a finding that the newest step of the history has opened, made more severe, or withdrawn."""
         line = FINDINGS.line(finding, at=self._history.step)
         size = os.fstat(self._findings).st_size
         atomic.append(self._findings, line, path=self._directory / FINDINGS.name, size=size)
@@ -206,7 +206,7 @@ def _load(directory: Path, header: Header, *, until: int | None = None) -> Histo
     # `report` keeps the first step of a finding and the highest severity, as in the live run
     findings, damage = FINDINGS.read(directory, until=until)
     for finding in findings:
-        history.report(finding)
+        history.report(finding) if finding.withdrawn is None else history.withdraw(finding)
     problems += damage
     events, damage = EVENTS.read(directory, until=until)
     history.events.extend(events)

@@ -32,5 +32,6 @@ def find_alike_samples(history: History, *, chosen: int) -> Iterator[Sign]:
             yield Sign(
                 f"the first {event.step + 1} steps use the same samples, reordered or with noise",
                 (Quantity(key="batch.nearest_distance", label=label, value=values["distance"], unit="of usual"),),
+                since=int(history.steps("loss")[0]),
                 severity=Severity.WARNING if is_part else Severity.INFO,
             )

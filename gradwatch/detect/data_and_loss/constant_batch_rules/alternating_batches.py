@@ -24,5 +24,6 @@ def find_alternating_batches(history: History, *, turns: int, chosen: int) -> Si
     return Sign(
         f"two batches alternated for {turns} steps",
         (Quantity(key="batch.alternating_steps", label=label, value=float(turns), unit="steps"),),
+        since=int(history.run.steps(turns)[0]),
         severity=Severity.WARNING,
     )

@@ -48,5 +48,6 @@ def find_repeated_batch(history: History, *, repeats: int, held: int, longest: i
     return Sign(
         f"the last {least} steps all used the same batch",
         (Quantity(key="batch.equal_run", label=label, value=float(least), unit="steps"),),
+        since=int(history.run.steps(times)[0]),
         severity=Severity.WARNING if is_part else Severity.INFO,
     )

@@ -49,14 +49,14 @@ def loss_evidence(history: History) -> tuple[Quantity, ...]:
     )
 
 
-def make_sign(history: History, why: str) -> Sign:
-    """Return the sign of a loss that stands still, with the reason why that loss is too high.
+def make_sign(history: History, why: str, *, since: int | None = None) -> Sign:
+    """Return the sign of a loss that has stood still since a step, with the reason why that loss is too high.
 
     The sign is for information if the loss is the value of a game between several learners, which may stand still.
     """
     text = f"the loss is {newest_loss(history, WINDOW_STEPS):.4g} after {history.step} steps; {why}"
     is_game = "+" in history.info.optimizer or any(events_of(history, ADVERSARY))
-    return Sign(text, loss_evidence(history), severity=Severity.INFO if is_game else None)
+    return Sign(text, loss_evidence(history), since, severity=Severity.INFO if is_game else None)
 
 
 def has_fallen(history: History, *, fall: float) -> bool:

@@ -39,4 +39,6 @@ def find_stall(history: History, *, error: float) -> Sign | None:
     blocks_B = aligned_blocks(loss_T[is_settled_T], int(steps_T[is_settled_T][0]), BLOCK_STEPS)
     first, where = baseline_loss(history)
     is_stalled = stall_likelihood_ratio(blocks_B, rate=NEW_LOW_RATE) >= 1 / error
-    return make_sign(history, f"it was {first:.4g} {where}") if is_stalled else None
+    if not is_stalled:
+        return None
+    return make_sign(history, f"it was {first:.4g} {where}", since=int(history.steps("loss")[0]))

@@ -22,4 +22,4 @@ def find_wrong_pairs(history: History) -> Iterator[Sign]:
     for kind in (BROADCAST, MIXED_AXES):
         for event in events_of(history, kind):
             text = f"the loss compares the wrong pairs: {event.text}"
-            yield Sign(text, loss_evidence(history), layer=event.layer, severity=Severity.WARNING)
+            yield Sign(text, loss_evidence(history), event.step, layer=event.layer, severity=Severity.WARNING)

@@ -16,6 +16,7 @@ from gradwatch.detect.features.baseline import first_steps
 from gradwatch.detect.features.consequences import is_consequence
 from gradwatch.detect.features.finding import Sign, format_factor
 from gradwatch.detect.features.lr_schedule import JUMP_WINDOW_STEPS, last_jump
+from gradwatch.detect.features.recovery import start_of_state
 from gradwatch.detect.features.robust_stats import Floats, block_medians, median
 from gradwatch.detect.features.scope import affected_modules
 from gradwatch.detect.features.structure import structure_of
@@ -66,6 +67,7 @@ def find_climb(history: History, norm_T: Floats, *, kind: str, factor: float, lo
                 Quantity(key=NORM, value=float(norm_T[-1])),
                 Quantity(key="loss", value=float(history.run.newest("loss")[0])),
             ),
+            since=start_of_state(norm_T > before, history.run.steps()),
             layer=layer,
             severity=severity,
         )

@@ -21,13 +21,15 @@ import numpy as np
 
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import Sign, format_factor, format_fold
-from gradwatch.detect.features.robust_stats import median, monotone_rise
+from gradwatch.detect.features.robust_stats import Floats, median, monotone_rise
 from gradwatch.detect.features.scope import module_of
 from gradwatch.detect.features.structure import block_levels, module_levels, module_ratio, structure_of
 from gradwatch.detect.gradients.vanishing_gradient_rules.stuck import MEDIAN_STEPS, is_stuck, severity_of_fall
 from gradwatch.events import HEADS
 from gradwatch.history.store import History
 from gradwatch.records import Quantity
+
+PER_MODULE = "depth.fall_per_module_decades"
 
 
 def find_fall_over_depth(history: History, *, modules: int, decades: float, at_once: float) -> Sign | None:
@@ -43,17 +45,8 @@ def find_fall_over_depth(history: History, *, modules: int, decades: float, at_o
     # cheap: half the decades at the newest step, because the median over steps may differ
     if len(chain.starts_D) < modules or module_ratio(history) < 10 ** (min(decades, at_once) / 2):
         return None
-    l2_TL = history.param.window("grad.l2", MEDIAN_STEPS)
-    if len(l2_TL) < MEDIAN_STEPS:
-        return None
-    level_D = module_levels(history, median(l2_TL))
-    levels = [level_D] if any(events_of(history, HEADS)) else [level_D, block_levels(history, level_D)]
-    lines = [line[~np.isnan(line)] for line in (level[:-1] for level in levels)]  # no output layer
-    long = [line for line in lines if len(line) >= modules - 1]
-    if not long:
-        return None
-    fall, line = max(((monotone_rise(line), line) for line in long), key=itemgetter(0))
-    if fall < decades or (fall < at_once and not is_stuck(history)):
+    fall, line, level_D = fall_over_depth(history, modules=modules) or (0.0, None, None)
+    if line is None or level_D is None or fall < decades or (fall < at_once and not is_stuck(history)):
         return None
     per_module = fall / (len(line) - 1)
     layer = module_of(history, int(chain.indices_K[chain.starts_D[np.flatnonzero(~np.isnan(level_D))[0]]]))
@@ -63,7 +56,7 @@ def find_fall_over_depth(history: History, *, modules: int, decades: float, at_o
         (
             Quantity(key="depth.fall_decades", label="shrinkage over depth", value=fall, unit="orders of magnitude"),
             Quantity(
-                key="depth.fall_per_module_decades",
+                key=PER_MODULE,
                 label="shrinkage per layer",
                 value=per_module,
                 unit="orders of magnitude",
@@ -75,3 +68,23 @@ def find_fall_over_depth(history: History, *, modules: int, decades: float, at_o
         layer=layer,
         severity=severity_of_fall(fall),
     )
+
+
+def fall_over_depth(history: History, *, modules: int) -> tuple[float, Floats, Floats] | None:
+    """Return the fall of the steepest line over depth in powers of ten, its levels, and the level of each module.
+
+    Returns:
+        The fall and its line, and the levels of shape (D,). None if no line has `modules` - 1 modules, or the run has
+        fewer than 10 steps.
+    """
+    l2_TL = history.param.window("grad.l2", MEDIAN_STEPS)
+    if len(l2_TL) < MEDIAN_STEPS or len(structure_of(history).chain.starts_D) < modules:
+        return None
+    level_D = module_levels(history, median(l2_TL))
+    levels = [level_D] if any(events_of(history, HEADS)) else [level_D, block_levels(history, level_D)]
+    lines = [line[~np.isnan(line)] for line in (level[:-1] for level in levels)]  # no output layer
+    long = [line for line in lines if len(line) >= modules - 1]
+    if not long:
+        return None
+    fall, line = max(((monotone_rise(line), line) for line in long), key=itemgetter(0))
+    return fall, line, level_D

@@ -32,17 +32,17 @@ def find_rate_jump(history: History, *, jump: float, worse: float) -> Sign | Non
         before, after = float(median(loss_T[max(0, at - BLOCK_STEPS) : at])), float(median(loss_T[at + 1 :]))
         if after <= worse * before:
             continue
+        step = int(history.run.steps(JUMP_WINDOW_STEPS)[at])
         return Sign(
             f"the learning rate rose {format_factor(rate_T[at] / highest)}-fold, and then the loss rose",
             (
-                Quantity(
-                    key="lr.jump_step", label="jump at step", value=float(history.run.steps(JUMP_WINDOW_STEPS)[at])
-                ),
+                Quantity(key="lr.jump_step", label="jump at step", value=float(step)),
                 Quantity(key="lr.before", label=f"lr.{group} before", value=highest),
                 Quantity(key="lr.after", label=f"lr.{group} after", value=float(rate_T[at])),
                 Quantity(key="loss.before", label="loss before", value=before),
                 Quantity(key="loss.after", label="loss after", value=after),
             ),
+            since=step,
         )
     return None
 

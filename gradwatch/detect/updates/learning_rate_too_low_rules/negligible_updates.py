@@ -36,6 +36,7 @@ def find_negligible_updates(
     return Sign(
         f"for {still_steps} steps each update has changed the weights by at most {100 * largest:.1g} %",
         small_update_evidence(history, largest),
+        since=int(steps_T[first]),
     )
 
 

@@ -38,4 +38,5 @@ def find_short_travel(history: History, steps_T: Steps, level_T: Floats, *, trav
     return Sign(
         f"in {history.step} steps the weights have changed by at most {100 * total:.1g} %, and the loss has not fallen",
         small_update_evidence(history, float(level_T.max())),
+        since=int(steps_T[0]),
     )

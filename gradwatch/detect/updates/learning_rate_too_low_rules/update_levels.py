@@ -38,6 +38,12 @@ def update_levels(history: History) -> Floats:
     return _level(ratio_TW / np.sqrt(np.where(read_TW > 0, read_TW, np.nan)))  # rows that were not read do not move
 
 
+def group_levels(history: History, tensors: list[int]) -> Floats:
+    """Return the largest update/weight ratio of some tensors at each step of the window; nan if it was not measured."""
+    level_T: Floats = np.fmax.reduce(history.param.window("update.ratio")[:, tensors], axis=1)
+    return level_T
+
+
 def may_learn(history: History) -> bool:
     """Return whether an optimizer holds parameters of the model, and a weight has a gradient."""
     is_held = any(layer.group is not None for layer in history.info.layers)

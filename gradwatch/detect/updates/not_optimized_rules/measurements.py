@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect.features.finding import HasCode, finding_of
+from gradwatch.detect.features.recovery import start_of_state
 from gradwatch.detect.features.scope import affected_modules
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.history.store import WINDOW, Floats, History
@@ -73,6 +74,7 @@ def findings_of(
         what: Message after the name of the module.
         thawed: Whether these tensors were not trainable when the monitor attached.
     """
+    ratio_TL = history.param.window("update.ratio")
     for layer, group in affected_modules(history, ill_L, kind=detector.kind, thawed=thawed):
         largest = float(history.param.newest("grad.l2")[group].max())
         ratio = float(np.nan_to_num(history.param.newest("update.ratio")[group]).max())
@@ -85,4 +87,6 @@ def findings_of(
             Quantity(key="update.ratio", value=ratio),
             layer=layer,
             severity=severity,
+            # updates that are undone are never zero, so their onset is unknown
+            onset=start_of_state(~np.any(ratio_TL[:, group] > 0, axis=1), history.param.steps()),
         )

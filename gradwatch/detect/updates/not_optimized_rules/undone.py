@@ -20,6 +20,8 @@ from gradwatch.detect.updates.not_optimized_rules.measurements import (
 from gradwatch.history.store import Floats, History
 from gradwatch.records import Finding, Quantity, Severity
 
+CHANGE = "weight.l2.change_by_updates"
+
 MAX_NUMEL = 256
 """Number of elements up to which any update visibly changes the norm of a tensor."""
 
@@ -50,26 +52,36 @@ def _overwritten(
     detector: HasCode, history: History, ratio_TL: Floats, norm_TL: Floats, *, kept: float
 ) -> Iterator[Finding]:
     """Yield the run if the norms of all small tensors change by less than `kept` of an update."""
-    structure = structure_of(history)
-    is_small_L = structure.is_trainable_L & (structure.rms_scale_L <= MAX_NUMEL**0.5)
-    ratio_TL, norm_TL = ratio_TL[:, is_small_L], norm_TL[:, is_small_L]
-    moved_L = (ratio_TL > MIN_USUAL_RATIO).all(axis=0)
-    if np.count_nonzero(moved_L) < MIN_SMALL_TENSORS:
-        return
-    change_TL = np.abs(np.diff(norm_TL[:, moved_L], axis=0)) / (ratio_TL * norm_TL)[:-1, moved_L]
-    if not (change_TL < kept).all():
+    change_TL = changes_by_updates(history, ratio_TL, norm_TL)
+    if change_TL is None or not (change_TL < kept).all():
         return
     yield finding_of(
         detector,
         history,
         "something overwrites the weights after each update with their earlier values",
         Quantity(
-            key="weight.l2.change_by_updates",
+            key=CHANGE,
             label="largest change of a norm in ten steps / size of an update",
             value=float(change_TL.max()),
         ),
         Quantity(key="update.ratio.median", label="median update.ratio", value=float(np.nanmedian(ratio_TL[-1]))),
     )
+
+
+def changes_by_updates(history: History, ratio_TL: Floats, norm_TL: Floats) -> Floats | None:
+    """Return the change of each small tensor's norm between measurements, in units of an update.
+
+    Returns:
+        Changes of shape (T - 1, small tensors that each update moves), or None if there are too few such tensors.
+    """
+    structure = structure_of(history)
+    is_small_L = structure.is_trainable_L & (structure.rms_scale_L <= MAX_NUMEL**0.5)
+    ratio_TL, norm_TL = ratio_TL[:, is_small_L], norm_TL[:, is_small_L]
+    moved_L = (ratio_TL > MIN_USUAL_RATIO).all(axis=0)
+    if np.count_nonzero(moved_L) < MIN_SMALL_TENSORS:
+        return None
+    change_TL: Floats = np.abs(np.diff(norm_TL[:, moved_L], axis=0)) / (ratio_TL * norm_TL)[:-1, moved_L]
+    return change_TL
 
 
 def _put_back(detector: HasCode, history: History, ratio_TL: Floats, norm_TL: Floats) -> Iterator[Finding]:
