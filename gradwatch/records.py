@@ -117,6 +117,12 @@ class Finding:
         found = f"step {self.step:,}"
         return found if self.since == self.step else f"since step {self.since:,} (found at {found})"
 
+    @property
+    def life(self) -> str:
+        """Kind, place, onset and end: `no-gradient in encoder, from step 10 to 59; then it got a gradient`."""
+        where = f" in {self.place}" if self.names else ""
+        return f"{self.kind}{where}, {self.when}" + (f"; then {self.reason}" if self.reason else "")
+
     def __str__(self) -> str:
         where = f" in {self.place}" if self.names else ""
         text = f"{self.when}: {self.severity} {self.kind} ({self.code}){where}: {self.message}"

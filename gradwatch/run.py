@@ -51,8 +51,13 @@ class Run:
 
     @property
     def findings(self) -> list[Finding]:
-        """The findings, oldest first."""
+        """The open findings, oldest first."""
         return self.history.findings
+
+    @property
+    def withdrawn(self) -> list[Finding]:
+        """The findings that later steps have shown to be over, oldest withdrawal first."""
+        return self.history.withdrawn
 
     @property
     def events(self) -> list[Event]:

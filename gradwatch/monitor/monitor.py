@@ -212,7 +212,7 @@ class Monitor:
         warn_once(self, "close", "step() after close() records nothing")  # has no effect after the warning above
 
     def findings(self) -> tuple[Finding, ...]:
-        """Return all findings so far, in the order of their detection."""
+        """Return the open findings, in the order of their detection. `history.withdrawn` has the others."""
         return tuple(self.history.findings)
 
     def _repr_html_(self) -> str:

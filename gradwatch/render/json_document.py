@@ -12,7 +12,9 @@ NaN or infinite is null, so that every strict parser can read the document.
                 "interrupted", "failed", "running" or "killed"; null for a run in memory that has not ended
     verdict     "healthy" if no finding is more severe than info, else "warning" or "critical"; "unknown" without a step
     facts       steps, seconds, samples_per_s, watch_frac, watch_s, loss, val_loss, val_accuracy
-    findings    list of {code, kind, layer, step, severity, message, evidence: [{key, name, value, unit}]}
+    findings    list of {code, kind, layer, layers, onset, step, severity, message, withdrawn, ended, reason,
+                evidence: [{key, name, value, unit}]}: the open findings; onset may be null
+    withdrawn   list of the findings that later steps have shown to be over, each with `withdrawn`, `ended`, `reason`
     diagnoses   list of {cause, cause_id, certainty, severity, because, confirm, source, findings,
                 remedies: [{text, patch}]}
     events      list of {kind, step, layer, text, values}: rewinds, skipped batches, incidents, graph observations
@@ -77,6 +79,7 @@ def document(history: History, diagnoses: Sequence[Diagnosis], *, run: Path | No
         "verdict": word(worst_severity(history), steps=history.step + 1),
         "facts": asdict(run_stats(history)),
         "findings": [f.to_json() for f in history.findings],
+        "withdrawn": [f.to_json() for f in history.withdrawn],
         "diagnoses": [d.to_json() for d in diagnoses],
         "events": [e.to_json() for e in history.events],
         "incidents": [{"step": e.step, "replay": replay(e, run)} for e in history.events if e.kind == INCIDENT.name],

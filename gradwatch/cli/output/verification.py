@@ -29,9 +29,8 @@ def print_verifications(console: Console, verifications: Sequence[Verification])
     """Print whether each diagnosis was confirmed, with the numbers."""
     for verification in verifications:
         finding = verification.finding
-        where = f" in {finding.layer}" if finding.layer else ""
         console.print()
-        console.print(Text.assemble((f"verification of {finding.kind}", "bold"), f"{where}, step {finding.step:,}"))
+        console.print(Text.assemble(("verification of ", "bold"), finding.life))
         console.print(grid(_verification_rows(verification)))
 
 

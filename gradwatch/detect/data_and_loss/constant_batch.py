@@ -85,7 +85,9 @@ class ConstantBatch:
 
     def _signs(self, history: History) -> Iterator[Sign | None]:
         """Yield the observation of each mechanism, in a fixed order."""
-        yield from find_alike_samples(history, chosen=self.chosen)
+        # alike samples of the first steps mean no more than the equal batches that other batches have followed
+        if not any(finding.kind == self.kind for finding in history.withdrawn):
+            yield from find_alike_samples(history, chosen=self.chosen)
         newest_T = history.scalar("batch_hash", 3)
         if (newest_T[:-1] == newest_T[-1]).any():  # cheap, and necessary for the others; nan equals nothing
             yield find_repeated_batch(

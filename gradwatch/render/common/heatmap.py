@@ -76,7 +76,7 @@ def draw(
     for m, layer in enumerate(of):
         finding = worst_finding(layer, findings)
         if finding is not None:
-            _mark(pen, _x(finding.step, steps_T, left), top + HEIGHT * (2 * m + 1) // (2 * len(of)))
+            _mark(pen, _x(finding.since, steps_T, left), top + HEIGHT * (2 * m + 1) // (2 * len(of)))
     file = io.BytesIO()
     # a palette of 128 colors makes a smaller file than RGB
     canvas.quantize(128, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(file, "PNG", compress_level=3)

@@ -136,8 +136,8 @@ def newest_known(table: Table, statistic: str) -> Floats:
 
 def worst_finding(layer: Layer, findings: Iterable[Finding]) -> Finding | None:
     """Return the most severe finding on a layer or one of its parameters, the earliest if several are equal."""
-    mine = [f for f in findings if f.layer in layer.names]
-    return max(mine, key=lambda f: (f.severity, -f.step), default=None)
+    mine = [f for f in findings if not layer.names.isdisjoint(f.names)]
+    return max(mine, key=lambda f: (f.severity, -f.since), default=None)
 
 
 def median_distances(norms_M: Floats, of: Sequence[Layer]) -> Floats:

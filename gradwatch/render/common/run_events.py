@@ -1,4 +1,4 @@
-"""List the events of a run that people should see: rewinds, skipped batches, steps saved for replay."""
+"""List the events of a run that people should see: rewinds, skipped batches, saved steps, withdrawn findings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import final
 
 from gradwatch.events import BATCH_LEFT_OUT, INCIDENT, NOT_RECORDED, REWIND, UNREAD
 from gradwatch.history.store import History
-from gradwatch.records import Event
+from gradwatch.records import Event, Severity
 
 LABELS = {
     REWIND: "rewind",
@@ -19,6 +19,8 @@ LABELS = {
     INCIDENT: "incident",
 }
 """Event kinds to show, in this order, and their labels."""
+WITHDRAWN = "withdrawn"
+"""Label of the withdrawn findings."""
 MAX_PER_KIND = 5
 """Number of events of a kind that are shown one by one: the default number of incidents."""
 
@@ -40,7 +42,7 @@ class RunEvent:
 
 
 def run_events(history: History, *, run: Path | None) -> Iterator[RunEvent]:
-    """Yield the events of a run, grouped by kind.
+    """Yield the events of a run, grouped by kind, then the withdrawn findings above info.
 
     Args:
         history: The run.
@@ -52,6 +54,11 @@ def run_events(history: History, *, run: Path | None) -> Iterator[RunEvent]:
             yield _run_event(event, label, run)
         if len(mine) > MAX_PER_KIND:
             yield RunEvent(label=label, text=f"and {len(mine) - MAX_PER_KIND:,} more")
+    over = [finding for finding in history.withdrawn if finding.severity > Severity.INFO]
+    for finding in over[:MAX_PER_KIND]:
+        yield RunEvent(label=WITHDRAWN, text=finding.life)
+    if len(over) > MAX_PER_KIND:
+        yield RunEvent(label=WITHDRAWN, text=f"and {len(over) - MAX_PER_KIND:,} more")
 
 
 def _run_event(event: Event, label: str, run: Path | None) -> RunEvent:

@@ -60,7 +60,7 @@ class Series:
         """Draw the series as a line of bars.
 
         Args:
-            step: Step of the finding; its value is drawn as it is, not averaged.
+            step: Onset of the finding; its value is drawn as it is, not averaged.
             width: Maximum number of columns.
             signs: Glyphs that the terminal can show.
 

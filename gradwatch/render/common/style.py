@@ -18,10 +18,10 @@ def mark(severity: Severity | None, signs: Glyphs) -> Text:
 
 
 def sentence(finding: Finding, signs: Glyphs) -> Text:
-    """Return a finding as one line: sign, step, severity, kind, layer and message."""
-    text = Text.assemble(mark(finding.severity, signs), f" step {finding.step:,} ")
+    """Return a finding as one line: sign, onset, severity, kind, layers and message."""
+    text = Text.assemble(mark(finding.severity, signs), f" {finding.when} ")
     text.append(f"{finding.severity} {finding.code} {finding.kind}", SEVERITY[finding.severity])
-    where = finding.layer or "whole run"
+    where = finding.place
     if where not in finding.message:  # some messages name the layer already
         text.append(f" {where}", "bold")
     return text.append(f": {finding.message}")

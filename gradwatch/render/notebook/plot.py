@@ -57,7 +57,7 @@ def plot(history: History, statistic: str, *, layers: Sequence[str] | None = Non
     if statistic not in LINEAR and (usable_TL > 0).any() and not (usable_TL < 0).any():
         axes.set_yscale("log")
     _broken(axes, _broken_steps(history, statistic, names, steps_T, values_TL))
-    _findings(axes, [f for f in history.findings if layers is None or f.layer in (None, *names)])
+    _findings(axes, [f for f in history.findings if layers is None or not f.names or set(f.names) & set(names)])
     axes.set(xlabel="optimizer step", ylabel=statistic)
     axes.set_title(history.info.name, loc="left", fontsize="medium")
     axes.spines[["top", "right"]].set_visible(False)
@@ -128,13 +128,13 @@ def _broken_steps(
 
 
 def _findings(axes: Axes, findings: Sequence[Finding]) -> None:
-    """Mark the first of the most severe findings of each kind with a line at its step."""
+    """Mark the first of the most severe findings of each kind with a line at its onset."""
     first: dict[str, Finding] = {}
-    for finding in sorted(findings, key=lambda f: (-f.severity, f.step)):
+    for finding in sorted(findings, key=lambda f: (-f.severity, f.since)):
         first.setdefault(finding.kind, finding)
     # styles differ, since findings of one severity share a color
     styles = ("--", "-.", ":", (0, (5, 1)), (0, (1, 3)))
     for finding, style in zip(list(first.values())[:MARKED], styles, strict=False):
         colour = SEVERITY[finding.severity].removeprefix("bold ")
-        label = f"{finding.kind}, step {finding.step:,}"
-        axes.axvline(finding.step, color=colour, linestyle=style, linewidth=1, label=label)
+        label = f"{finding.kind}, step {finding.since:,}"
+        axes.axvline(finding.since, color=colour, linestyle=style, linewidth=1, label=label)

@@ -45,13 +45,21 @@ class FindingLines:
         elif self._num_lines[finding.kind] == MAX_LINES_PER_KIND + 1:
             _print(f"more layers have {finding.kind}; they are in the summary of the run")
 
+    def withdraw(self, finding: Finding) -> None:
+        """Print a finding that no longer holds, if its report was printed."""
+        if 0 < self._num_lines[finding.kind] <= MAX_LINES_PER_KIND:
+            _print(f"withdrawn: {finding.life}")
+
     def close(self, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
         """Print the problems, the most likely cause with its fix, and the command that shows more."""
         if history.step < 0:  # the loop probably never calls `monitor.step`
             _print("no step was recorded. Call `monitor.step(loss)` after each `optimizer.step()`")
             return
-        problems = [f for f in history.findings if f.severity is not Severity.INFO]
+        problems, over = ([f for f in of if f.severity > Severity.INFO] for of in (history.findings, history.withdrawn))
         _print(_headline(history, problems))
+        if over:
+            more = f" and {len(over) - 1:,} more" if len(over) > 1 else ""
+            _print(f"withdrawn: {over[0].life}{more}")
         if problems and diagnoses:
             first = diagnoses[0]
             fix = f"; fix: {first.remedies[0].text}" if first.remedies else ""
@@ -65,10 +73,10 @@ def _headline(history: History, problems: list[Finding]) -> str:
     if not problems:
         health = "healthy: no problems found" if is_long_enough(history) else "no problems found"
         return f"{health} in {steps}"
-    # each kind once, at the step of its first finding
+    # each kind once, at the onset of its first finding
     first_steps: dict[str, int] = {}
     for finding in problems:
-        first_steps.setdefault(finding.kind, finding.step)
+        first_steps.setdefault(finding.kind, finding.since)
     named = [f"{kind} (step {step:,})" for kind, step in first_steps.items()]
     more = f" and {len(named) - MAX_KINDS} more kinds" if len(named) > MAX_KINDS else ""
     plural = "" if len(problems) == 1 else "s"

@@ -154,18 +154,14 @@ def _spread(values_T: Floats, found: pack.Bins) -> list[Floats]:
 
 
 def _finding(finding: Finding, history: History) -> dict[str, Any]:
-    rows = {"param": _rows(finding.layer, history, history.param), "act": _rows(finding.layer, history, history.act)}
-    recorded = [
-        name
-        for name, table in (("param", history.param), ("act", history.act))
-        if rows[name]
-        for name in table.statistics
-    ]
+    tables = {"param": history.param, "act": history.act}
+    rows = {key: [row for name in finding.names for row in _rows(name, history, of)] for key, of in tables.items()}
+    recorded = [name for name, table in tables.items() if rows[name] for name in table.statistics]
     return {
         "code": finding.code,
         "kind": finding.kind,
         "layer": finding.layer,
-        "step": finding.step,
+        "step": finding.since,
         "severity": str(finding.severity),
         "message": finding.message,
         "statistic": next((name for name in (*(q.key for q in finding.evidence), *USUAL) if name in recorded), ""),
@@ -173,10 +169,8 @@ def _finding(finding: Finding, history: History) -> dict[str, Any]:
     }
 
 
-def _rows(layer: str | None, history: History, table: Table) -> list[int]:
+def _rows(layer: str, history: History, table: Table) -> list[int]:
     """Return the rows of a layer in a table: its own row, or the rows of all parameters of a module."""
-    if layer is None:
-        return []
     if layer in table.layers:
         return [table.layers.index(layer)]
     return [i for i, p in enumerate(history.info.layers) if p.module == layer] if table is history.param else []

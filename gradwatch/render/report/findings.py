@@ -95,23 +95,23 @@ def _found(findings: Sequence[Finding], history: History, pages: dict[str, str])
 
 
 def _place(finding: Finding) -> str:
-    """Return the layer and the step of a finding, with a button that shows them on the heat map."""
-    where = f"<code>{escape(finding.layer)}</code>" if finding.layer else "the whole run"
+    """Return the layers and the onset of a finding, with a button that shows them on the heat map."""
+    where = f"<code>{escape(finding.place)}</code>" if finding.names else finding.place
     show = "" if finding.layer is None else f' data-layer="{escape(finding.layer)}"'
-    at = f' data-step="{finding.step}" data-kind="{escape(finding.kind)}"'
+    at = f' data-step="{finding.since}" data-kind="{escape(finding.kind)}"'
     # hidden: the script shows the buttons that lead somewhere, so there are none without a script
     button = f'<button type="button" class="show" hidden{show}{at}>Show on the map</button>'
-    return f"{button}<b>{where}</b>, step {finding.step:,}"
+    return f"{button}<b>{where}</b>, {finding.when}"
 
 
 def _trend(finding: Finding, history: History) -> str:
-    """Return the series of a finding as a line of bars, with the step of the finding marked."""
+    """Return the series of a finding as a line of bars, with its onset marked."""
     series = series_of(finding, history)
     if series is None:
         return ""
-    bars, onset = series.draw(finding.step, width=TREND_WIDTH, signs=UNICODE)
-    about = escape(f"{series.caption}; found at step {finding.step:,}")
-    mark = f'{" " * onset}<span class="onset">{UNICODE.onset} step {finding.step:,}</span>'
+    bars, onset = series.draw(finding.since, width=TREND_WIDTH, signs=UNICODE)
+    about = escape(f"{series.caption}; {finding.when}")
+    mark = f'{" " * onset}<span class="onset">{UNICODE.onset} step {finding.since:,}</span>'
     # role and label: a screen reader would spell out the bars
     picture = f'<pre class="bars" role="img" aria-label="{about}">{bars}\n{mark}</pre>'
     return f'<figure class="trend">{picture}<figcaption>{about}</figcaption></figure>'
@@ -130,12 +130,14 @@ def _further(findings: Sequence[Finding]) -> str:
     if len(findings) == 1:  # the section shows the first finding in full
         return ""
     rows = "".join(
-        f"<tr><td><code>{escape(f.layer or 'the whole run')}</code></td><td>{f.step:,}</td><td>{f.severity}</td>"
+        f"<tr><td><code>{escape(f.place)}</code></td><td>{f.since:,}</td><td>{f.step:,}</td><td>{f.severity}</td>"
         f"<td>{escape(f.message)}</td></tr>"
         for f in findings[:MAX_ROWS]
     )
     more = f"<p>{len(findings) - MAX_ROWS:,} more are not listed.</p>" if len(findings) > MAX_ROWS else ""
-    head = "".join(f'<th scope="col">{name}</th>' for name in ("layer", "step", "severity", "what"))
+    head = "".join(
+        f'<th scope="col">{name}</th>' for name in ("layer", "since step", "found at step", "severity", "what")
+    )
     return (
         f"<details><summary>All {len(findings):,} places</summary>"
         f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'

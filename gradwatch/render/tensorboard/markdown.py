@@ -16,19 +16,21 @@ MOST = 100
 """Maximum number of findings in one text."""
 
 
-def findings(found: Sequence[Finding], *, run: str) -> str:
-    """Return findings as a list, most severe first.
+def findings(found: Sequence[Finding], *, run: str, withdrawn: Sequence[Finding] = ()) -> str:
+    """Return findings as a list: the open ones, most severe first, then the withdrawn ones.
 
     Args:
-        found: Findings to list.
+        found: Open findings to list.
         run: TensorBoard's name of the run, for the links to its charts.
+        withdrawn: Withdrawn findings to list.
     """
+    ended = [f"* {UNICODE.ok} withdrawn: {f.life}" for f in withdrawn[:MOST]]
     if not found:
-        return f"**{UNICODE.ok} healthy**: no problems found."
+        return "\n".join([f"**{UNICODE.ok} healthy**: no problems found.", *([""] if ended else []), *ended])
     # a list, since the tab makes tables too narrow to read
-    ordered = sorted(found, key=lambda f: (-f.severity, f.step))
+    ordered = sorted(found, key=lambda f: (-f.severity, f.since))
     more = [f"\n{len(found) - MOST:,} more are not shown."] if len(found) > MOST else []
-    return "\n".join([*(_item(f, run) for f in ordered[:MOST]), *more])
+    return "\n".join([*(_item(f, run) for f in ordered[:MOST]), *more, *ended])
 
 
 def finding(found: Finding, *, run: str) -> str:
@@ -39,7 +41,7 @@ def finding(found: Finding, *, run: str) -> str:
 def diagnosis(history: History, diagnoses: Sequence[Diagnosis], *, run: str) -> str:
     """Return the diagnosis of a run: each cause with its reason, its fix and a way to confirm it."""
     if not diagnoses:
-        return findings(history.findings, run=run)
+        return findings(history.findings, run=run, withdrawn=history.withdrawn)
     return "\n\n".join(_diagnosis(d, run) for d in sorted(diagnoses, key=lambda d: -d.severity))
 
 
@@ -67,11 +69,12 @@ def _diagnosis(diagnosis: Diagnosis, run: str) -> str:
 
 
 def _item(finding: Finding, run: str) -> str:
-    where = f"`{finding.layer}`" if finding.layer else "the whole run"
+    where = f"`{finding.place}`" if finding.names else finding.place
+    end = f" **Withdrawn at step {finding.withdrawn:,}: {finding.reason}.**" if finding.reason else ""
     told = ", ".join(f"{q.name} {units.quantity(q)}" for q in finding.evidence)
-    step = f"[step {finding.step:,}]({_link(finding, run)})"
+    step = f"[{finding.when}]({_link(finding, run)})"
     head = f"{sign(finding.severity)} **{finding.severity}, {step}, {finding.code} {finding.kind}**"
-    return f"* {head} in {where}: {finding.message}" + (f" *({told})*" if told else "")
+    return f"* {head} in {where}: {finding.message}" + (f" *({told})*" if told else "") + end
 
 
 def _link(finding: Finding, run: str) -> str:

@@ -118,6 +118,10 @@ class TensorBoard:
         """Keep a finding until the next `write`, which shows it and the list of all findings."""
         self._pending.append(finding)
 
+    def withdraw(self, finding: Finding) -> None:
+        """Keep a finding that no longer holds until the next `write`, which shows its end."""
+        self._pending.append(finding)
+
     def close(self, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
         """Write the last output of each kind, the diagnosis and the final status, and close the file."""
         try:
@@ -222,9 +226,9 @@ class TensorBoard:
         # a step may have a finding for each of many layers
         for finding in self._pending[:ONE_BY_ONE]:
             text = markdown.finding(finding, run=self._name)
-            self._file.write(self._summaries.text(finding.step, f"health_by_step/{finding.kind}", text))
+            self._file.write(self._summaries.text(finding.since, f"health_by_step/{finding.kind}", text))
         self._pending.clear()
-        text = markdown.findings(history.findings, run=self._name)
+        text = markdown.findings(history.findings, run=self._name, withdrawn=history.withdrawn)
         self._file.write(self._summaries.text(history.step, "health/findings", text))
 
     def _scalars(self, step: int, points: Mapping[str, float]) -> None:

@@ -264,7 +264,7 @@ def _findings(runs: tuple[History, History], signs: Glyphs) -> Table | None:
 def _told(finding: Finding, signs: Glyphs) -> Text:
     text = Text.assemble(mark(finding.severity, signs), " ")
     text.append(f"{finding.code} {finding.kind}", SEVERITY[finding.severity])
-    return text.append(f" in {finding.layer or 'the whole run'}, step {finding.step:,}")
+    return text.append(f" in {finding.place}, {finding.when}")
 
 
 def _plain(run: History) -> dict[str, Any]:

@@ -122,23 +122,25 @@ def _places(findings: Sequence[Finding], names: int) -> Text:
             continue
         # a line per severity; an empty Text is false
         text.append("\n" if text else "").append(f"{mine[0].code} {mine[0].kind}", SEVERITY[severity])
-        text.append(f" {severity} in ").append(", ".join(f.layer or "the whole run" for f in mine[:names]), "bold")
-        text.append(f" and {len(mine) - names:,} more" if len(mine) > names else "")
-        first, last = min(f.step for f in mine), max(f.step for f in mine)
-        text.append(f" at step {first:,}" if first == last else f" at steps {first:,} to {last:,}")
+        places = [place for f in mine for place in f.names or ("the whole run",)]
+        text.append(f" {severity} in ").append(", ".join(places[:names]), "bold")
+        text.append(f" and {len(places) - names:,} more" if len(places) > names else "")
+        whens = list(dict.fromkeys(f.when for f in mine))
+        first, last = min(f.since for f in mine), max(f.since for f in mine)
+        text.append(f", {whens[0]}" if len(whens) == 1 else f", since steps {first:,} to {last:,}")
     return text
 
 
 def _trend(finding: Finding, history: History, signs: Glyphs, width: int) -> Iterator[Row]:
-    """Yield the series of a finding, and a line below it with a sign at the step of the finding."""
+    """Yield the series of a finding, and a line below it with a sign at its onset."""
     series = series_of(finding, history)
     if series is None:
         return
     # 5 columns for the gaps around label and caption
     room = max(12, min(64, width - LABEL - 5 - len(series.caption)))
-    bars, onset = series.draw(finding.step, width=room, signs=signs)
+    bars, onset = series.draw(finding.since, width=room, signs=signs)
     yield "trend", Text.assemble(bars, (f"  {series.caption}", "dim"))
-    yield "", Text.assemble(" " * onset, (signs.onset, SEVERITY[finding.severity]), f" step {finding.step:,}")
+    yield "", Text.assemble(" " * onset, (signs.onset, SEVERITY[finding.severity]), f" step {finding.since:,}")
 
 
 def _evidence(finding: Finding, signs: Glyphs) -> Iterator[Row]:

@@ -16,6 +16,7 @@ from gradwatch.history.store import History
 from gradwatch.records import Severity
 from gradwatch.render.common import format as units
 from gradwatch.render.common.layers import Layer, norms_now, worst_finding
+from gradwatch.render.common.run_events import WITHDRAWN
 from gradwatch.render.common.run_stats import newest, skipped, throughput
 from gradwatch.render.common.series import broken
 from gradwatch.render.common.sparkline import LEVELS, UNICODE, Glyphs, column, sparkline, strip
@@ -167,20 +168,22 @@ def _odd(norms_M: Floats, top: float, signs: Glyphs) -> tuple[tuple[str, str], .
 
 
 def _findings(history: History, *, width: int, signs: Glyphs) -> list[Text]:
-    """Return a line with the number of findings by severity, and a line for each of the newest findings."""
-    if not history.findings:
+    """Return a line with the number of findings by severity, and a line for each of the newest open findings."""
+    if not history.findings and not history.withdrawn:
         return []
     text = _label("findings").append(" ")
     for severity in reversed(Severity):
         count = sum(f.severity == severity for f in history.findings)
         if count:
             text.append(f"{signs.marks[severity]} {count:,} {severity}  ", SEVERITY[severity])
+    if history.withdrawn:
+        text.append(f"{len(history.withdrawn):,} {WITHDRAWN}", "dim")
     lines = [text]
     # the slice takes the newest, newest first
     for finding in sorted(history.findings, key=lambda f: f.step)[: -NEWEST - 1 : -1]:
-        line = Text(" " * (LABEL + 1)).append_text(mark(finding.severity, signs)).append(f" step {finding.step:<6,} ")
+        line = Text(" " * (LABEL + 1)).append_text(mark(finding.severity, signs)).append(f" step {finding.since:<6,} ")
         line.append(f"{finding.code} {finding.kind}", SEVERITY[finding.severity])
-        lines.append(line.append(f"  {units.shorten(finding.layer or 'whole run', max(12, width - 56))}"))
+        lines.append(line.append(f"  {units.shorten(finding.place, max(12, width - 56))}"))
     return lines
 
 

@@ -14,6 +14,7 @@ from gradwatch.records import Diagnosis, Finding
 from gradwatch.render import json_document
 from gradwatch.render.common import format as units
 from gradwatch.render.common.layers import Layer, matrices
+from gradwatch.render.common.run_events import WITHDRAWN
 from gradwatch.render.common.run_stats import newest, throughput
 from gradwatch.render.common.sparkline import glyphs
 from gradwatch.render.common.style import sentence
@@ -94,6 +95,13 @@ class Terminal:
         self.console.print(sentence(finding, self._signs), highlight=False, soft_wrap=self._screen is None)
         if self._seen[finding.kind] == MAX_PER_KIND:
             self.console.print(f"  more layers with {finding.kind}: see the summary", style="dim")
+
+    def withdraw(self, finding: Finding) -> None:
+        """Print a finding that no longer holds, unless `MAX_PER_KIND` of its kind were printed already."""
+        if self.log_format == "json":
+            self._out(json_document.line("withdrawn", finding.to_json()))
+        elif self._seen[finding.kind] <= MAX_PER_KIND:
+            self.console.print(f"  {WITHDRAWN} {finding.life}", style="dim", soft_wrap=self._screen is None)
 
     def close(self, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
         """Remove the live view and print the summary. In JSON, print the whole diagnosis in one line."""

@@ -152,7 +152,7 @@ def _health(finding: Finding | None, history: History, signs: Glyphs) -> Text:
 def _note(finding: Finding | None, *, wide: bool) -> Text:
     if finding is None:
         return Text("")
-    at = f", step {finding.step:,}" if wide else ""
+    at = f", step {finding.since:,}" if wide else ""
     return Text(finding.kind + at, SEVERITY[finding.severity])
 
 
@@ -160,8 +160,8 @@ def _activations(history: History, signs: Glyphs, *, wide: bool) -> list[tuple[T
     """Return a row for each activation module with a finding."""
     rows: list[tuple[Text | str, ...]] = []
     # dict.fromkeys: one row per module, in the order of the findings
-    for name in dict.fromkeys(f.layer for f in history.findings if f.layer in history.act.layers):
-        worst = max((f for f in history.findings if f.layer == name), key=lambda f: f.severity)
+    for name in dict.fromkeys(name for f in history.findings for name in f.names if name in history.act.layers):
+        worst = max((f for f in history.findings if name in f.names), key=lambda f: f.severity)
         short = units.shorten(str(name), 48 if wide else 20)
         rows.append((mark(worst.severity, signs), short, "", "", "", "", _note(worst, wide=wide)))
     return rows

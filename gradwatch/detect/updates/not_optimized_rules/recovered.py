@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gradwatch.detect import Recovery
 from gradwatch.detect.features.events import events_of
@@ -37,19 +36,19 @@ def find_recovery(
         is_moving = change_TL is not None and bool((change_TL >= kept).all())
     elif evidence.get("update.ratio", 0.0) > 0:  # updates were made, and undone
         is_moving = bool((np.diff(norm_TL[:, tensors], axis=0) != 0).all())
+    elif moves := _moves_by_others(history, tensors):
+        return Recovery(min(moves), "its weights moved")
     else:
-        moved_L = _moved_by_others(history, since=finding.step) | (ratio_TL > 0).all(axis=0)
-        is_moving = bool(moved_L[tensors].all())
+        is_moving = bool((ratio_TL[:, tensors] > 0).all())
     return Recovery(_first_measured(history, samples + 1), "its weights moved") if is_moving else None
 
 
-def _moved_by_others(history: History, *, since: int) -> NDArray[np.bool_]:
-    """Return which tensors that no watched optimizer holds have moved after a step, of shape (L,)."""
-    moved_L = np.zeros(len(history.info.layers), np.bool_)
+def _moves_by_others(history: History, tensors: list[int]) -> list[int]:
+    """Return a step at which each tensor had moved without a watched optimizer; empty if one never moved."""
+    steps: dict[int, int] = {}
     for event in events_of(history, WEIGHTS_MOVED):
-        if event.step > since:
-            moved_L[int(event.values["first"]) : int(event.values["last"]) + 1] = True
-    return moved_L
+        steps |= dict.fromkeys(range(int(event.values["first"]), int(event.values["last"]) + 1), event.step)
+    return [steps[i] for i in tensors] if steps.keys() >= set(tensors) else []
 
 
 def _first_measured(history: History, count: int) -> int:
