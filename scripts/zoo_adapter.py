@@ -23,7 +23,9 @@ class Adapter:
     def findings(self) -> list[Any]:
         """Return what was found, most telling first."""
         return [
-            Finding(kind=f.kind, layer=f.layer, step=f.step, severity=str(f.severity)) for f in self._monitor.findings()
+            Finding(kind=f.kind, layer=layer, step=f.step, severity=str(f.severity))
+            for f in self._monitor.findings()
+            for layer in f.names or (None,)
         ]
 
 

@@ -125,14 +125,17 @@ def _candidate(
 def _diagnosis(history: History, best: _Candidate) -> Diagnosis:
     leading = best.findings[0]
     numbers = measure_run(history, until=leading.step)
-    followed = {f.kind: f.step for f in reversed(best.findings) if f.kind != leading.kind}
-    parts = [f"At step {leading.step}, {leading.message}.", best.cause.because]
+    others = {f.kind: f.since for f in reversed(best.findings) if f.kind != leading.kind}
+    parts = [_observation(leading), best.cause.because]
     parts += [f"In the autograd graph of the loss: {text}." for text in graph_notes(history, leading)]
     if numbers.jumped_at is not None and best.cause.conditions.get(Condition.RATE_JUMPED, 0) > 1:
         parts.append(f"The learning rate jumped to a new maximum at step {numbers.jumped_at}.")
-    if followed:
-        chain = ", ".join(f"{kind} at step {step}" for kind, step in sorted(followed.items(), key=lambda k: k[1]))
-        parts.append(f"It was followed by: {chain}.")
+    # a symptom may be found later than another one that it follows, so the onsets decide
+    later = {kind: step for kind, step in others.items() if step >= leading.since}
+    earlier = {kind: step for kind, step in others.items() if step < leading.since}
+    for words, symptoms in (("It was followed by", later), ("These symptoms had begun before", earlier)):
+        chain = ", ".join(f"{kind} at step {step}" for kind, step in sorted(symptoms.items(), key=lambda k: k[1]))
+        parts += [f"{words}: {chain}."] if chain else []
     confirm = best.cause.confirm
     if best.rivals:
         confirm += f" If not, the next most likely cause is {' or '.join(best.rivals)}."
@@ -148,6 +151,13 @@ def _diagnosis(history: History, best: _Candidate) -> Diagnosis:
     )
 
 
+def _observation(finding: Finding) -> str:
+    """Return a finding as a sentence, with its onset if that differs from the step of the report."""
+    if finding.since == finding.step:
+        return f"At step {finding.step}, {finding.message}."
+    return f"Since step {finding.since} (found at step {finding.step}): {finding.message}."
+
+
 def _unexplained(findings: tuple[Finding, ...]) -> Diagnosis:
     """Return a diagnosis for findings that lead to no cause in the table."""
     first = findings[0]
@@ -155,9 +165,9 @@ def _unexplained(findings: tuple[Finding, ...]) -> Diagnosis:
         cause=f"{first.kind}, unexplained",
         certainty=0.0,
         findings=findings,
-        because=f"At step {first.step}, {first.message}. No known cause matches it.",
+        because=f"{_observation(first)} No known cause matches it.",
         confirm=f"`gradwatch explain {first.code}` describes the symptom and what to check. Compare the "
-        f"steps before {first.step} with the steps after it, layer by layer.",
+        f"steps before {first.since} with the steps after it, layer by layer.",
         remedies=(),
         source="",
     )

@@ -34,7 +34,7 @@ def remedies(names: Sequence[str], *, findings: Sequence[Finding], numbers: RunN
 
 def _where(findings: Sequence[Finding]) -> str:
     """Return the names of the layers of the leading kind, at most three."""
-    named = list(dict.fromkeys(f.layer for f in findings if f.kind == findings[0].kind and f.layer))
+    named = list(dict.fromkeys(name for f in findings if f.kind == findings[0].kind for name in f.names))
     more = f" and {len(named) - 3} more" if len(named) > 3 else ""
     return ", ".join(named[:3]) + more if named else "the model"
 

@@ -67,8 +67,12 @@ class GradwatchMonitor:
         self._monitor.step(loss, batch=context.get("batch"), val_loss=context.get("val_loss"))
 
     def findings(self) -> Sequence[Finding]:
-        """Return the findings, most important first."""
-        return [Finding(f.kind, f.layer, f.step, str(f.severity)) for f in self._monitor.findings()]
+        """Return the findings, most important first, one for each layer."""
+        return [
+            Finding(f.kind, layer, f.step, str(f.severity))
+            for f in self._monitor.findings()
+            for layer in f.names or (None,)
+        ]
 
     def close(self) -> None:
         """Write the rest of the run directory."""

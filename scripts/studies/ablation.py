@@ -134,7 +134,7 @@ def detect(history: History, *, without: Mechanism | None = None) -> list[ZooFin
             found = redetect(history, asked).findings
     finally:
         history.events[:] = events
-    return [ZooFinding(f.kind, f.layer, f.step, str(f.severity)) for f in found]
+    return [ZooFinding(f.kind, layer, f.step, str(f.severity)) for f in found for layer in f.names or (None,)]
 
 
 def fired_in(history: History, functions: Sequence[Mechanism]) -> set[str]:

@@ -35,7 +35,8 @@ every_example = pytest.mark.parametrize(("cls", "example"), CASES, ids=[f"{c.kin
 def test_a_detector_says_of_its_example_what_the_example_wants(cls, example, replay):
     found = replay(example.history, [cls()])
 
-    assert sorted(map(str, {f.layer for f in found})) == sorted(map(str, example.layers)), [f.message for f in found]
+    named = {name for f in found for name in f.names or (None,)}
+    assert sorted(map(str, named)) == sorted(map(str, example.layers)), [f.message for f in found]
     assert {f.kind for f in found} <= {cls.kind}, "a detector speaks of its own symptom only"
     assert {f.code for f in found} <= {cls.code}
 

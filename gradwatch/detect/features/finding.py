@@ -57,9 +57,9 @@ def finding_of(
     message: str,
     *evidence: Quantity,
     layer: str | None = None,
+    layers: tuple[str, ...] = (),
     severity: Severity = Severity.WARNING,
     onset: int | None = None,
-    layers: tuple[str, ...] = (),
 ) -> Finding:
     """Return a finding at the newest step.
 
@@ -69,21 +69,26 @@ def finding_of(
         message: One sentence.
         evidence: Named numbers with units.
         layer: Module or parameter name, or None for the whole run.
+        layers: Names of all layers that share the cause, instead of `layer`.
         severity: Harm to the training.
         onset: First step with the symptom, or None if the detector cannot tell.
-        layers: All affected layers if several share the cause; `layer` is the first of them.
     """
     return Finding(
         code=detector.code,
         kind=detector.kind,
-        layer=layer,
+        layer=layers[0] if layers else layer,
         step=history.step,
         severity=severity,
         message=message,
         evidence=evidence,
         onset=onset,
-        layers=layers,
+        layers=layers if len(layers) > 1 else (),
     )
+
+
+def subject(names: tuple[str, ...]) -> str:
+    """Return the subject of a message about some layers, with a singular verb after it; no names: the whole model."""
+    return f"each of {len(names)} layers" if len(names) > 1 else names[0] if names else "the whole model"
 
 
 def format_factor(ratio: float) -> str:

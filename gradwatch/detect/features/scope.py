@@ -17,6 +17,10 @@ Scope = tuple[str | None, list[int]]
 """A name, or None for the whole run, and the indices of the tensors that it stands for."""
 
 
+Joined = tuple[tuple[str, ...], list[int]]
+"""Names of several modules or tensors, empty for the whole run, and the indices of all their tensors."""
+
+
 def affected_modules(history: History, ill_L: NDArray[np.bool_], *, kind: str, thawed: bool = False) -> list[Scope]:
     """Group affected tensors into the largest modules in which every trainable tensor is affected.
 
@@ -56,6 +60,17 @@ def _groups(history: History, ill_L: NDArray[np.bool_], thawed: bool) -> list[Sc
         whole = (m for m in _modules(layers[i].module) if ill_of[m] == of[m] > 1)
         groups.setdefault(next(whole, layers[i].name), []).append(i)
     return [(name if len(group) > 1 else layers[group[0]].name, group) for name, group in groups.items()]
+
+
+def joined_modules(history: History, ill_L: NDArray[np.bool_], *, kind: str, thawed: bool = False) -> list[Joined]:
+    """Join the groups of `affected_modules`, which share one cause, so that they become one finding.
+
+    Returns:
+        The names of all groups and their tensors, or an empty list. A finding for the whole run has no names.
+    """
+    groups = affected_modules(history, ill_L, kind=kind, thawed=thawed)
+    names = tuple(name for name, _ in groups if name is not None)
+    return [(names, [i for _, group in groups for i in group])] if groups else []
 
 
 def module_of(history: History, tensor: int) -> str:

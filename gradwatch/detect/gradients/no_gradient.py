@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from gradwatch.detect import Example, Recovery
 from gradwatch.detect.features.baseline import first_steps
 from gradwatch.detect.features.consequences import is_consequence
-from gradwatch.detect.features.finding import finding_of
+from gradwatch.detect.features.finding import finding_of, subject
 from gradwatch.detect.features.recovery import tensors_of
-from gradwatch.detect.features.scope import affected_modules
+from gradwatch.detect.features.scope import affected_modules, joined_modules
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.history.store import WINDOW, History
 from gradwatch.history.synthetic.builder import Synthetic
@@ -145,19 +145,26 @@ class NoGradient:
     def _findings(
         self, history: History, ill_L: NDArray[np.bool_], steps: int, *, value: str, routed: set[tuple[int, ...]]
     ) -> Iterator[Finding]:
-        for layer, group in affected_modules(history, ill_L, kind=self.kind):
+        is_harmless_L = np.zeros_like(ill_L)
+        for _, group in affected_modules(history, ill_L, kind=self.kind):
             is_routed = routed.issuperset(history.info.layers[i].shape for i in group)
             is_harmless = is_routed or (value != "None" and all(_is_cancelled(history, i) for i in group))
-            is_harmless |= value != "None" and is_consequence(history, self.kind)
-            severity = Severity.INFO if is_harmless else Severity.CRITICAL if layer is None else Severity.WARNING
+            is_harmless_L[group] = is_harmless or (value != "None" and is_consequence(history, self.kind))
+        parts = [
+            (is_harmless, names, group)
+            for is_harmless, part_L in ((False, ill_L & ~is_harmless_L), (True, is_harmless_L))
+            for names, group in joined_modules(history, part_L, kind=self.kind)
+        ]
+        for is_harmless, names, group in parts:
+            severity = Severity.INFO if is_harmless else Severity.WARNING if names else Severity.CRITICAL
             yield finding_of(
                 self,
                 history,
-                f"{layer or 'the whole model'} gets no gradient: {value} at every step",
+                f"{subject(names)} gets no gradient: {value} at every step",
                 Quantity(key="no_gradient.steps", label="steps without gradient", value=float(steps), unit="steps"),
                 Quantity(key="tensors", value=float(len(group))),
                 Quantity(key="grad.is_none", label="gradient is None", value=float(value == "None")),
-                layer=layer,
+                layers=names,
                 severity=severity,
                 onset=int(history.steps("loss")[0]),
             )

@@ -21,7 +21,7 @@ def sentence(finding: Finding, signs: Glyphs) -> Text:
     """Return a finding as one line: sign, onset, severity, kind, layers and message."""
     text = Text.assemble(mark(finding.severity, signs), f" {finding.when} ")
     text.append(f"{finding.severity} {finding.code} {finding.kind}", SEVERITY[finding.severity])
-    where = finding.place
+    where = finding.place if finding.names else "whole run"
     if where not in finding.message:  # some messages name the layer already
         text.append(f" {where}", "bold")
     return text.append(f": {finding.message}")

@@ -127,7 +127,8 @@ def _places(findings: Sequence[Finding], names: int) -> Text:
         text.append(f" and {len(places) - names:,} more" if len(places) > names else "")
         whens = list(dict.fromkeys(f.when for f in mine))
         first, last = min(f.since for f in mine), max(f.since for f in mine)
-        text.append(f", {whens[0]}" if len(whens) == 1 else f", since steps {first:,} to {last:,}")
+        at = " at" if mine[0].since == mine[0].step else ""
+        text.append(f"{at} {whens[0]}" if len(whens) == 1 else f" at steps {first:,} to {last:,}")
     return text
 
 

@@ -183,7 +183,8 @@ def _findings(history: History, *, width: int, signs: Glyphs) -> list[Text]:
     for finding in sorted(history.findings, key=lambda f: f.step)[: -NEWEST - 1 : -1]:
         line = Text(" " * (LABEL + 1)).append_text(mark(finding.severity, signs)).append(f" step {finding.since:<6,} ")
         line.append(f"{finding.code} {finding.kind}", SEVERITY[finding.severity])
-        lines.append(line.append(f"  {units.shorten(finding.place, max(12, width - 56))}"))
+        place = finding.place if finding.names else "whole run"
+        lines.append(line.append(f"  {units.shorten(place, max(12, width - 56))}"))
     return lines
 
 

@@ -138,7 +138,7 @@ def test_the_page_has_verdict_cause_evidence_remedy_and_manual_page(vanishing):
     assert "Train 200 steps with relu." in text
     assert "What it measures:" in text, "the manual page of GW101"
     assert "<dt>grad.l2</dt><dd>3.10e-9</dd>" in text
-    assert "found at step 44" in text
+    assert "; step 44</figcaption>" in text
     assert text.count("layers.13.weight") >= 1
     assert "model: {name: mlp}" in text
 

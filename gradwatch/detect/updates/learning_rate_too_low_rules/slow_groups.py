@@ -9,9 +9,11 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwatch.detect.features.baseline import first_steps
 from gradwatch.detect.features.consequences import severity_after
-from gradwatch.detect.features.finding import HasCode, finding_of
-from gradwatch.detect.features.scope import affected_modules
+from gradwatch.detect.features.finding import HasCode, finding_of, subject
+from gradwatch.detect.features.recovery import start_of_state
+from gradwatch.detect.features.scope import joined_modules
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.detect.updates.learning_rate_too_low_rules.update_levels import is_loss_left
 from gradwatch.detect.updates.learning_rate_too_low_rules.warm_up import WINDOW_STEPS
@@ -22,10 +24,14 @@ MAX_RATE_FRAC = 1e-4
 """Learning rate of a group, over the largest rate, that is a mistake: fine-tuning uses 1/100, or 1/200 in steps."""
 
 
+MIN_FALL = 1e-2
+"""Learning rate of a group, over its first rate, below which its decay is the pattern to report."""
+
+
 def find_slow_groups(
     detector: HasCode, history: History, *, ratio: float, samples: int, left: float
 ) -> Iterator[Finding]:
-    """Yield the modules of each group that moves by less than `ratio` a step while the other groups move."""
+    """Yield one finding for all groups that move by less than `ratio` a step while the other groups move."""
     # a single group has no other rate to compare with
     if history.groups < 2:
         return
@@ -34,26 +40,55 @@ def find_slow_groups(
         return
     ratio_TL = history.param.window("update.ratio")
     # updates are measured at some steps only
-    ratio_TL = ratio_TL[~np.isnan(ratio_TL).all(axis=1)][-samples:]
+    is_known_T = ~np.isnan(ratio_TL).all(axis=1)
+    steps_T, ratio_TL = history.param.steps()[is_known_T], ratio_TL[is_known_T]
     is_slow_L = _is_slow(history)
     if len(ratio_TL) < samples or not is_slow_L.any():
         return
-    still_L = is_slow_L & (ratio_TL < ratio).all(axis=0) & (history.param.newest("grad.l2") > 0)
+    has_gradient_L = history.param.newest("grad.l2") > 0
+    still_L = is_slow_L & (ratio_TL[-samples:] < ratio).all(axis=0) & has_gradient_L
     # if nothing moves, the finding is for the run
-    if not (ratio_TL[:, ~is_slow_L] >= ratio).any(axis=1).all():
+    if not (ratio_TL[-samples:, ~is_slow_L] >= ratio).any(axis=1).all():
         return
-    for layer, group in affected_modules(history, still_L, kind=detector.kind):
-        own, others = (float(np.fmax.reduce(ratio_TL[-1, rows])) for rows in (group, ~is_slow_L))
+    # the rate is a matter of the whole group, of which some tensors have larger updates than others
+    group_L = np.array([-1 if layer.group is None else layer.group for layer in history.info.layers])
+    ill_L = np.isin(group_L, group_L[still_L]) & has_gradient_L
+    for names, tensors in joined_modules(history, ill_L, kind=detector.kind):
+        own_T, others_T = (np.fmax.reduce(ratio_TL[:, rows], axis=1) for rows in (tensors, ~is_slow_L))
         yield finding_of(
             detector,
             history,
-            f"each update changes {layer or 'the whole model'} by {100 * own:.1g} %: its parameter group has "
-            "next to nothing of the others' rate",
-            Quantity(key="update.ratio", value=own),
-            Quantity(key="update.ratio.other_groups", label="largest update.ratio of the other groups", value=others),
-            layer=layer,
+            f"each update changes {subject(names)} by at most {100 * own_T[-1]:.1g} %: "
+            + _pattern(history, np.unique(group_L[tensors]).tolist()),
+            Quantity(key="update.ratio", value=float(own_T[-1])),
+            Quantity(
+                key="update.ratio.other_groups",
+                label="largest update.ratio of the other groups",
+                value=float(others_T[-1]),
+            ),
+            layers=names,
             severity=severity_after(history, detector.kind),
+            onset=start_of_state(own_T < ratio, steps_T),
         )
+
+
+def _pattern(history: History, slow: list[int]) -> str:
+    """Return which groups have a tiny rate, compared with their first rate or with the largest rate."""
+    others = [g for g in range(history.groups) if g not in slow]
+    which = f"{len(slow)} of {history.groups} parameter groups"
+    if len(others) == 1:
+        which = f"all parameter groups but {'the last' if others[0] == history.groups - 1 else f'group {others[0]}'}"
+    elif len(slow) == 1:
+        which = f"parameter group {slow[0]}"
+    names = [f"lr.{g}" for g in range(history.groups)]
+    newest_G = np.array([history.run.newest(name)[0] for name in names])
+    first_G = np.array([first_steps(history, name, 1)[0] for name in names])
+    # a rate that starts at zero warms up
+    fall_G = newest_G / np.where(first_G > 0, first_G, np.nan)
+    fall = float(np.fmax.reduce(fall_G[slow]))
+    if fall < MIN_FALL:
+        return f"the learning rate of {which} has fallen to {fall:.1g} of where it began"
+    return f"the learning rate of {which} is {newest_G[slow].max() / newest_G.max():.1g} of the largest rate"
 
 
 def _is_slow(history: History) -> NDArray[np.bool_]:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwatch.detect.features.finding import HasCode, finding_of
+from gradwatch.detect.features.finding import HasCode, finding_of, subject
 from gradwatch.detect.features.recovery import start_of_state
-from gradwatch.detect.features.scope import affected_modules
+from gradwatch.detect.features.scope import joined_modules
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.history.store import WINDOW, Floats, History
 from gradwatch.records import Finding, Quantity, Severity
@@ -64,7 +64,7 @@ def findings_of(
     what: str,
     thawed: bool = False,
 ) -> Iterator[Finding]:
-    """Yield a finding for each module with tensors that do not move.
+    """Yield one finding for all modules with tensors that do not move.
 
     Args:
         detector: Detector of the findings.
@@ -75,17 +75,17 @@ def findings_of(
         thawed: Whether these tensors were not trainable when the monitor attached.
     """
     ratio_TL = history.param.window("update.ratio")
-    for layer, group in affected_modules(history, ill_L, kind=detector.kind, thawed=thawed):
+    for names, group in joined_modules(history, ill_L, kind=detector.kind, thawed=thawed):
         largest = float(history.param.newest("grad.l2")[group].max())
         ratio = float(np.nan_to_num(history.param.newest("update.ratio")[group]).max())
         yield finding_of(
             detector,
             history,
-            f"{layer or 'the whole model'} {what}",
+            f"{subject(names)} {what}",
             Quantity(key="tensors", value=float(len(group))),
             Quantity(key="grad.l2.largest", label="largest grad.l2", value=largest),
             Quantity(key="update.ratio", value=ratio),
-            layer=layer,
+            layers=names,
             severity=severity,
             # updates that are undone are never zero, so their onset is unknown
             onset=start_of_state(~np.any(ratio_TL[:, group] > 0, axis=1), history.param.steps()),
