@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from gradwatch.detect.features.structure import chain_key
 from gradwatch.history.store import History
+from gradwatch.records import Severity
 
 Scope = tuple[str | None, list[int]]
 """A name, or None for the whole run, and the indices of the tensors that it stands for."""
@@ -62,13 +63,23 @@ def _groups(history: History, ill_L: NDArray[np.bool_], thawed: bool) -> list[Sc
     return [(name if len(group) > 1 else layers[group[0]].name, group) for name, group in groups.items()]
 
 
-def joined_modules(history: History, ill_L: NDArray[np.bool_], *, kind: str, thawed: bool = False) -> list[Joined]:
+def joined_modules(
+    history: History, ill_L: NDArray[np.bool_], *, kind: str, severity: Severity, thawed: bool = False
+) -> list[Joined]:
     """Join the groups of `affected_modules`, which share one cause, so that they become one finding.
+
+    Args:
+        history: History of the run.
+        ill_L: Which tensors are affected, of shape (L,).
+        kind: Kind of the symptom.
+        severity: Harm to the training. Names in an open finding that is as severe are left out.
+        thawed: As for `affected_modules`.
 
     Returns:
         The names of all groups and their tensors, or an empty list. A finding for the whole run has no names.
     """
-    groups = affected_modules(history, ill_L, kind=kind, thawed=thawed)
+    known = {name for f in history.findings if f.kind == kind and f.severity >= severity for name in f.names}
+    groups = [g for g in affected_modules(history, ill_L, kind=kind, thawed=thawed) if g[0] not in known]
     names = tuple(name for name, _ in groups if name is not None)
     return [(names, [i for _, group in groups for i in group])] if groups else []
 

@@ -151,12 +151,12 @@ class NoGradient:
             is_harmless = is_routed or (value != "None" and all(_is_cancelled(history, i) for i in group))
             is_harmless_L[group] = is_harmless or (value != "None" and is_consequence(history, self.kind))
         parts = [
-            (is_harmless, names, group)
-            for is_harmless, part_L in ((False, ill_L & ~is_harmless_L), (True, is_harmless_L))
-            for names, group in joined_modules(history, part_L, kind=self.kind)
+            (least, names, group)
+            for least, part_L in ((Severity.WARNING, ill_L & ~is_harmless_L), (Severity.INFO, is_harmless_L))
+            for names, group in joined_modules(history, part_L, kind=self.kind, severity=least)
         ]
-        for is_harmless, names, group in parts:
-            severity = Severity.INFO if is_harmless else Severity.WARNING if names else Severity.CRITICAL
+        for least, names, group in parts:
+            severity = Severity.CRITICAL if least > Severity.INFO and not names else least
             yield finding_of(
                 self,
                 history,

@@ -53,12 +53,13 @@ def find_slow_groups(
     # the rate is a matter of the whole group, of which some tensors have larger updates than others
     group_L = np.array([-1 if layer.group is None else layer.group for layer in history.info.layers])
     ill_L = np.isin(group_L, group_L[still_L]) & has_gradient_L
-    for names, tensors in joined_modules(history, ill_L, kind=detector.kind):
+    severity = severity_after(history, detector.kind)
+    for names, tensors in joined_modules(history, ill_L, kind=detector.kind, severity=severity):
         own_T, others_T = (np.fmax.reduce(ratio_TL[:, rows], axis=1) for rows in (tensors, ~is_slow_L))
         yield finding_of(
             detector,
             history,
-            f"each update changes {subject(names)} by at most {100 * own_T[-1]:.1g} %: "
+            f"each update changes {subject(names).removeprefix('each of ')} by at most {100 * own_T[-1]:.1g} %: "
             + _pattern(history, np.unique(group_L[tensors]).tolist()),
             Quantity(key="update.ratio", value=float(own_T[-1])),
             Quantity(
@@ -67,7 +68,7 @@ def find_slow_groups(
                 value=float(others_T[-1]),
             ),
             layers=names,
-            severity=severity_after(history, detector.kind),
+            severity=severity,
             onset=start_of_state(own_T < ratio, steps_T),
         )
 

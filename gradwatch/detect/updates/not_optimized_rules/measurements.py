@@ -75,7 +75,7 @@ def findings_of(
         thawed: Whether these tensors were not trainable when the monitor attached.
     """
     ratio_TL = history.param.window("update.ratio")
-    for names, group in joined_modules(history, ill_L, kind=detector.kind, thawed=thawed):
+    for names, group in joined_modules(history, ill_L, kind=detector.kind, severity=severity, thawed=thawed):
         largest = float(history.param.newest("grad.l2")[group].max())
         ratio = float(np.nan_to_num(history.param.newest("update.ratio")[group]).max())
         yield finding_of(

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from gradwatch.detect.features.consequences import severity_after
 from gradwatch.detect.features.finding import HasCode
+from gradwatch.detect.features.recovery import tensors_of
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.detect.updates.not_optimized_rules.measurements import (
     MIN_USUAL_RATIO,
@@ -33,6 +34,9 @@ def find_unchanged_parameters(detector: HasCode, history: History, *, samples: i
         return
     stuck_L = (ratio_TL == 0).all(axis=0) & (norm_TL == norm_TL[0]).all(axis=0)
     stuck_L &= has_gradient(history) & ~_is_clipped(history)
+    # an update that is lost in rounding is a consequence of a tiny rate
+    slow = [f for f in history.findings if f.kind == "learning-rate-too-low" and f.names]
+    stuck_L[[i for finding in slow for i in tensors_of(history, finding)]] = False
     rate_L = _learning_rates(history)
     yield from findings_of(
         detector,
