@@ -6,12 +6,15 @@ import warnings
 import numpy as np
 import pytest
 
+from gradwatch.cli.options import exit_code
 from gradwatch.detect import LATE_FACTOR, LATE_STEP, detectors
 from gradwatch.detect.features.finding import finding_of
+from gradwatch.history.disk.writer import Writer, read
 from gradwatch.history.store import WINDOW, Histograms, History, Rows, SampledStep, concatenate
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.history.table import MAX_APPENDED_STEPS
 from gradwatch.pipeline.ingest import Ingest
+from gradwatch.pipeline.redetect import redetect
 
 ALL = detectors()
 EXAMPLES = [(d.kind, example) for d in ALL for example in type(d).examples()]
@@ -255,3 +258,55 @@ def test_no_spike_is_missed_between_two_late_checks(step):
 
     (spike,) = [f for f in ingest.history.findings if f.kind == "gradient-spike"]
     assert [q.value for q in spike.evidence if q.key == "spike.step"] == [step]
+
+
+class Hearing(Listening):
+    """A sink that keeps the findings that come and go."""
+
+    def __init__(self):
+        super().__init__()
+        self.told = []
+
+    def report(self, finding):
+        self.told.append(("found", finding.step))
+
+    def withdraw(self, finding):
+        self.told.append(("withdrawn", finding.withdrawn))
+
+
+def withdrawing_run():
+    made = Synthetic(steps=120)
+    usual_TL = made.grad_l2_TL.copy()
+    made.no_gradient(4, zero=True)
+    made.grad_l2_TL[60:], made.zero_frac_TL[60:] = usual_TL[60:], 0
+    return made.history()
+
+
+def test_a_withdrawal_reaches_disk_and_the_sinks_that_want_it(tmp_path):
+    history, hears, deaf = withdrawing_run(), Hearing(), Listening()
+    ingest = Ingest(History(history.info), detectors=ALL, sinks=[hears, deaf])
+    with Writer(tmp_path / "run", ingest.history) as writer:
+        ingest.writer = writer
+        for block in blocks(rows(history)):
+            ingest.ingest(block)
+
+    assert hears.told == [("found", 10), ("withdrawn", 70)]
+    assert [f.step for f in ingest.unhandled_findings] == [10], "a withdrawal asks for no action"
+    stored = read(tmp_path / "run")
+    assert (stored.findings, stored.withdrawn) == (ingest.history.findings, ingest.history.withdrawn)
+    again = redetect(stored, ALL)
+    assert (again.findings, again.withdrawn) == (stored.findings, stored.withdrawn)
+
+
+def test_a_withdrawn_finding_counts_neither_for_the_diagnosis_nor_for_the_exit_code():
+    ingest = ingest_of(withdrawing_run(), detectors=ALL)
+    for block in blocks(rows(withdrawing_run())):
+        ingest.ingest(block)
+
+    assert ingest.end_sinks() == ()
+    assert exit_code(ingest.history.findings, "info") == 0
+    (finding,) = ingest.history.withdrawn
+    assert str(finding) == (
+        "from step 0 to 59: warning no-gradient (GW108) in layers.4.weight: layers.4.weight gets no gradient: "
+        "exactly zero at every step; then it got a gradient"
+    )

@@ -49,4 +49,6 @@ def fall_of_loss(history: History, *, fall: float) -> int | None:
     if len(loss_T) < LOSS_STEPS or not np.isfinite(loss_T).all():
         return None
     bound = min(float(np.quantile(first_steps(history, "loss"), 0.25)), (1 - fall) * baseline_loss(history)[0])
-    return int(history.run.steps(LOSS_STEPS)[0]) if float(np.quantile(loss_T, 0.75)) < bound else None
+    if not float(np.quantile(loss_T, 0.75)) < bound:
+        return None
+    return int(history.run.steps(LOSS_STEPS)[np.argmax(loss_T < bound)])
