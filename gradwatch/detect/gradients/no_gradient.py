@@ -16,18 +16,15 @@ from gradwatch.detect import Example, Recovery
 from gradwatch.detect.features.baseline import first_steps
 from gradwatch.detect.features.consequences import is_consequence
 from gradwatch.detect.features.finding import finding_of, subject
-from gradwatch.detect.features.recovery import tensors_of
 from gradwatch.detect.features.scope import affected_modules, joined_modules
 from gradwatch.detect.features.structure import structure_of
-from gradwatch.history.store import WINDOW, History
+from gradwatch.detect.gradients.no_gradient_rules.reached import find_first_gradient, judged_tensors, reached_steps
+from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
 
 PATIENCE_FACTOR = 5
 """Factor of the waiting time if a gradient may still come, as for heads that train in turn and for experts."""
-
-MIN_REACHED_STEPS = 2
-"""Steps with a gradient that withdraw a finding: a single one may be an accident."""
 
 MAX_TURN_FRAC = 0.9
 """Fraction of the steps with a gradient below which a tensor comes and goes."""
@@ -85,11 +82,11 @@ class NoGradient:
         """Yield a finding for each module that no gradient has ever reached."""
         structure = structure_of(history)
         newest_L = history.param.newest("grad.l2")
-        may_judge_L = self._may_judge(history)
+        may_judge_L = judged_tensors(history, kind=self.kind)
         # cheap: all have a gradient
         if np.count_nonzero(newest_L > 0) >= structure.num_trainable or not may_judge_L.any():
             return
-        l2_TL, reached_TL = history.param.window("grad.l2"), _reached(history)
+        l2_TL, reached_TL = history.param.window("grad.l2"), reached_steps(history)
         # a skipped step without any gradient says nothing
         updated_T = reached_TL.any(axis=1) | (history.scalar("skipped") != 1)
         if not updated_T.any():
@@ -116,27 +113,7 @@ class NoGradient:
 
     def recovery(self, history: History, finding: Finding) -> Recovery | None:
         """Return the first step with a gradient in a tensor that had none, once there are two such steps."""
-        tensors, is_later_T = tensors_of(history, finding), history.param.steps() > finding.step
-        reached_TL = _reached(history)[is_later_T][:, tensors]
-        is_back_L = np.count_nonzero(reached_TL, axis=0) >= MIN_REACHED_STEPS
-        if not is_back_L.any():
-            return None
-        first = int(np.argmax(reached_TL[:, is_back_L].any(axis=1)))
-        reason = (
-            "it got a gradient" if is_back_L.all() else f"{is_back_L.sum()} of {len(tensors)} tensors got a gradient"
-        )
-        return Recovery(int(history.param.steps()[is_later_T][first]), reason)
-
-    def _may_judge(self, history: History) -> NDArray[np.bool_]:
-        """Return for which tensors the history shows whether a gradient ever came, of shape (L,).
-
-        After one window this is known only of the rest of a finding that is withdrawn at this step.
-        """
-        may_judge_L = np.full(len(history.info.layers), history.param.last_step < WINDOW)
-        for finding in history.withdrawn:
-            if finding.kind == self.kind and finding.withdrawn == history.step:
-                may_judge_L[tensors_of(history, finding)] = True
-        return may_judge_L
+        return find_first_gradient(history, finding)
 
     def _may_be_explained(self, history: History) -> bool:
         """Return whether `not-optimized` has yet to judge parameters that no optimizer holds."""
@@ -226,13 +203,6 @@ def _make_unowned(*, copied: bool = False, moves: bool = False) -> History:
     made.info = replace(made.info, layers=layers)
     made.weight_l2_TL[:, 4] = (1.0 if copied else 0.9) * made.weight_l2_TL[0, 3] * (1 + 1e-4 * moves * made.t_T)
     return made.history()
-
-
-def _reached(history: History) -> NDArray[np.bool_]:
-    """Return which tensors had a gradient other than zero at each step of the window, of shape (T, L)."""
-    l2_TL = history.param.window("grad.l2")
-    # a norm that is nan because of NaN elements is a gradient that arrives
-    return np.asarray(~((l2_TL == 0) | (np.isnan(l2_TL) & ~(history.param.window("grad.nonfinite") > 0))))
 
 
 def _copies(history: History) -> NDArray[np.bool_]:

@@ -1,5 +1,6 @@
 """What a loop of the user's own prints about its findings."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,25 @@ def test_a_run_without_steps_says_how_to_record_one(capsys):
     FindingLines(None).close(Synthetic(steps=0).history(), ())
 
     assert "no step was recorded. Call `monitor.step(loss)`" in capsys.readouterr().err
+
+
+def test_a_withdrawn_finding_is_announced_and_named_at_the_end(capsys):
+    made = Synthetic(steps=120)
+    usual_TL = made.grad_l2_TL.copy()
+    made.no_gradient(4, zero=True)
+    made.grad_l2_TL[60:], made.zero_frac_TL[60:] = usual_TL[60:], 0
+    history = redetect(made.history(), detectors())
+    (over,) = history.withdrawn
+    lines = FindingLines(None)
+
+    lines.report(replace(over, withdrawn=None, ended=None, reason=""))
+    lines.withdraw(over)
+    lines.close(history, diagnose(history))
+
+    found, withdrawn, health, at_end = capsys.readouterr().err.splitlines()
+    assert found.startswith(
+        "gradwatch: since step 0 (found at step 10): warning no-gradient (GW108) in layers.4.weight"
+    )
+    assert withdrawn == at_end
+    assert at_end == ("gradwatch: withdrawn: no-gradient in layers.4.weight, from step 0 to 59; then it got a gradient")
+    assert "no problems found" in health

@@ -1,0 +1,47 @@
+"""Tell which tensors have had a gradient, and when a finding about a missing gradient is over."""
+
+# T = steps of a window, L = parameter tensors
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.detect import Recovery
+from gradwatch.detect.features.recovery import tensors_of
+from gradwatch.history.store import WINDOW, History
+from gradwatch.records import Finding
+
+MIN_REACHED_STEPS = 2
+"""Steps with a gradient that withdraw a finding: a single one may be an accident."""
+
+
+def reached_steps(history: History) -> NDArray[np.bool_]:
+    """Return which tensors had a gradient other than zero at each step of the window, of shape (T, L)."""
+    l2_TL = history.param.window("grad.l2")
+    # a norm that is nan because of NaN elements is a gradient that arrives
+    return np.asarray(~((l2_TL == 0) | (np.isnan(l2_TL) & ~(history.param.window("grad.nonfinite") > 0))))
+
+
+def judged_tensors(history: History, *, kind: str) -> NDArray[np.bool_]:
+    """Return for which tensors the history shows whether a gradient ever came, of shape (L,).
+
+    After one window this is known only of the rest of a finding that is withdrawn at this step.
+    """
+    is_judged_L = np.full(len(history.info.layers), history.param.last_step < WINDOW)
+    for finding in history.withdrawn:
+        if finding.kind == kind and finding.withdrawn == history.step:
+            is_judged_L[tensors_of(history, finding)] = True
+    return is_judged_L
+
+
+def find_first_gradient(history: History, finding: Finding) -> Recovery | None:
+    """Return the first step after a finding with a gradient in one of its tensors, once there are two such steps."""
+    tensors, is_later_T = tensors_of(history, finding), history.param.steps() > finding.step
+    reached_TL = reached_steps(history)[is_later_T][:, tensors]
+    is_back_L = np.count_nonzero(reached_TL, axis=0) >= MIN_REACHED_STEPS
+    if not is_back_L.any():
+        return None
+    first = int(np.argmax(reached_TL[:, is_back_L].any(axis=1)))
+    who = "it" if is_back_L.all() else f"{is_back_L.sum()} of {len(tensors)} tensors"
+    return Recovery(int(history.param.steps()[is_later_T][first]), f"{who} got a gradient")
