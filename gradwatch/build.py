@@ -51,8 +51,7 @@ def splits(section: DataSection) -> Splits:
     if section.target:
         made = data.from_target(made)
     made = transforms.apply(made, transform=section.transform, augment=section.augment)
-    data.check(made, section.target or section.name or "")
-    return made
+    return data.check(made, section.target or section.name or "")
 
 
 def model(config: Config, spec: DataSpec) -> nn.Module:

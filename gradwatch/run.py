@@ -7,7 +7,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.history.disk.writer import read
 from gradwatch.history.store import Floats, History, Table
+from gradwatch.paths import user_path
 from gradwatch.records import Diagnosis, Event, Finding, RunInfo
 from gradwatch.render.common.format import plural
 from gradwatch.render.notebook import plot
@@ -138,4 +138,4 @@ def load_run(path: str | os.PathLike[str]) -> Run:
     Raises:
         RunError: `path` is not a run directory, or cannot be read.
     """
-    return Run(read(Path(path)))
+    return Run(read(user_path(path)))

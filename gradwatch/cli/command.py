@@ -9,6 +9,8 @@ from typing import Any, final
 
 from typer.core import TyperCommand, TyperGroup
 
+from gradwatch.paths import user_path
+
 _SETTING = re.compile(r"[\w-]+(\.[\w-]+)*=.*")
 """An argument such as `optim.lr=3e-4`, as in Hydra and OmegaConf."""
 
@@ -35,6 +37,8 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments, and end with a usage error if some are surplus."""
         parsed = super().parse_args(ctx, args)
+        # a shell expands `~/RUN`, but not `--resume=~/RUN`
+        ctx.params = {name: _expanded(value) for name, value in ctx.params.items()}
         if ctx.args and not ctx.resilient_parsing:  # resilient: shell completion, which must not fail
             ctx.fail(surplus(ctx.args, takes_settings="overrides" in ctx.params))
         return parsed
@@ -45,6 +49,14 @@ def _without_flag_types(params: list[Any]) -> list[Any]:
         if getattr(param, "is_flag", False):
             param.metavar = ""  # a flag takes no value, so `<bool>` next to it says nothing
     return params
+
+
+def _expanded(value: Any) -> Any:
+    """Return the value of an argument, with `~` at its start expanded: no value but a path begins so."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(_expanded, value))
+    is_path = isinstance(value, str | Path) and str(value).startswith("~")
+    return type(value)(user_path(value)) if is_path else value
 
 
 def surplus(args: Sequence[str], *, takes_settings: bool) -> str:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from gradwatch.errors import GradwatchError
@@ -23,11 +23,18 @@ class Splits:
         train: Map-style dataset of (inputs, targets).
         val: Map-style dataset for validation, or None.
         spec: Shape of the inputs, and kind of the targets.
+        classes: Names of the classes in the order of their numbers; empty if they have none.
+        guess: What the kind of the targets was guessed from, such as `whole numbers in column 'age'`; empty if the user
+            said it.
+        notes: Sentences about the data that the user has to know before training, such as folders left out.
     """
 
     train: Dataset[Any]
     val: Dataset[Any] | None
     spec: DataSpec
+    classes: tuple[str, ...] = ()
+    guess: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @runtime_checkable
@@ -53,6 +60,7 @@ def from_target(result: object) -> Splits:
         GradwatchError: The result is no dataset, or its spec cannot be inferred.
     """
     from gradwatch.data import _inspect
+    from gradwatch.data._labels import shared_numbers
 
     if isinstance(result, Splits):
         return result
@@ -60,22 +68,32 @@ def from_target(result: object) -> Splits:
     try:
         train = _inspect.as_dataset(found[0])
         val = None if found[1] is None else _inspect.as_dataset(found[1])
-        return Splits(train, val, _inspect.infer_spec(train))
+        places = ("the training part", "the validation part")
+        if shared_numbers(train, val, places=places, key="class_to_idx") is not None:
+            raise GradwatchError(
+                "class_to_idx: the validation part numbers the classes in another way than the training part, expected "
+                "one number for each class; give both parts folders of the same names"
+            )
+        return Splits(train, val, _inspect.infer_spec(train), guess="the type of the targets")
     except GradwatchError as error:
         raise GradwatchError(f"data.target: {error}") from error
 
 
-def check(splits: Splits, name: str) -> None:
+def check(splits: Splits, name: str) -> Splits:
     """Check that both parts are usable: map-style, not empty, with samples of inputs and targets.
 
     Args:
         splits: Result of a data plugin or factory.
         name: The user's name for the data, such as `digits`.
 
+    Returns:
+        The splits, with a note for each part that lacks classes.
+
     Raises:
         GradwatchError: A part is not usable.
     """
     from gradwatch.data import _inspect
+    from gradwatch.data._labels import missing_classes
 
     for part, dataset in (("training", splits.train), ("validation", splits.val)):
         if dataset is None:
@@ -83,4 +101,5 @@ def check(splits: Splits, name: str) -> None:
         try:
             _inspect.check_dataset(dataset, splits.spec)
         except GradwatchError as error:
-            raise GradwatchError(f"data: {name}, {part} part: {error}") from error
+            raise GradwatchError(f"data: {name}, {part} part: {str(error).removeprefix('data: ')}") from error
+    return replace(splits, notes=splits.notes + missing_classes(splits))

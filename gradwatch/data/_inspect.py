@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+from gradwatch.data._labels import labels_of, refuse_unlikely_classes
 from gradwatch.data._memory import InMemory
 from gradwatch.data._randomness import preserved, seed_global
+from gradwatch.data._sample_files import read_sample
 from gradwatch.errors import GradwatchError
 from gradwatch.records import DataSpec
 
@@ -46,7 +48,7 @@ def first_sample(dataset: Any) -> tuple[Any, Any]:
     """Return inputs and targets of sample 0, without changing the global random generators."""
     with preserved():
         seed_global(0)
-        sample = dataset[0]
+        sample = read_sample(dataset, 0)
     if not isinstance(sample, (tuple, list)) or len(sample) != 2:
         length = f" of {len(sample)}" if isinstance(sample, (tuple, list, dict)) else ""
         raise GradwatchError(f"a sample is a {type(sample).__name__}{length}, expected a pair (inputs, targets)")
@@ -72,6 +74,9 @@ def infer_spec(dataset: Any) -> DataSpec:
     if targets.is_floating_point():
         return DataSpec(input_shape=shape, outputs=targets.shape[-1] if targets.ndim else 1, kind="values")
     if targets.ndim == 0:
+        if (labels_N := labels_of(dataset)) is not None:
+            remedy = f"float targets for a regression; or, if they are classes, {RETURN_SPLITS}"
+            refuse_unlikely_classes(labels_N, place="the training part", remedy=remedy)
         return DataSpec(input_shape=shape, outputs=count_classes(dataset), kind="classes")
     # a whole number for each whole number: the next token at each position
     if targets.shape == inputs.shape and targets.ndim == 1 and not inputs.is_floating_point():

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -18,12 +18,16 @@ from torchvision import datasets
 from torchvision.transforms.v2 import functional
 
 from gradwatch.data import Splits
+from gradwatch.data._image_folder import PictureFolder
 from gradwatch.data._inspect import count_classes, first_sample
+from gradwatch.data._labels import class_names, labels_of, listed, shared_numbers
 from gradwatch.data._memory import InMemory
-from gradwatch.data._split import random_split
+from gradwatch.data._split import random_split, stratified_split
 from gradwatch.errors import GradwatchError, did_you_mean
+from gradwatch.paths import user_path
 from gradwatch.records import DataSpec
 
+Numbers = NDArray[np.int64]
 VAL_FRACTION = 0.1  # held out if a dataset has no validation part
 VAL_SPLITS = ("val", "valid", "validation", "test")  # the names of torchvision's classes, and of folders
 
@@ -35,13 +39,15 @@ class Images(Dataset[tuple[Tensor, int]]):
     Args:
         base: Returns (PIL image, label) for an index.
         indices_N: Indices of the selected samples; None selects all.
+        numbers_K: The class number to return for each label of `base`, shape (K,); None returns the labels.
     """
 
     is_random = False
 
-    def __init__(self, base: Any, indices_N: NDArray[np.int64] | None = None) -> None:
+    def __init__(self, base: Any, indices_N: Numbers | None = None, numbers_K: Numbers | None = None) -> None:
         self.base = base
         self.indices_N = np.arange(len(base)) if indices_N is None else indices_N
+        self.numbers_K = numbers_K
 
     def __len__(self) -> int:
         return len(self.indices_N)
@@ -49,7 +55,21 @@ class Images(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         image, label = self.base[int(self.indices_N[index])]
         scaled = functional.to_dtype(functional.to_image(image), torch.float32, scale=True)
+        if self.numbers_K is not None:
+            label = int(self.numbers_K[label])
         return scaled.as_subclass(Tensor), label  # a tv_tensors.Image would slow down every operation of the model
+
+    def locate(self, index: int) -> tuple[Any, int]:
+        """Return the dataset that reads a sample, and the index of the sample in it."""
+        return self.base, int(self.indices_N[index])
+
+    def class_numbers(self) -> Numbers | None:
+        """Return the class number of each sample, or None if that needs a pass over the samples."""
+        labels_N = labels_of(self.base)
+        if labels_N is None:
+            return None
+        chosen_N = labels_N[self.indices_N]
+        return chosen_N if self.numbers_K is None else self.numbers_K[chosen_N]
 
 
 def build(
@@ -80,16 +100,24 @@ def build(
     """
     cls = _class(name)
     accepted = _parameters(cls)
-    shared = {"root": root, "download": download}
+    shared = {"root": str(user_path(root)), "download": download}
     options |= {key: value for key, value in shared.items() if key in accepted}  # some classes have no `download`
     train, val = _parts(cls, options, own_val=val_fraction is None, val_split=val_split)
     if val is None:
         fraction = VAL_FRACTION if val_fraction is None else val_fraction
-        kept, held_out = random_split(len(train), val_fraction=fraction, seed=split_seed)
+        kept, held_out = _held_out(train, fraction, split_seed)
         train_set, val_set = _images(train, kept), _images(train, held_out) if len(held_out) else None
     else:
-        train_set, val_set = _images(train), _images(val)
-    return Splits(train_set, val_set, _spec(train_set, train, name=name, outputs=outputs))
+        places = (_place(train, "training"), _place(val, "validation"))
+        train_set = _images(train)
+        val_set = _images(val, numbers_K=shared_numbers(train, val, places=places, key="data.root"))
+    return Splits(
+        train_set,
+        val_set,
+        _spec(train_set, train, name=name, outputs=outputs),
+        classes=class_names(getattr(train, "classes", ())),
+        notes=tuple(note for part in (train, val) for note in _left_out(part)),
+    )
 
 
 def _class(name: str) -> type[Any]:
@@ -153,7 +181,7 @@ def _folders(cls: type[Any], options: Mapping[str, Any]) -> tuple[str, str] | No
     # subclasses with a `split`, such as ImageNet, find their folders themselves
     if not issubclass(cls, datasets.ImageFolder) or "split" in _parameters(cls):
         return None
-    root = Path(options["root"]).expanduser()
+    root = Path(options["root"])
     for name in VAL_SPLITS:
         if (root / "train").is_dir() and (root / name).is_dir():
             return str(root / "train"), str(root / name)
@@ -162,7 +190,7 @@ def _folders(cls: type[Any], options: Mapping[str, Any]) -> tuple[str, str] | No
 
 def _open(cls: type[Any], options: dict[str, Any]) -> Any:
     try:
-        return cls(**options)
+        return PictureFolder(**options) if cls is datasets.ImageFolder else cls(**options)
     except TypeError as error:
         raise GradwatchError(f"data.{cls.__name__}: {error}") from error
     except ValueError as error:
@@ -170,7 +198,7 @@ def _open(cls: type[Any], options: dict[str, Any]) -> Any:
         known = "split" in options and "argument split" in str(error)
         raise (_UnknownSplitError if known else GradwatchError)(f"data.{cls.__name__}: {error}") from error
     except (RuntimeError, OSError) as error:
-        where = Path(options.get("root", "data")).expanduser().absolute()
+        where = Path(options.get("root", "data")).absolute()
         reason = " ".join(str(error).split())  # in one line
         remedy = "put its files there"
         if "download" in options:
@@ -180,12 +208,31 @@ def _open(cls: type[Any], options: dict[str, Any]) -> Any:
         raise GradwatchError(f"data.root: {cls.__name__} was not found in {where} ({reason}); {remedy}") from error
 
 
-def _images(base: Any, indices_N: NDArray[np.int64] | None = None) -> Dataset[Any]:
+def _held_out(base: Any, fraction: float, seed: int) -> tuple[Numbers, Numbers]:
+    """Return the indices of both parts: random ones, unless these leave a class without a training sample."""
+    kept_N, held_out_N = random_split(len(base), val_fraction=fraction, seed=seed)
+    labels_N = labels_of(base)
+    if labels_N is None or len(np.unique(labels_N[kept_N])) == len(np.unique(labels_N)):
+        return kept_N, held_out_N
+    return stratified_split(labels_N, val_fraction=fraction, seed=seed)
+
+
+def _place(base: Any, part: str) -> str:
+    return str(base.root) if isinstance(base, PictureFolder) else f"the {part} part"
+
+
+def _left_out(base: Any) -> Iterator[str]:
+    if isinstance(base, PictureFolder) and base.left_out:
+        yield f"data.root: left out of {base.root}, since hidden or without a picture: {listed(base.left_out)}"
+
+
+def _images(base: Any, indices_N: Numbers | None = None, *, numbers_K: Numbers | None = None) -> Dataset[Any]:
     """Return samples as `InMemory` if the class keeps raw bytes in memory, else as `Images`, decoded one by one."""
     stored = _stored(base)
     if stored is None:
-        return Images(base, indices_N)
+        return Images(base, indices_N, numbers_K)
     inputs, targets = stored
+    assert numbers_K is None, "the classes of MNIST and CIFAR have fixed numbers"
     if indices_N is None:
         return InMemory(inputs, targets)
     chosen = torch.from_numpy(indices_N)
@@ -210,6 +257,8 @@ def _spec(dataset: Dataset[Any], base: Any, *, name: str, outputs: int | None) -
         raise GradwatchError(f"data.name: {name} has no training samples, expected at least one")
     try:
         image, label = first_sample(dataset)
+    except GradwatchError:
+        raise
     except (TypeError, ValueError) as error:
         raise GradwatchError(f"data.name: {name} gives no pairs of an image and a label: {error}") from error
     if not isinstance(label, (int, np.integer)) and not (isinstance(label, Tensor) and label.ndim == 0):

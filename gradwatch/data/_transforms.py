@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms import v2
@@ -16,6 +18,7 @@ from torchvision.transforms import v2
 from gradwatch import plugins
 from gradwatch.data import Batched, Splits
 from gradwatch.data._inspect import first_sample
+from gradwatch.data._labels import labels_of
 from gradwatch.errors import GradwatchError, did_you_mean
 
 Name = str | Mapping[str, Any]
@@ -84,6 +87,14 @@ class PerSample(Dataset[tuple[Any, Any]]):
     def __len__(self) -> int:
         return len(self.base)
 
+    def locate(self, index: int) -> tuple[Any, int]:
+        """Return the dataset that reads a sample, and the index of the sample in it."""
+        return self.base, index
+
+    def class_numbers(self) -> NDArray[np.int64] | None:
+        """Return the class number of each sample, or None if that needs a pass over the samples."""
+        return labels_of(self.base)
+
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         inputs, targets = self.base[index]
         return self.chain(inputs), targets
@@ -106,6 +117,10 @@ class PerBatch(Dataset[tuple[Tensor, Tensor]]):
 
     def __len__(self) -> int:
         return len(self.base)
+
+    def class_numbers(self) -> NDArray[np.int64] | None:
+        """Return the class number of each sample, or None if that needs a pass over the samples."""
+        return labels_of(self.base)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         inputs, targets = self.base[index]
@@ -142,7 +157,7 @@ def apply(splits: Splits, *, transform: Sequence[Name] = (), augment: Sequence[N
             f"data.augment: makes inputs of shape {shape}, but validation has {val_shape}; expected the same for both, "
             "so give data.transform a Resize or CenterCrop"
         )
-    return Splits(train, val, replace(splits.spec, input_shape=shape))
+    return replace(splits, train=train, val=val, spec=replace(splits.spec, input_shape=shape))
 
 
 def compose(names: Sequence[Name], *, key: str = "data.transform") -> Chain:

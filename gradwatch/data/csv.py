@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from gradwatch.data import Splits, _tables
 from gradwatch.errors import GradwatchError, did_you_mean
+from gradwatch.paths import user_path
 
 Rows = list[list[str]]
 
@@ -42,7 +43,7 @@ def build(
         val_fraction: Part of the rows that is held out for validation, of each class alike.
         split_seed: Seed of that choice.
     """
-    names, rows = _read(Path(file), header=header, delimiter=delimiter)
+    names, rows = _read(user_path(file), header=header, delimiter=delimiter)
     target = _column(target_column, names, key="data.target_column")
     used = [i for i in range(len(names)) if i != target]
     if features is not None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from gradwatch.data import Splits, _tables
 from gradwatch.errors import GradwatchError, did_you_mean
+from gradwatch.paths import user_path
 
 Array = NDArray[Any]
 
@@ -46,7 +47,7 @@ def build(
     if (val_inputs is None) != (val_targets is None):
         raise GradwatchError("data.val_inputs, data.val_targets: got one of them, expected both or none")
     wanted = {"inputs": inputs, "targets": targets, "val_inputs": val_inputs, "val_targets": val_targets}
-    arrays = _read(Path(file), {key: name for key, name in wanted.items() if name is not None})
+    arrays = _read(user_path(file), {key: name for key, name in wanted.items() if name is not None})
     x, y = arrays["inputs"], arrays["targets"]
     found = _tables.kind_of(y, kind)
     if val_inputs is None:

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from gradwatch.data import Splits
 from gradwatch.errors import GradwatchError
+from gradwatch.paths import user_path
 from gradwatch.records import DataSpec
 
 
@@ -59,7 +60,7 @@ def build(
         raise GradwatchError(f"data.context, data.stride: got {context} and {stride}, expected at least 1")
     if not 0.0 <= val_fraction < 1.0:
         raise GradwatchError(f"data.val_fraction: got {val_fraction}, expected a number from 0 to below 1")
-    text = _topics() if file is None else _read(Path(file))
+    text = _topics() if file is None else _read(user_path(file))
     # utf-32 has 4 bytes per character, so NumPy can sort and number them without a Python loop
     characters, tokens = np.unique(np.frombuffer(text.encode("utf-32-le"), np.uint32), return_inverse=True)
     # the end of the text, not random windows: those would overlap with training windows

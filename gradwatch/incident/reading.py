@@ -11,6 +11,7 @@ from typing import Any, Self, final
 from gradwatch.errors import CheckpointError, RunError
 from gradwatch.history.disk.findings import FINDINGS
 from gradwatch.incident.writing import FACTS, FOLDER, FORMAT
+from gradwatch.paths import user_path
 from gradwatch.records import Finding
 from gradwatch.state import checkpoint_folder
 from gradwatch.state.checkpoint_folder import DamagedError
@@ -76,7 +77,7 @@ class Incident:
 def incidents(run: str | Path) -> tuple[Incident, ...]:
     """Read the incidents of a run directory, sorted by step. Warn about each incident that cannot be read."""
     found = []
-    for path in sorted((Path(run) / FOLDER).glob("step-*")):
+    for path in sorted((user_path(run) / FOLDER).glob("step-*")):
         if path.suffix:  # `.tmp`: the process ended while writing
             continue
         try:

@@ -32,6 +32,7 @@ from gradwatch.monitor.readings.autocast_reader import PRECISION, AutocastReader
 from gradwatch.monitor.wiring import build_monitor, inspect, probe_activations
 from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.probe.device.dtensor import is_distributed
+from gradwatch.paths import user_path
 from gradwatch.records import Event, Finding
 from gradwatch.render import Sink
 from gradwatch.render.own_loop.finding_handler import OnFinding, check_on_finding, make_sink
@@ -124,7 +125,7 @@ def watch(
         models,
         optimizers,
         activations=activations,
-        name=Path(run).name if run else "watch",
+        name=user_path(run).name if run else "watch",
         precision="fp16" if loss_scaling else _format(models),
         loss_scaling=loss_scaling,
         accumulate=accumulate,
@@ -132,7 +133,7 @@ def watch(
         loss_fn=loss_fn,
     )
     # after `inspect`, which may raise: no empty directory is left then
-    directory = claim_free(Path(run)) if run and _is_first_rank() else None
+    directory = claim_free(user_path(run)) if run and _is_first_rank() else None
     if directory:
         info = replace(info, name=directory.name)  # `claim_free` may have added a number
     history = History(info, groups=sum(len(o.param_groups) for o in optimizers))

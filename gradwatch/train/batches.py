@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from gradwatch.data import Batched
 from gradwatch.data._randomness import preserved, seed_global, seed_of
+from gradwatch.data._sample_files import read_sample, sample_name
 from gradwatch.errors import GradwatchError
 
 GRACE_S = 20
@@ -186,7 +187,7 @@ class _BatchReader(Dataset[Any]):
         try:
             with preserved() if self.is_random else contextlib.nullcontext():
                 samples = [self._sample(epoch, int(i)) for i in indices_B]
-            return _collate(samples, indices_B)
+            return _collate(samples, self.dataset, indices_B)
         except GradwatchError as error:
             return error
 
@@ -194,14 +195,16 @@ class _BatchReader(Dataset[Any]):
         if self.is_random:
             seed_global(seed_of(self.seed, epoch, index))
         try:
-            return self.dataset[index]
+            return read_sample(self.dataset, index)
+        except GradwatchError:
+            raise
         except Exception as error:
             # a bug in the user's dataset keeps its type and traceback
-            error.add_note(f"while reading sample {index} of the data (epoch {epoch})")
+            error.add_note(f"while reading {sample_name(self.dataset, index)} of the data (epoch {epoch})")
             raise
 
 
-def _collate(samples: list[Any], indices_B: Indices) -> Any:
+def _collate(samples: list[Any], dataset: Any, indices_B: Indices) -> Any:
     """Stack samples into a batch, or raise an error that names two samples of different shapes."""
     try:
         return tuple(default_collate(samples))
@@ -209,9 +212,10 @@ def _collate(samples: list[Any], indices_B: Indices) -> Any:
         shapes = [tuple(inputs.shape) if isinstance(inputs, Tensor) else None for inputs, _ in samples]
         for index, shape in zip(indices_B, shapes, strict=True):
             if shape != shapes[0]:
+                first, other = (sample_name(dataset, int(i)) for i in (indices_B[0], index))
                 raise GradwatchError(
-                    f"data: the inputs of sample {indices_B[0]} have shape {shapes[0]}, those of sample {index} "
-                    f"{shape}; expected one shape for all; add Resize, CenterCrop or RGB to data.transform"
+                    f"data: the inputs of {first} have shape {shapes[0]}, those of {other} {shape}; expected one shape "
+                    "for all; add Resize, CenterCrop or RGB to data.transform"
                 ) from error
         raise GradwatchError(f"data: samples cannot be stacked into a batch: {error}") from error
 

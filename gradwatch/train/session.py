@@ -64,6 +64,8 @@ class Session:
         self.config = config
         self.directory = directory
         self.training = training = TrainingState.build(config)
+        # also after an error: Python's exit would wait for each worker's grace period
+        stack.callback(training.end_workers)
         self.device, self.batches, self.validation = training.device, training.batches, training.validation
         self.model, self.optimizer, self.scaler, self.schedule = (
             training.model,

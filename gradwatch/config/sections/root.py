@@ -11,13 +11,20 @@ from pydantic import Field, PositiveInt, Strict, ValidationInfo, field_validator
 from gradwatch.config import yaml12
 from gradwatch.config.names import registry
 from gradwatch.config.names.checks import check_switches
-from gradwatch.config.problems import raise_problems
+from gradwatch.config.problems import raise_problem, raise_problems
 from gradwatch.config.sections.base import Section
 from gradwatch.config.sections.named import Count, DataSection, LossSection, ModelSection, OptimSection, ScheduleSection
 from gradwatch.config.sections.train import TrainSection
 from gradwatch.config.wording import Expected
+from gradwatch.errors import GradwatchError
+from gradwatch.paths import user_path
 
-Name = Annotated[str, Field(pattern=r"^[^/\\]+$"), Expected("text without slashes")]
+# a part of a folder's name: without separators and control characters, and with something other than dots
+Name = Annotated[
+    str,
+    Field(pattern=r"^[^/\\\x00-\x1f]*[^/\\\x00-\x1f.][^/\\\x00-\x1f]*$"),
+    Expected("text without slashes, and not only dots"),
+]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # the range of NumPy's generator
 Switches = dict[str, dict[str, Any]]
 
@@ -31,6 +38,14 @@ class RunSection(Section):
         default=False, description="Pin Python, NumPy, torch, CUDA and the choice of algorithms, for equal results."
     )
     out: Annotated[Path, Strict(False)] = Field(default=Path("runs"), description="Folder for the run directory.")
+
+    @field_validator("out")
+    @classmethod
+    def _expand_out(cls, out: Path) -> Path:
+        try:
+            return user_path(out)
+        except GradwatchError as error:
+            raise_problem(str(error))
 
 
 class RecordSection(Section):
