@@ -231,6 +231,27 @@ class DataSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DataInfo:
+    """The data of a training from a config.
+
+    Args:
+        name: Name of the dataset, such as `csv`, or the user's target.
+        samples: Number of training samples.
+        held_out: Number of validation samples; 0 without validation.
+        kind: As in `DataSpec`.
+        outputs: As in `DataSpec`.
+        guess: What the kind was guessed from, such as `whole numbers in column 'age'`; empty if the user said it.
+    """
+
+    name: str
+    samples: int
+    held_out: int
+    kind: Literal["classes", "tokens", "values"]
+    outputs: int
+    guess: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerInfo:
     """One parameter tensor when the monitor was attached.
 
@@ -278,6 +299,8 @@ class RunInfo:
         device: Device of the first parameter, such as `cpu` or `cuda:0`.
         total_steps: Planned optimizer steps, or None if unknown.
         versions: Versions by package name: python, torch, gradwatch.
+        data: The data, or None in a loop of the user's own.
+        steps_per_epoch: Optimizer steps per epoch, or None if unknown.
     """
 
     name: str
@@ -292,6 +315,8 @@ class RunInfo:
     device: str = "cpu"
     total_steps: int | None = None
     versions: dict[str, str] = field(default_factory=dict)
+    data: DataInfo | None = None
+    steps_per_epoch: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data that `from_json` reads back."""
@@ -302,4 +327,6 @@ class RunInfo:
         """Return the run info from the result of `to_json`, also after a conversion to JSON text and back."""
         # JSON has lists, while equal records need equal types
         layers = tuple(LayerInfo(**layer | {"shape": tuple(layer["shape"])}) for layer in data["layers"])
-        return cls(**data | {"layers": layers, "activations": tuple(ActivationInfo(**a) for a in data["activations"])})
+        activations = tuple(ActivationInfo(**a) for a in data["activations"])
+        trained_on = DataInfo(**data["data"]) if data.get("data") else None
+        return cls(**data | {"layers": layers, "activations": activations, "data": trained_on})

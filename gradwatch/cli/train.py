@@ -65,7 +65,8 @@ def command(
         from gradwatch.config.ineffective import ineffective_settings
         from gradwatch.config.load import load_config
 
-        checked = load_config(_file(config, resume), overrides or [], changes=set_files or [])
+        file = _file(config, resume)
+        checked = load_config(file, overrides or [], changes=set_files or [], is_new=resume is None)
         for warning in ineffective_settings(checked):
             print_message("warning", warning)
 

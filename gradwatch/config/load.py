@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from gradwatch.config import yaml_document
+from gradwatch.config.contradictions import contradictions
 from gradwatch.config.names.checks import check_switches
 from gradwatch.config.names.registry import DETECTORS
 from gradwatch.config.problems import problems_of
@@ -27,13 +28,17 @@ EXCLUDES = dict(_PAIRS) | {second: first for first, second in _PAIRS}
 """Setting that an override of another setting removes: `--set train.steps=3` removes `train.epochs`."""
 
 
-def load_config(path: Path, overrides: Sequence[str] = (), *, changes: Sequence[Path] = ()) -> Config:
+def load_config(
+    path: Path, overrides: Sequence[str] = (), *, changes: Sequence[Path] = (), is_new: bool = False
+) -> Config:
     """Load the config in a file.
 
     Args:
         path: YAML file.
         overrides: Texts such as `optim.lr=3e-4`, with priority over `changes`.
         changes: YAML files that override some values; later files have priority.
+        is_new: Whether a new run begins with it, so that its settings must also fit together. Configs of older runs
+            may have contradictions, which were not always found.
 
     Returns:
         The checked config.
@@ -51,6 +56,8 @@ def load_config(path: Path, overrides: Sequence[str] = (), *, changes: Sequence[
         config = Config.model_validate(_named(written.data, path.stem))
     except ValidationError as error:
         found = problems_of(error, data=written.data, model=Config)
+    if config and is_new:
+        found = contradictions(config)
     # problems of the YAML itself, such as a key set twice, may exist even if the settings are valid
     problems = written.place_problems(found)
     if problems or config is None:

@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from gradwatch.errors import GradwatchError
-from gradwatch.records import DataSpec
+from gradwatch.records import DataInfo, DataSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +36,18 @@ class Splits:
     classes: tuple[str, ...] = ()
     guess: str = ""
     notes: tuple[str, ...] = ()
+
+    def info(self, name: str) -> DataInfo:
+        """Return the size and kind of the data, for the description of the run."""
+        train, val = (cast("Sized", part or ()) for part in (self.train, self.val))
+        return DataInfo(
+            name=name,
+            samples=len(train),
+            held_out=len(val),
+            kind=self.spec.kind,
+            outputs=self.spec.outputs,
+            guess=self.guess,
+        )
 
 
 @runtime_checkable

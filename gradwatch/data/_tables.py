@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from gradwatch.data import Splits
+from gradwatch.data._labels import class_names, could_be_classes, listed, refuse_unlikely_classes
 from gradwatch.data._memory import InMemory
 from gradwatch.data._split import random_split, stratified_split
 from gradwatch.errors import GradwatchError
@@ -20,23 +21,59 @@ Array = NDArray[Any]
 Kind = Literal["classes", "values"]
 
 
-def kind_of(targets_N: Array, asked: Literal["auto", "classes", "values"]) -> Kind:
-    """Return the kind of targets: integers, booleans and strings are classes, floats are values."""
+class Choice(NamedTuple):
+    """The kind of targets; what it was guessed from, empty if the user said it; and notes for the user."""
+
+    kind: Kind
+    guess: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def choose_kind(targets_N: Array, asked: Literal["auto", "classes", "values"], *, place: str) -> Choice:
+    """Return the kind of targets: by default, integers, booleans and strings are classes, and floats are values.
+
+    Args:
+        targets_N: Labels of any type, shape (N,), or values, shape (N,) or (N, W).
+        asked: The kind that the user asked for.
+        place: The targets in the user's words, such as `column 'price'`.
+
+    Raises:
+        GradwatchError: Most labels occur once, so that they cannot be classes.
+    """
     if asked != "auto":
-        return asked
-    return "values" if targets_N.dtype.kind == "f" else "classes"
+        return Choice(asked)
+    kind = targets_N.dtype.kind
+    if kind == "f":
+        guess = f"fractions in {place}"
+        is_whole = targets_N.size == len(targets_N) and bool((targets_N == np.floor(targets_N)).all())
+        if not (is_whole and could_be_classes(targets_N)):
+            return Choice("values", guess)
+        labels = np.unique(targets_N)
+        note = (
+            f"data.kind: {place} is read as values, for a regression, since its {len(labels):,} different numbers are "
+            f"stored as fractions ({listed(labels)}); say data.kind: values if that is right, else data.kind: classes"
+        )
+        return Choice("values", guess, (note,))
+    words = kind not in "iub"
+    meant = "a column of labels" if words else "data.kind: values, to predict the number"
+    refuse_unlikely_classes(
+        targets_N.reshape(len(targets_N), -1)[:, 0],
+        place=f"data.kind: {place}",
+        remedy=f"{meant}; or data.kind: classes, if they are",
+    )
+    return Choice("classes", f"{'words' if words else 'whole numbers'} in {place}")
 
 
-def encode(targets_N: Array, kind: Kind) -> tuple[Array, int]:
-    """Convert targets to the form that a loss expects, and return the number of outputs that a model needs.
+def encode(targets_N: Array, kind: Kind) -> tuple[Array, int, tuple[str, ...]]:
+    """Convert targets to the form that a loss expects.
 
     Args:
         targets_N: Labels of any type, shape (N,), or values, shape (N,) or (N, W).
         kind: Kind of the targets.
 
     Returns:
-        Class numbers in the sorted order of the labels, int64, shape (N,), and the number of classes; or values,
-        float32, shape (N, W), and W.
+        Class numbers in the sorted order of the labels, int64, shape (N,), the number of classes, and their labels; or
+        values, float32, shape (N, W), W, and no labels.
 
     Raises:
         GradwatchError: Values are not real numbers, or there is not one label per sample, or only one class.
@@ -46,10 +83,10 @@ def encode(targets_N: Array, kind: Kind) -> tuple[Array, int]:
     if targets_N.dtype.kind not in "fiub":
         raise GradwatchError(f"data.kind: got values, but the targets are {targets_N.dtype}; expected real numbers")
     values = targets_N.astype(np.float32).reshape(len(targets_N), -1)
-    return values, values.shape[1]
+    return values, values.shape[1], ()
 
 
-def _encode_classes(targets_N: Array) -> tuple[Array, int]:
+def _encode_classes(targets_N: Array) -> tuple[Array, int, tuple[str, ...]]:
     if targets_N.size != len(targets_N):  # (N, 1) is allowed, and flattened below
         raise GradwatchError(
             f"data.targets: got classes of shape {targets_N.shape}, expected one label per sample; of one-hot rows "
@@ -60,7 +97,7 @@ def _encode_classes(targets_N: Array) -> tuple[Array, int]:
         raise GradwatchError(
             f"data: every target is {labels[0]!r}, expected at least two classes; is it the right one?"
         )
-    return numbers_N.reshape(-1).astype(np.int64), len(labels)
+    return numbers_N.reshape(-1).astype(np.int64), len(labels), class_names(labels.tolist())
 
 
 def held_out(targets_N: Array, kind: Kind, *, val_fraction: float, seed: int) -> tuple[Array, Array]:
@@ -82,17 +119,38 @@ def standardize(train: Array, val: Array) -> tuple[Array, Array]:
 
 
 def splits(
-    train: tuple[Array, Array], val: tuple[Array, Array], *, kind: Kind, outputs: int, standardized: bool
+    train: tuple[Array, Array],
+    val: tuple[Array, Array],
+    *,
+    choice: Choice,
+    outputs: int,
+    classes: tuple[str, ...],
+    standardized: bool,
 ) -> Splits:
-    """Convert both parts to datasets in memory; an empty validation part becomes None."""
+    """Convert both parts to datasets in memory; an empty validation part becomes None.
+
+    Args:
+        train: Inputs and encoded targets.
+        val: The same for validation.
+        choice: Kind of the targets.
+        outputs: Number of classes, or width of the targets.
+        classes: Names of the classes, if there are any.
+        standardized: Whether to standardize the inputs.
+    """
     (train_x, train_y), (val_x, val_y) = train, val
     if not len(train_x):
         raise GradwatchError("data: the training part is empty, expected at least one sample")
     if standardized:
         # in float64, which also turns uint8 inputs into numbers that can be negative
         train_x, val_x = standardize(train_x.astype(np.float64), val_x.astype(np.float64))
-    spec = DataSpec(input_shape=train_x.shape[1:], outputs=outputs, kind=kind)
-    return Splits(_dataset(train_x, train_y), _dataset(val_x, val_y) if len(val_x) else None, spec)
+    return Splits(
+        _dataset(train_x, train_y),
+        _dataset(val_x, val_y) if len(val_x) else None,
+        DataSpec(input_shape=train_x.shape[1:], outputs=outputs, kind=choice.kind),
+        classes=classes,
+        guess=choice.guess,
+        notes=choice.notes,
+    )
 
 
 def _dataset(inputs: Array, targets: Array) -> InMemory:

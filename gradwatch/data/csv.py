@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from pathlib import Path
 from typing import Literal
 
@@ -36,7 +37,8 @@ def build(
         file: UTF-8 text, one sample a line.
         target_column: Name or number of the column to predict; -1 is the last.
         features: Names or numbers of the columns to predict it from; null is all the others.
-        kind: `classes`, `values` (regression), or `auto`: whole numbers and words are classes, fractions values.
+        kind: `classes`, `values` (regression), or `auto`: whole numbers and words are classes, fractions values, and
+            numbers most of which occur once are refused.
         header: Whether the first line names the columns.
         delimiter: Character between two cells.
         standardize: Bring each feature to mean 0 and deviation 1 over the training part.
@@ -53,11 +55,11 @@ def build(
     first_line = 2 if header else 1
     inputs = np.stack([_numbers(rows, i, names=names, first_line=first_line) for i in used], axis=1)
     labels = _targets(rows, target, names=names, first_line=first_line, kind=kind)
-    found = _tables.kind_of(labels, kind)
-    targets, outputs = _tables.encode(labels, found)
-    train, val = _tables.held_out(targets, found, val_fraction=val_fraction, seed=split_seed)
+    choice = _tables.choose_kind(labels, kind, place=f"column '{names[target]}'")
+    targets, outputs, classes = _tables.encode(labels, choice.kind)
+    train, val = _tables.held_out(targets, choice.kind, val_fraction=val_fraction, seed=split_seed)
     parts = [(inputs[part], targets[part]) for part in (train, val)]
-    return _tables.splits(*parts, kind=found, outputs=outputs, standardized=standardize)
+    return _tables.splits(*parts, choice=choice, outputs=outputs, classes=classes, standardized=standardize)
 
 
 def _read(path: Path, *, header: bool, delimiter: str) -> tuple[list[str], Rows]:
@@ -66,11 +68,14 @@ def _read(path: Path, *, header: bool, delimiter: str) -> tuple[list[str], Rows]
         raise GradwatchError(f"data.delimiter: got {delimiter!r}, expected one character")
     try:
         # utf-8-sig: a byte order mark, as Excel writes it, must not become part of the first column's name
-        with path.open(newline="", encoding="utf-8-sig") as lines:
-            rows = list(csv.reader(lines, delimiter=delimiter))
+        lines = io.StringIO(path.read_bytes().decode("utf-8-sig"), newline="")
+        rows = list(csv.reader(lines, delimiter=delimiter))
     except FileNotFoundError as error:
         raise GradwatchError(f"data.file: no file {path.absolute()}, expected a CSV table") from error
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise GradwatchError(f"data.file: {path}, line {line} is no UTF-8 text; convert the file first") from error
+    except (OSError, csv.Error) as error:
         raise GradwatchError(f"data.file: cannot read {path} as a CSV table: {error}") from error
     while rows and not rows[-1]:
         rows.pop()  # blank lines at the end of the file
@@ -107,7 +112,7 @@ def _numbers(rows: Rows, column: int, *, names: list[str], first_line: int) -> N
     except ValueError:  # slow, cell by cell, to find the bad cell
         values = np.array([_number(cell) for cell in cells])
     if len(bad := np.flatnonzero(~np.isfinite(values))):
-        _refuse(cells[bad[0]], place=f"row {bad[0] + first_line}, column '{names[column]}'")
+        _refuse(cells[bad[0]], place=_cell(bad[0] + first_line, names[column]), expected="a finite number")
     return values
 
 
@@ -118,10 +123,14 @@ def _number(cell: str) -> float:
         return float("nan")  # refused by the caller, which knows row and column
 
 
-def _refuse(cell: str, *, place: str) -> None:
+def _cell(row: int, column: str) -> str:
+    return f"row {row}, column '{column}'"
+
+
+def _refuse(cell: str, *, place: str, expected: str) -> None:
     missing = cell.strip().lower() in ("", "nan", "na", "null", "none")
     raise GradwatchError(
-        f"data.file: {place} {'is missing' if not cell.strip() else f'is {cell!r}'}, expected a finite number; "
+        f"data.file: {place} {'is missing' if not cell.strip() else f'is {cell!r}'}, expected {expected}; "
         + ("nothing is filled in: complete or remove such rows first" if missing else "leave it out of data.features")
     )
 
@@ -130,7 +139,9 @@ def _targets(rows: Rows, column: int, *, names: list[str], first_line: int, kind
     """Return the target column as int64, float64 or strings: the narrowest type that every cell can be read as."""
     cells = [row[column].strip() for row in rows]
     if "" in cells:
-        _refuse("", place=f"row {cells.index('') + first_line}, column '{names[column]}'")
+        is_number = kind != "classes" and all(_number(cell) == _number(cell) for cell in cells if cell)
+        place = _cell(cells.index("") + first_line, names[column])
+        _refuse("", place=place, expected="a finite number" if is_number else "a label")
     if kind == "values":
         return _numbers(rows, column, names=names, first_line=first_line)
     try:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.data import Splits, _tables
+from gradwatch.data._labels import listed
 from gradwatch.errors import GradwatchError, did_you_mean
 from gradwatch.paths import user_path
 
@@ -38,7 +40,8 @@ def build(
         targets: Name of the array of targets, shape (samples,), or (samples, width) for values.
         val_inputs: Name of the inputs for validation; null holds out `val_fraction` of the samples.
         val_targets: Name of the targets for validation.
-        kind: `classes`, `values` (regression), or `auto`: whole numbers and words are classes, fractions values.
+        kind: `classes`, `values` (regression), or `auto`: whole numbers and words are classes, fractions values, and
+            numbers most of which occur once are refused.
         standardize: Bring each feature to mean 0 and deviation 1 over the training part; null does so for tables
             (samples, features) and leaves images as they are.
         val_fraction: Part of the samples that is held out for validation, of each class alike.
@@ -49,17 +52,19 @@ def build(
     wanted = {"inputs": inputs, "targets": targets, "val_inputs": val_inputs, "val_targets": val_targets}
     arrays = _read(user_path(file), {key: name for key, name in wanted.items() if name is not None})
     x, y = arrays["inputs"], arrays["targets"]
-    found = _tables.kind_of(y, kind)
+    choice = _tables.choose_kind(y, kind, place=f"array '{targets}'")
     if val_inputs is None:
-        y, outputs = _tables.encode(y, found)
-        train, val = _tables.held_out(y, found, val_fraction=val_fraction, seed=split_seed)
+        y, outputs, classes = _tables.encode(y, choice.kind)
+        train, val = _tables.held_out(y, choice.kind, val_fraction=val_fraction, seed=split_seed)
         parts = [(x[part], y[part]) for part in (train, val)]
     else:
+        val_y = arrays["val_targets"]
+        _check_parts(y, val_y, choice.kind)
         # encoded together, so that a label has the same class number in both parts
-        both, outputs = _tables.encode(np.concatenate([y, arrays["val_targets"]]), found)
+        both, outputs, classes = _tables.encode(np.concatenate([y, val_y]), choice.kind)
         parts = [(x, both[: len(y)]), (arrays["val_inputs"], both[len(y) :])]
     standardized = x.ndim == 2 if standardize is None else standardize
-    return _tables.splits(*parts, kind=found, outputs=outputs, standardized=standardized)
+    return _tables.splits(*parts, choice=choice, outputs=outputs, classes=classes, standardized=standardized)
 
 
 def _read(path: Path, wanted: dict[str, str]) -> dict[str, Array]:
@@ -73,7 +78,7 @@ def _read(path: Path, wanted: dict[str, str]) -> dict[str, Array]:
             arrays = {key: _array(file, name, key=key) for key, name in wanted.items()}
     except GradwatchError:
         raise
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         raise GradwatchError(f"data.file: cannot read {path} as a NumPy .npz without pickles: {error}") from error
     _check_pair(arrays["inputs"], arrays["targets"], prefix="")
     if "val_inputs" in arrays:
@@ -97,7 +102,29 @@ def _array(file: Any, name: str, *, key: str) -> Array:
             f"data.{key}: '{name}' at {place} is {array[place]}, expected a finite number; nothing is filled in: "
             "complete or remove such samples first"
         )
+    if "targets" in key and array.dtype.kind in "US" and (array == array.dtype.type()).any():
+        row = int(np.argmax(array.reshape(len(array), -1)[:, 0] == array.dtype.type()))
+        raise GradwatchError(f"data.{key}: '{name}' at {row} is empty, expected a label; remove such samples first")
     return array
+
+
+def _check_parts(targets: Array, val_targets: Array, kind: _tables.Kind) -> None:
+    """Raise a GradwatchError if the targets of both parts do not mean the same."""
+    if targets.shape[1:] != val_targets.shape[1:]:
+        raise GradwatchError(
+            f"data.val_targets: got targets of shape {val_targets.shape[1:]} for each sample, expected "
+            f"{targets.shape[1:]} as in data.targets"
+        )
+    if kind != "classes":
+        return
+    # a concatenation would turn 1 into '1'; numbers of any type can be compared
+    numbers = [part.dtype.kind in "iubf" for part in (targets, val_targets)]
+    unknown = np.setdiff1d(val_targets, targets) if numbers[0] == numbers[1] else val_targets
+    if len(unknown):
+        raise GradwatchError(
+            f"data.val_targets: has labels that data.targets lacks: {listed(np.unique(unknown).tolist())}; expected only "
+            f"labels of the training part ({listed(np.unique(targets).tolist())}); rename or remove the others"
+        )
 
 
 def _check_pair(inputs: Array, targets: Array, *, prefix: str) -> None:

@@ -83,6 +83,7 @@ class Ingest:
         self._sinks = list(sinks)
         self._num_unshown = self._num_unwritten = 0
         self._unwritten_since_s = 0.0
+        self._show("open", history)
 
     def ingest(self, rows: Rows, *, num_in_flight: int = 0) -> None:
         """Append optimizer steps, and inspect the history after each step at which a detector or a sink is due.
@@ -210,7 +211,8 @@ class Ingest:
             if not hasattr(sink, method):  # `withdraw` is optional
                 continue
             try:
-                getattr(sink, method)(*args)
+                if method != "open" or hasattr(sink, method):  # optional: sinks of other packages may lack it
+                    getattr(sink, method)(*args)
             except Exception as error:  # as in `_detect`
                 self._sinks.remove(sink)
                 _warn_disabled(f"sink {type(sink).__name__}", error)

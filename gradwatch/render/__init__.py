@@ -31,6 +31,8 @@ class Sink(Protocol):
     A sink may have an attribute `every`: `write` is then called at least at each multiple of it, and 0 asks for no
     step. Without the attribute, `write` is called at each step.
 
+    A sink may have a method `open(history)`, which is called once before the first step.
+
     A sink may have a method `withdraw(finding)`. It is called with a finding that is no longer open, after its
     withdrawal. The history then holds the finding in `withdrawn`.
     """

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
+from gradwatch.config.contradictions import needs_validation
+from gradwatch.config.sections.root import Config
+from gradwatch.errors import GradwatchError
 from gradwatch.probe.device.sync import to_float
+from gradwatch.records import DataInfo
 from gradwatch.train.batches import Batches
 from gradwatch.train.objective import predictions_right
 from gradwatch.train.step import Stepper, to_device
@@ -19,6 +23,28 @@ class Evaluation:
 
     loss: float
     accuracy: float
+
+
+def check_metrics(config: Config, data: DataInfo) -> None:
+    """Raise a GradwatchError if the config asks for a validation metric that these data do not have.
+
+    Args:
+        config: The run's config. `config.contradictions` has found the cases that need no data.
+        data: Size and kind of the data.
+    """
+    stop = config.train.early_stop
+    if not data.held_out:
+        for key, is_asked in needs_validation(config).items():
+            if is_asked:
+                raise GradwatchError(
+                    f"{key}: needs a validation part, but none of the {data.samples:,} samples of {data.name} is held "
+                    "out; give the data a validation part (data.val_fraction), or leave the setting out"
+                )
+    elif stop and stop.metric == "val_accuracy" and data.kind == "values":
+        raise GradwatchError(
+            f"train.early_stop.metric: val_accuracy is not measured on values, which {data.name} has"
+            f"{f' (guessed from {data.guess})' if data.guess else ''}; expected val_loss, or data of classes"
+        )
 
 
 @torch.no_grad()

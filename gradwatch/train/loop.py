@@ -143,7 +143,7 @@ def run(session: Session, interrupt: Stop) -> Ending:
         stopping = _stop_reason(session, result, evaluation, interrupt)
         is_best = evaluation is not None and evaluation.loss < progress.best_val_loss
         progress.best_val_loss = evaluation.loss if evaluation and is_best else progress.best_val_loss
-        if is_best and train.checkpoint.best:
+        if is_best and train.checkpoint.best is not False:
             session.save(best=True)
         elif not (at_end or stopping) and _checkpoint_due(session, evaluation):  # `train` saves once more at the end
             session.save(best=False)

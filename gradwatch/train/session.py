@@ -29,6 +29,7 @@ from gradwatch.records import ActivationInfo, Diagnosis, RunInfo
 from gradwatch.render import LogFormat
 from gradwatch.state.rng import random_state, set_random_state
 from gradwatch.train import checkpoint
+from gradwatch.train.evaluate import check_metrics
 from gradwatch.train.training_state import TrainingState, machine
 
 
@@ -75,6 +76,11 @@ class Session:
         )
         self.progress, self.total_steps = training.progress, training.total_steps
         self.is_rerun, self._past = rerun is not None, past
+        if not self.is_rerun:
+            for note in training.notes:
+                warnings.warn(note, stacklevel=2)
+        if not (resume or self.is_rerun):  # earlier versions accepted runs whose metric is never measured
+            check_metrics(config, training.data)
         self.is_watchful = config.train.on_critical != "continue" and not self.is_rerun
         saved = self._restore() if resume else rerun
         if rerun:  # an empty mapping is the start of the run: nothing to load
@@ -170,6 +176,7 @@ class Session:
             total_steps=self.total_steps,
             loss_fn=self.training.objective.function,
         )
+        info = replace(info, data=self.training.data, steps_per_epoch=self.training.steps_per_epoch)
         history, self.writer = self._history(info, saved)
         if self.writer:
             stack.enter_context(self.writer)
@@ -226,8 +233,10 @@ class Session:
             return history, Writer(self.directory, history)
         writer, history = Writer.resume(self.directory, step=self.progress.step - 1)
         history.restore(saved["history"])
-        # a resume may have changed train.steps or train.epochs
-        history.info = replace(history.info, total_steps=self.total_steps)
+        # a resume may have changed train.steps or train.epochs, and older runs lack the data
+        history.info = replace(
+            history.info, total_steps=self.total_steps, data=info.data, steps_per_epoch=info.steps_per_epoch
+        )
         return history, writer
 
 

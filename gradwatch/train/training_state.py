@@ -22,6 +22,7 @@ from gradwatch.monitor import total_norm
 from gradwatch.probe.device.sync import to_host
 from gradwatch.probe.device.torch_reduce import NUM_STATISTICS
 from gradwatch.probe.gradients.statistics import GradientProbe
+from gradwatch.records import DataInfo
 from gradwatch.train import activation_checkpointing, checkpoint
 from gradwatch.train.batches import Batches
 from gradwatch.train.objective import Objective
@@ -80,6 +81,8 @@ class TrainingState:
         steps_per_epoch: Optimizer steps per epoch.
         total_steps: Optimizer steps of the run.
         progress: Progress of the training.
+        data: Size and kind of the data.
+        notes: Sentences about the data that the user has to know before training.
     """
 
     config: Config
@@ -94,6 +97,8 @@ class TrainingState:
     steps_per_epoch: int
     total_steps: int
     progress: Progress
+    data: DataInfo
+    notes: tuple[str, ...]
 
     @classmethod
     def build(cls, config: Config) -> Self:
@@ -125,6 +130,8 @@ class TrainingState:
             steps_per_epoch=steps_per_epoch,
             total_steps=total_steps,
             progress=Progress(),
+            data=splits.info(config.data.name or config.data.target or ""),
+            notes=splits.notes,
         )
 
     def state(self) -> dict[str, Any]:

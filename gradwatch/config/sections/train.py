@@ -64,7 +64,10 @@ class CheckpointSection(Section):
 
     every: PositiveInt | None = Field(default=None, description="Optimizer steps between two; null is each evaluation.")
     keep: PositiveInt = Field(default=2, description="How many of the newest are kept.")
-    best: bool = Field(default=True, description="Keep the one with the lowest validation loss as well.")
+    best: bool | None = Field(
+        default=None,
+        description="Keep the one with the lowest validation loss as well; null does so where there is validation.",
+    )
 
 
 class EarlyStopSection(Section):

@@ -15,7 +15,7 @@ from gradwatch.history.store import History
 from gradwatch.history.table import Table
 from gradwatch.records import RunInfo
 
-FORMAT = 1
+FORMAT = 2  # 2: the run info has the data and the steps per epoch
 """Version of the format. Every change that an older gradwatch cannot read increases it."""
 NAME = "run.json"
 SHARED = {"steps": ("run", "param"), "samples": ("act",)}

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.history.store import History
-from gradwatch.records import RunInfo, Severity
+from gradwatch.records import DataInfo, RunInfo, Severity
 from gradwatch.render.common import format as units
 
 Floats = NDArray[np.floating[Any]]
@@ -98,12 +99,14 @@ def watching(run: RunStats) -> str:
 
 
 def environment(info: RunInfo) -> dict[str, str]:
-    """Return model, optimizer, precision, device and versions of a run, as text by name."""
+    """Return model, data, length, optimizer, precision, device and versions of a run, as text by name."""
     numel = sum(math.prod(layer.shape) for layer in info.layers)
     return {
         "run": info.name,
         "created": info.created.replace("T", " ").replace("+00:00", " UTC") or units.MISSING,
         "model": f"{numel:,} parameters in {units.plural(len(info.layers), 'tensor')}",
+        "data": _data(info.data) if info.data else units.MISSING,
+        "length": _length(info),
         "activation modules": f"{len(info.activations):,}",
         "optimizer": info.optimizer or units.MISSING,
         "precision": info.precision + (", loss scaling" if info.loss_scaling else ""),
@@ -111,6 +114,41 @@ def environment(info: RunInfo) -> dict[str, str]:
         "device": info.device,
         **info.versions,
     }
+
+
+def start_lines(info: RunInfo, run_dir: Path | None) -> list[str]:
+    """Return what a training from a config is about to do, in four lines; none for a loop of the user's own."""
+    if info.data is None:
+        return []
+    known = environment(info)
+    how = ", ".join(known[name] for name in ("optimizer", "precision", "device") if known[name] != units.MISSING)
+    model = f"{known['model']}, " if info.layers else ""  # without watching, layers are not listed
+    lines = {"run": str(run_dir or info.name), "model": model + how, "data": known["data"], "length": known["length"]}
+    return [f"{name:8}{text}" for name, text in lines.items()]
+
+
+def _data(data: DataInfo) -> str:
+    what = {
+        "classes": f"{data.outputs:,} class{'' if data.outputs == 1 else 'es'}",
+        "tokens": f"tokens of a vocabulary of {data.outputs:,}",
+        "values": "values" if data.outputs == 1 else f"values, {data.outputs:,} per sample",
+    }[data.kind]
+    guessed = f" (guessed from {data.guess})" if data.guess else ""
+    held_out = f"{data.held_out:,} for validation" if data.held_out else "none for validation"
+    return f"{data.name}: {data.samples:,} samples for training, {held_out}; {what}{guessed}"
+
+
+def _length(info: RunInfo) -> str:
+    if not info.total_steps:
+        return units.MISSING
+    steps = units.plural(info.total_steps, "step")
+    if not info.steps_per_epoch:
+        return steps
+    epochs, rest = divmod(info.total_steps, info.steps_per_epoch)
+    each = units.plural(info.steps_per_epoch, "step")
+    if rest:
+        return f"{steps}, {units.number(info.total_steps / info.steps_per_epoch)} epochs of {each}"
+    return f"{units.plural(epochs, 'epoch')} x {each} = {steps}"
 
 
 def newest(history: History, statistic: str) -> float:

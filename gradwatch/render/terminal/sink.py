@@ -15,7 +15,7 @@ from gradwatch.render import json_document
 from gradwatch.render.common import format as units
 from gradwatch.render.common.layers import Layer, matrices
 from gradwatch.render.common.run_events import WITHDRAWN
-from gradwatch.render.common.run_stats import newest, throughput
+from gradwatch.render.common.run_stats import newest, start_lines, throughput
 from gradwatch.render.common.sparkline import glyphs
 from gradwatch.render.common.style import sentence
 from gradwatch.render.terminal.display import Notebook, PrintedLines
@@ -68,6 +68,12 @@ class Terminal:
         self._quota = TimeQuota(COST_FRAC)
         self._next_step: float = 0 if every else float("inf")  # with inf, no line is ever due
         self._val_step = self._newest = -1
+
+    def open(self, history: History) -> None:
+        """Print what the training is about to do; in JSON, the last line has it."""
+        if self.log_format != "json":
+            for line in start_lines(history.info, self.run_dir):
+                self._out(line)
 
     def write(self, history: History) -> None:
         """Redraw the view or print a line, if one is due."""

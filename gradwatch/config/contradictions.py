@@ -1,0 +1,42 @@
+"""Find settings that contradict each other, such as a validation metric without validation data."""
+
+from __future__ import annotations
+
+from gradwatch.config.sections.named import DataSection
+from gradwatch.config.sections.root import Config
+from gradwatch.errors import Problem
+
+OTHER_SOURCES = ("val_inputs", "val_split")
+"""Settings of datasets that name a validation part, which needs no fraction of the training samples."""
+
+
+def contradictions(config: Config) -> list[Problem]:
+    """Return a problem for each setting that cannot work with the others, as far as that is known without the data."""
+    found: list[Problem] = []
+    if _holds_nothing_out(config.data):
+        text = "needs a validation part, but data.val_fraction: 0 holds nothing out"
+        for key, is_asked in needs_validation(config).items():
+            if is_asked:
+                help = "raise data.val_fraction, or leave this setting out"
+                found.append(Problem(tuple(key.split(".")), text, help=help))
+    stop = config.train.early_stop
+    if stop and stop.metric == "val_accuracy" and config.data.options.get("kind") == "values":
+        text = "got 'val_accuracy', expected val_loss or loss: data.kind: values has no accuracy"
+        found.append(Problem(("train", "early_stop", "metric"), text))
+    return found
+
+
+def needs_validation(config: Config) -> dict[str, bool]:
+    """Return whether a config asks for validation, by the key of the setting that does."""
+    return {
+        # all metrics, since training stops only after an evaluation
+        "train.early_stop": config.train.early_stop is not None,
+        "train.checkpoint.best": config.train.checkpoint.best is True,
+        "schedule.name": config.schedule.name == "ReduceLROnPlateau",
+    }
+
+
+def _holds_nothing_out(data: DataSection) -> bool:
+    options = data.options
+    is_zero = data.name is not None and options.get("val_fraction") == 0
+    return is_zero and all(options.get(key) is None for key in OTHER_SOURCES)
