@@ -55,12 +55,10 @@ def choose_kind(targets_N: Array, asked: Literal["auto", "classes", "values"], *
         )
         return Choice("values", guess, (note,))
     words = kind not in "iub"
-    meant = "a column of labels" if words else "data.kind: values, to predict the number"
-    refuse_unlikely_classes(
-        targets_N.reshape(len(targets_N), -1)[:, 0],
-        place=f"data.kind: {place}",
-        remedy=f"{meant}; or data.kind: classes, if they are",
-    )
+    if targets_N.size == len(targets_N):  # other shapes are refused by `encode`
+        meant = "a column of labels" if words else "data.kind: values, to predict the number"
+        remedy = f"{meant}; or data.kind: classes, if they are"
+        refuse_unlikely_classes(targets_N, place=f"data.kind: {place}", remedy=remedy)
     return Choice("classes", f"{'words' if words else 'whole numbers'} in {place}")
 
 

@@ -22,7 +22,7 @@ from gradwatch.data._image_folder import PictureFolder
 from gradwatch.data._inspect import count_classes, first_sample
 from gradwatch.data._labels import class_names, labels_of, listed, shared_numbers
 from gradwatch.data._memory import InMemory
-from gradwatch.data._split import random_split, stratified_split
+from gradwatch.data._split import random_split
 from gradwatch.errors import GradwatchError, did_you_mean
 from gradwatch.paths import user_path
 from gradwatch.records import DataSpec
@@ -209,12 +209,13 @@ def _open(cls: type[Any], options: dict[str, Any]) -> Any:
 
 
 def _held_out(base: Any, fraction: float, seed: int) -> tuple[Numbers, Numbers]:
-    """Return the indices of both parts: random ones, unless these leave a class without a training sample."""
-    kept_N, held_out_N = random_split(len(base), val_fraction=fraction, seed=seed)
-    labels_N = labels_of(base)
-    if labels_N is None or len(np.unique(labels_N[kept_N])) == len(np.unique(labels_N)):
-        return kept_N, held_out_N
-    return stratified_split(labels_N, val_fraction=fraction, seed=seed)
+    """Return the indices of both parts, chosen at random; each class keeps at least one training sample."""
+    kept, held_out = random_split(len(base), val_fraction=fraction, seed=seed)
+    if (labels_N := labels_of(base)) is None:
+        return kept, held_out
+    labels, first = np.unique(labels_N[held_out], return_index=True)
+    back = held_out[first[~np.isin(labels, labels_N[kept])]]
+    return np.sort(np.concatenate([kept, back])), np.setdiff1d(held_out, back)
 
 
 def _place(base: Any, part: str) -> str:

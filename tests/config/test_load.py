@@ -121,7 +121,7 @@ def test_an_empty_mapping_misses_what_it_needs(write):
         ("data.batch_size=null", "data.batch_size: got null, expected a whole number of at least 1"),
         ("data.workers=two", "data.workers: got 'two', expected a whole number of at least 0"),
         ("run.seed=-1", "run.seed: got -1, expected a whole number of at least 0 and below 4294967296"),
-        ("run.name=a/b", "run.name: got 'a/b', expected text without slashes"),
+        ("run.name=a/b", "run.name: got 'a/b', expected text without slashes, and not only dots"),
         ("run.out=3", "run.out: got 3, expected a path"),
         ("run=fast", "run: got 'fast', expected a mapping with name, seed, deterministic, out"),
         ("model=mlp", "model: got 'mlp', expected a mapping such as {name: mlp, depth: 3}"),

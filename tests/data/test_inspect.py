@@ -55,7 +55,7 @@ def test_a_tensor_dataset_becomes_the_quick_one_and_its_labels_are_counted():
         (Listed([(np.zeros(4), 0.5)]), DataSpec(input_shape=(4,), outputs=1, kind="values")),
         (Listed([(torch.rand(4), 1)], classes=["a", "b", "c"]), DataSpec(input_shape=(4,), outputs=3, kind="classes")),
         (Listed([(torch.rand(4), 1)], num_classes=9), DataSpec(input_shape=(4,), outputs=9, kind="classes")),
-        (Listed([(torch.rand(4), 1)] * 2, targets=[1, 5]), DataSpec(input_shape=(4,), outputs=6, kind="classes")),
+        (Listed([(torch.rand(4), 1)] * 4, targets=[1, 5, 1, 5]), DataSpec(input_shape=(4,), outputs=6, kind="classes")),
         (
             Listed([(torch.zeros(8).long(), torch.zeros(8).long())], vocab_size=99),
             DataSpec(input_shape=(8,), outputs=99, kind="tokens"),

@@ -49,7 +49,7 @@ def test_a_part_for_validation_is_taken_as_it_is(save):
     file = save(x_train=np.eye(4), y_train=["a", "b", "a", "c"], x_test=np.ones((2, 4)), y_test=["c", "a"])
     names = {"inputs": "x_train", "targets": "y_train", "val_inputs": "x_test", "val_targets": "y_test"}
 
-    splits = npz.build(file=file, **names, standardize=False)
+    splits = npz.build(file=file, **names, kind="classes", standardize=False)
 
     assert splits.train.targets.tolist() == [0, 1, 0, 2]
     assert splits.val.targets.tolist() == [2, 0], "numbered as in the training part"

@@ -19,10 +19,10 @@ from gradwatch.config.wording import Expected
 from gradwatch.errors import GradwatchError
 from gradwatch.paths import user_path
 
-# a part of a folder's name: without separators and control characters, and with something other than dots
+# part of the name of a folder, so no separators and no zero bytes; `..` reads like the folder above
 Name = Annotated[
     str,
-    Field(pattern=r"^[^/\\\x00-\x1f]*[^/\\\x00-\x1f.][^/\\\x00-\x1f]*$"),
+    Field(pattern=r"^[^/\\\x00]*[^/\\\x00.][^/\\\x00]*$"),
     Expected("text without slashes, and not only dots"),
 ]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # the range of NumPy's generator
