@@ -61,7 +61,7 @@ def read_picture(path: str) -> Any:
     Raises:
         GradwatchError: The range of its pixels is not known.
     """
-    with open(path, "rb") as file, Image.open(file) as image:
+    with Path(path).open("rb") as file, Image.open(file) as image:
         if image.mode.startswith("I;16") or (image.mode == "I" and image.format in WIDE_FORMATS):
             return _gray_16_bit(np.asarray(image))  # Pillow's own conversion would clip to 255
         if image.mode.startswith("I") or image.mode == "F":

@@ -122,8 +122,8 @@ def _check_parts(targets: Array, val_targets: Array, kind: _tables.Kind) -> None
     unknown = np.setdiff1d(val_targets, targets) if numbers[0] == numbers[1] else val_targets
     if len(unknown):
         raise GradwatchError(
-            f"data.val_targets: has labels that data.targets lacks: {listed(np.unique(unknown).tolist())}; expected only "
-            f"labels of the training part ({listed(np.unique(targets).tolist())}); rename or remove the others"
+            f"data.val_targets: has labels that data.targets lacks: {listed(np.unique(unknown).tolist())}; expected "
+            f"only labels of the training part ({listed(np.unique(targets).tolist())}); rename or remove the others"
         )
 
 

@@ -30,9 +30,9 @@ from gradwatch.monitor import Monitor, Schedule
 from gradwatch.monitor.best_effort import disable_feature
 from gradwatch.monitor.readings.autocast_reader import PRECISION, AutocastReader
 from gradwatch.monitor.wiring import build_monitor, inspect, probe_activations
+from gradwatch.paths import user_path
 from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.probe.device.dtensor import is_distributed
-from gradwatch.paths import user_path
 from gradwatch.records import Event, Finding
 from gradwatch.render import Sink
 from gradwatch.render.own_loop.finding_handler import OnFinding, check_on_finding, make_sink
