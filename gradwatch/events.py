@@ -407,6 +407,12 @@ EVENTS_DROPPED = EventKind(
     meaning="A history is full of events.",
     text="there were more than {limit} events; later events are not recorded",
 )
+LEFT_OUT = EventKind(
+    name="left-out",
+    meaning="A check or an output raised exceptions several times in a row, so the rest of the run is without it.",
+    values={"detector": "1 if `gradwatch diagnose --redetect` repeats the check"},
+    text="{part} ({reason})",
+)
 INCIDENT = EventKind(
     name="incident",
     meaning="The state that reproduces a step was written.",

@@ -64,5 +64,5 @@ class AccumulationTracker:
                 f"`optimizer.step()` runs once per {calls} calls of `monitor.step()`; they are now merged into one "
                 f"row. Call `monitor.step()` only after `optimizer.step()`, or pass `accumulate={calls}`."
             )
-            warn_once(self, "accumulation", text)
+            warn_once(self.warned, "accumulation", text)
         self._interval = interval

@@ -1,4 +1,4 @@
-"""Disable a feature at its first exception, with a single warning, and let the training continue."""
+"""Attempt a method: an exception costs one call, and several in a row disable the feature for the run."""
 
 from __future__ import annotations
 
@@ -7,42 +7,52 @@ import warnings
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
+from gradwatch.attempts import Attempts
 from gradwatch.errors import GradwatchError
 
 
-class Warns(Protocol):
-    """An object that remembers the names of the warnings it gave."""
+class Attempting(Protocol):
+    """An object with the attempts of the monitor."""
 
-    warned: set[str]
+    @property
+    def attempts(self) -> Attempts:
+        """Counts the failures of each feature."""
+        ...
 
 
-S = TypeVar("S", bound=Warns)
+S = TypeVar("S", bound=Attempting)
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def best_effort(
-    name: str,
+    name: str, *, is_final: bool = False
 ) -> Callable[[Callable[Concatenate[S, P], R]], Callable[Concatenate[S, P], R | None]]:
-    """Decorate a method so that its first exception disables it with a warning. It returns None after that.
+    """Decorate a method so that it returns None instead of raising, and is disabled after several failures in a row.
 
     A GradwatchError is raised, since the user can fix its cause, such as a full disk.
 
     Args:
         name: The feature, such as `the histograms`. Methods with equal names are disabled together.
+        is_final: Whether the first failure disables the feature: a call that failed has lost data.
     """
 
     def wrap(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R | None]:
+        place = method.__qualname__  # one method of a feature may succeed while another fails
+
         def attempt(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R | None:
-            if name in self.warned:  # a feature that failed once would fail, and warn, at every step
+            attempts = self.attempts
+            if name in attempts.left_out:
                 return None
             try:
-                return method(self, *args, **kwargs)
+                result = method(self, *args, **kwargs)
             except GradwatchError:
                 raise
             except Exception as error:  # of any kind: the training must not stop
-                disable_feature(self, name, error)
+                attempts.conclude(name, error, place=place, is_last=is_final)
                 return None
+            attempts.conclude(name, None, place=place)
+            return result
 
         functools.update_wrapper(attempt, method)
         return attempt
@@ -50,14 +60,15 @@ def best_effort(
     return wrap
 
 
-def disable_feature(owner: Warns, name: str, error: Exception) -> None:
-    """Warn that a feature is disabled, and name the exception."""
-    warn_once(owner, name, f"{name} is disabled: {type(error).__name__}: {error}")
+def warn_once(warned: set[str], name: str, text: str) -> None:
+    """Warn, unless a warning of this name was given before.
 
-
-def warn_once(owner: Warns, name: str, text: str) -> None:
-    """Warn, unless a warning of this name was given before."""
-    if name not in owner.warned:
-        owner.warned.add(name)
-        # level 4 is the caller of the decorated method: warn_once, disable_feature and attempt lie between
+    Args:
+        warned: Names of the warnings that were given.
+        name: Name of the warning.
+        text: The warning.
+    """
+    if name not in warned:
+        warned.add(name)
+        # level 4 is the caller of `Monitor.step`: warn_once, its caller and a decorated method lie between
         warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=4)

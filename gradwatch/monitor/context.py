@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import final
 
+from gradwatch.attempts import Attempts
 from gradwatch.monitor.accumulation import StepCounter
 from gradwatch.monitor.budget import Budget
 from gradwatch.monitor.one_time_events import OneTimeEvents
@@ -28,7 +29,6 @@ class MonitorContext:
         is_hooked: As in `Monitor`.
         is_deferred: As in `Monitor`.
         counter: Counts steps and updates.
-        warned: Names of the warnings that the monitor gave.
     """
 
     pipeline: Pipeline
@@ -40,4 +40,8 @@ class MonitorContext:
     is_hooked: bool
     is_deferred: bool
     counter: StepCounter = field(default_factory=StepCounter)
-    warned: set[str] = field(default_factory=set)
+
+    @property
+    def attempts(self) -> Attempts:
+        """Counts the failures of the parts that work on the training thread."""
+        return self.pipeline.attempts

@@ -45,13 +45,13 @@ class FullPath:
         keeper: StepSnapshotter | None,
         memory_device: torch.device | None,
     ) -> None:
-        self.warned = context.warned
+        self.attempts = context.attempts
         self._context, self._collector, self._rows = context, collector, rows
         self._pipeline, self._budget = context.pipeline, context.budget
         self._counter, self._meter, self._events = context.counter, context.meter, context.events
         self._micro_batch, self._keeper = micro_batch, keeper
         self._accumulation = AccumulationTracker(context.accumulate)
-        self._memory = PeakMemory(memory_device)
+        self._memory = PeakMemory(memory_device, context.attempts)
         self._losses = LossAverage(collector.device if context.is_deferred else None)
         self._batches = BatchReader(collector.device, context)
         self._num_findings = len(context.pipeline.findings)
@@ -249,7 +249,7 @@ class FullPath:
         if budget.review(step):
             self._events.thinned(budget.factor, step=step, budget=budget.schedule.budget)
 
-    @best_effort("the recording")
+    @best_effort("the recording", is_final=True)
     def _pull(self) -> None:
         self._pipeline.pull()
 

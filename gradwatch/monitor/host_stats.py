@@ -11,6 +11,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from gradwatch.attempts import Attempts
 from gradwatch.monitor.best_effort import best_effort
 from gradwatch.probe.device.sync import to_float
 
@@ -58,10 +59,11 @@ class PeakMemory:
 
     Args:
         device: A CUDA device, or None.
+        attempts: Counts the failures of each feature.
     """
 
-    def __init__(self, device: torch.device | None) -> None:
-        self.warned: set[str] = set()
+    def __init__(self, device: torch.device | None, attempts: Attempts) -> None:
+        self.attempts = attempts
         self._device = device
         self._bytes = math.nan
         self._read_at = -math.inf

@@ -42,8 +42,8 @@ class Monitor:
     update. A loop that clips calls `observe()` before it clips, or passes the norm that clipping returned to `step`.
     The layout of the row is fixed at construction, so parameters that are added later are not in it.
 
-    No failure of the monitor stops the training: a feature that raises is disabled with one RuntimeWarning. Mistakes
-    that the user can fix are raised as `GradwatchError`.
+    No failure of the monitor stops the training: a feature that raises several times in a row is disabled with one
+    RuntimeWarning. Mistakes that the user can fix are raised as `GradwatchError`.
 
     Args:
         params: The parameters to watch, in the order of `pipeline.history.info.layers`.
@@ -100,7 +100,7 @@ class Monitor:
             # one GPU: a transfer carries tensors of one device; a keeper needs the values of the step at its end
             is_deferred=is_on_one_gpu and hooked and keeper is None if deferred is None else deferred,
         )
-        self.warned = context.warned
+        self.attempts = context.attempts
         micro_batch = MicroBatchProbe(params) if accumulate > 1 and len(optimizers) == 1 else None
         self._hooks = [*hooks, *(micro_batch.attach() if micro_batch else ())]
         collector = self._collector = Collector(
@@ -208,8 +208,9 @@ class Monitor:
         if self._is_abandoned:
             self._is_abandoned = False
             self.detach()
-            warn_once(self, "close", FORKED)
-        warn_once(self, "close", "step() after close() records nothing")  # has no effect after the warning above
+            warn_once(self.attempts.warned, "close", FORKED)
+        # has no effect after the warning above
+        warn_once(self.attempts.warned, "close", "step() after close() records nothing")
 
     def findings(self) -> tuple[Finding, ...]:
         """Return the open findings, in the order of their detection. `history.withdrawn` has the others."""
@@ -276,12 +277,12 @@ class Monitor:
         else:
             self.close("interrupted" if issubclass(kind, KeyboardInterrupt) else "failed")
 
-    @best_effort("the recording")
+    @best_effort("the recording", is_final=True)
     def _flush(self) -> None:
         self._rows.drain(wait=True)
         self.pipeline.finish()
 
-    @best_effort("the diagnosis")
+    @best_effort("the diagnosis", is_final=True)
     def _end(self, status: Status) -> tuple[Diagnosis, ...]:
         return self.pipeline.close(status)
 

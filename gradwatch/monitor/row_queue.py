@@ -33,7 +33,7 @@ class RowQueue:
     """
 
     def __init__(self, context: MonitorContext, *, device_clock: DeviceClock, has_scaler: bool) -> None:
-        self.warned = context.warned
+        self.attempts = context.attempts
         self._context, self._meter = context, context.meter
         self._transfers = TransferQueue() if context.is_deferred else None
         self._device_clock = device_clock
@@ -43,7 +43,7 @@ class RowQueue:
         """Return the number of rows in flight."""
         return 0 if self._transfers is None else len(self._transfers)
 
-    @best_effort("the recording")
+    @best_effort("the recording", is_final=True)
     def submit(self, row: PendingRow, readings: Readings, *, began: float) -> None:
         """Complete a row now, or start the transfer of its readings.
 
@@ -74,7 +74,7 @@ class RowQueue:
         if self._transfers is not None:
             self._transfers.drain(wait=wait)
 
-    @best_effort("the recording")
+    @best_effort("the recording", is_final=True)
     def _on_arrival(
         self, row: PendingRow, known: Values, cost: RowCost, device_s: Callable[[], float], values: Values
     ) -> None:

@@ -27,7 +27,7 @@ from gradwatch.history.ending import Status
 from gradwatch.history.store import History
 from gradwatch.incident.step_snapshot import StepRecord, StepSnapshotter
 from gradwatch.monitor import Monitor, Schedule
-from gradwatch.monitor.best_effort import disable_feature
+from gradwatch.monitor.best_effort import warn_once
 from gradwatch.monitor.readings.autocast_reader import PRECISION, AutocastReader
 from gradwatch.monitor.wiring import build_monitor, inspect, probe_activations
 from gradwatch.paths import user_path
@@ -308,7 +308,8 @@ class BestEffortWriter:
         try:
             action()
         except (GradwatchError, OSError) as error:
-            disable_feature(self, f"writing to {self._directory}", error)
+            text = f"writing to {self._directory} is disabled: {type(error).__name__}: {error}"
+            warn_once(self.warned, "writing", text)
 
 
 def _change_precision(history: History, recorder: BestEffortWriter | None, precision: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import functools
 import platform
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -16,12 +15,13 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gradwatch._version import __version__
+from gradwatch.attempts import Attempts
 from gradwatch.history.store import History
 from gradwatch.incident.step_snapshot import StepSnapshotter
 from gradwatch.monitor.budget import Schedule
 from gradwatch.monitor.monitor import Monitor
 from gradwatch.pipeline.pipeline import Pipeline
-from gradwatch.probe.activations.probe import ActivationProbe
+from gradwatch.probe.activations.probe import ACTIVATIONS, ActivationProbe
 from gradwatch.probe.gradients.zero_grad import ZeroGradCheck
 from gradwatch.probe.inspections import Inspections
 from gradwatch.probe.parameters import list_parameters
@@ -47,7 +47,7 @@ def probe_activations(models: Models, **options: Any) -> ActivationProbe | None:
         models: The models by name.
         options: Options of the probe.
     """
-    return _or_none("the activation probe", lambda: ActivationProbe(models, **options))
+    return _or_none(ACTIVATIONS, lambda: ActivationProbe(models, **options), Attempts())
 
 
 def inspect(
@@ -116,6 +116,8 @@ def build_monitor(
         attach: Functions that attach further hooks. The hooks are removed with the hooks of the monitor.
     """
     history = pipeline.history
+    if activations:
+        activations.attempts = pipeline.attempts
     # functions show at the first forward; a resumed run has a layout already
     if activations and not len(history.param):
         activations.find_functions(functools.partial(lay_out, history, pipeline, layout_writer))
@@ -130,6 +132,7 @@ def build_monitor(
         loss_fn=loss_fn,
         recurrences=activations.recurrences if activations else None,
         target_match=activations.target_match if activations else None,
+        attempts=pipeline.attempts,
         zero_grad=ZeroGradCheck(optimizers, pipeline.add_event, names=names) if hooked else None,
         known=history.events,
         hooked=hooked,
@@ -142,7 +145,7 @@ def build_monitor(
         scaler=scaler,
         schedule=schedule,
         accumulate=accumulate,
-        facts=_or_none("the inspection of autograd graph and modes", make_facts),
+        facts=_or_none("the inspection of autograd graph and modes", make_facts, pipeline.attempts),
         hooked=hooked,
         # attached after the probes and before the optimizers: arguments are evaluated in order
         hooks=[hook for attach_hooks in attach for hook in attach_hooks()],
@@ -164,11 +167,10 @@ def lay_out(
     return has_room
 
 
-def _or_none(feature: str, make: Callable[[], T]) -> T | None:
-    """Return a feature; None, with a warning, if it does not support these models."""
+def _or_none(part: str, make: Callable[[], T], attempts: Attempts) -> T | None:
+    """Return a part of the monitor; None, with a warning, if it does not support these models."""
     try:
         return make()
     except Exception as error:  # a module of an unknown kind: the gradients are watched in any case
-        text = f"{feature} is disabled: {type(error).__name__}: {error}"
-        warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=4)
+        attempts.conclude(part, error, is_last=True)
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol, final
@@ -11,9 +10,10 @@ from typing import Protocol, final
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwatch.attempts import DETECTOR, SINK, Attempts
 from gradwatch.detect import Detector, TriggeredDetector, WithdrawingDetector, due_T
 from gradwatch.diagnose.rank import diagnose
-from gradwatch.events import NOT_SHOWN
+from gradwatch.events import NOT_SHOWN, Observation
 from gradwatch.history.ending import Status
 from gradwatch.history.store import WINDOW, History, Rows
 from gradwatch.records import Diagnosis, Event, Finding
@@ -23,6 +23,8 @@ MAX_UNSHOWN_STEPS = 4096
 """Maximum number of steps in flight at which sinks see every row. Above it, sinks see only the newest row."""
 MAX_UNWRITTEN_S = 1.0
 """Maximum time for which a recorded row stays unwritten while slow sinks show other rows."""
+OPTIONAL_METHODS = ("open", "withdraw")
+"""Methods that sinks of other packages may lack."""
 
 
 class RunWriter(Protocol):
@@ -49,16 +51,18 @@ class RunWriter(Protocol):
 class Ingest:
     """Append rows to a history in order, write them to disk, run the detectors and notify the sinks.
 
-    A detector or a sink that raises is disabled with one warning. A bug in the monitor must not stop a training.
-    Errors that the user can fix, such as a full disk, are raised.
+    A detector or a sink that raises is attempted again when it is due, and left out after several failures in a row. A
+    bug in the monitor must not stop a training. Errors that the user can fix, such as a full disk, are raised.
 
     Args:
         history: Receives the rows and the findings.
         detectors: Detectors. Each runs at the steps of `due_T`, or at the steps that its triggers select.
         sinks: Sinks. Each sees every finding, and every step, or the multiples of its `every` if it has one.
         writer: Writes the history to disk, or None.
+        warned: Names of the warnings that were given, shared with the training thread.
 
     Attributes:
+        attempts: Counts the failures of detectors and sinks.
         unhandled_findings: Findings without an action so far. The caller that acts on them clears the list.
         max_rows_at_once: Maximum number of rows per call of `ingest`. The cost per row falls with their number.
     """
@@ -70,14 +74,15 @@ class Ingest:
         detectors: Sequence[Detector] = (),
         sinks: Sequence[Sink] = (),
         writer: RunWriter | None = None,
+        warned: set[str] | None = None,
     ) -> None:
         self.history = history
+        self.attempts = Attempts(self._report_left_out, warned=warned)
         self.writer = writer
         self.unhandled_findings: list[Finding] = []
         # what fits after the window of the table, and at least a window
         self.max_rows_at_once = max(WINDOW, history.param.slack)
-        self._detectors = list(detectors)
-        self._disabled: set[int] = set()
+        self._detectors = tuple(detectors)
         self._triggers = {id(d): d.triggers_T for d in detectors if isinstance(d, TriggeredDetector)}
         self._withdrawing = {id(d): d for d in detectors if isinstance(d, WithdrawingDetector)}
         self._sinks = list(sinks)
@@ -105,7 +110,7 @@ class Ingest:
 
     def _plan(self, rows: Rows) -> Iterator[tuple[int, list[Detector]]]:
         """Yield the index of each row after which a detector or a sink is due, and the due detectors."""
-        detectors = tuple(self._detectors)  # a copy: `_due_T` may disable a detector
+        detectors = [d for d in self._detectors if _part_of(d) not in self.attempts.left_out]
         due_DT = np.zeros((len(detectors), rows.num_steps), np.bool_)
         for is_due_T, detector in zip(due_DT, detectors, strict=True):
             is_due_T[:] = self._due_T(detector, rows)
@@ -123,11 +128,14 @@ class Ingest:
         triggers_T = self._triggers.get(id(detector))
         if triggers_T is None:
             return due_T(detector.every, rows.steps_T)
+        part, place = _part_of(detector), f"triggers of {detector.kind}"
         try:
-            return np.broadcast_to(triggers_T(rows, self.history), rows.steps_T.shape)
+            is_due_T = np.broadcast_to(triggers_T(rows, self.history), rows.steps_T.shape)
+            self.attempts.conclude(part, None, place=place)
         except Exception as error:  # as in `_detect`
-            self._disable(detector, error)
-            return np.zeros(rows.num_steps, np.bool_)
+            self.attempts.conclude(part, error, place=place)
+            is_due_T = np.zeros(rows.num_steps, np.bool_)
+        return is_due_T
 
     def _process(self, detectors: Sequence[Detector], num_steps: int, *, num_in_flight: int) -> None:
         """Run the due detectors at the newest step and show the step, after `num_steps` steps were appended."""
@@ -167,6 +175,7 @@ class Ingest:
 
     def end_sinks(self) -> tuple[Diagnosis, ...]:
         """Diagnose the run, close every sink once, and return the diagnoses."""
+        self.attempts.end()
         diagnoses = diagnose(self.history)
         self._show("close", self.history, diagnoses)
         self._sinks.clear()  # a second call closes none
@@ -176,11 +185,15 @@ class Ingest:
         self.add_event(NOT_SHOWN.emit(step=self.history.step, values={"steps": self._num_unshown}))
         self._num_unshown = 0
 
+    def _report_left_out(self, observation: Observation) -> None:
+        self.add_event(observation.at(max(self.history.step, 0)))
+
     def _detect(self, detectors: Sequence[Detector]) -> list[Finding]:
         """Run detectors at the newest step, and return the findings that are withdrawn, new, or more severe."""
         news: list[Finding] = []
         for detector in detectors:
-            if id(detector) in self._disabled:  # at an earlier step of the same call of `ingest`
+            part, failure = _part_of(detector), None
+            if part in self.attempts.left_out:  # at an earlier step of the same call of `ingest`
                 continue
             try:
                 if self.history.findings and id(detector) in self._withdrawing:
@@ -189,7 +202,8 @@ class Ingest:
                     if self.history.report(finding):
                         news.append(finding)
             except Exception as error:  # an error of a plugin must not stop the training
-                self._disable(detector, error)
+                failure = error
+            self.attempts.conclude(part, failure)
         return news
 
     def _withdraw(self, detector: WithdrawingDetector) -> list[Finding]:
@@ -201,22 +215,18 @@ class Ingest:
                 over += [was] if self.history.withdraw(was) else []
         return over
 
-    def _disable(self, detector: Detector, error: Exception) -> None:
-        self._detectors = [d for d in self._detectors if d is not detector]
-        self._disabled.add(id(detector))
-        _warn_disabled(f"detector {detector.kind}", error)
-
     def _show(self, method: str, *args: object) -> None:
-        for sink in tuple(self._sinks):  # a copy: the loop may remove sinks
-            if not hasattr(sink, method):  # `withdraw` is optional
+        for sink in self._sinks:
+            part = f"{SINK}{type(sink).__name__}"
+            if part in self.attempts.left_out or (method in OPTIONAL_METHODS and not hasattr(sink, method)):
                 continue
+            failure = None
             try:
-                if method != "open" or hasattr(sink, method):  # optional: sinks of other packages may lack it
-                    getattr(sink, method)(*args)
+                getattr(sink, method)(*args)
             except Exception as error:  # as in `_detect`
-                self._sinks.remove(sink)
-                _warn_disabled(f"sink {type(sink).__name__}", error)
+                failure = error
+            self.attempts.conclude(part, failure, place=f"{part}.{method}", is_last=method == "close")
 
 
-def _warn_disabled(part: str, error: Exception) -> None:
-    warnings.warn(f"gradwatch: {part} is disabled: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=3)
+def _part_of(detector: Detector) -> str:
+    return f"{DETECTOR}{detector.kind}"

@@ -8,7 +8,9 @@ from typing import final
 import numpy as np
 
 from gradwatch import catalogue
+from gradwatch.attempts import Attempts
 from gradwatch.detect import Detector
+from gradwatch.events import Observation
 from gradwatch.history.ending import Ending, Status
 from gradwatch.history.store import Floats, Histograms, History, Rows, concatenate
 from gradwatch.pipeline.ingest import MAX_UNSHOWN_STEPS, Ingest, RunWriter
@@ -30,6 +32,7 @@ class Pipeline:
         unhandled_findings: Findings without an action so far. The caller that acts on them clears the list. It grows on
             the worker thread.
         findings: All findings in the ingested rows. It grows on the worker thread.
+        attempts: Counts the failures of the parts that work on the training thread.
         row_source: Returns the rows that follow the last `feed`, or None if there are none. Called on any thread.
     """
 
@@ -41,7 +44,9 @@ class Pipeline:
         sinks: Sequence[Sink] = (),
         writer: RunWriter | None = None,
     ) -> None:
-        self._ingest = Ingest(history, detectors=detectors, sinks=sinks, writer=writer)
+        warned: set[str] = set()
+        self._ingest = Ingest(history, detectors=detectors, sinks=sinks, writer=writer, warned=warned)
+        self.attempts = Attempts(self._report_left_out, warned=warned)
         self.row_source: Callable[[], Rows | None] = lambda: None
         self.unhandled_findings: list[Finding] = self._ingest.unhandled_findings
         self.findings = history.findings
@@ -123,10 +128,15 @@ class Pipeline:
     def end_sinks(self) -> tuple[Diagnosis, ...]:
         """Diagnose the run, close every sink once, and return the diagnoses."""
         try:
+            self.attempts.end()
             self.finish()
         finally:  # a live view must restore the screen even if the last rows failed
             diagnoses = self._ingest.end_sinks()
         return diagnoses
+
+    def _report_left_out(self, observation: Observation) -> None:
+        # of the step in progress; the rows of the fast path may be newer
+        self.add_event(observation.at(self._newest_step + 1))
 
     def _next_rows(self) -> Rows | None:
         rows = self.row_source()

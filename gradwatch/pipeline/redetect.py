@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gradwatch.detect import Detector
+from gradwatch.events import LEFT_OUT
 from gradwatch.history.store import History, Rows, SampledStep
 from gradwatch.pipeline.ingest import Ingest
 
@@ -20,7 +21,9 @@ def redetect(stored: History, detectors: Sequence[Detector]) -> History:
     """
     ingest = Ingest(History(stored.info, groups=stored.groups), detectors=detectors)
     rows = _all_rows(stored)
-    events = deque(sorted(stored.events, key=lambda event: event.step))
+    # a detector that the live run left out is attempted again
+    kept = [it for it in stored.events if not (it.kind == LEFT_OUT.name and it.values["detector"])]
+    events = deque(sorted(kept, key=lambda event: event.step))
     # split before each event: a detector may read events, and must not see an event before its step
     before_events = np.searchsorted(rows.steps_T, [event.step for event in events]).tolist()
     every_max = range(0, rows.num_steps, ingest.max_rows_at_once)
@@ -28,6 +31,7 @@ def redetect(stored: History, detectors: Sequence[Detector]) -> History:
         while events and events[0].step <= rows.steps_T[first]:
             ingest.add_event(events.popleft())
         ingest.ingest(rows.part(first, stop))
+    ingest.attempts.end()
     ingest.history.events.extend(events)  # events after the last row
     return ingest.history
 

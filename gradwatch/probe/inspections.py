@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from gradwatch.attempts import Attempts
 from gradwatch.events import UNREAD, Observation
 from gradwatch.probe.batches.input_scale import ModelInputs
 from gradwatch.probe.batches.target_match import TargetMatch
@@ -29,6 +31,10 @@ from gradwatch.records import Event, LayerInfo
 UNREAD_STEP = 1
 """Step that reports a missing autograd graph: at the first step, a loop may have a reason for it."""
 
+MODES = "the modes of modules"
+CLEARING = "the clearing of gradients"
+"""Names of inspections."""
+
 
 @final
 class Inspections:
@@ -47,6 +53,7 @@ class Inspections:
         target_match: Comparison of predictions with the targets of other samples, or None.
         zero_grad: Check that gradients are cleared, or None.
         known: Events already recorded.
+        attempts: Counts the failures of each inspection. An exception costs one inspection at one step.
         hooked: Whether hooks inspect modes, inputs and running statistics. A loop that sets training mode for each step
             and evaluation mode for each validation needs no hooks. Such a loop may also resume between the two steps
             that some inspections compare.
@@ -64,22 +71,24 @@ class Inspections:
         target_match: TargetMatch | None = None,
         zero_grad: ZeroGradCheck | None = None,
         known: Iterable[Event] = (),
+        attempts: Attempts | None = None,
         hooked: bool = True,
     ) -> None:
+        attempts = self._attempts = attempts or Attempts()
         places = self._known = {(event.kind, event.layer) for event in known}
-        self._graph = LossGraphReader(models, params, layers, optimizers=optimizers, known=places)
+        self._graph = LossGraphReader(models, params, layers, optimizers=optimizers, known=places, attempts=attempts)
         self._modes = TrainEvalModes(models, optimizers, known=places, hooked=hooked)
         self._inputs = ModelInputs(models) if hooked else None
         self._functional = FunctionalCalls(models, list(models.values()) if isinstance(models, Mapping) else [models])
         self._step = 0  # the step in progress, for the hook of the loss function
         self._recurrences, self._target_match = recurrences, target_match
         self._zero_grad, self._moves = zero_grad, OutsideMoves(params, layers)
-        initial = [
-            *find_identical_units(params, layers),
-            *find_offset_weights(params, layers),
-            *find_empty_groups(optimizers),
-        ]
         # before the first step: later the weights have moved
+        initial = [
+            *self._find("the identical units", lambda: find_identical_units(params, layers)),
+            *self._find("the initial weights", lambda: find_offset_weights(params, layers)),
+            *self._find("the groups of the optimizer", lambda: find_empty_groups(optimizers)),
+        ]
         self._pending = [observation.at(0) for observation in initial if observation.place not in places]
         self._handles: list[RemovableHandle] = []
         if isinstance(loss_fn, nn.Module):
@@ -97,7 +106,10 @@ class Inspections:
         If true, the step is finished; otherwise call `read`. Only for steps without validation and with finite numbers.
         """
         has_news = bool(self._pending or self._handles or (self._inputs and self._inputs.is_waiting))
-        is_skipped = not (is_due(step) or has_news) and self._modes.skip_step()
+        try:
+            is_skipped = not (is_due(step) or has_news) and self._modes.skip_step()
+        except Exception:  # `read` meets the error too, and counts it
+            is_skipped = False
         if is_skipped:
             self._begin(step + 1)
         return is_skipped
@@ -112,17 +124,20 @@ class Inspections:
             is_non_finite: Whether the loss or a gradient is not finite.
         """
         if self._zero_grad:
-            self._zero_grad.check_again(step)
-        found = [*self._recurrences.find()] if self._recurrences else []
-        found += [*self._target_match.find(loss)] if self._target_match else []
-        found += [*self._inputs.find()] if self._inputs else []
-        found += [moved for moved in self._moves.find(step) if moved.place not in self._known]
-        found += self._find_in_evaluation() if is_validated else []
+            self._attempts.run(CLEARING, self._zero_grad.check_again, step)
+        found = [*self._find("the recurrence", self._recurrences.find)] if self._recurrences else []
+        if self._target_match:
+            found += self._find("the match of outputs and targets", partial(self._target_match.find, loss))
+        if self._inputs:
+            found += self._find("the inputs", self._inputs.find)
+        moves = self._find("the weights outside of the optimizer", partial(self._moves.find, step))
+        found += [moved for moved in moves if moved.place not in self._known]
+        found += self._find("the evaluation", self._find_in_evaluation) if is_validated else ()
         self._pending += [observation.at(step) for observation in found]
         self._begin(step + 1)
         # nothing but modes: the usual step
         if not (is_due(step) or is_non_finite or self._pending or self._handles):
-            return self._modes.read(step=step, is_validated=is_validated)
+            return self._read_modes(step, is_validated=is_validated)
         # pending first: events of earlier steps precede the events of this graph
         news = [*self._pending, *self._graph.read(loss, step=step, is_non_finite=is_non_finite)]
         self._pending = []
@@ -130,7 +145,13 @@ class Inspections:
             news.append(UNREAD.emit(step=step))
         if self._handles and not is_due(step):
             self.forget_loss()  # results of the loss function matter only at the steps that read the graph
-        return news + self._modes.read(step=step, is_validated=is_validated)
+        return news + self._read_modes(step, is_validated=is_validated)
+
+    def _find(self, part: str, find: Callable[[], Iterable[Observation]]) -> Sequence[Observation]:
+        return self._attempts.run(part, lambda: [*find()]) or ()
+
+    def _read_modes(self, step: int, *, is_validated: bool) -> list[Event]:
+        return self._attempts.run(MODES, self._modes.read, step=step, is_validated=is_validated) or []
 
     def _begin(self, step: int) -> None:
         self._step = step

@@ -6,9 +6,11 @@ import warnings
 import numpy as np
 import pytest
 
+from gradwatch.attempts import MAX_FAILURES
 from gradwatch.cli.options import exit_code
 from gradwatch.detect import LATE_FACTOR, LATE_STEP, detectors
 from gradwatch.detect.features.finding import finding_of
+from gradwatch.events import LEFT_OUT
 from gradwatch.history.disk.writer import Writer, read
 from gradwatch.history.store import WINDOW, Histograms, History, Rows, SampledStep, concatenate
 from gradwatch.history.synthetic.builder import Synthetic
@@ -166,33 +168,120 @@ def test_rows_do_not_wait_for_a_slow_sink_to_be_written(monkeypatch):
     assert 1 < max(behind) <= 5, "rows of more than a second are never unwritten, and none is written by itself"
 
 
-def test_a_detector_that_raises_is_disabled_and_the_findings_before_it_stay():
-    class Broken:
-        code, kind, every = "GW999", "broken", 1
+class Faulty:
+    """A detector with one finding, which raises after it at some of its calls."""
 
-        def detect(self, history):
-            yield finding_of(self, history, "something is wrong")
+    code, kind, every = "GW999", "broken", 1
+
+    def __init__(self, faulty):
+        self.faulty, self.calls = faulty, 0
+
+    def detect(self, history):
+        self.calls += 1
+        yield finding_of(self, history, "something is wrong")
+        if self.faulty(self.calls):
             raise RuntimeError("out of order")
 
-        @classmethod
-        def examples(cls):
-            return iter(())
+    @classmethod
+    def examples(cls):
+        return iter(())
 
-    history = EXAMPLES[0][1].history
-    ingest = ingest_of(history, detectors=[Broken()])
+
+def ingest_all(ingest, history, length=MAX_APPENDED_STEPS):
+    """Ingest the rows of a history, and return the texts of the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for block in blocks(rows(history)):
+        for block in blocks(rows(history), length):
             ingest.ingest(block)
+        ingest.end_sinks()
+    return [str(warning.message) for warning in caught]
 
-    expected = ["gradwatch: detector broken is disabled: RuntimeError: out of order"]
-    assert [str(w.message) for w in caught] == expected
+
+def left_out(history):
+    return [event.text for event in history.events if event.kind == LEFT_OUT.name]
+
+
+def test_a_detector_that_raises_at_each_step_is_left_out_and_the_findings_before_it_stay():
+    history, detector = EXAMPLES[0][1].history, Faulty(lambda call: True)
+    ingest = ingest_of(history, detectors=[detector])
+
+    (warning,) = ingest_all(ingest, history)
+
+    assert warning.startswith("gradwatch: detector broken failed (RuntimeError: out of order); the rest of the run")
+    assert detector.calls == MAX_FAILURES
+    assert left_out(ingest.history) == ["detector broken (RuntimeError: out of order)"]
     assert [f.kind for f in ingest.history.findings] == ["broken"]
     assert ingest.unhandled_findings == ingest.history.findings
 
 
+def test_a_detector_that_raises_at_times_goes_on():
+    history, detector = EXAMPLES[0][1].history, Faulty(lambda call: call % MAX_FAILURES)
+    ingest = ingest_of(history, detectors=[detector])
+    num_steps = history.step + 1 - (history.step + 1) % MAX_FAILURES  # the last call succeeds
+
+    assert ingest_all(ingest, Synthetic(steps=num_steps).history()) == []
+    assert detector.calls == num_steps
+    assert left_out(ingest.history) == []
+
+
+def test_a_detector_that_raised_at_the_end_of_the_run_is_said_to_be_left_out():
+    history = Synthetic(steps=4).history()
+    ingest = ingest_of(history, detectors=[Faulty(lambda call: call == 4)])
+
+    assert len(ingest_all(ingest, history)) == 1
+    assert left_out(ingest.history) == ["detector broken (RuntimeError: out of order)"]
+
+
+def test_one_warning_announces_all_checks_that_are_left_out():
+    class Second(Faulty):
+        kind = "second"
+
+    history = Synthetic(steps=20).history()
+    ingest = ingest_of(history, detectors=[kind(lambda call: True) for kind in (Faulty, Second)])
+
+    assert len(ingest_all(ingest, history)) == 1
+    assert len(left_out(ingest.history)) == 2
+
+
+def test_detecting_again_attempts_what_the_run_left_out():
+    history = Synthetic(steps=20).history()
+    ingest = ingest_of(history, detectors=[Faulty(lambda call: True)])
+    ingest_all(ingest, history)
+
+    again = redetect(ingest.history, [Faulty(lambda call: False)])
+
+    assert left_out(again) == []
+
+
+def test_a_sink_that_raises_at_times_goes_on_and_one_that_always_raises_is_left_out():
+    class Sink:
+        def __init__(self, faulty):
+            self.faulty, self.shown, self.is_closed = faulty, 0, False
+
+        def write(self, history):
+            self.shown += 1
+            if self.faulty(self.shown):
+                raise OSError(28, "No space left on device", "runs/a/file")
+
+        def report(self, finding):
+            pass
+
+        def close(self, history, diagnoses):
+            self.is_closed = True
+
+    history = Synthetic(steps=9).history()
+    at_times, always = Sink(lambda step: step % 3), type("Other", (Sink,), {})(lambda step: True)
+    ingest = ingest_of(history, sinks=[at_times, always])
+
+    assert ingest_all(ingest, history, 1) == [
+        "gradwatch: sink Other failed (OSError: No space left on device); the rest of the run goes without"
+    ]
+    assert (at_times.shown, always.shown) == (9, MAX_FAILURES)
+    assert (at_times.is_closed, always.is_closed) == (True, False)
+
+
 @pytest.mark.parametrize("selection", [np.zeros(3, np.bool_), None])
-def test_a_detector_that_selects_no_rows_of_the_batch_is_disabled(selection):
+def test_a_detector_that_selects_no_rows_of_the_batch_is_left_out(selection):
     class Broken:
         code, kind, every = "GW999", "broken", 1
 
@@ -206,14 +295,12 @@ def test_a_detector_that_selects_no_rows_of_the_batch_is_disabled(selection):
         def examples(cls):
             return iter(())
 
-    history = EXAMPLES[0][1].history
+    history = Synthetic(steps=20).history()
     ingest = ingest_of(history, detectors=[Broken()])
-    first, *others = blocks(rows(history))
-    with pytest.warns(RuntimeWarning, match="detector broken is disabled"):
-        ingest.ingest(first)
-    for block in others:
-        ingest.ingest(block)
 
+    (warning,) = ingest_all(ingest, history, 1)
+
+    assert "detector broken failed" in warning
     assert ingest.history.step == history.step
 
 

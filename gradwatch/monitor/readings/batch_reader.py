@@ -43,7 +43,7 @@ class BatchReader:
     """
 
     def __init__(self, device: torch.device, context: MonitorContext) -> None:
-        self.warned: set[str] = set()
+        self.attempts = context.attempts
         self._device = device
         self._context, self._events = context, context.events
         self._samples = RepeatedSamples()

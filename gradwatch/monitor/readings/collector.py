@@ -25,7 +25,7 @@ from gradwatch.monitor.readings.optimizer_tracker import OptimizerTracker, split
 from gradwatch.monitor.readings.update_reader import UpdateReader
 from gradwatch.monitor.row import RowBuilder
 from gradwatch.probe.activations.bitmask import UnitMask
-from gradwatch.probe.activations.probe import ActivationProbe
+from gradwatch.probe.activations.probe import ACTIVATIONS, ActivationProbe
 from gradwatch.probe.activations.silent_units import SilentUnits
 from gradwatch.probe.device.transfer_queue import DeviceClock
 
@@ -58,7 +58,7 @@ class Collector:
         activations: ActivationProbe | None,
         scaler: torch.amp.GradScaler | None,
     ) -> None:
-        self.warned: set[str] = set()
+        self.attempts = context.attempts
         self.device = params[0].device if params else torch.device("cpu")
         # rows that are not deferred wait for the device, so the clock of the host counts that time already
         self.device_clock = DeviceClock(self.device if context.is_deferred else torch.device("cpu"))
@@ -116,6 +116,9 @@ class Collector:
         self._meter.begin_row()
         for tracker in self._trackers:
             tracker.begin(due.histograms)
+        if self._activations and ACTIVATIONS in self.attempts.left_out:
+            self._activations.close()
+            self._activations = None
         if due.activations:
             self._arm_activations()
         if self._context.is_hooked:
@@ -220,14 +223,14 @@ class Collector:
         self.updates.after_update(tracker)
         self._meter.hooks_s += time.perf_counter() - began
 
-    @best_effort("the activation probe")
+    @best_effort(ACTIVATIONS)
     def _arm_activations(self) -> None:
         if self._activations is not None:
             began = time.perf_counter()
             self._activations.arm()
             self._meter.optional_s += time.perf_counter() - began
 
-    @best_effort("the activation probe")
+    @best_effort(ACTIVATIONS)
     def _read_activations(self) -> tuple[dict[str, Tensor | NDArray[Any]], list[UnitMask | None] | None]:
         """Return the readings of the activations, and their dead units if the host knows them."""
         assert self._activations is not None, "only a probe that is there is due"

@@ -42,7 +42,7 @@ class UpdateReader:
         loss_scale: LossScaleReader,
         device_clock: DeviceClock,
     ) -> None:
-        self.warned: set[str] = set()
+        self.attempts = context.attempts
         self.due = NOTHING_DUE
         self.settings: dict[str, float] = {}
         self._watched_ids = {id(p) for p in params}
@@ -76,7 +76,7 @@ class UpdateReader:
             self._read_gradients(tracker, inverse_scale=inverse_scale)
         if late := [p for p in tracker.rates.late_params() if id(p) not in self._watched_ids]:
             text = f"{len(late)} parameters came to the optimizer after gradwatch attached, and are not watched"
-            warn_once(self, "later parameters", text)
+            warn_once(self.attempts.warned, "later parameters", text)
 
     def _read_settings(self, tracker: OptimizerTracker) -> float | Tensor:
         """Read loss scale and learning rates, and return the factor that undoes the scale of the gradients."""
@@ -128,7 +128,7 @@ class UpdateReader:
         tracker.is_observed = True
         return tracker.norm_without_probe() if norm is None else norm
 
-    @best_effort("the gradient probe")
+    @best_effort("the norm that `observe` returns")
     def _observed_norm(self, tracker: OptimizerTracker) -> float | None:
         return tracker.norm() if self._read_gradients(tracker) else None
 
@@ -145,7 +145,7 @@ class UpdateReader:
     def _read_gradients(self, tracker: OptimizerTracker, *, inverse_scale: float | Tensor = 1.0) -> bool:
         """Read the gradients, and their histograms if they are due. Return whether this succeeded."""
         began = time.perf_counter()
-        is_counting = tracker.histograms.is_due and HISTOGRAMS not in self.warned
+        is_counting = tracker.histograms.is_due and HISTOGRAMS not in self.attempts.left_out
         tracker.read_gradients(inverse_scale=inverse_scale, is_counting=is_counting)
         if is_counting and self.due.histograms is not None:
             # an estimate of the time for counting, which shares the pass over the gradients

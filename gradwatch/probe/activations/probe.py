@@ -9,7 +9,6 @@ import dataclasses
 import math
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self, final
@@ -18,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from gradwatch.attempts import Attempts
 from gradwatch.probe.activations.accumulator import ActivationAccumulator, PendingCall, SharedSums, statistics
 from gradwatch.probe.activations.bitmask import UnitMask
 from gradwatch.probe.activations.functional import FunctionalActivations, FunctionCall
@@ -33,6 +33,9 @@ from gradwatch.records import ActivationInfo
 # lets a compiled graph run side effects inside activation checkpointing, and not again in the recomputation
 _ONCE_UNDER_CHECKPOINT = "skip_fwd_side_effects_in_bwd_under_checkpoint"
 
+ACTIVATIONS = "the activation probe"
+"""Name of the probe among the parts of the monitor."""
+
 _CHANNELS_FIRST = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
 _FEATURES_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.MultiheadAttention, nn.RNNBase)
 
@@ -45,6 +48,8 @@ def _counts(module: nn.Module) -> bool:
     """
     if not module.training or not torch.is_grad_enabled():
         return False
+    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+        return False  # inside `torch.func`, tensors are wrappers without readable values
     if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:  # -1: no backward is running
         return True
     # the name of the reentrant kind
@@ -201,8 +206,8 @@ class ActivationProbe:
     torch.compile traces the hooks without a graph break, if the probe was made before the first compiled call. Armed
     and disarmed steps are then two compiled graphs, and the hooks stay.
 
-    A copy of the model is not watched. An error in a hook never reaches the forward call: one RuntimeWarning names the
-    error, and the hooks are removed.
+    A copy of the model is not watched. No error in a hook reaches the forward call: the step has no statistics then.
+    After errors at several sampled steps in a row, the hooks are removed with a warning.
 
     Args:
         model: A model, or several by name.
@@ -210,6 +215,7 @@ class ActivationProbe:
         kernel: Backend that reads tensors on the CPU.
 
     Attributes:
+        attempts: Counts the sampled steps at which a hook raised.
         is_armed: Whether the hooks accumulate.
         infos: The watched activations in the order of the model.
         spent_s: Seconds that hooks took since `arm`.
@@ -220,9 +226,11 @@ class ActivationProbe:
     """
 
     def __init__(self, model: Models, *, max_elements: int = 65536, kernel: kernels.Kernel = "auto") -> None:
+        self.attempts = Attempts()
         self.is_armed = False
         self.spent_s = 0.0
         self.depth = 0
+        self._failure: Exception | None = None
         self._accumulators: list[ActivationAccumulator] = []
         self._is_traced = False
         self._hooks, self._outer_hooks = HookSet(), HookSet()
@@ -345,6 +353,9 @@ class ActivationProbe:
             setattr(dynamo.config, _ONCE_UNDER_CHECKPOINT, True)  # `dynamo.config.patch` takes 10x as long
 
     def _disarm(self) -> None:
+        if self.is_armed:
+            failure, self._failure = self._failure, None
+            self.attempts.conclude(ACTIVATIONS, failure, place="hooks of activations")
         self.is_armed = False
         if self.functions:
             self.functions.end_forward()
@@ -363,7 +374,8 @@ class ActivationProbe:
         """
         if self.is_armed:
             self._settle()  # before `called`: it may add accumulators
-        called = [i for i, it in enumerate(self._accumulators) if it.is_called] if self.is_armed else []
+        is_readable = self.is_armed and self._failure is None
+        called = [i for i, it in enumerate(self._accumulators) if it.is_called] if is_readable else []
         self._disarm()
         if not called:
             return None
@@ -422,19 +434,19 @@ class ActivationProbe:
         return [accumulator.packed_units() for accumulator in self._accumulators]
 
     def attempt(self, action: Callable[..., None], *args: Any) -> None:
-        """Read a forward call; after an error, warn and leave the model alone."""
+        """Read a forward call; after an error, read no other call of the step."""
         if torch.compiler.is_compiling():
             self._is_traced = True
             action(*args)  # torch.compile reports what cannot be traced
+            return
+        if self._failure is not None:  # the sums of the step are incomplete
             return
         began = time.perf_counter()
         try:
             action(*args)
             self.spent_s += time.perf_counter() - began
         except Exception as error:  # of any kind: the forward call must go on
-            self.close()
-            text = f"the activation probe is disabled: {type(error).__name__}: {error}"
-            warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=3)
+            self._failure = error.with_traceback(None)  # its frames would keep tensors alive
 
 
 def _outer_hooks(probe: ActivationProbe, modules: Iterable[nn.Module]) -> list[Callable[[], RemovableHandle]]:

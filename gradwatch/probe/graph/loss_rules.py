@@ -50,7 +50,8 @@ def is_probability(graph: Graph, node: Node | None, *, depth: int = 6) -> bool:
         is_moved = name == "Div" and is_probability(graph, inputs[0], depth=depth - 1)
         return is_moved or _is_shifted_tanh(graph, inputs[0])
     if name == "Div":  # by its own sum: a softmax by hand
-        total = graph.through(inputs[1])
+        # a constant has no node, so the divisor may be missing, or the numerator
+        total = graph.through(inputs[1]) if len(inputs) == 2 else None
         return total is not None and operation(total) == "Sum" and graph.first(total) is inputs[0]
     return False
 

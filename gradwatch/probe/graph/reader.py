@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, final
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gradwatch.attempts import Attempts
 from gradwatch.events import BROADCAST, CUT, DERIVATIVE, SINGULAR, Observation, Place
 from gradwatch.probe.device.dtensor import gathers
 from gradwatch.probe.graph.cross_entropy import find_chance_loss, find_class_bias
 from gradwatch.probe.graph.embeddings import find_embedding_uses
 from gradwatch.probe.graph.graph import LEAF, Graph, Node, operation, shape
-from gradwatch.probe.graph.loss_rules import RULES, GraphMatch, match_divergence
+from gradwatch.probe.graph.loss_rules import RULES, GraphMatch, Rule, match_divergence
 from gradwatch.probe.graph.output_heads import find_heads, find_hidden_softmax, find_parallel_modules
 from gradwatch.probe.graph.singularities import find_singularities
-from gradwatch.probe.graph.softmax_axis import find_axis_mixups
+from gradwatch.probe.graph.softmax_axis import LOSSES, match_axis_mixup
 from gradwatch.probe.graph.unregistered import UnregisteredParams, find_adversary
 from gradwatch.probe.graph.weight_means import find_custom_matrices
 from gradwatch.probe.parameters import Models, named_modules
@@ -34,6 +35,8 @@ MAX_SINGULARITIES = 3
 MAX_CUTS = 8
 MAX_MATCHES_PER_KIND = 8
 """Maximum number of observations of one read; people would not read more."""
+
+OF_THE_LOSS = "in the graph of the loss"
 
 LAST_ACTIVATIONS = (nn.Softmax, nn.Softmax2d, nn.Sigmoid, nn.Hardsigmoid)
 OPAQUE = frozenset({"CheckpointFunction", "CompiledFunction"})
@@ -80,6 +83,7 @@ class LossGraphReader:
         layers: The parameters' descriptions.
         optimizers: The watched optimizers.
         known: Kind and layer of the events already recorded.
+        attempts: Counts the failures of each rule. An exception costs one rule at one step.
 
     Attributes:
         has_read: Whether any loss had a graph.
@@ -93,7 +97,9 @@ class LossGraphReader:
         *,
         optimizers: Sequence[Optimizer] = (),
         known: Iterable[Place] = (),
+        attempts: Attempts | None = None,
     ) -> None:
+        self._attempts = attempts or Attempts()
         self._layers = layers
         self._index = {param: i for i, param in enumerate(params)}
         self._last_activation = _last_activations(models)
@@ -117,23 +123,13 @@ class LossGraphReader:
         inspects_nan = is_non_finite and self._nan_inspections < NAN_INSPECTIONS
         if not (is_due(step) or inspects_nan) or not isinstance(loss, Tensor) or loss.grad_fn is None:
             return []
-        graph, self.has_read = Graph(loss), True
-        found = [*self._match_rules(graph), *find_chance_loss(graph)]
-        for find in (
-            find_embedding_uses,
-            find_heads,
-            find_class_bias,
-            find_hidden_softmax,
-            find_parallel_modules,
-            find_custom_matrices,
-        ):
-            found += find(graph, self._index, self._layers)
-        # under FSDP the leaves are gathered copies, not the parameters of the model
-        if not self._is_gathered:
-            found += self._compare_leaves(graph, step=step, is_whole=is_whole)
-        if inspects_nan:
-            self._nan_inspections += 1
-            found += self._find_singularities(graph)
+        self.has_read = True
+        if (graph := self._attempts.run("the graph of the loss", Graph, loss)) is None:
+            return []
+        self._nan_inspections += inspects_nan
+        found = [*self._match_rules(graph)]
+        for part, find in self._inspections(graph, step=step, is_whole=is_whole, inspects_nan=inspects_nan).items():
+            found += self._attempts.run(f"{part} {OF_THE_LOSS}", lambda find=find: [*find()]) or ()  # type: ignore[misc]
         news: dict[Place, Observation] = {}
         for observation in found:
             # one event for each kind and layer in a run
@@ -142,27 +138,53 @@ class LossGraphReader:
         self._known.update(news)
         return [observation.at(step) for observation in news.values()]
 
-    def _compare_leaves(self, graph: Graph, *, step: int, is_whole: bool) -> Iterator[Observation]:
-        """Yield leaves of the graph that are not parameters of the model, and parameters that are not leaves."""
-        yield from self._unregistered.find(graph, self._index, step=step)
-        yield from find_adversary(graph, self._index, self._held)
-        yield from self._find_derivatives(graph)
-        # a parameter may also be in the part of the graph that was not visited, or is hidden
-        if is_whole and graph.is_complete and not graph.of(*OPAQUE):
-            yield from self._find_cuts(graph)
+    def _inspections(
+        self, graph: Graph, *, step: int, is_whole: bool, inspects_nan: bool
+    ) -> dict[str, Callable[[], Iterable[Observation]]]:
+        """Return the inspections of a whole graph, by their names for people."""
+        of_graph = (graph, self._index, self._layers)
+        inspections: dict[str, Callable[[], Iterable[Observation]]] = {
+            "the classes": lambda: find_chance_loss(graph),
+            "the class bias": lambda: find_class_bias(*of_graph),
+            "the embeddings": lambda: find_embedding_uses(*of_graph),
+            "the output heads": lambda: find_heads(*of_graph),
+            "the hidden softmax": lambda: find_hidden_softmax(*of_graph),
+            "the parallel modules": lambda: find_parallel_modules(*of_graph),
+            "the matrices": lambda: find_custom_matrices(*of_graph),
+        }
+        if not self._is_gathered:  # under FSDP the leaves are gathered copies, not the parameters of the model
+            inspections |= {
+                "the unregistered parameters": lambda: self._unregistered.find(graph, self._index, step=step),
+                "another learner": lambda: find_adversary(graph, self._index, self._held),
+                "the derivatives": lambda: self._find_derivatives(graph),
+            }
+            # a parameter may also be in the part of the graph that was not visited, or is hidden
+            if is_whole and graph.is_complete and not graph.of(*OPAQUE):
+                inspections["the cuts"] = lambda: self._find_cuts(graph)
+        if inspects_nan:
+            inspections["the singularities"] = lambda: self._find_singularities(graph)
+        return inspections
 
     def _match_rules(self, graph: Graph) -> Iterator[Observation]:
         """Yield the matches of the rules for single operations, each with the layer that it concerns."""
-        found = [rule(graph, node) for name, rule in RULES.items() for node in graph.of(name)]
+        rules: dict[str, tuple[Rule, Iterable[Node]]] = {name: (rule, graph.of(name)) for name, rule in RULES.items()}
         # only on the loss side of the graph, where values are predictions and targets
-        found += [match_divergence(graph, node) for node in graph.side(REDUCTIONS)]
-        found += [_match_broadcast(graph, node) for node in graph.side(LOSS_SIDE)]
-        found += find_axis_mixups(graph)
+        rules["divergence"] = match_divergence, graph.side(REDUCTIONS)
+        rules["broadcast"] = _match_broadcast, graph.side(LOSS_SIDE)
+        rules["axes"] = match_axis_mixup, graph.of(*LOSSES)
+        found: list[Observation] = []
+        for name, (rule, nodes) in rules.items():
+
+            def observe(node: Node, rule: Rule = rule) -> Observation | None:
+                match = rule(graph, node)
+                return match and match.observation._replace(layer=self._module_of(graph, match.node))
+
+            found += filter(None, self._attempts.each(f"the {name} {OF_THE_LOSS}", observe, nodes))
         count: Counter[str] = Counter()
-        for match in found:
-            if match is not None and count[match.observation.kind] < MAX_MATCHES_PER_KIND:
-                count[match.observation.kind] += 1
-                yield match.observation._replace(layer=self._module_of(graph, match.node))
+        for observation in found:
+            count[observation.kind] += 1
+            if count[observation.kind] <= MAX_MATCHES_PER_KIND:
+                yield observation
 
     def _module_of(self, graph: Graph, node: Node) -> str | None:
         """Return the module of the nearest parameter of a node, or the activation that follows that module."""

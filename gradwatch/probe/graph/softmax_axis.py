@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from operator import mul
 from typing import NamedTuple
@@ -30,23 +30,26 @@ class AxisSpan(NamedTuple):
     outer: int
 
 
-def find_axis_mixups(graph: Graph) -> Iterator[GraphMatch]:
-    """Yield each cross entropy with a softmax that does not normalize over the outputs of the scores' layer.
+def match_axis_mixup(graph: Graph, node: Node) -> GraphMatch | None:
+    """Match a cross entropy with a softmax that does not normalize over the outputs of the scores' layer.
 
     `view(batch, classes, time)` of scores (batch, time, classes) has the shape that a cross entropy needs, but
     `transpose(1, 2)` was meant: the view spreads the scores of one position over several.
 
     Args:
         graph: Autograd graph of a loss.
+        node: One of `LOSSES`.
     """
-    for node in graph.of(*LOSSES):
-        made_by = graph.through(graph.first(node))
-        if made_by is not None and operation(made_by) == "LogSoftmax" and len(shape(made_by)) > 1:
-            sizes = shape(made_by)
-            axis = dimension(made_by._saved_dim, len(sizes))
-            if sizes[axis] > 1 and (where := _mixing(graph, made_by, axis)):
-                layer, outputs = where
-                yield GraphMatch(layer, MIXED_AXES.observe(values={"classes": sizes[axis]}, outputs=outputs))
+    made_by = graph.through(graph.first(node))
+    if made_by is None or operation(made_by) != "LogSoftmax" or len(shape(made_by)) < 2:
+        return None
+    sizes = shape(made_by)
+    axis = dimension(made_by._saved_dim, len(sizes))
+    where = _mixing(graph, made_by, axis) if sizes[axis] > 1 else None
+    if where is None:
+        return None
+    layer, outputs = where
+    return GraphMatch(layer, MIXED_AXES.observe(values={"classes": sizes[axis]}, outputs=outputs))
 
 
 def _mixing(graph: Graph, softmax: Node, axis: int) -> tuple[Node, int] | None:

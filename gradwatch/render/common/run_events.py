@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from gradwatch.events import BATCH_LEFT_OUT, INCIDENT, NOT_RECORDED, REWIND, UNREAD
+from gradwatch.events import BATCH_LEFT_OUT, INCIDENT, LEFT_OUT, NOT_RECORDED, REWIND, UNREAD
 from gradwatch.history.store import History
 from gradwatch.records import Event, Severity
 
@@ -16,6 +16,7 @@ LABELS = {
     BATCH_LEFT_OUT: "skipped",
     NOT_RECORDED: "not saved",
     UNREAD: "not read",
+    LEFT_OUT: "left out",
     INCIDENT: "incident",
 }
 """Event kinds to show, in this order, and their labels."""

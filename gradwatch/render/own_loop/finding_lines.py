@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import final
 
+from gradwatch.events import LEFT_OUT
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Finding, Severity
 from gradwatch.render.common import format as units
@@ -64,6 +65,8 @@ class FindingLines:
             first = diagnoses[0]
             fix = f"; fix: {first.remedies[0].text}" if first.remedies else ""
             _print(f"most likely cause: {first.cause}{fix}")
+        if left_out := [event.text for event in history.events if event.kind == LEFT_OUT.name]:
+            _print(f"not looked at: {', '.join(left_out)}")
         if self._run_dir:
             _print(f"details: gradwatch diagnose {self._run_dir}")
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gradwatch.errors import CheckpointError
-from gradwatch.events import BATCH_LEFT_OUT, INCIDENT, NOT_RECORDED, REWIND
+from gradwatch.events import BATCH_LEFT_OUT, INCIDENT, LEFT_OUT, NOT_RECORDED, REWIND
 from gradwatch.records import Event, Finding
 from gradwatch.state.rng import set_random_state
 from gradwatch.train import checkpoint
@@ -19,7 +19,7 @@ LEARNING_RATES = ("lr", "initial_lr", "max_lr", "min_lr", "base_lr")
 """Keys of an optimizer's groups that torch's schedules read their learning rates from."""
 MAX_WARNINGS = 5
 """Skipped batches with a warning each; if there are many, the cause is not in the batches."""
-SURVIVING = {kind.name for kind in (REWIND, INCIDENT, BATCH_LEFT_OUT, NOT_RECORDED)}
+SURVIVING = {kind.name for kind in (REWIND, INCIDENT, BATCH_LEFT_OUT, LEFT_OUT, NOT_RECORDED)}
 """Events that stay in the history after a rewind to a step before them."""
 
 

@@ -45,7 +45,7 @@ def test_watching_changes_neither_losses_nor_weights_nor_random_numbers(loop, wa
     assert np.array_equal(found_state[1], expected_state[1]), "NumPy's random numbers"
     assert found_state[2] == expected_state[2], "Python's random numbers"
     assert monitors[0].history.step == len(losses) - 1, "one row per optimizer step"
-    assert not monitors[0].warned, "nothing was switched off"
+    assert not monitors[0].attempts.warned, "nothing was switched off"
 
 
 @pytest.mark.parametrize("loop", [*LOOPS, "raises"])

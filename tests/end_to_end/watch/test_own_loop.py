@@ -104,7 +104,7 @@ def test_a_function_is_called_with_each_finding_and_may_fail(run_loop):
     )
 
     assert sorted(ended.stdout.splitlines()) == ["non-finite", "the loop ended"]
-    assert "sink FindingHandler is disabled: OSError: no route" in ended.stderr
+    assert "sink FindingHandler failed (OSError: no route)" in ended.stderr
     assert status == "finished"
 
 

@@ -147,7 +147,7 @@ def test_odd_parameters_have_their_places():
     np.testing.assert_allclose(history["grad.l2"], expected, rtol=1e-5)
     assert np.isfinite(history["update.ratio"][:, history.param.layers.index("phase")]).all()
     assert [p.requires_grad for p in model.parameters()] == requires_grad
-    assert not monitor.warned
+    assert not monitor.attempts.warned
 
 
 def test_parameters_that_come_later_are_told_once_and_left_out():

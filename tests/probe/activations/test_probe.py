@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from gradwatch.attempts import MAX_FAILURES
 from gradwatch.probe.activations.probe import ActivationProbe
 from gradwatch.probe.device import sync
 
@@ -318,24 +319,26 @@ def test_a_copy_of_a_copy_and_a_watched_copy_are_no_trouble():
 
 
 @pytest.mark.parametrize("place", ["ActivationAccumulator.add", "_counts"])
-def test_a_fault_in_the_statistics_leaves_the_forward_call_alone(place, monkeypatch):
+@pytest.mark.parametrize("failures", [1, MAX_FAILURES])
+def test_a_fault_in_the_statistics_leaves_the_forward_call_alone(place, failures, monkeypatch):
     def fail(*arguments, **keywords):
         raise ValueError("a fault of ours")
 
     model = conv_net()
     expected = model(images())
     with ActivationProbe(model) as probe:
-        probe.arm()
         with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             patch.setattr(f"gradwatch.probe.activations.probe.{place}", fail)
-            output = model(images())
-            probe.arm()
-            model(images())
+            for _ in range(failures):
+                probe.arm()
+                output = model(images())
+                assert probe.read() is None, "a part of the sums is missing"
 
-        assert [w.category for w in caught] == [RuntimeWarning], "one warning, though two forward calls failed"
-        assert "the activation probe is disabled: ValueError: a fault of ours" in str(caught[0].message)
         torch.testing.assert_close(output, expected, msg="the forward call is what it was")
+        assert len(caught) == (failures == MAX_FAILURES)
+        assert all("the activation probe failed (ValueError: a fault of ours)" in str(it.message) for it in caught)
+        assert bool(probe.attempts.left_out) is (failures == MAX_FAILURES)
         probe.arm()
         train_step(model, [images()])
-        assert probe.read() is None, "switched off for good"
+        assert probe.read() is not None, "the next sampled step is read"

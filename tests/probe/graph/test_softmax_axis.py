@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from gradwatch.probe.graph.graph import Graph
-from gradwatch.probe.graph.softmax_axis import find_axis_mixups
+from gradwatch.probe.graph.softmax_axis import LOSSES, match_axis_mixup
 
 B, T, C = 6, 20, 16
 WORDS = torch.randn(B, T, 8)
@@ -19,7 +19,9 @@ IMAGES = torch.randn(B, 3, 10, 10)
 def told(scores, *, classes):
     """Return what is told of a cross entropy of some scores, of which axis 1 is that of the classes."""
     target = torch.zeros(scores.shape[0], *scores.shape[2:], dtype=torch.long) % classes
-    return [match.observation.text for match in find_axis_mixups(Graph(F.cross_entropy(scores, target)))]
+    graph = Graph(F.cross_entropy(scores, target))
+    matches = [match_axis_mixup(graph, node) for node in graph.of(*LOSSES)]
+    return [match.observation.text for match in matches if match]
 
 
 MIXED = {
