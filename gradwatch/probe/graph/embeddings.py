@@ -99,6 +99,8 @@ class _Tables:
         if (place := self._index.get(leaf.variable)) is None:
             return
         layer = self._layers[place]
+        if len(layer.shape) != 2:  # a table that is a part of a larger parameter
+            return
         rows, width = layer.shape
         is_normalised = made_by is not None and operation(made_by) in NORMS
         numbers = {"weight": place, "dimension": width, "classes": rows, "normalised": is_normalised}

@@ -63,7 +63,7 @@ def _is_logistic(graph: Graph, node: Node) -> bool:
     if operation(node) == "Mul" and len(inputs) == 1:
         node, inputs = inputs[0], graph.inputs(inputs[0])
     is_fraction = operation(node) == "Div" and len(inputs) == 2 and operation(inputs[0]) == "Exp"
-    if not (operation(node) == "Reciprocal" or is_fraction) or operation(inputs[-1]) != "Add":
+    if not ((operation(node) == "Reciprocal" and inputs) or is_fraction) or operation(inputs[-1]) != "Add":
         return False
     terms = graph.inputs(inputs[-1])
     return len(terms) == 1 and operation(terms[0]) == "Exp"

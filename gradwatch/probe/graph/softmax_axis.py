@@ -14,6 +14,9 @@ from gradwatch.probe.graph.loss_rules import LINEAR, GraphMatch
 VIEWS = frozenset({"Flatten", "Reshape", "ReshapeAlias", "Squeeze", "Unflatten", "UnsafeView", "Unsqueeze", "View"})
 """Operations that change the shape and keep the order of the values."""
 
+TURNS = frozenset({"Permute", "T", "Transpose"})
+"""Operations that change the order of the axes."""
+
 ELEMENTWISE = frozenset({"Alias", "Clone", "Contiguous", "Copy", "ToCopy", "Add", "Div", "Mul", "Neg", "Sub"})
 """Operations that keep each value in place if they have one input that is no constant."""
 
@@ -62,14 +65,14 @@ def _mixing(graph: Graph, softmax: Node, axis: int) -> tuple[Node, int] | None:
         if len(inputs) != 1:  # a sum of two branches: the scores have no single layer
             return None
         before, after = shape(inputs[0]), shape(node)
-        if name in VIEWS:
+        if name in VIEWS and not is_torn:
             found = _before_view(before, after, axis)
             if found is None:
                 return None
-            is_torn |= found < 0
-            # a torn axis has no position before the view; it stays torn, wherever it goes
+            is_torn = found < 0
             axis = found if found >= 0 else axis
-        elif name in ("Transpose", "T", "Permute"):
+        elif name in TURNS | VIEWS:
+            # a torn axis has no position before the view; it stays torn, wherever it goes
             axis = axis if is_torn else _before_transpose(node, axis, len(after))
         elif name not in ELEMENTWISE or before != after:  # a broadcast moves values to new axes
             return None
