@@ -130,7 +130,8 @@ class Ingest:
             return due_T(detector.every, rows.steps_T)
         part, place = _part_of(detector), f"triggers of {detector.kind}"
         try:
-            is_due_T = np.broadcast_to(triggers_T(rows, self.history), rows.steps_T.shape)
+            with np.errstate(all="ignore"):  # as in `_detect`
+                is_due_T = np.broadcast_to(triggers_T(rows, self.history), rows.steps_T.shape)
             self.attempts.conclude(part, None, place=place)
         except Exception as error:  # as in `_detect`
             self.attempts.conclude(part, error, place=place)
@@ -196,11 +197,12 @@ class Ingest:
             if part in self.attempts.left_out:  # at an earlier step of the same call of `ingest`
                 continue
             try:
-                if self.history.findings and id(detector) in self._withdrawing:
-                    news += self._withdraw(self._withdrawing[id(detector)])
-                for finding in detector.detect(self.history):
-                    if self.history.report(finding):
-                        news.append(finding)
+                with np.errstate(all="ignore"):  # NaN and Inf are data here
+                    if self.history.findings and id(detector) in self._withdrawing:
+                        news += self._withdraw(self._withdrawing[id(detector)])
+                    for finding in detector.detect(self.history):
+                        if self.history.report(finding):
+                            news.append(finding)
             except Exception as error:  # an error of a plugin must not stop the training
                 failure = error
             self.attempts.conclude(part, failure)

@@ -173,9 +173,7 @@ def test_what_cannot_be_read_is_said_once_and_training_goes_on(monkeypatch):
 
     monkeypatch.setattr(reader, "Graph", broken)
     criterion = nn.CrossEntropyLoss()
-    with pytest.warns(
-        RuntimeWarning, match=r"the graph of the loss failed \(RuntimeError: an unheard"
-    ) as caught:
+    with pytest.warns(RuntimeWarning, match=r"the graph of the loss failed \(RuntimeError: an unheard") as caught:
         losses, watcher = watched(make(), criterion=criterion, told=criterion)
     assert len(caught) == 1
     assert losses == train(make(), criterion=criterion)

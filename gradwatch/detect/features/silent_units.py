@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +38,8 @@ def silent_units(history: History, activation: int) -> SilentModule | None:
     count, units, since = (history.act.newest(name)[activation] for name in statistics)
     name = history.info.activations[activation].name
     # False for nan, the count of an older run
-    return SilentModule(name, int(count), int(units), int(since)) if count > 0 else None
+    is_known = count > 0 and math.isfinite(count + units + since)
+    return SilentModule(name, int(count), int(units), int(since)) if is_known else None
 
 
 def most_silent(history: History) -> SilentModule | None:

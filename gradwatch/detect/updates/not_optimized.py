@@ -90,7 +90,7 @@ class NotOptimized:
         yield from find_unregistered_tensors(self, history)
         structure = structure_of(history)
         ratio_L = history.param.newest("update.ratio")  # nan where updates were not measured
-        largest = np.fmax.reduce(ratio_L)  # ignores nan
+        largest = np.fmax.reduce(ratio_L, initial=np.nan)  # ignores nan
         # otherwise the learning rate is too low for all tensors, which is another finding
         if largest > MIN_USUAL_RATIO:
             yield from find_undone_updates(self, history, samples=self.samples, kept=self.kept)

@@ -39,6 +39,9 @@ WINDOWS_AHEAD = 4
 """Future windows in which a trend must bring a fall that counts. A network that memorizes random labels, its biases
 first, falls steadily and by 0.1 %."""
 
+MIN_TREND_STEPS = 3
+"""Minimum number of steps in a trend with an error: a line fits two steps exactly."""
+
 
 def loss_evidence(history: History) -> tuple[Quantity, ...]:
     """Return the first and the newest loss, and the number of steps between them."""
@@ -77,9 +80,10 @@ def is_standing(history: History, since: int, *, fall: float, max_trend: float, 
         max_trend: Slope of the loss, in standard errors, below which the loss is falling.
         is_slow: Count a trend as a fall however small the fall would be, because the run may start slowly.
     """
-    # the window may start after `since`
-    recent = slice(max(0, since - int(history.run.steps()[0])), None)
-    loss_T, norm_T = history.scalar("loss")[recent], history.scalar("grad_norm.before_clip")[recent]
+    is_recent_T = history.run.steps() >= since
+    loss_T, norm_T = history.scalar("loss")[is_recent_T], history.scalar("grad_norm.before_clip")[is_recent_T]
+    if len(loss_T) < MIN_TREND_STEPS:  # thinning has left too few steps
+        return False
     rate_T = history.scalar("lr.0")
     is_warming_up = rate_T[-1] > MIN_RATE_GROWTH * rate_T[len(rate_T) // 2]
     # skipped updates cannot lower the loss, whatever the model could learn

@@ -44,6 +44,8 @@ def find_norm_taker(history: History, *, steps: int, rest: float, decades: float
             return None
         if not (history.param.newest("grad.l2")[other_params_P] >= MIN_SHARE * norm).any():
             return None
+    if not history.info.layers:
+        return None
     l2_TL = np.nan_to_num(history.param.window("grad.l2", steps), posinf=0)  # an infinite one has all of the norm
     top = int(median(l2_TL).argmax())
     infos = history.info.layers

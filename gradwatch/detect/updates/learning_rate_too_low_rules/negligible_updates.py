@@ -9,7 +9,7 @@ import numpy as np
 from gradwatch.detect.features.finding import Sign
 from gradwatch.detect.features.robust_stats import Floats
 from gradwatch.detect.updates.learning_rate_too_low_rules.update_levels import is_loss_left
-from gradwatch.history.store import History
+from gradwatch.history.store import WINDOW, History
 from gradwatch.history.table import Steps
 from gradwatch.records import Quantity
 
@@ -29,7 +29,7 @@ def find_negligible_updates(
     still_steps = int(history.step - steps_T[first])
     is_end_of_schedule = len(moved) > 0 and still_steps < MIN_STILL_FRAC * history.step
     # skipped updates are a matter of the loss scale, not of the rate
-    is_skipping = (history.scalar("skipped", still_steps + 1) == 1).any()
+    is_skipping = (history.scalar("skipped", min(still_steps + 1, WINDOW)) == 1).any()
     if is_end_of_schedule or not is_loss_left(history, left=left) or is_skipping:
         return None
     largest = float(level_T[first:].max())
