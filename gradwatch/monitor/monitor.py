@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from gradwatch.monitor.full_path import FullPath
 from gradwatch.monitor.one_time_events import OneTimeEvents
 from gradwatch.monitor.overhead import OverheadMeter
 from gradwatch.monitor.readings.collector import Collector
+from gradwatch.monitor.readings.hand_updates import HandUpdates
 from gradwatch.monitor.row_queue import RowQueue
 from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.probe.activations.probe import ActivationProbe
@@ -125,6 +127,8 @@ class Monitor:
             self._append = fast_path.native.append
             if not hooked:  # with hooks, the native hook reads the gradients
                 self._observe = fast_path.native.observe
+        if optimizers and isinstance(optimizers[0], HandUpdates):
+            self._append = functools.partial(_end_by_hand, optimizers[0])
         self._full_path.begin(pipeline.next_step)
 
     @property
@@ -285,6 +289,11 @@ class Monitor:
     @best_effort("the diagnosis", is_final=True)
     def _end(self, status: Status) -> tuple[Diagnosis, ...]:
         return self.pipeline.close(status)
+
+
+def _end_by_hand(optimizer: HandUpdates, *_: object) -> bool:
+    optimizer.step()  # for its hooks, as if the loop had called it
+    return False
 
 
 def _not_appended(*_: object) -> bool | None:

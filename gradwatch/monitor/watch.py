@@ -29,6 +29,7 @@ from gradwatch.incident.step_snapshot import StepRecord, StepSnapshotter
 from gradwatch.monitor import Monitor, Schedule
 from gradwatch.monitor.best_effort import warn_once
 from gradwatch.monitor.readings.autocast_reader import PRECISION, AutocastReader
+from gradwatch.monitor.readings.hand_updates import hand_updates
 from gradwatch.monitor.wiring import build_monitor, inspect, probe_activations
 from gradwatch.paths import user_path
 from gradwatch.pipeline.pipeline import Pipeline
@@ -84,8 +85,8 @@ def watch(
 
     Args:
         model: The model, or several models by name (the generator and the discriminator of a GAN).
-        optimizer: The optimizer of the model, or several. If it is a wrapper, such as the optimizer of Accelerate, the
-            inner optimizer is watched.
+        optimizer: The optimizer of the model, or several; an empty list if the loop moves the weights by hand. If it is
+            a wrapper, such as the optimizer of Accelerate, the inner optimizer is watched.
         run: Run directory to write, for `gradwatch diagnose` and TensorBoard; None keeps the history in memory. If the
             directory contains a run, the next free name is used (`mine-2`, `mine-3`) and printed to stderr.
             `monitor.run_dir` is the directory in use. If torch.distributed is initialized, only rank 0 writes. All
@@ -119,6 +120,7 @@ def watch(
     if is_sharded := any(is_distributed(param) for each in models.values() for param in each.parameters()):
         schedule = replace(schedule, budget=0.0)  # each process would thin by its own clock, at other steps
     optimizers = [_bare(o) for o in ([optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer)]
+    optimizers = optimizers or hand_updates(models)
     loss_scaling = scaler is not None and scaler.is_enabled()
     activations = probe_activations(models) if schedule.activations else None
     params, info = inspect(

@@ -20,6 +20,7 @@ from gradwatch.history.store import History
 from gradwatch.incident.step_snapshot import StepSnapshotter
 from gradwatch.monitor.budget import Schedule
 from gradwatch.monitor.monitor import Monitor
+from gradwatch.monitor.readings.hand_updates import HandUpdates
 from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.probe.activations.probe import ACTIVATIONS, ActivationProbe
 from gradwatch.probe.gradients.zero_grad import ZeroGradCheck
@@ -72,7 +73,7 @@ def inspect(
         precision=precision,
         loss_scaling=loss_scaling,
         accumulate=accumulate,
-        optimizer="+".join(type(o).__name__ for o in optimizers),
+        optimizer="+".join(type(o).__name__ for o in optimizers if not isinstance(o, HandUpdates)),
         # a function has a name, and a module only the name of its class
         loss="" if loss_fn is None else str(getattr(loss_fn, "__name__", type(loss_fn).__name__)),
         device=str(params[0].device) if params else "cpu",

@@ -87,8 +87,9 @@ class NoGradient:
         if np.count_nonzero(newest_L > 0) >= structure.num_trainable or not may_judge_L.any():
             return
         l2_TL, reached_TL = history.param.window("grad.l2"), reached_steps(history)
-        # a skipped step without any gradient says nothing
-        updated_T = reached_TL.any(axis=1) | (history.scalar("skipped") != 1)
+        # a step without any gradient says nothing if it was skipped, or if no gradient was read
+        is_read_T = (history.scalar("skipped") != 1) & ~np.isnan(history.scalar("grad_norm.before_clip"))
+        updated_T = reached_TL.any(axis=1) | is_read_T
         if not updated_T.any():
             return
         share_L = reached_TL[updated_T].mean(axis=0)

@@ -20,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from gradwatch.monitor.best_effort import best_effort
 from gradwatch.monitor.context import MonitorContext
 from gradwatch.monitor.fast_path import FastPath, Hook
+from gradwatch.monitor.readings.hand_updates import HandUpdates
 from gradwatch.monitor.readings.loss_scale import LossScaleReader
 from gradwatch.monitor.readings.optimizer_tracker import OptimizerTracker, split_by_optimizer
 from gradwatch.monitor.readings.update_reader import UpdateReader
@@ -74,13 +75,20 @@ class Collector:
         self._trackers = split_by_optimizer(params, optimizers)
         self._handles: list[RemovableHandle] = []
         for tracker in self._trackers:
-            self._attach(tracker, has_fast_path=not context.is_deferred and not self.loss_scale.has_scaler)
+            self._attach(
+                tracker,
+                has_fast_path=not context.is_deferred and not self.loss_scale.has_scaler and not tracker.is_by_hand,
+            )
 
     def _attach(self, tracker: OptimizerTracker, *, has_fast_path: bool) -> None:
         before, after = _hook(self._before_update, tracker), _hook(self._after_update, tracker)
         if has_fast_path and len(self._trackers) == 1:  # native code reads whole rows, of one optimizer
             self.fast_path = tracker.fast_path(before=before, after=after)
         if not self._context.is_hooked:
+            return
+        if isinstance(tracker.optimizer, HandUpdates):
+            self._handles += tracker.optimizer.after_backward(lambda: before(tracker.optimizer, (), {}))
+            self._handles.append(tracker.optimizer.register_step_pre_hook(tracker.mark_updated))
             return
         if self.fast_path is not None:
             before, after = self.fast_path.native.before, self.fast_path.native.after
@@ -116,6 +124,8 @@ class Collector:
         self._meter.begin_row()
         for tracker in self._trackers:
             tracker.begin(due.histograms)
+            if tracker.is_by_hand and due.updates:  # no hook comes between the backward pass and the update
+                self.updates.keep_weights(tracker)
         if self._activations and ACTIVATIONS in self.attempts.left_out:
             self._activations.close()
             self._activations = None

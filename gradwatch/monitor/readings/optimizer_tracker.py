@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwatch.monitor.budget import HistogramSlice
 from gradwatch.monitor.fast_path import FastPath, Hook
+from gradwatch.monitor.readings.hand_updates import HandUpdates
 from gradwatch.monitor.readings.parameter_readings import HistogramReader, LearningRates, UpdateMeasurement
 from gradwatch.monitor.row import Columns, OptimizerColumns, has_gradients, total_norm
 from gradwatch.probe.device.backend import select_backend
@@ -38,6 +39,7 @@ class OptimizerTracker:
     Attributes:
         pending: Readings of the row so far, by the names of `RowBuilder.build`: tensors, or arrays if the host needed
             them at once.
+        is_by_hand: Whether the loop moves the weights without an optimizer.
         is_observed: `observe` has read the gradients, and no update or backward pass has followed.
         is_updated: The optimizer has updated its parameters since the last row.
         awaits_closure: The step in progress computes its gradients in a closure.
@@ -50,6 +52,7 @@ class OptimizerTracker:
         self, optimizer: Optimizer, params: Sequence[Tensor], columns: Columns, first_group: int, num_layers: int
     ) -> None:
         self.optimizer = optimizer
+        self.is_by_hand = isinstance(optimizer, HandUpdates)
         self.params = params
         self.is_updated = False
         self._columns = columns
@@ -78,6 +81,10 @@ class OptimizerTracker:
         # every replay of a CUDA graph computes the captured readings again
         self.pending: dict[str, Tensor | NDArray[Any]] = {**self._captured}
         self.is_updated = bool(self._captured)
+
+    def mark_updated(self, *_: object) -> None:
+        """Record that the loop has updated the parameters, as a hook of the optimizer."""
+        self.is_updated = True
 
     def watch_backward(self) -> list[RemovableHandle]:
         """Hook the parameters to detect backward passes that change a gradient, and return the hooks."""

@@ -64,7 +64,7 @@ class UpdateReader:
         end = self._device_clock.begin()
         self._read_before_update(tracker)
         end()
-        if self.due.updates:
+        if self.due.updates and not tracker.is_by_hand:
             self.keep_weights(tracker)
 
     @best_effort("the reading of updates")
