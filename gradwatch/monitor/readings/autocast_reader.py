@@ -43,6 +43,10 @@ class AutocastReader:
             return
         handle.remove()  # one forward shows the format; later ones run without the hook
         kind = next(module.parameters(recurse=False)).device.type
-        if torch.is_autocast_enabled(kind) and (seen := PRECISION.get(torch.get_autocast_dtype(kind))):
+        if (
+            torch.amp.is_autocast_available(kind)
+            and torch.is_autocast_enabled(kind)
+            and (seen := PRECISION.get(torch.get_autocast_dtype(kind)))
+        ):
             self._report(seen)
             self._report = None

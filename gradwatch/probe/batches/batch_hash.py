@@ -11,6 +11,7 @@ import torch
 
 from gradwatch.probe.device import backend as kernels
 from gradwatch.probe.device import sync
+from gradwatch.probe.device.torch_reduce import stored_values
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio: spreads consecutive positions over all bits
@@ -55,8 +56,7 @@ def checksums(inputs: Any, *, kernel: kernels.Kernel = "auto") -> list[int | tor
 
 def is_finite(inputs: Any) -> bool:
     """Return whether all tensors of a batch, nested as in `hash_batch`, are finite."""
-    leaves = (leaf for leaf in tensors(inputs) if leaf.is_floating_point())
-    return all(sync.to_float(torch.isfinite(leaf).all()) for leaf in leaves)
+    return all(sync.to_float(torch.isfinite(values).all()) for values in _numbers(tensors(inputs)))
 
 
 def tensors(inputs: Any) -> Iterator[torch.Tensor]:
@@ -76,9 +76,14 @@ def joined(parts: Sequence[int]) -> int:
 
 def finite_flag(inputs: Any, device: torch.device) -> torch.Tensor | None:
     """Return whether all tensors of a batch on a device are finite, as a flag there; None without such tensors."""
-    leaves = [leaf for leaf in tensors(inputs) if leaf.device == device]
-    flags = [torch.isfinite(leaf).all() for leaf in leaves if leaf.is_floating_point()]
+    leaves = (leaf for leaf in tensors(inputs) if leaf.device == device)
+    flags = [torch.isfinite(values).all() for values in _numbers(leaves)]
     return torch.stack(flags).all() if flags else None
+
+
+def _numbers(leaves: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Yield the stored values of the tensors that may hold NaN or Inf; few operations accept a sparse tensor."""
+    return (stored_values(leaf) for leaf in leaves if leaf.is_floating_point() or leaf.is_complex())
 
 
 def _leaves(inputs: Any, depth: int) -> Iterator[Any]:
@@ -86,6 +91,10 @@ def _leaves(inputs: Any, depth: int) -> Iterator[Any]:
     children: Iterable[Any] = ()
     if isinstance(inputs, np.ndarray) and inputs.dtype.kind in "biufc":
         yield torch.from_numpy(np.ascontiguousarray(inputs))
+    elif isinstance(inputs, torch.Tensor) and inputs.is_nested:
+        children = inputs.unbind()
+    elif isinstance(inputs, torch.Tensor) and inputs.is_quantized:
+        yield inputs.int_repr()  # reading the bytes of a quantized tensor ends the process
     elif isinstance(inputs, (torch.Tensor, *_PLAIN)):
         yield inputs
     elif isinstance(inputs, Mapping):

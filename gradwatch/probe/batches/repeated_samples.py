@@ -144,7 +144,10 @@ def _groups(batch: Any) -> list[list[Tensor]]:
     The first tensor counts. Its companions join the group if it may hold points of a grid, or one element of a pair.
     All further floating-point tensors of many features count, too: the first may be a graph that all samples share.
     """
-    found = [leaf for leaf in tensors(batch) if leaf.device.type == "cpu" and leaf.layout == torch.strided]
+    leaves = [*tensors(batch)]
+    if any(leaf.layout != torch.strided for leaf in leaves):
+        return []  # the samples are in a sparse tensor, and the labels alone may repeat
+    found = [leaf for leaf in leaves if leaf.device.type == "cpu"]
     found = [leaf for leaf in found if leaf.ndim > 1 or (leaf.ndim == 1 and not leaf.is_floating_point())]
     if not found or any(leaf.is_complex() or not leaf.numel() for leaf in found):
         return []

@@ -82,8 +82,12 @@ class FunctionalCalls:
         # the last condition: models may be nested, and one mode sees all calls
         if root.training or torch.is_grad_enabled() or self._mode is not None:
             return
-        self._inputs.append(hash_batch(inputs))
-        self._scale = self._scale or scale_of(inputs)
+        try:
+            self._inputs.append(hash_batch(inputs))
+            self._scale = self._scale or scale_of(inputs)
+        except Exception:  # an unknown kind of inputs: the forward call must go on
+            self.close()
+            return
         self._mode = ExitStack()
         self._mode.enter_context(_FunctionInspector(self))
 
