@@ -79,9 +79,9 @@ def watch(
     arguments. Each process reads the statistics of whole tensors, so all processes must measure at equal steps. Sampled
     statistics therefore follow the schedule at any cost, and `record` is ignored.
 
-    The training stays bit-identical, and no failure of the monitor stops the training. A feature that raises is
-    disabled with one RuntimeWarning, also if the reason is a full disk. Parameters and groups that are added after
-    this call are not in the history, and a warning says so.
+    The training stays bit-identical, and no failure of the monitor stops the training. A feature that raises several
+    times in a row is disabled with one RuntimeWarning, and so is writing to a full disk. Parameters and groups that are
+    added after this call are not in the history, and a warning says so.
 
     Args:
         model: The model, or several models by name (the generator and the discriminator of a GAN).

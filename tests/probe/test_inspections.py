@@ -181,6 +181,20 @@ def test_what_cannot_be_read_is_said_once_and_training_goes_on(monkeypatch):
     assert not criterion._forward_hooks
 
 
+@pytest.mark.parametrize("name", ["find_heads", "find_chance_loss", "find_adversary", "match_divergence"])
+def test_a_rule_that_raises_costs_no_other_rule(name, monkeypatch):
+    def broken(*_, **__):
+        raise IndexError("list index out of range")
+
+    monkeypatch.setattr(reader, name, broken)
+    criterion = nn.CrossEntropyLoss()
+    with pytest.warns(RuntimeWarning, match=r"in the graph of the loss failed \(IndexError") as caught:
+        _, watcher = watched(make(nn.Softmax(1)), criterion=criterion)
+    assert len(caught) == 1
+    assert "probabilities-into-loss" in kinds(watcher)
+    assert [event.kind for event in watcher.history.events].count("left-out") == 1
+
+
 def test_a_model_that_takes_no_hooks_is_watched_without(monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("no hooks here")

@@ -5,11 +5,12 @@ import re
 
 import pytest
 
+from gradwatch.events import LEFT_OUT as LEFT_OUT_CHECK
 from gradwatch.events import UNREAD
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Event
 from gradwatch.render.common.run_events import run_events
-from gradwatch.render.json_document import dumps
+from gradwatch.render.json_document import document, dumps
 from gradwatch.render.report.page import page
 from gradwatch.render.terminal.diagnosis import print_diagnosis
 from gradwatch.render.terminal.summary import print_summary
@@ -58,6 +59,23 @@ def test_a_loss_that_came_without_its_graph_is_told_with_what_to_hand_over(make_
     told = " ".join(written(console).split())
     assert "not read" in told
     assert "pass the loss tensor itself, before item() and detach()" in told
+
+
+def test_a_check_that_was_left_out_is_told_in_summary_diagnosis_and_json(make_console, written):
+    history = Synthetic(layers=3, steps=60).history()
+    history.add_event(
+        LEFT_OUT_CHECK.emit(step=8, part="the output heads", reason="IndexError: list index out of range")
+    )
+    summary, diagnosis = make_console(width=80), make_console(width=80)
+
+    print_summary(summary, history, (), run_dir=None)
+    print_diagnosis(diagnosis, history, ())
+
+    for console in (summary, diagnosis):
+        told = " ".join(written(console).split())
+        assert "left out the output heads (IndexError: list index out of range)" in told
+    (event,) = document(history, ())["events"]
+    assert (event["kind"], event["step"]) == ("left-out", 8)
 
 
 def test_a_step_of_ones_own_loop_is_told_without_a_command(eventful, tmp_path):
