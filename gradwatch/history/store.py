@@ -146,8 +146,7 @@ class History:
         self.param = self._table(tuple(layer.name for layer in info.layers), catalogue.PARAM_NAMES, "<f4")
         self.act = self._table(tuple(a.name for a in info.activations), catalogue.ACT_NAMES, "<f4")
         # float64: a batch hash has 48 bits
-        # a loop that moves its weights by hand has no groups: its rate is unknown, which is nan
-        self.run = self._table(("",), catalogue.run_names(max(1, groups)), "<f8")
+        self.run = self._table(("",), catalogue.run_names(max(1, groups)), "<f8")  # without groups, the rate is nan
         self._blank_run = dict.fromkeys(self.run.statistics, math.nan)
         self._step_ms = self.run.columns["step_ms"]
         first = self.run.columns[VALIDATION[0]]

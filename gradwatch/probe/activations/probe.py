@@ -207,7 +207,6 @@ class ActivationProbe:
     and disarmed steps are then two compiled graphs, and the hooks stay.
 
     A copy of the model is not watched. No error in a hook reaches the forward call: the step has no statistics then.
-    After errors at several sampled steps in a row, the hooks are removed with a warning.
 
     Args:
         model: A model, or several by name.
@@ -227,10 +226,8 @@ class ActivationProbe:
 
     def __init__(self, model: Models, *, max_elements: int = 65536, kernel: kernels.Kernel = "auto") -> None:
         self.attempts = Attempts()
-        self.is_armed = False
-        self.spent_s = 0.0
-        self.depth = 0
         self._failure: Exception | None = None
+        self.is_armed, self.spent_s, self.depth = False, 0.0, 0
         self._accumulators: list[ActivationAccumulator] = []
         self._is_traced = False
         self._hooks, self._outer_hooks = HookSet(), HookSet()
@@ -329,7 +326,7 @@ class ActivationProbe:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from the result of `state`; call `expect` before, with the watched activations."""
+        """Continue from the result of `state`, after a call of `expect`."""
         for reader, its_state in zip(self._readers, state.get("readers", ()), strict=False):  # older states have none
             reader.restore(its_state)
 
@@ -338,8 +335,7 @@ class ActivationProbe:
         self._disarm()  # the step before may not have been read
         self._attach()
         self.is_armed = True
-        self.spent_s = 0.0
-        self.depth = 0
+        self.spent_s, self.depth = 0.0, 0
         self._sums.clear()
         for accumulator in self._accumulators:
             accumulator.clear()
@@ -354,8 +350,8 @@ class ActivationProbe:
 
     def _disarm(self) -> None:
         if self.is_armed:
-            failure, self._failure = self._failure, None
-            self.attempts.conclude(ACTIVATIONS, failure, place="hooks of activations")
+            self.attempts.conclude(ACTIVATIONS, self._failure, place="hooks of activations")
+            self._failure = None
         self.is_armed = False
         if self.functions:
             self.functions.end_forward()
@@ -374,8 +370,8 @@ class ActivationProbe:
         """
         if self.is_armed:
             self._settle()  # before `called`: it may add accumulators
-        is_readable = self.is_armed and self._failure is None
-        called = [i for i, it in enumerate(self._accumulators) if it.is_called] if is_readable else []
+        is_whole = self.is_armed and self._failure is None
+        called = [i for i, it in enumerate(self._accumulators) if it.is_called] if is_whole else []
         self._disarm()
         if not called:
             return None
@@ -438,15 +434,13 @@ class ActivationProbe:
         if torch.compiler.is_compiling():
             self._is_traced = True
             action(*args)  # torch.compile reports what cannot be traced
-            return
-        if self._failure is not None:  # the sums of the step are incomplete
-            return
-        began = time.perf_counter()
-        try:
-            action(*args)
-            self.spent_s += time.perf_counter() - began
-        except Exception as error:  # of any kind: the forward call must go on
-            self._failure = error.with_traceback(None)  # its frames would keep tensors alive
+        elif self._failure is None:  # else the sums of the step are incomplete
+            began = time.perf_counter()
+            try:
+                action(*args)
+                self.spent_s += time.perf_counter() - began
+            except Exception as error:  # of any kind: the forward call must go on
+                self._failure = error.with_traceback(None)  # its frames would keep tensors alive
 
 
 def _outer_hooks(probe: ActivationProbe, modules: Iterable[nn.Module]) -> list[Callable[[], RemovableHandle]]:
