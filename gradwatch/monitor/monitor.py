@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -223,9 +224,13 @@ class Monitor:
     def _repr_html_(self) -> str:
         # called by notebooks only, so the renderer is imported here
         from gradwatch.diagnose.rank import diagnose
+
+        state = random.getstate()  # rich draws a number when it is imported
         from gradwatch.render.terminal.summary import summary_html
 
-        return summary_html(self.history, diagnose(self.history))
+        html = summary_html(self.history, diagnose(self.history))
+        random.setstate(state)
+        return html
 
     def detach(self) -> None:
         """Remove all hooks from the model and the optimizers. Later calls of `step` record nothing."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-import random
 import sys
 import warnings
 import weakref
@@ -244,12 +243,11 @@ def _keeper(
 
 
 def _sinks(directory: Path) -> list[Sink]:
-    # rich draws a random number when it is imported, which would change the training
-    state = random.getstate()
+    # imported here, since a run without a directory needs neither; none of it may import rich, which draws a random
+    # number: the training may do so at a later step, and would then draw nothing
     from gradwatch.render.report.sink import Html
     from gradwatch.render.tensorboard.sink import TensorBoard
 
-    random.setstate(state)
     return [TensorBoard(directory=directory), Html(directory=directory)]
 
 

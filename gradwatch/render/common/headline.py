@@ -6,9 +6,8 @@ import numpy as np
 from rich.text import Text
 
 from gradwatch.history.store import History
-from gradwatch.records import Severity
 from gradwatch.render.common import format as units
-from gradwatch.render.common.run_stats import RunStats, is_long_enough, run_stats, watching, worst_severity
+from gradwatch.render.common.run_stats import RunStats, health, run_stats, watching, worst_severity
 from gradwatch.render.common.series import broken
 from gradwatch.render.common.sparkline import Glyphs, sparkline
 from gradwatch.render.common.style import OK, SEVERITY, mark
@@ -32,28 +31,6 @@ def early_ending(history: History) -> str:
     """Return how a run ended that did not reach its planned end; an empty string for other runs."""
     ending = history.ending
     return "" if ending is None or ending.kind in ("finished", "running") else ending.sentence(history.step + 1)
-
-
-def health(history: History) -> str:
-    """Return the health of a run: `healthy`, or the number of problems of each severity."""
-    if history.step < 0:
-        return "no steps recorded"
-    total = history.info.total_steps
-    counts = [(sum(f.severity == severity for f in history.findings), severity) for severity in reversed(Severity)]
-    found = ", ".join(_counted(count, severity) for count, severity in counts if count)
-    if worst_severity(history) is not None:
-        return found
-    # a live run, or one that ended before its planned steps; early stopping is an end as planned
-    is_stopped = history.ending is not None and history.ending.kind == "early-stop"
-    healthy = "healthy so far" if total and history.step + 1 < total and not is_stopped else "healthy"
-    if not is_long_enough(history):  # too short for `loss-plateau` to find a flat loss
-        healthy = "no problems found (short run)"
-    return f"{healthy}, {found}" if found else healthy
-
-
-def _counted(count: int, severity: Severity) -> str:
-    noun = {Severity.CRITICAL: "critical problem", Severity.WARNING: "warning", Severity.INFO: "note"}[severity]
-    return units.plural(count, noun)
 
 
 def _health(history: History, run: RunStats, signs: Glyphs) -> Text:

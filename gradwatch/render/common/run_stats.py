@@ -54,6 +54,28 @@ class RunStats:
     val_accuracy: float
 
 
+def health(history: History) -> str:
+    """Return the health of a run: `healthy`, or the number of problems of each severity."""
+    if history.step < 0:
+        return "no steps recorded"
+    total = history.info.total_steps
+    counts = [(sum(f.severity == severity for f in history.findings), severity) for severity in reversed(Severity)]
+    found = ", ".join(_counted(count, severity) for count, severity in counts if count)
+    if worst_severity(history) is not None:
+        return found
+    # a live run, or one that ended before its planned steps; early stopping is an end as planned
+    is_stopped = history.ending is not None and history.ending.kind == "early-stop"
+    healthy = "healthy so far" if total and history.step + 1 < total and not is_stopped else "healthy"
+    if not is_long_enough(history):  # too short for `loss-plateau` to find a flat loss
+        healthy = "no problems found (short run)"
+    return f"{healthy}, {found}" if found else healthy
+
+
+def _counted(count: int, severity: Severity) -> str:
+    noun = {Severity.CRITICAL: "critical problem", Severity.WARNING: "warning", Severity.INFO: "note"}[severity]
+    return units.plural(count, noun)
+
+
 def is_long_enough(history: History) -> bool:
     """Return whether a run without findings can be called healthy: it is long, or its loss has fallen."""
     loss_T = history["loss"][np.isfinite(history["loss"])]

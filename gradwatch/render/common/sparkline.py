@@ -6,12 +6,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
 
 Floats = NDArray[np.floating[Any]]
 
@@ -134,6 +136,8 @@ def strip(norms_M: Floats, *, width: int, signs: Glyphs, cell: int = 1) -> tuple
     Returns:
         The strip, and the norm of the top level, or nan if no norm is finite and above 0.
     """
+    from rich.text import Text  # drawing a random number: a sink of somebody's own loop must not import it
+
     norms_W = _worst(norms_M, width)
     finite_W = norms_W[np.isfinite(norms_W) & (norms_W > 0)]
     top = float(finite_W.max()) if finite_W.size else float("nan")

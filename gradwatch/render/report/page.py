@@ -15,11 +15,10 @@ from string import Template
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis
 from gradwatch.render.common import format as units
-from gradwatch.render.common.headline import health
 from gradwatch.render.common.heatmap import draw
 from gradwatch.render.common.layers import layers, norms_over_run
 from gradwatch.render.common.run_events import run_events
-from gradwatch.render.common.run_stats import environment, run_stats, watching, worst_severity
+from gradwatch.render.common.run_stats import environment, health, run_stats, watching, worst_severity
 from gradwatch.render.json_document import strict
 from gradwatch.render.report.data import packed
 from gradwatch.render.report.findings import badge, code, diagnosis_cards
