@@ -13,6 +13,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from gradwatch.monitor import Monitor
 from gradwatch.monitor.watch import watch
+from gradwatch.probe.inert_hook import inert_hook
 
 
 @final
@@ -53,13 +54,13 @@ class Watch(TrainerCallback):
         self._let_go()  # a training that raised has left its hook on the model
         # the user's options win over the trainer's values
         self.monitor = watch(model, kwargs["optimizer"], **known | self._options)
-        self._handle = model.register_forward_hook(self._after_forward, with_kwargs=True)
+        self._handle = model.register_forward_hook(inert_hook(self._after_forward), with_kwargs=True)
 
     def _after_forward(self, model: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
         """Keep the loss and the batch of a micro-batch."""
         loss = output.get("loss") if isinstance(output, Mapping) else None
         # a loss without a gradient is of an evaluation
-        if not isinstance(loss, Tensor) or not loss.requires_grad or torch.compiler.is_compiling():
+        if not isinstance(loss, Tensor) or not loss.requires_grad:
             return
         self._losses.append(loss)
         self._batches.append(dict(kwargs) or args)
@@ -67,7 +68,7 @@ class Watch(TrainerCallback):
         self._is_share = kwargs.get("num_items_in_batch") is not None
         # gradients are complete only after the last micro-batch
         if len(self._losses) == self._micro_batches:
-            loss.register_hook(self._before_backward)
+            loss.register_hook(inert_hook(self._before_backward))
 
     def _before_backward(self, grad: Tensor) -> None:
         # in a hook, since the engine accepts a final callback only during a backward pass

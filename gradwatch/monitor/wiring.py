@@ -24,8 +24,9 @@ from gradwatch.monitor.readings.hand_updates import HandUpdates
 from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.probe.activations.probe import ACTIVATIONS, ActivationProbe
 from gradwatch.probe.gradients.zero_grad import ZeroGradCheck
+from gradwatch.probe.inert_hook import takes_hooks
 from gradwatch.probe.inspections import Inspections
-from gradwatch.probe.parameters import list_parameters
+from gradwatch.probe.parameters import list_parameters, named_modules
 from gradwatch.records import ActivationInfo, RunInfo
 from gradwatch.render.own_loop.finding_handler import FindingStop
 
@@ -65,6 +66,7 @@ def inspect(
 ) -> tuple[list[Tensor], RunInfo]:
     """Return the parameters to watch, and the description of the run."""
     params, layers = list_parameters(models, optimizers)  # first: it raises if a parameter has no shape yet
+    _warn_of_closed_modules(models)
     info = RunInfo(
         name=name,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -121,8 +123,12 @@ def build_monitor(
         activations.attempts = pipeline.attempts
     # functions show at the first forward; a resumed run has a layout already
     if activations and not len(history.param):
-        activations.find_functions(functools.partial(lay_out, history, pipeline, layout_writer))
+        find_functions = functools.partial(
+            activations.find_functions, functools.partial(lay_out, history, pipeline, layout_writer)
+        )
+        _or_none("the search for functional activations", find_functions, pipeline.attempts)
     names = {param: layer.name for param, layer in zip(params, history.info.layers, strict=True)}
+    make_check = functools.partial(ZeroGradCheck, optimizers, pipeline.add_event, names=names)
     # deferred to `_or_none`, which disables the inspection if a model does not support it
     make_facts = functools.partial(
         Inspections,
@@ -134,7 +140,7 @@ def build_monitor(
         recurrences=activations.recurrences if activations else None,
         target_match=activations.target_match if activations else None,
         attempts=pipeline.attempts,
-        zero_grad=ZeroGradCheck(optimizers, pipeline.add_event, names=names) if hooked else None,
+        zero_grad=_or_none("the check of cleared gradients", make_check, pipeline.attempts) if hooked else None,
         known=history.events,
         hooked=hooked,
     )
@@ -149,7 +155,11 @@ def build_monitor(
         facts=_or_none("the inspection of autograd graph and modes", make_facts, pipeline.attempts),
         hooked=hooked,
         # attached after the probes and before the optimizers: arguments are evaluated in order
-        hooks=[hook for attach_hooks in attach for hook in attach_hooks()],
+        hooks=[
+            hook
+            for attach_hooks in attach
+            for hook in _or_none("a hook of the model", attach_hooks, pipeline.attempts) or ()
+        ],
         keeper=keeper,
         stop=stop,
         run_dir=run_dir,
@@ -166,6 +176,22 @@ def lay_out(
     if has_room and writer:
         writer.update_layout()
     return has_room
+
+
+def _warn_of_closed_modules(models: Models) -> None:
+    """Warn of modules that take no hooks, once for all: what watches them needs none."""
+    outermost: list[str] = []
+    parts: set[nn.Module] = set()
+    for name, module in named_modules(models):
+        if not takes_hooks(module) and module not in parts:
+            outermost.append(f"`{name}`" if name else "the model")
+            parts.update(module.modules())
+    if outermost:
+        text = (
+            f"hooks cannot be attached to {', '.join(outermost)} (modules of TorchScript take none): gradients, "
+            "weights and updates are watched there, but not activations, inputs and modes"
+        )
+        warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=4)
 
 
 def _or_none(part: str, make: Callable[[], T], attempts: Attempts) -> T | None:

@@ -20,7 +20,7 @@ from gradwatch.probe.gradients.zero_grad import ZeroGradCheck
 from gradwatch.probe.graph.reader import READ_STEPS, LossGraphReader, is_due
 from gradwatch.probe.graph.unregistered import find_empty_groups
 from gradwatch.probe.graph.weight_means import find_offset_weights
-from gradwatch.probe.inert_hook import inert_hook, remove_hooks
+from gradwatch.probe.inert_hook import inert_hook, remove_hooks, takes_hooks
 from gradwatch.probe.modules.functional_calls import FunctionalCalls
 from gradwatch.probe.modules.identical_units import find_identical_units
 from gradwatch.probe.modules.train_eval_modes import TrainEvalModes
@@ -91,7 +91,7 @@ class Inspections:
         ]
         self._pending = [observation.at(0) for observation in initial if observation.place not in places]
         self._handles: list[RemovableHandle] = []
-        if isinstance(loss_fn, nn.Module):
+        if isinstance(loss_fn, nn.Module) and takes_hooks(loss_fn):
             hook = inert_hook(lambda module, inputs, loss: self.after_loss(loss))
             self._handles.append(loss_fn.register_forward_hook(hook))
 

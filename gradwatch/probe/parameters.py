@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from gradwatch.errors import GradwatchError
+from gradwatch.probe.inert_hook import takes_hooks
 from gradwatch.records import LayerInfo
 
 _WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
@@ -49,7 +50,7 @@ def list_parameters(
             params[param] = LayerInfo(
                 name=name,
                 module=module_name,
-                module_type=type(module).__name__,
+                module_type=_type_name(module),
                 shape=tuple(param.shape),
                 dtype=str(param.dtype).removeprefix("torch."),
                 trainable=param.requires_grad,
@@ -69,6 +70,11 @@ def named_modules(models: Models) -> Iterator[tuple[str, nn.Module]]:
             yield without_wrappers(f"{prefix}.{path}"), module
 
 
+def _type_name(module: nn.Module) -> str:
+    # the class of a scripted module is the same for all
+    return str(module.original_name) if isinstance(module, torch.jit.ScriptModule) else type(module).__name__
+
+
 def is_compiled(module: nn.Module) -> bool:
     """Return whether torch.compile wraps a module, or compiles its calls."""
     # `torch.compile(module)` makes a wrapper, `module.compile()` replaces the call
@@ -76,12 +82,12 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def hookable_modules(models: Models) -> Iterator[nn.Module]:
-    """Yield the modules outside compiled modules and outside modules with a fast path."""
+    """Yield the modules that take hooks, outside compiled modules and outside modules with a fast path."""
     closed: set[nn.Module] = set()  # a parent comes before its parts, so they are known in time
     for _, module in named_modules(models):
         if is_compiled(module) or module in closed or isinstance(module, HAVE_A_FAST_PATH):
             closed.update(module.modules())
-        else:
+        elif takes_hooks(module):
             yield module
 
 

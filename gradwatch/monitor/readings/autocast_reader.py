@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from gradwatch.probe.inert_hook import inert_hook
+from gradwatch.probe.inert_hook import inert_hook, takes_hooks
 from gradwatch.probe.parameters import named_modules
 
 PRECISION = {torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -32,21 +32,19 @@ class AutocastReader:
         """Hook every module that has parameters, and return the hooks."""
         for _, module in named_modules(models):
             # the hook needs a parameter for the device type of autocast
-            if next(module.parameters(recurse=False), None) is not None:
+            if takes_hooks(module) and next(module.parameters(recurse=False), None) is not None:
                 self._handles[module] = module.register_forward_pre_hook(inert_hook(self._before_forward))
         return list(self._handles.values())
 
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
-        if torch.compiler.is_compiling() or not module.training or not torch.is_grad_enabled():
-            return  # evaluation may use another format, and torch.compile must not trace the rest
+        if not module.training or not torch.is_grad_enabled():
+            return  # evaluation may use another format
+        kind = next(module.parameters(recurse=False)).device.type
+        if not torch.amp.is_autocast_available(kind):  # on the meta device
+            return
         if (handle := self._handles.pop(module, None)) is None or self._report is None:
             return
         handle.remove()  # one forward shows the format; later ones run without the hook
-        kind = next(module.parameters(recurse=False)).device.type
-        if (
-            torch.amp.is_autocast_available(kind)
-            and torch.is_autocast_enabled(kind)
-            and (seen := PRECISION.get(torch.get_autocast_dtype(kind)))
-        ):
+        if torch.is_autocast_enabled(kind) and (seen := PRECISION.get(torch.get_autocast_dtype(kind))):
             self._report(seen)
             self._report = None

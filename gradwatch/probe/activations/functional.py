@@ -126,9 +126,6 @@ class FunctionalActivations:
             output: Any nest of tensors.
             known: Nodes of activations that are modules.
         """
-        # inside a functorch transform, tensors are wrappers without readable values
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            return
         roots = [tensor.grad_fn for tensor in tensors_of(output) if tensor.grad_fn is not None]
         calls: dict[str, int] = {}
         for node, users in _activations(roots, self._met):

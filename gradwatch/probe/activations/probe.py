@@ -26,7 +26,8 @@ from gradwatch.probe.batches.target_match import TargetMatch
 from gradwatch.probe.device import backend as kernels
 from gradwatch.probe.gradients.recurrence import RecurrenceProbe
 from gradwatch.probe.graph.graph import Node, uncollected
-from gradwatch.probe.inert_hook import inert_hook, remove_hooks
+from gradwatch.probe.inert_hook import inert_hook, remove_hooks, takes_hooks
+from gradwatch.probe.nested import has_plain_values, tensors_of
 from gradwatch.probe.parameters import Models, hookable_modules, named_modules
 from gradwatch.records import ActivationInfo
 
@@ -67,7 +68,8 @@ def _before_forward(
 def _after_forward(
     probe: ActivationProbe, accumulator: ActivationAccumulator, module: nn.Module, inputs: Any, output: Any
 ) -> None:
-    if probe.is_armed and isinstance(output, torch.Tensor) and output.numel():  # an empty output has no mean
+    # an empty output has no mean
+    if probe.is_armed and isinstance(output, torch.Tensor) and output.numel() and has_plain_values(output):
         probe.attempt(_add, accumulator, module, output)
         if probe.functions:
             probe.functions.exclude(output)
@@ -75,12 +77,12 @@ def _after_forward(
 
 def _on_enter(probe: ActivationProbe, module: nn.Module, inputs: Any) -> None:
     # every hooked module counts, so that depth 0 is reached only after the outermost one
-    if not torch.compiler.is_compiling() and probe.is_armed:
+    if probe.is_armed:
         probe.depth += 1
 
 
 def _on_leave(probe: ActivationProbe, module: nn.Module, inputs: Any, output: Any) -> None:
-    if not torch.compiler.is_compiling() and probe.is_armed:
+    if probe.is_armed:
         probe.depth -= 1
         if probe.depth == 0:
             probe.attempt(probe.inspect, module, output)
@@ -181,9 +183,15 @@ class HookSet:
         self._handles: list[RemovableHandle] = []
 
     def attach(self) -> None:
-        """Attach all hooks, unless they are attached already."""
-        if not self._handles:
-            self._handles = [register() for register in self.register]
+        """Attach all hooks, unless they are attached already. If a module refuses its hook, remove them all."""
+        if self._handles:
+            return
+        try:
+            for register in self.register:
+                self._handles.append(register())
+        except Exception:
+            self.remove()
+            raise
 
     def remove(self) -> None:
         """Remove all hooks."""
@@ -247,17 +255,18 @@ class ActivationProbe:
             if isinstance(module, (*_CHANNELS_FIRST, *_FEATURES_LAST)):
                 channels_first = isinstance(module, _CHANNELS_FIRST)
             rules = rules_of(module)
-            if rules is not None:
+            if rules is not None and takes_hooks(module):
                 infos.append(ActivationInfo(name=name, module_type=type(module).__name__))
                 self._order[infos[-1]] = place
                 accumulator = self._new_accumulator(rules, channels_first=channels_first)
                 self._accumulators.append(accumulator)
-                hook = inert_hook(partial(_after_forward, self, accumulator))
+                hook = inert_hook(partial(_after_forward, self, accumulator), is_compiled=True)
                 self._hooks.register.append(partial(module.register_forward_hook, hook))
         for root in model.values() if isinstance(model, Mapping) else [model]:
             root = getattr(root, "_orig_mod", root)  # inside torch.compile, to be traced with the rest
-            hook = inert_hook(partial(_before_forward, self, self._accumulators))
-            self._hooks.register.append(partial(root.register_forward_pre_hook, hook))
+            hook = inert_hook(partial(_before_forward, self, self._accumulators), is_compiled=True)
+            if takes_hooks(root):
+                self._hooks.register.append(partial(root.register_forward_pre_hook, hook))
         self.infos = tuple(infos)
         self._hooks.attach()  # now, so that the first compiled call traces them
 
@@ -387,7 +396,8 @@ class ActivationProbe:
 
     def inspect(self, module: nn.Module, output: Any) -> None:
         """Read the graph of the output of an outermost module."""
-        if not self._inspects_outermost or not _counts(module):
+        # without values it is a trace: of torch.fx, or with tensors on the meta device
+        if not self._inspects_outermost or not _counts(module) or next(tensors_of(output), None) is None:
             return
         self._called[module] = None  # a dict keeps the order
         if self.functions:

@@ -15,7 +15,7 @@ from gradwatch.events import BATCH_ALIKE, INPUTS_ALIKE, INPUTS_DIFFER, Observati
 from gradwatch.probe.batches.batch_hash import tensors
 from gradwatch.probe.batches.repeated_samples import INSPECTED_STEPS, MAX_COORDINATES, RepeatedSamples
 from gradwatch.probe.device.sync import to_float
-from gradwatch.probe.inert_hook import inert_hook, remove_hooks
+from gradwatch.probe.inert_hook import inert_hook, remove_hooks, takes_hooks
 from gradwatch.probe.parameters import Models, is_compiled, named_modules
 from gradwatch.records import Event
 
@@ -89,7 +89,7 @@ class ModelInputs:
         self._inspected: dict[str, int] = {}
         self._alike: dict[str, Event] = {}
         roots = models if isinstance(models, Mapping) else {"": models}
-        self._handles = [self._hook(name, root) for name, root in roots.items()]
+        self._handles = [self._hook(name, root) for name, root in roots.items() if takes_hooks(root)]
 
     @property
     def is_over(self) -> bool:
@@ -109,7 +109,7 @@ class ModelInputs:
         remove_hooks(self._handles)
 
     def _before_forward(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling() or not module.training:
+        if not module.training:
             return
         try:
             self.before(name, (args, kwargs))
@@ -160,7 +160,7 @@ class ModelInputs:
         self.close()
         self._first_step = 1
         if not any(map(is_compiled, self._parts.values())):
-            self._handles = [self._hook(name, part) for name, part in self._parts.items()]
+            self._handles = [self._hook(name, part) for name, part in self._parts.items() if takes_hooks(part)]
 
     def _hook(self, name: str, module: nn.Module) -> RemovableHandle:
         return module.register_forward_pre_hook(inert_hook(partial(self._before_forward, name)), with_kwargs=True)

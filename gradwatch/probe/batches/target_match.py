@@ -16,8 +16,8 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwatch.events import PAIRED, UNPAIRED, EventKind, Observation
 from gradwatch.probe.device.sync import to_float, to_host
-from gradwatch.probe.inert_hook import remove_hooks
-from gradwatch.probe.nested import tensors_of
+from gradwatch.probe.inert_hook import inert_hook, remove_hooks
+from gradwatch.probe.nested import has_plain_values, tensors_of
 
 WINDOW_SAMPLES = 8
 """Number of sampled steps to judge together: with 32 samples each, chance explains 1 % of the loss."""
@@ -208,7 +208,7 @@ class TargetMatch:
             return
         (scores,) = found
         if scores.is_cpu and scores.ndim and len(scores) >= MIN_SAMPLES:
-            self._handles.append(scores.register_hook(_OutputHook(self._read, scores.detach())))
+            self._handles.append(scores.register_hook(inert_hook(_OutputHook(self._read, scores.detach()))))
 
     def find(self, loss: Any) -> Iterator[Observation]:
         """Yield an observation, after a backward pass, if predictions ceased to fit their targets, or fit again.
@@ -237,6 +237,8 @@ class _OutputHook:
         self._scores = [scores[part.place].clone() for part in self._slices]
 
     def __call__(self, gradient: Tensor) -> None:
+        if not has_plain_values(gradient):  # of many backward passes at once
+            return
         gradients = [gradient.detach()[part.place].clone() for part in self._slices]
         self._read.append(OutputCall(gradient.numel(), self._slices, self._scores, gradients))
 

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.utils.hooks import RemovableHandle
 
+from gradwatch.probe.inert_hook import inert_hook
+
 
 @final
 class MicroBatchProbe:
@@ -33,7 +35,7 @@ class MicroBatchProbe:
     def attach(self) -> list[RemovableHandle]:
         """Hook a parameter near the output, the likeliest to be reached, and return the hook."""
         leaves = [p for p in self._params if p.requires_grad and p.is_leaf]
-        return [leaves[-1].register_hook(self._on_gradient)] if leaves else []
+        return [leaves[-1].register_hook(inert_hook(self._on_gradient))] if leaves else []
 
     def begin(self, *, is_due: bool) -> None:
         """Start a step.

@@ -15,8 +15,8 @@ from torch.utils.hooks import RemovableHandle
 from gradwatch.events import RECURRENCE, Observation
 from gradwatch.probe.device.sync import HostTransfer, is_capturing
 from gradwatch.probe.graph.graph import LAYOUT, LEAF, Graph, Node, operation
-from gradwatch.probe.inert_hook import remove_hooks
-from gradwatch.probe.nested import tensors_of
+from gradwatch.probe.inert_hook import inert_hook, remove_hooks
+from gradwatch.probe.nested import has_plain_values, tensors_of
 from gradwatch.probe.parameters import Models, list_parameters
 
 MAX_NODES = 10_000
@@ -146,7 +146,7 @@ class RecurrenceProbe:
         places = [k * (len(uses) - 1) // (count - 1) for k in range(count)]
         self._norms_U = [None] * len(places)
         for place, use in enumerate(places):
-            self._handles.append(uses[use].register_prehook(_NormHook(self._norms_U, place)))
+            self._handles.append(uses[use].register_prehook(inert_hook(_NormHook(self._norms_U, place))))
 
 
 @final
@@ -158,7 +158,7 @@ class _NormHook:
 
     def __call__(self, gradients: tuple[Tensor | None, ...]) -> None:
         gradient = gradients[0] if gradients else None
-        if gradient is not None:
+        if gradient is not None and has_plain_values(gradient):
             self._norms_U[self._place] = gradient.detach().float().norm()
 
 

@@ -15,7 +15,7 @@ from gradwatch.events import GRADIENTS_CLEARED, GRADIENTS_KEPT, GRADIENTS_KEPT_L
 from gradwatch.probe.device.dtensor import local_part
 from gradwatch.probe.device.sync import is_capturing, to_float
 from gradwatch.probe.gradients.gradient_sample import MIN_NUMBERS, GradientSample
-from gradwatch.probe.inert_hook import remove_hooks
+from gradwatch.probe.inert_hook import inert_hook, remove_hooks
 from gradwatch.records import Event
 
 FIRST_UPDATES = 8
@@ -141,8 +141,8 @@ class _GradientWatch:
     def attach(self, optimizer: Optimizer) -> None:
         """Hook the parameter and its optimizer."""
         self._handles = [
-            self._param.register_hook(self._before_backward),
-            self._param.register_post_accumulate_grad_hook(self._after_backward),
+            self._param.register_hook(inert_hook(self._before_backward)),
+            self._param.register_post_accumulate_grad_hook(inert_hook(self._after_backward)),
             optimizer.register_step_pre_hook(self._before_update),
             optimizer.register_step_post_hook(self._after_update),
         ]

@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from gradwatch.events import FUNCTION_ACTIVE, Observation
 from gradwatch.probe.batches.batch_hash import hash_batch
 from gradwatch.probe.batches.input_scale import InputScale, compare_scales, scale_of
-from gradwatch.probe.inert_hook import inert_hook, remove_hooks
+from gradwatch.probe.inert_hook import inert_hook, remove_hooks, takes_hooks
 from gradwatch.probe.parameters import HAVE_A_FAST_PATH, Models, is_compiled, named_modules
 
 DROPOUTS = frozenset({"alpha_dropout", "dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout"})
@@ -38,9 +38,8 @@ class FunctionalCalls:
         modules = list(named_modules(models))
         self._names = {module: name for name, module in modules}
         # a function mode would make modules with a fast path run other code
-        self._roots = (
-            [] if any(is_compiled(it) or isinstance(it, HAVE_A_FAST_PATH) for _, it in modules) else list(roots)
-        )
+        is_closed = any(is_compiled(it) or isinstance(it, HAVE_A_FAST_PATH) for _, it in modules)
+        self._roots = [] if is_closed else [root for root in roots if takes_hooks(root)]
         self._handles: list[RemovableHandle] = []
         self._inputs: list[int] = []
         self._scale: InputScale | None = None

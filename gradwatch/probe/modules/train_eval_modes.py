@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gradwatch.events import MODE_FROZEN, MODE_TRAINING, MODE_VALIDATION, EventKind, Observation, Place
-from gradwatch.probe.inert_hook import inert_hook, remove_hooks, untraced
+from gradwatch.probe.inert_hook import inert_hook, remove_hooks, takes_hooks, untraced
 from gradwatch.probe.modules.batch_norm import BatchNormStatistics, has_statistics, is_blank
 from gradwatch.probe.parameters import Models, hookable_modules, named_modules
 from gradwatch.records import Event
@@ -93,7 +93,8 @@ class TrainEvalModes:
         self._calls = [roots, inner]
         for model, root in zip(called, self._roots, strict=True):
             # the hook is on the wrapper that the loop calls, the mode is read from the model inside
-            self._handles.append(model.register_forward_pre_hook(inert_hook(partial(roots.count, root))))
+            if takes_hooks(model):
+                self._handles.append(model.register_forward_pre_hook(inert_hook(partial(roots.count, root))))
         if (witness := _witness(models, self._moded)) is not None:
             self._handles.append(witness.register_forward_pre_hook(inert_hook(partial(inner.count, witness))))
 
@@ -224,12 +225,10 @@ class CallCounter:
 
     def count(self, module: nn.Module, *_: Any) -> None:
         """Count a forward call by the mode of a module."""
-        # torch.compile would trace the counter
-        if torch.compiler.is_compiling():
-            return
         if module.training:
             self.training += 1
-            self.without_gradients += not torch.is_grad_enabled()
+            if not torch.is_grad_enabled():
+                self.without_gradients += 1
         else:
             self.evaluation += 1
 
@@ -258,8 +257,8 @@ def _witness(models: Models, moded: Sequence[ModedModule]) -> nn.Module | None:
 
 def _inner(model: nn.Module) -> nn.Module:
     # a loop may change the mode of the model inside a wrapper, and the wrapper keeps its own
-    while (inside := vars(model).get("_modules", {}).get(_wrapped(model))) is not None:
-        model = inside
+    while _wrapped(model) in model._modules:
+        model = getattr(model, _wrapped(model))
     return model
 
 

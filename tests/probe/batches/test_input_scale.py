@@ -110,9 +110,8 @@ def test_a_copy_of_the_model_is_not_looked_at():
     model = nn.Linear(6, 1)
     with gradwatch.watch(model, torch.optim.SGD(model.parameters(), 0.01)):
         kept, copied = (
-            [hook._callback for hook in it._forward_pre_hooks.values() if isinstance(hook, InertHook)]
+            [isinstance(hook, InertHook) for hook in it._forward_pre_hooks.values()]
             for it in (model, copy.deepcopy(model))
         )
-    assert kept
-    assert None not in kept
-    assert copied == [None] * len(kept)
+    assert any(kept)
+    assert not any(copied)
