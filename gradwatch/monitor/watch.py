@@ -79,8 +79,10 @@ def watch(
     statistics therefore follow the schedule at any cost, and `record` is ignored.
 
     The training stays bit-identical, and no failure of the monitor stops the training. A feature that raises several
-    times in a row is disabled with one RuntimeWarning, and so is writing to a full disk. Parameters and groups that are
-    added after this call are not in the history, and a warning says so.
+    times in a row is disabled with one RuntimeWarning, and so is writing to a full disk. Copies and saved files of the
+    model need no gradwatch and are not watched; a pass that traces, exports or transforms the model is left out. Parts
+    that are ScriptModules are watched by their gradients, with one warning. Parameters and groups that are added after
+    this call are not in the history, and a warning says so.
 
     Args:
         model: The model, or several models by name (the generator and the discriminator of a GAN).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import warnings
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
