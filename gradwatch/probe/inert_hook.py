@@ -32,7 +32,8 @@ class InertHook:
     """Call a function as a hook, where tensors have values.
 
     The hook is skipped in a forward or backward pass that has no values to read: in `torch.jit.trace`, `torch.export`,
-    a transform of `torch.func`, or with fake tensors. `torch.jit.script` does not see the hook. A copy of the hook, made or saved with its module or optimizer, does nothing, and loads without gradwatch.
+    a transform of `torch.func`, or with fake tensors. `torch.jit.script` does not see the hook. A copy of the hook,
+    made or saved with its module or optimizer, does nothing, and loads without gradwatch.
     An error in the function never reaches the training: one RuntimeWarning names the first.
 
     Args:
