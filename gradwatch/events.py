@@ -334,9 +334,15 @@ UNPAIRED = EventKind(
     values={"explained": "fraction of the loss of the best constant"},
     text="predictions fit other samples as well as their own",
 )
+UNCLEAR = EventKind(
+    name="outputs-unclear",
+    meaning="Predictions do not fit their own targets yet, and so few samples would not show a slow start.",
+    values=UNPAIRED.values,
+    text="predictions do not fit yet, which says little after so few samples",
+)
 PAIRED = EventKind(
     name="outputs-paired",
-    meaning="Predictions fit their own targets again, after they did not.",
+    meaning="Predictions fit their own targets, after they did not, or after it was unclear.",
     values=UNPAIRED.values,
     text="predictions fit",
 )

@@ -79,12 +79,17 @@ def monotone_rise(values_M: Floats) -> float:
     return whole if is_line and largest < 0.7 * abs(whole) else 0.0
 
 
-def trend(values_T: Floats) -> float:
-    """Return the least-squares slope of a series in standard errors. Beyond 2 or 3 it is not random."""
+def slope_and_error(values_T: Floats) -> tuple[float, float]:
+    """Return the least-squares slope of a series per position, and its standard error."""
     place_T, square = _places(len(values_T))
     rise = slope(values_T)
     rest_T = values_T - values_T.mean() - rise * place_T
-    error = math.sqrt(float(rest_T @ rest_T) / (len(values_T) - 2) / square)  # 2: the fit uses up two degrees
+    return rise, math.sqrt(float(rest_T @ rest_T) / (len(values_T) - 2) / square)  # 2: the fit uses up two degrees
+
+
+def trend(values_T: Floats) -> float:
+    """Return the least-squares slope of a series in standard errors. Beyond 2 or 3 it is not random."""
+    rise, error = slope_and_error(values_T)
     # a series exactly on a line has no error: its slope is infinitely certain, or 0 if flat
     return rise / error if error > 0 else math.copysign(math.inf, rise) if rise else 0.0
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from gradwatch.events import PAIRED, UNPAIRED, EventKind, Observation
+from gradwatch.events import PAIRED, UNCLEAR, UNPAIRED, EventKind, Observation
 from gradwatch.probe.device.sync import to_float, to_host
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks
 from gradwatch.probe.nested import has_plain_values, tensors_of
@@ -34,6 +34,18 @@ SURE_ERRORS = 5.0
 
 Memorized samples reach less, 3 to 4.
 """
+
+SURE_WINDOWS = 4
+"""Windows that are judged together for such a gain: four windows halve its standard error."""
+
+MEMORY_SAMPLES = 128
+"""Number of sampled steps whose trend is judged."""
+
+WINDOWS_AHEAD = 4
+"""Future spans, as long as all sampled steps so far, for which predictions must be sure not to fit."""
+
+BOUND_ERRORS = 3.0
+"""Standard errors that a bound is above an estimate: each sampled step has a bound, and 1 in 740 is too low."""
 
 MIN_SAMPLES = 8
 """Minimum number of samples to compare with each other."""
@@ -83,6 +95,27 @@ def explained_share(gains: Sequence[PairingGain]) -> Explained:
     return Explained(share, gain > SURE_ERRORS * math.sqrt(variance))
 
 
+def highest_share(gains: Sequence[PairingGain]) -> float:
+    """Return an upper bound of the fraction of the loss that predictions will explain, if their trend goes on.
+
+    A model that learns slowly explains nothing at first. Few or noisy samples give a high bound, because they would
+    not show such a trend.
+
+    Args:
+        gains: At least two sampled steps, at equal distances.
+    """
+    gains_T, variances_T = (np.array([getattr(g, field) for g in gains]) for field in ("gain", "variance"))
+    place_T = np.arange(len(gains)) - (len(gains) - 1) / 2
+    square = _dot(place_T, place_T)
+    slope, slope_variance = _dot(place_T, gains_T) / square, _dot(place_T**2, variances_T) / square**2
+    newest = slice(-WINDOW_SAMPLES, None)
+    level, level_variance = gains_T[newest].mean(), variances_T[newest].mean() / len(gains_T[newest])
+    rise = max(0.0, slope + BOUND_ERRORS * math.sqrt(slope_variance))
+    highest = level + BOUND_ERRORS * math.sqrt(level_variance) + WINDOWS_AHEAD * len(gains) * rise
+    constant = sum(gain.constant for gain in gains) / len(gains)
+    return float(highest / (2 * constant)) if constant > 0 else 1.0  # as in `explained_share`
+
+
 @final
 class FitState:
     """Decide over the sampled steps of a run whether predictions fit, with hysteresis, and when to stop reading.
@@ -92,25 +125,29 @@ class FitState:
     """
 
     def __init__(self) -> None:
-        self._gains: deque[PairingGain] = deque(maxlen=WINDOW_SAMPLES)
-        self._is_unpaired = False
+        self._gains: deque[PairingGain] = deque(maxlen=MEMORY_SAMPLES)
+        self._verdict: EventKind | None = None  # until a window is full
         self._changes = self._misses = 0
         self.is_over = False
 
     def state(self) -> dict[str, Any]:
         """Return plain data that `restore` reads back."""
         gains = [list(gain) for gain in self._gains]  # lists, since a tuple of a class is no plain data
+        verdict = self._verdict.name if self._verdict else ""
         counts = {"changes": self._changes, "misses": self._misses}
-        return {"looks": gains, "is_unpaired": self._is_unpaired, "is_over": self.is_over, **counts}
+        return {"looks": gains, "verdict": verdict, "is_over": self.is_over, **counts}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the result of `state`."""
-        self._gains = deque((PairingGain(*gain) for gain in state["looks"]), maxlen=WINDOW_SAMPLES)
-        self._is_unpaired, self.is_over = state["is_unpaired"], state["is_over"]
+        self._gains = deque((PairingGain(*gain) for gain in state["looks"]), maxlen=MEMORY_SAMPLES)
+        # checkpoints of earlier versions have a flag only
+        verdict = state.get("verdict", UNPAIRED.name if state.get("is_unpaired") else "")
+        self._verdict = next((kind for kind in (UNPAIRED, PAIRED, UNCLEAR) if kind.name == verdict), None)
+        self.is_over = state["is_over"]
         self._changes, self._misses = state["changes"], state["misses"]
 
     def add(self, gain: PairingGain | None) -> Observation | None:
-        """Add a sampled step, and return an observation if predictions ceased to fit, or fit again.
+        """Add a sampled step, and return an observation if it changes whether predictions fit.
 
         Args:
             gain: Gain of the step, or None if its loss has another form.
@@ -121,16 +158,28 @@ class FitState:
             self.is_over |= self._misses > len(self._gains) + WINDOW_SAMPLES
             return None
         self._gains.append(gain)
-        explained, is_full = explained_share(self._gains), len(self._gains) == WINDOW_SAMPLES
-        # two limits, so that a fit near one of them does not change back and forth
-        is_unpaired = not explained.is_sure and explained.share < (FIT if self._is_unpaired else NO_FIT)
-        if not is_full or is_unpaired is self._is_unpaired:
-            self.is_over |= explained.share >= GOOD_FIT and is_full
+        if len(self._gains) < WINDOW_SAMPLES:
             return None
-        self._is_unpaired, self._changes = is_unpaired, self._changes + 1
+        gains = list(self._gains)
+        share = explained_share(gains[-WINDOW_SAMPLES:]).share
+        before, self._verdict = self._verdict, self._judge(gains, share)
+        # predictions that fit from the beginning are the usual case, and no news
+        if self._verdict is before or (before is None and self._verdict is PAIRED):
+            self.is_over |= share >= GOOD_FIT
+            return None
+        self._changes += 1
         self.is_over |= self._changes == MAX_CHANGES
-        kind: EventKind = UNPAIRED if is_unpaired else PAIRED
-        return kind.observe(values={"explained": explained.share})
+        return self._verdict.observe(values={"explained": share})
+
+    def _judge(self, gains: list[PairingGain], share: float) -> EventKind:
+        """Return whether predictions fit. Without evidence for or against it, the verdict stays the same."""
+        # a small fit may take several windows to show
+        windows = (gains[-WINDOW_SAMPLES:], gains[-SURE_WINDOWS * WINDOW_SAMPLES :])
+        if share >= FIT or any(explained_share(window).is_sure for window in windows):
+            return PAIRED
+        if share < NO_FIT and highest_share(gains) < GOOD_FIT:
+            return UNPAIRED
+        return self._verdict or UNCLEAR
 
 
 class OutputSlice(NamedTuple):

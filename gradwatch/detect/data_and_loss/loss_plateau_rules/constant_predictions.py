@@ -2,7 +2,8 @@
 
 For cross entropies and squared errors of the model's output, the gradient of that output reveals the targets. The probe
 checks whether predictions fit their own sample better than any other sample of the batch. It reports a misfit if eight
-checks in a row show together that pairing explains less than 0.03 of the loss that a constant leaves.
+checks in a row show together that pairing explains less than 0.03 of the loss that a constant leaves, and if the trend
+of all checks is sure to lead nowhere. Few samples, or a slow start, leave it unclear.
 """
 
 # E = embeddings
@@ -15,7 +16,7 @@ from gradwatch.detect.data_and_loss.loss_plateau_rules.progress import WINDOW_ST
 from gradwatch.detect.features.finding import Sign
 from gradwatch.detect.features.robust_stats import median
 from gradwatch.detect.features.structure import structure_of
-from gradwatch.events import PAIRED, UNPAIRED
+from gradwatch.events import PAIRED, UNCLEAR, UNPAIRED
 from gradwatch.history.store import History
 
 
@@ -27,11 +28,16 @@ def find_constant_predictions(history: History, *, patience: int) -> Sign | None
         patience: Steps for which the rows of each embedding must have learned. If a batch reads a third of the rows,
             each row learns in a third of the steps.
     """
-    checks = [e.kind for e in history.events if e.kind in (UNPAIRED.name, PAIRED.name) and e.step <= history.step]
-    # the newest check counts: predictions that began to fit end the suspicion
-    if not checks or checks[-1] == PAIRED.name or history.step * _min_read_frac(history) < patience:
+    if newest_check(history) != UNPAIRED.name or history.step * _min_read_frac(history) < patience:
         return None
     return make_sign(history, "predictions fit other samples as well as their own")
+
+
+def newest_check(history: History) -> str | None:
+    """Return the kind of the newest event on whether predictions fit, or None if that was not seen or is usual."""
+    kinds = (UNPAIRED.name, PAIRED.name, UNCLEAR.name)
+    # the newest check counts: predictions that began to fit end the suspicion
+    return next((e.kind for e in reversed(history.events) if e.kind in kinds and e.step <= history.step), None)
 
 
 def _min_read_frac(history: History) -> float:

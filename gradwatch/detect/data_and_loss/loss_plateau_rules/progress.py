@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from gradwatch.detect.features.baseline import baseline_loss, first_loss, first_steps, newest_loss
@@ -35,6 +37,10 @@ MIN_WEIGHT_GROWTH = 1.1
 """Growth of the weights over the window that shows learning. Runs that learned nothing grew by 1 to 2 %, matrix
 factorizations that leave a saddle by 25 % and more."""
 
+MIN_TRAVEL = 0.1
+"""Sum of the update/weight ratios of the window below which a loss that stands still is no evidence: the weights have
+moved by less than a tenth of themselves, so most of what they compute is what they were initialized to."""
+
 WINDOWS_AHEAD = 4
 """Future windows in which a trend must bring a fall that counts. A network that memorizes random labels, its biases
 first, falls steadily and by 0.1 %."""
@@ -55,11 +61,26 @@ def loss_evidence(history: History) -> tuple[Quantity, ...]:
 def make_sign(history: History, why: str, *, since: int | None = None) -> Sign:
     """Return the sign of a loss that has stood still since a step, with the reason why that loss is too high.
 
-    The sign is for information if the loss is the value of a game between several learners, which may stand still.
+    The sign is for information if the loss is the value of a game between several learners, which may stand still, or
+    if the weights have hardly moved, so that the model may only be slow.
     """
     text = f"the loss is {newest_loss(history, WINDOW_STEPS):.4g} after {history.step} steps; {why}"
     is_game = "+" in history.info.optimizer or any(events_of(history, ADVERSARY))
-    return Sign(text, loss_evidence(history), since, severity=Severity.INFO if is_game else None)
+    moved = _travel(history)
+    if moved < MIN_TRAVEL:  # False for nan: not measured
+        text += f"; the weights have moved by {100 * moved:.1g} % in all, so it may only be slow"
+    return Sign(text, loss_evidence(history), since, severity=Severity.INFO if is_game or moved < MIN_TRAVEL else None)
+
+
+def _travel(history: History) -> float:
+    """Return the sum of the update/weight ratios over the window, median over weights; nan if none was measured."""
+    ratio_TW = history.param.window("update.ratio")[:, structure_of(history).rate_weights.indices_W]
+    is_known_T = ~np.isnan(ratio_TW).all(axis=1)
+    if not is_known_T.any():
+        return math.nan
+    # each measured ratio stands for the steps up to the next
+    steps_T = np.diff(history.param.steps()[is_known_T], append=history.step)
+    return float(median(np.nan_to_num(ratio_TW[is_known_T]).T @ steps_T))
 
 
 def has_fallen(history: History, *, fall: float) -> bool:
