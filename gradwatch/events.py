@@ -129,6 +129,17 @@ SINGULAR = EventKind(
     values={"rank": "0 for the likeliest culprit"},
     text="{formula}",
 )
+EMPTY_MEAN = EventKind(
+    name="graph-empty-mean",
+    meaning="A loss that is not finite is the mean of no values.",
+    text="the loss is a mean over nothing: {why}",
+)
+IGNORES_LABELS = EventKind(
+    name="graph-ignores-labels",
+    meaning="A loss that is not finite contains a cross entropy that leaves out the labels of an `ignore_index`.",
+    values={"ignore_index": ""},
+    text="the cross entropy leaves out labels of ignore_index ({ignore_index:.0f})",
+)
 DERIVATIVE = EventKind(
     name="graph-derivative",
     meaning="The loss is differentiable with respect to tensors that are not parameters (physics-informed loss).",

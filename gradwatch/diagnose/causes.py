@@ -36,6 +36,7 @@ class CauseId(enum.StrEnum):
     DEAD_RELUS = "dead-relus"
     VANISHING_UNITS = "vanishing-units"
     SINGULAR_FORMULA = "singular-formula"
+    EMPTY_MEAN = "empty-mean"
     BAD_DATA = "bad-data"
     HALF_PRECISION_OVERFLOW = "half-precision-overflow"
     ODD_BATCH = "odd-batch"
@@ -413,6 +414,7 @@ CAUSES: tuple[Cause, ...] = (
             "exploding-gradient": 1.2,
             "loss-scale-collapse": 2,
         },
+        excludes=frozenset({Condition.EMPTY_MEAN}),
         conditions={
             Condition.CALM: 3,
             Condition.SINGULAR_FORMULA: 4,
@@ -430,9 +432,20 @@ CAUSES: tuple[Cause, ...] = (
         source="PyTorch, numerical accuracy, https://pytorch.org/docs/stable/notes/numerical_accuracy.html",
     ),
     Cause(
+        id=CauseId.EMPTY_MEAN,
+        name="batch in which no label counts",
+        leads={"non-finite": 20},
+        requires=frozenset({Condition.EMPTY_MEAN}),
+        because="A mean over nothing is 0 / 0, which is NaN. Its gradient is 0, so the weights do not change.",
+        confirm="Count the labels of that batch that are not ignore_index, or the elements that its mask keeps.",
+        remedies=("leave_out_empty", "keep_labels"),
+        source="PyTorch, CrossEntropyLoss, https://pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html",
+    ),
+    Cause(
         id=CauseId.BAD_DATA,
         name="NaN or Inf in the data",
         leads={"non-finite": 1},
+        excludes=frozenset({Condition.EMPTY_MEAN}),
         conditions={
             Condition.BAD_BATCH: 20,
             Condition.GOOD_BATCH: 0.3,

@@ -99,6 +99,9 @@ class Condition(enum.Enum):
     UNBOUNDED_LOSS = enum.auto()
     """The loss falls below zero without bound."""
 
+    EMPTY_MEAN = enum.auto()
+    """The loss is a mean over nothing."""
+
     SHUT = enum.auto()
     """The finding concerns an activation with an output near zero for every sample."""
 

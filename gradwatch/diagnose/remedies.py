@@ -134,6 +134,12 @@ KNOWN: dict[str, Callable[[Sequence[Finding], RunNumbers], Remedy | None]] = {
     "stable_formula": _words(
         "use the stable form: log_softmax, cross_entropy on logits, log(x + eps), sqrt(x + eps), x / (s + eps)"
     ),
+    "leave_out_empty": _words(
+        "leave out batches without a label that counts, or divide the summed loss by max(number of labels, 1)"
+    ),
+    "keep_labels": _words(
+        "find out why no label is left: a sequence that is cut off before its answer, a mask that is too strict"
+    ),
     "clean_data": _words(
         "find and fix the samples of that batch; check range, labels and normalization of all samples"
     ),

@@ -6,16 +6,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example
+from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.scope import module_of
-from gradwatch.events import LOSS_NAN, LOSS_WITHHELD
+from gradwatch.events import EMPTY_MEAN, IGNORES_LABELS, LOSS_NAN, LOSS_WITHHELD
 from gradwatch.history.store import History, Rows
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -36,7 +37,12 @@ class NonFinite:
 
     What to do: run `gradwatch replay` to find the operation: a log, division, square root or norm at zero, an overflow,
     a fully masked attention row, or NaN in the data. Restart from the last checkpoint before it. If the norm rose
-    first, find out why.
+    first, find out why. If every label of a batch is ignored, leave the batch out.
+
+    How severe it is: critical, also if the update was skipped: the batch, the formula or the weights are at fault, and
+    skipping only hides it. A warning if the step shows that nothing was harmed: the loss is NaN and every gradient is
+    finite, as if the loss is a mean over nothing; or a gradient is not finite, the loss is, and the update was skipped.
+    Later harm makes it critical.
 
     When it is wrong: a step that a GradScaler skipped to find its scale, with a finite loss, is not reported. Call
     `monitor.step(None)` if a step has no loss.
@@ -60,35 +66,54 @@ class NonFinite:
         return ~np.isfinite(rows.run_TS[:, loss] + rows.run_TS[:, norm])
 
     def detect(self, history: History) -> Iterator[Finding]:
-        """Yield the layer where NaN or Inf entered, at the first step with NaN or Inf."""
+        """Yield the layer where NaN or Inf entered, at the first step with NaN or Inf, or with harm from it."""
         missing_T = _missing(history, 2)
         sick_T = _sick(history, missing_T)
-        # only the first step of a NaN: later steps repeat it
-        if sick_T[-1] and not sick_T[:-1].any():
-            yield self._finding(history, has_loss=not missing_T[-1])
+        if not sick_T[-1]:
+            return
+        earlier = [f for f in history.findings if f.kind == self.kind]
+        is_first = not sick_T[:-1].any()
+        # later steps repeat the first one, but a harmless NaN may be followed at once by a harmful one
+        if is_first or (earlier and max(f.severity for f in earlier) < Severity.CRITICAL):
+            finding = self._finding(history, has_loss=not missing_T[-1])
+            if is_first or finding.severity == Severity.CRITICAL:
+                yield _continued(finding, earlier)
 
     def _finding(self, history: History, *, has_loss: bool) -> Finding:
         nonfinite_L = history.param.newest("grad.nonfinite")
         loss = float(history.run.newest("loss")[0])
         sick = np.flatnonzero(nonfinite_L > 0)
         skipped = history.run.newest("skipped")[0] == 1
+        evidence = [Quantity(key="loss", value=loss)]
+        # without a backward pass there is no gradient to count in
+        if not np.isnan(nonfinite_L).all():
+            label = "layers with NaN or Inf"
+            evidence += [
+                Quantity(key="non_finite.layers", label=label, value=float(len(sick))),
+                Quantity(key="grad.nonfinite", value=float(np.nansum(nonfinite_L)), unit="elements"),
+            ]
+        layer, is_harmless = None, skipped
         if math.isfinite(loss) or not has_loss:
             # backward runs from the output to the input: the last layer with NaN got it first
-            layer: str | None = module_of(history, int(sick[-1]))
+            layer = module_of(history, int(sick[-1]))
             module_type = history.info.layers[sick[-1]].module_type
             message = f"NaN/Inf gradients first appeared in layer `{layer}` ({module_type})"
             message += f"; the loss was still finite ({loss:.3g})" if has_loss else ""
         else:
-            layer, message = None, f"the loss became {'NaN' if math.isnan(loss) else 'Inf' if loss > 0 else '-Inf'}"
+            message = f"the loss became {'NaN' if math.isnan(loss) else 'Inf' if loss > 0 else '-Inf'}"
+            why, is_harmless = _unharmed(history, loss)
+            if why and is_harmless:
+                message += f", {why}"
+                evidence.append(Quantity(key="loss.values", label="values in the mean of the loss", value=0.0))
+            elif is_harmless:
+                message += ", and every gradient was finite: no weight was harmed"
         return finding_of(
             self,
             history,
             message + ("; the update was skipped" if skipped else ""),
-            Quantity(key="loss", value=loss),
-            Quantity(key="non_finite.layers", label="layers with NaN or Inf", value=float(len(sick))),
-            Quantity(key="grad.nonfinite", value=float(np.nansum(nonfinite_L)), unit="elements"),
+            *evidence,
             layer=layer,
-            severity=Severity.WARNING if skipped else Severity.CRITICAL,
+            severity=Severity.WARNING if is_harmless else Severity.CRITICAL,
         )
 
     @classmethod
@@ -133,6 +158,38 @@ class NonFinite:
         yield Example("a GradScaler skips an overflow in a loop that passes no loss", silent_scaler.history())
         frozen = Synthetic(steps=60).no_gradient(3)
         yield Example("a gradient that is None is missing, not NaN", frozen.history())
+
+
+def _unharmed(history: History, loss: float) -> tuple[str, bool]:
+    """Return why the loss is a mean over nothing, or an empty text, and whether the newest step harmed nothing.
+
+    A mean over nothing is 0 / 0, and the derivative of each term that is left out is exactly 0. Its gradient shows this
+    only if a backward pass was made, which a skipped update does not tell.
+    """
+    l2_L, skipped = history.param.newest("grad.l2"), history.run.newest("skipped")[0] == 1
+    known_L = l2_L[~np.isnan(l2_L)]
+    is_finite = not skipped and len(known_L) > 0 and not (history.param.newest("grad.nonfinite") > 0).any()
+    is_zero = is_finite and not known_L.any()
+    proof = next((e for e in events_of(history, EMPTY_MEAN) if e.step == history.step), None)
+    # nothing was harmed if no update was made from it either
+    is_harmless = math.isnan(loss) and (is_finite or (skipped and proof is not None))
+    where = f"in the batch of step {history.step}"
+    if proof:
+        return f"because {proof.text}, {where}", is_harmless
+    if not is_zero:
+        return "", is_harmless
+    ignored = next((e.values["ignore_index"] for e in events_of(history, IGNORES_LABELS)), None)
+    if ignored is not None:
+        return f"a mean over nothing: every label is ignore_index ({ignored:.0f}) {where}", is_harmless
+    return f"a mean over nothing: the gradient is exactly 0 {where}", is_harmless
+
+
+def _continued(finding: Finding, earlier: list[Finding]) -> Finding:
+    """Return a finding that replaces a less severe one of its layer, with the message of both."""
+    before = next((f for f in earlier if f.layer == finding.layer and f.severity < finding.severity), None)
+    if before is None:
+        return finding
+    return replace(finding, message=f"{before.message}; at step {finding.step}, {finding.message}")
 
 
 def _sick(history: History, missing_T: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -15,6 +15,7 @@ from gradwatch.events import BROADCAST, CUT, DERIVATIVE, SINGULAR, Observation, 
 from gradwatch.probe.device.dtensor import gathers
 from gradwatch.probe.graph.cross_entropy import find_chance_loss, find_class_bias
 from gradwatch.probe.graph.embeddings import find_embedding_uses
+from gradwatch.probe.graph.empty_means import find_empty_means
 from gradwatch.probe.graph.graph import LEAF, Graph, Node, operation, shape
 from gradwatch.probe.graph.loss_rules import RULES, GraphMatch, Rule, match_divergence
 from gradwatch.probe.graph.output_heads import find_heads, find_hidden_softmax, find_parallel_modules
@@ -163,6 +164,7 @@ class LossGraphReader:
                 inspections["the cuts"] = lambda: self._find_cuts(graph)
         if inspects_nan:
             inspections["the singularities"] = lambda: self._find_singularities(graph)
+            inspections["the means over nothing"] = lambda: find_empty_means(graph)
         return inspections
 
     def _match_rules(self, graph: Graph) -> Iterator[Observation]:

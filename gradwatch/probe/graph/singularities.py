@@ -89,8 +89,14 @@ def _match(graph: Graph, node: Node) -> Iterator[SingularFormula]:
     elif name in ("Div", "Reciprocal"):
         # of a division by a constant the last edge is None
         divisor = graph.edges(node)[-1] if name == "Div" else graph.first(node)
-        if divisor is not None and not _is_guarded(graph, divisor):
+        if divisor is None and _is_masked_sum(graph, graph.first(node)):
+            yield SingularFormula(4, node, "a masked sum is divided by a number that is 0 if the mask is empty")
+        elif divisor is not None and not _is_guarded(graph, divisor):
             yield SingularFormula(4, node, f"a division by {_describe(graph, divisor)} that may be 0")
+    elif name in ("CtcLoss", "CudnnCtcLoss") and not node._saved_zero_infinity:
+        yield SingularFormula(
+            2, node, "a CTC loss is infinite if a target is longer than its input: zero_infinity=True"
+        )
     elif name == "Exp" and _operation_of(graph, graph.first(node)) not in BOUNDED:
         yield SingularFormula(5, node, "an unbounded exponential")
 
@@ -111,6 +117,14 @@ def _is_guarded(graph: Graph, node: Node) -> bool:
         return len(graph.inputs(made_by)) == 1
     # a sum of exponentials is no less than each
     return operation(made_by) == "Sum" and _operation_of(graph, graph.first(made_by)) in GUARDS
+
+
+def _is_masked_sum(graph: Graph, node: Node | None) -> bool:
+    """Return whether a value is the sum of values that a constant multiplies."""
+    if node is None or operation(node) != "Sum":
+        return False
+    product = graph.through(graph.first(node))
+    return product is not None and operation(product) == "Mul" and len(graph.inputs(product)) == 1
 
 
 def _is_root(node: Node) -> bool:

@@ -63,3 +63,42 @@ def test_micro_batches_without_a_loss_are_no_skipped_updates_of_a_nan(replay):
     made.loss_T[:], made.skipped_T[made.t_T % 4 < 3] = np.nan, 1
 
     assert found(made, replay) == [], "their gradients are finite"
+
+
+@pytest.mark.parametrize("skips", [True, False])
+def test_a_nan_loss_with_nan_gradients_is_critical_also_if_the_update_is_skipped(skips, replay):
+    made = Synthetic(steps=40).non_finite(step=30, layers=range(12))
+    made.loss_T[30], made.skipped_T[30] = np.nan, skips
+
+    assert found(made, replay) == [(30, None, "critical")]
+
+
+def test_a_nan_loss_with_finite_gradients_harms_no_weight(replay):
+    made = Synthetic(steps=40)
+    made.loss_T[30] = np.nan
+
+    assert found(made, replay) == [(30, None, "warning")]
+
+
+@pytest.mark.parametrize("later", [31, 35])
+def test_later_harm_makes_a_harmless_nan_critical_and_the_message_tells_both(later, replay):
+    made = Synthetic(steps=40).non_finite(step=later, layers=range(12), value=np.inf)
+    made.loss_T[30], made.loss_T[later] = np.nan, np.inf
+    made.grad_l2_TL[30] = 0
+
+    (finding,) = replay(made.history(), [NonFinite()])
+
+    assert (finding.step, str(finding.severity)) == (30, "critical")
+    assert finding.message.startswith("the loss became NaN, a mean over nothing")
+    assert finding.message.endswith(f"; at step {later}, the loss became Inf")
+
+
+def test_a_later_inf_does_not_rewrite_the_first_nan(replay):
+    made = Synthetic(steps=40).non_finite(step=35, layers=range(12), value=np.inf)
+    made.loss_T[20], made.loss_T[35] = np.nan, np.inf
+    made.skipped_T[20], made.grad_l2_TL[20], made.nonfinite_TL[20] = 1, np.nan, np.nan
+
+    (finding,) = replay(made.history(), [NonFinite()])
+
+    assert (finding.step, str(finding.severity)) == (20, "critical")
+    assert finding.message == "the loss became NaN; the update was skipped"

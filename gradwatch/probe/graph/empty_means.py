@@ -1,0 +1,61 @@
+"""Find means over nothing in the autograd graph of a loss that is NaN: no labels, or no values that count."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from gradwatch.events import EMPTY_MEAN, IGNORES_LABELS, Observation
+from gradwatch.probe.device.sync import to_host
+from gradwatch.probe.graph.graph import Graph, Node, operation, shape
+
+COMBINATIONS = frozenset({"Add", "Div", "Mean", "Mul", "Neg", "Sub", "Sum", "ToCopy"})
+"""Operations that make one number of the terms of a loss."""
+
+LIKELIHOODS = ("NllLoss", "NllLoss2D", "NllLossNd")
+"""Losses that leave out the labels of an `ignore_index`."""
+
+
+def find_empty_means(graph: Graph) -> Iterator[Observation]:
+    """Yield what the graph of a loss that is not finite shows of a mean over nothing.
+
+    The shapes prove it if no value is left. Whether each label is `ignore_index` can only be read if no backward pass
+    has freed the labels; otherwise the gradient tells, which is exactly zero.
+
+    Args:
+        graph: Autograd graph of the loss.
+    """
+    if any(_is_empty(graph, node) for node in graph.side(COMBINATIONS)):
+        yield EMPTY_MEAN.observe(why="no value is left to take the mean of")
+        return
+    for node in graph.of(*LIKELIHOODS):
+        # an unsigned number of 64 bits stands for a negative one
+        index = int(node._saved_ignore_index)
+        index -= (1 << 64) * (index >= 1 << 63)
+        labels = _labels(node)
+        if labels is None:
+            yield IGNORES_LABELS.observe(values={"ignore_index": index})
+        elif (to_host(labels) == index).all():
+            yield EMPTY_MEAN.observe(why=f"every label of the batch is ignore_index ({index})")
+
+
+def _is_empty(graph: Graph, node: Node) -> bool:
+    """Return whether a node makes one number of no values, and not their sum, which is 0."""
+    is_number = not shape(node)
+    return is_number and operation(node) != "Sum" and any(_has_none(graph, child) for child in graph.inputs(node))
+
+
+def _has_none(graph: Graph, node: Node) -> bool:
+    # the sum of nothing, divided by how many they are
+    inputs = graph.inputs(node) if operation(node) == "Sum" else ()
+    return 0 in shape(node) or any(0 in shape(child) for child in inputs)
+
+
+def _labels(node: Node) -> Tensor | None:
+    """Return the labels of a likelihood, or None if they are freed or on a device that would be waited for."""
+    with contextlib.suppress(RuntimeError):  # a backward pass frees them
+        labels = node._saved_target
+        return labels if isinstance(labels, Tensor) and labels.is_cpu else None
+    return None
