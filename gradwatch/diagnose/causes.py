@@ -37,6 +37,7 @@ class CauseId(enum.StrEnum):
     VANISHING_UNITS = "vanishing-units"
     SINGULAR_FORMULA = "singular-formula"
     EMPTY_MEAN = "empty-mean"
+    ZERO_LOSS = "zero-loss"
     BAD_DATA = "bad-data"
     HALF_PRECISION_OVERFLOW = "half-precision-overflow"
     ODD_BATCH = "odd-batch"
@@ -48,6 +49,7 @@ class CauseId(enum.StrEnum):
     UNBALANCED_TASKS = "unbalanced-tasks"
     MISSING_PARAMETERS = "missing-parameters"
     ROUNDED_UPDATES = "rounded-updates"
+    UPDATES_MISSING = "updates-missing"
     LEARNING_RATE_TOO_LOW = "learning-rate-too-low"
     FAST_DECAY = "fast-decay"
     MISSING_ZERO_GRAD = "missing-zero-grad"
@@ -442,6 +444,16 @@ CAUSES: tuple[Cause, ...] = (
         source="PyTorch, CrossEntropyLoss, https://pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html",
     ),
     Cause(
+        id=CauseId.ZERO_LOSS,
+        name="loss that is 0 whatever the model does",
+        leads={"loss-plateau": 20},
+        requires=frozenset({Condition.ZERO_LOSS}),
+        because="A loss of exactly 0 has a gradient of 0: each margin is met, there is one class, or no label counts.",
+        confirm="Print the terms of the loss for one batch: its labels, its mask, and the distance to the margin.",
+        remedies=("count_terms", "single_unit"),
+        source="PyTorch, MarginRankingLoss, https://pytorch.org/docs/stable/generated/torch.nn.MarginRankingLoss.html",
+    ),
+    Cause(
         id=CauseId.BAD_DATA,
         name="NaN or Inf in the data",
         leads={"non-finite": 1},
@@ -595,10 +607,22 @@ CAUSES: tuple[Cause, ...] = (
         leads={"not-optimized": 8},
         explains={"loss-plateau": 2, "learning-rate-too-low": 2},
         requires=frozenset({Condition.IN_OPTIMIZER}),
+        excludes=frozenset({Condition.UPDATES_MISSING}),
         because="An update below half of the weight's last digit is rounded away: bfloat16 has 8 bits.",
         confirm="Check the dtype of the parameters and update.ratio: below 2^-9 a bfloat16 weight does not change.",
         remedies=("master_weights", "raise_rate"),
         source="Zamirai et al. 2020, Revisiting BFloat16 training, https://arxiv.org/abs/2010.06192",
+    ),
+    Cause(
+        id=CauseId.UPDATES_MISSING,
+        name="optimizer step without an update",
+        leads={"not-optimized": 12},
+        explains={"loss-plateau": 2},
+        requires=frozenset({Condition.UPDATES_MISSING}),
+        because="The step leaves the weights as they are: it has other tensors, or sees no gradient when it runs.",
+        confirm="Compare a weight before and after optimizer.step(): it stays the same, bit for bit.",
+        remedies=("make_updates",),
+        source="PyTorch, torch.optim, https://pytorch.org/docs/stable/optim.html",
     ),
     Cause(
         id=CauseId.LEARNING_RATE_TOO_LOW,

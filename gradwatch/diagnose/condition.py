@@ -102,6 +102,12 @@ class Condition(enum.Enum):
     EMPTY_MEAN = enum.auto()
     """The loss is a mean over nothing."""
 
+    UPDATES_MISSING = enum.auto()
+    """No update is made, at a rate that would move the weights."""
+
+    ZERO_LOSS = enum.auto()
+    """The loss is exactly 0 from the first step on."""
+
     SHUT = enum.auto()
     """The finding concerns an activation with an output near zero for every sample."""
 

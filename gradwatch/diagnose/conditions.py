@@ -116,6 +116,8 @@ def _of_evidence(leading: Finding) -> dict[Condition, bool]:
         Condition.BACKWARD_GAIN: "backward.gain_decades" in evidence,
         Condition.UNBOUNDED_LOSS: "loss.by_first_size" in evidence,
         Condition.EMPTY_MEAN: evidence.get("loss.values") == 0,
+        Condition.UPDATES_MISSING: evidence.get("update.ratio.largest") == 0,
+        Condition.ZERO_LOSS: "loss.zero_steps" in evidence,
         Condition.SHUT: all(abs(evidence.get(key, math.inf)) < SHUT_SIZE for key in ("act.mean", "act.std")),
     }
 

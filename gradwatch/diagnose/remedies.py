@@ -137,6 +137,12 @@ KNOWN: dict[str, Callable[[Sequence[Finding], RunNumbers], Remedy | None]] = {
     "leave_out_empty": _words(
         "leave out batches without a label that counts, or divide the summed loss by max(number of labels, 1)"
     ),
+    "count_terms": _words(
+        "check that labels and mask leave terms in the loss, and raise the margin above the distances at the start"
+    ),
+    "make_updates": _words(
+        "find out why optimizer.step() changes nothing: gradients that are cleared before it, a step that returns early"
+    ),
     "keep_labels": _words(
         "find out why no label is left: a sequence that is cut off before its answer, a mask that is too strict"
     ),

@@ -14,10 +14,11 @@ from gradwatch.detect.data_and_loss.loss_plateau_rules.examples import make_cons
 from gradwatch.detect.data_and_loss.loss_plateau_rules.progress import has_fallen, is_standing
 from gradwatch.detect.data_and_loss.loss_plateau_rules.stall import MIN_WAIT_STEPS, SETTLING_STEPS, find_stall
 from gradwatch.detect.data_and_loss.loss_plateau_rules.wrong_pairs import find_wrong_pairs
+from gradwatch.detect.data_and_loss.loss_plateau_rules.zero_loss import find_zero_loss
 from gradwatch.detect.features.baseline import newest_loss
 from gradwatch.detect.features.finding import Sign, findings_of
 from gradwatch.detect.features.recovery import fall_of_loss
-from gradwatch.events import ADVERSARY, BROADCAST, CHANCE, PAIRED, UNPAIRED
+from gradwatch.events import ADVERSARY, BROADCAST, CHANCE, PAIRED, UNCLEAR, UNPAIRED
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding
@@ -52,14 +53,17 @@ class LossPlateau:
     beginning and has no falling trend, without the first 32 steps. A trend counts if four more windows of it would
     bring a fall, and in any case until 1.5 times `patience`. The learning rate must not be rising, nor the gradient
     norm or the weights growing, as they do when a saddle is about to end. At least `patience` steps, and 5 % of the
-    planned steps, have passed. A sequential test over blocks of 4 steps says when the loss has stood long enough. (3) A
-    loss stands like that after a fall, while predictions fit other samples of the batch as well as their own. Only what
-    a constant can learn fell: the mean of the targets, or the shares of the classes. If a batch reads a third of the
-    rows of an embedding, a third of the steps count.
+    planned steps, have passed. A sequential test over blocks of 4 steps says when the loss has stood long enough. The
+    noise of the losses must be too small to hide a fall by a fifth, and predictions must not fit their own targets, as
+    far as that can be measured. (3) A loss stands like that after a fall, while predictions fit other samples of the
+    batch as well as their own. Only what a constant can learn fell: the mean of the targets, or the shares of the
+    classes. The samples must be so many that a slow start would have shown. If a batch reads a third of the rows of an
+    embedding, a third of the steps count. (4) Every loss since the first step is exactly 0.
 
     Exceptions to the rules: a loss that does not measure success, such as a policy gradient; tasks that are learned in
     a sudden transition after a long plateau (CTC, arithmetic). The loss of several optimizers, or of a model behind
-    another learner, is taken for the value of a game between them and reported as info.
+    another learner, is taken for the value of a game between them and reported as info. So is a plateau of weights that
+    have moved by less than a tenth of themselves: the model may only be slow.
 
     Source: Karpathy 2019, "A recipe for training neural networks", https://karpathy.github.io/2019/04/25/recipe/; Wald
     1945, "Sequential tests of statistical hypotheses", https://doi.org/10.1214/aoms/1177731118.
@@ -90,6 +94,9 @@ class LossPlateau:
         """Yield the observation of each mechanism, in a fixed order."""
         # before the wait: the graph proves a wrong pair at the first step
         yield from find_wrong_pairs(history)
+        if zero := find_zero_loss(history):
+            yield zero
+            return
         planned = history.info.total_steps or 0
         if history.step < max(self.patience, MIN_WAIT_STEPS, planned // PLANNED_STEPS_PER_WAIT):
             return
@@ -121,6 +128,19 @@ class LossPlateau:
         drift = Synthetic(steps=240)
         drift.loss_T[:] = 2.3 * (1 - 2e-5 * drift.t_T) * np.exp(0.003 * drift.rng.standard_normal(drift.steps))
         yield Example("random labels: a steady fall of next to nothing", drift.history(), (None,))
+        zero = Synthetic(steps=40).no_gradient(None, zero=True)
+        zero.loss_T[:] = 0
+        yield Example("the loss is exactly 0: every margin is met, or no label counts", zero.history(), (None,))
+        zero.loss_T[:5] = 0.1
+        yield Example("a loss that is 0 after it was not", zero.history())
+        unclear = make_flat().add_event(UNCLEAR, step=100).history()
+        yield Example("samples are too few to tell whether predictions fit", unclear)
+        noisy = make_flat(fall=0.2)
+        noisy.loss_T *= np.exp(0.35 * noisy.rng.standard_normal(noisy.steps))
+        yield Example("a slow fall that the noise of the batches hides", noisy.history())
+        slow = make_flat()
+        slow.update_factor_TL *= 1e-3
+        yield Example("the weights have hardly moved: for information", slow.history(), (None,))
         yield Example("a healthy run", Synthetic(steps=200).history())
         yield Example("a slow but steady fall", make_flat(fall=0.06).history())
         warm = make_flat()

@@ -16,6 +16,9 @@ from gradwatch.history.store import History
 BASELINE_STEPS = 16
 """Number of first recorded steps that count as the start of the run."""
 
+MIN_ZERO_STEPS = 8
+"""Losses of exactly 0 in a row that are no chance: as many steps as `no-gradient` waits for a gradient."""
+
 _known: WeakKeyDictionary[History, dict[str, Floats]] = WeakKeyDictionary()
 _first_losses: WeakKeyDictionary[History, float] = WeakKeyDictionary()
 
@@ -59,6 +62,15 @@ def is_learned(history: History, *, left: float = 0.02) -> bool:
     """Return whether less than `left` of the first loss remains, so that odd gradients do no harm."""
     # a negative loss has no zero to be near
     return 0 <= newest_loss(history) < left * first_loss(history)
+
+
+def is_zero_from_start(history: History) -> bool:
+    """Return whether all of at least `MIN_ZERO_STEPS` losses since the first step are exactly 0.
+
+    Only for the first steps that a window holds: later steps do not show what came before.
+    """
+    loss_T = history.scalar("loss")
+    return MIN_ZERO_STEPS <= len(loss_T) == history.step + 1 and not loss_T.any()  # nan is true
 
 
 def chance_losses(history: History) -> Iterator[float]:

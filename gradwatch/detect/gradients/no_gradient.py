@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example, Recovery
-from gradwatch.detect.features.baseline import first_steps
+from gradwatch.detect.features.baseline import first_steps, is_zero_from_start
 from gradwatch.detect.features.consequences import is_consequence
 from gradwatch.detect.features.finding import finding_of, subject
 from gradwatch.detect.features.scope import affected_modules, joined_modules
@@ -59,7 +59,8 @@ class NoGradient:
     tensor looks like one of several experts, or while the rate warms up. A module of the same shape as tensors that
     come and go is an expert that no sample was sent to (info). A bias with a gradient of zero whose weight has a
     gradient does reach the loss, which does not change when its outputs shift: a hinge, or a distance between two
-    outputs (info). Zeros after a dead ReLU are reported as dead-relu, at the ReLU. Zeros next to weights of zero that
+    outputs (info). Zeros after a dead ReLU are reported as dead-relu, at the ReLU. If the loss
+    itself is exactly 0, that is reported as loss-plateau. Zeros next to weights of zero that
     nothing moves, as in a factor of LoRA that no optimizer holds, follow from those weights (info). A target network or
     an average of the weights has no gradient by design: tensors that no optimizer holds do not count if they began as a
     copy of a trained tensor, or move anyway.
@@ -108,7 +109,9 @@ class NoGradient:
         shapes_in_turn = {layer.shape for layer, is_so in zip(history.info.layers, in_turn_L, strict=True) if is_so}
         for value, part_L in (("None", ill_L & missing_L), ("exactly zero", ill_L & ~missing_L)):
             # zeros may have another cause that is reported elsewhere; None always means a missing path
-            is_open = value != "None" and (_is_blocked(history) or self._may_be_explained(history))
+            is_open = value != "None" and (
+                _is_blocked(history) or self._may_be_explained(history) or is_zero_from_start(history)
+            )
             if not is_open:
                 yield from self._findings(history, part_L, steps, value=value, routed=shapes_in_turn)
 

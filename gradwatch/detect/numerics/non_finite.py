@@ -39,17 +39,17 @@ class NonFinite:
     a fully masked attention row, or NaN in the data. Restart from the last checkpoint before it. If the norm rose
     first, find out why. If every label of a batch is ignored, leave the batch out.
 
-    How severe it is: critical, also if the update was skipped: the batch, the formula or the weights are at fault, and
-    skipping only hides it. A warning if the step shows that nothing was harmed: the loss is NaN and every gradient is
-    finite, as if the loss is a mean over nothing; or a gradient is not finite, the loss is, and the update was skipped.
-    Later harm makes it critical.
-
     When it is wrong: a step that a GradScaler skipped to find its scale, with a finite loss, is not reported. Call
     `monitor.step(None)` if a step has no loss.
 
     How it is detected: the backward pass runs from the output to the input, so a NaN makes every gradient nearer to the
     input NaN. It entered at the affected layer nearest to the output. A loss that is not finite affects all layers, and
     is reported for the whole run. A loss that was not passed is missing rather than NaN if the gradients are finite.
+
+    Exceptions to the rules: the finding is critical, also if the update was skipped, because the batch, the formula or
+    the weights are at fault, and skipping only hides it. It is a warning if the step shows that nothing was harmed: the
+    loss is NaN and every gradient is finite, as of a mean over nothing; or only a gradient is not finite, and the
+    update was skipped. Later harm makes it critical.
 
     Source: Goldberg 1991, "What every computer scientist should know about floating-point arithmetic"; PyTorch notes on
     numerical accuracy, https://pytorch.org/docs/stable/notes/numerical_accuracy.html.

@@ -17,6 +17,7 @@ from gradwatch.detect.features.finding import Sign, finding_of
 from gradwatch.detect.features.recovery import fall_of_loss, start_of_state, tensors_of
 from gradwatch.detect.features.robust_stats import median
 from gradwatch.detect.features.structure import structure_of
+from gradwatch.detect.features.unmade_updates import are_updates_missing
 from gradwatch.detect.updates.learning_rate_too_low_rules.negligible_updates import find_negligible_updates
 from gradwatch.detect.updates.learning_rate_too_low_rules.short_travel import MIN_STEPS, find_short_travel
 from gradwatch.detect.updates.learning_rate_too_low_rules.slow_groups import find_slow_groups
@@ -108,6 +109,9 @@ class LearningRateTooLow:
         if len(level_T) < self.samples:
             return
         newest = float(level_T[-1])
+        # the rate is not at fault if no update is made: `not-optimized` reports it
+        if not newest and are_updates_missing(history, samples=self.samples):
+            return
         # a rate that still rises will be large enough in time
         if is_warming_up(history, newest, ratio=self.ratio, horizon=self.horizon):
             return

@@ -12,8 +12,10 @@ from typing import ClassVar, final
 import numpy as np
 
 from gradwatch.detect import Example, Recovery
+from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.recovery import tensors_of
 from gradwatch.detect.features.structure import structure_of
+from gradwatch.detect.features.unmade_updates import are_updates_missing
 from gradwatch.detect.updates.not_optimized_rules.measurements import MIN_USUAL_RATIO
 from gradwatch.detect.updates.not_optimized_rules.recovered import find_recovery
 from gradwatch.detect.updates.not_optimized_rules.stuck import find_unchanged_parameters
@@ -26,7 +28,7 @@ from gradwatch.detect.updates.not_optimized_rules.unowned import (
 from gradwatch.events import EMPTY_GROUP, UNREGISTERED, WEIGHTS_MOVED
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.records import Finding
+from gradwatch.records import Finding, Quantity
 
 
 @final
@@ -60,7 +62,8 @@ class NotOptimized:
     nn.Parameter. `parameters()` does not list them, and nothing moved them between steps 0 and 8. (4) Something undoes
     the updates. Over `samples` + 1 measurements, the norms of all small tensors change by less than `kept` of a single
     update, though ten updates lie between two measurements. Or one tensor returns to exactly the same norm. (5) A group
-    has a learning rate of zero, while others move.
+    has a learning rate of zero, while others move. (6) All measured updates are exactly zero, at a rate that would move
+    the weights visibly: the step of the optimizer does not update, or works on other tensors.
 
     Exceptions to the rules: a backbone may be left out on purpose without freezing it. Fine-tuning a head looks like
     this: the tensors come first in the model, and an optimizer holds everything after them. That is reported as info,
@@ -98,6 +101,8 @@ class NotOptimized:
             yield from find_unfrozen_parameters(self, history, ratio_L)
         if structure.unowned and history.step - history.param.steps()[0] >= self.every:  # by then it may have moved
             yield from find_unowned_parameters(self, history, ratio_L)
+        if largest == 0 and are_updates_missing(history, samples=self.samples):
+            yield self._unmade(history)
         # cheap: some trainable tensor has a measured update of zero
         if largest >= 0 and np.count_nonzero(ratio_L > 0) < structure.num_trainable and (ratio_L == 0).any():
             yield from find_unchanged_parameters(self, history, samples=self.samples)
@@ -107,6 +112,17 @@ class NotOptimized:
         # unregistered tensors are no parameters, so nothing measures them
         tensors = tensors_of(history, finding)
         return find_recovery(history, finding, tensors, samples=self.samples, kept=self.kept) if tensors else None
+
+    def _unmade(self, history: History) -> Finding:
+        rate = float(history.run.newest("lr.0")[0])
+        return finding_of(
+            self,
+            history,
+            f"no update is made: each measured update is exactly 0, at a learning rate of {rate:.3g}",
+            Quantity(key="update.ratio.largest", label="largest update.ratio", value=0.0),
+            Quantity(key="lr.0", value=rate),
+            Quantity(key="grad_norm.before_clip", value=float(history.run.newest("grad_norm.before_clip")[0])),
+        )
 
     @classmethod
     def examples(cls) -> Iterator[Example]:
@@ -139,6 +155,12 @@ class NotOptimized:
         yield Example("a loop moves all by hand, between two steps", _moved(0, 11))
         yield Example("so is what an optimizer holds, and does not move", _stuck(4, moves=True))
         yield Example("one of two is moved so, and the other never", _moved(11, 11, 5, 11), ("layers.5.weight",))
+        idle = Synthetic(steps=40)
+        idle.update_factor_TL[:] = 0
+        yield Example("the step of the optimizer changes nothing", idle.history(), (None,))
+        tiny = Synthetic(steps=40, lr=1e-12)
+        tiny.update_factor_TL[:] = 0
+        yield Example("the rate is so low that rounding loses each update", tiny.history())
         skipped = Synthetic(steps=40, precision="fp16")
         skipped.skipped_T[:] = 1
         yield Example("updates that are skipped move nothing", skipped.history())

@@ -105,7 +105,7 @@ def highest_share(gains: Sequence[PairingGain]) -> float:
         gains: At least two sampled steps, at equal distances.
     """
     gains_T, variances_T = (np.array([getattr(g, field) for g in gains]) for field in ("gain", "variance"))
-    place_T = np.arange(len(gains)) - (len(gains) - 1) / 2
+    place_T: Floats = np.arange(len(gains), dtype=np.float64) - (len(gains) - 1) / 2
     square = _dot(place_T, place_T)
     slope, slope_variance = _dot(place_T, gains_T) / square, _dot(place_T**2, variances_T) / square**2
     newest = slice(-WINDOW_SAMPLES, None)

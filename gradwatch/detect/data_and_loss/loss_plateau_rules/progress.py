@@ -68,7 +68,8 @@ def make_sign(history: History, why: str, *, since: int | None = None) -> Sign:
     is_game = "+" in history.info.optimizer or any(events_of(history, ADVERSARY))
     moved = _travel(history)
     if moved < MIN_TRAVEL:  # False for nan: not measured
-        text += f"; the weights have moved by {100 * moved:.1g} % in all, so it may only be slow"
+        how_far = f"by at most {100 * moved:.1g} %, so it may only be slow" if moved else "by nothing"
+        text += f"; the weights have moved {how_far}"
     return Sign(text, loss_evidence(history), since, severity=Severity.INFO if is_game or moved < MIN_TRAVEL else None)
 
 

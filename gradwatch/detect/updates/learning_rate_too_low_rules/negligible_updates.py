@@ -33,8 +33,10 @@ def find_negligible_updates(
     if is_end_of_schedule or not is_loss_left(history, left=left) or is_skipping:
         return None
     largest = float(level_T[first:].max())
+    rate = float(history.run.newest("lr.0")[0])
+    how_much = f"by at most {100 * largest:.1g} %" if largest else f"by nothing, at a learning rate of {rate:.3g}"
     return Sign(
-        f"for {still_steps} steps each update has changed the weights by at most {100 * largest:.1g} %",
+        f"for {still_steps} steps each measured update has changed the weights {how_much}",
         small_update_evidence(history, largest),
         since=int(steps_T[first]),
     )
