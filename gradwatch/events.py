@@ -353,7 +353,7 @@ UNCLEAR = EventKind(
 )
 PAIRED = EventKind(
     name="outputs-paired",
-    meaning="Predictions fit their own targets, after they did not, or after it was unclear.",
+    meaning="Predictions fit their own targets, though not well yet.",
     values=UNPAIRED.values,
     text="predictions fit",
 )

@@ -163,9 +163,9 @@ class FitState:
         gains = list(self._gains)
         share = explained_share(gains[-WINDOW_SAMPLES:]).share
         before, self._verdict = self._verdict, self._judge(gains, share)
-        # predictions that fit from the beginning are the usual case, and no news
-        if self._verdict is before or (before is None and self._verdict is PAIRED):
-            self.is_over |= share >= GOOD_FIT
+        self.is_over |= share >= GOOD_FIT
+        # a good fit from the beginning shows in the loss, too, and is no news
+        if self._verdict is before or (before is None and share >= GOOD_FIT):
             return None
         self._changes += 1
         self.is_over |= self._changes == MAX_CHANGES
