@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import datetime
 import functools
-import warnings
 import platform
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
