@@ -17,9 +17,14 @@ class FastPath:
     carried_s: float
     peak_memory: float
     clip_tolerance: float
+    versions: int
+    is_observed: int
+    clipped_norm: float
     def __new__(
         cls,
         params: tuple[Tensor, ...],
+        owned: bytes | None,
+        factors_L: Tensor,
         columns: tuple[int, ...],
         columns_by_name: dict[str, int],
         width: int,
@@ -39,7 +44,9 @@ class FastPath:
     def start(
         self, step: int, until: int, findings: list[Any], skip_step: object, deadline: float, threads: int, /
     ) -> None: ...
-    def stop(self) -> bool: ...
+    def before_clip(self, is_continued: bool, /) -> bool | None: ...
+    def clip(self, factor: float, columns: Tensor, /) -> None: ...
+    def stop(self) -> bool | None: ...
 
 def bind(tensor_type: type, parameter_type: type, /) -> None: ...
 def statistics(

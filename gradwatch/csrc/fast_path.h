@@ -3,10 +3,14 @@
  *
  *            start()            before() or observe()
  *      OFF ----------> WAITING ------------------------> READ
- *       ^                 ^     (reads the gradients)      |
- *       |                 |                                |
- *       |                 `--- append() writes the row ----|
- *       |                                                  |
+ *       ^               |  ^    (reads the gradients)     ^ |
+ *       |               |  |                              | |
+ *       |               |  `---- append() writes the row -|-'
+ *       |               |                                 |
+ *       |               `----> CLIPPING ------------------'
+ *       |            before_clip()           before()
+ *       |          (reads the gradients)
+ *       |
  *       `-- stop(), from any phase; append(), when Python is due
  *
  * Invariants:
@@ -24,17 +28,21 @@
 #include "batch_hash.h"
 #include "statistics.h"
 
-enum { LINEAR = 4, STATISTICS = 8, NONFINITE = 5 }; /* the first LINEAR grow with the gradient */
+enum { LINEAR = 4, GRADIENT = 6, STATISTICS = 8, NONFINITE = 5 }; /* the first LINEAR grow with the gradient */
+enum { UNKNOWN = -1 }; /* no sum of version counters */
 
 /* Run statistics of a step, in the order of `FastPath.columns`; the learning rates come last, as many as groups. */
 enum { LOSS, HASH, BEFORE_CLIP, AFTER_CLIP, SCALE, SKIPPED, STEP_MS, SAMPLES, MEMORY, WATCH_MS, RATES, NUM_COLUMNS };
 
-/* OFF: Python does everything. WAITING: no update yet. READ: the gradients are read. */
-typedef enum { OFF, WAITING, READ } Phase;
+/* OFF: Python does everything. WAITING: no update yet. CLIPPING: the gradients are read, and no update has followed. READ:
+ * the gradients are read, and updates the parameters. */
+typedef enum { OFF, WAITING, CLIPPING, READ } Phase;
 
 typedef struct {
     PyObject_HEAD
     PyObject *params;          /* tuple of tensors */
+    PyObject *owned;           /* bytes: for each of them, whether an optimizer holds it; or None if all are held */
+    PyObject *factors_L;       /* tensor that holds `factors` */
     PyObject *before, *after;  /* the hooks of the full path */
     PyObject *clock;           /* time.perf_counter */
     PyObject *findings;        /* list of findings, or None */
@@ -50,19 +58,24 @@ typedef struct {
     double peak_memory, deadline;
     double step_began, row_ended; /* by the clock */
     double hooks_s, carried_s; /* time in hooks since the last row; time elsewhere, charged to the next row */
-    double norm;
+    double norm, whole_norm; /* of the gradients that an optimizer holds, and of all */
+    double clipped_norm;     /* of the gradients that an optimizer holds, after clipping */
+    double *factors;         /* by which clipping has scaled each gradient since it was read */
+    long long versions;      /* sum of the version counters of the gradients, as clipping left them */
     double clip_tolerance; /* relative; a given norm that is larger by less than this counts as the same norm */
     int phase, threads;
+    int is_observed; /* whether the gradients were read before clipping */
 } FastPath;
 
-static PyObject *grad_scale_name, *found_inf_name, *groups_name, *rate_name, *dict_name;
+static PyObject *grad_scale_name, *found_inf_name, *groups_name, *rate_name, *dict_name, *version_name;
 
 static int intern_fast_path_names(void)
 {
     return (grad_scale_name = PyUnicode_InternFromString("grad_scale"))
         && (found_inf_name = PyUnicode_InternFromString("found_inf"))
         && (groups_name = PyUnicode_InternFromString("param_groups")) && (rate_name = PyUnicode_InternFromString("lr"))
-        && (dict_name = PyUnicode_InternFromString("__dict__"));
+        && (dict_name = PyUnicode_InternFromString("__dict__"))
+        && (version_name = PyUnicode_InternFromString("_version"));
 }
 
 /* Return the time of the clock, or -1 with a Python error. */
@@ -122,16 +135,19 @@ static int is_supported_update(FastPath *self, PyObject *optimizer, PyObject *ar
 }
 
 /* Return the total norm of a row of statistics, without the columns that have no gradient. It is bit-identical to
- * `total_norm` of `optimizer_tracker.py`, since either may clip a step. Squares of floats are exact in double, and the
- * rounding error of each sum is kept (Knuth, The Art of Computer Programming, volume 2, 4.2.2, theorem B). */
-static double total_norm(const float *row, Py_ssize_t length)
+ * `total_norm` of `monitor/row.py`, since either may clip a step. Squares of floats are exact in double, and the rounding
+ * error of each sum is kept (Knuth, The Art of Computer Programming, volume 2, 4.2.2, theorem B).
+ *
+ * owned: whether to include each column; NULL includes all. factors: scale each norm first; NULL scales none. */
+static double total_norm(const float *row, Py_ssize_t length, const char *owned, const double *factors)
 {
     const float *nonfinite = row + NONFINITE * length;
     double sum = 0, lost = 0;
     for (Py_ssize_t i = 0; i < length; i++) {
-        if (nonfinite[i] != nonfinite[i]) /* nan: the parameter has no gradient */
+        if (nonfinite[i] != nonfinite[i] || (owned && !owned[i])) /* nan: the parameter has no gradient */
             continue;
-        double square = (double)row[i] * (double)row[i], before = sum;
+        double value = factors ? (double)row[i] * factors[i] : (double)row[i];
+        double square = value * value, before = sum;
         sum += square;
         double added = sum - before;
         lost += (before - (sum - added)) + (square - added);
@@ -139,11 +155,16 @@ static double total_norm(const float *row, Py_ssize_t length)
     return sqrt(isfinite(sum) ? sum + lost : sum); /* Inf - Inf would make the rounding error NaN */
 }
 
-/* Read the gradients into the current row. Returns whether all were supported; if not, a Python error may be set. */
-static int read_gradients(FastPath *self)
+static const char *owned_columns(FastPath *self)
+{
+    return self->owned == Py_None ? NULL : PyBytes_AsString(self->owned);
+}
+
+/* Write the statistics of the gradients into a row. Returns whether all were supported; if not, a Python error may be
+ * set. */
+static int write_gradients(FastPath *self, float *row)
 {
     Views all;
-    float *row = current_row(self);
     int is_supported = 1;
     if (view_tensors(self->params, 1, &all))
         return 0;
@@ -153,8 +174,103 @@ static int read_gradients(FastPath *self)
         is_supported &= all.views[i].state != UNSUPPORTED;
     release_views(&all);
     Py_DECREF(block);
-    self->norm = total_norm(row, self->length);
     return is_supported;
+}
+
+/* Read the gradients into the current row. Returns as `write_gradients`. */
+static int read_gradients(FastPath *self)
+{
+    float *row = current_row(self);
+    if (!write_gradients(self, row))
+        return 0;
+    const char *owned = owned_columns(self);
+    self->whole_norm = total_norm(row, self->length, NULL, NULL);
+    self->norm = self->clipped_norm = owned ? total_norm(row, self->length, owned, NULL) : self->whole_norm;
+    return 1;
+}
+
+/* Read the gradients again, for their total norm after clipping. Returns as `write_gradients`. */
+static int read_clipped(FastPath *self)
+{
+    float *row = PyMem_Malloc((size_t)(self->length ? self->length : 1) * GRADIENT * sizeof(float));
+    int is_supported = row && write_gradients(self, row);
+    if (is_supported)
+        self->clipped_norm = total_norm(row, self->length, owned_columns(self), NULL);
+    PyMem_Free(row);
+    return is_supported;
+}
+
+/* Return the sum of the version counters of all gradients, which grows when one of them is written to; -1 with a Python
+ * error. */
+static long long sum_versions(FastPath *self)
+{
+    long long sum = 0;
+    for (Py_ssize_t i = 0; i < self->length; i++) {
+        PyObject *grad = PyObject_GetAttr(PyTuple_GetItem(self->params, i), grad_name);
+        PyObject *version = grad && grad != Py_None ? PyObject_GetAttr(grad, version_name) : NULL;
+        sum += version ? PyLong_AsLongLong(version) : 0;
+        Py_XDECREF(version);
+        Py_XDECREF(grad);
+        if (PyErr_Occurred())
+            return -1;
+    }
+    return sum;
+}
+
+PyDoc_STRVAR(FastPath_before_clip_doc,
+             "before_clip(is_continued) -> bool | None\n\n"
+             "Read the gradients before they are clipped, unless an earlier call has read them and this one continues to\n"
+             "clip. Returns whether they were read; None if Python has to.");
+
+static PyObject *FastPath_before_clip(FastPath *self, PyObject *is_continued)
+{
+    if (self->phase == CLIPPING && is_continued == Py_True)
+        return Py_NewRef(Py_False);
+    if (self->phase != WAITING && self->phase != CLIPPING)
+        return Py_NewRef(Py_None);
+    double began = now_by(self->clock), ended = -1;
+    if (began >= 0 && read_gradients(self) && (self->versions = sum_versions(self)) >= 0)
+        ended = now_by(self->clock);
+    if (ended < 0 || self->phase == OFF) { /* stopped by another thread, while the lock was released */
+        PyErr_Clear();                     /* the full path meets the same error, and reports it */
+        return Py_NewRef(Py_None);
+    }
+    for (Py_ssize_t i = 0; i < self->length; i++)
+        self->factors[i] = 1;
+    self->phase = CLIPPING;
+    self->hooks_s += ended - began;
+    return Py_NewRef(Py_True);
+}
+
+PyDoc_STRVAR(FastPath_clip_doc, "clip(factor, columns) -> None\n\n"
+                                "Clipping has scaled the gradients of some columns, an int64 tensor, since they were read;\n"
+                                "nan if there is no common factor, so that they must be read again.");
+
+static PyObject *FastPath_clip(FastPath *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    View columns;
+    if (!has_arguments(nargs, 2))
+        return NULL;
+    double factor = PyFloat_AsDouble(args[0]);
+    if (PyErr_Occurred())
+        return NULL;
+    if (self->phase != CLIPPING)
+        return Py_NewRef(Py_None);
+    view_tensor(args[1], 1, IN_ORDER, &columns);
+    const int64_t *indices = (const int64_t *)columns.data;
+    if (factor != factor)
+        self->versions = UNKNOWN;
+    const float *nonfinite = current_row(self) + NONFINITE * self->length;
+    for (size_t i = 0; self->versions != UNKNOWN && columns.state == SUPPORTED && i < columns.bytes / sizeof(int64_t); i++) {
+        if (indices[i] < 0 || indices[i] >= self->length) {
+            PyErr_SetString(PyExc_IndexError, "a column is outside of the row");
+            return NULL;
+        }
+        self->factors[indices[i]] *= factor;
+        self->versions += nonfinite[indices[i]] == nonfinite[indices[i]]; /* one write to each gradient */
+    }
+    self->clipped_norm = total_norm(current_row(self), self->length, owned_columns(self), self->factors);
+    return Py_NewRef(Py_None);
 }
 
 PyDoc_STRVAR(FastPath_observe_doc, "observe() -> float | None\n\n"
@@ -174,6 +290,7 @@ static PyObject *FastPath_observe(FastPath *self, PyObject *none)
         return Py_NewRef(Py_None);
     }
     self->phase = READ;
+    self->is_observed = 0;
     self->hooks_s += ended - began;
     return PyFloat_FromDouble(self->norm);
 }
@@ -188,13 +305,18 @@ static PyObject *FastPath_before(FastPath *self, PyObject *const *args, Py_ssize
     if (self->phase == OFF)
         return PyObject_CallFunctionObjArgs(self->before, args[0], args[1], args[2], NULL);
     double began = now_by(self->clock);
-    int is_supported = began >= 0 && is_supported_update(self, args[0], args[1], args[2]);
-    double ended = is_supported && read_gradients(self) ? now_by(self->clock) : -1;
+    int is_read = began >= 0 && is_supported_update(self, args[0], args[1], args[2]);
+    if (is_read && self->phase == CLIPPING) /* read before clipping: only what else has changed them is to be read */
+        is_read = sum_versions(self) == self->versions || (!PyErr_Occurred() && read_clipped(self));
+    else if (is_read)
+        is_read = read_gradients(self);
+    double ended = is_read ? now_by(self->clock) : -1;
     /* OFF: stopped by another thread while the lock was released */
     if (ended < 0 || PyErr_Occurred() || self->phase == OFF) {
         PyErr_Clear(); /* the full path meets the same error, and reports it */
         return PyObject_CallFunctionObjArgs(self->before, args[0], args[1], args[2], NULL);
     }
+    self->is_observed = self->phase == CLIPPING;
     self->phase = READ;
     self->hooks_s += ended - began;
     return Py_NewRef(Py_None);
@@ -258,10 +380,11 @@ static void override(FastPath *self, PyObject *statistics)
 /* Scale a row that was read after clipping back to the norm before clipping. */
 static void undo_clipping(FastPath *self, double given_norm)
 {
-    float *row = current_row(self), factor = (float)(given_norm / self->norm);
+    double factor = given_norm / self->whole_norm;
+    float *row = current_row(self);
     for (Py_ssize_t i = 0; i < LINEAR * self->length; i++)
-        row[i] *= factor;
-    current_run(self)[self->columns[BEFORE_CLIP]] = given_norm;
+        row[i] *= (float)factor;
+    current_run(self)[self->columns[BEFORE_CLIP]] = self->owned == Py_None ? given_norm : self->norm * factor;
 }
 
 static void write_run(FastPath *self, double loss, const Batch *batch, double given_norm, double began)
@@ -270,8 +393,10 @@ static void write_run(FastPath *self, double loss, const Batch *batch, double gi
     const Py_ssize_t *at = self->columns;
     double step_ms = 1e3 * (began - self->step_began);
     run[at[LOSS]] = loss;
-    run[at[BEFORE_CLIP]] = run[at[AFTER_CLIP]] = self->norm;
-    if (0 < self->norm && self->norm * (1 + self->clip_tolerance) < given_norm) /* false of nan */
+    run[at[BEFORE_CLIP]] = self->norm;
+    run[at[AFTER_CLIP]] = self->clipped_norm;
+    /* false of nan */
+    if (!self->is_observed && 0 < self->whole_norm && self->whole_norm * (1 + self->clip_tolerance) < given_norm)
         undo_clipping(self, given_norm);
     run[at[SCALE]] = 1;
     run[at[SKIPPED]] = 0;
@@ -394,35 +519,44 @@ static PyObject *FastPath_start(FastPath *self, PyObject *const *args, Py_ssize_
     return Py_NewRef(Py_None);
 }
 
-PyDoc_STRVAR(FastPath_stop_doc, "stop() -> bool\n\n"
-                                "Leave the step in progress to Python, and return whether its gradients were read.");
+PyDoc_STRVAR(FastPath_stop_doc, "stop() -> bool | None\n\n"
+                                "Leave the step in progress to Python. Return None if its gradients were not read yet;\n"
+                                "otherwise whether an update has followed.");
 
 static PyObject *FastPath_stop(FastPath *self, PyObject *none)
 {
-    long is_read = self->phase == READ;
+    int phase = self->phase;
     (void)none;
     self->phase = OFF;
-    return PyBool_FromLong(is_read);
+    return phase == READ || phase == CLIPPING ? PyBool_FromLong(phase == READ) : Py_NewRef(Py_None);
 }
 
 /* Store the arguments of the constructor. Returns 0, or -1 with a Python error. */
 static int parse_arguments(FastPath *self, PyObject *args)
 {
     PyObject *columns;
-    if (!PyArg_ParseTuple(args, "O!O!O!nnOOO:FastPath", &PyTuple_Type, &self->params, &PyTuple_Type, &columns,
-                          &PyDict_Type, &self->columns_by_name, &self->width, &self->num_groups, &self->before, &self->after,
-                          &self->clock)) {
+    if (!PyArg_ParseTuple(args, "O!OOO!O!nnOOO:FastPath", &PyTuple_Type, &self->params, &self->owned, &self->factors_L,
+                          &PyTuple_Type, &columns, &PyDict_Type, &self->columns_by_name, &self->width, &self->num_groups,
+                          &self->before, &self->after, &self->clock)) {
         /* the parser may have stored borrowed references, which `dealloc` must not release */
-        self->params = self->columns_by_name = NULL;
+        self->params = self->owned = self->factors_L = self->columns_by_name = NULL;
         self->before = self->after = self->clock = NULL;
         return -1;
     }
     Py_INCREF(self->params);
+    Py_INCREF(self->owned);
+    Py_INCREF(self->factors_L);
     Py_INCREF(self->columns_by_name);
     Py_INCREF(self->before);
     Py_INCREF(self->after);
     Py_INCREF(self->clock);
     self->length = PyTuple_Size(self->params);
+    if (!(self->factors = output(self->factors_L, (size_t)self->length * sizeof(double))))
+        return -1;
+    if (self->owned != Py_None && (!PyBytes_Check(self->owned) || PyBytes_Size(self->owned) != self->length)) {
+        PyErr_SetString(PyExc_ValueError, "`owned` must be None, or one byte for each parameter");
+        return -1;
+    }
     if (PyTuple_Size(columns) != NUM_COLUMNS) {
         PyErr_SetString(PyExc_ValueError, "the number of columns is wrong");
         return -1;
@@ -461,6 +595,8 @@ static int FastPath_traverse(FastPath *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE((PyObject *)self)); /* an instance of a heap type owns a reference to its type */
     Py_VISIT(self->params);
+    Py_VISIT(self->owned);
+    Py_VISIT(self->factors_L);
     Py_VISIT(self->before);
     Py_VISIT(self->after);
     Py_VISIT(self->clock);
@@ -476,6 +612,8 @@ static int FastPath_clear(FastPath *self)
     self->phase = OFF; /* a hook that is called after this must not use the cleared objects */
     self->capacity = self->filled = 0;
     Py_CLEAR(self->params);
+    Py_CLEAR(self->owned);
+    Py_CLEAR(self->factors_L);
     Py_CLEAR(self->before);
     Py_CLEAR(self->after);
     Py_CLEAR(self->clock);
@@ -500,7 +638,8 @@ static void FastPath_dealloc(FastPath *self)
 #define MEMBER(name, kind, flags) {#name, kind, offsetof(FastPath, name), flags, NULL}
 
 static PyMethodDef fast_path_methods[] = {
-    METHOD(before), METHOD(after), METHOD(append), METHOD(use_block), METHOD(start),
+    METHOD(before), METHOD(after), METHOD(append), METHOD(use_block), METHOD(start), METHOD(clip),
+    {"before_clip", (PyCFunction)FastPath_before_clip, METH_O, FastPath_before_clip_doc},
     {"observe", (PyCFunction)(void (*)(void))FastPath_observe, METH_NOARGS, FastPath_observe_doc},
     {"stop", (PyCFunction)(void (*)(void))FastPath_stop, METH_NOARGS, FastPath_stop_doc},
     {NULL, NULL, 0, NULL},
@@ -508,14 +647,17 @@ static PyMethodDef fast_path_methods[] = {
 
 static PyMemberDef fast_path_members[] = {
     MEMBER(step, T_PYSSIZET, READONLY), MEMBER(filled, T_PYSSIZET, READONLY),
-    MEMBER(hooks_s, T_DOUBLE, READONLY), MEMBER(step_began, T_DOUBLE, 0), MEMBER(row_ended, T_DOUBLE, 0),
+    MEMBER(versions, T_LONGLONG, READONLY), MEMBER(is_observed, T_INT, READONLY),
+    MEMBER(clipped_norm, T_DOUBLE, READONLY), MEMBER(hooks_s, T_DOUBLE, READONLY), MEMBER(step_began, T_DOUBLE, 0), MEMBER(row_ended, T_DOUBLE, 0),
     MEMBER(carried_s, T_DOUBLE, 0), MEMBER(peak_memory, T_DOUBLE, 0), MEMBER(clip_tolerance, T_DOUBLE, 0),
     {NULL, 0, 0, 0, NULL},
 };
 
-PyDoc_STRVAR(FastPath_doc, "FastPath(params, columns, columns_by_name, width, groups, before, after, clock)\n\n"
+PyDoc_STRVAR(FastPath_doc, "FastPath(params, owned, factors_L, columns, columns_by_name, width, groups, before, after,\n"
+                           "clock)\n\n"
                            "Records steps of an optimizer into blocks of rows. It is off until `start`: then its hooks\n"
-                           "read the gradients, and otherwise call `before` and `after`. width is the number of run\n"
+                           "read the gradients, and otherwise call `before` and `after`. owned and factors_L are for\n"
+                           "total norms: which gradients count, and memory for L doubles. width is the number of run\n"
                            "statistics, columns are those of this class's own numbers, and columns_by_name those of\n"
                            "numbers that a loop may pass.");
 

@@ -17,7 +17,7 @@
 #include "tensor_attributes.h"
 
 /* Increase this with each change of a function or its arguments: `probe/device/backend.py` accepts no other revision. */
-#define REVISION 13
+#define REVISION 14
 
 /* Memory for the histograms of `length` tensors, all zero; NULL with a Python error if the memory is too small. */
 static int64_t *empty_counts(PyObject *tensor, Py_ssize_t length)

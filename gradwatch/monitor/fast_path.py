@@ -58,11 +58,17 @@ class BegunStep(NamedTuple):
 
     Args:
         gradients_SL: Statistics of the gradients, of shape (6, L).
-        rates: The learning rates.
+        rates: The learning rates; None if the gradients were read before clipping, and no update has followed.
+        factors_L: Factors of the clipping so far, without an update.
+        versions: Sum of the version counters that the clipping left, without an update.
+        clipped_norm: Total norm after clipping, if an update has followed; None if nothing was clipped.
     """
 
     gradients_SL: NDArray[np.float32]
-    rates: list[float]
+    rates: list[float] | None
+    factors_L: Tensor
+    versions: int
+    clipped_norm: float | None
 
 
 @final
@@ -94,6 +100,7 @@ class FastPath:
     Args:
         extension: The native extension.
         params: The parameters, in the order of the columns; all on the CPU.
+        owned_L: Whether an optimizer holds each parameter; None if the total norm is of all gradients.
         groups: Number of groups of the optimizer.
         before: The hook of the full path before an update. It leaves the fast path.
         after: The hook of the full path after an update. It leaves the fast path.
@@ -108,6 +115,7 @@ class FastPath:
         extension: ModuleType,
         params: Sequence[Tensor],
         *,
+        owned_L: NDArray[np.bool_] | None,
         groups: int,
         before: Hook,
         after: Hook,
@@ -115,8 +123,11 @@ class FastPath:
         names = catalogue.run_names(groups)
         columns = tuple(names.index(name) for name in OWN_STATISTICS)
         self.is_active = False
+        self._factors_L = torch.ones(len(params), dtype=torch.float64, device="cpu")
         self.native: _native.FastPath = extension.FastPath(
             tuple(params),
+            None if owned_L is None else owned_L.tobytes(),
+            self._factors_L,
             columns,
             # a statistic without a column here takes its step to the full path
             {name: i for i, name in enumerate(names) if name != VALIDATION},
@@ -165,12 +176,17 @@ class FastPath:
     def leave(self) -> BegunStep | None:
         """Stop native recording. Return the step in progress if its gradients were read."""
         self.is_active = False
-        if not self.native.stop():
+        is_updated = self.native.stop()
+        if is_updated is None:
             return None
-        block, place = self._block, self.native.filled
+        native, block, place = self.native, self._block, self.native.filled
         # copied: the next steps on the fast path write to this row of the block
         return BegunStep(
-            block.param_NSL[place, GRAD].copy(), [float(rate) for rate in block.run_NR[place, self._rates]]
+            block.param_NSL[place, GRAD].copy(),
+            [float(rate) for rate in block.run_NR[place, self._rates]] if is_updated else None,
+            self._factors_L.clone(),
+            native.versions,
+            native.clipped_norm if native.is_observed else None,
         )
 
     def charge(self, budget: Budget) -> None:

@@ -34,10 +34,14 @@ Columns = NDArray[np.intp] | slice
 
 
 class OptimizerColumns(NamedTuple):
-    """The columns of a row that one optimizer fills: all its parameters, and its parameters with histograms."""
+    """The columns of a row that one optimizer fills: all its parameters, and its parameters with histograms.
+
+    `owned_P` tells which parameters count in the total norm, since an optimizer holds them. None counts all.
+    """
 
     params: Columns
     histograms_K: NDArray[np.intp]
+    owned_P: NDArray[np.bool_] | None
 
 
 class OptimizerResult(NamedTuple):
@@ -45,7 +49,7 @@ class OptimizerResult(NamedTuple):
 
     Args:
         norm: Total norm of the gradients at their first reading; None if they were not read.
-        clipped_norm: Total norm just before the update, if the gradients were read a second time.
+        clipped_norm: Total norm just before the update, if the gradients were first read before clipping.
         is_skipped: Whether a GradScaler skipped the update on the device.
         counts_2KB: Histograms of gradients and weights, if they were due.
     """
@@ -65,6 +69,7 @@ class StepRow(NamedTuple):
         histograms: Histograms, if they were due.
         optimizers: One result per optimizer.
         run: Statistics of the run.
+        owned_L: Which parameters count in the total norm, since an optimizer holds them; None if all do.
     """
 
     param_SL: NDArray[np.float32]
@@ -72,6 +77,7 @@ class StepRow(NamedTuple):
     histograms: Histograms | None
     optimizers: Sequence[OptimizerResult]
     run: dict[str, float]
+    owned_L: NDArray[np.bool_] | None
 
     def norms(self, given_norm: float | None) -> tuple[float, float]:
         """Return the total norm before and after clipping; nan if no gradient was read.
@@ -82,15 +88,18 @@ class StepRow(NamedTuple):
         read = [result.norm for result in self.optimizers if result.norm is not None]
         if not read:
             return math.nan, math.nan
-        norm = read[0] if len(self.optimizers) == 1 else total_norm(self.param_SL)
+        norm = read[0] if len(self.optimizers) == 1 else total_norm(self.param_SL, self.owned_L)
         # an optimizer without a second reading counts with its first
         clipped = [r.norm if r.clipped_norm is None else r.clipped_norm for r in self.optimizers]
         if any(result.clipped_norm is not None for result in self.optimizers):
             return norm, math.hypot(*[value for value in clipped if value is not None])
+        # clipping takes all parameters that it is given, also those that no optimizer holds
+        whole_norm = norm if self.owned_L is None else total_norm(self.param_SL)
         # the tolerance: a norm of unclipped gradients differs by its order of summation
-        if given_norm is not None and math.isfinite(given_norm) and 0 < norm * (1 + NORM_TOLERANCE) < given_norm:
-            self.param_SL[LINEAR] *= given_norm / norm
-            return given_norm, norm
+        if given_norm is not None and math.isfinite(given_norm) and 0 < whole_norm * (1 + NORM_TOLERANCE) < given_norm:
+            factor = given_norm / whole_norm
+            self.param_SL[LINEAR] *= np.float32(factor)
+            return given_norm if self.owned_L is None else norm * factor, norm
         return norm, norm
 
 
@@ -120,7 +129,8 @@ class RowBuilder:
 
         Args:
             values: Values by name. Optimizer `i` has `i.grad` and `i.clipped` of shape (S, P); `i.update` of shape
-                (2, P); and `i.counts` of shape (2, K, B). It also has `i.found_inf`, `i.loss_scale` and learning rates.
+                (2, P); and `i.counts` of shape (2, K, B). It also has `i.clipped_norm`, `i.found_inf`, `i.loss_scale`
+                and learning rates.
                 `act` and `dead.j` belong to the activations.
         """
         param_SL = np.full((len(catalogue.PARAM), self.num_layers), math.nan, np.float32)
@@ -128,12 +138,22 @@ class RowBuilder:
         run: dict[str, float] = {}
         for i, columns in enumerate(self.optimizers):
             own = {name.partition(".")[2]: v for name, v in values.items() if name.startswith(f"{i}.")}
-            results.append(_fill(param_SL, own, columns.params))
+            results.append(_fill(param_SL, own, columns))
             run |= {n: float(v.reshape(-1)[0]) for n, v in own.items() if n == "loss_scale" or n.startswith("lr.")}
         # only a value of the device overrides what the host knows; one optimizer that moves makes a step
         if any("found_inf" in name for name in values):
             run["skipped"] = float(all(result.is_skipped for result in results))
-        return StepRow(param_SL, self._activations(values), self._histograms(results), results, run)
+        owned_L = self._owned()
+        return StepRow(param_SL, self._activations(values), self._histograms(results), results, run, owned_L)
+
+    def _owned(self) -> NDArray[np.bool_] | None:
+        # only the last optimizer has parameters that no optimizer holds
+        last = self.optimizers[-1] if self.optimizers else None
+        if last is None or last.owned_P is None:
+            return None
+        owned_L = np.ones(self.num_layers, np.bool_)
+        owned_L[last.params] = last.owned_P
+        return owned_L
 
     def _activations(self, values: Values) -> Floats | None:
         if "act" not in values:
@@ -157,16 +177,18 @@ class RowBuilder:
         return Histograms(step=self.step, edges_B=bin_edges(), places_K=places_K, grad_KB=grad_KB, weight_KB=weight_KB)
 
 
-def _fill(param_SL: NDArray[np.float32], values: Values, columns: Columns) -> OptimizerResult:
+def _fill(param_SL: NDArray[np.float32], values: Values, columns: OptimizerColumns) -> OptimizerResult:
     """Write the values of one optimizer into the row."""
     is_skipped = bool(values["found_inf"].any()) if "found_inf" in values else False
     norm = None
     if "grad" in values:
-        param_SL[GRAD, columns] = values["grad"]
-        norm = total_norm(values["grad"])
+        param_SL[GRAD, columns.params] = values["grad"]
+        norm = total_norm(values["grad"], columns.owned_P)
     if "update" in values and not is_skipped:  # a skipped update moved nothing, so it has no ratio
-        param_SL[UPDATE, columns] = values["update"]
-    clipped_norm = total_norm(values["clipped"]) if "clipped" in values else None
+        param_SL[UPDATE, columns.params] = values["update"]
+    clipped_norm = float(values["clipped_norm"].item()) if "clipped_norm" in values else None
+    if "clipped" in values:
+        clipped_norm = total_norm(values["clipped"], columns.owned_P)
     return OptimizerResult(norm, clipped_norm, is_skipped, values.get("counts"))
 
 
@@ -227,12 +249,14 @@ class PendingRow:
         return row._replace(run=run)
 
 
-def total_norm(row_SL: Floats) -> float:
+def total_norm(row_SL: Floats, owned_L: NDArray[np.bool_] | None = None) -> float:
     """Return the L2 norm of all gradients; NaN or Inf if one contains NaN or Inf.
 
     Args:
         row_SL: The gradient statistics of every layer, nan for a layer without gradient. At least the first 6 rows.
+        owned_L: Which layers to include; None includes all.
     """
+    row_SL = row_SL if owned_L is None else row_SL[:, owned_L]
     norm = _norm(row_SL[L2])
     # nan means a missing gradient or a gradient of NaN: only a missing one has no count of non-finite elements
     return norm if norm == norm else _norm(row_SL[L2, ~np.isnan(row_SL[NONFINITE])])

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -20,6 +21,8 @@ from torch.utils.hooks import RemovableHandle
 from gradwatch.monitor.best_effort import best_effort
 from gradwatch.monitor.context import MonitorContext
 from gradwatch.monitor.fast_path import FastPath, Hook
+from gradwatch.monitor.readings import clip_calls
+from gradwatch.monitor.readings.clip_reader import ClipReader
 from gradwatch.monitor.readings.hand_updates import HandUpdates
 from gradwatch.monitor.readings.loss_scale import LossScaleReader
 from gradwatch.monitor.readings.optimizer_tracker import OptimizerTracker, split_by_optimizer
@@ -79,6 +82,16 @@ class Collector:
                 tracker,
                 has_fast_path=not context.is_deferred and not self.loss_scale.has_scaler and not tracker.is_by_hand,
             )
+        self._clip_reader = ClipReader(
+            self._trackers,
+            self.updates,
+            fast_path=self.fast_path,
+            leave_fast_path=self.leave_fast_path,
+            loss_scale=self.loss_scale,
+            meter=context.meter,
+        )
+        if context.is_hooked:
+            clip_calls.listen(self._clip_reader)
 
     def _attach(self, tracker: OptimizerTracker, *, has_fast_path: bool) -> None:
         before, after = _hook(self._before_update, tracker), _hook(self._after_update, tracker)
@@ -191,7 +204,8 @@ class Collector:
             self._activations.restore(state)
 
     def detach(self) -> None:
-        """Remove all hooks from the model and the optimizers."""
+        """Remove all hooks from the model and the optimizers, and those of torch's clipping."""
+        clip_calls.forget(self._clip_reader)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -211,8 +225,15 @@ class Collector:
         self._counter.step = native.step
         self._meter.take_back(native)
         self.fast_path.charge(self._context.budget)
-        if begun is not None:
-            tracker.pending["grad"] = begun.gradients_SL
+        if begun is None:
+            return
+        tracker.pending["grad"] = begun.gradients_SL
+        if begun.rates is None:
+            tracker.is_observed = True
+            tracker.clipping.resume(begun.factors_L, begun.versions)
+        else:
+            if begun.clipped_norm is not None:
+                tracker.pending["clipped_norm"] = np.array([begun.clipped_norm])
             tracker.is_updated = self._context.is_hooked  # else `conclude` sets it
             # there is no scaler on the fast path
             self.updates.settings = {"loss_scale": 1.0} | {f"lr.{i}": rate for i, rate in enumerate(begun.rates)}

@@ -6,6 +6,8 @@ from typing import final
 
 import torch
 from torch import Tensor
+from torch.amp.grad_scaler import OptState
+from torch.optim import Optimizer
 
 from gradwatch.probe.device.sync import host_value_or_copy, to_float
 
@@ -42,6 +44,13 @@ class LossScaleReader:
     def wait(self) -> float:
         """Return the loss scale at the last `read`, waiting for the device."""
         return to_float(self.current) if isinstance(self.current, Tensor) else self.current
+
+    def is_scaled(self, optimizer: Optimizer) -> bool:
+        """Return whether the gradients of an optimizer still have the loss scale, since `unscale_` was not called."""
+        if self._scaler is None:
+            return False
+        state = self._scaler._per_optimizer_states.get(id(optimizer))  # private; absent before the first use in a step
+        return state is None or state["stage"] is OptState.READY
 
     def has_fallen(self) -> bool:
         """Return whether the scale is lower than at the last `read`."""

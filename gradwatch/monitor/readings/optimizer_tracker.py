@@ -18,7 +18,12 @@ from torch.utils.hooks import RemovableHandle
 from gradwatch.monitor.budget import HistogramSlice
 from gradwatch.monitor.fast_path import FastPath, Hook
 from gradwatch.monitor.readings.hand_updates import HandUpdates
-from gradwatch.monitor.readings.parameter_readings import HistogramReader, LearningRates, UpdateMeasurement
+from gradwatch.monitor.readings.parameter_readings import (
+    ClipFactors,
+    HistogramReader,
+    LearningRates,
+    UpdateMeasurement,
+)
 from gradwatch.monitor.row import Columns, OptimizerColumns, has_gradients, total_norm
 from gradwatch.probe.device.backend import select_backend
 from gradwatch.probe.device.sync import is_capturing, to_array, to_float
@@ -31,8 +36,9 @@ class OptimizerTracker:
 
     Args:
         optimizer: The optimizer.
-        params: Its parameters.
+        params: Its parameters, and with the last optimizer those that no optimizer holds.
         columns: Their columns in the row.
+        owned_P: Whether any optimizer holds each of them; None if all are held, or none of the model.
         first_group: Index of its first group among the groups of all optimizers.
         num_layers: Parameters of the model.
 
@@ -40,26 +46,35 @@ class OptimizerTracker:
         pending: Readings of the row so far, by the names of `RowBuilder.build`: tensors, or arrays if the host needed
             them at once.
         is_by_hand: Whether the loop moves the weights without an optimizer.
-        is_observed: `observe` has read the gradients, and no update or backward pass has followed.
+        is_observed: The gradients were read before clipping, by `observe` or when torch clipped them. No update or
+            backward pass has followed.
         is_updated: The optimizer has updated its parameters since the last row.
         awaits_closure: The step in progress computes its gradients in a closure.
+        clipping: Keeps the factors of the clipping since then.
         rates: Reads the learning rates.
         histograms: Reads the histograms.
         update: Measures the updates.
     """
 
     def __init__(
-        self, optimizer: Optimizer, params: Sequence[Tensor], columns: Columns, first_group: int, num_layers: int
+        self,
+        optimizer: Optimizer,
+        params: Sequence[Tensor],
+        columns: Columns,
+        first_group: int,
+        num_layers: int,
+        owned_P: NDArray[np.bool_] | None = None,
     ) -> None:
         self.optimizer = optimizer
         self.is_by_hand = isinstance(optimizer, HandUpdates)
         self.params = params
         self.is_updated = False
-        self._columns = columns
+        self._columns, self._owned_P = columns, owned_P
         self._is_on_cpu = bool(params) and params[0].device.type == "cpu"
         column_indices = tuple(range(num_layers) if isinstance(columns, slice) else map(int, columns))
         self._captured: dict[str, Tensor | NDArray[Any]] = {}
         self._gradients = GradientProbe(params)
+        self.clipping = ClipFactors(params)
         self.rates = LearningRates(optimizer, first_group)
         self.histograms = HistogramReader(params, column_indices)
         self.update = UpdateMeasurement(params, optimizer)
@@ -67,7 +82,7 @@ class OptimizerTracker:
     @property
     def columns(self) -> OptimizerColumns:
         """Its columns of the row in progress."""
-        return OptimizerColumns(self._columns, self.histograms.columns_K)
+        return OptimizerColumns(self._columns, self.histograms.columns_K, self._owned_P)
 
     def begin(self, due: HistogramSlice | None) -> None:
         """Start a row.
@@ -108,7 +123,14 @@ class OptimizerTracker:
         # native code fills whole rows, and finds `grad_scale` and `found_inf` only in the instance of an optimizer
         if extension is None or not is_whole or any(hasattr(type(self.optimizer), name) for name in scaled):
             return None
-        return FastPath(extension, self.params, groups=self.rates.num_groups, before=before, after=after)
+        return FastPath(
+            extension,
+            self.params,
+            owned_L=self._owned_P,
+            groups=self.rates.num_groups,
+            before=before,
+            after=after,
+        )
 
     def read_gradients(self, *, inverse_scale: float | Tensor = 1.0, is_counting: bool = False) -> None:
         """Read the statistics of the gradients.
@@ -123,10 +145,10 @@ class OptimizerTracker:
         )
 
     def norm(self) -> float:
-        """Return the total norm of the read gradients, waiting for the device."""
+        """Return the total norm of the read gradients that an optimizer holds, waiting for the device."""
         # kept as an array, so that the row does not wait for the device again
         read_SP = self.pending["grad"] = to_array(self.pending["grad"])
-        return total_norm(read_SP)
+        return total_norm(read_SP, self._owned_P)
 
     def norm_without_probe(self) -> float:
         """Return the total norm of the present gradients, computed by torch without the probe."""
@@ -143,8 +165,9 @@ class OptimizerTracker:
             del self.pending["grad"]
 
     def read_clipped(self) -> None:
-        """Read the present gradients for the total norm after clipping."""
-        self.pending["clipped"] = self._gradients.read()
+        """Read the present gradients for the total norm after clipping, unless the factors of the clipping suffice."""
+        clipped_SP = self.clipping.apply(self.pending["grad"]) if "grad" in self.pending else None
+        self.pending["clipped"] = self._gradients.read() if clipped_SP is None else clipped_SP
 
     def keep_captured(self) -> None:
         """Keep the readings of an update in a captured CUDA graph: each replay computes them again."""
@@ -178,6 +201,12 @@ def split_by_optimizer(params: Sequence[Tensor], optimizers: Sequence[Optimizer]
         ]
         # a slice: one optimizer with all parameters fills a row without an index, and may use the fast path
         columns = slice(None) if len(own) == len(params) else np.array(own, np.intp)
-        trackers.append(OptimizerTracker(optimizer, [params[k] for k in own], columns, first_group, len(params)))
+        owned_P = np.array([id(params[k]) in held_by_any for k in own], np.bool_)
+        # if no parameter is held, the loop moves them by hand, and all gradients count
+        is_whole = owned_P.all() or held_by_any.isdisjoint(map(id, params))
+        own_params = [params[k] for k in own]
+        trackers.append(
+            OptimizerTracker(optimizer, own_params, columns, first_group, len(params), None if is_whole else owned_P)
+        )
         first_group += len(optimizer.param_groups)
     return trackers

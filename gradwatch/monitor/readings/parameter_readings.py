@@ -1,20 +1,24 @@
-"""Read learning rates, histograms and updates of one optimizer. Each reader keeps some state."""
+"""Read learning rates, clipping, histograms and updates of one optimizer. Each reader keeps some state."""
 
-# K = parameters with histograms due, B = bins, P = parameters of the optimizer
+# S = statistics, P = parameters of the optimizer, C = parameters of one clipping, K = parameters with histograms due,
+# B = bins
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import final
+from typing import Any, final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwatch.monitor.budget import HistogramSlice
-from gradwatch.probe.device.sync import host_value_or_copy, is_capturing
+from gradwatch.monitor.row import L2
+from gradwatch.probe.device.sync import host_value_or_copy, is_capturing, is_on_host, on_device, to_array
+from gradwatch.probe.device.torch_reduce import wide_dtype
 from gradwatch.probe.gradients import histograms
 from gradwatch.probe.gradients.histograms import HistogramProbe
 from gradwatch.probe.updates.from_copy import CopyUpdateProbe
@@ -52,6 +56,67 @@ class LearningRates:
     def late_params(self) -> list[Tensor]:
         """Return the parameters of groups that were added after the monitor was attached."""
         return [p for group in self._optimizer.param_groups[len(self._names) :] for p in group["params"]]
+
+
+@final
+class ClipFactors:
+    """Keeps the factors by which clipping has scaled the gradients of an optimizer since they were read.
+
+    The factors hold while nothing else writes to the gradients, which their version counters show.
+
+    Args:
+        params: Parameters of the optimizer.
+    """
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        self._params = params
+        self._factors_P: Tensor | None = None
+        self._versions: int | None = None  # the sum that clipping leaves; None if other code may have clipped
+
+    def begin(self, *, is_noticed: bool) -> None:
+        """Start after a reading of the gradients.
+
+        Args:
+            is_noticed: Whether all clipping calls `scale`. Otherwise the loop clips by any code of its own.
+        """
+        self.resume(None, self._sum_versions() if is_noticed else None)
+
+    def resume(self, factors_P: Tensor | None, versions: int | None) -> None:
+        """Continue after native code, with its factors and its sum of version counters."""
+        self._factors_P, self._versions = factors_P, versions
+
+    def scale(self, factor: float | Tensor | None, index_C: NDArray[np.intp]) -> None:
+        """Scale some gradients by a factor; None if the factors differ, or are unknown."""
+        if factor is None or self._versions is None:
+            self._versions = None
+            return
+        if self._factors_P is None:
+            device = factor.device if isinstance(factor, Tensor) else torch.device("cpu")
+            self._factors_P = torch.ones(len(self._params), dtype=wide_dtype(device), device=device)
+        # a new tensor, since a CUDA graph repeats the multiplication at each replay
+        scales_P = torch.ones_like(self._factors_P)
+        scale = factor.to(scales_P) if isinstance(factor, Tensor) else factor
+        scales_P[on_device(tuple(index_C.tolist()), scales_P.device)] = scale
+        self._factors_P = self._factors_P * scales_P
+        self._versions += sum(self._params[i].grad is not None for i in index_C)  # one write to each gradient
+
+    def apply(self, row_SP: Tensor | NDArray[Any]) -> Tensor | NDArray[Any] | None:
+        """Return the statistics of the gradients with the norms after clipping; None if they must be read again."""
+        if self._versions is None or self._versions != self._sum_versions():
+            return None
+        if self._factors_P is None:
+            return row_SP
+        if is_on_host(self._factors_P):
+            array_SP: NDArray[Any] = to_array(row_SP).astype(np.float64)
+            array_SP[L2] *= self._factors_P.numpy()
+            return array_SP
+        assert isinstance(row_SP, Tensor), "only readings of a CPU are arrays"
+        clipped_SP = row_SP.to(self._factors_P, copy=True)
+        clipped_SP[L2] *= self._factors_P
+        return clipped_SP
+
+    def _sum_versions(self) -> int:
+        return sum(p.grad._version for p in self._params if p.grad is not None)
 
 
 @final

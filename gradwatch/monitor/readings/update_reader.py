@@ -70,7 +70,7 @@ class UpdateReader:
     @best_effort("the reading of updates")
     def _read_before_update(self, tracker: OptimizerTracker) -> None:
         inverse_scale = self._read_settings(tracker)
-        if tracker.is_observed:  # the loop has called `observe`, so it may have clipped since
+        if tracker.is_observed:  # before clipping, or the loop has called `observe` and may have clipped since
             tracker.read_clipped()
         elif not tracker.awaits_closure:
             self._read_gradients(tracker, inverse_scale=inverse_scale)
@@ -125,8 +125,17 @@ class UpdateReader:
     def observe(self, tracker: OptimizerTracker) -> float:
         """Read the present gradients, and return their total norm."""
         norm = self._observed_norm(tracker)  # None if the probe is disabled, but the loop needs a norm
+        tracker.clipping.begin(is_noticed=False)
         tracker.is_observed = True
         return tracker.norm_without_probe() if norm is None else norm
+
+    def read_unclipped(self, tracker: OptimizerTracker) -> None:
+        """Read the present gradients, which are about to be clipped, without waiting for the device."""
+        end = self._device_clock.begin()
+        if self._read_gradients(tracker):
+            tracker.clipping.begin(is_noticed=True)
+            tracker.is_observed = True
+        end()
 
     @best_effort("the norm that `observe` returns")
     def _observed_norm(self, tracker: OptimizerTracker) -> float | None:

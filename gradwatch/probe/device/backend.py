@@ -11,7 +11,7 @@ import torch
 Kernel = Literal["auto", "native", "torch"]
 
 
-REVISION = 13
+REVISION = 14
 """Revision of the extension that this package calls, as in `csrc/module.c`."""
 
 
