@@ -230,6 +230,35 @@ UNREGISTERED = EventKind(
     values={"tensors": "tensors"},
     text="the loss uses {tensors:.0f} tensors in `{attribute}`, {reason}",
 )
+UNHELD = EventKind(
+    name="parameters-unheld",
+    meaning="The loss reaches tensors that no watched model and no optimizer holds, and nothing clears their gradient.",
+    values={"tensors": "tensors"},
+    text="the loss reaches {what}, which no watched model holds and no optimizer moves, and the gradient adds up: "
+    "give it to an optimizer, or freeze it if it is meant to stay",
+)
+UNHELD_KEPT = EventKind(
+    name="gradients-unheld-kept",
+    meaning="The gradient of a parameter that no optimizer holds is never cleared.",
+    text="the gradient of {parameter}, which no optimizer holds, is never cleared and adds up",
+)
+PARAMETERS_NEW = EventKind(
+    name="parameters-new",
+    meaning="Parameters of the model that were not there when the monitor attached, and that no optimizer holds.",
+    values={"tensors": "tensors", "replaced": "of which take the place of a watched parameter"},
+    text="{parameters} {how} after `watch`, and no optimizer holds {pronoun}",
+)
+PARAMETERS_LEFT = EventKind(
+    name="parameters-left",
+    meaning="Watched parameters are no longer in the model, or have another shape, or have left their optimizer.",
+    values={"tensors": "tensors"},
+    text="{how}: {parameters}",
+)
+NOTHING_TRAINABLE = EventKind(
+    name="nothing-trainable",
+    meaning="No parameter of the model requires a gradient, or an optimizer holds no parameter.",
+    text="{reason}",
+)
 EMPTY_GROUP = EventKind(
     name="group-empty",
     meaning="A group of an optimizer holds no parameter.",

@@ -18,7 +18,7 @@ from gradwatch.probe.batches.target_match import TargetMatch
 from gradwatch.probe.gradients.recurrence import RecurrenceProbe
 from gradwatch.probe.gradients.zero_grad import ZeroGradCheck
 from gradwatch.probe.graph.reader import READ_STEPS, LossGraphReader, is_due
-from gradwatch.probe.graph.unregistered import find_empty_groups
+from gradwatch.probe.graph.unregistered import find_empty_groups, find_nothing_to_train
 from gradwatch.probe.graph.weight_means import find_offset_weights
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks, takes_hooks
 from gradwatch.probe.modules.functional_calls import FunctionalCalls
@@ -26,6 +26,7 @@ from gradwatch.probe.modules.identical_units import find_identical_units
 from gradwatch.probe.modules.train_eval_modes import TrainEvalModes
 from gradwatch.probe.parameters import Models
 from gradwatch.probe.updates.outside_moves import OutsideMoves
+from gradwatch.probe.updates.parameter_changes import ParameterChanges
 from gradwatch.records import Event, LayerInfo
 
 UNREAD_STEP = 1
@@ -83,11 +84,13 @@ class Inspections:
         self._step = 0  # the step in progress, for the hook of the loss function
         self._recurrences, self._target_match = recurrences, target_match
         self._zero_grad, self._moves = zero_grad, OutsideMoves(params, layers)
+        self._changes = ParameterChanges(models, params, layers, optimizers)
         # before the first step: later the weights have moved
         initial = [
             *self._find("the identical units", lambda: find_identical_units(params, layers)),
             *self._find("the initial weights", lambda: find_offset_weights(params, layers)),
             *self._find("the groups of the optimizer", lambda: find_empty_groups(optimizers)),
+            *self._find("the trainable parameters", lambda: find_nothing_to_train(params, optimizers)),
         ]
         self._pending = [observation.at(0) for observation in initial if observation.place not in places]
         self._handles: list[RemovableHandle] = []
@@ -132,6 +135,7 @@ class Inspections:
             found += self._find("the inputs", self._inputs.find)
         moves = self._find("the weights outside of the optimizer", partial(self._moves.find, step))
         found += [moved for moved in moves if moved.place not in self._known]
+        found += self._find("the parameters of the model", partial(self._changes.find, step))
         found += self._find("the evaluation", self._find_in_evaluation) if is_validated else ()
         self._pending += [observation.at(step) for observation in found]
         self._begin(step + 1)

@@ -21,11 +21,21 @@ from gradwatch.detect.updates.not_optimized_rules.recovered import find_recovery
 from gradwatch.detect.updates.not_optimized_rules.stuck import find_unchanged_parameters
 from gradwatch.detect.updates.not_optimized_rules.undone import find_undone_updates
 from gradwatch.detect.updates.not_optimized_rules.unowned import (
+    find_nothing_to_train,
     find_unfrozen_parameters,
     find_unowned_parameters,
     find_unregistered_tensors,
 )
-from gradwatch.events import EMPTY_GROUP, UNREGISTERED, WEIGHTS_MOVED
+from gradwatch.events import (
+    EMPTY_GROUP,
+    NOTHING_TRAINABLE,
+    PARAMETERS_NEW,
+    UNHELD,
+    UNHELD_KEPT,
+    UNREGISTERED,
+    WEIGHTS_MOVED,
+    EventKind,
+)
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity
@@ -63,13 +73,18 @@ class NotOptimized:
     the updates. Over `samples` + 1 measurements, the norms of all small tensors change by less than `kept` of a single
     update, though ten updates lie between two measurements. Or one tensor returns to exactly the same norm. (5) A group
     has a learning rate of zero, while others move. (6) All measured updates are exactly zero, at a rate that would move
-    the weights visibly: the step of the optimizer does not update, or works on other tensors.
+    the weights visibly: the step of the optimizer does not update, or works on other tensors. (7) Nothing is left
+    to train: an optimizer holds no parameter, or no parameter of the model requires a gradient. (8) A parameter joins
+    the model after `watch`, or takes the place of one, and no optimizer holds it. (9) The loss reaches tensors that no
+    watched model and no optimizer holds, such as class centers or loss weights. They do not move, and nothing clears
+    their gradient (info).
 
     Exceptions to the rules: a backbone may be left out on purpose without freezing it. Fine-tuning a head looks like
     this: the tensors come first in the model, and an optimizer holds everything after them. That is reported as info,
-    with the advice to freeze them. It stays a warning if a group holds no parameter, which is never intended, or if a
-    larger part of the model is frozen: freezing that part left these tensors out. Weights that are clipped after each
-    step, as in a critic, may all reach the bound; they are left out if the bound is a round number.
+    with the advice to freeze them. It stays a warning if a group holds no parameter, which is never intended, if
+    nothing clears their gradient, which then adds up, or if a larger part of the model is frozen: freezing that part
+    left these tensors out. Weights that are clipped after each step, as in a critic, may all reach the bound; they are
+    left out if the bound is a round number.
 
     Source: pytorch/pytorch documentation of torch.optim ("construct the optimizer after moving or changing the model"),
     https://pytorch.org/docs/stable/optim.html; minGPT, `configure_optimizers`, which asserts it.
@@ -90,6 +105,7 @@ class NotOptimized:
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module that is not optimized."""
+        yield from find_nothing_to_train(self, history)
         yield from find_unregistered_tensors(self, history)
         structure = structure_of(history)
         ratio_L = history.param.newest("update.ratio")  # nan where updates were not measured
@@ -150,6 +166,13 @@ class NotOptimized:
         yield Example("a backbone is thawed and not added to the optimizer", _thawed(moves=False), ("layers.0.weight",))
         yield Example("it is added, too", _thawed(moves=True))
         yield Example("what was trained before it was frozen has its last gradient still", _stale())
+        yield Example("nothing is trainable", _with(NOTHING_TRAINABLE), (None,))
+        yield Example("the loss reaches class centers that no optimizer holds: for information", _with(UNHELD), (None,))
+        yield Example("a new head is not given to the optimizer", _with(PARAMETERS_NEW, layer="head"), ("head",))
+        yield Example("what is left out comes first, and its gradient adds up", _kept(), ("layers.0.weight",))
+        yield Example("the optimizer returns before its first update", _unmoved(), (None,))
+        yield Example("it does so at a rate of which nothing is left after rounding", _unmoved(rate=1e-12))
+        yield Example("it does so while the rate is 0", _unmoved(rate=0.0))
         yield Example("a healthy run", Synthetic(steps=40).history())
         yield Example("somebody else moves it", _left_out(5, moves=True))
         yield Example("a loop moves all by hand, between two steps", _moved(0, 11))
@@ -168,6 +191,14 @@ class NotOptimized:
 
 def _left_out(*layers: int, moves: bool) -> History:
     return _made_without(*layers, moves=moves).history()
+
+
+def _with(kind: EventKind, *, layer: str | None = None) -> History:
+    return Synthetic(steps=20).add_event(kind, layer=layer, text="found", values={"tensors": 1.0}).history()
+
+
+def _kept() -> History:
+    return _made_without(0, moves=False).add_event(UNHELD_KEPT, layer="layers.0.weight", text="kept").history()
 
 
 def _moved(first: int, last: int, *left: int) -> History:
@@ -250,6 +281,15 @@ def _stopped(*, at: float) -> History:
     made.update_factor_TL[20:, 4] = 0
     made.weight_l2_TL = made.weight_l2_TL * np.ones((60, 12))
     made.weight_l2_TL[20:, 4] = at * math.prod(made.info.layers[4].shape) ** 0.5
+    return made.history()
+
+
+def _unmoved(*, rate: float = 1e-3) -> History:
+    """Return a run in which no weight changes."""
+    made = Synthetic(steps=60)
+    made.update_factor_TL[:] = 0
+    made.weight_l2_TL = made.weight_l2_TL[0] * np.ones((60, 12))
+    made.lr_T = np.full(60, rate)
     return made.history()
 
 

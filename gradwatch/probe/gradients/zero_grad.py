@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, final
 
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch.autograd import Variable
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from gradwatch.events import GRADIENTS_CLEARED, GRADIENTS_KEPT, GRADIENTS_KEPT_LATER
+from gradwatch.events import GRADIENTS_CLEARED, GRADIENTS_KEPT, GRADIENTS_KEPT_LATER, UNHELD_KEPT
 from gradwatch.probe.device.dtensor import local_part
 from gradwatch.probe.device.sync import is_capturing, to_float
 from gradwatch.probe.gradients.gradient_sample import MIN_NUMBERS, GradientSample
@@ -53,6 +53,7 @@ class ZeroGradCheck:
         self._note, self._names = note, names
         self._next = CHECK_EVERY_STEPS
         self._watched = [(optimizer, self._attach(optimizer, since=None)) for optimizer in optimizers]
+        self._unheld = self._attach_unheld([optimizer for optimizer, _ in self._watched])
 
     def check_again(self, step: int) -> None:
         """Check the next updates of each optimizer after an optimizer step, if its last check is over."""
@@ -67,8 +68,18 @@ class ZeroGradCheck:
 
     def close(self) -> None:
         """Remove all hooks."""
-        for _, watched in self._watched:
+        for watched in (self._unheld, *(watched for _, watched in self._watched)):
             _detach(watched)
+
+    def _attach_unheld(self, optimizers: Sequence[Optimizer]) -> list[_GradientWatch]:
+        """Watch one parameter that no optimizer holds: the call that clears gradients may leave it out."""
+        held = {p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        param = _first_trainable([p for p in reversed([*self._names]) if p not in held and p.numel() >= MIN_NUMBERS])
+        if param is None or not held:
+            return []
+        watch = _GradientWatch(param, self._note, layer=self._names[param], is_held=False)
+        watch.attach(optimizers[0])
+        return [watch]
 
     def _attach(self, optimizer: Optimizer, *, since: int | None) -> list[_GradientWatch]:
         first, last = _ends(optimizer)
@@ -112,12 +123,20 @@ class _GradientWatch:
         note: As above.
         layer: Name of the parameter, or None if it represents all parameters of its optimizer.
         since: Step that a later check begins after, or None for the first check.
+        is_held: Whether an optimizer holds the parameter.
     """
 
     def __init__(
-        self, param: Tensor, note: Callable[[Event], None], *, layer: str | None = None, since: int | None = None
+        self,
+        param: Tensor,
+        note: Callable[[Event], None],
+        *,
+        layer: str | None = None,
+        since: int | None = None,
+        is_held: bool = True,
     ) -> None:
         self._param = param
+        self._is_held = is_held
         self._note, self._layer = note, layer
         self._since = since
         # one more: the first update has no earlier one to compare with
@@ -203,7 +222,11 @@ class _GradientWatch:
             self._sample()  # after an optimizer that adds its weight decay to the gradient
 
     def _report(self) -> None:
-        if self._updates and self._adds_up:
+        if not self._is_held:
+            self._remaining = self._remaining if not self._updates or self._adds_up else 0
+            if self._updates == LATER_UPDATES and self._remaining:
+                self._note(UNHELD_KEPT.emit(step=self._updates, layer=self._layer, parameter=self._layer))
+        elif self._updates and self._adds_up:
             self._note(GRADIENTS_KEPT.emit(step=self._updates, layer=self._layer))
         elif self._updates and self._was_cleared and not self._is_reported and self._layer is None:
             self._is_reported = True

@@ -104,9 +104,9 @@ class LossGraphReader:
         self._layers = layers
         self._index = {param: i for i, param in enumerate(params)}
         self._last_activation = _last_activations(models)
-        self._unregistered = UnregisteredParams(models)
-        self._is_gathered = any(gathers(module) for _, module in named_modules(models))
         self._held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        self._unregistered = UnregisteredParams(models, self._held)
+        self._is_gathered = any(gathers(module) for _, module in named_modules(models))
         self._nan_inspections = 0
         self.has_read = False
         self._known = set(known)

@@ -6,14 +6,27 @@ import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, final
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwatch.events import ADVERSARY, EMPTY_GROUP, UNREGISTERED, Observation
-from gradwatch.probe.device.dtensor import has_values
+from gradwatch.events import (
+    ADVERSARY,
+    EMPTY_GROUP,
+    NOTHING_TRAINABLE,
+    UNHELD,
+    UNREGISTERED,
+    Observation,
+)
+from gradwatch.probe.device.dtensor import has_values, local_part
+from gradwatch.probe.device.sync import to_float
+from gradwatch.probe.device.torch_reduce import stored_values
 from gradwatch.probe.graph.graph import LEAF, Graph, Node, is_leaf, operation
 from gradwatch.probe.parameters import Models, named_modules
 from gradwatch.probe.updates.outside_moves import fingerprints
+
+MAX_SHAPES = 3
+"""Maximum number of shapes in a text."""
 
 SECOND_LOOK_STEP = 8
 """Step of the second comparison: by then, an optimizer elsewhere has moved each parameter that it owns."""
@@ -35,12 +48,15 @@ class UnregisteredParams:
 
     Args:
         models: A model, or several by name.
+        held: `id` of each parameter of the watched optimizers.
     """
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Models, held: Collection[int] = ()) -> None:
         self._models = models
         # weak references: a probe must not keep the tensors of a discarded model alive
         self._seen: list[tuple[weakref.ref[Tensor], tuple[int, bytes]]] = []
+        self._gradients: dict[int, tuple[weakref.ref[Tensor], float]] = {}
+        self._held = held
 
     def find(self, graph: Graph, known: Mapping[Tensor, int], *, step: int) -> Iterator[Observation]:
         """Yield each attribute with parameters that were in the graph at the first step and have not moved since.
@@ -55,14 +71,27 @@ class UnregisteredParams:
         found = [node.variable for node in leaves if not _is_input(graph, node, known) and has_values(node.variable)]
         if step < SECOND_LOOK_STEP:
             self._seen = self._seen or [(weakref.ref(param), _state(param)) for param in found]
+            self._gradients = {id(p): (weakref.ref(p.grad), _norm(p.grad)) for p in found if p.grad is not None}
             return
         # by `id`, since a tensor compares elementwise; the weak reference shows that the object is still the same
         before = {id(param): state for ref, state in self._seen if (param := ref()) is not None}
         unmoved = {id(param) for param in found if id(param) in before and before[id(param)] == _state(param)}
         for name, params, reason in self._attributes() if unmoved else ():
-            number = sum(id(param) in unmoved for param in params)
-            if number:
-                yield UNREGISTERED.observe(name, values={"tensors": number}, attribute=name, reason=reason)
+            mine = {id(param) for param in params} & unmoved
+            if mine:
+                yield UNREGISTERED.observe(name, values={"tensors": len(mine)}, attribute=name, reason=reason)
+            unmoved -= mine
+        # the gradient of another learner's parameter is cleared by its optimizer: here each backward pass adds to it
+        kept = [p for p in found if id(p) in unmoved and id(p) not in self._held and self._adds_up(p)]
+        if kept:
+            shapes = ", ".join(sorted({str(tuple(param.shape)) for param in kept})[:MAX_SHAPES])
+            what = f"{len(kept)} tensor{'s' if len(kept) > 1 else ''} of shape {shapes}"
+            yield UNHELD.observe(values={"tensors": len(kept)}, what=what)
+
+    def _adds_up(self, param: Tensor) -> bool:
+        """Return whether the gradient of a parameter is the object of an earlier step, and has grown."""
+        grad, (before, norm) = param.grad, self._gradients.get(id(param), (None, 0.0))
+        return grad is not None and before is not None and before() is grad and _norm(grad) > norm
 
     def _attributes(self) -> Iterator[tuple[str, list[Tensor], str]]:
         """Yield the parameters of modules and of their attributes, with the full name and the reason of the mistake."""
@@ -76,6 +105,17 @@ class UnregisteredParams:
                 if params := list(_parameters(value)):
                     full_name = f"{module_name}.{name}" if module_name else name
                     yield full_name, params, f"a plain {kind} that parameters() does not include"
+
+
+def find_nothing_to_train(params: Sequence[Tensor], optimizers: Sequence[Optimizer]) -> Iterator[Observation]:
+    """Yield an observation if no parameter requires a gradient, or if an optimizer holds no parameter."""
+    if params and not any(param.requires_grad for param in params):
+        yield NOTHING_TRAINABLE.observe(reason="no parameter of the model requires a gradient, so nothing is trained")
+        return
+    empty = [optimizer for optimizer in optimizers if not any(group["params"] for group in optimizer.param_groups)]
+    if empty:
+        reason = f"the optimizer {type(empty[0]).__name__} holds no parameter, so it updates nothing"
+        yield NOTHING_TRAINABLE.observe(reason=reason)
 
 
 def find_empty_groups(optimizers: Sequence[Optimizer]) -> Iterator[Observation]:
@@ -119,6 +159,10 @@ def _parameters(value: Any, *, depth: int = 2) -> Iterator[Tensor]:
         members = value.values() if isinstance(value, Mapping) else value
         for member in members:
             yield from _parameters(member, depth=depth - 1)
+
+
+def _norm(grad: Tensor) -> float:
+    return to_float(torch.linalg.vector_norm(stored_values(local_part(grad.detach())).float()))
 
 
 def _state(param: Tensor) -> tuple[int, bytes]:

@@ -14,7 +14,15 @@ from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import HasCode, finding_of
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.detect.updates.not_optimized_rules.measurements import findings_of, has_gradient
-from gradwatch.events import EMPTY_GROUP, UNREGISTERED, WEIGHTS_MOVED
+from gradwatch.events import (
+    EMPTY_GROUP,
+    NOTHING_TRAINABLE,
+    PARAMETERS_NEW,
+    UNHELD,
+    UNHELD_KEPT,
+    UNREGISTERED,
+    WEIGHTS_MOVED,
+)
 from gradwatch.history.store import Floats, History
 from gradwatch.records import Finding, Quantity, Severity
 
@@ -24,6 +32,21 @@ def find_unregistered_tensors(detector: HasCode, history: History) -> Iterator[F
     for event in events_of(history, UNREGISTERED):
         tensors = Quantity(key="tensors", value=event.values["tensors"])
         yield finding_of(detector, history, f"{event.text}: nothing updates them", tensors, layer=event.layer)
+    for event in events_of(history, UNHELD):
+        tensors = Quantity(key="tensors", value=event.values["tensors"])
+        yield finding_of(detector, history, event.text, tensors, severity=Severity.INFO)
+    for event in events_of(history, PARAMETERS_NEW):
+        tensors = Quantity(key="tensors", value=event.values["tensors"])
+        yield finding_of(detector, history, event.text, tensors, layer=event.layer)
+
+
+def find_nothing_to_train(detector: HasCode, history: History) -> Iterator[Finding]:
+    """Yield the run if no parameter can be updated, from the first step on."""
+    held = any(layer.group is not None and layer.trainable for layer in history.info.layers)
+    for event in events_of(history, NOTHING_TRAINABLE):
+        tensors = Quantity(key="tensors", value=float(len(history.info.layers)))
+        severity = Severity.WARNING if held else Severity.CRITICAL
+        yield finding_of(detector, history, event.text, tensors, severity=severity)
 
 
 def find_unowned_parameters(detector: HasCode, history: History, ratio_L: Floats) -> Iterator[Finding]:
@@ -42,6 +65,8 @@ def find_unowned_parameters(detector: HasCode, history: History, ratio_L: Floats
     # an empty group, as from a used-up generator, explains the omission
     elif empty := [event.text for event in history.events if event.kind == EMPTY_GROUP.name]:
         severity, why = Severity.WARNING, empty[0]
+    elif kept := [*events_of(history, UNHELD_KEPT)]:
+        severity, why = Severity.WARNING, f"no optimizer holds it, and the gradient of {kept[0].layer} adds up"
     elif _is_probe(history, left, held):
         severity, why = Severity.INFO, "all later layers are: freeze it if this is intended"
     else:
