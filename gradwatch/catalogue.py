@@ -91,7 +91,7 @@ RUN: tuple[Statistic, ...] = (
     Statistic(
         "val_accuracy", "0..1", "fraction of validation targets predicted correctly", _VALIDATED, is_sampled=True
     ),
-    Statistic("grad_norm.before_clip", "", "L2 norm over all gradients, unscaled", _HOST),
+    Statistic("grad_norm.before_clip", "", "L2 norm over the gradients that an optimizer holds, unscaled", _HOST),
     Statistic(
         "grad_norm.after_clip", "", "L2 norm over all gradients after clipping; equal if nothing was clipped", _HOST
     ),

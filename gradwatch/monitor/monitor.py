@@ -42,7 +42,8 @@ class Monitor:
     """Watches a model in a training loop without changing the training.
 
     The loop calls `step()` once after each optimizer step. Hooks of the optimizers read the gradients just before an
-    update. A loop that clips calls `observe()` before it clips, or passes the norm that clipping returned to `step`.
+    update, or just before torch's functions clip them. A loop that clips by hand calls `observe()` before it clips, or
+    passes the norm before clipping to `step`.
     The layout of the row is fixed at construction, so parameters that are added later are not in it.
 
     No failure of the monitor stops the training: a feature that raises several times in a row is disabled with one
@@ -180,8 +181,8 @@ class Monitor:
             loss: Loss of the step.
             batch: The step's inputs, any nest of tensors. Their hash identifies repeated batches.
             val_loss: Validation loss, if it was just measured.
-            grad_norm: Total norm that clipping returned, over all watched parameters. The statistics of the clipped
-                gradients are scaled back to it.
+            grad_norm: Total norm before clipping, over all watched parameters. It scales back the statistics of
+                gradients that were read after clipping. Not needed with torch's clip functions.
             statistics: Statistics of the run by their name in the catalogue. They override the values of the monitor.
 
         Raises:

@@ -61,3 +61,24 @@ def test_a_wrapper_in_a_wrapper_is_followed_to_what_takes_hooks():
         monitor.step(1.0)
 
     assert np.isfinite(monitor.history["grad.l2"]).all()
+
+
+def test_clipping_by_accelerate_is_noticed():
+    torch.manual_seed(0)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATE)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+    norms = []
+    with gradwatch.watch(model, optimizer, accumulate=ACCUMULATE) as monitor:
+        for _ in range(STEPS * ACCUMULATE):
+            with accelerator.accumulate(model):
+                loss = F.cross_entropy(model(torch.randn(8, 6)), torch.randint(0, 3, (8,)))
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    norms.append(float(accelerator.clip_grad_norm_(model.parameters(), LIMIT)))
+                optimizer.step()
+                optimizer.zero_grad()
+                monitor.step(loss)
+
+    np.testing.assert_allclose(monitor.history["grad_norm.before_clip"], norms, rtol=1e-5)
+    np.testing.assert_allclose(monitor.history["grad_norm.after_clip"], [LIMIT] * STEPS, rtol=1e-3)
