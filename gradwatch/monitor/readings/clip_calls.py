@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad
 
-from gradwatch.probe.device.sync import host_value_or_copy
+from gradwatch.probe.device.sync import host_value_or_copy, is_on_host, to_float
 
 Body = Callable[..., Any]
+
+EPSILON = 1e-6  # torch.nn.utils.clip_grads_with_norm_
 
 
 class ClipListener(Protocol):
@@ -29,7 +31,7 @@ class ClipListener(Protocol):
         ...
 
 
-_listeners: weakref.WeakSet[ClipListener] = weakref.WeakSet()  # weak: a discarded monitor must not keep its model
+_listeners: list[weakref.ref[ClipListener]] = []  # weak: a discarded monitor must not keep its model
 _replaced: list[tuple[types.CellType, Body, Body]] = []
 """Each closure with a replaced body: the closure, torch's body, and the body that calls the listeners."""
 
@@ -39,9 +41,9 @@ def listen(listener: ClipListener) -> None:
 
     `clip_grad_norm_` also calls `_clip_grads_with_norm_`. Both this function and `clip_grad_value_` are closures around
     their body, since `torch.no_grad` is added to them. Replacing the body reaches callers that have imported the
-    function earlier, and keeps functions that other code has put in the place of torch's.
+    function earlier, and keeps functions that other code uses instead of torch's.
     """
-    _listeners.add(listener)
+    _listeners.append(weakref.ref(listener, _listeners.remove))
     if not _replaced:
         _replace(clip_grad._clip_grads_with_norm_, _norm_factor)
         _replace(clip_grad.clip_grad_value_, _no_factor)
@@ -49,7 +51,9 @@ def listen(listener: ClipListener) -> None:
 
 def forget(listener: ClipListener) -> None:
     """Undo `listen`. The last listener restores torch's functions."""
-    _listeners.discard(listener)
+    for reference in [*_listeners]:
+        if reference() is listener:
+            _listeners.remove(reference)
     if not _listeners:
         _restore()
 
@@ -83,7 +87,7 @@ def _around(body: Body, factor_of: Callable[..., float | Tensor | None]) -> Body
         if torch.compiler.is_compiling():
             return body(parameters, *args, **kwargs)
         params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        listeners = tuple(_listeners)
+        listeners = [listener for reference in _listeners if (listener := reference()) is not None]
         for listener in listeners:
             listener.before_clip(params)
         result = body(params, *args, **kwargs)
@@ -102,7 +106,10 @@ def _norm_factor(max_norm: float, total_norm: Any, foreach: bool | None = None) 
     """Return the factor that torch scales gradients by, without waiting for a device."""
     if type(total_norm) is not Tensor:  # a distributed tensor
         return None
-    factor = host_value_or_copy(float(max_norm) / (total_norm + 1e-6))  # torch.nn.utils.clip_grads_with_norm_
+    if total_norm.dtype == torch.float32 and is_on_host(total_norm):  # without the operations of torch, 5 us
+        factor: float | Tensor = float(max_norm) / (to_float(total_norm) + EPSILON)
+    else:  # a factor in half precision is rounded
+        factor = host_value_or_copy(float(max_norm) / (total_norm + EPSILON))
     if isinstance(factor, Tensor):
         return factor.clamp(max=1.0)
     return 1.0 if factor > 1.0 else factor  # rather than `min`, which depends on the order if one of them is nan
