@@ -186,7 +186,7 @@ def _fill(param_SL: NDArray[np.float32], values: Values, columns: OptimizerColum
         norm = total_norm(values["grad"], columns.owned_P)
     if "update" in values and not is_skipped:  # a skipped update moved nothing, so it has no ratio
         param_SL[UPDATE, columns.params] = values["update"]
-    clipped_norm = float(values["clipped_norm"].item()) if "clipped_norm" in values else None
+    clipped_norm = float(values["clipped_norm"][0]) if "clipped_norm" in values else None
     if "clipped" in values:
         clipped_norm = total_norm(values["clipped"], columns.owned_P)
     return OptimizerResult(norm, clipped_norm, is_skipped, values.get("counts"))

@@ -96,7 +96,7 @@ class ClipFactors:
         # a new tensor, since a CUDA graph repeats the multiplication at each replay
         scales_P = torch.ones_like(self._factors_P)
         scale = factor.to(scales_P) if isinstance(factor, Tensor) else factor
-        scales_P[on_device(tuple(index_C.tolist()), scales_P.device)] = scale
+        scales_P[on_device(tuple(map(int, index_C)), scales_P.device)] = scale
         self._factors_P = self._factors_P * scales_P
         self._versions += sum(self._params[i].grad is not None for i in index_C)  # one write to each gradient
 
@@ -108,7 +108,7 @@ class ClipFactors:
             return row_SP
         if is_on_host(self._factors_P):
             array_SP: NDArray[Any] = to_array(row_SP).astype(np.float64)
-            array_SP[L2] *= self._factors_P.numpy()
+            array_SP[L2] *= to_array(self._factors_P)
             return array_SP
         assert isinstance(row_SP, Tensor), "only readings of a CPU are arrays"
         clipped_SP = row_SP.to(self._factors_P, copy=True)
