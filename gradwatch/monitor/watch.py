@@ -69,10 +69,9 @@ def watch(
 ) -> Monitor:
     """Watch a model in your own loop. Call `monitor.step(loss)` once after each optimizer step.
 
-    No other call is needed, since hooks of the optimizer read the gradients. A loop that clips calls
-    `monitor.observe()` before it clips, or passes the norm that clipping returned, as
-    `monitor.step(loss, grad_norm=norm)`.
-    With several optimizers, call `monitor.observe(optimizer)` when the gradients of one optimizer are complete.
+    No other call is needed: hooks of the optimizer read the gradients, and the clip functions of torch read them before
+    they clip. A loop that clips by hand calls `monitor.observe()` first, or `monitor.observe(optimizer)` with several
+    optimizers.
 
     If parameters are sharded over processes (FSDP2, tensor parallelism), each process must call `watch` with equal
     arguments. Each process reads the statistics of whole tensors, so all processes must measure at equal steps. Sampled
