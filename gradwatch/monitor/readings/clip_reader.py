@@ -59,7 +59,7 @@ class ClipReader:
         loss_scale: LossScaleReader,
         meter: OverheadMeter,
     ) -> None:
-        self.warned: set[str] = set()
+        self.attempts = updates.attempts
         self._trackers, self._updates, self._meter = trackers, updates, meter
         self._fast_path, self._leave_fast_path, self._loss_scale = fast_path, leave_fast_path, loss_scale
         self._places = [{id(p): i for i, p in enumerate(tracker.params)} for tracker in trackers]
