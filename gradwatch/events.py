@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -73,6 +74,44 @@ class Observation(NamedTuple):
         return Event(kind=self.kind, step=step, layer=self.layer, text=self.text, values=self.values)
 
 
+class Formula(enum.IntEnum):
+    """An operation with a singular point, as the event `graph-singular` records it. Numbers never change."""
+
+    ACOS = 1
+    ASIN = 2
+    ATANH = 3
+    LOG_OF_FRACTION = 4
+    LOG = 5
+    VARIANCE = 6
+    ROOT = 7
+    DEVIATION = 8
+    QUOTIENT = 9
+    EXPONENTIAL = 10
+    MASKED_MEAN = 11
+    CTC = 12
+
+
+ARGUMENTS = (
+    "",
+    "Abs",
+    "Div",
+    "LinalgVectorNorm",
+    "Mean",
+    "Mul",
+    "Norm",
+    "Pow",
+    "Relu",
+    "Rsub",
+    "Sigmoid",
+    "Softmax",
+    "Sqrt",
+    "Std",
+    "Sub",
+    "Sum",
+    "Var",
+)
+"""Operations of autograd by the numbers that events record; 0 is any other. New ones are added at the end."""
+
 Place = tuple[str, str | None]
 """Kind and layer of an event."""
 
@@ -126,8 +165,12 @@ CUT = EventKind(
 SINGULAR = EventKind(
     name="graph-singular",
     meaning="The loss contains an operation with a singularity, and nothing keeps its input away from it.",
-    values={"rank": "0 for the likeliest culprit"},
-    text="{formula}",
+    values={
+        "rank": "0 for the likeliest culprit",
+        "formula": "a `Formula`",
+        "argument": "index of the operation that makes its argument, in `ARGUMENTS`",
+    },
+    text="{description}",
 )
 EMPTY_MEAN = EventKind(
     name="graph-empty-mean",

@@ -174,10 +174,23 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """A change that cures a cause: a sentence, and the dotted config keys with their new values if there are any."""
+    """A change that cures a cause.
+
+    Args:
+        text: One sentence.
+        patch: Dotted config keys with their new values, for a training from a config.
+        code: Lines of Python with the names of the model, if the change is made in code.
+        cures: Whether a training with the change no longer had the finding; None if it was not tested.
+    """
 
     text: str
     patch: dict[str, Any] = field(default_factory=dict)
+    code: str = ""
+    cures: bool | None = None
+
+
+SURENESS = ((0.85, "almost certain"), (0.6, "likely"), (0.4, "one of two"), (0.0, "possible"))
+"""Words for certainties, each with its lower limit: 0.4 is a cause with one rival of equal odds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,11 +199,11 @@ class Diagnosis:
 
     Args:
         cause: Description of the cause, such as `saturating activations in a deep network`. Code compares `cause_id`.
-        certainty: Confidence in the cause, from 0 to 1.
+        certainty: Confidence in the cause, from 0 to 1; `sureness` gives it in words.
         findings: Findings that the cause explains, never empty.
         because: One or two sentences that connect the evidence to the cause.
         confirm: Instructions to confirm the cause.
-        remedies: Changes that cure the cause, the smallest first.
+        remedies: Changes that cure the cause, the most effective first.
         source: Reference for the mechanism.
         cause_id: Stable name of the cause, such as `saturating-stack`; empty if no cause is known.
     """
@@ -203,6 +216,11 @@ class Diagnosis:
     remedies: tuple[Remedy, ...]
     source: str = ""
     cause_id: str = ""
+
+    @property
+    def sureness(self) -> str:
+        """The certainty in words, for people: the odds behind it are too coarse for digits."""
+        return next(word for least, word in SURENESS if self.certainty >= least)
 
     @property
     def severity(self) -> Severity:
@@ -301,6 +319,9 @@ class RunInfo:
         versions: Versions by package name: python, torch, gradwatch.
         data: The data, or None in a loop of the user's own.
         steps_per_epoch: Optimizer steps per epoch, or None if unknown.
+        settings: Settings of the config by dotted key, with the defaults of model, data, optimizer and schedule; None
+            for a run of your own training loop.
+        models: Names of the models; the name of a single model is empty.
     """
 
     name: str
@@ -317,6 +338,8 @@ class RunInfo:
     versions: dict[str, str] = field(default_factory=dict)
     data: DataInfo | None = None
     steps_per_epoch: int | None = None
+    settings: dict[str, Any] | None = None
+    models: tuple[str, ...] = ("",)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data that `from_json` reads back."""
@@ -329,4 +352,5 @@ class RunInfo:
         layers = tuple(LayerInfo(**layer | {"shape": tuple(layer["shape"])}) for layer in data["layers"])
         activations = tuple(ActivationInfo(**a) for a in data["activations"])
         trained_on = DataInfo(**data["data"]) if data.get("data") else None
-        return cls(**data | {"layers": layers, "activations": activations, "data": trained_on})
+        models = tuple(data.get("models", ("",)))  # older runs do not have them
+        return cls(**data | {"layers": layers, "activations": activations, "data": trained_on, "models": models})

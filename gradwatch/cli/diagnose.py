@@ -135,6 +135,7 @@ def command(
 
     Exit codes: 0 healthy, 1 findings at or above --fail-on, 2 no such run.
     """
+    from gradwatch.config.settings import with_settings
     from gradwatch.diagnose.rank import diagnose
     from gradwatch.errors import GradwatchError
     from gradwatch.history.disk.run_summary import ending_of
@@ -143,7 +144,7 @@ def command(
     if target and form != "html":
         raise GradwatchError(f"--output: got {target} with --format {form}, which is printed; add --format html")
     run = run_or_newest(run, command="diagnose")
-    history = read(run)
+    history = with_settings(read(run), run)
     history.ending = ending_of(run)
     if note := _way_on(run, history.ending) if history.step >= 0 else _restart(run):
         print_message("note", note)
@@ -152,6 +153,8 @@ def command(
     diagnoses = diagnose(history)
     options = VerifyOptions(verify=verify, within_s=within, patch=patch, steps=steps, seeds=seeds, change=change)
     answer = verify_run(run, history, diagnoses, options) if options.is_any else None
+    if answer:
+        diagnoses = answer.mark_remedies(diagnoses)
     if form == "json":
         from gradwatch.render import json_document
 

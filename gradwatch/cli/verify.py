@@ -56,6 +56,11 @@ class VerifyReport:
     cure: Cure | None
     comparison: ConfigComparison | None
 
+    def mark_remedies(self, diagnoses: Sequence[Diagnosis]) -> tuple[Diagnosis, ...]:
+        """Return diagnoses whose remedies say whether they cure, as far as they were tested."""
+        made = {verification.finding: verification for verification in self.verifications}
+        return tuple(made[d.findings[0]].mark_remedies(d) if d.findings[0] in made else d for d in diagnoses)
+
     def to_json(self) -> dict[str, Any]:
         """Return plain data to add to the JSON of a diagnosis."""
         return {

@@ -80,7 +80,7 @@ class Cause:
         conditions: Conditions that make the cause likelier, or less likely, with their odds.
         because: One sentence on the mechanism.
         confirm: Test that confirms the cause.
-        remedies: Names of functions in `remedies`, the smallest change first.
+        remedies: Names of entries of `remedies.KNOWN`, the one that cures most cases first.
         source: Publication or page that describes the cause.
     """
 
@@ -154,7 +154,7 @@ CAUSES: tuple[Cause, ...] = (
         confirm=(
             "Compare the gradient norms from the output to the input: they fall by about the same factor at each layer."
         ),
-        remedies=("relu", "relu_residual_norm", "xavier"),
+        remedies=("relu_kaiming", "normalize", "relu_residual_norm", "xavier"),
         source="Glorot & Bengio 2010, https://proceedings.mlr.press/v9/glorot10a.html, sec. 3",
     ),
     Cause(
@@ -183,7 +183,7 @@ CAUSES: tuple[Cause, ...] = (
         },
         because="Every layer multiplies the signal by its gain; over many layers the product moves far from 1.",
         confirm="Print the standard deviation of each layer's output for one batch at step 0: it must stay near 1.",
-        remedies=("kaiming", "normalise", "clip"),
+        remedies=("kaiming", "normalize", "clip"),
         source="He et al. 2015, https://arxiv.org/abs/1502.01852, sec. 2.2",
     ),
     Cause(
@@ -219,7 +219,7 @@ CAUSES: tuple[Cause, ...] = (
         },
         because="Nothing brings the signal back to unit scale between the layers, so small errors of scale multiply.",
         confirm="Add a normalization layer after each layer: the gradient norms of the layers must become similar.",
-        remedies=("normalise", "clip", "lower_rate"),
+        remedies=("normalize", "clip", "lower_rate"),
         source="Pascanu et al. 2013, https://arxiv.org/abs/1211.5063, sec. 2",
     ),
     Cause(
@@ -255,7 +255,7 @@ CAUSES: tuple[Cause, ...] = (
             "Print the first loss and the standard deviation of each layer's output: the first one far from 1 is the "
             "place."
         ),
-        remedies=("standardise", "normalise", "clip"),
+        remedies=("standardize", "normalize", "clip"),
         source="LeCun et al. 1998, Efficient BackProp, sec. 4.3, https://doi.org/10.1007/3-540-49430-8_2",
     ),
     Cause(
@@ -368,7 +368,7 @@ CAUSES: tuple[Cause, ...] = (
         name="branch multiplied by zero",
         leads={"no-gradient": 3, "dead-layer": 4, "saturated-activation": 0.3},
         explains={"vanishing-gradient": 1.5, "saturated-activation": 3, "layer-imbalance": 1.5},
-        excludes=frozenset({Condition.WHOLE_RUN, Condition.LAST_ACTIVATION}),
+        excludes=frozenset({Condition.WHOLE_RUN, Condition.LAST_ACTIVATION, Condition.NONE_GRADIENT}),
         conditions={Condition.ZERO_GRADIENT: 4, Condition.SHUT: 20},
         because="A closed gate, or a frozen normalization scale of zero, multiplies the gradient by zero.",
         confirm="Print what multiplies the layer's output: the bias of its gate, the scale of its normalization.",
@@ -536,7 +536,7 @@ CAUSES: tuple[Cause, ...] = (
         },
         because="The gradient of a layer is proportional to its input, and its output grows with the input.",
         confirm="Print mean and standard deviation of every input feature: layers expect about 0 and 1.",
-        remedies=("standardise",),
+        remedies=("standardize",),
         source="LeCun et al. 1998, Efficient BackProp, sec. 4.3, https://doi.org/10.1007/3-540-49430-8_2",
     ),
     Cause(

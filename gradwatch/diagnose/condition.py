@@ -90,6 +90,9 @@ class Condition(enum.Enum):
     ZERO_GRADIENT = enum.auto()
     """The gradient is zero, not None."""
 
+    NONE_GRADIENT = enum.auto()
+    """The gradient is None: a factor of zero would give zero."""
+
     WAVES = enum.auto()
     """The gradient comes in waves, or the batches come class by class."""
 

@@ -11,7 +11,7 @@ import numpy as np
 from gradwatch.diagnose.condition import Condition
 from gradwatch.diagnose.gradient_noise import noise_scale
 from gradwatch.diagnose.graph_notes import layers_of
-from gradwatch.diagnose.run_numbers import RATE_JUMP, USUAL_STEPS, measure_run
+from gradwatch.diagnose.run_numbers import RATE_JUMP, USUAL_STEPS, is_clipped, measure_run
 from gradwatch.events import (
     BATCH_FINITE,
     BATCH_NONFINITE,
@@ -112,6 +112,7 @@ def _of_evidence(leading: Finding) -> dict[Condition, bool]:
     return {
         # a finding without this evidence gives None, which is not 0
         Condition.ZERO_GRADIENT: evidence.get("grad.is_none") == 0,
+        Condition.NONE_GRADIENT: evidence.get("grad.is_none") == 1,
         Condition.WAVES: evidence.get("grad_norm.autocorrelation", 0.0) > 0 or "batch.one_sided" in evidence,
         Condition.BACKWARD_GAIN: "backward.gain_decades" in evidence,
         Condition.UNBOUNDED_LOSS: "loss.by_first_size" in evidence,
@@ -136,14 +137,12 @@ def _of_rate(history: History, leading: Finding) -> dict[Condition, bool]:
 
 def _of_norms(history: History, leading: Finding) -> dict[Condition, bool]:
     step, noise = leading.step, noise_scale(history)
-    # 0.999: without clipping the two norms may differ by rounding
-    clipped_T = history["grad_norm.after_clip"] < 0.999 * history["grad_norm.before_clip"]
     spikes = [f.step for f in history.findings if f.kind == "gradient-spike"]
     return {
         Condition.AT_FIRST_STEP: step == 0,
         Condition.AT_START: step <= START_STEPS,
         Condition.LATE: step > 2 * START_STEPS,
-        Condition.UNCLIPPED: not clipped_T.any(),
+        Condition.UNCLIPPED: not is_clipped(history),
         Condition.CALM: _is_calm(history, step),
         Condition.STEEP: _is_steep(history, step),
         # the detector of spikes runs every 5 steps, so the report may follow the harm

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import final
 
+from gradwatch.diagnose.case import Case
 from gradwatch.diagnose.causes import CAUSES, Cause
 from gradwatch.diagnose.condition import Condition
 from gradwatch.diagnose.conditions import conditions_of
 from gradwatch.diagnose.graph_notes import graph_notes
 from gradwatch.diagnose.remedies import remedies
-from gradwatch.diagnose.run_numbers import measure_run
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Finding, Severity
 
@@ -124,12 +124,12 @@ def _candidate(
 
 def _diagnosis(history: History, best: _Candidate) -> Diagnosis:
     leading = best.findings[0]
-    numbers = measure_run(history, until=leading.step)
+    case = Case.of(history, best.findings)
     others = {f.kind: f.since for f in reversed(best.findings) if f.kind != leading.kind}
     parts = [_observation(leading), best.cause.because]
     parts += [f"In the autograd graph of the loss: {text}." for text in graph_notes(history, leading)]
-    if numbers.jumped_at is not None and best.cause.conditions.get(Condition.RATE_JUMPED, 0) > 1:
-        parts.append(f"The learning rate jumped to a new maximum at step {numbers.jumped_at}.")
+    if case.numbers.jumped_at is not None and best.cause.conditions.get(Condition.RATE_JUMPED, 0) > 1:
+        parts.append(f"The learning rate jumped to a new maximum at step {case.numbers.jumped_at}.")
     # a symptom may be found later than another one that it follows, so the onsets decide
     later = {kind: step for kind, step in others.items() if step >= leading.since}
     earlier = {kind: step for kind, step in others.items() if step < leading.since}
@@ -146,7 +146,7 @@ def _diagnosis(history: History, best: _Candidate) -> Diagnosis:
         findings=best.findings,
         because=" ".join(parts),
         confirm=confirm,
-        remedies=remedies(best.cause.remedies, findings=best.findings, numbers=numbers),
+        remedies=remedies(best.cause.remedies, case),
         source=best.cause.source,
     )
 

@@ -22,6 +22,12 @@ WARMUP_STEPS = 8
 USUAL_STEPS = 64
 """Number of first finite gradient norms in the median that defines the usual norm."""
 
+CLIPPED_FRAC = 0.999
+"""Norm after clipping over the norm before it, below which a gradient counts as clipped."""
+
+KAIMING_TOLERANCE = 0.2
+"""Relative difference of the norm of a weight matrix from the norm that Kaiming initialization gives it."""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +39,20 @@ class RunNumbers:
         jumped_at: Step of the jump, or None.
         usual_norm: Median of the first `USUAL_STEPS` finite gradient norms.
         update_ratio: Median update/weight ratio of the newest sample.
+        first_rate: Learning rate of the first step.
+        rate: Learning rate at the step of the finding.
+        is_clipped: Whether a gradient was ever clipped.
+        is_kaiming: Whether all weight matrices began at the size that Kaiming initialization gives them.
     """
 
     steady_rate: float
     jumped_at: int | None
     usual_norm: float
     update_ratio: float
+    first_rate: float = math.nan
+    rate: float = math.nan
+    is_clipped: bool = False
+    is_kaiming: bool = False
 
 
 def measure_run(history: History, *, until: int) -> RunNumbers:
@@ -62,7 +76,26 @@ def measure_run(history: History, *, until: int) -> RunNumbers:
         jumped_at=None if jump is None else int(steps_T[jump]),
         usual_norm=float(np.median(usual_T)) if len(usual_T) else math.nan,
         update_ratio=float(np.median(newest)) if len(newest) else math.nan,
+        first_rate=float(rate_T[0]) if len(rate_T) else math.nan,
+        rate=float(rate_T[-1]) if len(rate_T) else math.nan,
+        is_clipped=is_clipped(history),
+        is_kaiming=_is_kaiming(history),
     )
+
+
+def is_clipped(history: History) -> bool:
+    """Return whether a gradient of a run was ever clipped."""
+    return bool(np.any(history["grad_norm.after_clip"] < CLIPPED_FRAC * history["grad_norm.before_clip"]))
+
+
+def _is_kaiming(history: History) -> bool:
+    matrices = [
+        i for i, la in enumerate(history.info.layers) if len(la.shape) >= 2 and "Embedding" not in la.module_type
+    ]
+    first_L = history["weight.l2"][:1, matrices].ravel()
+    # numel weights of variance 2 / fan-in, with numel = fan-out x fan-in
+    expected_L = np.sqrt([2.0 * history.info.layers[i].shape[0] for i in matrices])
+    return bool(first_L.size) and bool(np.all(np.abs(first_L / expected_L - 1) < KAIMING_TOLERANCE))
 
 
 def _last_jump(rate_T: NDArray[np.floating[Any]]) -> int | None:

@@ -87,6 +87,7 @@ def inspect(
             "python": platform.python_version(),
             "torch": torch.__version__,
         },
+        models=tuple(models),
     )
     return list(params), info
 

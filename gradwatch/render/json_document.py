@@ -16,7 +16,7 @@ NaN or infinite is null, so that every strict parser can read the document.
                 evidence: [{key, name, value, unit}]}: the open findings; onset may be null
     withdrawn   list of the findings that later steps have shown to be over, each with `withdrawn`, `ended`, `reason`
     diagnoses   list of {cause, cause_id, certainty, severity, because, confirm, source, findings,
-                remedies: [{text, patch}]}
+                remedies: [{text, patch, code, cures}]}
     events      list of {kind, step, layer, text, values}: rewinds, skipped batches, incidents, graph observations,
                 checks and outputs that were left out because they raised (kind `left-out`)
     incidents   list of {step, replay}: the command that runs the step again, empty for your own training loop

@@ -13,6 +13,7 @@ from gradwatch.config.load import load_config
 from gradwatch.config.sections.base import NamedSection, TargetSection
 from gradwatch.config.sections.named import ModelSection
 from gradwatch.config.sections.root import Config
+from gradwatch.config.settings import default_options
 from gradwatch.errors import GradwatchError, RunError
 from gradwatch.records import Remedy
 
@@ -75,17 +76,12 @@ def reverted_settings(config: Config) -> Iterator[Remedy]:
 
 def _defaults(section: NamedSection) -> dict[str, Any]:
     """Return the plain defaults of a section's options, without model sizes and the learning rate."""
-    # a custom class is not in the vocabulary, so its signature is read
+    defaults = default_options(section)
     if isinstance(section, TargetSection) and section.target:
-        parameters = inspect.signature(plugins.target(section.target, key="target")).parameters.values()
-        return {p.name: p.default for p in parameters if _is_plain(p.default)}
-    entry = section.vocabulary.find(section.name) if section.name else None
-    known = entry.read().parameters if entry else ()
-    # integers of a model are sizes; compared by exact type below, since a bool is an int too
+        return defaults
+    # integers of a model are sizes; compared by exact type, since a bool is an int too
     sizes = (int,) if isinstance(section, ModelSection) else ()
-    return {
-        p.name: p.default for p in known if _is_plain(p.default) and type(p.default) not in sizes and p.name != "lr"
-    }
+    return {name: value for name, value in defaults.items() if type(value) not in sizes and name != "lr"}
 
 
 def _is_option(config: Config, key: str) -> bool:
@@ -96,7 +92,3 @@ def _is_option(config: Config, key: str) -> bool:
     parameters = inspect.signature(plugins.target(config.model.target, key="model.target")).parameters
     # a model with **kwargs accepts any option
     return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-
-
-def _is_plain(value: object) -> bool:
-    return value is None or isinstance(value, bool | int | float | str)

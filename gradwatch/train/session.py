@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from gradwatch import build
 from gradwatch.config.sections.root import Config
 from gradwatch.config.sections.train import TrainSection
+from gradwatch.config.settings import effective_settings
 from gradwatch.detect import detectors
 from gradwatch.errors import CheckpointError
 from gradwatch.history.disk.writer import Writer
@@ -176,7 +177,12 @@ class Session:
             total_steps=self.total_steps,
             loss_fn=self.training.objective.function,
         )
-        info = replace(info, data=self.training.data, steps_per_epoch=self.training.steps_per_epoch)
+        info = replace(
+            info,
+            data=self.training.data,
+            steps_per_epoch=self.training.steps_per_epoch,
+            settings=effective_settings(self.config),
+        )
         history, self.writer = self._history(info, saved)
         if self.writer:
             stack.enter_context(self.writer)
@@ -235,7 +241,11 @@ class Session:
         history.restore(saved["history"])
         # a resume may have changed train.steps or train.epochs, and older runs lack the data
         history.info = replace(
-            history.info, total_steps=self.total_steps, data=info.data, steps_per_epoch=info.steps_per_epoch
+            history.info,
+            total_steps=self.total_steps,
+            data=info.data,
+            steps_per_epoch=info.steps_per_epoch,
+            settings=info.settings,
         )
         return history, writer
 

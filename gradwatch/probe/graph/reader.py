@@ -201,7 +201,7 @@ class LossGraphReader:
     def _find_singularities(self, graph: Graph) -> Iterator[Observation]:
         for formula in find_singularities(graph)[:MAX_SINGULARITIES]:
             layer = self._module_of(graph, formula.node)
-            yield SINGULAR.observe(layer, values={"rank": formula.rank}, formula=formula.text)
+            yield SINGULAR.observe(layer, values=formula.values, description=formula.text)
 
     def _find_derivatives(self, graph: Graph) -> Iterator[Observation]:
         """Yield tensors that require a gradient and are not parameters: a loss may contain derivatives by them."""

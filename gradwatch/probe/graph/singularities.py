@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from gradwatch.events import ARGUMENTS, Formula
 from gradwatch.probe.graph.graph import Graph, Node, is_leaf, operation
 
 GUARDS = frozenset({"Clamp", "ClampMin", "Maximum", "Exp", "Softplus", "Cosh", "Threshold", "NanToNum"})
@@ -42,7 +43,15 @@ class SingularFormula(NamedTuple):
 
     rank: int
     node: Node
+    formula: Formula
+    argument: str
     text: str
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The values of the event `graph-singular`."""
+        argument = ARGUMENTS.index(self.argument) if self.argument in ARGUMENTS else 0
+        return {"rank": self.rank, "formula": self.formula, "argument": argument}
 
 
 def find_singularities(graph: Graph) -> list[SingularFormula]:
@@ -74,37 +83,46 @@ def _match(graph: Graph, node: Node) -> Iterator[SingularFormula]:
     # each special formula comes before the general one that it would match, too
     if name in ("Acos", "Asin", "Atanh"):
         yield from _unguarded(
-            graph, node, 0, f"{name.lower()} of %s that is not clamped: its gradient at 1 is infinite"
+            graph,
+            node,
+            0,
+            Formula[name.upper()],
+            f"{name.lower()} of %s that is not clamped: its gradient at 1 is infinite",
         )
     elif is_log_of_fraction(graph, node):
-        yield from _unguarded(graph, node, 1, "the log of %s can round to log(0): use log_softmax or logsigmoid")
+        text = "the log of %s can round to log(0): use log_softmax or logsigmoid"
+        yield from _unguarded(graph, node, 1, Formula.LOG_OF_FRACTION, text)
     elif name in ("Log", "Log2", "Log10"):
-        yield from _unguarded(graph, node, 2, "the log of %s that may be 0")
+        yield from _unguarded(graph, node, 2, Formula.LOG, "the log of %s that may be 0")
     elif is_cancelling_variance(graph, node):
-        yield SingularFormula(2, node, "a variance as E[x^2] - E[x]^2, which can become negative by rounding")
+        text = "a variance as E[x^2] - E[x]^2, which can become negative by rounding"
+        yield SingularFormula(2, node, Formula.VARIANCE, "", text)
     elif name in ("Sqrt", "Rsqrt") or _is_root(node):
-        yield from _unguarded(graph, node, 3, "the square root of %s that may be 0, where its gradient is infinite")
+        text = "the square root of %s that may be 0, where its gradient is infinite"
+        yield from _unguarded(graph, node, 3, Formula.ROOT, text)
     elif name == "Std":
-        yield SingularFormula(3, node, "a standard deviation: its gradient is infinite if all values are equal")
+        text = "a standard deviation: its gradient is infinite if all values are equal"
+        yield SingularFormula(3, node, Formula.DEVIATION, "", text)
     elif name in ("Div", "Reciprocal"):
         # of a division by a constant the last edge is None
         divisor = graph.edges(node)[-1] if name == "Div" else graph.first(node)
         if divisor is None and _is_masked_sum(graph, graph.first(node)):
-            yield SingularFormula(4, node, "a masked sum is divided by a number that is 0 if the mask is empty")
+            text = "a masked sum is divided by a number that is 0 if the mask is empty"
+            yield SingularFormula(4, node, Formula.MASKED_MEAN, "", text)
         elif divisor is not None and not _is_guarded(graph, divisor):
-            yield SingularFormula(4, node, f"a division by {_describe(graph, divisor)} that may be 0")
+            text = f"a division by {_describe(graph, divisor)} that may be 0"
+            yield SingularFormula(4, node, Formula.QUOTIENT, _operation_of(graph, divisor), text)
     elif name in ("CtcLoss", "CudnnCtcLoss") and not node._saved_zero_infinity:
-        yield SingularFormula(
-            2, node, "a CTC loss is infinite if a target is longer than its input: zero_infinity=True"
-        )
+        text = "a CTC loss is infinite if a target is longer than its input: zero_infinity=True"
+        yield SingularFormula(2, node, Formula.CTC, "", text)
     elif name == "Exp" and _operation_of(graph, graph.first(node)) not in BOUNDED:
-        yield SingularFormula(5, node, "an unbounded exponential")
+        yield SingularFormula(5, node, Formula.EXPONENTIAL, "", "an unbounded exponential")
 
 
-def _unguarded(graph: Graph, node: Node, rank: int, text: str) -> Iterator[SingularFormula]:
+def _unguarded(graph: Graph, node: Node, rank: int, formula: Formula, text: str) -> Iterator[SingularFormula]:
     argument = graph.first(node)
     if argument is not None and not _is_guarded(graph, argument):
-        yield SingularFormula(rank, node, text % _describe(graph, argument))
+        yield SingularFormula(rank, node, formula, _operation_of(graph, argument), text % _describe(graph, argument))
 
 
 def _is_guarded(graph: Graph, node: Node) -> bool:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
+
+TESTED = {True: "tested: cures", False: "tested: does not cure"}
+"""Words for a remedy that a training was tried with."""
 
 
 def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -28,3 +34,11 @@ def patch_yaml(patch: Mapping[str, Any]) -> str:
         node[last] = value
     # sort_keys=False: the keys keep the order in which the patch gives them
     return yaml.safe_dump(nested, sort_keys=False, width=100).rstrip()
+
+
+def patch_command(run: Path, patch: Mapping[str, Any]) -> str:
+    """Return the command that trains the config of a run with a patch."""
+    # JSON is valid YAML, which values of --set are parsed as
+    values = (value if isinstance(value, str) else json.dumps(value) for value in patch.values())
+    sets = (f"--set {shlex.quote(f'{key}={value}')}" for key, value in zip(patch, values, strict=True))
+    return f"gradwatch train {shlex.quote(str(run / 'config.yaml'))} {' '.join(sets)}"

@@ -63,12 +63,20 @@ class FindingLines:
             _print(f"withdrawn: {over[0].life}{more}")
         if problems and diagnoses:
             first = diagnoses[0]
-            fix = f"; fix: {first.remedies[0].text}" if first.remedies else ""
-            _print(f"most likely cause: {first.cause}{fix}")
+            _print(f"most likely cause ({first.sureness}): {first.cause}{_fix(first)}")
         if left_out := [event.text for event in history.events if event.kind == LEFT_OUT.name]:
             _print(f"not looked at: {', '.join(left_out)}")
         if self._run_dir:
             _print(f"details: gradwatch diagnose {self._run_dir}")
+
+
+def _fix(diagnosis: Diagnosis) -> str:
+    if not diagnosis.remedies:
+        return ""
+    best = diagnosis.remedies[0]
+    # several lines of code do not fit here; `gradwatch diagnose` shows them
+    code = f": {best.code}" if best.code and "\n" not in best.code else ""
+    return f"; fix: {best.text}{code}"
 
 
 def _headline(history: History, problems: list[Finding]) -> str:

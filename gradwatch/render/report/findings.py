@@ -11,7 +11,7 @@ from gradwatch.detect import detectors
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Finding, Remedy, Severity
 from gradwatch.render.common import format as units
-from gradwatch.render.common.config_patch import patch_yaml
+from gradwatch.render.common.config_patch import TESTED, patch_yaml
 from gradwatch.render.common.series import series_of
 from gradwatch.render.common.sparkline import UNICODE
 
@@ -28,9 +28,7 @@ def diagnosis_cards(history: History, diagnoses: Sequence[Diagnosis]) -> str:
     pages = {d.code: inspect.getdoc(type(d)) or "" for d in detectors()}
     explained = {f for d in diagnoses for f in d.findings}
     cards = [
-        _card(
-            d.severity, d.cause, f"{units.percent(d.certainty)} sure", [*_cause(d), *_found(d.findings, history, pages)]
-        )
+        _card(d.severity, d.cause, d.sureness, [*_cause(d), *_found(d.findings, history, pages)])
         for d in sorted(diagnoses, key=lambda d: -d.severity)
     ]
     if loose := sorted((f for f in history.findings if f not in explained), key=lambda f: -f.severity):
@@ -70,8 +68,9 @@ def _cause(diagnosis: Diagnosis) -> Iterator[str]:
 
 
 def _remedy(remedy: Remedy) -> str:
-    patch = code(patch_yaml(remedy.patch)) if remedy.patch else ""
-    return f"<li><p>{escape(remedy.text)}</p>{patch}</li>"
+    change = patch_yaml(remedy.patch) if remedy.patch else remedy.code
+    tested = "" if remedy.cures is None else f" <b>{TESTED[remedy.cures]}</b>"
+    return f"<li><p>{escape(remedy.text)}{tested}</p>{code(change) if change else ''}</li>"
 
 
 def _found(findings: Sequence[Finding], history: History, pages: dict[str, str]) -> Iterator[str]:

@@ -58,12 +58,14 @@ def sign(severity: Severity) -> str:
 def _diagnosis(diagnosis: Diagnosis, run: str) -> str:
     parts = [
         f"## {sign(diagnosis.severity)} {diagnosis.cause}",
-        f"*{diagnosis.severity}, {units.percent(diagnosis.certainty)} sure.* {diagnosis.because}",
+        f"*{diagnosis.severity}, {diagnosis.sureness}.* {diagnosis.because}",
     ]
     for remedy in diagnosis.remedies:
         parts.append(f"**Fix:** {remedy.text}")
         if remedy.patch:
             parts.append(code(patch_yaml(remedy.patch), "yaml"))
+        elif remedy.code:
+            parts.append(code(remedy.code, "python"))
     parts += [f"**Confirm:** {diagnosis.confirm}", findings(diagnosis.findings, run=run)]
     return "\n\n".join([*parts, f"*Source: {diagnosis.source}*"] if diagnosis.source else parts)
 

@@ -12,12 +12,12 @@ from rich.text import Text
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Finding, Remedy, Severity
 from gradwatch.render.common import format as units
-from gradwatch.render.common.config_patch import patch_yaml
+from gradwatch.render.common.config_patch import TESTED, patch_command, patch_yaml
 from gradwatch.render.common.headline import headline
 from gradwatch.render.common.run_events import run_events
 from gradwatch.render.common.series import series_of
 from gradwatch.render.common.sparkline import Glyphs, glyphs
-from gradwatch.render.common.style import SEVERITY, mark
+from gradwatch.render.common.style import OK, SEVERITY, mark
 
 NAMES_BRIEF, NAMES = 3, 12
 """Maximum number of layers that are listed per kind, in a summary and in a diagnosis."""
@@ -45,6 +45,18 @@ def print_diagnosis(
     for block in blocks(history, diagnoses, signs=signs, brief=False, width=console.width):
         console.print()
         console.print(block)
+    print_fix(console, diagnoses, run=run)
+
+
+def print_fix(console: Console, diagnoses: Sequence[Diagnosis], *, run: Path | None) -> None:
+    """Print the command that trains with the first remedy of the most severe diagnosis, if a config can express it."""
+    # a remedy that was tested and does not help is left out
+    tried = [r for d in diagnoses[:1] for r in d.remedies if r.cures is not False]
+    if run and tried and tried[0].patch:
+        console.print()
+        command = patch_command(run, tried[0].patch)
+        # a command must not be broken into lines: people copy it
+        console.print(Text.assemble(("  Try the fix:  ", "dim"), (command, "bold")), soft_wrap=True)
 
 
 def print_run_events(console: Console, history: History, *, run: Path | None) -> None:
@@ -72,7 +84,7 @@ def blocks(
     # a stable sort: of equal severity, the earliest stays first
     for diagnosis in sorted(diagnoses, key=lambda d: -d.severity):
         title = _title(diagnosis.severity, diagnosis.cause, signs)
-        title.append(f"  {units.percent(diagnosis.certainty)} sure", "dim")
+        title.append(f"  {diagnosis.sureness}", "dim")
         found = _found(diagnosis.findings, history, signs=signs, brief=brief, width=width)
         yield Group(title, _grid([*found, *_cause(diagnosis, brief=brief)]))
     loose = sorted((f for f in history.findings if f not in explained), key=lambda f: -f.severity)
@@ -84,7 +96,7 @@ def blocks(
 def _cause(diagnosis: Diagnosis, *, brief: bool) -> Iterator[Row]:
     yield "why", Text(diagnosis.because)
     yield "confirm", Text(diagnosis.confirm)
-    # remedies are alternatives, the smallest change first
+    # remedies are alternatives, the most effective first
     for i, remedy in enumerate(diagnosis.remedies[:1] if brief else diagnosis.remedies):
         yield from _remedy("or" if i else "fix", remedy)
     if diagnosis.source and not brief:
@@ -150,9 +162,12 @@ def _evidence(finding: Finding, signs: Glyphs) -> Iterator[Row]:
 
 
 def _remedy(label: str, remedy: Remedy) -> Iterator[Row]:
-    yield label, Text(remedy.text, "bold")
-    if remedy.patch:
-        yield "", Text(patch_yaml(remedy.patch), CODE)
+    text = Text(remedy.text, "bold")
+    if remedy.cures is not None:
+        text.append(f"  {TESTED[remedy.cures]}", OK if remedy.cures else SEVERITY[Severity.WARNING])
+    yield label, text
+    if remedy.patch or remedy.code:
+        yield "", Text(patch_yaml(remedy.patch) if remedy.patch else remedy.code, CODE)
 
 
 def _grid(rows: Sequence[Row]) -> Table:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, final
 
 from gradwatch.diagnose.causes import CauseId
-from gradwatch.records import Finding, Remedy
+from gradwatch.records import Diagnosis, Finding, Remedy
 from gradwatch.replay.locate.bad_operation import Located
 
 Status = Literal["confirmed", "refuted", "open"]
@@ -109,6 +109,14 @@ class Verification:
         """Config changes with which the symptom was gone: the changes of the tested causes, then the others."""
         experiments = [c for tested in self.causes for c in tested.experiments] + list(self.other_experiments)
         return tuple(c for c in experiments if c.gone and c.change)
+
+    def mark_remedies(self, diagnosis: Diagnosis) -> Diagnosis:
+        """Return the verified diagnosis with the result of each remedy that was tested, those that cure first."""
+        tested = {repr(c.change.patch): c.gone for t in self.causes for c in t.experiments if c.change}
+        marked = [replace(r, cures=tested.get(repr(r.patch)) if r.patch else None) for r in diagnosis.remedies]
+        # stable: remedies with the same result keep their order
+        marked.sort(key=lambda r: (r.cures is False, r.cures is None))
+        return replace(diagnosis, remedies=tuple(marked))
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""

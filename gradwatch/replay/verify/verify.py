@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
+from gradwatch.diagnose.case import Case
 from gradwatch.diagnose.causes import CAUSES, Cause, CauseId, cause_of
 from gradwatch.diagnose.conditions import conditions_of
 from gradwatch.diagnose.remedies import remedies
@@ -55,7 +56,7 @@ def _verify_one(runner: TrialRunner, diagnosis: Diagnosis) -> Verification:
     seen = _reproduce_step(runner, finding, facts, warm_start) if finding.kind in KINDS else None
     if seen is None or not seen.reproduced:
         seen = _reproduce_training(runner, finding, warm_start, located=seen.located if seen else None)
-    causes = tuple(_test_causes(runner, diagnosis, seen, facts))
+    causes = tuple(_test_causes(runner, diagnosis, seen))
     ids = {tested.cause_id for tested in causes}
     other_experiments = [c for c in seen.experiments if not ids & set(c.causes) and c.axis != "look"]
     # no config change helps so far: the cause may be a setting that no cause of the table covers
@@ -190,9 +191,7 @@ def _describe_dependence(experiments: Sequence[Experiment]) -> str:
     return f"also appears with {' and '.join(kept)}" if kept else ""
 
 
-def _test_causes(
-    runner: TrialRunner, diagnosis: Diagnosis, seen: _Reproduction, facts: RunNumbers
-) -> Iterator[TestedCause]:
+def _test_causes(runner: TrialRunner, diagnosis: Diagnosis, seen: _Reproduction) -> Iterator[TestedCause]:
     """Yield the diagnosed cause, then its rivals if it is not confirmed or an experiment supports them."""
     leading, ill = diagnosis.findings[0], seen.reproduced
     own = [c for c in seen.experiments if diagnosis.cause_id in c.causes]
@@ -205,7 +204,7 @@ def _test_causes(
         if tested.status == "confirmed" and not any(c.gone for c in experiments):
             continue
         if not experiments:  # no single step tests this cause, so its remedies are trained with
-            made = remedies(cause.remedies, findings=diagnosis.findings, numbers=facts)
+            made = remedies(cause.remedies, Case.of(runner.history, diagnosis.findings))
             experiments += _try_remedies(runner, leading, made, seen)
         if experiments:
             yield _conclude(cause.name, cause.id, experiments, reproduced=ill)
