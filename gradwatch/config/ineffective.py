@@ -105,22 +105,40 @@ def _in_schedule(config: Config) -> Warnings:
         )
 
 
-def _in_length(config: Config) -> Warnings:
-    """Yield the settings that have no effect in such a short run."""
-    train, schedule, unit = config.train, config.schedule, f"{config.schedule.per}s"
-    length = getattr(train, unit)  # None if the run is limited by the other unit
-    if schedule.name and length and schedule.warmup_steps >= length:
+def long_warmup(config: Config, *, length: int) -> tuple[str, ...]:
+    """Return the warning of a warm-up that does not end before the run, or nothing.
+
+    Args:
+        config: Config of the run.
+        length: Length of the run as `schedule.per` counts it. With `train.epochs`, the data determine the steps.
+    """
+    return tuple(f"{key}: {text}" for keys, text in _in_warmup(config, length) for key in keys)
+
+
+def _in_warmup(config: Config, length: int) -> Warnings:
+    schedule, unit = config.schedule, f"{config.schedule.per}s"
+    if schedule.warmup_steps < length or not schedule.warmup_steps:
+        return
+    span = f"train.{unit}" if getattr(config.train, unit) else f"the run's {unit}"
+    if schedule.name:
         yield (
             ["schedule.name"],
             f"{schedule.name} has no effect: its warm-up of {schedule.warmup_steps} {unit} fills all {length} of "
-            f"train.{unit}; set schedule.warmup_steps below that",
+            f"{span}; set schedule.warmup_steps below that",
         )
-    elif length and schedule.warmup_steps > length:
+    elif schedule.warmup_steps > length:
         yield (
             ["schedule.warmup_steps"],
-            f"{schedule.warmup_steps} is more than train.{unit} ({length}): the run ends within its warm-up, at "
+            f"{schedule.warmup_steps} is more than {span} ({length}): the run ends within its warm-up, at "
             f"{length / (schedule.warmup_steps + 1):.2g} of optim.lr; lower it",
         )
+
+
+def _in_length(config: Config) -> Warnings:
+    """Yield the settings that have no effect in such a short run."""
+    train, schedule = config.train, config.schedule
+    if length := getattr(train, f"{schedule.per}s"):  # None if the run is limited by the other unit
+        yield from _in_warmup(config, length)
     if schedule.per == "epoch" and not schedule.name and not schedule.warmup_steps:
         yield ["schedule.per"], "has no effect without a schedule; remove it, or set schedule.name"
     if not (train.eval_every and train.steps):

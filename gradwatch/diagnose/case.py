@@ -78,7 +78,15 @@ class Case:
     def where(self) -> str:
         """The names of the layers of the leading kind for a sentence, at most three."""
         more = f" and {len(self.layers) - 3} more" if len(self.layers) > 3 else ""
-        return ", ".join(self.layers[:3]) + more if self.layers else "the model"
+        named = [self.variable(name) if self.is_own_loop else name for name in self.layers[:3]]
+        return ", ".join(named) + more if named else "the model"
+
+    def variable(self, name: str = "") -> str:
+        """Return a Python expression for a module or parameter of the watched model, such as `model.blocks[0].fc`."""
+        # several models are watched by name, and the first part of a name is then the model
+        parts = name.split(".") if name else []
+        whole = "model" if "" in self.info.models or not parts else parts.pop(0)
+        return whole + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in parts)
 
     @cached_property
     def matrices(self) -> list[LayerInfo]:

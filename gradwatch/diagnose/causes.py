@@ -131,7 +131,7 @@ CAUSES: tuple[Cause, ...] = (
             "Run the same steps at a tenth of the rate: the symptom must disappear. For plain SGD, "
             "gradwatch.curvature(model, loss).largest_rate is the largest stable rate."
         ),
-        remedies=("lower_rate", "drop_jump", "clip"),
+        remedies=("drop_jump", "lower_rate"),
         source="Bottou et al. 2018, https://arxiv.org/abs/1606.04838, sec. 4",
     ),
     Cause(
@@ -183,7 +183,7 @@ CAUSES: tuple[Cause, ...] = (
         },
         because="Every layer multiplies the signal by its gain; over many layers the product moves far from 1.",
         confirm="Print the standard deviation of each layer's output for one batch at step 0: it must stay near 1.",
-        remedies=("kaiming", "normalize", "clip"),
+        remedies=("kaiming", "normalize"),
         source="He et al. 2015, https://arxiv.org/abs/1502.01852, sec. 2.2",
     ),
     Cause(
@@ -255,7 +255,7 @@ CAUSES: tuple[Cause, ...] = (
             "Print the first loss and the standard deviation of each layer's output: the first one far from 1 is the "
             "place."
         ),
-        remedies=("standardize", "normalize", "clip"),
+        remedies=("standardize", "normalize"),
         source="LeCun et al. 1998, Efficient BackProp, sec. 4.3, https://doi.org/10.1007/3-540-49430-8_2",
     ),
     Cause(
@@ -264,6 +264,7 @@ CAUSES: tuple[Cause, ...] = (
         leads={"exploding-gradient": 6},
         explains={"learning-rate-too-high": 1.5, "loss-plateau": 1.5, "non-finite": 2},
         requires=frozenset({Condition.BACKWARD_GAIN}),
+        conditions={Condition.LARGE_INPUTS: 0.1},
         because=(
             "Backprop amplifies the gradient because each layer adds up many values without dividing by their number."
         ),
@@ -293,7 +294,7 @@ CAUSES: tuple[Cause, ...] = (
         conditions={Condition.LATE: 2.5, Condition.RATE_JUMPED: 0.2, Condition.AT_START: 0.3},
         because="If the model makes its own targets (bootstrapped values, pseudo-labels), an error feeds itself.",
         confirm="Freeze the network that makes the targets for 100 steps: the climb must stop.",
-        remedies=("freeze_target", "clip"),
+        remedies=("freeze_target",),
         source="van Hasselt et al. 2018, https://arxiv.org/abs/1812.02648",
     ),
     Cause(
@@ -336,7 +337,7 @@ CAUSES: tuple[Cause, ...] = (
             "An overflow disappears at a lower scale. Updates that are skipped again and again have NaN at any scale."
         ),
         confirm="Run the step again: `gradwatch replay`, or `gradwatch.locate` in your own loop, names the operation.",
-        remedies=("find_operation", "bf16"),
+        remedies=("stable_formula", "find_operation"),
         source="PyTorch, torch.amp.GradScaler, https://pytorch.org/docs/stable/amp.html",
     ),
     Cause(
@@ -502,7 +503,7 @@ CAUSES: tuple[Cause, ...] = (
         confirm=(
             "Inspect the batch of that step: its hash is in the history. Print the range of its inputs and its labels."
         ),
-        remedies=("clip", "clean_data"),
+        remedies=("clean_data", "clip"),
         source="Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311, sec. 5.1",
     ),
     Cause(
@@ -529,6 +530,10 @@ CAUSES: tuple[Cause, ...] = (
             "dead-layer": 1.5,
         },
         conditions={
+            Condition.LARGE_INPUTS: 10,
+            Condition.USUAL_INPUTS: 0.3,
+            Condition.RATE_JUMPED: 0.1,
+            Condition.RATE_RISING: 0.1,
             Condition.AT_START: 2,
             Condition.SOFTMAX: 0.25,
             Condition.LAST_ACTIVATION: 0.3,
@@ -558,7 +563,7 @@ CAUSES: tuple[Cause, ...] = (
         leads={"saturated-activation": 3},
         explains={"dead-layer": 2, "layer-imbalance": 2, "vanishing-gradient": 2, "loss-plateau": 1.5},
         requires=frozenset({Condition.SOFTMAX}),
-        conditions={Condition.AT_START: 2},
+        conditions={Condition.AT_START: 2, Condition.LARGE_INPUTS: 0.1},
         because=(
             "A dot product over d dimensions has a standard deviation of sqrt(d), so the softmax picks one entry and "
             "saturates."
@@ -689,7 +694,7 @@ CAUSES: tuple[Cause, ...] = (
         leads={"overfitting": 10},
         because="The model is large enough to memorize every sample, including details that do not generalize.",
         confirm="Train on twice or on half the data: the gap to the validation loss must change.",
-        remedies=("early_stop", "weight_decay", "augment"),
+        remedies=("weight_decay", "early_stop", "augment"),
         source="Zhang et al. 2017, https://arxiv.org/abs/1611.03530",
     ),
     Cause(
@@ -770,7 +775,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause(
         id=CauseId.LINEAR_STACK,
         name="no nonlinearity between linear layers",
-        leads={"loss-plateau": 2},  # activations that are called as functions cannot be seen
+        leads={"loss-plateau": 4},  # an activation of the user's own cannot be seen
         explains={"oscillating-gradient": 1.5},
         requires=frozenset({Condition.LINEAR}),
         excludes=frozenset({Condition.BROADCAST}),

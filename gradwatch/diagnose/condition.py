@@ -90,6 +90,12 @@ class Condition(enum.Enum):
     ZERO_GRADIENT = enum.auto()
     """The gradient is zero, not None."""
 
+    LARGE_INPUTS = enum.auto()
+    """The gradients of the layer, or of the first one, show inputs far larger than 1."""
+
+    USUAL_INPUTS = enum.auto()
+    """The gradients of the layer, or of the first one, show inputs of usual size."""
+
     NONE_GRADIENT = enum.auto()
     """The gradient is None: a factor of zero would give zero."""
 

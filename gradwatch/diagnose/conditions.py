@@ -56,6 +56,12 @@ CALM_STEPS = 16
 MODERATE_RATE = 0.1
 """Rate that plain SGD tolerates if gradients are of usual size: PyTorch's examples use up to 0.1."""
 
+LARGE_INPUT = 30.0
+"""Root mean square of an input, as the layer's gradients show it, that no normalized data have."""
+
+USUAL_INPUT = 5.0
+"""The same for inputs that are not to blame; normalized data are at 1."""
+
 STEEP = 1e3
 """Gradient norm in units of the loss: with weights of order 1, a step of 1/1000 would undo all of the loss."""
 
@@ -97,7 +103,10 @@ def _of_layer(history: History, leading: Finding) -> dict[Condition, bool]:
     # a parameter is no activation: then any softmax of the model counts
     is_softmax = any(name.startswith("Softmax") for name in own or {a.module_type for a in activations})
     affected = layers_of(history, leading.layer)
+    input_size = _input_size(history, leading.layer)
     return {
+        Condition.LARGE_INPUTS: input_size > LARGE_INPUT,
+        Condition.USUAL_INPUTS: input_size < USUAL_INPUT,
         Condition.WHOLE_RUN: leading.layer is None,
         Condition.SOFTMAX: is_softmax,
         # `all` of no tensor is True
@@ -195,6 +204,28 @@ def _is_zeroed(history: History) -> bool:
     matrices = [i for i, layer in enumerate(history.info.layers) if layer.trainable and len(layer.shape) >= 2]
     norm_TL = history["weight.l2"][:1, matrices]
     return bool(norm_TL.size and 2 * np.count_nonzero(norm_TL == 0) > norm_TL.size)
+
+
+def _input_size(history: History, name: str | None) -> float:
+    """Return the root mean square of a layer's input as its gradients show it; nan if they do not.
+
+    The gradient of the weight is the sum of g x over the batch, and the gradient of the bias the sum of g. Of a finding
+    that names no layer with both, the first layer of the model is measured.
+    """
+    layers = history.info.layers
+    if any("Norm" in layer.module_type for layer in layers) or not len(history.param):
+        return math.nan  # a normalization after the layer cancels the gradient of its bias
+    own = [i for i, layer in enumerate(layers) if name in (layer.name, layer.module)][:1]
+    weight = own[0] if own else 0
+    bias = weight + 1
+    if bias >= len(layers) or layers[weight].module != layers[bias].module:
+        return math.nan
+    if len(layers[weight].shape) < 2 or len(layers[bias].shape) != 1:
+        return math.nan
+    weight_T, bias_T = history["grad.l2"][:USUAL_STEPS, [weight, bias]].T
+    known_T = np.isfinite(weight_T) & (bias_T > 0)
+    sizes_T = weight_T[known_T] / bias_T[known_T] / math.sqrt(math.prod(layers[weight].shape[1:]))
+    return float(np.median(sizes_T)) if len(sizes_T) else math.nan
 
 
 def _is_faint(history: History) -> bool:

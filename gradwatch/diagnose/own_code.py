@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradwatch.diagnose.case import Case
+from gradwatch.diagnose.conditions import SATURATING
 from gradwatch.records import LayerInfo
 
 MAX_LINES = 4
@@ -14,20 +15,12 @@ LAYERS = ("Linear", "Conv1d", "Conv2d", "Conv3d")
 """Module types of torch.nn with a weight matrix that an initialization or a normalization is for."""
 
 NORMS = {
-    "Linear": ("LayerNorm", "out_features"),
+    "Linear": ("BatchNorm1d", "out_features"),
     "Conv1d": ("BatchNorm1d", "out_channels"),
     "Conv2d": ("BatchNorm2d", "out_channels"),
     "Conv3d": ("BatchNorm3d", "out_channels"),
 }
 """Usual normalization after each type of layer, and the attribute with its number of features."""
-
-
-def variable(case: Case, name: str = "") -> str:
-    """Return a Python expression for a module or parameter of the watched model, such as `model.blocks[0].fc`."""
-    # several models are watched by name, and the first part of a name is then the model
-    parts = name.split(".") if name else []
-    whole = "model" if "" in case.info.models or not parts else parts.pop(0)
-    return whole + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in parts)
 
 
 def activation_code(case: Case, kinds: Sequence[str], new: str) -> str:
@@ -45,17 +38,17 @@ def activation_code(case: Case, kinds: Sequence[str], new: str) -> str:
     placed = [a for a in found if a not in called]
     function = {"ReLU": "relu", "LeakyReLU": "leaky_relu"}.get(new, new)
     lines = [
-        f"# in forward, after {variable(case, a.name.rpartition('.')[0])}: torch.nn.functional.{function} instead of "
+        f"# in forward, after {case.variable(a.name.rpartition('.')[0])}: torch.nn.functional.{function} instead of "
         f"{a.module_type.lower()}"
         for a in called[:MAX_LINES]
     ]
     if len(placed) <= MAX_LINES:
-        return "\n".join([f"{variable(case, a.name)} = torch.nn.{new}()" for a in placed] + lines)
+        return "\n".join([f"{case.variable(a.name)} = torch.nn.{new}()" for a in placed] + lines)
     types = _types(sorted({a.module_type for a in placed}))
     loop = [
-        f"for name, module in list({variable(case)}.named_modules()):",
+        f"for name, module in list({case.variable()}.named_modules()):",
         f"    if isinstance(module, {types}):",
-        f"        {variable(case)}.set_submodule(name, torch.nn.{new}())",
+        f"        {case.variable()}.set_submodule(name, torch.nn.{new}())",
     ]
     return "\n".join(loop + lines)
 
@@ -65,9 +58,9 @@ def init_code(case: Case, call: str) -> str:
     weights = [la for la in case.matrices if la.trainable and la.module_type in LAYERS] or case.matrices
     init = f"torch.nn.init.{call}"
     if len(weights) <= MAX_LINES:
-        return "\n".join(init.format(variable(case, la.name)) for la in weights)
+        return "\n".join(init.format(case.variable(la.name)) for la in weights)
     return (
-        f"for module in {variable(case)}.modules():\n"
+        f"for module in {case.variable()}.modules():\n"
         f"    if isinstance(module, {_types(_kinds(weights))}):\n"
         f"        {init.format('module.weight')}"
     )
@@ -76,19 +69,24 @@ def init_code(case: Case, call: str) -> str:
 def insertion_code(case: Case, *, new: str = "") -> str:
     """Return lines that put a module after each layer but the last: `new`, or else the usual normalization."""
     hidden = [la for la in case.matrices if la.module_type in LAYERS][:-1]
+    if not hidden:
+        return ""
+    # tokens are in the dimension that BatchNorm1d takes for the features
+    has_tokens = any(t in la.module_type for la in case.info.layers for t in ("Embedding", "Attention", "LSTM", "GRU"))
     if len(hidden) <= MAX_LINES:
         lines = []
         for layer in hidden:
-            norm = f"{NORMS[layer.module_type][0]}({layer.shape[0]})"
-            it = variable(case, layer.module)
+            norm = f"{'LayerNorm' if has_tokens else NORMS[layer.module_type][0]}({layer.shape[0]})"
+            it = case.variable(layer.module)
             lines.append(f"{it} = torch.nn.Sequential({it}, torch.nn.{new or norm})")
         return "\n".join(lines)
     kind = hidden[0].module_type
     norm, size = NORMS[kind]
+    norm = "LayerNorm" if has_tokens else norm
     return (
-        f"layers = [(name, m) for name, m in {variable(case)}.named_modules() if isinstance(m, torch.nn.{kind})]\n"
+        f"layers = [(name, m) for name, m in {case.variable()}.named_modules() if isinstance(m, torch.nn.{kind})]\n"
         f"for name, layer in layers[:-1]:\n"
-        f"    {variable(case)}.set_submodule(name, torch.nn.Sequential(layer, "
+        f"    {case.variable()}.set_submodule(name, torch.nn.Sequential(layer, "
         f"torch.nn.{new or f'{norm}(layer.{size})'}))"
     )
 
@@ -101,7 +99,7 @@ def rate_code(rate: float) -> str:
 def clip_code(case: Case, norm: float) -> str:
     """Return the line that clips the gradient norm."""
     return (
-        f"torch.nn.utils.clip_grad_norm_({variable(case)}.parameters(), max_norm={norm:g})  # before optimizer.step()"
+        f"torch.nn.utils.clip_grad_norm_({case.variable()}.parameters(), max_norm={norm:g})  # before optimizer.step()"
     )
 
 
@@ -110,7 +108,7 @@ def parameters_code(case: Case) -> str:
     params = {la.name for la in case.info.layers}
     lines = []
     for name in case.layers[:MAX_LINES]:
-        held = f"[{variable(case, name)}]" if name in params else f"{variable(case, name)}.parameters()"
+        held = f"[{case.variable(name)}]" if name in params else f"{case.variable(name)}.parameters()"
         lines.append(f'optimizer.add_param_group({{"params": {held}}})')
     return "\n".join(lines)
 
@@ -119,17 +117,17 @@ def embedding_code(case: Case) -> str:
     """Return lines that initialize the embeddings of a case with a small standard deviation."""
     tables = [la for la in case.info.layers if "Embedding" in la.module_type and len(la.shape) == 2]
     named = [la for la in tables if la.name in case.layers or la.module in case.layers] or tables
-    return "\n".join(f"torch.nn.init.normal_({variable(case, la.name)}, std=0.05)" for la in named[:MAX_LINES])
+    return "\n".join(f"torch.nn.init.normal_({case.variable(la.name)}, std=0.05)" for la in named[:MAX_LINES])
 
 
 def output_code(case: Case) -> str:
-    """Return lines that replace the last activation, which the loss applies itself, by nothing."""
-    kinds = ("Softmax", "LogSoftmax", "Sigmoid", "Softmax2d")
+    """Return the line that replaces the last activation by nothing."""
+    kinds = ("Softmax", "LogSoftmax", "Softmax2d", *SATURATING)
     last = next((a for a in reversed(case.info.activations) if a.module_type in kinds), None)
     modules = {layer.module for layer in case.info.layers}
     if last is None or not last.name or last.name.removesuffix(f".{last.module_type.lower()}") in modules:
         return ""
-    return f"{variable(case, last.name)} = torch.nn.Identity()"
+    return f"{case.variable(last.name)} = torch.nn.Identity()"
 
 
 def _kinds(layers: Sequence[LayerInfo]) -> list[str]:

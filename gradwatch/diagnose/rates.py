@@ -20,6 +20,9 @@ USUAL_RATIO = 1e-3
 MAX_FACTOR = 1e3
 """Largest factor for a single proposed raise of a rate."""
 
+ROUNDING = 1e-9
+"""Added to logarithms, so that 0.1 is the power -1 of ten and not less."""
+
 SCHEDULED = 3.0
 """Ratio of the rate at a finding to the base rate, or its inverse, at which the schedule is what to change."""
 
@@ -31,7 +34,7 @@ def lower_rate(case: Case) -> Remedy | None:
     """Return the remedy that divides the learning rate by 10; None after a jump, before which it was right."""
     if case.numbers.jumped_at is not None or not case.numbers.steady_rate > 0:
         return None
-    return _changed_schedule(case, is_low=False) or _scale(case, 0.1, "lower")
+    return _changed_schedule(case, is_low=False) or _scale(case, _lower_factor(case), "lower")
 
 
 def raise_rate(case: Case) -> Remedy | None:
@@ -41,9 +44,19 @@ def raise_rate(case: Case) -> Remedy | None:
         return changed
     if not (numbers.steady_rate > 0 and numbers.update_ratio > 0):
         return Remedy(text="raise the learning rate by factors of 10 until the update/weight ratio is near 1e-3")
-    # rounded down to a power of ten, and limited because a tiny ratio would ask for any factor
-    factor = 10.0 ** math.floor(math.log10(min(max(USUAL_RATIO / numbers.update_ratio, 10.0), MAX_FACTOR)))
-    return _scale(case, factor, "raise")
+    return _scale(case, _factor(numbers.update_ratio, 10.0, MAX_FACTOR), "raise")
+
+
+def _lower_factor(case: Case) -> float:
+    # the update of SGD is limited by the curvature, which no statistic shows: a step of 10 at a time
+    return _factor(case.numbers.largest_ratio, 1 / MAX_FACTOR, 0.1) if case.ignores_scale else 0.1
+
+
+def _factor(ratio: float, least: float, most: float) -> float:
+    """Return the power of ten between two limits that brings an update/weight ratio nearest to the usual one."""
+    wanted = USUAL_RATIO / ratio if ratio > 0 else min(most, 1.0)
+    # rounded down, and limited because an extreme ratio would ask for any factor
+    return float(10.0 ** math.floor(math.log10(min(max(wanted, least), most)) + ROUNDING))
 
 
 def drop_jump(case: Case) -> Remedy | None:

@@ -48,7 +48,10 @@ def _kaiming(case: Case) -> Remedy | None:
     if case.is_own_loop and case.numbers.is_kaiming:
         return None
     code = own_code.init_code(case, "kaiming_normal_({}, nonlinearity='relu')")
-    return _change(case, "use Kaiming initialization", {"model.init": "kaiming"}, code)
+    patch: dict[str, Any] = {"model.init": "kaiming"}
+    if case.settings.get("model.gain") is not None:  # a gain of its own would scale Kaiming's weights as well
+        patch["model.gain"] = None
+    return _change(case, "use Kaiming initialization", patch, code)
 
 
 def _relu_kaiming(case: Case) -> Remedy | None:
@@ -170,15 +173,14 @@ KNOWN: dict[str, Build] = {
     ),
     "early_stop": _either(
         "stop early when the validation loss no longer falls, and keep the best checkpoint",
-        train__early_stop={"metric": "val_loss", "patience": 5},
+        train__early_stop={"metric": "val_loss", "patience": 3},
     ),
     "weight_decay": _either("add weight decay", optim__weight_decay=0.1),
     "augment": _either("augment the training data, collect more, or use a smaller model or dropout"),
     "find_operation": _find_operation,
     "stable_formula": stable_formula,
     "clean_data": _either(
-        "find and fix the samples of that batch; check range, labels and normalization of all samples",
-        "assert torch.isfinite(inputs).all()",
+        "find and fix the samples of that batch; check range, labels and normalization of all samples"
     ),
     "standardize": _either(
         "normalize the inputs of {where} to mean 0 and standard deviation 1", STANDARDIZE, data__standardize=True

@@ -39,6 +39,7 @@ class RunNumbers:
         jumped_at: Step of the jump, or None.
         usual_norm: Median of the first `USUAL_STEPS` finite gradient norms.
         update_ratio: Median update/weight ratio of the newest sample.
+        largest_ratio: Largest median update/weight ratio of a sample.
         first_rate: Learning rate of the first step.
         rate: Learning rate at the step of the finding.
         is_clipped: Whether a gradient was ever clipped.
@@ -49,6 +50,7 @@ class RunNumbers:
     jumped_at: int | None
     usual_norm: float
     update_ratio: float
+    largest_ratio: float = math.nan
     first_rate: float = math.nan
     rate: float = math.nan
     is_clipped: bool = False
@@ -70,12 +72,14 @@ def measure_run(history: History, *, until: int) -> RunNumbers:
     ratio_TL = history.param.window("update.ratio")
     # updates are measured at some steps only
     ratio_T = ratio_TL[np.isfinite(ratio_TL).any(axis=1)]
+    medians_T = np.nanmedian(ratio_T, axis=1)
     newest = ratio_T[-1][np.isfinite(ratio_T[-1])] if len(ratio_T) else ratio_T
     return RunNumbers(
         steady_rate=float(np.fmax.reduce(rate_T[: len(rate_T) if jump is None else jump])),
         jumped_at=None if jump is None else int(steps_T[jump]),
         usual_norm=float(np.median(usual_T)) if len(usual_T) else math.nan,
         update_ratio=float(np.median(newest)) if len(newest) else math.nan,
+        largest_ratio=float(np.max(medians_T)) if len(medians_T) else math.nan,
         first_rate=float(rate_T[0]) if len(rate_T) else math.nan,
         rate=float(rate_T[-1]) if len(rate_T) else math.nan,
         is_clipped=is_clipped(history),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 from collections.abc import Container, Mapping
 from dataclasses import replace
@@ -13,6 +14,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradwatch import build
+from gradwatch.config.ineffective import long_warmup
 from gradwatch.config.sections.root import Config
 from gradwatch.config.sections.train import TrainSection
 from gradwatch.config.settings import effective_settings
@@ -91,6 +93,7 @@ class Session:
         self.recorder = None if self.is_rerun else _recorder(config, directory)
         if not self.is_rerun:
             _warn_about_batch_norm(self.model, config.train)
+            _warn_about_warmup(config, training)
         training.compile()
         if self.progress.step == self.total_steps and not self.is_rerun:
             warnings.warn(
@@ -258,6 +261,16 @@ def _recorder(config: Config, directory: Path) -> Snapshotter | None:
         return None
     rest_s = 0.0 if is_exact else recorder.REST_S  # a rest in seconds would make that step depend on the clock
     return Snapshotter(directory, every=record.every, memory_mb=record.memory_mb, most=record.incidents, rest_s=rest_s)
+
+
+def _warn_about_warmup(config: Config, training: TrainingState) -> None:
+    """Warn of a warm-up longer than the run if only the data determine the length of the run."""
+    if getattr(config.train, f"{config.schedule.per}s") is not None:
+        return  # the config alone shows it, and was checked
+    steps = training.total_steps
+    length = steps if config.schedule.per == "step" else math.ceil(steps / training.steps_per_epoch)
+    for warning in long_warmup(config, length=length):
+        warnings.warn(warning, stacklevel=2)
 
 
 def _warn_about_batch_norm(model: nn.Module, train: TrainSection) -> None:

@@ -63,7 +63,7 @@ class FindingLines:
             _print(f"withdrawn: {over[0].life}{more}")
         if problems and diagnoses:
             first = diagnoses[0]
-            _print(f"most likely cause ({first.sureness}): {first.cause}{_fix(first)}")
+            _print(f"most likely cause: {first.cause} ({first.sureness}){_fix(first)}")
         if left_out := [event.text for event in history.events if event.kind == LEFT_OUT.name]:
             _print(f"not looked at: {', '.join(left_out)}")
         if self._run_dir:

@@ -30,7 +30,7 @@ from gradwatch.render.common.layers import (
 from gradwatch.render.common.run_stats import worst_severity
 from gradwatch.render.common.sparkline import UNICODE, Glyphs, glyphs, sparkline
 from gradwatch.render.common.style import SEVERITY, mark
-from gradwatch.render.terminal.diagnosis import blocks, print_fix, print_run_events
+from gradwatch.render.terminal.diagnosis import blocks, print_run_events
 from gradwatch.render.terminal.display import exported_html, html_console
 
 MAX_ROWS = 16
@@ -71,7 +71,6 @@ def print_summary(console: Console, history: History, diagnoses: Sequence[Diagno
     for block in blocks(history, diagnoses, signs=signs, brief=True, width=console.width):
         console.print()
         console.print(block)
-    print_fix(console, diagnoses, run=run_dir)
     if run_dir:
         console.print()
         closer = Text.assemble(("  Details:  ", "dim"), (f"gradwatch diagnose {run_dir}", "bold"))

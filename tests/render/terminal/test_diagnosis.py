@@ -26,7 +26,7 @@ def test_it_says_everything_about_a_cause(diagnosis, vanishing):
     text = diagnosis(vanishing.history, vanishing.diagnoses, width=120)
 
     assert text.startswith("✖ 14 critical problems, 1 warning")
-    assert "87 % sure" in text
+    assert "almost certain" in text
     assert re.search(
         r"found GW101 vanishing-gradient critical in layers\.0\.weight, .*and 2 more\s+at steps 44 to 57", text, re.S
     )

@@ -46,7 +46,7 @@ def test_a_sick_run_begins_with_its_findings_and_ends_with_where_to_look(summary
 def test_findings_come_with_cause_certainty_evidence_and_remedy(summary, vanishing):
     text = summary(vanishing)
 
-    assert "✖ critical  saturating activations in a deep network  87 % sure" in text
+    assert "✖ critical  saturating activations in a deep network  almost certain" in text
     assert "evidence grad.l2 3.10e-9 · decades 8.40" in text
     assert "confirm Train 200 steps with relu." in text
     assert "fix Use ReLU" in text
@@ -163,7 +163,7 @@ def test_the_html_of_a_healthy_run_has_its_layers_and_no_findings(healthy):
 def test_the_html_of_an_ill_run_has_cause_and_remedy(vanishing):
     text = _Reader(summary_html(vanishing.history, vanishing.diagnoses)).text
 
-    assert "saturating activations in a deep network  87 % sure" in text
+    assert "saturating activations in a deep network  almost certain" in text
     assert re.search(r"model: *\n +activation: relu", text)
 
 

@@ -1,0 +1,363 @@
+"""Small training loops with one planted fault each, and how the remedies of their causes are applied to them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import gradwatch
+
+Loss = Callable[[nn.Module, int], tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """A loop with a fault: the model, the loss of a step, and how both are with a remedy that is told in words."""
+
+    kind: str
+    cause: str
+    remedy: str
+    model: Callable[[bool], nn.Module]
+    loss: Callable[[nn.Module, bool], torch.Tensor] | None = None
+    optimizer: Callable[[nn.Module, bool], torch.optim.Optimizer] = field(
+        default=lambda model, fixed: torch.optim.Adam(model.parameters(), lr=1e-3)
+    )
+    steps: int = 60
+    clears: Callable[[bool], bool] = lambda fixed: True
+    batch: Callable[[int, bool], tuple[torch.Tensor, torch.Tensor]] | None = None
+    loop: dict[str, Any] = field(default_factory=dict)
+
+
+def batch_of(step, fixed):
+    """Return 32 samples of 8 numbers and the class of each, one of 4."""
+    del step, fixed
+    x = torch.randn(32, 8)
+    return x, x[:, :4].argmax(1)
+
+
+def run(case, *, code="", fixed=False):
+    """Train a case, with the code of a remedy or with its change in words, and return the monitor."""
+    torch.manual_seed(0)
+    model = case.model(fixed)
+    scope = {"torch": torch, "model": model, "eps": 1e-6}
+    is_late = "optimizer" in code
+    if code and not is_late:
+        exec(code, scope)  # the lines that a user would copy
+    optimizer = case.optimizer(model, fixed)
+    if is_late:
+        exec(code, scope | {"optimizer": optimizer})
+    with gradwatch.watch(model, optimizer, on_finding=None, **case.loop) as monitor:
+        for step in range(case.steps):
+            x, y = (case.batch or batch_of)(step, fixed)
+            loss = case.loss(model, x, y, fixed) if case.loss else F.cross_entropy(model(x), y)
+            if case.clears(fixed):
+                optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            monitor.step(loss, batch=x)
+    return monitor
+
+
+def mlp(*, depth=3, width=32, act=nn.ReLU, outputs=4, inputs=8):
+    sizes = [inputs] + [width] * depth
+    hidden = [layer for a, b in zip(sizes, sizes[1:], strict=False) for layer in (nn.Linear(a, b), act())]
+    return nn.Sequential(*hidden, nn.Linear(width, outputs))
+
+
+def normed():
+    return nn.Sequential(nn.Linear(8, 32), nn.LayerNorm(32), nn.ReLU(), nn.Linear(32, 4))
+
+
+def scaled(model, factor):
+    with torch.no_grad():
+        for param in model.parameters():
+            if param.dim() > 1:
+                param *= factor
+    return model
+
+
+def adam(lr):
+    return lambda model, fixed: torch.optim.Adam(model.parameters(), lr=lr)
+
+
+def sgd(lr):
+    return lambda model, fixed: torch.optim.SGD(model.parameters(), lr=lr)
+
+
+class Ratings(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.user, self.item = nn.Embedding(50, 64), nn.Embedding(50, 64)
+
+    def forward(self, ids):
+        return (self.user(ids[:, 0]) * self.item(ids[:, 1])).sum(1)
+
+
+def ratings(step, fixed):
+    ids = torch.randint(0, 50, (64, 2))
+    return ids, ((ids[:, 0] % 5) - 2.0) / 2
+
+
+class Summed(nn.Module):
+    """Eight layers that add up over 32 neighbors."""
+
+    def __init__(self, fixed):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 4)
+        self.share = 1 / 32 if fixed else 1.0
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x).relu()
+            x = x + self.share * x.sum(0, keepdim=True)
+        return self.last(x)
+
+
+class Cut(nn.Module):
+    def __init__(self, fixed):
+        super().__init__()
+        self.encoder, self.head, self.fixed = nn.Linear(8, 16), nn.Linear(16, 4), fixed
+
+    def forward(self, x):
+        x = self.encoder(x).relu()
+        return self.head(x if self.fixed else x.detach())
+
+
+class Gated(nn.Module):
+    def __init__(self, fixed):
+        super().__init__()
+        self.branch, self.skip, self.head = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 4)
+        self.register_buffer("gate", torch.tensor(1.0 if fixed else 0.0))
+
+    def forward(self, x):
+        return self.head((self.skip(x) + self.gate * self.branch(x)).relu())
+
+
+class Attention(nn.Module):
+    def __init__(self, fixed):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(64, 64) for _ in range(3))
+        self.softmax, self.head = nn.Softmax(-1), nn.Linear(64, 4)
+        self.scale = 8.0 if fixed else 1.0
+
+    def forward(self, x):
+        scores = self.query(x) @ self.key(x).transpose(-2, -1) / self.scale
+        return self.head((self.softmax(scores) @ self.value(x)).mean(1))
+
+
+def tokens(step, fixed):
+    x = 4 * torch.randn(32, 16, 64)
+    return x, x.mean(1)[:, :4].argmax(1)
+
+
+class Unregistered(nn.Module):
+    def __init__(self, fixed):
+        super().__init__()
+        layers = [nn.Linear(8, 32), nn.Linear(32, 32)]
+        self.layers = nn.ModuleList(layers) if fixed else layers
+        self.head = nn.Linear(32, 4)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).relu()
+        return self.head(x)
+
+
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.near, self.far = nn.Linear(8, 32), nn.Linear(32, 1), nn.Linear(32, 1)
+
+    def forward(self, x):
+        x = self.body(x).relu()
+        return self.near(x), self.far(x)
+
+
+def tasks(model, x, y, fixed):
+    near, far = model(x)
+    target = x.sum(1, keepdim=True)
+    scale = 1.0 if fixed else 3000.0
+    return (near - target).square().mean() + (far - scale * target).square().mean()
+
+
+def early_head(model, fixed):
+    params = model.parameters() if fixed else [p for m in list(model)[:-1] for p in m.parameters()]
+    return torch.optim.Adam(params, lr=1e-3)
+
+
+def broadcast(model, x, y, fixed):
+    target = x.sum(1, keepdim=True) if fixed else x.sum(1)
+    return (model(x) - target).square().mean()
+
+
+def probabilities(dim):
+    return lambda model, x, y, fixed: F.nll_loss(model(x).log_softmax(1 if fixed else dim), y)
+
+
+def evaluating(fixed):
+    model = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 4))
+    return model if fixed else model.eval()
+
+
+def negative_bias(fixed):
+    model = mlp()
+    nn.init.constant_(model[2].bias, -4.0)
+    return model
+
+
+def constant_batch(step, fixed):
+    generator = torch.Generator().manual_seed(step if fixed else 0)
+    x = torch.randn(32, 8, generator=generator)
+    return x, x[:, :4].argmax(1)
+
+
+def outlier(step, fixed):
+    x, y = batch_of(step, fixed)
+    return (x if fixed or step != 40 else 1000 * x), y
+
+
+def broken(step, fixed):
+    x, y = batch_of(step, fixed)
+    if step == 30 and not fixed:
+        x[3, 2] = math.nan
+    return x, y
+
+
+def raw(step, fixed):
+    x, y = batch_of(step, fixed)
+    return (x if fixed else 1e4 * (x + 1)), y
+
+
+def unrelated(step, fixed):
+    x, y = batch_of(step, fixed)
+    return x, y if fixed else y[torch.randperm(len(y))]
+
+
+class Root(nn.Module):
+    """A network with an operation at its singular point; the code of the remedy takes the operation's place."""
+
+    def __init__(self, operation):
+        super().__init__()
+        self.first, self.last, self.operation = nn.Linear(8, 16), nn.Linear(16, 4), operation
+
+    def forward(self, x):
+        return self.last(self.operation(self.first(x)))
+
+
+LOOPS = {
+    "lower-rate": Loop(
+        kind="learning-rate-too-high", cause="learning-rate-too-high", remedy="lower_rate",
+        model=lambda _: mlp(), optimizer=adam(1.0),
+    ),
+    "raise-rate": Loop(
+        kind="learning-rate-too-low", cause="learning-rate-too-low", remedy="raise_rate",
+        model=lambda _: mlp(), optimizer=adam(1e-7),
+    ),
+    "sigmoid": Loop(
+        kind="vanishing-gradient", cause="saturating-stack", remedy="relu_kaiming", steps=40,
+        model=lambda _: mlp(depth=12, act=nn.Sigmoid),
+    ),
+    "sigmoid-norm": Loop(
+        kind="vanishing-gradient", cause="saturating-stack", remedy="normalize", steps=40,
+        model=lambda _: mlp(depth=12, act=nn.Sigmoid),
+    ),
+    "tanh": Loop(
+        kind="vanishing-gradient", cause="saturating-stack", remedy="xavier", steps=40,
+        model=lambda _: mlp(depth=30, act=nn.Tanh),
+    ),
+    "kaiming": Loop(
+        kind="poor-initialization", cause="bad-initialization", remedy="kaiming", steps=30,
+        model=lambda _: scaled(mlp(), 20.0),
+    ),
+    "kaiming-norm": Loop(
+        kind="poor-initialization", cause="bad-initialization", remedy="normalize", steps=30,
+        model=lambda _: scaled(mlp(), 8.0),
+    ),
+    "embeddings": Loop(
+        kind="poor-initialization", cause="large-embeddings", remedy="small_embeddings",
+        model=lambda _: Ratings(), batch=ratings, loss=lambda model, x, y, fixed: F.mse_loss(model(x), y),
+    ),
+    "sums": Loop(
+        kind="exploding-gradient", cause="undivided-sum", remedy="divide_sums", model=Summed, optimizer=adam(1e-4),
+    ),
+    "unbounded": Loop(
+        kind="exploding-gradient", cause="unbounded-loss", remedy="bound_loss", model=lambda _: mlp(outputs=1),
+        steps=200, optimizer=adam(1e-2),
+        loss=lambda model, x, y, fixed: (model(x).tanh() if fixed else model(x)).mean()
+        - (model(x + 1).tanh() if fixed else model(x + 1)).mean(),
+    ),
+    "cut": Loop(kind="no-gradient", cause="detached-layer", remedy="reattach", model=Cut),
+    "one-unit": Loop(
+        kind="no-gradient", cause="constant-output", remedy="single_unit",
+        model=lambda fixed: mlp(outputs=1),
+        loss=lambda model, x, y, fixed: F.binary_cross_entropy_with_logits(model(x)[:, 0], (y > 1).float())
+        if fixed else F.mse_loss(model(x).softmax(1)[:, 0], (y > 1).float()),
+    ),
+    "gate": Loop(kind="no-gradient", cause="zeroed-branch", remedy="open_gate", model=Gated),
+    "dead": Loop(kind="dead-relu", cause="dead-relus", remedy="leaky_relu", model=negative_bias),
+    "odd-batch": Loop(
+        kind="gradient-spike", cause="odd-batch", remedy="clean_data", model=lambda _: mlp(), batch=outlier,
+    ),
+    "bad-data": Loop(kind="non-finite", cause="bad-data", remedy="clean_data", model=lambda _: mlp(), batch=broken),
+    "inputs": Loop(
+        kind="layer-imbalance", cause="unscaled-inputs", remedy="standardize", model=lambda _: mlp(act=nn.Tanh), batch=raw,
+    ),
+    "range": Loop(
+        kind="saturated-activation", cause="targets-out-of-range", remedy="fit_range",
+        model=lambda _: nn.Sequential(*mlp(outputs=1), nn.Tanh()), steps=200, optimizer=adam(1e-2),
+        loss=lambda model, x, y, fixed: F.mse_loss(model(x), (0.05 if fixed else 1) * (5 + 10 * x[:, :1].sign())),
+    ),
+    "scores": Loop(
+        kind="saturated-activation", cause="undivided-scores", remedy="divide_scores", model=Attention, batch=tokens,
+        steps=30,
+    ),
+    "list": Loop(
+        kind="not-optimized", cause="unregistered-layers", remedy="register", model=Unregistered,
+    ),
+    "tasks": Loop(
+        kind="layer-imbalance", cause="unbalanced-tasks", remedy="balance_tasks", model=lambda _: Heads(), loss=tasks,
+        steps=80,
+    ),
+    "head": Loop(
+        kind="not-optimized", cause="missing-parameters", remedy="hold_parameters", model=lambda _: mlp(),
+        optimizer=lambda model, _: early_head(model, False),
+    ),
+    "bf16": Loop(
+        kind="not-optimized", cause="rounded-updates", remedy="master_weights",
+        model=lambda fixed: normed() if fixed else normed().bfloat16(),
+        loss=lambda model, x, y, fixed: F.cross_entropy(model(x.to(model[0].weight.dtype)).float(), y),
+    ),
+    "zero-grad": Loop(
+        kind="missing-zero-grad", cause="missing-zero-grad", remedy="zero_grad", model=lambda _: mlp(),
+        clears=lambda fixed: fixed,
+    ),
+    "same-batch": Loop(
+        kind="constant-batch", cause="constant-batch", remedy="advance_iterator", model=lambda _: mlp(),
+        batch=constant_batch,
+    ),
+    "broadcast": Loop(
+        kind="loss-plateau", cause="broadcast-targets", remedy="check_shapes", model=lambda _: mlp(outputs=1),
+        loss=broadcast, steps=200,
+    ),
+    "dimension": Loop(
+        kind="probabilities-into-loss", cause="softmax-dimension", remedy="over_classes", model=lambda _: mlp(),
+        loss=probabilities(0),
+    ),
+    "twice": Loop(
+        kind="probabilities-into-loss", cause="probabilities-as-scores", remedy="drop_activation",
+        model=lambda _: nn.Sequential(*mlp(), nn.Softmax(1)),
+    ),
+    "mode": Loop(kind="train-eval-mismatch", cause="wrong-mode", remedy="set_mode", model=evaluating),
+    "labels": Loop(
+        kind="loss-plateau", cause="unrelated-loss", remedy="check_shapes", model=lambda _: mlp(), batch=unrelated,
+        steps=300,
+    ),
+}
