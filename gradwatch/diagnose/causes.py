@@ -393,7 +393,7 @@ CAUSES: tuple[Cause, ...] = (
             "Print the inputs of the ReLU for one batch: nearly all are negative. Check the bias of the layer before "
             "it."
         ),
-        remedies=("leaky_relu", "kaiming", "lower_rate"),
+        remedies=("leaky_relu", "kaiming"),
         source="Lu et al. 2020, https://arxiv.org/abs/1903.06733",
     ),
     Cause(
@@ -462,6 +462,7 @@ CAUSES: tuple[Cause, ...] = (
         conditions={
             Condition.BAD_BATCH: 20,
             Condition.GOOD_BATCH: 0.3,
+            Condition.FINITE_LOSS: 0.1,
             Condition.AT_FIRST_STEP: 8,
             Condition.CALM: 1.5,
             Condition.STEEP: 0.3,

@@ -147,5 +147,8 @@ class Condition(enum.Enum):
     BAD_BATCH = enum.auto()
     """The inputs of a loss that was not finite contain NaN or Inf."""
 
+    FINITE_LOSS = enum.auto()
+    """The loss was finite at the step of the finding: NaN in the data would have reached it."""
+
     GOOD_BATCH = enum.auto()
     """The inputs of a loss that was not finite are finite."""

@@ -149,6 +149,7 @@ def _of_norms(history: History, leading: Finding) -> dict[Condition, bool]:
     spikes = [f.step for f in history.findings if f.kind == "gradient-spike"]
     return {
         Condition.AT_FIRST_STEP: step == 0,
+        Condition.FINITE_LOSS: bool(np.isfinite(history["loss"][history.steps("loss") == step]).any()),
         Condition.AT_START: step <= START_STEPS,
         Condition.LATE: step > 2 * START_STEPS,
         Condition.UNCLIPPED: not is_clipped(history),

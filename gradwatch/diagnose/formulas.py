@@ -10,19 +10,19 @@ from gradwatch.records import Remedy
 
 OPERANDS = {
     "Abs": "x.abs()",
-    "LinalgVectorNorm": "x.norm()",
-    "Mean": "x.mean()",
+    "LinalgVectorNorm": "x.norm(dim=-1)",
+    "Mean": "x.mean(-1)",
     "Mul": "(x * y)",
-    "Norm": "x.norm()",
+    "Norm": "x.norm(dim=-1)",
     "Pow": "x.square()",
     "Relu": "x.relu()",
     "Rsub": "(1 - x)",
     "Sigmoid": "x.sigmoid()",
     "Softmax": "x.softmax(-1)",
-    "Std": "x.std()",
+    "Std": "x.std(-1)",
     "Sub": "(x - y)",
-    "Sum": "x.sum()",
-    "Var": "x.var()",
+    "Sum": "x.sum(-1)",
+    "Var": "x.var(-1)",
 }
 """Code of the operation that makes an argument; `x` is for any other."""
 
@@ -36,11 +36,11 @@ def stable_formula(case: Case) -> Remedy | None:
     event = next((e for e in found if "formula" in e.values), None)  # older runs record no formula
     if event is None:
         if any(e.kind == LOG_OF_SOFTMAX.name for e in case.events):
-            return _remedy(LOG_OF_FRACTION, None)
+            return _remedy(case, LOG_OF_FRACTION, None)
         return None
     formula, argument = Formula(int(event.values["formula"])), ARGUMENTS[int(event.values["argument"])]
     code = LOGARITHMS.get(argument, LOG_OF_FRACTION) if formula is Formula.LOG_OF_FRACTION else _code(formula, argument)
-    return _remedy(code, event.layer)
+    return _remedy(case, code, event.layer)
 
 
 def _code(formula: Formula, argument: str) -> str:
@@ -49,10 +49,10 @@ def _code(formula: Formula, argument: str) -> str:
     return STABLE[formula](x, guarded)
 
 
-def _remedy(code: str, layer: str | None) -> Remedy:
-    after = f", after {layer}" if layer else ""
+def _remedy(case: Case, code: str, layer: str | None) -> Remedy:
+    after = f" after {case.variable(layer)}" if layer else ""
     guard = ", with eps = 1e-6" if "eps" in code else ""
-    return Remedy(text=f"write the operation that the graph shows{after} as {code}{guard}", code=code)
+    return Remedy(text=f"write the operation{after} that the autograd graph shows as {code}{guard}", code=code)
 
 
 LOG_OF_FRACTION = "torch.log_softmax(x, -1)  # or torch.nn.functional.logsigmoid(x)"

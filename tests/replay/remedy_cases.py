@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import nn
@@ -31,7 +30,7 @@ class Loop:
     steps: int = 60
     clears: Callable[[bool], bool] = lambda fixed: True
     batch: Callable[[int, bool], tuple[torch.Tensor, torch.Tensor]] | None = None
-    loop: dict[str, Any] = field(default_factory=dict)
+    is_code: bool = False
 
 
 def batch_of(step, fixed):
@@ -46,19 +45,23 @@ def run(case, *, code="", fixed=False):
     torch.manual_seed(0)
     model = case.model(fixed)
     scope = {"torch": torch, "model": model, "eps": 1e-6}
-    is_late = "optimizer" in code
+    is_each, is_late = "# before" in code, "optimizer" in code
     if code and not is_late:
         exec(code, scope)  # the lines that a user would copy
     optimizer = case.optimizer(model, fixed)
-    if is_late:
+    if is_late and not is_each:
         exec(code, scope | {"optimizer": optimizer})
-    with gradwatch.watch(model, optimizer, on_finding=None, **case.loop) as monitor:
+    with gradwatch.watch(model, optimizer, on_finding=None) as monitor:
         for step in range(case.steps):
             x, y = (case.batch or batch_of)(step, fixed)
             loss = case.loss(model, x, y, fixed) if case.loss else F.cross_entropy(model(x), y)
             if case.clears(fixed):
                 optimizer.zero_grad()
+            if is_each and "backward" in code:
+                exec(code, scope | {"optimizer": optimizer})
             loss.backward()
+            if is_each and "backward" not in code:
+                exec(code, scope)
             optimizer.step()
             monitor.step(loss, batch=x)
     return monitor
@@ -102,23 +105,6 @@ class Ratings(nn.Module):
 def ratings(step, fixed):
     ids = torch.randint(0, 50, (64, 2))
     return ids, ((ids[:, 0] % 5) - 2.0) / 2
-
-
-class Summed(nn.Module):
-    """Eight layers that add up over 32 neighbors."""
-
-    def __init__(self, fixed):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
-        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 4)
-        self.share = 1 / 32 if fixed else 1.0
-
-    def forward(self, x):
-        x = self.first(x)
-        for layer in self.layers:
-            x = layer(x).relu()
-            x = x + self.share * x.sum(0, keepdim=True)
-        return self.last(x)
 
 
 class Cut(nn.Module):
@@ -213,6 +199,14 @@ def negative_bias(fixed):
     return model
 
 
+def negative_weights(fixed):
+    model = mlp()
+    with torch.no_grad():
+        model[2].weight.abs_().neg_()
+        model[2].bias.fill_(-0.1)
+    return model
+
+
 def constant_batch(step, fixed):
     generator = torch.Generator().manual_seed(step if fixed else 0)
     x = torch.randn(32, 8, generator=generator)
@@ -241,123 +235,233 @@ def unrelated(step, fixed):
     return x, y if fixed else y[torch.randperm(len(y))]
 
 
-class Root(nn.Module):
-    """A network with an operation at its singular point; the code of the remedy takes the operation's place."""
+class Operation(nn.Module):
+    """A network whose output has an operation added; the code of a remedy takes the place of the operation."""
 
-    def __init__(self, operation):
+    def __init__(self, prepare, operation):
         super().__init__()
-        self.first, self.last, self.operation = nn.Linear(8, 16), nn.Linear(16, 4), operation
+        self.first, self.last, self.prepare, self.operation = nn.Linear(8, 16), nn.Linear(16, 4), prepare, operation
+        self.code = ""
 
-    def forward(self, x):
-        return self.last(self.operation(self.first(x)))
+    def forward(self, inputs):
+        hidden = self.first(inputs)
+        x = self.prepare(hidden)
+        scope = {"torch": torch, "x": x, "eps": 1e-6, "numerator": 1.0}
+        value = eval(self.code, scope) if self.code else self.operation(x)
+        return self.last(hidden) + 1e-3 * value.reshape(len(x), -1).mean(1, keepdim=True)
+
+
+FORMULAS = {
+    "root of an absolute value": (lambda h: h - h, lambda x: x.abs().sqrt()),
+    "root of a sum": (lambda h: h - h, lambda x: x.sum(1).sqrt()),
+    "log": (lambda h: h.relu(), lambda x: x.log()),
+    "log of softmax": (lambda h: 1e3 * h, lambda x: x.softmax(-1).log()),
+    "log of sigmoid": (lambda h: 1e3 * h, lambda x: x.sigmoid().log()),
+    "quotient": (lambda h: h.relu(), lambda x: 1 / x),
+    "acos": (lambda h: (100 * h).tanh(), lambda x: x.acos()),
+    "exponential": (lambda h: 1e3 * h, lambda x: x.exp()),
+}
+"""What makes the argument, and the operation with a singular point there."""
 
 
 LOOPS = {
     "lower-rate": Loop(
-        kind="learning-rate-too-high", cause="learning-rate-too-high", remedy="lower_rate",
-        model=lambda _: mlp(), optimizer=adam(1.0),
+        is_code=True,
+        kind="learning-rate-too-high",
+        cause="learning-rate-too-high",
+        remedy="lower_rate",
+        model=lambda _: mlp(),
+        optimizer=adam(1.0),
     ),
     "raise-rate": Loop(
-        kind="learning-rate-too-low", cause="learning-rate-too-low", remedy="raise_rate",
-        model=lambda _: mlp(), optimizer=adam(1e-7),
+        is_code=True,
+        kind="learning-rate-too-low",
+        cause="learning-rate-too-low",
+        remedy="raise_rate",
+        model=lambda _: mlp(),
+        optimizer=adam(1e-7),
     ),
     "sigmoid": Loop(
-        kind="vanishing-gradient", cause="saturating-stack", remedy="relu_kaiming", steps=40,
+        is_code=True,
+        kind="vanishing-gradient",
+        cause="saturating-stack",
+        remedy="relu_kaiming",
+        steps=40,
         model=lambda _: mlp(depth=12, act=nn.Sigmoid),
     ),
     "sigmoid-norm": Loop(
-        kind="vanishing-gradient", cause="saturating-stack", remedy="normalize", steps=40,
+        is_code=True,
+        kind="vanishing-gradient",
+        cause="saturating-stack",
+        remedy="normalize",
+        steps=40,
         model=lambda _: mlp(depth=12, act=nn.Sigmoid),
     ),
     "tanh": Loop(
-        kind="vanishing-gradient", cause="saturating-stack", remedy="xavier", steps=40,
+        is_code=True,
+        kind="vanishing-gradient",
+        cause="saturating-stack",
+        remedy="xavier",
+        steps=40,
         model=lambda _: mlp(depth=30, act=nn.Tanh),
     ),
     "kaiming": Loop(
-        kind="poor-initialization", cause="bad-initialization", remedy="kaiming", steps=30,
+        is_code=True,
+        kind="poor-initialization",
+        cause="bad-initialization",
+        remedy="kaiming",
+        steps=30,
         model=lambda _: scaled(mlp(), 20.0),
     ),
     "kaiming-norm": Loop(
-        kind="poor-initialization", cause="bad-initialization", remedy="normalize", steps=30,
+        is_code=True,
+        kind="poor-initialization",
+        cause="bad-initialization",
+        remedy="normalize",
+        steps=30,
         model=lambda _: scaled(mlp(), 8.0),
     ),
     "embeddings": Loop(
-        kind="poor-initialization", cause="large-embeddings", remedy="small_embeddings",
-        model=lambda _: Ratings(), batch=ratings, loss=lambda model, x, y, fixed: F.mse_loss(model(x), y),
-    ),
-    "sums": Loop(
-        kind="exploding-gradient", cause="undivided-sum", remedy="divide_sums", model=Summed, optimizer=adam(1e-4),
+        is_code=True,
+        kind="poor-initialization",
+        cause="large-embeddings",
+        remedy="small_embeddings",
+        model=lambda _: Ratings(),
+        batch=ratings,
+        loss=lambda model, x, y, fixed: F.mse_loss(model(x), y),
     ),
     "unbounded": Loop(
-        kind="exploding-gradient", cause="unbounded-loss", remedy="bound_loss", model=lambda _: mlp(outputs=1),
-        steps=200, optimizer=adam(1e-2),
-        loss=lambda model, x, y, fixed: (model(x).tanh() if fixed else model(x)).mean()
-        - (model(x + 1).tanh() if fixed else model(x + 1)).mean(),
+        kind="exploding-gradient",
+        cause="unbounded-loss",
+        remedy="bound_loss",
+        model=lambda _: mlp(outputs=1),
+        steps=200,
+        optimizer=adam(1e-2),
+        loss=lambda model, x, y, fixed: (
+            (model(x).tanh() if fixed else model(x)).mean() - (model(x + 1).tanh() if fixed else model(x + 1)).mean()
+        ),
     ),
     "cut": Loop(kind="no-gradient", cause="detached-layer", remedy="reattach", model=Cut),
     "one-unit": Loop(
-        kind="no-gradient", cause="constant-output", remedy="single_unit",
+        kind="no-gradient",
+        cause="constant-output",
+        remedy="single_unit",
         model=lambda fixed: mlp(outputs=1),
-        loss=lambda model, x, y, fixed: F.binary_cross_entropy_with_logits(model(x)[:, 0], (y > 1).float())
-        if fixed else F.mse_loss(model(x).softmax(1)[:, 0], (y > 1).float()),
+        loss=lambda model, x, y, fixed: (
+            F.binary_cross_entropy_with_logits(model(x)[:, 0], (y > 1).float())
+            if fixed
+            else F.mse_loss(model(x).softmax(1)[:, 0], (y > 1).float())
+        ),
     ),
     "gate": Loop(kind="no-gradient", cause="zeroed-branch", remedy="open_gate", model=Gated),
-    "dead": Loop(kind="dead-relu", cause="dead-relus", remedy="leaky_relu", model=negative_bias),
+    "dead": Loop(is_code=True, kind="dead-relu", cause="dead-relus", remedy="leaky_relu", model=negative_bias),
+    "negative": Loop(is_code=True, kind="dead-relu", cause="dead-relus", remedy="kaiming", model=negative_weights),
     "odd-batch": Loop(
-        kind="gradient-spike", cause="odd-batch", remedy="clean_data", model=lambda _: mlp(), batch=outlier,
+        kind="gradient-spike",
+        cause="odd-batch",
+        remedy="clean_data",
+        model=lambda _: mlp(),
+        batch=outlier,
     ),
     "bad-data": Loop(kind="non-finite", cause="bad-data", remedy="clean_data", model=lambda _: mlp(), batch=broken),
     "inputs": Loop(
-        kind="layer-imbalance", cause="unscaled-inputs", remedy="standardize", model=lambda _: mlp(act=nn.Tanh), batch=raw,
+        kind="layer-imbalance",
+        cause="unscaled-inputs",
+        remedy="standardize",
+        model=lambda _: mlp(act=nn.Tanh),
+        batch=raw,
     ),
     "range": Loop(
-        kind="saturated-activation", cause="targets-out-of-range", remedy="fit_range",
-        model=lambda _: nn.Sequential(*mlp(outputs=1), nn.Tanh()), steps=200, optimizer=adam(1e-2),
+        is_code=True,
+        kind="saturated-activation",
+        cause="targets-out-of-range",
+        remedy="fit_range",
+        model=lambda _: nn.Sequential(*mlp(outputs=1), nn.Tanh()),
+        steps=200,
+        optimizer=adam(1e-2),
         loss=lambda model, x, y, fixed: F.mse_loss(model(x), (0.05 if fixed else 1) * (5 + 10 * x[:, :1].sign())),
     ),
     "scores": Loop(
-        kind="saturated-activation", cause="undivided-scores", remedy="divide_scores", model=Attention, batch=tokens,
+        kind="saturated-activation",
+        cause="undivided-scores",
+        remedy="divide_scores",
+        model=Attention,
+        batch=tokens,
         steps=30,
     ),
     "list": Loop(
-        kind="not-optimized", cause="unregistered-layers", remedy="register", model=Unregistered,
+        kind="not-optimized",
+        cause="unregistered-layers",
+        remedy="register",
+        model=Unregistered,
     ),
     "tasks": Loop(
-        kind="layer-imbalance", cause="unbalanced-tasks", remedy="balance_tasks", model=lambda _: Heads(), loss=tasks,
+        kind="layer-imbalance",
+        cause="unbalanced-tasks",
+        remedy="balance_tasks",
+        model=lambda _: Heads(),
+        loss=tasks,
         steps=80,
     ),
     "head": Loop(
-        kind="not-optimized", cause="missing-parameters", remedy="hold_parameters", model=lambda _: mlp(),
+        is_code=True,
+        kind="not-optimized",
+        cause="missing-parameters",
+        remedy="hold_parameters",
+        model=lambda _: mlp(),
         optimizer=lambda model, _: early_head(model, False),
     ),
     "bf16": Loop(
-        kind="not-optimized", cause="rounded-updates", remedy="master_weights",
+        kind="not-optimized",
+        cause="rounded-updates",
+        remedy="master_weights",
         model=lambda fixed: normed() if fixed else normed().bfloat16(),
         loss=lambda model, x, y, fixed: F.cross_entropy(model(x.to(model[0].weight.dtype)).float(), y),
     ),
     "zero-grad": Loop(
-        kind="missing-zero-grad", cause="missing-zero-grad", remedy="zero_grad", model=lambda _: mlp(),
+        is_code=True,
+        kind="missing-zero-grad",
+        cause="missing-zero-grad",
+        remedy="zero_grad",
+        model=lambda _: mlp(),
         clears=lambda fixed: fixed,
     ),
     "same-batch": Loop(
-        kind="constant-batch", cause="constant-batch", remedy="advance_iterator", model=lambda _: mlp(),
+        kind="constant-batch",
+        cause="constant-batch",
+        remedy="advance_iterator",
+        model=lambda _: mlp(),
         batch=constant_batch,
     ),
     "broadcast": Loop(
-        kind="loss-plateau", cause="broadcast-targets", remedy="check_shapes", model=lambda _: mlp(outputs=1),
-        loss=broadcast, steps=200,
+        kind="loss-plateau",
+        cause="broadcast-targets",
+        remedy="check_shapes",
+        model=lambda _: mlp(outputs=1),
+        loss=broadcast,
+        steps=200,
     ),
     "dimension": Loop(
-        kind="probabilities-into-loss", cause="softmax-dimension", remedy="over_classes", model=lambda _: mlp(),
+        kind="probabilities-into-loss",
+        cause="softmax-dimension",
+        remedy="over_classes",
+        model=lambda _: mlp(),
         loss=probabilities(0),
     ),
     "twice": Loop(
-        kind="probabilities-into-loss", cause="probabilities-as-scores", remedy="drop_activation",
+        is_code=True,
+        kind="probabilities-into-loss",
+        cause="probabilities-as-scores",
+        remedy="drop_activation",
         model=lambda _: nn.Sequential(*mlp(), nn.Softmax(1)),
     ),
-    "mode": Loop(kind="train-eval-mismatch", cause="wrong-mode", remedy="set_mode", model=evaluating),
+    "mode": Loop(is_code=True, kind="train-eval-mismatch", cause="wrong-mode", remedy="set_mode", model=evaluating),
     "labels": Loop(
-        kind="loss-plateau", cause="unrelated-loss", remedy="check_shapes", model=lambda _: mlp(), batch=unrelated,
+        kind="loss-plateau",
+        cause="unrelated-loss",
+        remedy="check_shapes",
+        model=lambda _: mlp(),
+        batch=unrelated,
         steps=300,
     ),
 }
