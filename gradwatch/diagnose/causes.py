@@ -776,10 +776,11 @@ CAUSES: tuple[Cause, ...] = (
     Cause(
         id=CauseId.LINEAR_STACK,
         name="no nonlinearity between linear layers",
-        leads={"loss-plateau": 4},  # an activation of the user's own cannot be seen
+        leads={"loss-plateau": 2},  # activations that are called as functions cannot be seen
         explains={"oscillating-gradient": 1.5},
         requires=frozenset({Condition.LINEAR}),
         excludes=frozenset({Condition.BROADCAST}),
+        conditions={Condition.IDENTITY: 10},
         because=(
             "Consecutive linear layers are equivalent to one linear layer: the model separates only by hyperplanes."
         ),

@@ -26,6 +26,9 @@ class Condition(enum.Enum):
     LINEAR = enum.auto()
     """The model has several weight matrices and no nonlinear module between them."""
 
+    IDENTITY = enum.auto()
+    """The config names the identity as the activation."""
+
     UNNORMALIZED = enum.auto()
     """No module of the model normalizes."""
 

@@ -88,6 +88,7 @@ def _of_model(history: History) -> dict[Condition, bool]:
         Condition.RECURRENT: bool(modules & set(RECURRENT)),
         Condition.DEEP: len({layer.module for layer in info.layers if len(layer.shape) >= 2}) >= DEEP_MODULES,
         Condition.LINEAR: _is_linear(activations, modules, history),
+        Condition.IDENTITY: (info.settings or {}).get("model.activation") == "identity",
         Condition.UNNORMALIZED: not any("Norm" in m for m in modules),
         Condition.FP16: info.precision == "fp16",
         Condition.LOSS_SCALED: info.loss_scaling,

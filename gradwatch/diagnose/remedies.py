@@ -15,6 +15,9 @@ from gradwatch.records import Remedy
 CLIP_BY_USUAL = 2.0
 """Clipping limit in units of the usual norm: usual gradients pass unchanged."""
 
+WEIGHT_DECAY = 0.1
+"""Weight decay to propose: the largest usual one, since the default of AdamW was not enough."""
+
 Build = Callable[[Case], Remedy | None]
 Code = Callable[[Case], str]
 
@@ -87,6 +90,12 @@ def _residual(case: Case) -> Remedy | None:
     text = "use ReLU, residual connections and batch normalization"
     patch = {"model.activation": "relu", "model.residual": True, "model.normalization": "batch"}
     return _change(case, text, patch, "")
+
+
+def _weight_decay(case: Case) -> Remedy | None:
+    if case.settings.get("optim.weight_decay", 0.0) >= WEIGHT_DECAY:
+        return None
+    return _change(case, "add weight decay", {"optim.weight_decay": WEIGHT_DECAY}, "")
 
 
 def _find_operation(case: Case) -> Remedy:
@@ -175,7 +184,7 @@ KNOWN: dict[str, Build] = {
         "stop early when the validation loss no longer falls, and keep the best checkpoint",
         train__early_stop={"metric": "val_loss", "patience": 3},
     ),
-    "weight_decay": _either("add weight decay", optim__weight_decay=0.1),
+    "weight_decay": _weight_decay,
     "augment": _either("augment the training data, collect more, or use a smaller model or dropout"),
     "find_operation": _find_operation,
     "stable_formula": stable_formula,

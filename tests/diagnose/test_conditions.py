@@ -186,7 +186,7 @@ def test_an_embedding_is_not_told_to_follow_the_rule_for_layers():
     (diagnosis,) = diagnose(history)
 
     assert diagnosis.cause_id == "large-embeddings"
-    assert "std=0.05" in diagnosis.remedies[0].text
+    assert diagnosis.remedies[0].code == "torch.nn.init.normal_(model.layers[0].weight, std=0.05)"
 
 
 def test_who_draws_weights_too_small_is_not_told_to_clip():

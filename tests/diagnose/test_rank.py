@@ -1,6 +1,7 @@
 """Findings become diagnoses: all of them explained, the root before what follows, as few causes as possible."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -80,7 +81,9 @@ def test_a_nan_out_of_the_calm_is_laid_to_a_formula():
 
 
 def test_a_nan_in_the_first_step_is_laid_to_the_data():
-    history = with_findings(Synthetic(steps=20), found("non-finite", 0, severity=Severity.CRITICAL))
+    made = Synthetic(steps=20)
+    made.loss_T[0] = math.nan
+    history = with_findings(made, found("non-finite", 0, severity=Severity.CRITICAL))
 
     assert diagnose(history)[0].cause_id == "bad-data"
 
@@ -189,3 +192,20 @@ def test_the_same_history_gives_the_same_diagnoses():
     )
 
     assert diagnose(history) == diagnose(history)
+
+
+@pytest.mark.parametrize(
+    ("certainty", "word"),
+    [
+        (0.95, "almost certain"),
+        (0.85, "almost certain"),
+        (0.7, "likely"),
+        (0.5, "one of two"),
+        (0.3, "possible"),
+        (0.0, "possible"),
+    ],
+)
+def test_people_read_a_certainty_in_words(certainty, word):
+    made = diagnose(with_findings(Synthetic(steps=60), found("non-finite", 30)))[0]
+
+    assert replace(made, certainty=certainty).sureness == word

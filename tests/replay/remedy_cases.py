@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -69,7 +70,7 @@ def run(case, *, code="", fixed=False):
 
 def mlp(*, depth=3, width=32, act=nn.ReLU, outputs=4, inputs=8):
     sizes = [inputs] + [width] * depth
-    hidden = [layer for a, b in zip(sizes, sizes[1:], strict=False) for layer in (nn.Linear(a, b), act())]
+    hidden = [layer for a, b in itertools.pairwise(sizes) for layer in (nn.Linear(a, b), act())]
     return nn.Sequential(*hidden, nn.Linear(width, outputs))
 
 

@@ -72,9 +72,9 @@ CONFIGS = {
         30,
     ),
     "sorted": (
-        "model: {name: cnn, channels: [16, 32], normalization: none, activation: leaky_relu}\n"
+        "model: {name: cnn, channels: [24, 48], normalization: none, activation: leaky_relu}\n"
         "data: {name: npz, file: FOLDER/sorted.npz, batch_size: 15, shuffle: false}\noptim: {name: sgd, lr: 0.1}\n",
-        100,
+        150,
     ),
     "raw": (
         "model: {name: mlp, depth: 3, width: 64, activation: tanh}\n"
