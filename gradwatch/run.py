@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwatch.config.settings import with_settings
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.history.disk.writer import read
 from gradwatch.history.store import Floats, History, Table
@@ -138,4 +139,5 @@ def load_run(path: str | os.PathLike[str]) -> Run:
     Raises:
         RunError: `path` is not a run directory, or cannot be read.
     """
-    return Run(read(user_path(path)))
+    directory = user_path(path)
+    return Run(with_settings(read(directory), directory))

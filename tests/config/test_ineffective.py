@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradwatch.config.ineffective import ineffective_settings
+from gradwatch.config.ineffective import ineffective_settings, long_warmup
 from gradwatch.config.load import load_config
 
 
@@ -148,3 +148,34 @@ def test_a_config_that_writes_out_all_defaults_is_quiet(write):
     text = load_config(write()).to_yaml()
 
     assert ineffective_settings(load_config(write(text))) == ()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "length", "beginning"),
+    [
+        (
+            "schedule.warmup_steps=100000",
+            320,
+            "schedule.warmup_steps: 100000 is more than the run's steps (320): the run ends within its warm-up",
+        ),
+        (
+            "schedule={name: cosine_annealing, warmup_steps: 320}",
+            320,
+            "schedule.name: CosineAnnealingLR has no effect: its warm-up of 320 steps fills all 320 of the run's steps",
+        ),
+        (
+            "schedule={name: one_cycle, max_lr: 3e-3, warmup_steps: 500}",
+            320,
+            "schedule.name: OneCycleLR has no effect: its warm-up of 500 steps fills all 320 of the run's steps",
+        ),
+        ("schedule.warmup_steps=320", 320, ""),
+        ("schedule.warmup_steps=0", 320, ""),
+    ],
+)
+def test_a_warm_up_longer_than_the_run_is_told_once_the_data_tell_the_steps(write, schedule, length, beginning):
+    config = load_config(write(), ["train={epochs: 10}", schedule])
+
+    told = long_warmup(config, length=length)
+
+    assert not any("warm-up" in sentence for sentence in ineffective_settings(config)), "the config does not show it"
+    assert [sentence.startswith(beginning) for sentence in told] == ([True] if beginning else [])
