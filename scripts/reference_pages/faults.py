@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 import textwrap
@@ -10,10 +9,11 @@ from collections.abc import Iterator, Mapping
 
 from gradwatch.config.names import registry
 from gradwatch.detect import Detector, detector_classes
+from gradwatch.diagnose.case import Case
 from gradwatch.diagnose.causes import CAUSES, Cause
 from gradwatch.diagnose.remedies import remedies
 from gradwatch.diagnose.run_numbers import RunNumbers
-from gradwatch.records import Finding, Severity
+from gradwatch.records import Finding, RunInfo, Severity
 from scripts.reference_pages.markdown import cell, code, link_urls, table
 from scripts.reference_pages.pictures import draw
 
@@ -96,9 +96,10 @@ def _causes(detector: type[Detector]) -> str:
 
 def _remedies(detector: type[Detector], cause: Cause) -> list[str]:
     """Return the remedies of a cause in words, without those whose text takes the numbers of a run."""
-    nothing = {field.name: None if field.name == "jumped_at" else math.nan for field in dataclasses.fields(RunNumbers)}
+    nothing = RunNumbers(steady_rate=math.nan, jumped_at=None, usual_norm=math.nan, update_ratio=math.nan)
     finding = Finding(code=detector.code, kind=detector.kind, layer=None, step=0, severity=Severity.WARNING, message="")
-    found = remedies(cause.remedies, findings=[finding], numbers=RunNumbers(**nothing))  # type: ignore[arg-type]
+    info = RunInfo(name="", created="", layers=(), optimizer="SGD")
+    found = remedies(cause.remedies, Case(findings=[finding], numbers=nothing, info=info))
     return [remedy.text for remedy in found]
 
 
