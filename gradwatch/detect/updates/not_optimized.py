@@ -38,7 +38,7 @@ from gradwatch.events import (
 )
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.records import Finding, Quantity
+from gradwatch.records import Finding, Quantity, Severity
 
 
 @final
@@ -61,7 +61,7 @@ class NotOptimized:
     clipped after each step may all reach the bound.
 
     When it is withdrawn: each of its tensors moved at `samples` + 1 measurements in a row, or something else than the
-    optimizers moved it. (3) is never withdrawn.
+    optimizers moved it. (3) and (7) to (9) are never withdrawn.
 
     How it is detected: (1) A trainable tensor has a gradient, and no optimizer held it when the monitor attached. It is
     left out if something else moves it, such as another optimizer, a master copy, or the loop by hand: its measured
@@ -125,7 +125,8 @@ class NotOptimized:
 
     def recovery(self, history: History, finding: Finding) -> Recovery | None:
         """Return the first of `samples` + 1 measurements in a row at which all its tensors moved."""
-        # unregistered tensors are no parameters, so nothing measures them
+        if any(q.key == "tensors" for q in finding.evidence):  # an event counted them, and nothing measures them
+            return None
         tensors = tensors_of(history, finding)
         return find_recovery(history, finding, tensors, samples=self.samples, kept=self.kept) if tensors else None
 
@@ -138,6 +139,7 @@ class NotOptimized:
             Quantity(key="update.ratio.largest", label="largest update.ratio", value=0.0),
             Quantity(key="lr.0", value=rate),
             Quantity(key="grad_norm.before_clip", value=float(history.run.newest("grad_norm.before_clip")[0])),
+            severity=Severity.CRITICAL,
         )
 
     @classmethod
