@@ -113,6 +113,6 @@ class Attempts:
 
 
 def _reason(error: Exception) -> str:
-    text = (error.strerror or "") if isinstance(error, OSError) else str(error)
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     is_short = text and "\n" not in text and len(text) <= MAX_REASON_LENGTH
     return f"{type(error).__name__}: {text}" if is_short else type(error).__name__

@@ -198,7 +198,7 @@ class Monitor:
             return
         began = time.perf_counter()
         if self._is_closed:
-            self._refuse_step()
+            _refuse_step(self)
             return
         self._collector.leave_fast_path()
         self._rows.drain()  # earlier rows whose readings have arrived, without waiting
@@ -209,14 +209,6 @@ class Monitor:
         self.pipeline.abandon()
         self._append, self._observe = _not_appended, _not_observed
         self._is_closed, self._is_abandoned, self._diagnoses = True, True, ()
-
-    def _refuse_step(self) -> None:
-        if self._is_abandoned:
-            self._is_abandoned = False
-            self.detach()
-            warn_once(self.attempts.warned, "close", FORKED)
-        # has no effect after the warning above
-        warn_once(self.attempts.warned, "close", "step() after close() records nothing")
 
     def findings(self) -> tuple[Finding, ...]:
         """Return the open findings, in the order of their detection. `history.withdrawn` has the others."""
@@ -295,6 +287,15 @@ class Monitor:
     @best_effort("the diagnosis", is_final=True)
     def _end(self, status: Status) -> tuple[Diagnosis, ...]:
         return self.pipeline.close(status)
+
+
+def _refuse_step(monitor: Monitor) -> None:
+    if monitor._is_abandoned:
+        monitor._is_abandoned = False
+        monitor.detach()
+        warn_once(monitor.attempts.warned, "close", FORKED)
+    # has no effect after the warning above
+    warn_once(monitor.attempts.warned, "close", "step() after close() records nothing")
 
 
 def _end_by_hand(optimizer: HandUpdates, *_: object) -> bool:

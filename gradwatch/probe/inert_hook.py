@@ -34,6 +34,7 @@ class InertHook:
     The hook is skipped in a forward or backward pass that has no values to read: in `torch.jit.trace`, `torch.export`,
     a transform of `torch.func`, or with fake tensors. `torch.jit.script` does not see the hook. A copy of the hook,
     made or saved with its module or optimizer, does nothing, and loads without gradwatch.
+
     An error in the function never reaches the training: one RuntimeWarning names the first.
 
     Args:

@@ -93,6 +93,14 @@ def test_a_training_after_one_that_raised_is_watched_once(tmp_path):
         watch.on_train_begin(
             trainer.args, trainer.state, trainer.control, model=trainer.model, optimizer=trainer.optimizer
         )
-        hooks.append(len([hook for hook in trainer.model._forward_hooks.values() if hook == watch._after_forward]))
+        hooks.append(
+            len(
+                [
+                    hook
+                    for hook in trainer.model._forward_hooks.values()
+                    if getattr(hook, "_callback", None) == watch._after_forward
+                ]
+            )
+        )
 
     assert hooks == [1, 1]

@@ -47,5 +47,5 @@ def are_updates_missing(history: History, *, samples: int) -> bool:
 
 def _rates(history: History) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Return the learning rate of each tensor, of shape (L,); nan without a group."""
-    rate_G = [float(history.run.newest(f"lr.{g}")[0]) for g in range(history.groups)]
-    return np.array([np.nan if layer.group is None else rate_G[layer.group] for layer in history.info.layers])
+    rates = {g: float(history.run.newest(f"lr.{g}")[0]) for g in range(history.groups)}
+    return np.array([np.nan if la.group is None else rates.get(la.group, np.nan) for la in history.info.layers])

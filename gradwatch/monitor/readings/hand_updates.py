@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, final
+from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd import Variable
@@ -13,22 +13,16 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 
-@final
-class HandUpdates(Optimizer):
+class HandUpdates:
     """The optimizer of a loop that moves its weights by hand. Its learning rate is unknown, which is nan.
 
     The loop may clear its gradients before it calls `Monitor.step`, so they are read at the end of each backward pass.
-
-    Args:
-        models: The models by name, with at least one trainable parameter.
     """
 
-    def __init__(self, models: Mapping[str, nn.Module]) -> None:
-        params = dict.fromkeys(p for model in models.values() for p in model.parameters() if p.requires_grad)
-        super().__init__(list(params), {"lr": math.nan})
-        self._is_queued = False
+    param_groups: list[dict[str, Any]]
+    _is_queued = False
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         """Do nothing but call the hooks: the loop has moved the weights."""
 
     def after_backward(self, read: Callable[[], object]) -> list[RemovableHandle]:
@@ -50,5 +44,9 @@ class HandUpdates(Optimizer):
 
 def hand_updates(models: Mapping[str, nn.Module]) -> list[Optimizer]:
     """Return the stand-in for the optimizers of a loop without any, unless no parameter is trainable."""
-    is_trainable = any(p.requires_grad for model in models.values() for p in model.parameters())
-    return [HandUpdates(models)] if is_trainable else []
+    params = dict.fromkeys(p for model in models.values() for p in model.parameters() if p.requires_grad)
+    if not params:
+        return []
+    # a class on demand: libraries look optimizers up by name among the subclasses
+    made = type(HandUpdates.__name__, (HandUpdates, Optimizer), {})
+    return [made(list(params), {"lr": math.nan})]

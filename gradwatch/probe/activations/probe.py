@@ -420,16 +420,14 @@ class ActivationProbe:
             return
         offer, self._offer = self._offer, None  # only once
         self.functions.is_open = False
-        if not self.functions.found:
-            self.functions = None
-            return
-        of = dict(zip(self.infos, self._accumulators, strict=True)) | self.functions.found
-        order = self._order | self.functions.order
-        infos = tuple(sorted(of, key=lambda info: order[info]))
-        if offer(infos):
-            self.infos, self._accumulators = infos, [of[info] for info in infos]
-        else:
-            self.functions = None
+        if self.functions.found:
+            of = dict(zip(self.infos, self._accumulators, strict=True)) | self.functions.found
+            order = self._order | self.functions.order
+            infos = tuple(sorted(of, key=lambda info: order[info]))
+            if offer(infos):
+                self.infos, self._accumulators = infos, [of[info] for info in infos]
+                return
+        self.functions = None
 
     def dead_units(self) -> list[torch.Tensor | None]:
         """Return the units of each module that never fired, after `read`; None without units or calls."""

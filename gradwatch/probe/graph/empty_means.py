@@ -54,7 +54,10 @@ def _has_none(graph: Graph, node: Node) -> bool:
 
 
 def _labels(node: Node) -> Tensor | None:
-    """Return the labels of a likelihood, or None if they are freed or on a device that would be waited for."""
+    """Return the labels of a likelihood; None if they are freed, packed by a hook, or on a device to wait for."""
+    # the hook of a user may compute the labels again; without the attribute, before torch 2.14, one may be there
+    if getattr(node._raw_saved_target, "unpack_hook", node) is not None:
+        return None
     with contextlib.suppress(RuntimeError):  # a backward pass frees them
         labels = node._saved_target
         return labels if isinstance(labels, Tensor) and labels.is_cpu else None
