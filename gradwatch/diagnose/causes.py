@@ -26,6 +26,7 @@ class CauseId(enum.StrEnum):
     STEEP_GRADIENTS = "steep-gradients"
     UNDIVIDED_SUM = "undivided-sum"
     UNBOUNDED_LOSS = "unbounded-loss"
+    SMALL_DIVISOR = "small-divisor"
     MOVING_TARGET = "moving-target"
     UNSCALED_HALF_PRECISION = "unscaled-half-precision"
     LOW_LOSS_SCALE = "low-loss-scale"
@@ -285,6 +286,20 @@ CAUSES: tuple[Cause, ...] = (
         confirm="Multiply the output by 10: if the loss falls tenfold below zero, it is unbounded below.",
         remedies=("bound_loss",),
         source="Gulrajani et al. 2017, https://arxiv.org/abs/1704.00028, sec. 2 to 4",
+    ),
+    Cause(
+        id=CauseId.SMALL_DIVISOR,
+        name="division by a value near 0",
+        leads={"exploding-gradient": 10},
+        explains={"gradient-spike": 3, "oscillating-gradient": 3, "learning-rate-too-high": 1.5, "loss-plateau": 1.5},
+        requires=frozenset({Condition.JUMPING}),
+        because=(
+            "Over a divisor of 0 plus an epsilon of 1e-6, a value of order one becomes a million: a deviation of equal "
+            "values, a count of 0."
+        ),
+        confirm="Print the smallest and the largest divisor of each batch: they differ by orders of magnitude.",
+        remedies=("bound_divisor",),
+        source="Liu et al. 2025, https://arxiv.org/abs/2503.20783, sec. 3, on advantages over a deviation",
     ),
     Cause(
         id=CauseId.MOVING_TARGET,

@@ -111,6 +111,9 @@ class Condition(enum.Enum):
     UNBOUNDED_LOSS = enum.auto()
     """The loss falls below zero without bound."""
 
+    JUMPING = enum.auto()
+    """The loss or its gradient jumps between ordinary and huge."""
+
     EMPTY_MEAN = enum.auto()
     """The loss is a mean over nothing."""
 

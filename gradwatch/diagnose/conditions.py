@@ -126,6 +126,7 @@ def _of_evidence(leading: Finding) -> dict[Condition, bool]:
         Condition.WAVES: evidence.get("grad_norm.autocorrelation", 0.0) > 0 or "batch.one_sided" in evidence,
         Condition.BACKWARD_GAIN: "backward.gain_decades" in evidence,
         Condition.UNBOUNDED_LOSS: "loss.by_first_size" in evidence,
+        Condition.JUMPING: "size.jumps" in evidence,
         Condition.EMPTY_MEAN: evidence.get("loss.values") == 0,
         Condition.UPDATES_MISSING: evidence.get("update.ratio.largest") == 0,
         Condition.ZERO_LOSS: "loss.zero_steps" in evidence,

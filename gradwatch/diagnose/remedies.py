@@ -237,6 +237,9 @@ KNOWN: dict[str, Build] = {
         "check the sign of the loss, and bound it: a penalty on the critic's gradient, spectral normalization, "
         "a penalty on energies, vectors of length 1"
     ),
+    "bound_divisor": _either(
+        "bound the divisor by its usual size, or leave out samples without a deviation", "x / s.clamp(min=0.1)"
+    ),
     "divide_sums": _either(
         "divide each sum by the square root of its number of terms; in a graph, normalize by node degree"
     ),

@@ -99,6 +99,14 @@ def test_a_loss_that_falls_without_end_is_laid_to_the_loss():
     assert cause == "unbounded-loss"
 
 
+def test_a_loss_that_jumps_by_orders_of_magnitude_is_laid_to_a_divisor():
+    jumps = (Quantity(key="size.jumps", label="jumps up and down", value=9.0),)
+
+    cause = top(Synthetic(steps=80).history(), found("exploding-gradient", 40, evidence=jumps))
+
+    assert cause == "small-divisor"
+
+
 def test_a_last_activation_in_its_tail_is_laid_to_targets_that_it_cannot_reach():
     history = Synthetic(steps=60, activations=3).history()
 

@@ -10,7 +10,8 @@ from gradwatch.detect import Example
 from gradwatch.detect.features.finding import Sign, findings_of
 from gradwatch.detect.gradients.exploding_gradient_rules.backward_gain import find_backward_gain
 from gradwatch.detect.gradients.exploding_gradient_rules.climb import BLOCK_STEPS, MIN_BLOCKS, NORM, find_climb
-from gradwatch.detect.gradients.exploding_gradient_rules.examples import make_falling_loss, make_gain
+from gradwatch.detect.gradients.exploding_gradient_rules.examples import make_falling_loss, make_gain, make_levels
+from gradwatch.detect.gradients.exploding_gradient_rules.jumps import find_jumps
 from gradwatch.detect.gradients.exploding_gradient_rules.over_depth import find_growth_over_depth
 from gradwatch.detect.gradients.exploding_gradient_rules.overflow import find_overflow
 from gradwatch.detect.gradients.exploding_gradient_rules.recurrence import find_growth_over_time
@@ -35,7 +36,8 @@ class ExplodingGradient:
     Example: `nn.init.normal_(layer.weight)` in a deep network without normalization; or a loss whose sign is wrong.
 
     What to do: clip the gradient norm at its usual level. Lower the learning rate, or warm it up. Normalize layers; use
-    Kaiming initialization. If the loss is unbounded, check its sign and bound the critic.
+    Kaiming initialization. If the loss is unbounded, check its sign and bound the critic. If the loss jumps, bound the
+    divisor from below by a value of its usual size.
 
     When it is wrong: a harder stage of a curriculum; the loss of a game (GAN, policy gradient). Norms that rise while
     the loss falls do not count.
@@ -49,7 +51,9 @@ class ExplodingGradient:
     1e18 or more, whose square overflows in float32. (5) Growth over time: by how much the gradient grows on its way
     back, if a forward pass uses one parameter on its own result repeatedly. (6) An unbounded loss: it falls below zero
     faster and faster, and the weights grow too. Loss and norm are `unbounded` times as large as in the first 8 steps. A
-    loss with a least value flattens out.
+    loss with a least value flattens out. (7) Jumps: the larger of absolute loss and norm has two
+    levels from the start, `jump` powers of ten apart and almost nothing between them, and jumps up and down 4 times or
+    more: a division by almost 0. Steps at which both are exactly 0 are left out.
 
     Exceptions to the rules: norms that rise while the loss falls are the end of a plateau and do not count. A
     curriculum that gets harder raises both, but by less. A loss that is a value of a game (GAN, policy gradient) may
@@ -75,6 +79,8 @@ class ExplodingGradient:
         modules: Least number of modules with a weight matrix for the rise over depth. 5: fewer make no line.
         unbounded: Growth of a loss below zero, and of the norm, since the first 8 steps. 100: the gradient of a critic
             with a penalty or with spectral norms grows tenfold out of its first weights, and then no more.
+        jump: Distance of two levels of loss and norm, in powers of ten. 4: tasks of different scale that take turns
+            differ by 3, and an epsilon of 1e-6 makes 5 or more.
     """
 
     code: ClassVar[str] = "GW102"
@@ -87,6 +93,7 @@ class ExplodingGradient:
     recurrence: float = 3.0
     modules: int = 5
     unbounded: float = 100.0
+    jump: float = 4.0
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run, or for the modules that climb while others do not."""
@@ -101,6 +108,7 @@ class ExplodingGradient:
         if is_due:
             yield find_unbounded_loss(history, kind=self.kind, growth=self.unbounded)
         yield find_overflow(history, float(norm_T[-1]))
+        yield find_jumps(history, norm_T, kind=self.kind, decades=self.jump)
         if is_early or is_due:
             if history.step >= self.every:
                 yield find_growth_over_depth(history, modules=self.modules, decades=self.decades)
@@ -137,6 +145,11 @@ class ExplodingGradient:
         yield Example("a critic that grows until its penalty holds it", make_falling_loss(power=2.5, held=30))
         yield Example("a bound on information grows out of a small layer", make_falling_loss(power=2.5, grown=0.001))
         yield Example("a likelihood of density falls below zero", make_falling_loss(power=2.5, norm=0.0))
+        yield Example("advantages divided by a deviation that is often 0", make_levels(1e5), (None,))
+        yield Example("the same, clipped before the norm is read", make_levels(1e5, clipped=True), (None,))
+        yield Example("tasks with losses of different scale take turns", make_levels(1e3))
+        yield Example("rewards are sparse: most losses are exactly 0", make_levels(1e5, low=0.0))
+        yield Example("rewards are sparse: most losses are an entropy bonus", make_levels(1.0, low=1e-3))
         yield Example(
             "the residual of a differential equation, to which the output's bias adds nothing",
             make_gain(3.2, by_inputs=True)[0],

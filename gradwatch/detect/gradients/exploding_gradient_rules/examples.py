@@ -31,3 +31,18 @@ def make_gain(decades: float, *, by_inputs: bool = False) -> tuple[History, tupl
     if by_inputs:
         made.add_event(DERIVATIVE, values={"tensors": 1})
     return made.history(), made.names(4)
+
+
+def make_levels(high: float, *, low: float = 1.0, clipped: bool = False) -> History:
+    """Return a run in which loss and gradient are `high` times their usual size at a third of the steps.
+
+    Args:
+        high: Factor at these steps.
+        low: Factor at all other steps.
+        clipped: Whether the norms are those after clipping.
+    """
+    made = Synthetic(steps=120)
+    level_T = np.where(np.arange(120) % 3 == 1, high, low)
+    made.loss_T *= level_T
+    made.grad_l2_TL *= (np.minimum(level_T, 1.0) if clipped else level_T)[:, None]
+    return made.history()

@@ -1,0 +1,72 @@
+"""Find losses or gradients of two levels that are powers of ten apart, between which the run jumps from the start.
+
+A division makes two levels if its divisor is usually of order one and at times zero plus an epsilon: advantages over a
+deviation of equal rewards, windows over the deviation of a constant signal, weights over counts that may be 0. Clipping
+keeps the weights in place, but the batches of the upper level alone decide the direction of the updates.
+"""
+
+# T = steps of a window with a size other than 0
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.detect.features.consequences import severity_after
+from gradwatch.detect.features.finding import Sign, format_fold
+from gradwatch.detect.features.robust_stats import Floats, median
+from gradwatch.history.store import History
+from gradwatch.history.table import WINDOW
+from gradwatch.records import Quantity
+
+MIN_JUMPS = 4
+"""Minimum number of jumps up, and down, and of steps at each level: single bad batches are spikes, which
+`gradient-spike` reports."""
+
+MIN_GAP_FRAC = 0.5
+"""Minimum width of the empty range between the levels, as a fraction of their distance: sizes with a heavy tail, such
+as the losses of single samples that a model knows or does not know, fill that range."""
+
+START_SIZES = 32
+"""Number of first sizes with both levels. Batches with almost nothing left to learn come later."""
+
+
+def find_jumps(history: History, norm_T: Floats, *, kind: str, decades: float) -> Sign | None:
+    """Return a sign if the size of loss and gradient has had two levels since the start of the run.
+
+    The size of a step is the larger of absolute loss and gradient norm. A loss that crosses zero is small by chance,
+    and its gradient is not; a gradient may be recorded after clipping, and the loss is not clipped. A size of exactly 0
+    says nothing: no term of the loss counted.
+
+    Args:
+        history: History of the run.
+        norm_T: Total gradient norms of the newest steps.
+        kind: Kind of the resulting finding.
+        decades: Minimum distance of the levels, in powers of ten.
+    """
+    if history.step >= WINDOW:  # the window no longer holds the start
+        return None
+    size_T = np.fmax(np.abs(history.scalar("loss")), norm_T)
+    is_known_T = np.isfinite(size_T) & (size_T > 0)
+    log_T, steps_T = np.log10(size_T[is_known_T]), history.run.steps()[is_known_T]
+    if len(log_T) < 2 * MIN_JUMPS or np.ptp(log_T) < decades:  # cheap: most runs vary less
+        return None
+    sorted_T = np.sort(log_T)
+    gap_T = np.diff(sorted_T)[MIN_JUMPS - 1 : 1 - MIN_JUMPS]  # enough sizes below and above
+    border = MIN_JUMPS + int(np.argmax(gap_T))
+    low, high = float(median(sorted_T[:border])), float(median(sorted_T[border:]))
+    is_high_T = log_T >= sorted_T[border]
+    turn_T = np.diff(is_high_T.astype(int))
+    jumps = min(np.count_nonzero(turn_T > 0), np.count_nonzero(turn_T < 0))
+    has_gap = high - low >= decades and gap_T.max() >= MIN_GAP_FRAC * (high - low)
+    if not has_gap or jumps < MIN_JUMPS or len(set(is_high_T[:START_SIZES])) == 1:
+        return None
+    return Sign(
+        f"loss and gradient jump {format_fold(high - low)} up and down again, {jumps} times: a division by almost 0",
+        (
+            Quantity(key="size.jumps", label="jumps up and down", value=float(jumps)),
+            Quantity(key="size.high", label="upper level of the larger of |loss| and gradient norm", value=10**high),
+            Quantity(key="size.low", label="lower level of the larger of |loss| and gradient norm", value=10**low),
+        ),
+        since=int(steps_T[np.argmax(is_high_T)]),
+        severity=severity_after(history, kind),
+    )
