@@ -353,6 +353,12 @@ MODE_VALIDATION = EventKind(
     values={"calls in training mode": "forward calls", "calls in evaluation mode": "forward calls"},
     text="the validation loss was measured in training mode",
 )
+DRAWS_ENDED = EventKind(
+    name="mode-draws-ended",
+    meaning="Modules drew random numbers in each training pass until the first evaluation, and none since.",
+    values={"drawing modules": "modules", "samples before": "sampled steps", "samples since": "sampled steps"},
+    text="{who} drew random numbers in training until the first evaluation, and none since",
+)
 NORM_STUCK = EventKind(
     name="norm-stuck",
     meaning="Momentum 0 keeps running statistics at their initial values.",

@@ -60,6 +60,7 @@ class CauseId(enum.StrEnum):
     SOFTMAX_DIMENSION = "softmax-dimension"
     PROBABILITIES_AS_SCORES = "probabilities-as-scores"
     WRONG_MODE = "wrong-mode"
+    RATE_OVERWRITTEN = "rate-overwritten"
     STALE_STATISTICS = "stale-statistics"
     NOISY_BATCHES = "noisy-batches"
     LINEAR_STACK = "linear-stack"
@@ -764,6 +765,17 @@ CAUSES: tuple[Cause, ...] = (
         confirm="Print model.training, and module.training, in the training step and in the validation.",
         remedies=("set_mode",),
         source="Ioffe & Szegedy 2015, https://arxiv.org/abs/1502.03167, sec. 3.1",
+    ),
+    Cause(
+        id=CauseId.RATE_OVERWRITTEN,
+        name="dropout rate overwritten by an evaluation",
+        leads={"train-eval-mismatch": 40},
+        explains={"overfitting": 3},
+        requires=frozenset({Condition.DRAWS_ENDED}),
+        because="A forward pass in evaluation mode sets the rate of the module to 0, and nothing sets it back.",
+        confirm="Print the rate of the module before and after a validation: it must not change.",
+        remedies=("keep_rate",),
+        source="NVIDIA Megatron-LM, https://github.com/NVIDIA/Megatron-LM/issues/411",
     ),
     Cause(
         id=CauseId.STALE_STATISTICS,

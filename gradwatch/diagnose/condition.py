@@ -150,6 +150,9 @@ class Condition(enum.Enum):
     STATISTICS_DIFFER = enum.auto()
     """Normalization statistics disagree; all modules have the right mode."""
 
+    DRAWS_ENDED = enum.auto()
+    """The finding names modules that drew random numbers until the first evaluation."""
+
     BAD_BATCH = enum.auto()
     """The inputs of a loss that was not finite contain NaN or Inf."""
 

@@ -258,5 +258,9 @@ KNOWN: dict[str, Build] = {
         "make predictions and targets equal in shape, and check that labels match their inputs",
         "assert predictions.shape == targets.shape",
     ),
+    "keep_rate": _either(
+        "choose the rate in a local variable of forward, and leave the attribute alone",
+        "p = self.p if self.training else 0.0",
+    ),
 }
 """All remedies by their names in the table of causes."""

@@ -23,6 +23,7 @@ from gradwatch.probe.graph.weight_means import find_offset_weights
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks, takes_hooks
 from gradwatch.probe.modules.functional_calls import FunctionalCalls
 from gradwatch.probe.modules.identical_units import find_identical_units
+from gradwatch.probe.modules.random_draws import RandomDraws
 from gradwatch.probe.modules.train_eval_modes import TrainEvalModes
 from gradwatch.probe.parameters import Models
 from gradwatch.probe.updates.outside_moves import OutsideMoves
@@ -81,6 +82,7 @@ class Inspections:
         self._modes = TrainEvalModes(models, optimizers, known=places, hooked=hooked)
         self._inputs = ModelInputs(models) if hooked else None
         self._functional = FunctionalCalls(models, list(models.values()) if isinstance(models, Mapping) else [models])
+        self._draws = RandomDraws(models)
         self._step = 0  # the step in progress, for the hook of the loss function
         self._recurrences, self._target_match = recurrences, target_match
         self._zero_grad, self._moves = zero_grad, OutsideMoves(params, layers)
@@ -98,17 +100,21 @@ class Inspections:
             hook = inert_hook(lambda module, inputs, loss: self.after_loss(loss))
             self._handles.append(loss_fn.register_forward_hook(hook))
 
+    @property
+    def _has_news(self) -> bool:
+        return bool(self._pending) or self._draws.is_armed
+
     def is_over(self, step: int) -> bool:
         """Return whether `skip_step` returns true at a step and at all later ones."""
         is_idle = self._modes.is_idle and (self._inputs is None or self._inputs.is_over)
-        return step > max(READ_STEPS) and not (self._pending or self._handles) and is_idle
+        return step > max(READ_STEPS) and not (self._has_news or self._handles) and is_idle
 
     def skip_step(self, step: int) -> bool:
         """Return whether there is nothing to inspect after an optimizer step.
 
         If true, the step is finished; otherwise call `read`. Only for steps without validation and with finite numbers.
         """
-        has_news = bool(self._pending or self._handles or (self._inputs and self._inputs.is_waiting))
+        has_news = self._has_news or bool(self._handles or (self._inputs and self._inputs.is_waiting))
         try:
             is_skipped = not (is_due(step) or has_news) and self._modes.skip_step()
         except Exception:  # `read` meets the error too, and counts it
@@ -133,8 +139,11 @@ class Inspections:
             found += self._find("the match of outputs and targets", partial(self._target_match.find, loss))
         if self._inputs:
             found += self._find("the inputs", self._inputs.find)
-        moves = self._find("the weights outside of the optimizer", partial(self._moves.find, step))
-        found += [moved for moved in moves if moved.place not in self._known]
+        later = [
+            *self._find("the weights outside of the optimizer", partial(self._moves.find, step)),
+            *self._find("the random draws", partial(self._draws.find, step=step, is_validated=is_validated)),
+        ]
+        found += [observation for observation in later if observation.place not in self._known]
         found += self._find("the parameters of the model", partial(self._changes.find, step))
         found += self._find("the evaluation", self._find_in_evaluation) if is_validated else ()
         self._pending += [observation.at(step) for observation in found]
@@ -182,6 +191,7 @@ class Inspections:
         """Remove all hooks."""
         self.forget_loss()
         self._functional.close()
+        self._draws.close()
         if self._zero_grad:
             self._zero_grad.close()
         if self._inputs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -94,6 +94,16 @@ def hookable_modules(models: Models) -> Iterator[nn.Module]:
 def without_wrappers(path: str) -> str:
     """Return the path of a module or parameter without the names that wrappers of torch insert."""
     return ".".join(part for part in path.split(".") if part and part not in _WRAPPERS)
+
+
+def common_path(paths: Iterable[str]) -> str | None:
+    """Return the path of the innermost module that holds all modules of some paths, or None for the whole model."""
+    shared: list[str] = []
+    for parts in zip(*(path.split(".") for path in paths), strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.append(parts[0])
+    return ".".join(shared) or None
 
 
 def _groups(optimizers: Sequence[torch.optim.Optimizer]) -> dict[torch.Tensor, int]:

@@ -107,6 +107,14 @@ def test_a_loss_that_jumps_by_orders_of_magnitude_is_laid_to_a_divisor():
     assert cause == "small-divisor"
 
 
+def test_draws_that_an_evaluation_ended_are_laid_to_the_rate():
+    ended = (Quantity(key="drawing modules", label="", value=2.0),)
+    history = Synthetic(steps=80).history()
+    history.add_event(Event(kind="mode-draws-ended", step=40))
+
+    assert top(history, found("train-eval-mismatch", 40, evidence=ended)) == "rate-overwritten"
+
+
 def test_a_last_activation_in_its_tail_is_laid_to_targets_that_it_cannot_reach():
     history = Synthetic(steps=60, activations=3).history()
 

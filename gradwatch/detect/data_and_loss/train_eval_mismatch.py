@@ -16,6 +16,7 @@ from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.robust_stats import median
 from gradwatch.events import (
+    DRAWS_ENDED,
     FUNCTION_ACTIVE,
     INPUTS_DIFFER,
     MODE_FROZEN,
@@ -34,6 +35,7 @@ NOTED = frozenset(
     {
         MODE_TRAINING,
         FUNCTION_ACTIVE,
+        DRAWS_ENDED,
         VALIDATIONS_DIFFER,
         MODE_FROZEN,
         MODE_VALIDATION,
@@ -79,7 +81,9 @@ class TrainEvalMismatch:
     evaluated again. (4) A batch normalization has a momentum of 0 or nearly 1. (5) The mean or deviation of all
     validation inputs differs by `shift` or `spread` from the first training step, and validation was `worse` from the
     start. (6) Running statistics differ as much from the statistics of the next batch at two validations. (7) Two
-    validation losses differ without an update between them (info: there may be two data sets).
+    validation losses differ without an update between them (info: there may be two data sets). (8) A module drew random
+    numbers in each sampled step until the first validation loss, and none in 3 sampled steps after it: its evaluation
+    has changed its rate for good. This is not seen without a validation loss.
 
     Exceptions to the rules: freezing is no mistake, so frozen normalizations and pretrained parts are reported as info.
     Dropout that is active in evaluation on purpose (MC dropout) is not reported, or as info. The evaluation of another
@@ -118,6 +122,8 @@ class TrainEvalMismatch:
             is_sampling = event.values["evaluations of the same inputs"] > 0
             severity = Severity.INFO if is_sampling else Severity.WARNING
             yield self._finding(history, event, severity, f"{event.text} (in {event.layer or 'the model'})")
+        for event in events_of(history, DRAWS_ENDED):
+            yield self._finding(history, event, Severity.WARNING, event.text)
         for event in events_of(history, VALIDATIONS_DIFFER):
             yield self._finding(history, event, Severity.INFO, event.text)
         for event in events_of(history, MODE_FROZEN):
@@ -174,6 +180,10 @@ class TrainEvalMismatch:
             FUNCTION_ACTIVE, step=40, layer="layers.2", text="dropout", values=values
         )
         yield Example("a function drops in evaluation", dropping.history(), ("layers.2",))
+        ended = Synthetic(steps=60).add_event(
+            DRAWS_ENDED, step=40, layer="layers.2", text="draws ended", values={"drawing modules": 1.0}
+        )
+        yield Example("an evaluation sets a rate to 0 for good", ended.history(), ("layers.2",))
         noisy = Synthetic(steps=60).add_event(
             MODE_VALIDATION, step=40, text="measured in training mode", values={"calls": 1.0}
         )

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from gradwatch.events import MODE_FROZEN, MODE_TRAINING, MODE_VALIDATION, EventKind, Observation, Place
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks, takes_hooks, untraced
 from gradwatch.probe.modules.batch_norm import BatchNormStatistics, has_statistics, is_blank
-from gradwatch.probe.parameters import Models, hookable_modules, named_modules
+from gradwatch.probe.parameters import Models, common_path, hookable_modules, named_modules
 from gradwatch.records import Event
 
 INSPECT_EVERY_UPDATES = 8
@@ -305,13 +305,7 @@ def _is_frozen(module: nn.Module) -> bool:
 
 
 def _common_owner(modules: Sequence[ModedModule]) -> str | None:
-    """Return the innermost module that holds all owners, or None for the whole model."""
-    shared: list[str] = []
-    for parts in zip(*(it.owner_name.split(".") for it in modules), strict=False):
-        if len(set(parts)) > 1:
-            break
-        shared.append(parts[0])
-    return ".".join(shared) or None
+    return common_path(it.owner_name for it in modules)
 
 
 def _count(number: int, noun: str) -> str:
