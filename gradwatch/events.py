@@ -236,6 +236,11 @@ HIDDEN_SOFTMAX = EventKind(
     values={"before": "index of the weight before it", "behind": "index of the weight after it"},
     text="a softmax is the activation of a hidden layer",
 )
+ENTROPY_MINIMIZED = EventKind(
+    name="graph-entropy-minimized",
+    meaning="The loss of a policy gradient adds the entropy of the policy, with a factor of unknown sign.",
+    text="the loss adds the entropy of the policy: with a positive factor, training minimizes it",
+)
 CODEBOOK = EventKind(
     name="graph-codebook",
     meaning="A loss pulls rows of a table to fixed values, as in a vector quantizer.",

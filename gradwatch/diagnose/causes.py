@@ -46,6 +46,7 @@ class CauseId(enum.StrEnum):
     UNSCALED_INPUTS = "unscaled-inputs"
     TARGETS_OUT_OF_RANGE = "targets-out-of-range"
     UNDIVIDED_SCORES = "undivided-scores"
+    ENTROPY_ADDED = "entropy-added"
     UNREGISTERED_LAYERS = "unregistered-layers"
     UNBALANCED_TASKS = "unbalanced-tasks"
     MISSING_PARAMETERS = "missing-parameters"
@@ -573,6 +574,17 @@ CAUSES: tuple[Cause, ...] = (
         confirm="Print the smallest and the largest target, and the range of the last activation.",
         remedies=("fit_range",),
         source="LeCun et al. 1998, Efficient BackProp, sec. 4.5, https://doi.org/10.1007/3-540-49430-8_2",
+    ),
+    Cause(
+        id=CauseId.ENTROPY_ADDED,
+        name="entropy bonus with the wrong sign",
+        leads={"saturated-activation": 20},
+        explains={"vanishing-gradient": 4, "dead-layer": 3, "layer-imbalance": 2, "loss-plateau": 2},
+        requires=frozenset({Condition.ENTROPY_ADDED}),
+        because="The loss adds the entropy, so training makes the policy certain before it has explored.",
+        confirm="Print the entropy of the policy: it falls towards 0 from the first updates on.",
+        remedies=("subtract_entropy",),
+        source="Mnih et al. 2016, https://arxiv.org/abs/1602.01783, sec. 4",
     ),
     Cause(
         id=CauseId.UNDIVIDED_SCORES,

@@ -153,6 +153,9 @@ class Condition(enum.Enum):
     DRAWS_ENDED = enum.auto()
     """The finding names modules that drew random numbers until the first evaluation."""
 
+    ENTROPY_ADDED = enum.auto()
+    """The finding concerns a policy with an entropy that its loss adds."""
+
     BAD_BATCH = enum.auto()
     """The inputs of a loss that was not finite contain NaN or Inf."""
 

@@ -128,6 +128,7 @@ def _of_evidence(leading: Finding) -> dict[Condition, bool]:
         Condition.UNBOUNDED_LOSS: "loss.by_first_size" in evidence,
         Condition.JUMPING: "size.jumps" in evidence,
         Condition.DRAWS_ENDED: "drawing modules" in evidence,
+        Condition.ENTROPY_ADDED: "policy.fall" in evidence,
         Condition.EMPTY_MEAN: evidence.get("loss.values") == 0,
         Condition.UPDATES_MISSING: evidence.get("update.ratio.largest") == 0,
         Condition.ZERO_LOSS: "loss.zero_steps" in evidence,

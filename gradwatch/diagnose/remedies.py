@@ -262,5 +262,8 @@ KNOWN: dict[str, Build] = {
         "choose the rate in a local variable of forward, and leave the attribute alone",
         "p = self.p if self.training else 0.0",
     ),
+    "subtract_entropy": _either(
+        "subtract the entropy of the policy from the loss", "loss = policy_loss - 0.01 * entropy.mean()"
+    ),
 }
 """All remedies by their names in the table of causes."""

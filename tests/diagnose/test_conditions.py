@@ -115,6 +115,14 @@ def test_draws_that_an_evaluation_ended_are_laid_to_the_rate():
     assert top(history, found("train-eval-mismatch", 40, evidence=ended)) == "rate-overwritten"
 
 
+def test_a_policy_that_became_certain_is_laid_to_the_sign_of_its_entropy():
+    fall = (Quantity(key="policy.fall", label="first / newest gradient norm", value=30.0),)
+
+    cause = top(Synthetic(steps=80).history(), found("saturated-activation", 40, layer="layers.3", evidence=fall))
+
+    assert cause == "entropy-added"
+
+
 def test_a_last_activation_in_its_tail_is_laid_to_targets_that_it_cannot_reach():
     history = Synthetic(steps=60, activations=3).history()
 

@@ -11,10 +11,12 @@ from typing import ClassVar, final
 import numpy as np
 
 from gradwatch.detect import Example, Recovery
+from gradwatch.detect.activations.saturated_activation_rules.minimized_entropy import find_minimized_entropy_of
 from gradwatch.detect.features.baseline import first_loss, is_learned, newest_loss
 from gradwatch.detect.features.finding import Sign, findings_of
 from gradwatch.detect.features.lasting_frac import lasting_frac
 from gradwatch.detect.features.recovery import start_of_state
+from gradwatch.events import ENTROPY_MINIMIZED
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -62,7 +64,8 @@ class SaturatedActivation:
     Example: `torch.sigmoid(fc(images))` with pixels of 0 to 255.
 
     What to do: normalize the inputs. Use Xavier initialization. Divide attention scores by the square root of their
-    dimension. Normalize before the activation, or use another activation.
+    dimension. Normalize before the activation, or use another activation. Subtract the entropy of a policy from its
+    loss.
 
     When it is wrong: gates that are closed at first on purpose; hard attention; a pretrained network.
 
@@ -73,7 +76,9 @@ class SaturatedActivation:
     `late` of the outputs are saturated. A softmax does not count, because it becomes confident by learning. Neither
     does the last module if the loss has fallen by a fifth, or belongs to several optimizers and so shows no progress.
     (3) Suddenly, for any of these: `late` of the outputs became saturated within 40 steps and stayed, while a fifth of
-    the loss is left. Learning is slower than that; a temperature that falls too fast is not.
+    the loss is left. Learning is slower than that; a temperature that falls too fast is not. (4) The graph of the loss
+    adds the entropy of a policy to the loss, and the gradient of the policy's last layer has fallen by `fall`. Factors
+    count as positive: a bonus with a negative coefficient that is added looks alike.
 
     Source: Glorot & Bengio 2010, sec. 3, https://proceedings.mlr.press/v9/glorot10a.html; Vaswani et al. 2017, sec.
     3.2.1, https://arxiv.org/abs/1706.03762.
@@ -85,6 +90,8 @@ class SaturatedActivation:
             (`scripts/studies/false_alarms.py`); a pretrained network had 0.43.
         late: Saturated fraction, 0..1, to report later. 0.9: healthy tanh layers of trained networks had up to 0.66.
         samples: Successive samples of which the smallest counts. 2: two batches that agree.
+        fall: Gradient norm of a policy's last layer in the first 16 steps, over its norm in the newest 16. 10: with the
+            right sign it stays within 3 (`scripts/fault_zoo`).
     """
 
     code: ClassVar[str] = "GW202"
@@ -93,10 +100,12 @@ class SaturatedActivation:
     early: float = 0.3
     late: float = 0.9
     samples: int = 2
+    fall: float = 10.0
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each saturated module."""
         yield from findings_of(self, history, self._signs(history))
+        yield from findings_of(self, history, find_minimized_entropy_of(history, fall=self.fall))
 
     def _signs(self, history: History) -> Iterator[Sign]:
         is_start = history.step < START_STEPS
@@ -177,7 +186,19 @@ class SaturatedActivation:
         stuck = _make(2, "Tanh", fraction=1.0, onset=30)
         stuck.loss_T[:] = 2500
         yield Example("the output's tanh cannot reach its targets", stuck.history(), ("acts.2",))
+        yield Example("the loss adds the entropy of a policy", _with_entropy(fall=30.0), ("layers.11",))
+        yield Example("the loss adds an entropy that its policy keeps", _with_entropy(fall=3.0))
         yield Example("half of the outputs of a ReLU6 are 0 or 6", _with(1, "ReLU6", fraction=0.5, onset=0))
+
+
+def _with_entropy(*, fall: float) -> History:
+    """Return a run whose loss adds the entropy of its last layer, with a gradient that falls from step 50."""
+    made = Synthetic(steps=120)
+    layers = tuple(replace(layer, module=layer.name.removesuffix(".weight")) for layer in made.info.layers)
+    made.info = replace(made.info, layers=layers)
+    made.grad_l2_TL[50:, -1] /= fall * made.signal_T[0]
+    made.add_event(ENTROPY_MINIMIZED, layer="layers.11", text="the loss adds the entropy")
+    return made.history()
 
 
 def _may_have_learned(history: History) -> bool:

@@ -16,6 +16,7 @@ from gradwatch.probe.device.dtensor import gathers
 from gradwatch.probe.graph.cross_entropy import find_chance_loss, find_class_bias
 from gradwatch.probe.graph.embeddings import find_embedding_uses
 from gradwatch.probe.graph.empty_means import find_empty_means
+from gradwatch.probe.graph.entropy import find_minimized_entropy
 from gradwatch.probe.graph.graph import LEAF, Graph, Node, operation, shape
 from gradwatch.probe.graph.loss_rules import RULES, GraphMatch, Rule, match_divergence
 from gradwatch.probe.graph.output_heads import find_heads, find_hidden_softmax, find_parallel_modules
@@ -151,6 +152,7 @@ class LossGraphReader:
             "the output heads": lambda: find_heads(*of_graph),
             "the hidden softmax": lambda: find_hidden_softmax(*of_graph),
             "the parallel modules": lambda: find_parallel_modules(*of_graph),
+            "the entropy": lambda: find_minimized_entropy(*of_graph),
             "the matrices": lambda: find_custom_matrices(*of_graph),
         }
         if not self._is_gathered:  # under FSDP the leaves are gathered copies, not the parameters of the model

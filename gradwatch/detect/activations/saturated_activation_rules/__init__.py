@@ -1,0 +1,1 @@
+"""Mechanisms of `saturated_activation` that read more than activations, one per file."""
