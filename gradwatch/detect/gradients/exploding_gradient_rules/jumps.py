@@ -47,25 +47,27 @@ def find_jumps(history: History, norm_T: Floats, *, kind: str, decades: float) -
         return None
     size_T = np.fmax(np.abs(history.scalar("loss")), norm_T)
     is_known_T = np.isfinite(size_T) & (size_T > 0)
-    log_T, steps_T = np.log10(size_T[is_known_T]), history.run.steps()[is_known_T]
-    if len(log_T) < 2 * MIN_JUMPS or np.ptp(log_T) < decades:  # cheap: most runs vary less
+    size_T, steps_T = size_T[is_known_T], history.run.steps()[is_known_T]
+    sorted_T = np.sort(size_T)
+    log_T = np.log10(sorted_T)
+    if len(log_T) < 2 * MIN_JUMPS or log_T[-1] - log_T[0] < decades:  # cheap: most runs vary less
         return None
-    sorted_T = np.sort(log_T)
-    gap_T = np.diff(sorted_T)[MIN_JUMPS - 1 : 1 - MIN_JUMPS]  # enough sizes below and above
+    gap_T = np.diff(log_T)[MIN_JUMPS - 1 : 1 - MIN_JUMPS]  # enough sizes below and above
     border = MIN_JUMPS + int(np.argmax(gap_T))
-    low, high = float(median(sorted_T[:border])), float(median(sorted_T[border:]))
-    is_high_T = log_T >= sorted_T[border]
+    distance = float(median(log_T[border:]) - median(log_T[:border]))
+    is_high_T = size_T >= sorted_T[border]
     turn_T = np.diff(is_high_T.astype(int))
     jumps = min(np.count_nonzero(turn_T > 0), np.count_nonzero(turn_T < 0))
-    has_gap = high - low >= decades and gap_T.max() >= MIN_GAP_FRAC * (high - low)
+    has_gap = distance >= decades and gap_T.max() >= MIN_GAP_FRAC * distance
     if not has_gap or jumps < MIN_JUMPS or len(set(is_high_T[:START_SIZES])) == 1:
         return None
+    high, low = float(median(sorted_T[border:])), float(median(sorted_T[:border]))
     return Sign(
-        f"loss and gradient jump {format_fold(high - low)} up and down again, {jumps} times: a division by almost 0",
+        f"loss and gradient jump {format_fold(distance)} up and down again, {jumps} times: a division by almost 0",
         (
             Quantity(key="size.jumps", label="jumps up and down", value=float(jumps)),
-            Quantity(key="size.high", label="upper level of the larger of |loss| and gradient norm", value=10**high),
-            Quantity(key="size.low", label="lower level of the larger of |loss| and gradient norm", value=10**low),
+            Quantity(key="size.high", label="upper level of the larger of |loss| and gradient norm", value=high),
+            Quantity(key="size.low", label="lower level of the larger of |loss| and gradient norm", value=low),
         ),
         since=int(steps_T[np.argmax(is_high_T)]),
         severity=severity_after(history, kind),
